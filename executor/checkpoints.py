@@ -1,0 +1,90 @@
+"""Drafters on disk, in the layouts people have. Tensors decide; configuration files are not believed."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from executor.drafters.medusa import MedusaHeads
+from executor.target import DTYPES, Target
+from treeopt.errors import ExecutorError
+from treeopt.files import whole, write_text
+
+MEDUSA_FILE = "medusa_lm_head.safetensors"
+_BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
+_OUTPUT = re.compile(r"(\d+)\.(\d+)\.weight")
+
+
+def load_drafter(path: Path | str, target: Target) -> MedusaHeads:
+    """Read a drafter folder for `target`, in the target's type and place.
+
+    Raises:
+        ExecutorError: no drafter here, an unknown layout, or tensors that do not fit the target; names the keys.
+    """
+    file = Path(path) / MEDUSA_FILE
+    if not file.is_file():
+        raise ExecutorError(f"{path}: holds no {MEDUSA_FILE}")
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ExecutorError(f"{file}: not a readable safetensors file: {error}") from error
+    return _medusa(file, tensors, target).to(target.device, target.dtype).eval().requires_grad_(False)
+
+
+def _medusa(file: Path, tensors: dict[str, Tensor], target: Target) -> MedusaHeads:
+    blocks = {(int(m[1]), int(m[2]), m[3]): key for key in tensors if (m := _BLOCK.fullmatch(key))}
+    outputs = {int(m[1]): key for key in tensors if (m := _OUTPUT.fullmatch(key))}
+    unknown = sorted(set(tensors) - set(blocks.values()) - set(outputs.values()))
+    if not blocks or unknown:
+        raise ExecutorError(f"{file}: not Medusa heads: unknown keys {unknown[:4] or 'only, no `0.0.linear.weight`'}")
+    heads, layers = max(k for k, _, _ in blocks) + 1, max(n for _, n, _ in blocks) + 1
+    own = bool(outputs)
+    shapes = {
+        f"{k}.{n}.linear.{part}": (target.hidden,) * (2 if part == "weight" else 1)
+        for k in range(heads)
+        for n in range(layers)
+        for part in ("weight", "bias")
+    }
+    shapes |= {f"{k}.{layers}.weight": (target.vocabulary, target.hidden) for k in range(heads) if own}
+    for key in sorted(shapes.keys() | tensors.keys()):
+        found = tuple(tensors[key].shape) if key in tensors else "nothing"
+        if found != shapes.get(key):
+            raise ExecutorError(f"{file}: {key} must be {shapes.get(key, 'absent')}, found {found}")
+    drafter = MedusaHeads(heads, target.hidden, layers=layers, vocabulary=target.vocabulary if own else None)
+    with torch.no_grad():
+        for k in range(heads):
+            for n in range(layers):
+                drafter.weight[k, n] = tensors[f"{k}.{n}.linear.weight"]
+                drafter.bias[k, n] = tensors[f"{k}.{n}.linear.bias"]
+            if drafter.output is not None:
+                drafter.output[k] = tensors[f"{k}.{layers}.weight"]
+    return drafter
+
+
+def save_drafter(path: Path, drafter: MedusaHeads, *, dtype: str, meta: dict[str, Any]) -> None:
+    """Write Medusa heads in the reference layout (version 1 with own output layers, else 2) with `meta` beside."""
+    heads, layers = drafter.weight.shape[:2]
+    tensors: dict[str, Tensor] = {}
+    for k in range(heads):
+        for n in range(layers):
+            tensors[f"{k}.{n}.linear.weight"] = drafter.weight[k, n]
+            tensors[f"{k}.{n}.linear.bias"] = drafter.bias[k, n]
+        if drafter.output is not None:
+            tensors[f"{k}.{layers}.weight"] = drafter.output[k]
+    path.mkdir(parents=True, exist_ok=True)
+    stored = {key: t.detach().to("cpu", DTYPES[dtype]).clone().contiguous() for key, t in tensors.items()}
+    with whole(path / MEDUSA_FILE) as temporary:
+        save_file(stored, temporary)
+    config = {
+        "medusa_num_heads": heads,
+        "medusa_num_layers": layers,
+        "version": "2" if drafter.output is None else "1",
+        "base_model_name_or_path": meta.get("target", ""),
+        "treeopt_drafter": {"kind": drafter.kind, **meta},
+    }
+    write_text(path / "config.json", json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,89 @@
+"""Medusa heads (Cai et al. 2024, arXiv 2401.10774, §2.1): K small networks on the target's last feature.
+
+Head k (from 0) maps f_t to scores of x_{t+2+k}; z = f, then z = z + SiLU(A z + b) for each layer, then logits
+U z. U is the head's own ("version 1" checkpoints) or the target's LM head ("version 2").
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from executor.target import Target
+
+
+@dataclass
+class MedusaState:
+    """The feature before each sequence's root, (batch, hidden), and the heads' logits of the current step."""
+
+    target: Target
+    feature: Tensor
+    depth: int
+    logits: Tensor | None = None
+    level: int = 0
+
+
+class MedusaHeads(nn.Module):
+    """`heads` residual networks of `layers` layers each; weights are stacked so that all heads are one product."""
+
+    kind = "medusa"
+
+    def __init__(self, heads: int, hidden: int, *, layers: int = 1, vocabulary: int | None = None) -> None:
+        """Heads that start as the target's own next-token guess.
+
+        Args:
+            heads: K.
+            hidden: width of a feature.
+            layers: residual layers of each head.
+            vocabulary: width of the heads' own output layers; None shares the target's LM head.
+        """
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads, layers, hidden, hidden))
+        self.bias = nn.Parameter(torch.zeros(heads, layers, hidden))
+        self.output = None if vocabulary is None else nn.Parameter(torch.zeros(heads, vocabulary, hidden))
+
+    @property
+    def max_depth(self) -> int:
+        """One level a head."""
+        return self.weight.shape[0]
+
+    def forward(self, target: Target, features: Tensor, depth: int) -> Tensor:
+        """Logits of the first `depth` heads; features (rows, hidden) -> (depth, rows, vocabulary)."""
+        z = features.to(self.weight.dtype).expand(depth, *features.shape)
+        for layer in range(self.weight.shape[1]):
+            weight, bias = self.weight[:depth, layer], self.bias[:depth, layer, None]
+            z = z + nn.functional.silu(torch.baddbmm(bias, z, weight.transpose(1, 2)))
+        if self.output is None:
+            logits: Tensor = target.head(z)
+            return logits
+        return z @ self.output[:depth].transpose(1, 2)
+
+    def begin(self, target: Target, batch: int, depth: int) -> MedusaState:
+        """See `Drafter.begin`."""
+        return MedusaState(target, torch.zeros(batch, target.hidden, dtype=target.dtype, device=target.device), depth)
+
+    def extend(self, state: MedusaState, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
+        """Keep the feature of the last committed position; see `Drafter.extend`."""
+        last = features.gather(1, (counts - 1).clamp(min=0)[:, None, None].expand(-1, 1, features.shape[2]))[:, 0]
+        state.feature = torch.where((counts > 0)[:, None], last, state.feature)
+        self.drop(state)
+
+    @torch.no_grad()
+    def level(self, state: MedusaState, tokens: Tensor) -> Tensor:
+        """One row for all nodes of a level: heads do not see drafted tokens; see `Drafter.level`."""
+        if state.logits is None:
+            state.logits = self(state.target, state.feature, state.depth)
+        scores = state.logits[state.level, :, None]
+        state.level += 1
+        return scores
+
+    def drop(self, state: MedusaState) -> None:
+        """See `Drafter.drop`."""
+        state.logits, state.level = None, 0
+
+    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Tensor]:
+        """See `Drafter.teacher_forced`."""
+        logits = self(target, features.flatten(0, 1), depth)
+        for scores in logits:
+            yield scores.unflatten(0, tokens.shape)

@@ -1,0 +1,209 @@
+"""Any Hugging Face causal language model as the target: tokens in, logits and features out, ragged and in trees.
+
+The model is used through its public forward: explicit `position_ids`, a four-dimensional mask and a Cache
+subclass; no modelling code is copied. Which models cannot be driven this way is decided here, by name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from executor.attention import causal_mask, tree_mask
+from executor.cache import TreeCache
+from treeopt.errors import ExecutorError
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+# Positions enter these models through a two-dimensional mask or a recurrent state; a tree cannot be expressed.
+REFUSED = {
+    "bloom": "its ALiBi bias is built from a two-dimensional mask",
+    "mpt": "its ALiBi bias is built from a two-dimensional mask",
+    "qwen3_next": "its linear-attention layers keep a recurrent state",
+    "mamba": "it keeps a recurrent state",
+    "mamba2": "it keeps a recurrent state",
+    "jamba": "it keeps a recurrent state",
+    "llama4": "its chunked attention needs a third mask",
+}
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a forward returns: logits (batch, tokens, vocabulary); features (batch, tokens, hidden), the input
+    of the LM head (after the final norm).
+    """
+
+    logits: Tensor
+    features: Tensor
+
+
+class Target:
+    """The model whose output is wanted, with a key/value cache for `batch` sequences of up to `capacity` tokens."""
+
+    def __init__(self, model: nn.Module, name: str = "") -> None:
+        """Wrap `model` (in evaluation mode); `name` is what provenance calls it."""
+        config = model.config
+        if config.model_type in REFUSED:
+            raise ExecutorError(f"{config.model_type} models cannot verify trees: {REFUSED[config.model_type]}")
+        self.model = model.eval().requires_grad_(False)
+        self.name = name or str(config.model_type)
+        self.window = _window(config)
+        self.cache: TreeCache | None = None
+        self._features: Tensor | None = None
+        base: nn.Module = model.base_model  # type: ignore[assignment]
+        base.register_forward_hook(self._keep_features)
+
+    @classmethod
+    def load(cls, path: Path | str, *, dtype: str = "float32", device: str = "cpu") -> "Target":
+        """Read a local Hugging Face checkpoint folder.
+
+        Raises:
+            ExecutorError: no such folder, or transformers cannot read it.
+        """
+        if dtype not in DTYPES:
+            raise ExecutorError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
+        if not Path(path).is_dir():
+            raise ExecutorError(f"{path}: no model folder here")
+        try:
+            config = AutoConfig.from_pretrained(path, local_files_only=True)
+            if config.model_type in REFUSED:
+                raise ExecutorError(
+                    f"{path}: {config.model_type} models cannot verify trees: {REFUSED[config.model_type]}"
+                )
+            model = AutoModelForCausalLM.from_pretrained(
+                path, config=config, dtype=DTYPES[dtype], attn_implementation="sdpa", local_files_only=True
+            )
+        except (OSError, ValueError, KeyError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise ExecutorError(f"{path}: transformers cannot load this model: {first}") from error
+        return cls(model.to(device), name=Path(path).resolve().name)
+
+    def _keep_features(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._features = output[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights, and of the cache."""
+        return next(self.model.parameters()).dtype
+
+    @property
+    def hidden(self) -> int:
+        """Width of a feature."""
+        return int(self.model.config.get_text_config().hidden_size)
+
+    @property
+    def vocabulary(self) -> int:
+        """Width of the logits."""
+        return int(self.head.weight.shape[0])
+
+    @property
+    def head(self) -> nn.Module:
+        """The LM head: features to logits, without any scaling the model applies after it."""
+        return self.model.get_output_embeddings()  # type: ignore[operator,no-any-return]
+
+    @property
+    def context_limit(self) -> int | None:
+        """The longest context the model was built for; None when its configuration does not say."""
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return None if limit is None else int(limit)
+
+    def allocate(self, batch: int, capacity: int) -> None:
+        """Make room for `batch` sequences of `capacity` tokens (drafted ones included).
+
+        Raises:
+            ExecutorError: the capacity is beyond the model's context or attention window.
+        """
+        if self.context_limit is not None and capacity > self.context_limit:
+            raise ExecutorError(
+                f"{self.name}: needs room for {capacity} tokens a sequence, but the model's context is {self.context_limit}"
+            )
+        if self.window is not None and capacity > self.window:
+            raise ExecutorError(
+                f"{self.name}: needs room for {capacity} tokens, but attends only to the last {self.window} "
+                "(sliding windows are not supported)"
+            )
+        self.cache = TreeCache(batch, capacity)
+
+    @torch.no_grad()
+    def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Fill cache rows with the prompts; per prompt its features, (len(prompt), hidden).
+
+        Prompts may be empty (nothing is computed). Right-padded: what lies beyond a prompt's end is never seen.
+        """
+        longest = max((len(p) for p in prompts), default=0)
+        if longest == 0:
+            return [torch.zeros(0, self.hidden, dtype=self.dtype, device=self.device) for _ in prompts]
+        assert self.cache is not None, "allocate() first"
+        tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
+        for i, prompt in enumerate(prompts):
+            tokens[i, : len(prompt)] = torch.as_tensor(prompt, dtype=torch.long)
+        self.cache.fill(torch.as_tensor(rows, device=self.device))
+        features = self._forward(tokens.to(self.device), self.cache).features
+        return [features[i, : len(p)] for i, p in enumerate(prompts)]
+
+    @torch.no_grad()
+    def verify(self, tokens: Tensor, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int) -> Outputs:
+        """One forward over the root and the drafted nodes of every sequence.
+
+        Args:
+            tokens: int64 (batch, nodes + 1), the root first.
+            lengths: int64 (batch,), tokens already in the cache.
+            depths: int64 (nodes + 1,), 0 for the root.
+            ancestors: bool (nodes + 1, nodes + 1), row attends to column.
+            view: columns of the cache that are looked at; at least max(lengths) + nodes + 1.
+        """
+        assert self.cache is not None, "allocate() first"
+        count = tokens.shape[1]
+        self.cache.place(lengths[:, None] + torch.arange(count, device=tokens.device), view)
+        mask = tree_mask(lengths, ancestors, view, self.dtype)
+        return self._call(tokens, mask, lengths[:, None] + depths, self.cache)
+
+    @torch.no_grad()
+    def features(self, tokens: Tensor) -> Outputs:
+        """A plain causal forward without cache, tokens int64 (batch, length), for training and recording."""
+        return self._forward(tokens, None)
+
+    def _forward(self, tokens: Tensor, cache: TreeCache | None) -> Outputs:
+        count = tokens.shape[1]
+        positions = torch.arange(count, device=tokens.device).expand(tokens.shape[0], -1)
+        return self._call(tokens, causal_mask(count, self.dtype, tokens.device), positions, cache)
+
+    def _call(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: TreeCache | None) -> Outputs:
+        logits = self.model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        ).logits
+        assert self._features is not None
+        features, self._features = self._features, None
+        return Outputs(logits, features)
+
+
+def _window(config: Any) -> int | None:
+    """The attention window of models whose layers do not see the whole context, else None."""
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ())
+    if kinds - {"full_attention", "sliding_attention"}:
+        names = ", ".join(sorted(kinds - {"full_attention", "sliding_attention"}))
+        raise ExecutorError(f"{config.model_type}: layers of type {names} are not supported")
+    window = getattr(text, "sliding_window", None)
+    if kinds and "sliding_attention" not in kinds:
+        return None
+    if hasattr(text, "use_sliding_window") and not text.use_sliding_window:
+        return None
+    return None if window is None else int(window)

@@ -1,0 +1,39 @@
+"""Files written whole or not at all, and where the data shipped with treeopt lie."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that becomes `path` when the block succeeds and vanishes when it fails."""
+    path = Path(path)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` as UTF-8, whole or not at all."""
+    with whole(path) as temporary:
+        temporary.write_text(text, "utf-8")
+
+
+def shipped(name: str) -> Path:
+    """The path of a data file shipped with treeopt: inside an installed package, else the checkout's `data/`."""
+    package = Path(__file__).parent
+    installed = package / "data" / name
+    return installed if installed.exists() else package.parent / "data" / name

@@ -1,0 +1,1 @@
+"""Search algorithms, one a file; each says what it proves."""

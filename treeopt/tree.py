@@ -1,0 +1,188 @@
+"""Draft-tree topology: which node continues which, and nothing else.
+
+A node is a drafted token; the root (the last committed token) is not a node. A tree has one form: nodes in
+breadth-first order, siblings by rank, so equal topologies are equal values.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import TreeError
+
+MAX_NODES = 4096
+MAX_RANK = 2**15 - 1
+
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """An immutable topology.
+
+    Attributes:
+        parents: parent of each drafted node, -1 for a child of the root.
+        ranks: candidate rank (0 = best) that each node takes below its parent.
+
+    >>> Tree(parents=(-1, -1, 0), ranks=(0, 1, 0)).paths
+    ((0,), (1,), (0, 0))
+    """
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Check the one form.
+
+        Raises:
+            TreeError: names the first field and index that breaks it.
+        """
+        if len(self.parents) != len(self.ranks):
+            raise TreeError(f"parents and ranks must be of one length, got {len(self.parents)} and {len(self.ranks)}")
+        if len(self.parents) > MAX_NODES:
+            raise TreeError(f"a tree has at most {MAX_NODES} nodes, got {len(self.parents)}")
+        for field in ("parents", "ranks"):
+            for i, value in enumerate(getattr(self, field)):
+                if type(value) is not int:
+                    raise TreeError(f"{field}[{i}] must be an integer, got {value!r}")
+        for i, (parent, rank) in enumerate(zip(self.parents, self.ranks, strict=True)):
+            if not -1 <= parent < i:
+                raise TreeError(f"parents[{i}] must be in [-1, {i - 1}], got {parent}")
+            if not 0 <= rank <= MAX_RANK:
+                raise TreeError(f"ranks[{i}] must be in [0, {MAX_RANK}], got {rank}")
+        steps = pairwise(zip(self.parents, self.ranks, strict=True))
+        for i, (before, here) in enumerate(steps, 1):
+            if here <= before:
+                raise TreeError(f"node {i} (parent, rank) must come after {before} in breadth-first order, got {here}")
+
+    @classmethod
+    def chain(cls, length: int) -> "Tree":
+        """The best candidate at every depth.
+
+        >>> Tree.chain(3).parents
+        (-1, 0, 1)
+        """
+        if length < 0:
+            raise TreeError(f"a chain has 0 or more nodes, got {length}")
+        return cls(tuple(range(-1, length - 1)), (0,) * length)
+
+    @classmethod
+    def from_paths(cls, paths: Iterable[Sequence[int]]) -> "Tree":
+        """The smallest tree that holds all rank paths; their prefixes are implied, so leaves suffice.
+
+        >>> Tree.from_paths([(0, 1), (2,)]).paths
+        ((0,), (2,), (0, 1))
+        """
+        nodes: set[Path] = set()
+        for number, path in enumerate(paths):
+            if len(path) == 0:
+                raise TreeError(f"path {number} is empty: the root is not a node")
+            for rank in path:
+                if isinstance(rank, bool) or not isinstance(rank, int | np.integer):
+                    raise TreeError(f"path {number} must hold integers, got {rank!r}")
+            if len(path) > MAX_NODES:
+                raise TreeError(f"path {number} has {len(path)} steps, a tree has at most {MAX_NODES} nodes")
+            whole = tuple(int(rank) for rank in path)
+            while whole and whole not in nodes:
+                nodes.add(whole)
+                whole = whole[:-1]
+        order = sorted(nodes, key=lambda path: (len(path), path))
+        index = {path: i for i, path in enumerate(order)} | {(): -1}
+        return cls(tuple(index[path[:-1]] for path in order), tuple(path[-1] for path in order))
+
+    @classmethod
+    def cartesian(cls, widths: Sequence[int]) -> "Tree":
+        """Every node at depth d has the best `widths[d]` candidates as children (Cai et al. 2024, §2.1.2).
+
+        >>> Tree.cartesian((2, 1)).paths
+        ((0,), (1,), (0, 0), (1, 0))
+        """
+        count, total = 1, 0
+        for depth, width in enumerate(widths):
+            if width < 1:
+                raise TreeError(f"widths[{depth}] must be at least 1, got {width}")
+            count *= width
+            total += count
+            if total > MAX_NODES:
+                raise TreeError(f"a tree has at most {MAX_NODES} nodes, widths {tuple(widths)} make more")
+        return cls.from_paths(product(*(range(width) for width in widths)) if widths else ())
+
+    @classmethod
+    def full(cls, width: int, depth: int) -> "Tree":
+        """Every node has `width` children down to `depth`."""
+        return cls.cartesian((width,) * depth)
+
+    @property
+    def nodes(self) -> int:
+        """Drafted nodes, the root excluded."""
+        return len(self.parents)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each node; children of the root have depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return tuple(depths)
+
+    @property
+    def depth(self) -> int:
+        """Drafted tokens on the longest path; 0 for the empty tree."""
+        return self.depths[-1] if self.parents else 0
+
+    @cached_property
+    def level_widths(self) -> tuple[int, ...]:
+        """Nodes at depth 1, 2, ..., depth."""
+        return tuple(np.bincount(self.depths, minlength=1)[1:].tolist()) if self.parents else ()
+
+    @cached_property
+    def fed_widths(self) -> tuple[int, ...]:
+        """Nodes whose children are drafted, level by level: 1 (the root), then the inner nodes of depth 1, 2, ...
+
+        >>> Tree.from_paths([(0, 0), (1, 0), (2,)]).fed_widths
+        (1, 2)
+        """
+        inner = {parent for parent in self.parents if parent >= 0}
+        fed = np.bincount([0, *(self.depths[node] for node in inner)], minlength=self.depth)
+        return tuple(fed.tolist()) if self.parents else ()
+
+    @cached_property
+    def paths(self) -> tuple[Path, ...]:
+        """Rank path of each node."""
+        paths: list[Path] = []
+        for parent, rank in zip(self.parents, self.ranks, strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), rank))
+        return tuple(paths)
+
+    @cached_property
+    def ancestor_mask(self) -> NDArray[np.bool_]:
+        """Who sees whom in the verify forward: bool (nodes + 1, nodes + 1), the root first; read-only."""
+        mask = np.eye(self.nodes + 1, dtype=bool)
+        mask[:, 0] = True
+        for node, parent in enumerate(self.parents):
+            mask[node + 1] |= mask[parent + 1]
+        mask.setflags(write=False)
+        return mask
+
+    @property
+    def is_chain(self) -> bool:
+        """True when no node has a sibling; ranks may be any."""
+        return self.depth == self.nodes
+
+    @cached_property
+    def id(self) -> str:
+        """A content id: 12 hex digits that equal trees share.
+
+        >>> Tree.chain(2).id == Tree.from_paths([(0, 0)]).id
+        True
+        """
+        return hashlib.sha256(repr((self.parents, self.ranks)).encode()).hexdigest()[:12]
+
+    def __repr__(self) -> str:
+        """Size, shape and id; `paths` has the rest."""
+        return f"Tree(nodes={self.nodes}, depth={self.depth}, widths={self.level_widths}, id={self.id})"
