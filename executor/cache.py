@@ -15,15 +15,14 @@ class TreeCache(Cache):
     """Keys and values of `batch` sequences, each one tensor (layers, batch, heads, capacity, width).
 
     The tensors are made when the first layer writes; keys and values may differ in width. Memory is
-    2 * layers * batch * heads * capacity * width elements.
+    layers * batch * heads * capacity * (key width + value width) elements.
     """
 
-    def __init__(self, batch: int, capacity: int) -> None:
+    def __init__(self, layers: int, batch: int, capacity: int) -> None:
         """Room for `batch` sequences of `capacity` tokens."""
         super().__init__(layer_class_to_replicate=DynamicLayer)
-        self.batch, self.capacity = batch, capacity
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self.shape = (layers, batch, capacity)
+        self._stores: tuple[Tensor, Tensor] | None = None
         self._rows: Tensor | None = None
         self._slots: Tensor | None = None
         self._view = capacity
@@ -34,38 +33,42 @@ class TreeCache(Cache):
 
     def place(self, slots: Tensor, view: int) -> None:
         """The next forward writes at `slots`, int64 (batch, tokens), and attends to the first `view` positions."""
-        self._rows, self._slots, self._view = None, slots, view
+        self._rows, self._slots, self._view = torch.arange(len(slots), device=slots.device)[:, None, None], slots, view
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store one layer's new keys and values (sequences, heads, tokens, width); return what to attend to."""
-        while len(self._keys) <= layer_idx:
-            for store, new in ((self._keys, key), (self._values, value)):
-                store.append(new.new_zeros(self.batch, new.shape[1], self.capacity, new.shape[3]))
+        if self._stores is None:
+            layers, batch, capacity = self.shape
+            self._stores = (
+                key.new_zeros(layers, batch, key.shape[1], capacity, key.shape[3]),
+                value.new_zeros(layers, batch, value.shape[1], capacity, value.shape[3]),
+            )
+            self._heads = torch.arange(key.shape[1], device=key.device)[:, None]
+        keys, values = self._stores[0][layer_idx], self._stores[1][layer_idx]
+        assert self._rows is not None, "fill() or place() first"
         if self._slots is None:
-            assert self._rows is not None, "fill() or place() first"
-            self._keys[layer_idx][self._rows, :, : key.shape[2]] = key
-            self._values[layer_idx][self._rows, :, : value.shape[2]] = value
+            keys[self._rows, :, : key.shape[2]] = key
+            values[self._rows, :, : value.shape[2]] = value
             return key, value
-        rows = torch.arange(self.batch, device=key.device)[:, None, None]
-        heads = torch.arange(key.shape[1], device=key.device)[None, :, None]
-        at = (rows, heads, self._slots[:, None])
-        self._keys[layer_idx].index_put_(at, key)
-        self._values[layer_idx].index_put_(at, value)
-        return self._keys[layer_idx][:, :, : self._view], self._values[layer_idx][:, :, : self._view]
+        at = (self._rows, self._heads, self._slots[:, None])
+        keys.index_put_(at, key)
+        values.index_put_(at, value)
+        return keys[:, :, : self._view], values[:, :, : self._view]
 
     def compact(self, lengths: Tensor, path: Tensor) -> None:
-        """Move the entries of an accepted path to the end of each sequence.
+        """Move the entries of an accepted path to the end of each sequence, in all layers at once.
 
         Args:
             lengths: int64 (batch,), committed tokens before the step.
             path: int64 (batch, steps), node of each path position, the root (0) first.
         """
+        assert self._stores is not None, "nothing was verified yet"
         source = (lengths[:, None] + path)[:, None]
         goal = (lengths[:, None] + torch.arange(path.shape[1], device=path.device))[:, None]
-        rows = torch.arange(self.batch, device=path.device)[:, None, None]
-        for tensor in (*self._keys, *self._values):
-            heads = torch.arange(tensor.shape[1], device=path.device)[None, :, None]
-            tensor.index_put_((rows, heads, goal), tensor[rows, heads, source])
+        layers = torch.arange(self.shape[0], device=path.device)[:, None, None, None]
+        rows = torch.arange(self.shape[1], device=path.device)[:, None, None]
+        for store in self._stores:
+            store.index_put_((layers, rows, self._heads, goal), store[layers, rows, self._heads, source])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Always 0: positions and masks are explicit, the model must not derive them from the cache."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from executor.attention import causal_mask, tree_mask
 from executor.cache import TreeCache
@@ -135,7 +135,8 @@ class Target:
                 f"{self.name}: needs room for {capacity} tokens, but attends only to the last {self.window} "
                 "(sliding windows are not supported)"
             )
-        self.cache = TreeCache(batch, capacity)
+        layers = int(self.model.config.get_text_config().num_hidden_layers)
+        self.cache = TreeCache(layers, batch, capacity)
 
     @torch.no_grad()
     def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -207,3 +208,17 @@ def _window(config: Any) -> int | None:
     if hasattr(text, "use_sliding_window") and not text.use_sliding_window:
         return None
     return None if window is None else int(window)
+
+
+def load_tokenizer(path: Path | str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a local Hugging Face checkpoint folder.
+
+    Raises:
+        ExecutorError: there is none.
+    """
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ExecutorError(f"{path}: transformers cannot load a tokenizer: {first}") from error
+    return tokenizer

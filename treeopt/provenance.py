@@ -13,7 +13,7 @@ PACKAGES = ("numpy", "scipy", "torch", "transformers", "ortools")
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, git commit, processor, date and command of this run; no path, user or host name."""
+    """Versions, git commit, processor, date and command of this run; no absolute path, user or host name."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -27,7 +27,7 @@ def provenance() -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv[0] else "",
+        "command": " ".join(Path(word).name if Path(word).is_absolute() else word for word in sys.argv),
     }
 
 

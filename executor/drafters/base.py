@@ -23,6 +23,9 @@ class Drafter(Protocol):
     def begin(self, target: Target, batch: int, depth: int) -> Any:
         """A fresh state for `batch` sequences and trees of `depth` levels."""
 
+    def reset(self, state: Any, rows: Tensor) -> None:
+        """New requests begin in these rows, int64 (rows,): nothing of their past counts."""
+
     def extend(self, state: Any, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         """Newly committed positions: token x_{t+1} and feature f_t for t in the last `counts` positions.
 

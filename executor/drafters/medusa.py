@@ -63,8 +63,14 @@ class MedusaHeads(nn.Module):
         """See `Drafter.begin`."""
         return MedusaState(target, torch.zeros(batch, target.hidden, dtype=target.dtype, device=target.device), depth)
 
+    def reset(self, state: MedusaState, rows: Tensor) -> None:
+        """See `Drafter.reset`; a request without features drafts from a zero feature."""
+        state.feature[rows] = 0
+
     def extend(self, state: MedusaState, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         """Keep the feature of the last committed position; see `Drafter.extend`."""
+        if features.shape[1] == 0:
+            return
         last = features.gather(1, (counts - 1).clamp(min=0)[:, None, None].expand(-1, 1, features.shape[2]))[:, 0]
         state.feature = torch.where((counts > 0)[:, None], last, state.feature)
         self.drop(state)

@@ -28,14 +28,16 @@ from treeopt.files import write_text
 
 SEED = 20240607
 LENGTH = 256
-TARGET_STEPS = 1600
-HEAD_STEPS = 450
+TARGET_STEPS = 1100
+HEAD_STEPS = 600
+PROMPTS = 1300
+# Deep and narrow: on a CPU a forward then costs much that does not grow with its tokens, as on a GPU.
 TARGET = {
-    "hidden_size": 256,
-    "intermediate_size": 688,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
+    "hidden_size": 160,
+    "intermediate_size": 432,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
     "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
 }
@@ -67,7 +69,7 @@ def build(data: Path, *, target_steps: int = TARGET_STEPS, head_steps: int = HEA
     target = _train_target(folder, tokenizer.get_vocab_size(), train, held_out, target_steps, meta)
     _train_heads(data / "models" / "medusa", target, train, held_out, head_steps, meta)
     (data / "prompts").mkdir(exist_ok=True)
-    drawn = corpus.prompts(tokenizer, sources, count=800, shortest=32, longest=96, seed=SEED)
+    drawn = corpus.prompts(tokenizer, sources, count=PROMPTS, shortest=32, longest=96, seed=SEED)
     write_prompts(data / "prompts" / "stdlib.jsonl", drawn)
     print(f"made {data / 'models'} in {(time.monotonic() - started) / 60:.1f} minutes", file=sys.stderr)
 
@@ -85,7 +87,7 @@ def _train_target(
     model = LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, bos_token_id=None, eos_token_id=end, **TARGET))
     started = time.monotonic()
     settings = arguments(
-        folder, steps=steps, batch=16, learning_rate=2e-3, warmup=0.05, weight_decay=0.1, seed=SEED
+        folder, steps=steps, batch=16, learning_rate=3e-3, warmup=0.05, weight_decay=0.1, seed=SEED
     )
     trainer = Trainer(model=model, args=settings, train_dataset=Rows(train), eval_dataset=Rows(held_out[:256]))
     trainer.train()

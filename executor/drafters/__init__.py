@@ -1,0 +1,1 @@
+"""Drafters behind one interface, one kind a file."""

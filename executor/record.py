@@ -1,0 +1,199 @@
+"""Collect a trace: let the target write, then ask the drafter about every position in one teacher-forced pass."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from executor.acceptance import greedy, sample_and_match
+from executor.decode import Decoder, Generation
+from executor.drafters.base import Drafter
+from executor.prompts import Prompt
+from executor.target import Target
+from treeopt.errors import ExecutorError, UsageError
+from treeopt.provenance import provenance
+from treeopt.trace import MISSED, PAST_END, Trace
+
+NGRAM = 4
+
+Progress = Callable[[int], None]
+
+
+def collect(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Prompt],
+    tokens: Sequence[Sequence[int]],
+    *,
+    new_tokens: int,
+    width: int,
+    depth: int | None = None,
+    temperature: float = 0.0,
+    stop: Sequence[int] = (),
+    batch: int = 8,
+    seed: int = 0,
+    progress: Progress = lambda requests: None,
+) -> Trace:
+    """A trace of what `target` writes after the prompts, and of how `drafter` ranks it.
+
+    Temperature 0 writes greedily; above, text is sampled and the trace holds for sample-and-match
+    verification, whose acceptance is a match of the sampled token just as greedy's is of the argmax.
+
+    Args:
+        target: the model whose output is wanted.
+        drafter: what is recorded.
+        prompts: the requests; their domains are kept, their texts are not.
+        tokens: token ids of each prompt, two or more each.
+        new_tokens: tokens written after each prompt.
+        width: candidates looked at, W.
+        depth: levels looked at, D; default all that the drafter has.
+        temperature: of the target.
+        stop: tokens that end a request.
+        batch: requests decoded together.
+        seed: of the sampling.
+        progress: told the requests finished since it was last called.
+
+    Raises:
+        UsageError: settings or prompts without meaning.
+        ExecutorError: the drafter is shallower than `depth`, or the width exceeds the vocabulary.
+    """
+    depth = drafter.max_depth if depth is None else depth
+    if temperature < 0:
+        raise UsageError(f"temperature must be 0 or more, got {temperature}")
+    if not 1 <= depth <= drafter.max_depth:
+        raise ExecutorError(f"depth must be in 1..{drafter.max_depth} (the drafter's), got {depth}")
+    if not 1 <= width <= target.vocabulary:
+        raise ExecutorError(f"width must be in 1..{target.vocabulary} (the vocabulary), got {width}")
+    for number, prompt in enumerate(tokens):
+        if len(prompt) < 2:
+            raise UsageError(f"prompt {number} has {len(prompt)} tokens; a recorded prompt has at least 2")
+    generator = torch.Generator(device=target.device).manual_seed(seed)
+    rule = greedy if temperature == 0 else sample_and_match(temperature=temperature, generator=generator)
+    written = _write(Decoder(target, batch=batch, rule=rule), tokens, new_tokens, stop, progress)
+    ranks = []
+    for start in range(0, len(tokens), batch):
+        part = slice(start, start + batch)
+        ranks += _ranks(target, drafter, tokens[part], [g.tokens for g in written[part]], depth, width)
+        progress(len(tokens[part]))
+    lengths = [len(g.tokens) for g in written]
+    names = sorted({p.domain for p in prompts})
+    texts = [list(g.tokens) for g in written]
+    meta = {
+        "verification": "greedy" if temperature == 0 else "sample-and-match",
+        "temperature": temperature,
+        "new_tokens": new_tokens,
+        "seed": seed,
+        "target": {"name": target.name, "weights": weights_hash(target.model), "dtype": _name(target.dtype)},
+        "drafter": {"kind": drafter.kind, "heads": drafter.max_depth, "weights": weights_hash(drafter)},
+        "prompts_sha256": _hash([list(t) for t in tokens]),
+        "text_sha256": _hash(texts),
+        "repeated_4grams": {
+            "written": round(repeated_share(texts), 4),
+            "prompts": round(repeated_share(tokens), 4),
+        },
+        "device": device_name(target.device),
+        "provenance": provenance(),
+    }
+    return Trace(
+        request=np.repeat(np.arange(len(tokens), dtype=np.int32), lengths),
+        position=np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
+        rank=np.concatenate(ranks),
+        width=width,
+        meta=meta,
+        domain=np.array([names.index(p.domain) for p in prompts], dtype=np.int16),
+        domain_names=tuple(names),
+    )
+
+
+def _write(
+    decoder: Decoder, tokens: Sequence[Sequence[int]], new_tokens: int, stop: Sequence[int], progress: Progress
+) -> list[Generation]:
+    texts: list[list[int]] = [[] for _ in tokens]
+    open_requests: set[int] = set()
+    for step in decoder.steps(tokens, new_tokens=new_tokens, stop=stop):
+        here = {request for request in step.requests if request >= 0}
+        progress(len(open_requests - here))
+        open_requests = here
+        for request, committed in zip(step.requests, step.committed, strict=True):
+            if request >= 0:
+                texts[request].extend(committed)
+    progress(len(open_requests))
+    return [Generation(tuple(text), (0,) * len(text)) for text in texts]
+
+
+def _ranks(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    texts: Sequence[Sequence[int]],
+    depth: int,
+    width: int,
+) -> list[NDArray[np.int16]]:
+    """Of each request, int16 (length, depth): rank at depth k of the token k further on, for every anchor."""
+    longest = max(len(p) + len(t) for p, t in zip(prompts, texts, strict=True))
+    tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
+    for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        tokens[i, : len(prompt) + len(text)] = torch.tensor([*prompt, *text])
+    tokens = tokens.to(target.device)
+    ranks = [np.full((len(text), depth), PAST_END, dtype=np.int16) for text in texts]
+    features = target.features(tokens).features
+    with torch.no_grad():
+        for k, scores in enumerate(drafter.teacher_forced(target, tokens, features, depth), 1):
+            # An anchor's feature stands one before its root, and the root one before the text.
+            place = _rank_of(scores[:, : -1 - k], tokens[:, 1 + k :]).cpu().numpy()
+            for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+                inside = max(len(text) - k + 1, 0)
+                found = place[i, len(prompt) - 2 :][:inside]
+                ranks[i][:inside, k - 1] = np.where(found < width, found, MISSED)
+    return ranks
+
+
+def _rank_of(scores: Tensor, truth: Tensor) -> Tensor:
+    """How many tokens score above the true one, the first of equals first; scores (..., V), truth (...)."""
+    own = scores.gather(-1, truth[..., None])
+    index = torch.arange(scores.shape[-1], device=scores.device)
+    return ((scores > own) | ((scores == own) & (index < truth[..., None]))).sum(-1)
+
+
+def repeated_share(texts: Sequence[Sequence[int]], length: int = NGRAM) -> float:
+    """Share of a text's n-grams that stood in the same text before, over all texts.
+
+    >>> repeated_share([[1, 2, 1, 2, 1, 2]], length=2)
+    0.6
+    """
+    grams = repeats = 0
+    for text in texts:
+        counts = Counter(tuple(text[i : i + length]) for i in range(len(text) - length + 1))
+        grams += sum(counts.values())
+        repeats += sum(counts.values()) - len(counts)
+    return repeats / grams if grams else 0.0
+
+
+def weights_hash(module: Any) -> str:
+    """16 hex digits of the SHA-256 over names, types and values of a module's weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def device_name(device: torch.device) -> str:
+    """What the device is called: the accelerator's name, or cpu with its threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"
+
+
+def _hash(tokens: list[list[int]]) -> str:
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,1 @@
+"""Training drafters, and the model that the repository ships."""

@@ -1,0 +1,185 @@
+"""Device specifications: what a GPU can compute and move a second by its data sheet, and nothing measured."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from treeopt.errors import CostError
+from treeopt.files import shipped
+
+SCHEMA = "treeopt.hardware/1"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Constants of a device class, fitted to timings of single operators (see `notes` in data/hardware.json).
+
+    Attributes:
+        gemm_overhead_s: seconds that a matrix product takes beyond its bytes and its FLOP.
+        bandwidth_share: share of `Hardware.bandwidth` that matrix products reach, in (0, 1].
+        flops_share: share of `Hardware.flops` that matrix products reach, in (0, 1].
+        kv_bandwidth_share: share of `Hardware.bandwidth` that decode attention reaches, in (0, 1], or None.
+
+    Raises:
+        CostError: names the first field that is wrong.
+
+    >>> Fitted(gemm_overhead_s=4e-6, bandwidth_share=0.85, flops_share=0.9).kv_bandwidth_share is None
+    True
+    """
+
+    gemm_overhead_s: float
+    bandwidth_share: float
+    flops_share: float
+    kv_bandwidth_share: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        _check_number("gemm_overhead_s", self.gemm_overhead_s, zero=True)
+        _check_number("bandwidth_share", self.bandwidth_share, most=1.0)
+        _check_number("flops_share", self.flops_share, most=1.0)
+        if self.kv_bandwidth_share is not None:
+            _check_number("kv_bandwidth_share", self.kv_bandwidth_share, most=1.0)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A device as its data sheet describes it.
+
+    Attributes:
+        name: what it is looked up by.
+        generation: class of devices that fitted constants may be carried over in, such as "Hopper".
+        flops: FLOP/s, dense bf16 with fp32 accumulation.
+        bandwidth: B/s of device memory.
+        l2_bytes: B of last-level cache on the chip.
+        multiprocessors: streaming multiprocessors or compute units.
+        source: where the figures come from.
+        fitted: constants fitted to timings of this device, or None.
+        note: what is unsure ([U]) or was measured to differ.
+
+    Raises:
+        CostError: names the first field that is wrong.
+
+    >>> Hardware("X", "X", flops=6e12, bandwidth=3e10, l2_bytes=1, multiprocessors=1, source="X").ridge_point
+    200.0
+    """
+
+    name: str
+    generation: str
+    flops: float
+    bandwidth: float
+    l2_bytes: int
+    multiprocessors: int
+    source: str
+    fitted: Fitted | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in ("name", "generation", "source", "note"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not (value.strip() or name == "note"):
+                raise CostError(f"{name} must be a text that is not empty, got {value!r}")
+        _check_number("flops", self.flops)
+        _check_number("bandwidth", self.bandwidth)
+        for name in ("l2_bytes", "multiprocessors"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise CostError(f"{name} must be a positive integer, got {value!r}")
+        if self.fitted is not None and not isinstance(self.fitted, Fitted):
+            raise CostError(f"fitted must be Fitted or None, got {self.fitted!r}")
+
+    @property
+    def ridge_point(self) -> float:
+        """FLOP/B; work with fewer operations a byte moved is bound by bandwidth, the rest by arithmetic."""
+        return self.flops / self.bandwidth
+
+
+def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
+    """Devices by name, in the order of the file; without `path` those shipped with treeopt.
+
+    Raises:
+        CostError: names the file, the device and the field that is wrong.
+
+    >>> load_hardware()["H200"].bandwidth
+    4800000000000.0
+    """
+    path = shipped("hardware.json") if path is None else Path(path)
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CostError(f"{path}: must be a readable JSON file: {error}") from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        found = content.get("schema") if isinstance(content, dict) else content
+        raise CostError(f"{path}: schema must be {SCHEMA!r}, got {found!r:.80}")
+    entries = content.get("devices")
+    if not isinstance(entries, list) or not entries:
+        raise CostError(f"{path}: devices must be a list that is not empty, got {entries!r:.80}")
+    devices: dict[str, Hardware] = {}
+    for number, entry in enumerate(entries):
+        label = f"devices[{number}]"
+        try:
+            label += f" ({entry['name']})" if isinstance(entry, dict) and "name" in entry else ""
+            device = _hardware(entry)
+            if device.name.casefold() in map(str.casefold, devices):
+                raise CostError("name must be unique, upper and lower case being one")
+        except CostError as error:
+            raise CostError(f"{path}: {label}: {error}") from error
+        devices[device.name] = device
+    return devices
+
+
+def find_hardware(name: str, *, path: Path | str | None = None) -> Hardware:
+    """The device called `name`, in upper or lower case.
+
+    Args:
+        name: as in the file, such as "H100 SXM".
+        path: a file like data/hardware.json; None: that one.
+
+    Raises:
+        CostError: lists the names that are known.
+
+    >>> find_hardware("h100 sxm").multiprocessors
+    132
+    """
+    devices = load_hardware(path)
+    for known, device in devices.items():
+        if known.casefold() == name.strip().casefold():
+            return device
+    raise CostError(f"hardware must be one of {', '.join(devices)}; got {name!r}")
+
+
+def _hardware(entry: object) -> Hardware:
+    """The device that an entry of the file describes."""
+    values = _fields(entry, Hardware)
+    if values.get("fitted") is not None:
+        try:
+            values["fitted"] = Fitted(**_fields(values["fitted"], Fitted))
+        except CostError as error:
+            raise CostError(f"fitted: {error}") from error
+    return Hardware(**values)
+
+
+def _fields(entry: object, kind: type[Hardware] | type[Fitted]) -> dict[str, Any]:
+    """The entry as keyword arguments of `kind`; its keys are fields, and no required one is missing."""
+    if not isinstance(entry, Mapping):
+        raise CostError(f"must be an object, got {entry!r:.80}")
+    known = [field.name for field in fields(kind)]
+    for key in entry:
+        if key not in known:
+            raise CostError(f"{key} must be one of {', '.join(known)}")
+    missing = [name for name in known if name not in entry and not hasattr(kind, name)]
+    if missing:
+        raise CostError(f"{missing[0]} must be given")
+    return dict(entry)
+
+
+def _check_number(name: str, value: float, *, zero: bool = False, most: float = sys.float_info.max) -> None:
+    """Raise CostError unless `value` is a finite number above 0 (`zero`: 0 or more) and at most `most`."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (0 <= value <= most) or (value == 0 and not zero):
+        floor = "0 or more" if zero else "above 0"
+        ceiling = f" and at most {most:g}" if most < sys.float_info.max else ""
+        raise CostError(f"{name} must be a finite number {floor}{ceiling}, got {value!r:.40}")

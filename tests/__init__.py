@@ -1,0 +1,1 @@
+"""Tests of treeopt; a package, so that tests share `tests.strategies`."""

@@ -1,0 +1,17 @@
+"""What every test needs: the checkout on the path, and one Hypothesis profile."""
+
+import sys
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+
+# `--import-mode=importlib` puts nothing on the path; `python -m pytest` does, plain `pytest` does not.
+ROOT = str(Path(__file__).resolve().parent.parent)
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
+
+# No test is timed: a busy machine is not a failure.
+settings.register_profile(
+    "treeopt", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("treeopt")

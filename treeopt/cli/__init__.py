@@ -1,0 +1,57 @@
+"""The command line: one command a file, loaded when it is asked for. Exit code 0; 1: cannot be done; 2: usage."""
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from treeopt.errors import TreeoptError
+
+# Name of a command -> module that holds it, as an attribute of the same name.
+COMMANDS = {
+    "search": "treeopt.cli.search",
+    "export": "treeopt.cli.export",
+    "trace": "treeopt.cli.trace",
+    "profile": "treeopt.cli.profile",
+    "validate": "treeopt.cli.validate",
+}
+EXECUTOR_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "accelerate")
+
+
+class Commands(click.Group):
+    """Loads commands lazily and turns treeopt's errors into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names, in the order of the main job."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; deliberate failures end here."""
+        try:
+            return super().invoke(ctx)
+        except TreeoptError as error:
+            fail(str(error), error.exit_code)
+        except ModuleNotFoundError as error:
+            if error.name not in EXECUTOR_PACKAGES:
+                raise
+            fail(f"this command needs {error.name}: pip install 'treeopt[executor]'", 1)
+
+
+def fail(message: str, code: int) -> None:
+    """Say why on stderr, in one line, and leave."""
+    click.echo(f"Error: {' '.join(message.split())}", err=True)
+    sys.exit(code)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="treeopt")
+def main() -> None:
+    """Choose, predict and run token trees for speculative decoding."""

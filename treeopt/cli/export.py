@@ -1,0 +1,64 @@
+"""`treeopt export`: hand a plan to an inference engine."""
+
+import inspect
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from treeopt.engines import ENGINES
+from treeopt.errors import UsageError
+from treeopt.files import write_text
+from treeopt.plan import load_plan
+
+
+@click.command()
+@click.argument("plan", type=click.Path(path_type=Path))
+@click.option(
+    "--format", "engine", type=click.Choice(list(ENGINES)), required=True, help="Engine to write for."
+)
+@click.option(
+    "--batch", type=click.IntRange(min=1), help="One of the plan's batch sizes; default all of them."
+)
+@click.option("--heads", type=click.IntRange(min=1), help="Heads of the checkpoint (medusa).")
+@click.option("--method", help="How the engine drafts, e.g. eagle3 (sglang, vllm).")
+@click.option("--model", help="Checkpoint of the drafter (sglang, vllm).")
+@click.option(
+    "--nearest",
+    type=click.Choice(["chain", "triple"]),
+    help="What may take the place of a tree that the engine cannot run: the plan's best chain, or a dynamic "
+    "tree as deep, as wide and as large (sglang), which the plan does not predict.",
+)
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; default stdout."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print text, flags and notes as one JSON object.")
+def export(
+    plan: Path, engine: str, output: Path | None, *, as_json: bool, **options: int | str | None
+) -> None:
+    """Write the engine's own configuration for PLAN, a file that `treeopt search` made.
+
+    The configuration goes to stdout or to a file; notes and launch flags go to stderr.
+    """
+    given: dict[str, int | str] = {name: value for name, value in options.items() if value is not None}
+    known = inspect.signature(ENGINES[engine]).parameters
+    for name in given:
+        if name not in known:
+            raise UsageError(f"--{name} means nothing to {engine}")
+    if output is not None and "file" in known:
+        given["file"] = str(output)
+    result = ENGINES[engine](load_plan(plan), **given)
+    if output is not None:
+        try:
+            write_text(output, result.text + "\n")
+        except OSError as error:
+            raise UsageError(f"{output}: cannot be written: {error.strerror}") from error
+    if as_json:
+        click.echo(json.dumps({"format": engine, **asdict(result)}, indent=2))
+    elif output is None:
+        click.echo(result.text)
+    if result.flags:
+        click.echo(f"flags: {result.flags}", err=True)
+    for note in result.notes:
+        click.echo(f"note: {note}", err=True)

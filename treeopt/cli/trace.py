@@ -1,0 +1,61 @@
+"""`treeopt trace`: collect a trace, and say what one holds."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treeopt.cli import options
+from treeopt.trace import load_trace, save_trace
+
+
+@click.group()
+def trace() -> None:
+    """Traces: what a drafter gets right."""
+
+
+@trace.command()
+@options.models
+@options.prompts_options
+@click.option("--output", type=options.FILE, required=True, help="Write the trace here (.npz).")
+@click.option("--depth", type=click.IntRange(min=1), help="Levels looked at; default all that the drafter has.")
+@click.option("--width", type=click.IntRange(min=1), default=16, show_default=True, help="Candidates looked at.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 writes greedily.")
+@click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Requests decoded together.")
+@options.seed
+def collect(
+    target: Path,
+    drafter: Path,
+    prompts_file: Path,
+    requests: int | None,
+    skip: int,
+    output: Path,
+    device: str,
+    dtype: str,
+    threads: int | None,
+    **settings: Any,
+) -> None:
+    """Let the target continue prompts and record how the drafter ranks what it writes."""
+    options.check_output(output)
+    model, heads = options.load_models(target, drafter, device=device, dtype=dtype, threads=threads)
+    prompts, tokens, stop = options.load_prompts(target, prompts_file, requests=requests, skip=skip)
+    from executor.record import collect as record
+
+    with options.progress("collecting", 2 * len(prompts)) as advance:
+        found = record(model, heads, prompts, tokens, stop=stop, progress=advance, **settings)
+    save_trace(found, output)
+    click.echo(f"{found.anchors} anchors of {found.requests} requests written to {output}", err=True)
+
+
+@trace.command()
+@click.argument("trace_file", type=options.FILE)
+@options.as_json
+def info(trace_file: Path, as_json: bool) -> None:
+    """Say what a trace holds: size, models, acceptance by depth, repeated text."""
+    from treeopt.report.tables import describe, show_trace
+
+    found = load_trace(trace_file)
+    if as_json:
+        options.print_json(describe(found))
+    else:
+        show_trace(found)

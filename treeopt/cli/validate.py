@@ -1,0 +1,107 @@
+"""`treeopt validate`: predicted against measured."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treeopt.cli import options
+from treeopt.cli.search import own_profile
+from treeopt.errors import UsageError
+from treeopt.files import write_text
+from treeopt.optimize import search
+from treeopt.plan import load_plan
+from treeopt.provenance import provenance
+from treeopt.trace import load_trace
+
+if TYPE_CHECKING:
+    from executor.target import Target
+    from treeopt.plan import Plan
+
+
+@click.command()
+@options.models
+@options.prompts_options
+@click.option("--plan", "plan_file", type=options.FILE, help="The plan to check; or --trace to make one.")
+@click.option("--trace", "trace_file", type=options.FILE, help="Search this trace for the plan to check.")
+@click.option("--profile", "profile_file", type=options.FILE, help="Step times for the search.")
+@options.batches("1,2,4,8")
+@click.option("--blocks", type=click.IntRange(min=2), default=6, show_default=True, help="Parts of the prompts.")
+@options.seed
+@click.option("--output", type=options.FILE, help="Write the comparison here (.json).")
+@options.as_json
+def validate(
+    target: Path,
+    drafter: Path,
+    prompts_file: Path,
+    requests: int | None,
+    skip: int,
+    new_tokens: int,
+    plan_file: Path | None,
+    trace_file: Path | None,
+    profile_file: Path | None,
+    batch: tuple[int, ...],
+    blocks: int,
+    seed: int,
+    output: Path | None,
+    as_json: bool,
+    device: str,
+    dtype: str,
+    threads: int | None,
+) -> None:
+    """Run a plan's trees in the real loop and print predicted beside measured, for each batch size.
+
+    Use prompts that are not in the trace (--skip).
+    """
+    options.check_output(output)
+    plan = _plan(plan_file, trace_file, profile_file, batch, seed)
+    model, heads = options.load_models(target, drafter, device=device, dtype=dtype, threads=threads)
+    _, tokens, stop = options.load_prompts(target, prompts_file, requests=requests, skip=skip)
+    _check_models(plan, model)
+    from executor.validate import TREES, validate as compare
+    from treeopt.report.tables import comparison_record, show_comparisons
+
+    with options.progress("decoding", len(plan.entries) * blocks * (TREES + 1)) as advance:
+        found = compare(
+            model, heads, plan, tokens, new_tokens=new_tokens, stop=stop, blocks=blocks, seed=seed, progress=advance
+        )
+    conditions: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype,
+        "prompts": len(tokens),
+        "new_tokens": new_tokens,
+        "blocks": blocks,
+        "seed": seed,
+        "provenance": provenance(),
+    }
+    record = {"schema": "treeopt.validation/1", "meta": conditions, **comparison_record(found)}
+    if output:
+        write_text(output, json.dumps(record, indent=1) + "\n")
+    if as_json:
+        options.print_json(record)
+    else:
+        show_comparisons(found, conditions)
+
+
+def _plan(
+    plan_file: Path | None, trace_file: Path | None, profile_file: Path | None, batch: tuple[int, ...], seed: int
+) -> "Plan":
+    if (plan_file is None) == (trace_file is None):
+        raise UsageError("give either --plan or --trace")
+    if plan_file is not None:
+        return load_plan(plan_file)
+    assert trace_file is not None
+    from simulate.profile import load_profile
+
+    trace = load_trace(trace_file)
+    cost = load_profile(profile_file) if profile_file else own_profile(trace, trace_file)
+    return search(trace, cost, batch=batch, seed=seed)
+
+
+def _check_models(plan: "Plan", target: "Target") -> None:
+    from executor.record import weights_hash
+
+    wanted = plan.meta.get("trace", {}).get("target", {}).get("weights")
+    if wanted is not None and wanted != weights_hash(target.model):
+        click.echo("Warning: the plan's trace was recorded with another target or number type", err=True)

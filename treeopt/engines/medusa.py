@@ -1,0 +1,71 @@
+"""Medusa, the reference code at FasterDecoding/Medusa@e2a5d20: a static list of rank paths.
+
+The list excludes the root, as `Tree` does, and must hold every prefix, as `Tree.paths` does; order is free.
+Rank r at depth d becomes candidate r + 10 * (d - 1) + 1 of the heads' concatenated top tens
+(`generate_medusa_buffers`), so rank 10 would silently be the next head's best token.
+"""
+
+import json
+
+from treeopt.constraints import Constraint, DepthAtMost, RanksBelow
+from treeopt.engines.base import (
+    Export,
+    Nearest,
+    drafter_notes,
+    drafter_of,
+    entry_of,
+    fit,
+    origin_note,
+    refuse_plain,
+)
+from treeopt.errors import UsageError
+from treeopt.plan import Plan
+
+ENGINE = "Medusa e2a5d20"
+KINDS = frozenset({"medusa"})
+RANKS = RanksBelow(10, source="medusa/model/utils.py, TOPK")
+
+
+def constraints(*, heads: int | None) -> tuple[Constraint, ...]:
+    """What the list can express with so many heads; None where the number is not known.
+
+    >>> [type(rule).__name__ for rule in constraints(heads=4)]
+    ['RanksBelow', 'DepthAtMost']
+    """
+    return (RANKS,) if heads is None else (RANKS, DepthAtMost(heads, source="one head a depth, Medusa#63"))
+
+
+def export(
+    plan: Plan, *, batch: int | None = None, heads: int | None = None, nearest: Nearest | None = None
+) -> Export:
+    """The list to pass as `medusa_choices` to `medusa_generate`, as JSON.
+
+    Args:
+        plan: what to export.
+        batch: which of the plan's batch sizes; needed when there are several.
+        heads: of the checkpoint; default what the plan's trace says of its drafter.
+        nearest: "chain" takes the plan's best chain where the tree cannot be expressed.
+
+    Raises:
+        UsageError: no such batch size, or a setting without meaning.
+        EngineError: a rank of 10 or more, a path longer than there are heads, or nothing to speculate with.
+    """
+    if nearest == "triple":
+        raise UsageError(f"{ENGINE} has no dynamic tree: nearest must be chain")
+    if heads is None:
+        recorded = drafter_of(plan).get("heads")
+        heads = recorded if type(recorded) is int else None
+    if heads is not None and heads < 1:
+        raise UsageError(f"{ENGINE}: heads must be at least 1, got {heads}")
+    entry = entry_of(plan, batch=batch, engine=ENGINE)
+    fitted = fit(entry, engine=ENGINE, rules=constraints(heads=heads), nearest=nearest)
+    if fitted.tree is None:
+        refuse_plain(ENGINE, [entry.batch])
+    notes = [fitted.note] if fitted.note else []
+    notes += drafter_notes(plan, engine=ENGINE, kinds=KINDS)
+    if heads is None:
+        notes.append(f"the number of heads is not known: the checkpoint must have at least {fitted.depth}")
+    if entry.batch > 1:
+        notes.append(f"planned for batch {entry.batch}, but Medusa's own code decodes one sequence at a time")
+    notes.append(origin_note([fitted]))
+    return Export(json.dumps(fitted.tree.paths), ".json", "", tuple(notes))

@@ -1,0 +1,202 @@
+"""SGLang 0.5.23: a chain as launch flags, chains by batch size as an adaptive config, or a dynamic tree.
+
+There is no option for a static tree. `--speculative-num-draft-tokens` counts the root, `Tree.nodes` does not.
+With topk 1 it is overwritten by steps + 1; with more, a tree is drawn anew at every step from K + (D - 1) K²
+candidates, and asking for more crashes at run time (`organize_draft_results`).
+
+The adaptive config is keyed by batch size since 0.5.13 (srt/speculative/adaptive_spec_params.py): a batch is
+padded to the next CUDA-graph size, then takes the largest key that it reaches, or the smallest key below all.
+A batch between two planned sizes thus takes the smaller's steps, as long as it is not padded to the larger.
+Keys that are no integers are not read as tiers, so provenance stands there under "treeopt". A tier with one
+candidate never moves; 0 steps decode plainly.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+
+from treeopt.constraints import ChainOnly, FitsPool, branching, broken
+from treeopt.engines.base import (
+    Export,
+    Fit,
+    Nearest,
+    coverage_note,
+    drafter_notes,
+    entries_of,
+    fit,
+    listed,
+    origin,
+    origin_note,
+    refuse_plain,
+    tiers,
+)
+from treeopt.errors import EngineError
+from treeopt.plan import Plan, PlanEntry
+
+ENGINE = "SGLang 0.5.23"
+ROUTER = "srt/speculative/adaptive_spec_params.py"
+CHAINS = (ChainOnly(source="no tree option in srt/arg_groups/fields/spec.py"),)
+TRIPLES = (FitsPool(source="organize_draft_results in srt/speculative/eagle_utils.py, sglang#24054"),)
+
+ALGORITHMS: Mapping[str, frozenset[str]] = {
+    "EAGLE": frozenset({"eagle"}),
+    "EAGLE3": frozenset({"eagle", "eagle3"}),
+    "NEXTN": frozenset({"mtp"}),
+    "STANDALONE": frozenset({"language_model"}),
+}
+"""Algorithms that obey steps, topk and draft tokens, and the kinds of treeopt's drafters that each runs."""
+
+ADAPTIVE = frozenset({"EAGLE", "EAGLE3", "NEXTN"})
+"""Algorithms whose steps may change by batch size; NEXTN is another name of EAGLE."""
+
+MAX_RUNNING = 48
+"""Requests at a time that SGLang allows when it speculates, unless told otherwise."""
+
+
+def export(
+    plan: Plan,
+    *,
+    batch: int | None = None,
+    nearest: Nearest | None = None,
+    method: str | None = None,
+    model: str | None = None,
+    file: str = "treeopt_sglang.json",
+) -> Export:
+    """Launch flags where one chain or triple serves, else the adaptive config and the flags that go with it.
+
+    Args:
+        plan: what to export.
+        batch: one of the plan's batch sizes; default all of them.
+        nearest: what takes the place of a tree that branches: the plan's best "chain", or the "triple" of a
+            dynamic tree as deep, as wide and as large, which needs a single batch size.
+        method: SGLang's algorithm; default none, to be added by the caller.
+        model: the drafter's checkpoint; default none.
+        file: where the adaptive config will lie, for the flags.
+
+    Raises:
+        UsageError: no such batch size.
+        EngineError: a branching tree and no `nearest`, a triple that SGLang cannot fill, an algorithm that
+            does not fit, or nothing to speculate with.
+    """
+    algorithm = _algorithm(method)
+    entries = entries_of(plan, batch=batch)
+    words = [f"--speculative-algorithm {algorithm}"] if algorithm else []
+    words += [f"--speculative-draft-model-path {shlex.quote(model)}"] if model else []
+    notes = _notes(plan, algorithm, largest=entries[-1].batch)
+    if nearest == "triple" and any(_branches(entry) for entry in entries):
+        return _dynamic(entries, words, notes)
+    fits = [
+        fit(entry, engine=ENGINE, rules=CHAINS, nearest=nearest, others=_triple_words(entry))
+        for entry in entries
+    ]
+    steps = tiers(fits)
+    longest = max(length for _, length in steps)
+    if longest == 0:
+        refuse_plain(ENGINE, [at.batch for at in fits])
+    notes = [at.note for at in fits if at.note] + notes + [coverage_note(fits), origin_note(fits)]
+    if len(steps) == 1:
+        text = " ".join([*words, flags(steps=longest, topk=1, nodes=longest)])
+        return Export(text, ".txt", "", tuple(notes))
+    if algorithm and algorithm not in ADAPTIVE:
+        raise EngineError(
+            f"{ENGINE} cannot change the steps of {algorithm} by batch size "
+            f"({ROUTER}); nearest: one batch size of {listed(fits)}"
+        )
+    words += [
+        f"--speculative-num-steps {longest} --speculative-eagle-topk 1 --speculative-adaptive",
+        f"--speculative-adaptive-config {shlex.quote(file)}",
+    ]
+    return Export(adaptive_config(fits), ".json", " ".join(words), (*notes, *_adaptive_notes(steps, longest)))
+
+
+def flags(*, steps: int, topk: int, nodes: int) -> str:
+    """The three launch flags; the last counts the root.
+
+    >>> flags(steps=5, topk=4, nodes=15)
+    '--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16'
+    """
+    return (
+        f"--speculative-num-steps {steps} --speculative-eagle-topk {topk} "
+        f"--speculative-num-draft-tokens {nodes + 1}"
+    )
+
+
+def adaptive_config(fits: Sequence[Fit]) -> str:
+    """The JSON of `--speculative-adaptive-config`: one candidate a tier, the first from batch 1.
+
+    >>> list(json.loads(adaptive_config([Fit(4, None), Fit(16, None)])))
+    ['1', 'treeopt']
+    """
+    config: dict[str, object] = {str(start): {"candidate_steps": [length]} for start, length in tiers(fits)}
+    config["treeopt"] = origin(fits)
+    lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in config.items())
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def _dynamic(entries: Sequence[PlanEntry], words: Sequence[str], notes: Sequence[str]) -> Export:
+    if len(entries) > 1:
+        raise EngineError(
+            f"{ENGINE} cannot change a dynamic tree by batch size, adaptive steps need topk 1 "
+            f"({ROUTER}); nearest: one batch size of {listed(entries)}, or `chain`"
+        )
+    whole = fit(entries[0], engine=ENGINE, rules=TRIPLES, nearest=None)
+    tree = whole.tree
+    assert tree is not None
+    replaced = (
+        f"batch {whole.batch}: tree {tree.id} gave way to a dynamic tree of as many nodes, drawn anew "
+        "at every step: the plan's prediction no longer holds"
+    )
+    notes = [replaced, *notes, coverage_note([whole]), origin_note([whole])]
+    if branching(tree) > 1:
+        notes.append("topk above 1 with pages above 1 needs attention by flashinfer, fa3 or triton")
+    text = " ".join([*words, flags(steps=tree.depth, topk=branching(tree), nodes=tree.nodes)])
+    return Export(text, ".txt", "", tuple(notes))
+
+
+def _branches(entry: PlanEntry) -> bool:
+    tree = entry.choice.tree
+    return tree is not None and broken(tree, CHAINS) is not None
+
+
+def _triple_words(entry: PlanEntry) -> list[str]:
+    """The triple as a refusal mentions it; nothing where it would not fit."""
+    tree = entry.choice.tree
+    if tree is None or broken(tree, TRIPLES):
+        return []
+    numbers = flags(steps=tree.depth, topk=branching(tree), nodes=tree.nodes)
+    return [f"a dynamic tree (`triple`), not predicted: {numbers}"]
+
+
+def _algorithm(method: str | None) -> str | None:
+    if method is None:
+        return None
+    if method.upper() in ALGORITHMS:
+        return method.upper()
+    raise EngineError(
+        f"{ENGINE} does not take steps and topk for method {method}; nearest: {', '.join(ALGORITHMS)}"
+    )
+
+
+def _notes(plan: Plan, algorithm: str | None, *, largest: int) -> list[str]:
+    if algorithm:
+        notes = drafter_notes(plan, engine=f"{ENGINE} {algorithm}", kinds=ALGORITHMS[algorithm])
+    else:
+        notes = drafter_notes(plan, engine=ENGINE, kinds=frozenset().union(*ALGORITHMS.values()))
+        notes.append("add --speculative-algorithm and --speculative-draft-model-path to the flags")
+    if largest > MAX_RUNNING:
+        notes.append(
+            f"{ENGINE} runs at most {MAX_RUNNING} requests when it speculates: set --max-running-requests "
+            f"{largest}"
+        )
+    return notes
+
+
+def _adaptive_notes(steps: Sequence[tuple[int, int]], longest: int) -> list[str]:
+    """When tiers begin early (a batch is padded to the next key), and when SGLang drops them."""
+    before = ", ".join(str(start - 1) for start, _ in steps[1:])
+    return [
+        f"{ENGINE} pads a batch to the next CUDA-graph size before it looks for a tier: tiers begin where "
+        f"planned if --cuda-graph-bs holds {before}, else earlier",
+        f"{ENGINE} drops the tiers with a warning under attention DP, multi-layer EAGLE, two-batch overlap "
+        f"or PDMux: steps are {longest} at every batch then",
+    ]

@@ -1,0 +1,133 @@
+"""vLLM 0.33.0: a chain, whose length may depend on the batch size; the JSON of `--speculative-config`.
+
+K counts drafted tokens without the root, as `Tree.depth` does. Static trees left in 0.21.0 (vllm#42121),
+Medusa after 0.32.0. A schedule is a list of inclusive batch ranges [start, end, K]; vLLM checks it in its
+scheduler alone (vllm/v1/spec_decode/dynamic/utils.py): the first range starts at 1, ranges are sorted and
+apart, gaps and the tail keep the K before them, K above `num_speculative_tokens` is clamped in silence. A
+batch between two planned sizes takes the smaller's K, one below all takes the smallest's. Unknown keys are
+rejected, so provenance goes to the notes.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from treeopt.constraints import ChainOnly
+from treeopt.engines.base import (
+    Export,
+    Fit,
+    Nearest,
+    coverage_note,
+    drafter_notes,
+    entries_of,
+    fit,
+    origin_note,
+    refuse_plain,
+    tiers,
+)
+from treeopt.errors import EngineError, UsageError
+from treeopt.plan import Plan
+
+ENGINE = "vLLM 0.33.0"
+CONSTRAINTS = (ChainOnly(source="static trees removed in 0.21.0, vllm#42121"),)
+
+METHODS: Mapping[str, frozenset[str]] = {
+    "custom_class": frozenset({"custom_class"}),
+    "dflash": frozenset({"dflash"}),
+    "draft_model": frozenset({"language_model"}),
+    "dspark": frozenset({"dspark"}),
+    "eagle": frozenset({"eagle"}),
+    "eagle3": frozenset({"eagle", "eagle3"}),
+    "mtp": frozenset({"mtp"}),
+    "ngram": frozenset({"ngram"}),
+    "ngram_gpu": frozenset({"ngram"}),
+    "suffix": frozenset({"suffix"}),
+}
+"""Methods that draft, and the kinds of treeopt's drafters that each runs (vllm/config/speculative.py)."""
+
+WITHOUT_MODEL = frozenset({"dspark", "mtp", "ngram", "ngram_gpu", "suffix"})
+"""Methods for which vLLM fills in `model` itself (`SpeculativeConfig.__post_init__`)."""
+
+SCHEDULED_ON_V1 = frozenset({"dflash", "draft_model", "eagle", "eagle3", "mtp", "ngram"})
+"""Methods whose schedule model runner V1 honours."""
+
+REMOVED = frozenset({"medusa", "mlp_speculator"})
+
+
+def export(
+    plan: Plan,
+    *,
+    method: str | None = None,
+    model: str | None = None,
+    batch: int | None = None,
+    nearest: Nearest | None = None,
+) -> Export:
+    """The JSON of `--speculative-config`: one chain length, or one a range of batch sizes.
+
+    Args:
+        plan: what to export.
+        method: how vLLM drafts; has no default, because a plan does not name a drafter of vLLM's.
+        model: the drafter's checkpoint; only methods that have none of their own may leave it out.
+        batch: one of the plan's batch sizes; default all of them.
+        nearest: "chain" takes the plan's best chain where a tree branches.
+
+    Raises:
+        UsageError: no method, no model, or no such batch size.
+        EngineError: a method that vLLM lacks, a branching tree, or nothing to speculate with.
+    """
+    if nearest == "triple":
+        raise UsageError(f"{ENGINE} has no dynamic tree: nearest must be chain")
+    method = _known(method, model)
+    entries = entries_of(plan, batch=batch)
+    fits = [fit(entry, engine=ENGINE, rules=CONSTRAINTS, nearest=nearest) for entry in entries]
+    ranges = schedule(fits)
+    longest = max(tokens for _, _, tokens in ranges)
+    if longest == 0:
+        refuse_plain(ENGINE, [at.batch for at in fits])
+    config: dict[str, Any] = {"method": method}
+    if model is not None:
+        config["model"] = model
+    config["num_speculative_tokens"] = longest
+    notes = [at.note for at in fits if at.note]
+    notes += drafter_notes(plan, engine=f"{ENGINE} {method}", kinds=METHODS[method])
+    if len(ranges) > 1:
+        config["num_speculative_tokens_per_batch_size"] = ranges
+        notes.append(f"{ENGINE} ignores the schedule under data parallelism: K is {longest} throughout then")
+        if method in SCHEDULED_ON_V1:
+            notes.append(
+                "model runner V1 runs a schedule without full CUDA graphs, V2 has one set for each K"
+            )
+        else:
+            notes.append(f"{ENGINE} ignores the schedule of method {method} on model runner V1")
+    if method == "mtp":
+        notes.append(f"{ENGINE} wants K at most the model's n_predict, or a multiple of it: check {longest}")
+    notes += [coverage_note(fits), origin_note(fits)]
+    text = json.dumps(config)
+    return Export(text, ".json", f"--speculative-config {shlex.quote(text)}", tuple(notes))
+
+
+def schedule(fits: Sequence[Fit]) -> list[list[int]]:
+    """Inclusive ranges [start, end, K] from batch 1 to the largest planned, without gaps.
+
+    >>> from treeopt.tree import Tree
+    >>> schedule([Fit(1, Tree.chain(5)), Fit(8, Tree.chain(3)), Fit(32, None)])
+    [[1, 7, 5], [8, 31, 3], [32, 32, 0]]
+    """
+    steps = tiers(fits)
+    ends = [start - 1 for _, (start, _) in pairwise(steps)]
+    ends.append(max(at.batch for at in fits))
+    return [[start, end, tokens] for (start, tokens), end in zip(steps, ends, strict=True)]
+
+
+def _known(method: str | None, model: str | None) -> str:
+    known = ", ".join(METHODS)
+    if method is None:
+        raise UsageError(f"{ENGINE} needs a method, one of {known}")
+    if method not in METHODS:
+        why = "was removed after 0.32.0" if method in REMOVED else "is not one of its methods"
+        raise EngineError(f"{ENGINE} cannot run method {method}: it {why}; nearest: {known}")
+    if model is None and method not in WITHOUT_MODEL:
+        raise UsageError(f"{ENGINE}: method {method} needs a model, the drafter's checkpoint")
+    return method

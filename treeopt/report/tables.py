@@ -1,0 +1,206 @@
+"""Tables on the terminal (rich), and the same figures as records for JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from treeopt.estimate import Estimate
+from treeopt.plan import Plan, PlanEntry
+from treeopt.trace import PAST_END, Trace
+
+if TYPE_CHECKING:
+    from executor.validate import Comparison
+
+TOPS = (1, 2, 4, 8)
+PATHS_SHOWN = 12
+
+
+def show_plan(plan: Plan, console: Console | None = None) -> None:
+    """Print a table for each batch size, then the conditions of all figures."""
+    console = console or _console()
+    for entry in plan.entries:
+        console.print(_plan_table(entry))
+        console.print(_verdict(entry), soft_wrap=True)
+        console.print()
+    console.print(_conditions(plan), style="dim", soft_wrap=True)
+
+
+def _console() -> Console:
+    """Standard output; wide enough for a table when it is no terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=130)
+
+
+def _plan_table(entry: PlanEntry) -> Table:
+    table = Table(title=f"batch {entry.batch}", title_justify="left", title_style="bold")
+    table.add_column("way of decoding")
+    for name in ("nodes", "depth", "tau", "step ms", "tokens/s", "speedup"):
+        table.add_column(name, justify="right")
+    for choice in (entry.choice, *entry.compared):
+        tree = choice.tree
+        table.add_row(
+            choice.name,
+            str(tree.nodes if tree else 0),
+            str(tree.depth if tree else 0),
+            _interval(choice.tau) if tree else "1",
+            f"{choice.step_s * 1e3:.2f}",
+            f"{choice.tokens_s(entry.batch):.0f}",
+            _interval(choice.speedup) if tree else "1",
+            style="bold green" if choice is entry.choice else None,
+        )
+    for name, reason in entry.skipped.items():
+        table.add_row(name, *[""] * 5, f"not judged: {reason}", style="dim")
+    return table
+
+
+def _verdict(entry: PlanEntry) -> str:
+    choice, lines = entry.choice, []
+    if choice.tree is None:
+        lines.append("Do not speculate: no tree or chain tried is predicted to pay.")
+    else:
+        paths = [list(path) for path in choice.tree.paths[:PATHS_SHOWN]]
+        more = "" if choice.tree.nodes <= PATHS_SHOWN else f" and {choice.tree.nodes - PATHS_SHOWN} more"
+        lines.append(f"Tree {choice.tree.id}, levels {'/'.join(map(str, choice.tree.level_widths))}: {paths}{more}")
+    if entry.gain is not None:
+        lines.append(f"tau over the best chain: {entry.gain.value:+.3f} [{entry.gain.low:+.3f}, {entry.gain.high:+.3f}]")
+    lines.append(f"Proof: {entry.proof.statement}.")
+    return "\n".join(lines)
+
+
+def _conditions(plan: Plan) -> str:
+    search, trace, cost = (plan.meta.get(key, {}) for key in ("search", "trace", "cost"))
+    rule = f"{trace.get('verification', '?')}, temperature {trace.get('temperature', '?')}"
+    return (
+        f"Predictions by replay on {search.get('requests_judged_on', '?')} requests held out, trees chosen on "
+        f"{search.get('requests_chosen_on', '?')} others (seed {search.get('seed', '?')}); 95 % intervals, clustered "
+        f"by request, speedups with the profile's error.\n"
+        f"Trace: {_models(trace)}; {rule}; {trace.get('new_tokens', '?')} new tokens a request.\n"
+        f"Step times: {_models(cost)} on {cost.get('device', '?')} "
+        f"({cost.get('provenance', {}).get('processor', '?')}), {cost.get('provenance', {}).get('date', '?')}."
+    )
+
+
+def _models(meta: Mapping[str, Any]) -> str:
+    target, drafter = meta.get("target", {}), meta.get("drafter", {})
+    return (
+        f"target {target.get('name', '?')} {target.get('dtype', '')}, "
+        f"{drafter.get('heads', '')} {drafter.get('kind', '?')} heads"
+    )
+
+
+def _interval(estimate: Estimate, digits: int = 2) -> str:
+    return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+
+
+def describe(trace: Trace) -> dict[str, Any]:
+    """What a trace holds, as JSON values; acceptance by depth is over all anchors, given nothing."""
+    tops = []
+    for depth in range(trace.depth):
+        rank = trace.rank[:, depth]
+        known = rank[rank != PAST_END]
+        tops.append([round(float(((known >= 0) & (known < top)).mean()), 4) if len(known) else None for top in TOPS])
+    lengths = trace.stops - trace.starts
+    return {
+        "anchors": trace.anchors,
+        "requests": trace.requests,
+        "depth": trace.depth,
+        "width": trace.width,
+        "tokens_a_request": {"min": int(lengths.min()), "mean": float(lengths.mean()), "max": int(lengths.max())},
+        "optional": [n for n in ("accept", "draft_prob", "candidates", "domain") if getattr(trace, n) is not None],
+        "domains": len(trace.domain_names),
+        "top_1_2_4_8_by_depth": tops,
+        "distinct_rank_paths": len(np.unique(trace.rank, axis=0)),
+        "meta": dict(trace.meta),
+    }
+
+
+def show_trace(trace: Trace, console: Console | None = None) -> None:
+    """Print what a trace holds."""
+    console = console or _console()
+    facts = describe(trace)
+    meta = facts["meta"]
+    console.print(
+        f"{facts['anchors']} anchors of {facts['requests']} requests "
+        f"({facts['tokens_a_request']['min']} to {facts['tokens_a_request']['max']} tokens), "
+        f"depth {facts['depth']}, width {facts['width']}"
+        + (f", {facts['domains']} domains" if facts["domains"] else "")
+    )
+    console.print(
+        f"{_models(meta)}; {meta.get('verification', '?')}, temperature {meta.get('temperature', '?')}, "
+        f"seed {meta.get('seed', '?')}"
+    )
+    repeated = meta.get("repeated_4grams")
+    if repeated:
+        console.print(
+            f"repeated 4-grams: {repeated['written']:.1%} of what the target wrote, "
+            f"{repeated['prompts']:.1%} of the prompts. A loop flatters every drafter: mistrust a large difference.",
+            soft_wrap=True,
+        )
+    console.print("true token among the drafter's best, over all positions (tau needs a replay):")
+    table = Table()
+    table.add_column("depth")
+    for top in TOPS:
+        table.add_column(f"top {top}", justify="right")
+    for depth, shares in enumerate(facts["top_1_2_4_8_by_depth"], 1):
+        table.add_row(str(depth), *("" if share is None else f"{share:.3f}" for share in shares))
+    console.print(table)
+
+
+def comparison_record(comparisons: Sequence["Comparison"]) -> dict[str, Any]:
+    """Predicted and measured figures and their errors, as JSON values."""
+    from executor.validate import max_error, mean_error
+
+    return {
+        "mean_error": mean_error(comparisons),
+        "max_error": max_error(comparisons),
+        "cells": [
+            {
+                "batch": c.batch,
+                "name": c.name,
+                "tree": {"id": c.tree.id, "paths": [list(path) for path in c.tree.paths]},
+                "predicted": asdict(c.predicted),
+                "measured": asdict(c.measured),
+                "end_to_end": c.end_to_end,
+                "error": c.error,
+            }
+            for c in comparisons
+        ],
+    }
+
+
+def show_comparisons(
+    comparisons: Sequence["Comparison"], conditions: Mapping[str, Any], console: Console | None = None
+) -> None:
+    """Print predicted beside measured."""
+    from executor.validate import max_error, mean_error
+
+    console = console or _console()
+    table = Table(title="predicted | measured", title_justify="left", title_style="bold")
+    for name in ("batch", "tree", "nodes"):
+        table.add_column(name, justify="left" if name == "tree" else "right")
+    for name in ("tau", "step ms", "speedup"):
+        table.add_column(f"{name}\npredicted", justify="right")
+        table.add_column("\nmeasured", justify="right")
+    table.add_column("error", justify="right")
+    table.add_column("end to\nend", justify="right")
+    for c in comparisons:
+        p, m = c.predicted, c.measured
+        table.add_row(
+            str(c.batch), c.name, str(c.tree.nodes),
+            _interval(p.tau), _interval(m.tau), f"{p.step_s * 1e3:.2f}", f"{m.step_s * 1e3:.2f}",
+            _interval(p.speedup), _interval(m.speedup), f"{c.error:+.1%}", f"{c.end_to_end:.2f}",
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        f"Error of the predicted speedup: mean {mean_error(comparisons):.1%}, largest {max_error(comparisons):.1%}. "
+        f"{conditions['prompts']} prompts, {conditions['new_tokens']} new tokens, {conditions['blocks']} blocks in "
+        f"shuffled order, {conditions['dtype']} on {conditions['device']} "
+        f"({conditions['provenance']['processor']}, {conditions['provenance']['cores']} cores). Medians of steps with "
+        "all rows busy; end to end counts prefill and draining too. 95 % intervals.",
+        style="dim",
+        soft_wrap=True,
+    )
