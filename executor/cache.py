@@ -33,7 +33,11 @@ class TreeCache(Cache):
 
     def place(self, slots: Tensor, view: int) -> None:
         """The next forward writes at `slots`, int64 (batch, tokens), and attends to the first `view` positions."""
-        self._rows, self._slots, self._view = torch.arange(len(slots), device=slots.device)[:, None, None], slots, view
+        self._rows, self._slots, self._view = (
+            torch.arange(len(slots), device=slots.device)[:, None, None],
+            slots,
+            view,
+        )
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store one layer's new keys and values (sequences, heads, tokens, width); return what to attend to."""

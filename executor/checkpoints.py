@@ -17,7 +17,7 @@ from treeopt.files import whole, write_text
 
 MEDUSA_FILE = "medusa_lm_head.safetensors"
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
-_OUTPUT = re.compile(r"(\d+)\.(\d+)\.weight")
+_OUTPUT = re.compile(r"\d+\.\d+\.weight")
 
 
 def load_drafter(path: Path | str, target: Target) -> MedusaHeads:
@@ -38,11 +38,13 @@ def load_drafter(path: Path | str, target: Target) -> MedusaHeads:
 
 def _medusa(file: Path, tensors: dict[str, Tensor], target: Target) -> MedusaHeads:
     blocks = {(int(m[1]), int(m[2]), m[3]): key for key in tensors if (m := _BLOCK.fullmatch(key))}
-    outputs = {int(m[1]): key for key in tensors if (m := _OUTPUT.fullmatch(key))}
-    unknown = sorted(set(tensors) - set(blocks.values()) - set(outputs.values()))
+    outputs = {key for key in tensors if _OUTPUT.fullmatch(key)}
+    unknown = sorted(set(tensors) - set(blocks.values()) - outputs)
     if not blocks or unknown:
         raise ExecutorError(f"{file}: not Medusa heads: unknown keys {unknown[:4] or 'only, no `0.0.linear.weight`'}")
     heads, layers = max(k for k, _, _ in blocks) + 1, max(n for _, n, _ in blocks) + 1
+    if heads * layers > len(tensors):
+        raise ExecutorError(f"{file}: {heads} heads of {layers} layers are named, {len(tensors)} tensors are there")
     own = bool(outputs)
     shapes = {
         f"{k}.{n}.linear.{part}": (target.hidden,) * (2 if part == "weight" else 1)

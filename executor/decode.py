@@ -103,9 +103,7 @@ class Decoder:
         self.drafter = drafter if tree.nodes else None
         self.topology = Topology.of(tree, target.device)
 
-    def generate(
-        self, prompts: Sequence[Tokens], *, new_tokens: int, stop: Sequence[int] = ()
-    ) -> list[Generation]:
+    def generate(self, prompts: Sequence[Tokens], *, new_tokens: int, stop: Sequence[int] = ()) -> list[Generation]:
         """Continue every prompt by up to `new_tokens`; see `steps`."""
         tokens: list[list[int]] = [[] for _ in prompts]
         accepted: list[list[int]] = [[] for _ in prompts]
@@ -116,9 +114,7 @@ class Decoder:
                     accepted[request].append(kept)
         return [Generation(tuple(t), tuple(a)) for t, a in zip(tokens, accepted, strict=True)]
 
-    def steps(
-        self, prompts: Sequence[Tokens], *, new_tokens: int, stop: Sequence[int] = ()
-    ) -> Iterator[Step]:
+    def steps(self, prompts: Sequence[Tokens], *, new_tokens: int, stop: Sequence[int] = ()) -> Iterator[Step]:
         """Decode all prompts, in order of arrival, and yield every step.
 
         Args:
@@ -157,13 +153,8 @@ class Decoder:
             if len(prompt) == 0:
                 raise UsageError(f"prompt {number} is empty: decoding starts from a token")
         longest = max((len(prompt) for prompt in prompts), default=1)
-        needed = longest + new_tokens + self.tree.depth + self.tree.nodes + 1
-        limit = self.target.context_limit
-        if limit is not None and longest + new_tokens + self.tree.depth > limit:
-            raise ExecutorError(
-                f"a prompt of {longest} tokens with {new_tokens} new ones and a tree of depth {self.tree.depth} "
-                f"exceeds the model's context of {limit}"
-            )
+        self.target.check_length(longest + new_tokens + self.tree.depth)
+        needed = longest + new_tokens + self.tree.nodes + 1
         self.target.allocate(self.batch, -(-needed // BUCKET) * BUCKET)
         device = self.target.device
         self._lengths = torch.zeros(self.batch, dtype=torch.long, device=device)

@@ -11,7 +11,7 @@ import numpy as np
 
 from executor.decode import Decoder, Step
 from executor.drafters.base import Drafter
-from executor.record import device_name, weights_hash
+from executor.record import device_name, identity
 from executor.target import Target
 from simulate.profile import BatchTimes, Profile
 from treeopt.errors import UsageError
@@ -113,9 +113,7 @@ def measure(
     trees = [PLAIN, *grid(max_nodes, drafter.max_depth)]
     rng = np.random.default_rng(seed)
     times = {(batch, tree): Times() for batch in batches for tree in trees}
-    decoders = {
-        key: Decoder(target, drafter, tree=key[1], batch=key[0], timed=True) for key in times
-    }
+    decoders = {key: Decoder(target, drafter, tree=key[1], batch=key[0], timed=True) for key in times}
     for _ in range(rounds):
         for index in rng.permutation(len(times)).tolist():
             key = list(times)[index]
@@ -129,8 +127,7 @@ def measure(
         context=(min(lengths), max(lengths) + new_tokens),
         relative_error=_relative_error(batches, trees, times),
         meta={
-            "target": {"name": target.name, "weights": weights_hash(target.model), "dtype": str(target.dtype)[6:]},
-            "drafter": {"kind": drafter.kind, "heads": drafter.max_depth, "weights": weights_hash(drafter)},
+            **identity(target, drafter),
             "device": device_name(target.device),
             "rounds": rounds,
             "steps": steps,

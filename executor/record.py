@@ -89,8 +89,7 @@ def collect(
         "temperature": temperature,
         "new_tokens": new_tokens,
         "seed": seed,
-        "target": {"name": target.name, "weights": weights_hash(target.model), "dtype": _name(target.dtype)},
-        "drafter": {"kind": drafter.kind, "heads": drafter.max_depth, "weights": weights_hash(drafter)},
+        **identity(target, drafter),
         "prompts_sha256": _hash([list(t) for t in tokens]),
         "text_sha256": _hash(texts),
         "repeated_4grams": {
@@ -112,7 +111,11 @@ def collect(
 
 
 def _write(
-    decoder: Decoder, tokens: Sequence[Sequence[int]], new_tokens: int, stop: Sequence[int], progress: Progress
+    decoder: Decoder,
+    tokens: Sequence[Sequence[int]],
+    new_tokens: int,
+    stop: Sequence[int],
+    progress: Progress,
 ) -> list[Generation]:
     texts: list[list[int]] = [[] for _ in tokens]
     open_requests: set[int] = set()
@@ -173,6 +176,14 @@ def repeated_share(texts: Sequence[Sequence[int]], length: int = NGRAM) -> float
         grams += sum(counts.values())
         repeats += sum(counts.values()) - len(counts)
     return repeats / grams if grams else 0.0
+
+
+def identity(target: Target, drafter: Drafter) -> dict[str, Any]:
+    """Who they are, by name, number type and weights: what traces, profiles and validations are matched by."""
+    return {
+        "target": {"name": target.name, "weights": weights_hash(target.model), "dtype": _name(target.dtype)},
+        "drafter": {"kind": drafter.kind, "heads": drafter.max_depth, "weights": weights_hash(drafter)},
+    }
 
 
 def weights_hash(module: Any) -> str:

@@ -120,21 +120,22 @@ class Target:
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return None if limit is None else int(limit)
 
-    def allocate(self, batch: int, capacity: int) -> None:
-        """Make room for `batch` sequences of `capacity` tokens (drafted ones included).
+    def check_length(self, length: int) -> None:
+        """Refuse a sequence that the model cannot see as a whole.
 
         Raises:
-            ExecutorError: the capacity is beyond the model's context or attention window.
+            ExecutorError: it is longer than the model's context or attention window.
         """
-        if self.context_limit is not None and capacity > self.context_limit:
+        if self.context_limit is not None and length > self.context_limit:
+            raise ExecutorError(f"{self.name}: {length} tokens exceed the model's context of {self.context_limit}")
+        if self.window is not None and length > self.window:
             raise ExecutorError(
-                f"{self.name}: needs room for {capacity} tokens a sequence, but the model's context is {self.context_limit}"
-            )
-        if self.window is not None and capacity > self.window:
-            raise ExecutorError(
-                f"{self.name}: needs room for {capacity} tokens, but attends only to the last {self.window} "
+                f"{self.name}: {length} tokens are too many, it attends only to the last {self.window} "
                 "(sliding windows are not supported)"
             )
+
+    def allocate(self, batch: int, capacity: int) -> None:
+        """Make room for `batch` sequences of `capacity` tokens, drafted ones included."""
         layers = int(self.model.config.get_text_config().num_hidden_layers)
         self.cache = TreeCache(layers, batch, capacity)
 

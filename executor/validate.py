@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -154,11 +155,19 @@ def _measured(run: _Run, plain: _Run) -> Figures:
     return Figures(run.tau, step_s, run.tau.times(quotient, relative_error=spread.relative))
 
 
-def mean_error(comparisons: Sequence[Comparison]) -> float:
-    """Mean of |predicted / measured − 1| of the speedups."""
-    return math.fsum(abs(c.error) for c in comparisons) / len(comparisons)
-
-
-def max_error(comparisons: Sequence[Comparison]) -> float:
-    """Largest |predicted / measured − 1| of the speedups."""
-    return max(abs(c.error) for c in comparisons)
+def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """The figures as JSON values: `cells`, and mean and largest |predicted / measured − 1| of their speedups."""
+    errors = [abs(c.error) for c in comparisons]
+    cells = [
+        {
+            "batch": c.batch,
+            "name": c.name,
+            "tree": {"id": c.tree.id, "paths": [list(path) for path in c.tree.paths]},
+            "predicted": asdict(c.predicted),
+            "measured": asdict(c.measured),
+            "end_to_end": c.end_to_end,
+            "error": c.error,
+        }
+        for c in comparisons
+    ]
+    return {"mean_error": math.fsum(errors) / len(errors), "max_error": max(errors), "cells": cells}

@@ -1,4 +1,4 @@
-"""Random trees and traces for Hypothesis, traces written out by hand or drawn from a model, and equality of traces."""
+"""Random trees and traces for Hypothesis, traces by hand or drawn from a model, equality of traces."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -14,15 +14,11 @@ from treeopt.tree import Tree
 ARRAYS = ("request", "position", "rank", "accept", "draft_prob", "domain")
 
 _json = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**60), 2**60)
-    | st.floats(allow_nan=False)
-    | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-# `schema`, `width` and `domain_names` share the file's header with `meta`; test_trace.py tries those names by hand.
+# `schema`, `width` and `domain_names` share the file's header with `meta`; test_trace.py tries them by hand.
 metas = st.dictionaries(
     st.text(max_size=8).filter(lambda key: key not in ("schema", "width", "domain_names")), _json, max_size=3
 )
@@ -80,7 +76,7 @@ def with_lengths(rank: NDArray[Any], lengths: Sequence[int], *, width: int, **pa
 def drawn_trace(
     probabilities: Sequence[Sequence[float]], lengths: Sequence[int], *, depth: int, rng: np.random.Generator
 ) -> Trace:
-    """A trace whose request r draws each rank independently from `probabilities[r % ...]`; what is left misses."""
+    """A trace whose request r draws ranks from `probabilities[r % ...]`, each by itself; the rest misses."""
     width = len(probabilities[0])
     rows = []
     for number, length in enumerate(lengths):
@@ -115,11 +111,7 @@ def traces(
     anchors = sum(lengths)
     # Bytes that Hypothesis can shrink, or plain chance, which repeats itself less.
     seed, size = draw(st.none() | st.integers(0, 2**32 - 1)), anchors * depth
-    content = (
-        draw(st.binary(min_size=size, max_size=size))
-        if seed is None
-        else np.random.default_rng(seed).bytes(size)
-    )
+    content = draw(st.binary(min_size=size, max_size=size)) if seed is None else np.random.default_rng(seed).bytes(size)
     # Rank 0 is twice as likely: deep acceptance must not be rare.
     ranks = np.array([0, 0, *range(1, width), -1])
     drawn = ranks[np.frombuffer(content, dtype=np.uint8) % len(ranks)]

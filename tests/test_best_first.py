@@ -1,9 +1,9 @@
-"""Most frequent prefixes against exhaustive search over all trees; positional tables against a heap and published values."""
+"""Most frequent prefixes against all trees there are, positional tables against a heap and Sequoia."""
 
 import heapq
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -124,9 +124,7 @@ def test_nodes_come_by_value_depth_and_path(trace, nodes, depth):
     for cap in range(min(depth, trace.depth) + 1):
         due = ordered(values, cap)[:nodes]
         assert held(frontier, cap) == due
-        np.testing.assert_allclose(
-            frontier.value[frontier.order(cap)], [float(values[p]) for p in due], rtol=1e-15
-        )
+        np.testing.assert_allclose(frontier.value[frontier.order(cap)], [float(values[p]) for p in due], rtol=1e-15)
     assert frontier.depth.max(initial=0) <= depth
     assert frontier.limit == nodes
 
@@ -163,7 +161,7 @@ def test_trees_of_all_sizes_are_nested(trace):
     frontier = count_prefixes(trace, nodes=12, depth=trace.depth)
     for cap in range(1, trace.depth + 1):
         nested = [frontier.tree(size, cap) for size in range(13)]
-        for smaller, larger in zip(nested, nested[1:], strict=False):
+        for smaller, larger in pairwise(nested):
             assert set(smaller.paths) <= set(larger.paths)
             assert larger.nodes - smaller.nodes in (0, 1)
 
@@ -272,9 +270,7 @@ def test_sequoias_dynamic_programme_reaches_the_same_value(size, tokens):
 
 @given(
     st.integers(1, 3).flatmap(
-        lambda depth: st.lists(
-            st.lists(st.integers(-1, 2), min_size=3, max_size=4), min_size=depth, max_size=depth
-        )
+        lambda depth: st.lists(st.lists(st.integers(-1, 2), min_size=3, max_size=4), min_size=depth, max_size=depth)
     )
 )
 def test_independent_depths_make_the_product_of_the_marginals(faces):

@@ -81,11 +81,7 @@ def test_best_gamma_is_that_of_brute_force(alpha, cost_ratio, max_gamma):
     assert 0 <= found <= max_gamma
     # float64 cannot tell speedups apart that agree to 14 digits
     assert speedups[found] >= max(speedups) * (1 - Fraction(1, 10**14))
-    close = [
-        gamma
-        for gamma, speedup in enumerate(speedups)
-        if speedup >= max(speedups) * (1 - Fraction(1, 10**14))
-    ]
+    close = [gamma for gamma, speedup in enumerate(speedups) if speedup >= max(speedups) * (1 - Fraction(1, 10**14))]
     if len(close) == 1:
         assert found == close[0]
 
@@ -129,9 +125,7 @@ def test_corals_speedup_is_leviathans_at_a_chains_tau():
     for alpha, gamma, cost_ratio in [(0.8, 4, 0.05), (0.6, 2, 0.3), (1.0, 3, 0.1), (0.5, 0, 0.5)]:
         tau = expected_tau(alpha=alpha, gamma=gamma)
         found = latency_speedup(tau=tau, gamma=gamma, draft_s=cost_ratio, plain_s=1.0, verify_s=1.0)
-        assert found == pytest.approx(
-            walltime_speedup(alpha=alpha, gamma=gamma, cost_ratio=cost_ratio), rel=1e-14
-        )
+        assert found == pytest.approx(walltime_speedup(alpha=alpha, gamma=gamma, cost_ratio=cost_ratio), rel=1e-14)
 
 
 def test_arrays_broadcast_and_equal_their_scalars():

@@ -43,9 +43,7 @@ def entry(batch: int, tree: Tree | None, *, chain: int | None = 3, chain_speedup
     if chain is not None:
         compared.append(choice(CHAIN, Tree.chain(chain), chain_speedup))
     chosen = choice("chosen tree" if tree else "no speculation", tree, 1.6)
-    return PlanEntry(
-        batch, chosen, None, tuple(compared), {}, Proof("tokens", optimal=False, statement="none")
-    )
+    return PlanEntry(batch, chosen, None, tuple(compared), {}, Proof("tokens", optimal=False, statement="none"))
 
 
 def plan_of(*entries: PlanEntry, drafter: dict[str, Any] | None = None) -> Plan:
@@ -54,9 +52,7 @@ def plan_of(*entries: PlanEntry, drafter: dict[str, Any] | None = None) -> Plan:
 
 GOLDEN = plan_of(entry(1, Tree.chain(5)), entry(8, Tree.chain(3)), entry(32, Tree.chain(1)), entry(64, None))
 
-trees = st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=5), min_size=1, max_size=12).map(
-    Tree.from_paths
-)
+trees = st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=5), min_size=1, max_size=12).map(Tree.from_paths)
 lengths = st.integers(0, 7)
 chain_plans = st.dictionaries(st.integers(1, 40), lengths, min_size=1, max_size=5).map(
     lambda steps: plan_of(*(entry(batch, Tree.chain(k) if k else None) for batch, k in steps.items()))
@@ -251,9 +247,7 @@ def test_sglang_reads_the_plan(plan: Plan, graphs: bool) -> None:
     captured = sorted({16, 48, *(key - 1 for key in keys[1:])}) if graphs else ()
     options = shlex.split(result.flags)
     assert keys[0] == 1
-    assert [
-        sglang_steps(result.text, options, batch=batch, captured=captured) for batch in range(1, 51)
-    ] == intended
+    assert [sglang_steps(result.text, options, batch=batch, captured=captured) for batch in range(1, 51)] == intended
 
 
 def test_sglang_golden_schedule() -> None:
@@ -330,9 +324,7 @@ def test_sglang_schedules_no_triples() -> None:
 
 def test_sglang_algorithms() -> None:
     assert "--speculative-algorithm STANDALONE " in sglang.export(GOLDEN, method="standalone", batch=1).text
-    with pytest.raises(
-        EngineError, match=r"SGLang .*STANDALONE by batch size .*nearest: one batch size of 1, 8"
-    ):
+    with pytest.raises(EngineError, match=r"SGLang .*STANDALONE by batch size .*nearest: one batch size of 1, 8"):
         sglang.export(GOLDEN, method="standalone")
     with pytest.raises(EngineError, match=r"SGLang .* method medusa; nearest: EAGLE, EAGLE3"):
         sglang.export(GOLDEN, method="medusa")
@@ -350,9 +342,7 @@ def test_chain_engines_refuse_what_is_no_chain(tree: Tree) -> None:
         (lambda **k: sglang.export(plan, **k), "SGLang"),
     ):
         if any(tree.ranks):
-            with pytest.raises(
-                EngineError, match=rf"{engine} .*batch 2.*path \[.*nearest: chain of 4 \(`chain`\)"
-            ):
+            with pytest.raises(EngineError, match=rf"{engine} .*batch 2.*path \[.*nearest: chain of 4 \(`chain`\)"):
                 run()
             assert tree.id in run(nearest="chain").notes[0]
         else:
@@ -471,9 +461,7 @@ def test_command_prints_json(saved: Path) -> None:
         ),
     ],
 )
-def test_command_raises_for_its_group(
-    saved: Path, args: list[str], error: type[Exception], message: str
-) -> None:
+def test_command_raises_for_its_group(saved: Path, args: list[str], error: type[Exception], message: str) -> None:
     result = invoke(saved, *args)
     assert type(result.exception) is error
     assert message in str(result.exception)

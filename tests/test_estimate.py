@@ -20,7 +20,7 @@ def columns(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def clustered(rng: np.random.Generator, clusters: int) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and committed tokens of requests that each have their own acceptance; E committed / E steps is 3."""
+    """Committed tokens and steps of requests, each with its own acceptance; E committed / E steps is 3."""
     steps = rng.integers(20, 60, clusters)
     mean = rng.uniform(2, 4, clusters)
     return rng.poisson(steps * mean), steps
@@ -47,7 +47,7 @@ def test_clusters_of_one_size_give_students_interval(tops, size):
 
 
 def test_an_interval_by_hand():
-    # r = 6/4; influences (1 - 1.5)/4, (5 - 4.5)/4; variance 2/1 * 2 * (1/8)^2 = 1/16; t(1) at 97.5 % = 12.7062.
+    # r = 6/4; influences (1 - 1.5)/4, (5 - 4.5)/4; variance 2/1 * 2 * (1/8)^2 = 1/16; t(1; 97.5 %) = 12.7062.
     found = ratio(np.array([1, 5]), np.array([1, 3]))
     assert (found.value, found.high - found.value) == pytest.approx((1.5, 12.7062 / 4), rel=1e-5)
 
@@ -76,8 +76,8 @@ def test_one_cluster_says_nothing_of_the_spread():
 
 
 def test_intervals_cover_what_they_say():
-    # 4000 traces of 30 requests. If an interval covers with probability 0.95, the share of those that do has a
-    # standard deviation of 0.0034; the linearisation costs up to half a percent at 30 clusters. Outside
+    # 4000 traces of 30 requests. If an interval covers with probability 0.95, the share of those that do has
+    # a standard deviation of 0.0034; the linearisation costs up to half a percent at 30 clusters. Outside
     # [0.93, 0.967] is then 4.4 deviations away (false alarm 1e-5), with a fixed seed.
     rng = np.random.default_rng(7)
     covered = ignoring_clusters = 0
@@ -120,8 +120,8 @@ def test_the_interval_agrees_with_a_bootstrap_by_request():
 
 
 def test_pairing_narrows_a_difference_of_correlated_ratios_and_covers():
-    # A request easy for one tree is easy for the other. 2000 draws have a standard deviation of 0.005: the range
-    # leaves the linearisation half a percent and chance five deviations (false alarm 6e-7), with a fixed seed.
+    # A request easy for one tree is easy for the other. 2000 draws have a standard deviation of 0.005: the
+    # range leaves the linearisation half a percent and chance five deviations (false alarm 6e-7); fixed seed.
     rng = np.random.default_rng(11)
     narrower = hits = 0
     for _ in range(2000):
@@ -153,9 +153,7 @@ def test_a_difference_turned_round_changes_its_sign(pairs, seed):
     first = columns(pairs)
     second = first[0], np.random.default_rng(seed).permutation(first[1])
     found, back = paired_difference(first, second), paired_difference(second, first)
-    assert (back.value, back.low, back.high) == pytest.approx(
-        (-found.value, -found.high, -found.low), abs=1e-9
-    )
+    assert (back.value, back.low, back.high) == pytest.approx((-found.value, -found.high, -found.low), abs=1e-9)
 
 
 # --- scaling

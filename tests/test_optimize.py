@@ -20,7 +20,7 @@ from treeopt.errors import CostError, PlanError, TraceError, UsageError
 from treeopt.estimate import Estimate, paired_difference, ratio
 from treeopt.optimize import BASELINES, search
 from treeopt.plan import Choice, Plan, PlanEntry, Proof, load_plan, save_plan
-from treeopt.published import EAGLE, MEDUSA, published_trees
+from treeopt.published import published_trees
 from treeopt.searchers.renewal import grow
 from treeopt.trace import Trace
 from treeopt.tree import Tree
@@ -40,7 +40,7 @@ def _no_git():
 
 @dataclass
 class Cost:
-    """Weights are read once, tokens cost beyond a ridge, a draft pass costs by level; remembers what it was asked."""
+    """Weights once, tokens by the stair, draft passes by the level; remembers what it was asked."""
 
     base: float = 1.0
     token: float = 0.01
@@ -172,8 +172,7 @@ def test_renewal_finds_a_tree_that_averages_miss():
     # test_renewal.py shows the gap; here it must reach the plan. 1.9 % with this seed.
     trace = two_regimes(0.85, 0.35)
     trees = [
-        search(trace, Cost(draft=0.0), max_nodes=31, method=m).entries[0].choice.tree
-        for m in ("best-first", "renewal")
+        search(trace, Cost(draft=0.0), max_nodes=31, method=m).entries[0].choice.tree for m in ("best-first", "renewal")
     ]
     fit, _ = parts(trace)
     assert rate(trees[1], fit, Cost(draft=0.0), 1) > 1.01 * rate(trees[0], fit, Cost(draft=0.0), 1)
@@ -181,13 +180,11 @@ def test_renewal_finds_a_tree_that_averages_miss():
 
 @pytest.mark.parametrize("method", ["best-first", "renewal"])
 def test_the_shortlist_holds_a_tree_close_to_the_best_of_all_where_requests_differ(method):
-    # Averages over positions promise most for deep trees: a shortlist by averages alone holds deep trees alone.
+    # Averages over positions promise too much of deep trees: a shortlist by averages holds deep trees alone.
     trace, cost = two_regimes(0.92, 0.3), Cost(token=0.03, draft=0.1)
     tree = search(trace, cost, max_nodes=31, method=method).entries[0].choice.tree
     fit, _ = parts(trace)
-    assert rate(tree, fit, cost, 1) > 0.99 * max(
-        rate(other, fit, cost, 1) for other in candidates(fit, 31, 6)
-    )
+    assert rate(tree, fit, cost, 1) > 0.99 * max(rate(other, fit, cost, 1) for other in candidates(fit, 31, 6))
 
 
 def test_shapes_that_are_priced_are_those_of_the_trees():
@@ -320,9 +317,7 @@ def test_nothing_is_called_optimal_that_is_not_proved():
             assert not entry.proof.optimal
             assert "at most 7 nodes and depth 5" in entry.proof.statement
             assert ("proved optimal" in entry.proof.statement) == (cost.separable and method != "hydra")
-            assert ("depends on level widths" in entry.proof.statement) == (
-                not cost.separable and method != "hydra"
-            )
+            assert ("depends on level widths" in entry.proof.statement) == (not cost.separable and method != "hydra")
 
 
 # --- the same again
@@ -381,9 +376,7 @@ def test_baselines_are_compared_or_skipped_with_a_reason(depth, width, skipped):
     trace = with_lengths(np.zeros((40, depth)), [10] * 4, width=width)
     (entry,) = search(trace, Cost(), max_nodes=7).entries
     assert list(entry.skipped) == skipped
-    assert all(
-        f"the trace records depth {depth}, ranks below {width}" in why for why in entry.skipped.values()
-    )
+    assert all(f"the trace records depth {depth}, ranks below {width}" in why for why in entry.skipped.values())
     compared = {choice.name: choice.tree for choice in entry.compared}
     for name, key in BASELINES.items():
         assert (name in compared) == (name not in skipped)
@@ -439,9 +432,7 @@ def plan_of(entries: int = 2) -> Plan:
     chain = Choice("best chain", Tree.chain(2), Estimate(2.0, 1.9, 2.1), 0.025, Estimate(1.6, 1.5, 1.7))
     plain = Choice("no speculation", None, Estimate(1, 1, 1), 0.02, Estimate(1, 1, 1))
     proof = Proof("replayed tokens a second", optimal=False, statement="best found")
-    first = PlanEntry(
-        1, fast, Estimate(0.5, 0.25, 0.75), (plain, chain), {"Medusa's tree": "too deep"}, proof
-    )
+    first = PlanEntry(1, fast, Estimate(0.5, 0.25, 0.75), (plain, chain), {"Medusa's tree": "too deep"}, proof)
     second = PlanEntry(64, plain, None, (chain,), {}, replace(proof, optimal=True))
     return Plan((first, second)[:entries], {"seed": 1, "trace": {"target": "γ"}})
 
@@ -655,9 +646,7 @@ def test_every_truncated_plan_is_refused(tmp_path):
 def places(record: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     if path:
         yield path
-    items = (
-        record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
-    )
+    items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
     for key, value in items:
         yield from places(value, (*path, key))
 
@@ -666,8 +655,7 @@ RECORD = json.loads(plan_of().to_json())
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: (
-        st.lists(inner, max_size=2)
-        | st.dictionaries(st.sampled_from(["value", "paths", "id"]), inner, max_size=2)
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["value", "paths", "id"]), inner, max_size=2)
     ),
     max_leaves=3,
 )

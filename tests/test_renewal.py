@@ -1,6 +1,7 @@
 """Trees for their own walk: never worse than averages, bounded by all small trees, grown like Hydra's."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -22,12 +23,9 @@ small = traces(requests=(1, 3), length=7, depth=3, width=3)
 def all_trees(trace: Trace, nodes: int) -> Iterator[Tree]:
     """Every tree of at most `nodes` nodes made of paths that some anchor follows; other nodes never match."""
     rows = [
-        [rank for rank in row if rank >= 0] if -1 not in row else row[: row.index(-1)]
-        for row in trace.rank.tolist()
+        [rank for rank in row if rank >= 0] if -1 not in row else row[: row.index(-1)] for row in trace.rank.tolist()
     ]
-    paths = sorted(
-        {tuple(row[:k]) for row in rows for k in range(1, len(row) + 1)}, key=lambda p: (len(p), p)
-    )
+    paths = sorted({tuple(row[:k]) for row in rows for k in range(1, len(row) + 1)}, key=lambda p: (len(p), p))
 
     def extend(held: tuple[Path, ...], start: int) -> Iterator[Tree]:
         yield Tree.from_paths(held)
@@ -45,7 +43,7 @@ def averaged(trace: Trace, nodes: int, depth: int) -> float:
 
 
 def two_regimes(seed: int) -> Trace:
-    """60 requests of 100 tokens: half with first-rank acceptance 0.85, half with 0.35, the rest halving by rank."""
+    """60 requests of 100 tokens: first-rank acceptance 0.85 in half, else 0.35; the rest halves by rank."""
     regimes = [[best, *((1 - best) * 0.5**rank for rank in range(1, 6))] for best in (0.85, 0.35)]
     return drawn_trace(regimes, [100] * 60, depth=8, rng=np.random.default_rng(seed))
 
@@ -136,7 +134,7 @@ def test_grow_takes_the_child_that_most_raises_tau(trace, nodes):
             replay(Tree.from_paths([*paths, child]), trace).tau
             for child in children(paths, width=trace.width, depth=trace.depth)
         ]
-        # Where no child raises tau, trying all would take one that no visited anchor uses: grow passes over those.
+        # Where no child raises tau, trying all takes one that no visited anchor uses: grow passes over those.
         if max(every) > tau:
             assert found == max(every)
         paths, tau = list(tree.paths), found
@@ -159,18 +157,16 @@ def test_grow_tries_exactly_the_children_that_its_walk_would_have_used(trace):
             return
         (added,) = set(tree.paths) - set(paths)
         assert added in used
-        assert replay(tree, trace).tau == max(
-            replay(Tree.from_paths([*paths, path]), trace).tau for path in used
-        )
+        assert replay(tree, trace).tau == max(replay(Tree.from_paths([*paths, path]), trace).tau for path in used)
         paths = list(tree.paths)
 
 
 def test_growing_on_real_lengths_raises_tau_every_time():
     trees = grow(two_regimes(1), nodes=20, depth=8)
     assert [tree.nodes for tree in trees] == list(range(1, 21))
-    assert all(set(a.paths) < set(b.paths) for a, b in zip(trees, trees[1:], strict=False))
+    assert all(set(a.paths) < set(b.paths) for a, b in pairwise(trees))
     taus = [1.0, *(replay(tree, two_regimes(1)).tau for tree in trees)]
-    assert all(a < b for a, b in zip(taus, taus[1:], strict=False))
+    assert all(a < b for a, b in pairwise(taus))
     assert taus[-1] > 0.98 * averaged(two_regimes(1), 20, 8)
 
 
@@ -185,7 +181,7 @@ def test_a_child_may_lower_tau():
 def test_few_children_tried_still_nest():
     trees = grow(two_regimes(2), nodes=6, depth=3, tried=1)
     assert [tree.nodes for tree in trees] == [1, 2, 3, 4, 5, 6]
-    assert all(set(a.paths) < set(b.paths) for a, b in zip(trees, trees[1:], strict=False))
+    assert all(set(a.paths) < set(b.paths) for a, b in pairwise(trees))
 
 
 def test_growing_looks_at_the_first_requests_only():

@@ -183,9 +183,7 @@ def test_a_config_that_transformers_wrote_is_read(tmp_path):
 def test_null_and_absent_fields_mean_what_they_mean_to_transformers():
     all_heads = Shape.from_config(TINY | {"num_key_value_heads": None})
     assert all_heads.kv_heads == 4
-    assert all_heads == Shape.from_config(
-        {key: value for key, value in TINY.items() if "key_value" not in key}
-    )
+    assert all_heads == Shape.from_config({key: value for key, value in TINY.items() if "key_value" not in key})
     assert Shape.from_config(TINY | {"model_type": "gemma", "head_dim": 4}).tied
     assert not Shape.from_config(TINY | {"tie_word_embeddings": None}).tied
     # not read by the model's class, hence without effect

@@ -49,9 +49,7 @@ def arrays_of(trace: Trace) -> dict[str, np.ndarray]:
     """What a file of this trace holds, written down here once more."""
     arrays = {name: getattr(trace, name) for name in ARRAYS if getattr(trace, name) is not None}
     if trace.candidates is not None:
-        arrays |= {
-            f"candidates_{part.name}": getattr(trace.candidates, part.name) for part in fields(Candidates)
-        }
+        arrays |= {f"candidates_{part.name}": getattr(trace.candidates, part.name) for part in fields(Candidates)}
     header = {"schema": SCHEMA, "width": trace.width, "domain_names": list(trace.domain_names), **trace.meta}
     return arrays | {"meta": encoded(header)}
 
@@ -77,6 +75,17 @@ def changed(name: str, index: Any, value: Any) -> np.ndarray:
 def load_bytes(path: Path, content: bytes) -> Trace:
     path.write_bytes(content)
     return load_trace(path)
+
+
+def assert_refused_or_harmless(path: Path, content: bytes, trace: Trace) -> None:
+    """Fail unless a damaged file is refused by name or still holds the trace."""
+    try:
+        loaded = load_bytes(path, content)
+    except TraceError as error:
+        if not str(error).startswith(f"{path}: "):
+            raise
+    else:
+        assert_equal_traces(loaded, trace)
 
 
 # --- round trip
@@ -167,9 +176,7 @@ def test_missing_file_and_directory(tmp_path):
         load_trace(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"PK", b"rank\n0\n", b"\x93NUMPY\x01\x00", b"PK\x05\x06" + bytes(18)]
-)
+@pytest.mark.parametrize("content", [b"", b"PK", b"rank\n0\n", b"\x93NUMPY\x01\x00", b"PK\x05\x06" + bytes(18)])
 def test_files_that_are_no_trace(tmp_path, content):
     with pytest.raises(TraceError, match=r"trace\.npz: "):
         load_bytes(tmp_path / "trace.npz", content)
@@ -236,12 +243,7 @@ def test_a_changed_byte_in_the_head_of_an_array_is_refused_or_harmless(tmp_path,
     content = bytearray(long_file())
     head = content.index(b"\x93NUMPY", content.index(f"{name}.npy".encode()))
     content[head + place] ^= mask
-    try:
-        loaded = load_bytes(tmp_path / "trace.npz", bytes(content))
-    except TraceError as error:
-        assert "trace.npz: " in str(error)
-    else:
-        assert_equal_traces(loaded, LONG)
+    assert_refused_or_harmless(tmp_path / "trace.npz", bytes(content), LONG)
 
 
 @given(traces(parts=True), st.data())
@@ -251,12 +253,7 @@ def test_a_changed_byte_anywhere_is_refused_or_harmless(tmp_path, trace, data):
     save_trace(trace, path)
     content = bytearray(path.read_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
-    try:
-        loaded = load_bytes(path, bytes(content))
-    except TraceError as error:
-        assert "trace.npz: " in str(error)
-    else:
-        assert_equal_traces(loaded, trace)
+    assert_refused_or_harmless(path, bytes(content), trace)
 
 
 # --- arrays that are not what they must be
@@ -531,7 +528,8 @@ def test_a_trace_of_other_types_is_refused_or_converted(tmp_path, name, value):
     try:
         trace = Trace(**(parts | {name: value}), width=2, domain_names=("chat",))
     except TraceError as error:
-        assert name in str(error)  # noqa: PT017 - either way is right
+        if name not in str(error):
+            raise
         return
     save_trace(trace, tmp_path / "t.npz")
     assert_equal_traces(load_trace(tmp_path / "t.npz"), trace)
@@ -560,9 +558,7 @@ def file_with(name: str, content: bytes, *, compression: int = zipfile.ZIP_STORE
 def test_a_member_written_by_hand_is_read(tmp_path):
     # Otherwise the refusals below prove nothing.
     data = full_trace().request.tobytes()
-    assert_equal_traces(
-        load_bytes(tmp_path / "t.npz", file_with("request", member("(4,)", data))), full_trace()
-    )
+    assert_equal_traces(load_bytes(tmp_path / "t.npz", file_with("request", member("(4,)", data))), full_trace())
 
 
 @pytest.mark.parametrize(
@@ -596,9 +592,7 @@ def test_a_shape_that_the_data_do_not_fill_is_refused_without_allocating(tmp_pat
 def test_a_zip_entry_that_lies_about_its_size_is_refused_without_allocating(tmp_path, compression):
     content = bytearray(file_with("request", member(f"({2**28},)", bytes(1000)), compression=compression))
     entry = content.index(b"PK\x01\x02")
-    content[entry + 24 : entry + 28] = struct.pack(
-        "<I", 2**30 + 128
-    )  # uncompressed size, as the directory says
+    content[entry + 24 : entry + 28] = struct.pack("<I", 2**30 + 128)  # uncompressed size, as the directory says
     tracemalloc.start()
     try:
         with pytest.raises(TraceError, match=r"t\.npz: "):
@@ -678,11 +672,7 @@ def rows(trace: Trace) -> list[tuple]:
         row += [None if part is None else part[i].tolist() for part in (trace.accept, trace.draft_prob)]
         if trace.candidates is not None:
             own = slice(*trace.candidates.offset[i : i + 2].tolist())
-            row += [
-                getattr(trace.candidates, f.name)[own].tolist()
-                for f in fields(Candidates)
-                if f.name != "offset"
-            ]
+            row += [getattr(trace.candidates, f.name)[own].tolist() for f in fields(Candidates) if f.name != "offset"]
         found.append(tuple(row))
     return found
 

@@ -37,9 +37,7 @@ def test_parents_and_ranks_say_what_the_paths_say(tree):
         parent = tree.parents[node]
         assert path == (*(tree.paths[parent] if parent >= 0 else ()), tree.ranks[node])
         assert tree.depths[node] == len(path)
-    assert list(zip(tree.parents, tree.ranks, strict=True)) == sorted(
-        zip(tree.parents, tree.ranks, strict=True)
-    )
+    assert list(zip(tree.parents, tree.ranks, strict=True)) == sorted(zip(tree.parents, tree.ranks, strict=True))
 
 
 @given(rank_paths(), st.randoms(use_true_random=False), st.data())

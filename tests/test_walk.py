@@ -67,9 +67,7 @@ def test_replay_equals_the_slow_walker(case):
 @given(trees_on_traces())
 def test_accepted_lengths_at_every_anchor(case):
     tree, trace = case
-    assert accepted_lengths(tree, trace).tolist() == [
-        slow_accepted(tree, trace, i) for i in range(trace.anchors)
-    ]
+    assert accepted_lengths(tree, trace).tolist() == [slow_accepted(tree, trace, i) for i in range(trace.anchors)]
 
 
 @given(trees_on_traces())
@@ -169,8 +167,8 @@ def test_a_request_of_50_000_anchors():
 @pytest.mark.parametrize(("alpha", "gamma"), [(0.5, 2), (0.8, 4), (0.9, 6)])
 def test_independent_acceptance_gives_leviathans_tau(alpha, gamma):
     # Ranks at a visited anchor are independent of the walk so far, so steps are independent and tau is
-    # (1 - a^(g+1)) / (1 - a) (Leviathan et al. 2023, eq. 1). Accepted + 1 per step lies in [1, g + 1]; tolerance
-    # five standard errors: false-alarm probability 6e-7, with a fixed seed.
+    # (1 - a^(g+1)) / (1 - a) (Leviathan et al. 2023, eq. 1). Tolerance five standard errors: false-alarm
+    # probability 6e-7, with a fixed seed.
     trace = drawn_trace([[alpha]], [60_000], depth=gamma, rng=np.random.default_rng(1))
     steps = walk(Tree.chain(gamma), trace)
     error = steps.accepted.std() / math.sqrt(len(steps.accepted))

@@ -35,9 +35,7 @@ class ChainOnly:
         """Name the first path with another rank than 0."""
         for path in tree.paths:
             if path[-1] > 0:
-                return (
-                    f"path {_show(path)} takes candidate {path[-1]}, only the best of each depth is drafted"
-                )
+                return f"path {_show(path)} takes candidate {path[-1]}, only the best of each depth is drafted"
         return None
 
 

@@ -137,9 +137,7 @@ class _Bench:
         counts = self.judged(tree)
         tau = ratio(counts.committed, counts.steps)
         step_s = self.step_s(tree, batch)
-        return Choice(
-            name, tree, tau, step_s, tau.times(plain_s / step_s, relative_error=self.cost.relative_error)
-        )
+        return Choice(name, tree, tau, step_s, tau.times(plain_s / step_s, relative_error=self.cost.relative_error))
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,11 +190,10 @@ def _enumerate(frontier: Frontier, max_depth: int) -> _Options:
     return _Options(np.array(tokens), [n for n, _ in sizes], widths, lambda i: frontier.tree(*sizes[i]))
 
 
-def _entry(
-    bench: _Bench, options: _Options, batch: int, method: Method, max_nodes: int, max_depth: int
-) -> PlanEntry:
+def _entry(bench: _Bench, options: _Options, batch: int, method: Method, max_nodes: int, max_depth: int) -> PlanEntry:
     chain = max(
-        (Tree.chain(k) for k in range(1, min(max_depth, max_nodes) + 1)), key=lambda tree: bench.rate(tree, batch)
+        (Tree.chain(k) for k in range(1, min(max_depth, max_nodes) + 1)),
+        key=lambda tree: bench.rate(tree, batch),
     )
     plain_s = bench.cost.plain_s(batch=batch, context=bench.context)
     best = _best(bench, options, batch, method)
@@ -236,9 +233,7 @@ def _best(bench: _Bench, options: _Options, batch: int, method: Method) -> Tree 
     shortlist = [options.tree(i) for i in np.argsort(-rates, kind="stable")[:SHORTLIST].tolist()]
     shortlist.sort(key=lambda tree: -bench.rate(tree, batch))
     if method == "renewal":
-        shortlist += [
-            improve(bench.fit, nodes=tree.nodes, depth=tree.depth).tree for tree in shortlist[:REFINED]
-        ]
+        shortlist += [improve(bench.fit, nodes=tree.nodes, depth=tree.depth).tree for tree in shortlist[:REFINED]]
     return max(shortlist, key=lambda tree: bench.rate(tree, batch))
 
 

@@ -197,7 +197,9 @@ def _read_entry(record: Mapping[str, Any], where: str) -> PlanEntry:
         compared=tuple(_read_choice(c) for c in record["compared"]),
         skipped={str(k): str(v) for k, v in record["skipped"].items()},
         proof=Proof(
-            str(record["proof"]["objective"]), bool(record["proof"]["optimal"]), str(record["proof"]["statement"])
+            str(record["proof"]["objective"]),
+            bool(record["proof"]["optimal"]),
+            str(record["proof"]["statement"]),
         ),
     )
 
@@ -209,9 +211,7 @@ def _read_choice(record: Mapping[str, Any]) -> Choice:
     step_s = float(record["step_s"])
     if not (math.isfinite(step_s) and step_s > 0):
         raise ValueError(f"`step_s` of `{record['name']}` must be positive, found {step_s}")
-    return Choice(
-        str(record["name"]), tree, _read_estimate(record["tau"]), step_s, _read_estimate(record["speedup"])
-    )
+    return Choice(str(record["name"]), tree, _read_estimate(record["tau"]), step_s, _read_estimate(record["speedup"]))
 
 
 def _read_estimate(record: Mapping[str, Any]) -> Estimate:

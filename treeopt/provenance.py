@@ -39,17 +39,22 @@ def _own_version() -> str:
 
 
 def _commit() -> str:
-    """The checkout's commit, with `+` when it has changes; empty outside a checkout."""
+    """The checkout's commit, with `+` when its code has changes; empty outside a checkout."""
     root = Path(__file__).parent.parent
     if not (root / ".git").exists():
         return ""
     try:
-        git = ["git", "-C", str(root)]
-        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)  # noqa: S603
-        dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True)  # noqa: S603
+        head, changes = (
+            _git(root, *words) for words in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain"))
+        )
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+    return head + ("+" if changes else "")
+
+
+def _git(root: Path, *words: str) -> str:
+    command = ["git", "-C", str(root), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
 
 
 def _processor() -> str:

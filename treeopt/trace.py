@@ -370,7 +370,9 @@ def _check_candidates(candidates: Candidates, anchors: int) -> None:
     own = np.arange(count) - np.repeat(offset[:-1], np.diff(offset))
     bad = (candidates.parent < -1) | (candidates.parent >= own)
     if bad.any():
-        raise TraceError(f"candidates_parent{_first(bad)} must stand before its child, found {candidates.parent[bad][0]}")
+        raise TraceError(
+            f"candidates_parent{_first(bad)} must stand before its child, found {candidates.parent[bad][0]}"
+        )
     bad = ~(candidates.logprob <= 0)
     if bad.any():
         raise TraceError(f"candidates_logprob{_first(bad)} must be at most 0, found {candidates.logprob[bad][0]}")

@@ -16,7 +16,19 @@ from executor.prompts import Prompt
 
 # Not read as program text: test data, generated tables, vendored wheels.
 EXCLUDED = frozenset(
-    "test tests idle_test site-packages dist-packages idlelib lib2to3 encodings pydoc_data turtledemo ensurepip".split()
+    [
+        "test",
+        "tests",
+        "idle_test",
+        "site-packages",
+        "dist-packages",
+        "idlelib",
+        "lib2to3",
+        "encodings",
+        "pydoc_data",
+        "turtledemo",
+        "ensurepip",
+    ]
 )
 END = "<|endoftext|>"
 HELD_OUT_SHARE = 0.15

@@ -19,13 +19,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from executor.checkpoints import save_drafter
 from executor.drafters.medusa import MedusaHeads
 from executor.prompts import write_prompts
-from treeopt.provenance import provenance
 from executor.target import Target
 from executor.train import corpus
 from executor.train.recipes import MEDUSA1
 from executor.train.trainer import DrafterTrainer, Rows, arguments, depth_losses, top_accuracy
 from treeopt.files import write_text
+from treeopt.provenance import provenance
 
+NAME = "stdlib-llama"
+HEADS_NAME = "stdlib-medusa"
 SEED = 20240607
 LENGTH = 256
 TARGET_STEPS = 1100
@@ -44,7 +46,7 @@ TARGET = {
 
 
 def build(data: Path, *, target_steps: int = TARGET_STEPS, head_steps: int = HEAD_STEPS) -> None:
-    """Write `data/models/{target,medusa}` and `data/prompts/stdlib.jsonl`, with their training logs."""
+    """Write `data/models/{stdlib-llama,stdlib-medusa}` and `data/prompts/stdlib.jsonl`, with their training logs."""
     started = time.monotonic()
     torch.set_num_threads(2)
     sources = corpus.standard_library()
@@ -61,13 +63,13 @@ def build(data: Path, *, target_steps: int = TARGET_STEPS, head_steps: int = HEA
         "tokens_held_out": int(held_out.size),
         "seed": SEED,
     }
-    folder = data / "models" / "target"
+    folder = data / "models" / NAME
     folder.mkdir(parents=True, exist_ok=True)
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=corpus.END, clean_up_tokenization_spaces=False
     ).save_pretrained(folder)
     target = _train_target(folder, tokenizer.get_vocab_size(), train, held_out, target_steps, meta)
-    _train_heads(data / "models" / "medusa", target, train, held_out, head_steps, meta)
+    _train_heads(data / "models" / HEADS_NAME, target, train, held_out, head_steps, meta)
     (data / "prompts").mkdir(exist_ok=True)
     drawn = corpus.prompts(tokenizer, sources, count=PROMPTS, shortest=32, longest=96, seed=SEED)
     write_prompts(data / "prompts" / "stdlib.jsonl", drawn)
@@ -86,9 +88,7 @@ def _train_target(
     end = 0
     model = LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, bos_token_id=None, eos_token_id=end, **TARGET))
     started = time.monotonic()
-    settings = arguments(
-        folder, steps=steps, batch=16, learning_rate=3e-3, warmup=0.05, weight_decay=0.1, seed=SEED
-    )
+    settings = arguments(folder, steps=steps, batch=16, learning_rate=3e-3, warmup=0.05, weight_decay=0.1, seed=SEED)
     trainer = Trainer(model=model, args=settings, train_dataset=Rows(train), eval_dataset=Rows(held_out[:256]))
     trainer.train()
     loss = trainer.evaluate()["eval_loss"]
@@ -100,7 +100,7 @@ def _train_target(
         meta | {"held_out_nats_per_token": round(loss, 4), "held_out_perplexity": round(math.exp(loss), 2)},
         time.monotonic() - started,
     )
-    return Target(model, name="target")
+    return Target(model, name=NAME)
 
 
 def _train_heads(
@@ -138,7 +138,11 @@ def _train_heads(
 
 
 def _log(folder: Path, trainer: Trainer, meta: dict[str, Any], seconds: float) -> None:
-    record = meta | {"steps": trainer.state.max_steps, "train_s": round(seconds), "log": trainer.state.log_history}
+    record = meta | {
+        "steps": trainer.state.max_steps,
+        "train_s": round(seconds),
+        "log": trainer.state.log_history,
+    }
     write_text(folder / "training.json", json.dumps(record, indent=1) + "\n")
 
 

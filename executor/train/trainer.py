@@ -42,7 +42,11 @@ class DrafterTrainer(Trainer):
         self.target, self.recipe = target, recipe
 
     def compute_loss(  # type: ignore[override]
-        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """The weighted loss; outputs hold the loss of each depth."""
         tokens = inputs["input_ids"]
@@ -61,7 +65,14 @@ def depth_losses(drafter: Drafter, target: Target, tokens: Tensor, depths: int) 
 
 
 def arguments(
-    output: Path, *, steps: int, batch: int, learning_rate: float, warmup: float, weight_decay: float, seed: int
+    output: Path,
+    *,
+    steps: int,
+    batch: int,
+    learning_rate: float,
+    warmup: float,
+    weight_decay: float,
+    seed: int,
 ) -> TrainingArguments:
     """Trainer settings shared by the target and its drafters: AdamW, cosine, bf16 autocast, no checkpoints."""
     return TrainingArguments(
@@ -87,7 +98,12 @@ def arguments(
 
 @torch.no_grad()
 def top_accuracy(
-    drafter: Drafter, target: Target, rows: NDArray[np.int64], *, depths: int, tops: Sequence[int] = (1, 2, 4, 8)
+    drafter: Drafter,
+    target: Target,
+    rows: NDArray[np.int64],
+    *,
+    depths: int,
+    tops: Sequence[int] = (1, 2, 4, 8),
 ) -> list[list[float]]:
     """Share of positions whose true token is among the best 1, 2, 4, 8 candidates; one list a depth."""
     hits = torch.zeros(depths, len(tops), dtype=torch.float64)

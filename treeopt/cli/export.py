@@ -15,12 +15,8 @@ from treeopt.plan import load_plan
 
 @click.command()
 @click.argument("plan", type=click.Path(path_type=Path))
-@click.option(
-    "--format", "engine", type=click.Choice(list(ENGINES)), required=True, help="Engine to write for."
-)
-@click.option(
-    "--batch", type=click.IntRange(min=1), help="One of the plan's batch sizes; default all of them."
-)
+@click.option("--format", "engine", type=click.Choice(list(ENGINES)), required=True, help="Engine to write for.")
+@click.option("--batch", type=click.IntRange(min=1), help="One of the plan's batch sizes; default all of them.")
 @click.option("--heads", type=click.IntRange(min=1), help="Heads of the checkpoint (medusa).")
 @click.option("--method", help="How the engine drafts, e.g. eagle3 (sglang, vllm).")
 @click.option("--model", help="Checkpoint of the drafter (sglang, vllm).")
@@ -30,13 +26,9 @@ from treeopt.plan import load_plan
     help="What may take the place of a tree that the engine cannot run: the plan's best chain, or a dynamic "
     "tree as deep, as wide and as large (sglang), which the plan does not predict.",
 )
-@click.option(
-    "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; default stdout."
-)
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; default stdout.")
 @click.option("--json", "as_json", is_flag=True, help="Print text, flags and notes as one JSON object.")
-def export(
-    plan: Path, engine: str, output: Path | None, *, as_json: bool, **options: int | str | None
-) -> None:
+def export(plan: Path, engine: str, output: Path | None, *, as_json: bool, **options: int | str | None) -> None:
     """Write the engine's own configuration for PLAN, a file that `treeopt search` made.
 
     The configuration goes to stdout or to a file; notes and launch flags go to stderr.

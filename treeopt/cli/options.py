@@ -74,8 +74,20 @@ def models(command: Any) -> Any:
 def prompts_options(command: Any) -> Any:
     """`--prompts --requests --skip --new-tokens`."""
     for option in (
-        click.option("--new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="After each prompt."),
-        click.option("--skip", type=click.IntRange(min=0), default=0, show_default=True, help="Prompts to leave out first."),
+        click.option(
+            "--new-tokens",
+            type=click.IntRange(min=1),
+            default=64,
+            show_default=True,
+            help="After each prompt.",
+        ),
+        click.option(
+            "--skip",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Prompts to leave out first.",
+        ),
         click.option("--requests", type=click.IntRange(min=1), help="Prompts to take; default all."),
         click.option("--prompts", "prompts_file", type=FILE, required=True, help="JSON lines with `text`."),
     ):

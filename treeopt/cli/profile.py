@@ -14,7 +14,13 @@ from treeopt.cli import options
 @options.batches("1,2,4,8")
 @click.option("--output", type=options.FILE, required=True, help="Write the profile here (.json).")
 @click.option("--max-nodes", type=click.IntRange(1, 63), default=63, show_default=True, help="Largest tree.")
-@click.option("--rounds", type=click.IntRange(min=2), default=5, show_default=True, help="Blocks of each tree and batch.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=2),
+    default=5,
+    show_default=True,
+    help="Blocks of each tree and batch.",
+)
 @click.option("--steps", type=click.IntRange(min=1), default=16, show_default=True, help="Steps of a block.")
 @options.seed
 def profile(
@@ -42,7 +48,14 @@ def profile(
     blocks = rounds * len(set(batch)) * (1 + len(grid(max_nodes, heads.max_depth)))
     with options.progress("measuring", blocks) as advance:
         found = measure(
-            model, heads, tokens, batches=batch, rounds=rounds, max_nodes=max_nodes, progress=advance, **settings
+            model,
+            heads,
+            tokens,
+            batches=batch,
+            rounds=rounds,
+            max_nodes=max_nodes,
+            progress=advance,
+            **settings,
         )
     save_profile(found, output)
     click.echo(

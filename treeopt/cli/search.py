@@ -1,5 +1,6 @@
 """`treeopt search`: the fastest topology for each batch size."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -7,8 +8,9 @@ import click
 
 from treeopt.cli import options
 from treeopt.errors import CostError, UsageError
+from treeopt.files import shipped
 from treeopt.optimize import search as find
-from treeopt.plan import save_plan
+from treeopt.plan import Plan, save_plan
 from treeopt.trace import Trace, load_trace
 
 if TYPE_CHECKING:
@@ -18,7 +20,12 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--trace", "trace_file", type=options.FILE, required=True, help="What the drafter got right (.npz).")
 @options.batches(None)
-@click.option("--profile", "profile_file", type=options.FILE, help="Measured step times; default the trace's own, if found.")
+@click.option(
+    "--profile",
+    "profile_file",
+    type=options.FILE,
+    help="Measured step times; default the trace's own, if found.",
+)
 @click.option("--max-nodes", type=click.IntRange(min=1), default=63, show_default=True, help="Largest tree.")
 @click.option("--max-depth", type=click.IntRange(min=1), help="Deepest tree; default the trace's depth.")
 @click.option(
@@ -62,7 +69,7 @@ def search(
         return
     from treeopt.report.tables import show_plan
 
-    show_plan(plan)
+    show_plan(plan, checks=live_checks(plan))
     if output:
         click.echo(f"plan written to {output}", err=True)
 
@@ -74,7 +81,6 @@ def own_profile(trace: Trace, trace_file: Path) -> "Profile":
         CostError: there is none.
     """
     from simulate.profile import load_profile
-    from treeopt.files import shipped
 
     for path in (*sorted(trace_file.parent.glob("*.json")), *sorted(shipped("profiles").glob("*.json"))):
         try:
@@ -88,6 +94,25 @@ def own_profile(trace: Trace, trace_file: Path) -> "Profile":
         f"{trace_file}: no profile of this target and drafter was found; measure one with `treeopt profile` "
         "and name it with --profile"
     )
+
+
+def live_checks(plan: Plan) -> dict[int, str]:
+    """By batch size, what a shipped validation measured of the very tree that was chosen, with the same models."""
+    found = {}
+    for path in sorted(shipped("validations").glob("*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        if _models(record["meta"]) != _models(plan.meta["trace"]):
+            continue
+        measured = {(cell["batch"], cell["tree"]["id"]): cell["measured"]["speedup"] for cell in record["cells"]}
+        for entry in plan.entries:
+            speedup = measured.get((entry.batch, entry.choice.tree.id)) if entry.choice.tree else None
+            if speedup:
+                found[entry.batch] = (
+                    f"Checked: the live loop measured {speedup['value']:.2f} [{speedup['low']:.2f}, "
+                    f"{speedup['high']:.2f}] for this tree, on {record['meta']['device']} "
+                    f"({record['meta']['provenance']['processor']}), {record['meta']['prompts']} other prompts."
+                )
+    return found
 
 
 def _models(meta: Any) -> tuple[Any, Any]:

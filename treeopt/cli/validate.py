@@ -59,33 +59,48 @@ def validate(
     model, heads = options.load_models(target, drafter, device=device, dtype=dtype, threads=threads)
     _, tokens, stop = options.load_prompts(target, prompts_file, requests=requests, skip=skip)
     _check_models(plan, model)
-    from executor.validate import TREES, validate as compare
-    from treeopt.report.tables import comparison_record, show_comparisons
+    from executor.record import device_name, identity
+    from executor.validate import TREES, comparison_record
+    from executor.validate import validate as compare
 
     with options.progress("decoding", len(plan.entries) * blocks * (TREES + 1)) as advance:
         found = compare(
-            model, heads, plan, tokens, new_tokens=new_tokens, stop=stop, blocks=blocks, seed=seed, progress=advance
+            model,
+            heads,
+            plan,
+            tokens,
+            new_tokens=new_tokens,
+            stop=stop,
+            blocks=blocks,
+            seed=seed,
+            progress=advance,
         )
-    conditions: dict[str, Any] = {
-        "device": device,
-        "dtype": dtype,
+    meta: dict[str, Any] = {
+        **identity(model, heads),
+        "device": device_name(model.device),
         "prompts": len(tokens),
         "new_tokens": new_tokens,
         "blocks": blocks,
         "seed": seed,
         "provenance": provenance(),
     }
-    record = {"schema": "treeopt.validation/1", "meta": conditions, **comparison_record(found)}
+    record = {"schema": "treeopt.validation/1", "meta": meta, **comparison_record(found)}
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
     if as_json:
         options.print_json(record)
     else:
-        show_comparisons(found, conditions)
+        from treeopt.report.tables import show_validation
+
+        show_validation(record)
 
 
 def _plan(
-    plan_file: Path | None, trace_file: Path | None, profile_file: Path | None, batch: tuple[int, ...], seed: int
+    plan_file: Path | None,
+    trace_file: Path | None,
+    profile_file: Path | None,
+    batch: tuple[int, ...],
+    seed: int,
 ) -> "Plan":
     if (plan_file is None) == (trace_file is None):
         raise UsageError("give either --plan or --trace")

@@ -212,8 +212,7 @@ def _chain_words(chain: Choice | None, entry: PlanEntry) -> str:
 def _replaced(entry: PlanEntry, tree: Tree, chain: Choice) -> str:
     slower = ", slower than no speculation" if chain.speedup.value < 1 else ""
     return (
-        f"batch {entry.batch}: tree {tree.id} ({tree.nodes} nodes) gave way to a "
-        f"{_chain_words(chain, entry)}{slower}"
+        f"batch {entry.batch}: tree {tree.id} ({tree.nodes} nodes) gave way to a {_chain_words(chain, entry)}{slower}"
     )
 
 

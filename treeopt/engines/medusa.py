@@ -35,9 +35,7 @@ def constraints(*, heads: int | None) -> tuple[Constraint, ...]:
     return (RANKS,) if heads is None else (RANKS, DepthAtMost(heads, source="one head a depth, Medusa#63"))
 
 
-def export(
-    plan: Plan, *, batch: int | None = None, heads: int | None = None, nearest: Nearest | None = None
-) -> Export:
+def export(plan: Plan, *, batch: int | None = None, heads: int | None = None, nearest: Nearest | None = None) -> Export:
     """The list to pass as `medusa_choices` to `medusa_generate`, as JSON.
 
     Args:

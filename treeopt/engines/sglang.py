@@ -85,10 +85,7 @@ def export(
     notes = _notes(plan, algorithm, largest=entries[-1].batch)
     if nearest == "triple" and any(_branches(entry) for entry in entries):
         return _dynamic(entries, words, notes)
-    fits = [
-        fit(entry, engine=ENGINE, rules=CHAINS, nearest=nearest, others=_triple_words(entry))
-        for entry in entries
-    ]
+    fits = [fit(entry, engine=ENGINE, rules=CHAINS, nearest=nearest, others=_triple_words(entry)) for entry in entries]
     steps = tiers(fits)
     longest = max(length for _, length in steps)
     if longest == 0:
@@ -115,10 +112,7 @@ def flags(*, steps: int, topk: int, nodes: int) -> str:
     >>> flags(steps=5, topk=4, nodes=15)
     '--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16'
     """
-    return (
-        f"--speculative-num-steps {steps} --speculative-eagle-topk {topk} "
-        f"--speculative-num-draft-tokens {nodes + 1}"
-    )
+    return f"--speculative-num-steps {steps} --speculative-eagle-topk {topk} --speculative-num-draft-tokens {nodes + 1}"
 
 
 def adaptive_config(fits: Sequence[Fit]) -> str:
@@ -172,9 +166,7 @@ def _algorithm(method: str | None) -> str | None:
         return None
     if method.upper() in ALGORITHMS:
         return method.upper()
-    raise EngineError(
-        f"{ENGINE} does not take steps and topk for method {method}; nearest: {', '.join(ALGORITHMS)}"
-    )
+    raise EngineError(f"{ENGINE} does not take steps and topk for method {method}; nearest: {', '.join(ALGORITHMS)}")
 
 
 def _notes(plan: Plan, algorithm: str | None, *, largest: int) -> list[str]:
@@ -185,8 +177,7 @@ def _notes(plan: Plan, algorithm: str | None, *, largest: int) -> list[str]:
         notes.append("add --speculative-algorithm and --speculative-draft-model-path to the flags")
     if largest > MAX_RUNNING:
         notes.append(
-            f"{ENGINE} runs at most {MAX_RUNNING} requests when it speculates: set --max-running-requests "
-            f"{largest}"
+            f"{ENGINE} runs at most {MAX_RUNNING} requests when it speculates: set --max-running-requests {largest}"
         )
     return notes
 

@@ -96,9 +96,7 @@ def export(
         config["num_speculative_tokens_per_batch_size"] = ranges
         notes.append(f"{ENGINE} ignores the schedule under data parallelism: K is {longest} throughout then")
         if method in SCHEDULED_ON_V1:
-            notes.append(
-                "model runner V1 runs a schedule without full CUDA graphs, V2 has one set for each K"
-            )
+            notes.append("model runner V1 runs a schedule without full CUDA graphs, V2 has one set for each K")
         else:
             notes.append(f"{ENGINE} ignores the schedule of method {method} on model runner V1")
     if method == "mtp":

@@ -1,8 +1,7 @@
 """Tables on the terminal (rich), and the same figures as records for JSON."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -12,19 +11,18 @@ from treeopt.estimate import Estimate
 from treeopt.plan import Plan, PlanEntry
 from treeopt.trace import PAST_END, Trace
 
-if TYPE_CHECKING:
-    from executor.validate import Comparison
-
 TOPS = (1, 2, 4, 8)
 PATHS_SHOWN = 12
 
 
-def show_plan(plan: Plan, console: Console | None = None) -> None:
-    """Print a table for each batch size, then the conditions of all figures."""
+def show_plan(plan: Plan, console: Console | None = None, *, checks: Mapping[int, str] | None = None) -> None:
+    """Print a table for each batch size, what is known from live runs of its choice, then the conditions."""
     console = console or _console()
     for entry in plan.entries:
         console.print(_plan_table(entry))
         console.print(_verdict(entry), soft_wrap=True)
+        if checks and entry.batch in checks:
+            console.print(checks[entry.batch], soft_wrap=True)
         console.print()
     console.print(_conditions(plan), style="dim", soft_wrap=True)
 
@@ -66,7 +64,9 @@ def _verdict(entry: PlanEntry) -> str:
         more = "" if choice.tree.nodes <= PATHS_SHOWN else f" and {choice.tree.nodes - PATHS_SHOWN} more"
         lines.append(f"Tree {choice.tree.id}, levels {'/'.join(map(str, choice.tree.level_widths))}: {paths}{more}")
     if entry.gain is not None:
-        lines.append(f"tau over the best chain: {entry.gain.value:+.3f} [{entry.gain.low:+.3f}, {entry.gain.high:+.3f}]")
+        lines.append(
+            f"tau over the best chain: {entry.gain.value:+.3f} [{entry.gain.low:+.3f}, {entry.gain.high:+.3f}]"
+        )
     lines.append(f"Proof: {entry.proof.statement}.")
     return "\n".join(lines)
 
@@ -109,7 +109,11 @@ def describe(trace: Trace) -> dict[str, Any]:
         "requests": trace.requests,
         "depth": trace.depth,
         "width": trace.width,
-        "tokens_a_request": {"min": int(lengths.min()), "mean": float(lengths.mean()), "max": int(lengths.max())},
+        "tokens_a_request": {
+            "min": int(lengths.min()),
+            "mean": float(lengths.mean()),
+            "max": int(lengths.max()),
+        },
         "optional": [n for n in ("accept", "draft_prob", "candidates", "domain") if getattr(trace, n) is not None],
         "domains": len(trace.domain_names),
         "top_1_2_4_8_by_depth": tops,
@@ -150,35 +154,10 @@ def show_trace(trace: Trace, console: Console | None = None) -> None:
     console.print(table)
 
 
-def comparison_record(comparisons: Sequence["Comparison"]) -> dict[str, Any]:
-    """Predicted and measured figures and their errors, as JSON values."""
-    from executor.validate import max_error, mean_error
-
-    return {
-        "mean_error": mean_error(comparisons),
-        "max_error": max_error(comparisons),
-        "cells": [
-            {
-                "batch": c.batch,
-                "name": c.name,
-                "tree": {"id": c.tree.id, "paths": [list(path) for path in c.tree.paths]},
-                "predicted": asdict(c.predicted),
-                "measured": asdict(c.measured),
-                "end_to_end": c.end_to_end,
-                "error": c.error,
-            }
-            for c in comparisons
-        ],
-    }
-
-
-def show_comparisons(
-    comparisons: Sequence["Comparison"], conditions: Mapping[str, Any], console: Console | None = None
-) -> None:
-    """Print predicted beside measured."""
-    from executor.validate import max_error, mean_error
-
+def show_validation(record: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print predicted beside measured; `record` is what `treeopt validate` writes."""
     console = console or _console()
+    meta = record["meta"]
     table = Table(title="predicted | measured", title_justify="left", title_style="bold")
     for name in ("batch", "tree", "nodes"):
         table.add_column(name, justify="left" if name == "tree" else "right")
@@ -187,20 +166,25 @@ def show_comparisons(
         table.add_column("\nmeasured", justify="right")
     table.add_column("error", justify="right")
     table.add_column("end to\nend", justify="right")
-    for c in comparisons:
-        p, m = c.predicted, c.measured
+    for cell in record["cells"]:
+        p, m = cell["predicted"], cell["measured"]
         table.add_row(
-            str(c.batch), c.name, str(c.tree.nodes),
-            _interval(p.tau), _interval(m.tau), f"{p.step_s * 1e3:.2f}", f"{m.step_s * 1e3:.2f}",
-            _interval(p.speedup), _interval(m.speedup), f"{c.error:+.1%}", f"{c.end_to_end:.2f}",
-        )  # fmt: skip
+            str(cell["batch"]),
+            cell["name"],
+            str(len(cell["tree"]["paths"])),
+            *(_interval(Estimate(**side["tau"])) for side in (p, m)),
+            *(f"{side['step_s'] * 1e3:.2f}" for side in (p, m)),
+            *(_interval(Estimate(**side["speedup"])) for side in (p, m)),
+            f"{cell['error']:+.1%}",
+            f"{cell['end_to_end']:.2f}",
+        )
     console.print(table)
     console.print(
-        f"Error of the predicted speedup: mean {mean_error(comparisons):.1%}, largest {max_error(comparisons):.1%}. "
-        f"{conditions['prompts']} prompts, {conditions['new_tokens']} new tokens, {conditions['blocks']} blocks in "
-        f"shuffled order, {conditions['dtype']} on {conditions['device']} "
-        f"({conditions['provenance']['processor']}, {conditions['provenance']['cores']} cores). Medians of steps with "
-        "all rows busy; end to end counts prefill and draining too. 95 % intervals.",
+        f"Error of the predicted speedup: mean {record['mean_error']:.1%}, largest {record['max_error']:.1%}.\n"
+        f"{meta['prompts']} prompts that the trace does not hold, {meta['new_tokens']} new tokens each, in "
+        f"{meta['blocks']} blocks of shuffled order; {_models(meta)} on {meta['device']} "
+        f"({meta['provenance']['processor']}), {meta['provenance']['date']}. Medians of steps with all rows busy; "
+        "end to end counts prefill and draining too. 95 % intervals.",
         style="dim",
         soft_wrap=True,
     )

@@ -61,9 +61,7 @@ class Frontier:
         return Tree.from_paths(self.paths[i] for i in self.order(max_depth)[:nodes].tolist())
 
 
-def count_prefixes(
-    trace: Trace, *, nodes: int, depth: int, weights: NDArray[np.float64] | None = None
-) -> Frontier:
+def count_prefixes(trace: Trace, *, nodes: int, depth: int, weights: NDArray[np.float64] | None = None) -> Frontier:
     """Best trees of up to `nodes` nodes and `depth` levels, by the frequency of rank prefixes.
 
     Args:
@@ -142,5 +140,9 @@ def _grow(expand: Expand, *, nodes: int, depth: int) -> Frontier:
     order = np.argsort(-value, kind="stable")  # levels follow one another, each in path order: ties are settled
     place = np.append(np.argsort(order), -1)  # the last entry maps -1, the root, to itself
     return Frontier(
-        value[order], depths[order], place[np.concatenate(parents)[order]], np.concatenate(ranks)[order], nodes
+        value[order],
+        depths[order],
+        place[np.concatenate(parents)[order]],
+        np.concatenate(ranks)[order],
+        nodes,
     )

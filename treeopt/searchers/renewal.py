@@ -79,9 +79,7 @@ def grow(trace: Trace, *, nodes: int, depth: int, requests: int = 100, tried: in
     return trees
 
 
-def _matched(
-    trace: Trace, steps: Walk, paths: list[tuple[int, ...]], depth: int
-) -> list[tuple[int, ...]]:
+def _matched(trace: Trace, steps: Walk, paths: list[tuple[int, ...]], depth: int) -> list[tuple[int, ...]]:
     """Children just below the tree that visited anchors would have used, most frequent first."""
     stopped = steps.accepted < depth
     anchors, accepted = steps.anchors[stopped], steps.accepted[stopped]

@@ -1,0 +1,183 @@
+"""Everything that needs a CUDA device, in one run of a few minutes; results as JSON below `--output`.
+
+Correctness of the loop in fp32; profile, trace and validation of the shipped model at batch 1 to 32; profile and
+plain-decoding step of an 8B-shape Llama with random bf16 weights against the memory-bandwidth limit.
+`--device cpu --tiny` runs the same code at toy size.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from executor.checkpoints import load_drafter
+from executor.decode import Decoder
+from executor.drafters.medusa import MedusaHeads
+from executor.measure import block, measure
+from executor.prompts import read_prompts
+from executor.record import collect, device_name
+from executor.target import Target, load_tokenizer
+from executor.validate import comparison_record, validate
+from simulate.profile import save_profile
+from simulate.shapes import Shape
+from treeopt.files import shipped, write_text
+from treeopt.optimize import search
+from treeopt.provenance import provenance
+from treeopt.published import EAGLE, MEDUSA, published_trees
+from treeopt.trace import save_trace
+from treeopt.tree import Tree
+
+EIGHT_B = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 4096,
+}
+TOY = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+
+
+def correctness(device: str, *, requests: int) -> dict[str, Any]:
+    """Greedy output of trees against Hugging Face `generate`, token for token, in fp32."""
+    target, drafter, tokens = _shipped_models(device, 1000, requests)
+    due = []
+    for prompt in tokens:
+        ids = torch.tensor([prompt], device=device)
+        out = target.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32)
+        due.append(out[0, len(prompt) :].tolist())
+    stop = [target.model.config.eos_token_id]
+    equal = {}
+    for name, tree in _trees().items():
+        for batch in (1, 4):
+            found = Decoder(target, drafter, tree=tree, batch=batch).generate(tokens, new_tokens=32, stop=stop)
+            equal[f"{name}, batch {batch}"] = sum(list(g.tokens) == d for g, d in zip(found, due, strict=True))
+    return {"requests": requests, "equal_to_generate": equal}
+
+
+def shipped_model(device: str, output: Path, *, tiny: bool) -> dict[str, Any]:
+    """Trace, profile and validation of the shipped model."""
+    batches = (1, 2) if tiny else (1, 2, 4, 8, 16, 32)
+    requests = 40 if tiny else 600
+    target, drafter, tokens = _shipped_models(device, 0, requests)
+    prompts = read_prompts(shipped("prompts/stdlib.jsonl"))[:requests]
+    trace = collect(target, drafter, prompts, tokens, new_tokens=32, width=16, stop=[0], batch=32)
+    save_trace(trace, output / "trace.npz")
+    fresh = _shipped_models(device, 1000, 24 if tiny else 300)[2]
+    profile = measure(
+        target,
+        drafter,
+        fresh,
+        batches=batches,
+        new_tokens=32,
+        rounds=2 if tiny else 4,
+        steps=4 if tiny else 12,
+    )
+    save_profile(profile, output / "profile-shipped.json")
+    plan = search(trace, profile, batch=batches)
+    cells = validate(target, drafter, plan, fresh, new_tokens=32, stop=[0], blocks=2 if tiny else 4)
+    record = comparison_record(cells)
+    write_text(output / "validation.json", json.dumps(record, indent=1) + "\n")
+    return {"mean_error": record["mean_error"], "max_error": record["max_error"]}
+
+
+def large_model(device: str, output: Path, *, tiny: bool) -> dict[str, Any]:
+    """Profile and plain step of a random-weight model, and the share of copy bandwidth that plain decoding reads."""
+    config = LlamaConfig(**(TOY if tiny else EIGHT_B), bos_token_id=None, eos_token_id=None)
+    with torch.device(device):
+        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+        heads = MedusaHeads(4, config.hidden_size).to(torch.bfloat16).eval().requires_grad_(False)
+    target = Target(model, name="random-toy" if tiny else "random-8b")
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, config.vocab_size, 128 if tiny else 512).tolist() for _ in range(32)]
+    batches = (1, 2) if tiny else (1, 4, 16)
+    profile = measure(target, heads, prompts, batches=batches, new_tokens=64, rounds=2, steps=4 if tiny else 8)
+    save_profile(profile, output / "profile-large.json")
+    steps = block(Decoder(target, timed=True), prompts, steps=8 if tiny else 48, new_tokens=64)
+    step_s = float(np.median([step.rest_s for step in steps]))
+    read = 2 * Shape.from_config(config.to_dict()).step_parameters
+    copied = _copy_bandwidth(device, 2**22 if tiny else 2**32)
+    return {
+        "plain_step_s": step_s,
+        "weights_read_bytes": read,
+        "copy_bandwidth": copied,
+        "share_of_copy_bandwidth": read / step_s / copied,
+    }
+
+
+def _copy_bandwidth(device: str, size: int) -> float:
+    """Bytes a second, read and written, of a large copy."""
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    goal = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(10):
+        _wait(device)
+        started = time.perf_counter()
+        goal.copy_(source)
+        _wait(device)
+        best = min(best, time.perf_counter() - started)
+    return 2 * size / best
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _trees() -> dict[str, Tree]:
+    trees = published_trees()
+    return {"chain": Tree.chain(4), "Medusa": trees[MEDUSA], "EAGLE-1": trees[EAGLE]}
+
+
+def _shipped_models(device: str, skip: int, requests: int) -> tuple[Target, MedusaHeads, list[list[int]]]:
+    target = Target.load(shipped("models/stdlib-llama"), device=device)
+    drafter = load_drafter(shipped("models/stdlib-medusa"), target)
+    texts = [p.text for p in read_prompts(shipped("prompts/stdlib.jsonl"))[skip : skip + requests]]
+    return target, drafter, load_tokenizer(shipped("models/stdlib-llama"))(texts)["input_ids"]
+
+
+def main() -> None:
+    """Run all parts; a part that fails is reported and the others go on."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    results: dict[str, Any] = {
+        "device": device_name(torch.device(options.device)),
+        "provenance": provenance(),
+    }
+    parts = {
+        "correctness": lambda: correctness(options.device, requests=4 if options.tiny else 64),
+        "shipped_model": lambda: shipped_model(options.device, options.output, tiny=options.tiny),
+        "large_model": lambda: large_model(options.device, options.output, tiny=options.tiny),
+    }
+    for name, part in parts.items():
+        started = time.perf_counter()
+        try:
+            results[name] = part()
+        except Exception as error:  # noqa: BLE001 - the other parts' results are worth having
+            results[name] = {"failed": repr(error)}
+        results[name]["seconds"] = round(time.perf_counter() - started, 1)
+        write_text(options.output / "gpu.json", json.dumps(results, indent=1) + "\n")
+        print(name, json.dumps(results[name]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

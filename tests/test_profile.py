@@ -1,0 +1,386 @@
+"""A measured profile: exact where it was measured, linear between, refused elsewhere, whole in its file."""
+
+import json
+import math
+import os
+import re
+from copy import deepcopy
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulate.profile import SCHEMA, BatchTimes, Profile, load_profile, save_profile
+from tests.strategies import metas
+from treeopt.cost import StepShape
+from treeopt.errors import CostError
+from treeopt.tree import Tree
+
+PROFILE = Profile(
+    batches=(
+        BatchTimes(1, 0.010, ((1, 0.001), (3, 0.004)), ((2, 0.011), (6, 0.013), (64, 0.040))),
+        BatchTimes(4, 0.012, ((2, 0.002),), ((4, 0.020),)),
+    ),
+    context=(8, 100),
+    relative_error=0.03,
+    meta={"device": "made up"},
+)
+
+seconds = st.floats(1e-9, 1e3)
+
+
+@st.composite
+def points(draw, *, largest):
+    """(size, seconds) by rising size."""
+    sizes = draw(st.lists(st.integers(1, largest), min_size=1, max_size=6, unique=True).map(sorted))
+    return tuple((size, draw(seconds)) for size in sizes)
+
+
+@st.composite
+def profiles(draw):
+    """Valid profiles with any meta that JSON can hold."""
+    batches = draw(st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True).map(sorted))
+    context = draw(st.tuples(st.integers(0, 500), st.integers(0, 500)).map(sorted))
+    return Profile(
+        tuple(
+            BatchTimes(batch, draw(seconds), draw(points(largest=12)), draw(points(largest=80))) for batch in batches
+        ),
+        (context[0], context[1]),
+        draw(st.floats(0, 2)),
+        draw(metas),
+    )
+
+
+def shape(batch, tokens, depth, context=None):
+    return StepShape(batch, tokens, (1,) * depth, context)
+
+
+def between(measured, size):
+    """Slow twin of the interpolation, in exact fractions."""
+    for (left, low), (right, high) in pairwise(measured):
+        if left <= size <= right:
+            share = Fraction(size - left, right - left)
+            return Fraction(low) + (Fraction(high) - Fraction(low)) * share
+    (only,) = [s for at, s in measured if at == size]
+    return Fraction(only)
+
+
+# --- prices
+
+
+@given(profile=profiles())
+def test_measured_sizes_cost_exactly_what_was_measured(profile):
+    for times in profile.batches:
+        for depth, draft_s in times.draft:
+            for tokens, rest_s in times.rest:
+                assert profile.step_s([shape(times.batch, tokens, depth)]).tolist() == [draft_s + rest_s]
+        assert profile.plain_s(batch=times.batch) == times.plain_s
+
+
+@given(profile=profiles(), data=st.data())
+def test_sizes_between_are_linear(profile, data):
+    shapes, due = [], []
+    for _ in range(data.draw(st.integers(0, 5))):
+        times = data.draw(st.sampled_from(profile.batches))
+        depth = data.draw(st.integers(times.draft[0][0], times.draft[-1][0]))
+        tokens = data.draw(st.integers(times.rest[0][0], times.rest[-1][0]))
+        context = data.draw(st.none() | st.integers(*profile.context))
+        shapes.append(shape(times.batch, tokens, depth, context))
+        due.append(float(between(times.draft, depth) + between(times.rest, tokens)))
+    found = profile.step_s(shapes)
+    assert found.dtype == np.float64
+    assert found.shape == (len(shapes),)
+    # Two products and three sums in float64, of positive numbers.
+    np.testing.assert_allclose(found, due, rtol=1e-13)
+    assert found.tolist() == [profile.step_s([one])[0] for one in shapes]
+
+
+def test_widths_do_not_enter():
+    tree = Tree.from_paths([(0, 0), (1,), (2,)])
+    assert PROFILE.separable
+    wide, narrow = StepShape.of(tree, batch=1), shape(1, tree.nodes + 1, tree.depth)
+    assert PROFILE.step_s([wide]).tolist() == PROFILE.step_s([narrow]).tolist()
+
+
+def test_no_draft_costs_no_drafting():
+    assert PROFILE.step_s([shape(1, 2, 0)]).tolist() == [0.011]
+
+
+@pytest.mark.parametrize(
+    ("outside", "words"),
+    [
+        (shape(1, 1, 1), ("tokens 1", "batch 1", "2 to 64")),
+        (shape(1, 65, 1), ("tokens 65", "batch 1", "2 to 64")),
+        (shape(4, 5, 2), ("tokens 5", "batch 4", "4 to 4")),
+        (shape(1, 2, 4), ("depth 4", "batch 1", "1 to 3")),
+        (shape(4, 4, 1), ("depth 1", "batch 4", "2 to 2")),
+        (shape(2, 4, 2), ("batch 2", "1, 4")),
+        (shape(5, 4, 2), ("batch 5", "1, 4")),
+        (shape(1, 2, 1, 7), ("context 7", "8 to 100")),
+        (shape(1, 2, 1, 101), ("context 101", "8 to 100")),
+    ],
+)
+def test_outside_what_was_measured_is_refused(outside, words):
+    with pytest.raises(CostError) as caught:
+        PROFILE.step_s([shape(1, 2, 1, 8), outside, shape(4, 4, 2, 100)])
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"batch": 3}, ("batch 3", "1, 4")),
+        ({"batch": 1, "context": 7}, ("context 7", "8 to 100")),
+        ({"batch": 1, "context": 101}, ("context 101", "8 to 100")),
+    ],
+)
+def test_plain_steps_outside_are_refused(asked, words):
+    with pytest.raises(CostError) as caught:
+        PROFILE.plain_s(**asked)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_the_ends_of_the_context_are_inside():
+    assert PROFILE.plain_s(batch=1, context=8) == PROFILE.plain_s(batch=1, context=100) == 0.010
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"batches": ()}, "batches"),
+        ({"batches": PROFILE.batches[::-1]}, "batches"),
+        ({"batches": (PROFILE.batches[0],) * 2}, "batches"),
+        ({"context": (5, 4)}, "context"),
+        ({"context": (-1, 4)}, "context"),
+        ({"relative_error": -0.1}, "relative_error"),
+        ({"relative_error": math.nan}, "relative_error"),
+        ({"relative_error": math.inf}, "relative_error"),
+    ],
+)
+def test_a_profile_checks_itself(changes, word):
+    whole = {name: getattr(PROFILE, name) for name in ("batches", "context", "relative_error", "meta")}
+    with pytest.raises(CostError, match=word):
+        Profile(**{**whole, **changes})
+
+
+# --- the file
+
+
+@given(profile=profiles())
+def test_a_profile_survives_its_file(tmp_path_factory, profile):
+    path = tmp_path_factory.mktemp("profile") / "p.json"
+    save_profile(profile, path)
+    assert load_profile(path) == profile
+    assert json.loads(path.read_text("utf-8"))["schema"] == SCHEMA
+    assert os.listdir(path.parent) == ["p.json"]
+
+
+RECORD = {
+    "schema": SCHEMA,
+    "batches": [
+        {"batch": 1, "plain_s": 0.01, "draft": [[1, 0.001], [2, 0.002]], "rest": [[2, 0.011], [64, 0.04]]},
+        {"batch": 4, "plain_s": 0.02, "draft": [[1, 0.003]], "rest": [[2, 0.02], [3, 0.03]]},
+    ],
+    "context": [8, 100],
+    "relative_error": 0.03,
+    "meta": {"device": "made up"},
+}
+MISSING = object()
+
+
+def broken(place, value):
+    """The valid record with one entry replaced, or taken out."""
+    record = deepcopy(RECORD)
+    *outer, last = place
+    holder = record
+    for key in outer:
+        holder = holder[key]
+    if value is MISSING:
+        del holder[last]
+    else:
+        holder[last] = value
+    return record
+
+
+def assert_refused(path, *words):
+    """One sentence that names the file and these words."""
+    with pytest.raises(CostError) as caught:
+        load_profile(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    for word in words:
+        assert re.search(rf"(?<!\w){re.escape(word)}(?!\w)", message.removeprefix(str(path))), (word, message)
+
+
+def test_the_record_by_hand_is_valid(tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(RECORD))
+    assert load_profile(path).step_s([shape(1, 2, 2), shape(4, 3, 1)]).tolist() == [0.002 + 0.011, 0.033]
+
+
+def test_a_missing_file_is_named(tmp_path):
+    assert_refused(tmp_path / "none.json", "No such file or directory")
+
+
+def test_a_folder_is_named(tmp_path):
+    assert_refused(tmp_path, "directory")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b'{"schema": ', b"not json", b"\xff\xfe{}", b"PK\x03\x04", b"[" * 100_000, b"1" * 10_000],
+    ids=["empty", "open", "truncated", "words", "bytes", "zip", "deep", "long"],
+)
+def test_what_is_not_json_is_refused(tmp_path, content):
+    path = tmp_path / "p.json"
+    path.write_bytes(content)
+    assert_refused(path, "readable")
+
+
+@pytest.mark.parametrize("value", [[], [RECORD], 3, "text", None, {}, {"schema": "treeopt.profile/2"}])
+def test_another_schema_is_refused(tmp_path, value):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(value))
+    assert_refused(path, "schema")
+
+
+WHOLE = [("batches",), ("context",), ("relative_error",), ("meta",)]
+PARTS = [("batches", 1, part) for part in ("batch", "plain_s", "draft", "rest")]
+
+
+@pytest.mark.parametrize("place", WHOLE + PARTS, ids=lambda place: ".".join(map(str, place)))
+def test_a_missing_field_is_named(tmp_path, place):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(broken(place, MISSING)))
+    assert_refused(path, "missing", place[-1], *(["batches[1]"] if len(place) > 1 else []))
+
+
+COUNTS = [
+    ("context", 0),
+    ("context", 1),
+    ("batches", 1, "batch"),
+    ("batches", 1, "draft", 0, 0),
+    ("batches", 1, "rest", 1, 0),
+]
+SHARES = [
+    ("relative_error",),
+    ("batches", 1, "plain_s"),
+    ("batches", 1, "draft", 0, 1),
+    ("batches", 1, "rest", 1, 1),
+]
+
+
+def called(place):
+    """What a message should call it."""
+    return place[2] if place[0] == "batches" else place[0]
+
+
+def where(value):
+    return ".".join(map(str, value)) if isinstance(value, tuple) else repr(value)[:12]
+
+
+@pytest.mark.parametrize("place", COUNTS + SHARES, ids=where)
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, -math.inf, None, [], {}, [1], "three"], ids=where)
+def test_what_is_no_such_number_is_named(tmp_path, place, value):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(broken(place, value)))
+    assert_refused(path, called(place))
+
+
+@pytest.mark.parametrize("place", SHARES, ids=where)
+@pytest.mark.parametrize("value", [10**400, True, "0.01"], ids=where)
+def test_seconds_are_not_made_from_other_things(tmp_path, place, value):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(broken(place, value)))
+    assert_refused(path, called(place))
+
+
+# Each would be valid if it were cut, cast or parsed to the count below it.
+@pytest.mark.parametrize("place", COUNTS, ids=where)
+@pytest.mark.parametrize("value", [0.5, True, "1"], ids=where)
+def test_counts_are_not_made_from_other_things(tmp_path, place, value):
+    whole = {("context", 1): 100, ("batches", 1, "batch"): 4, ("batches", 1, "rest", 1, 0): 3}.get(place, 1)
+    made = {0.5: whole + 0.5, "1": str(whole)}.get(value, value)
+    if value is True:  # True counts as 1: let 1 be valid there
+        if place == ("context", 1):
+            record = broken(("context",), [0, True])
+        elif place == ("batches", 1, "rest", 1, 0):
+            record = broken(("batches", 1, "rest"), [[True, 0.02]])
+        elif place == ("batches", 1, "batch"):
+            record = broken(("batches",), [{**RECORD["batches"][1], "batch": True}])
+        else:
+            record = broken(place, True)
+    else:
+        record = broken(place, made)
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(record))
+    assert_refused(path, called(place))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "word"),
+    [
+        (("batches",), [], "batches"),
+        (("batches",), {}, "batches"),
+        (("batches",), "text", "batches"),
+        (("batches",), 3, "batches"),
+        (("batches", 1), 3, "batches[1]"),
+        (("batches", 1), [], "batches[1]"),
+        (("batches", 1, "batch"), 1, "batches"),
+        (("batches", 0, "batch"), 8, "batches"),
+        (("batches", 1, "batch"), 0, "batch"),
+        (("batches", 1, "plain_s"), 0, "plain_s"),
+        (("batches", 1, "rest"), [], "rest"),
+        (("batches", 1, "rest"), {}, "rest"),
+        (("batches", 1, "rest"), 3, "rest"),
+        (("batches", 1, "rest"), [3], "rest"),
+        (("batches", 1, "rest"), [[3]], "rest"),
+        (("batches", 1, "rest"), [[3, 0.1, 0.2]], "rest"),
+        (("batches", 1, "rest"), [[3, 0.1], [2, 0.2]], "rest[1]"),
+        (("batches", 1, "rest"), [[3, 0.1], [3, 0.2]], "rest[1]"),
+        (("batches", 1, "rest", 0, 0), 0, "rest[0]"),
+        (("batches", 1, "draft", 0, 0), 0, "draft[0]"),
+        (("batches", 1, "draft", 0, 1), 0, "draft[0]"),
+        (("batches", 0, "draft"), [[2, 0.1], [1, 0.2]], "draft[1]"),
+        (("context",), [100, 8], "context"),
+        (("context",), [8], "context"),
+        (("context",), [8, 9, 10], "context"),
+        (("context",), 8, "context"),
+        (("context",), "89", "context"),
+        (("context",), {"8": 1, "9": 2}, "context"),
+        (("meta",), 3, "meta"),
+        (("meta",), "text", "meta"),
+        (("meta",), None, "meta"),
+        (("meta",), [["device", "made up"]], "meta"),
+    ],
+    ids=where,
+)
+def test_what_breaks_the_format_is_named(tmp_path, place, value, word):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(broken(place, value)))
+    with pytest.raises(CostError) as caught:
+        load_profile(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert word in message.removeprefix(str(path))
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError])
+def test_an_interrupted_save_keeps_the_old_file(tmp_path, monkeypatch, failure):
+    path = tmp_path / "p.json"
+    save_profile(PROFILE, path)
+    before = path.read_bytes()
+
+    def fail(handle):
+        raise failure
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(failure):
+        save_profile(Profile(PROFILE.batches[:1], (0, 1), 0.0), path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["p.json"]

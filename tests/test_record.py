@@ -1,0 +1,135 @@
+import numpy as np
+import pytest
+import torch
+
+from executor.acceptance import sample_and_match
+from executor.decode import Decoder
+from executor.prompts import Prompt
+from executor.record import collect, repeated_share, weights_hash
+from tests.models import random_heads, random_prompts, small_model, small_target
+from treeopt.errors import ExecutorError, UsageError
+from treeopt.published import EAGLE, MEDUSA, published_trees
+from treeopt.trace import PAST_END, load_trace, save_trace
+from treeopt.tree import Tree
+from treeopt.walk import walk
+
+WIDTH = 12
+TREES = [
+    Tree.chain(5),
+    published_trees()[MEDUSA],
+    published_trees()[EAGLE],
+    Tree.from_paths([(11,), (3, 3, 3), (0, 7)]),
+]
+
+
+def prompts_for(tokens: list[list[int]]) -> list[Prompt]:
+    return [Prompt("x", domain="even" if i % 2 == 0 else "odd") for i in range(len(tokens))]
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """A greedy trace whose requests end by limit or stop token."""
+    target, heads = small_target(), random_heads()
+    tokens = random_prompts((9, 4, 17, 2, 6, 12, 3), seed=8)
+    trace = collect(target, heads, prompts_for(tokens), tokens, new_tokens=40, width=WIDTH, stop=[7], batch=3)
+    return target, heads, tokens, trace
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("tree", TREES, ids=repr)
+def test_replay_equals_the_live_loop_step_for_step(recorded, tree, batch):
+    target, heads, tokens, trace = recorded
+    live = Decoder(target, heads, tree=tree, batch=batch).generate(tokens, new_tokens=40, stop=[7])
+    steps = walk(tree, trace)
+    for request, generation in enumerate(live):
+        assert steps.accepted[steps.request == request].tolist() == list(generation.accepted)
+
+
+def test_the_trace_accepts_something(recorded):
+    *_, trace = recorded
+    assert (walk(TREES[1], trace).accepted > 0).mean() > 0.2
+    lengths = trace.stops - trace.starts
+    assert lengths.min() < 40
+    assert lengths.max() == 40
+
+
+def test_ranks_match_an_uncached_recursion(recorded):
+    """Each anchor on its own: run the model on the text so far, ask the heads, count better tokens."""
+    target, heads, tokens, trace = recorded
+    text = Decoder(target).generate([tokens[2]], new_tokens=40, stop=[7])[0].tokens
+    whole = [*tokens[2], *text]
+    start = int(trace.starts[2])
+    for t in range(0, len(text), 5):
+        seen = torch.tensor([whole[: len(tokens[2]) - 1 + t]])
+        feature = target.features(seen).features[:, -1]
+        for k, scores in enumerate(heads(target, feature, 5)[:, 0]):
+            if t + k >= len(text):
+                assert trace.rank[start + t, k] == PAST_END
+                continue
+            rank = int((scores > scores[text[t + k]]).sum())
+            assert trace.rank[start + t, k] == (rank if rank < WIDTH else -1)
+
+
+def test_domains_and_provenance(recorded, tmp_path):
+    _, _, tokens, trace = recorded
+    assert trace.domain_names == ("even", "odd")
+    assert trace.domain.tolist() == [i % 2 for i in range(len(tokens))]
+    assert trace.meta["target"]["weights"] == weights_hash(small_model())
+    assert trace.meta["verification"] == "greedy"
+    assert 0 <= trace.meta["repeated_4grams"]["written"] <= 1
+    save_trace(trace, tmp_path / "t.npz")
+    again = load_trace(tmp_path / "t.npz")
+    assert np.array_equal(again.rank, trace.rank)
+    assert again.meta == trace.meta
+
+
+def test_same_seed_same_trace_and_samples_are_matched_live():
+    """At T > 0 the recorded text is one sample; its ranks are those of that text, whatever the batch."""
+    target, heads = small_target(), random_heads()
+    tokens = random_prompts((9, 4, 17), seed=8)
+    settings = {"new_tokens": 20, "width": WIDTH, "temperature": 1.0, "batch": 2}
+    one, two, other = (collect(target, heads, prompts_for(tokens), tokens, seed=seed, **settings) for seed in (3, 3, 4))
+    assert np.array_equal(one.rank, two.rank)
+    assert not np.array_equal(one.rank, other.rank)
+    assert one.meta["verification"] == "sample-and-match"
+
+
+@pytest.mark.slow
+def test_sampled_traces_predict_sampled_decoding():
+    """tau of live sample-and-match decoding lies where the replay of an independent trace puts it.
+
+    Two independent means; a difference beyond 4.5 standard errors has probability below 1e-5. Requests of 24
+    tokens from one prompt each, so requests are independent.
+    """
+    target, heads = small_target(), random_heads()
+    tokens = random_prompts([6] * 400, seed=9)
+    trace = collect(target, heads, prompts_for(tokens), tokens, new_tokens=24, width=WIDTH, temperature=1.0, seed=1)
+    tree = TREES[1]
+    steps = walk(tree, trace)
+    replayed = np.bincount(steps.request, minlength=400)
+    rule = sample_and_match(temperature=1.0, generator=torch.Generator().manual_seed(77))
+    live = Decoder(target, heads, tree=tree, batch=16, rule=rule).generate(tokens, new_tokens=24)
+    measured = np.array([len(g.accepted) for g in live])
+    difference = replayed.mean() - measured.mean()
+    error = np.sqrt(replayed.var() / 400 + measured.var() / 400)
+    assert abs(difference) < 4.5 * error
+    assert error < 0.5
+
+
+def test_settings_without_meaning(recorded):
+    target, heads, tokens, _ = recorded
+    ask = {"new_tokens": 4, "width": 4}
+    with pytest.raises(UsageError, match="temperature must be 0 or more, got -1"):
+        collect(target, heads, prompts_for(tokens), tokens, **ask, temperature=-1.0)
+    with pytest.raises(ExecutorError, match=r"depth must be in 1\.\.5"):
+        collect(target, heads, prompts_for(tokens), tokens, **ask, depth=6)
+    with pytest.raises(ExecutorError, match=r"width must be in 1\.\.61"):
+        collect(target, heads, prompts_for(tokens), tokens, new_tokens=4, width=62)
+    with pytest.raises(UsageError, match="prompt 1 has 1 tokens"):
+        collect(target, heads, prompts_for([[1, 2], [3]]), [[1, 2], [3]], **ask)
+
+
+def test_repeated_share():
+    assert repeated_share([[1, 2, 3, 4, 5]]) == 0
+    assert repeated_share([[1, 1, 1, 1, 1, 1]]) == pytest.approx(2 / 3)
+    assert repeated_share([[1, 2]]) == 0

@@ -1,0 +1,114 @@
+"""The data that the repository ships: complete, within their limits, and true of the live loop."""
+
+import json
+
+import pytest
+import torch
+
+from executor.checkpoints import load_drafter
+from executor.decode import Decoder
+from executor.prompts import read_prompts
+from executor.record import weights_hash
+from executor.target import Target, load_tokenizer
+from simulate.profile import load_profile
+from treeopt.files import shipped
+from treeopt.optimize import search
+from treeopt.published import MEDUSA, published_trees
+from treeopt.trace import load_trace
+from treeopt.tree import Tree
+from treeopt.walk import walk
+
+TRACES = ["medusa-t0", "medusa-t1"]
+FAST_REQUESTS = 48
+
+
+@pytest.fixture(scope="module")
+def models():
+    torch.manual_seed(0)
+    target = Target.load(shipped("models/stdlib-llama"))
+    return target, load_drafter(shipped("models/stdlib-medusa"), target)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    texts = [p.text for p in read_prompts(shipped("prompts/stdlib.jsonl"))]
+    return load_tokenizer(shipped("models/stdlib-llama"))(texts)["input_ids"]
+
+
+@pytest.fixture(scope="module")
+def trees():
+    trace, profile = (
+        load_trace(shipped("traces/medusa-t0.npz")),
+        load_profile(shipped("profiles/medusa-cpu.json")),
+    )
+    plan = search(trace, profile, batch=(1, 4))
+    chosen = {f"chosen at {e.batch}": e.choice.tree for e in plan.entries if e.choice.tree}
+    assert chosen  # a demonstration without a tree would show nothing
+    return {"chain": Tree.chain(5), "Medusa": published_trees()[MEDUSA], **chosen}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_traces_are_as_large_as_promised(name):
+    trace = load_trace(shipped(f"traces/{name}.npz"))
+    assert trace.requests >= 500
+    assert trace.anchors >= 30_000
+    assert trace.depth >= 5
+    assert trace.width >= 16
+    assert trace.meta["repeated_4grams"]["written"] < 0.35
+    assert trace.meta["provenance"]["commit"]
+
+
+def test_everything_is_of_the_same_models(models):
+    target, drafter = models
+    own = (weights_hash(target.model), weights_hash(drafter))
+    for meta in (
+        *(load_trace(shipped(f"traces/{name}.npz")).meta for name in TRACES),
+        load_profile(shipped("profiles/medusa-cpu.json")).meta,
+        json.loads(shipped("validations/medusa-cpu.json").read_text())["meta"],
+    ):
+        assert (meta["target"]["weights"], meta["drafter"]["weights"]) == own
+
+
+def test_models_are_small_and_say_where_they_come_from():
+    files = [path for path in shipped("models").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 20e6
+    for name in ("stdlib-llama", "stdlib-medusa"):
+        record = json.loads((shipped("models") / name / "training.json").read_text())
+        assert record["files_held_out"] > 0
+        assert record["log"]
+
+
+def check(models, prompts, trees, batch: int, requests: int) -> None:
+    target, drafter = models
+    trace = load_trace(shipped("traces/medusa-t0.npz"))
+    assert trace.meta["new_tokens"] == 32
+    for name, tree in trees.items():
+        decoder = Decoder(target, drafter, tree=tree, batch=batch)
+        live = decoder.generate(prompts[:requests], new_tokens=32, stop=[target.model.config.eos_token_id])
+        steps = walk(tree, trace)
+        for request, generation in enumerate(live):
+            replayed = steps.accepted[steps.request == request].tolist()
+            assert list(generation.accepted) == replayed, f"{name}, batch {batch}, request {request}"
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_replay_equals_the_live_loop(models, prompts, trees, batch):
+    check(models, prompts, trees, batch, FAST_REQUESTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 4])
+def test_replay_equals_the_live_loop_on_every_request(models, prompts, trees, batch):
+    check(models, prompts, trees, batch, 1000)
+
+
+def test_greedy_text_equals_generate(models, prompts, trees):
+    target, drafter = models
+    due = []
+    for prompt in prompts[1000:1008]:
+        ids = torch.tensor([prompt])
+        out = target.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32)
+        due.append(out[0, len(prompt) :].tolist())
+    for tree in trees.values():
+        found = Decoder(target, drafter, tree=tree, batch=4).generate(prompts[1000:1008], new_tokens=32, stop=[0])
+        assert [list(g.tokens) for g in found] == due
