@@ -39,7 +39,9 @@ class TreeCache(Cache):
             view,
         )
 
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(  # type: ignore[override]
+        self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Store one layer's new keys and values (sequences, heads, tokens, width); return what to attend to."""
         if self._stores is None:
             layers, batch, capacity = self.shape

@@ -232,7 +232,9 @@ def _settle(
     rows: list[_Row], accepted: list[int], emitted: list[list[int]], new_tokens: int, stop: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]:
     """Cut what lies past each request's end, and free the rows of requests that ended."""
-    requests, committed, kept = [], [], []
+    requests: list[int] = []
+    committed: list[tuple[int, ...]] = []
+    kept: list[int] = []
     for row, count, tokens in zip(rows, accepted, emitted, strict=True):
         requests.append(row.request)
         if row.request < 0:

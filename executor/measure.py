@@ -14,7 +14,8 @@ from executor.drafters.base import Drafter
 from executor.record import device_name, identity
 from executor.target import Target
 from simulate.profile import BatchTimes, Profile
-from treeopt.errors import UsageError
+from treeopt.cost import StepShape
+from treeopt.errors import CostError, UsageError
 from treeopt.provenance import provenance
 from treeopt.published import MEDUSA, published_trees
 from treeopt.tree import Tree
@@ -160,11 +161,10 @@ def _relative_error(batches: Sequence[int], trees: Sequence[Tree], times: dict[t
         for tree in trees[1:]:
             others = {t: times[batch, t] for t in trees if t.nodes == 0 or t.nodes != tree.nodes}
             table = _batch_times(batch, others)
-            low, high = table.rest[0][0], table.rest[-1][0]
-            if not low <= tree.nodes + 1 <= high or tree.depth > table.draft[-1][0]:
+            try:
+                predicted = float(table.step_s([StepShape.of(tree, batch=batch)])[0]) / table.plain_s
+            except CostError:  # the smallest or largest size: the others say nothing of it
                 continue
-            draft = np.interp(tree.depth, *zip(*table.draft, strict=True))
-            predicted = (draft + np.interp(tree.nodes + 1, *zip(*table.rest, strict=True))) / table.plain_s
             measured = float(np.median(times[batch, tree].blocks / plain))
             errors.append(abs(predicted / measured - 1))
     return float(np.quantile(errors, 0.95))

@@ -149,7 +149,7 @@ def _ranks(
     with torch.no_grad():
         for k, scores in enumerate(drafter.teacher_forced(target, tokens, features, depth), 1):
             # An anchor's feature stands one before its root, and the root one before the text.
-            place = _rank_of(scores[:, : -1 - k], tokens[:, 1 + k :]).cpu().numpy()
+            place = rank_of(scores[:, : -1 - k], tokens[:, 1 + k :]).cpu().numpy()
             for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
                 inside = max(len(text) - k + 1, 0)
                 found = place[i, len(prompt) - 2 :][:inside]
@@ -157,7 +157,7 @@ def _ranks(
     return ranks
 
 
-def _rank_of(scores: Tensor, truth: Tensor) -> Tensor:
+def rank_of(scores: Tensor, truth: Tensor) -> Tensor:
     """How many tokens score above the true one, the first of equals first; scores (..., V), truth (...)."""
     own = scores.gather(-1, truth[..., None])
     index = torch.arange(scores.shape[-1], device=scores.device)

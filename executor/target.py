@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from executor.attention import causal_mask, tree_mask
 from executor.cache import TreeCache
@@ -48,18 +48,18 @@ class Outputs:
 class Target:
     """The model whose output is wanted, with a key/value cache for `batch` sequences of up to `capacity` tokens."""
 
-    def __init__(self, model: nn.Module, name: str = "") -> None:
+    def __init__(self, model: PreTrainedModel, name: str = "") -> None:
         """Wrap `model` (in evaluation mode); `name` is what provenance calls it."""
         config = model.config
         if config.model_type in REFUSED:
             raise ExecutorError(f"{config.model_type} models cannot verify trees: {REFUSED[config.model_type]}")
-        self.model = model.eval().requires_grad_(False)
+        self.model = model
+        model.eval().requires_grad_(False)
         self.name = name or str(config.model_type)
         self.window = _window(config)
         self.cache: TreeCache | None = None
         self._features: Tensor | None = None
-        base: nn.Module = model.base_model  # type: ignore[assignment]
-        base.register_forward_hook(self._keep_features)
+        model.base_model.register_forward_hook(self._keep_features)
 
     @classmethod
     def load(cls, path: Path | str, *, dtype: str = "float32", device: str = "cpu") -> "Target":
@@ -84,7 +84,8 @@ class Target:
         except (OSError, ValueError, KeyError) as error:
             first = str(error).strip().splitlines()[0]
             raise ExecutorError(f"{path}: transformers cannot load this model: {first}") from error
-        return cls(model.to(device), name=Path(path).resolve().name)
+        model.to(torch.device(device))  # type: ignore[arg-type]
+        return cls(model, name=Path(path).resolve().name)
 
     def _keep_features(self, module: nn.Module, args: Any, output: Any) -> None:
         self._features = output[0]
@@ -107,12 +108,14 @@ class Target:
     @property
     def vocabulary(self) -> int:
         """Width of the logits."""
-        return int(self.head.weight.shape[0])
+        weight = self.head.weight
+        assert isinstance(weight, Tensor)
+        return int(weight.shape[0])
 
     @property
     def head(self) -> nn.Module:
         """The LM head: features to logits, without any scaling the model applies after it."""
-        return self.model.get_output_embeddings()  # type: ignore[operator,no-any-return]
+        return self.model.get_output_embeddings()  # type: ignore[no-any-return]
 
     @property
     def context_limit(self) -> int | None:

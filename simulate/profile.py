@@ -63,8 +63,8 @@ class BatchTimes:
         self._covers("tokens", tokens, self.rest)
         if (depths > 0).any():
             self._covers("depth", depths[depths > 0], self.draft)
-        draft = np.where(depths > 0, np.interp(depths, *zip(*self.draft, strict=True)), 0.0)
-        return np.asarray(draft + np.interp(tokens, *zip(*self.rest, strict=True)))
+        draft = np.where(depths > 0, _interpolate(depths, self.draft), 0.0)
+        return draft + _interpolate(tokens, self.rest)
 
     def _covers(self, name: str, asked: NDArray[np.int64], points: tuple[tuple[int, float], ...]) -> None:
         low, high = points[0][0], points[-1][0]
@@ -73,6 +73,11 @@ class BatchTimes:
             raise CostError(
                 f"{name} {asked[outside][0]} at batch {self.batch}: the profile measured {name} {low} to {high}"
             )
+
+
+def _interpolate(sizes: NDArray[np.int64], points: tuple[tuple[int, float], ...]) -> NDArray[np.float64]:
+    table = np.array(points)
+    return np.asarray(np.interp(sizes, table[:, 0], table[:, 1]))
 
 
 @dataclass(frozen=True)

@@ -106,11 +106,14 @@ def unchanged(tmp_path, request):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_git():
-    """Provenance asks git, 0.1 s a command; those from a shell do so below."""
+def _quick():
+    """Provenance asks git, 0.1 s a command (those from a shell do so below); one thread serves a tiny model best."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("treeopt.provenance._commit", lambda: "none")
         yield
+    torch.set_num_threads(threads)
 
 
 def small_trace(*, requests=8, depth=3, width=4, lengths=20, meta=None):
@@ -336,11 +339,16 @@ def test_a_tree_that_the_profile_does_not_cover_is_not_compared(tmp_path):
     assert "64" in entry["skipped"]["Medusa's tree"]
 
 
-def test_one_request_held_out_has_no_interval_but_json(trace_file, profile_file):
-    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--held-out", "0.1")
-    record = read_json(done(*words, "--json").stdout)
-    assert record["meta"]["search"]["requests_judged_on"] == 1
-    assert done(*words).exit_code == 0
+def test_one_request_held_out_has_no_interval(trace_file, profile_file, tmp_path):
+    """It is refused, or said in JSON that other programs and treeopt itself can read."""
+    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--held-out", "0.1", "--json")
+    result = run(*words)
+    if result.exit_code:
+        refused(result, "held-out", "0.1", code=None)
+    else:
+        read_json(result.stdout)
+        (tmp_path / "plan.json").write_text(result.stdout)
+        assert load_plan(tmp_path / "plan.json").to_json() + "\n" == result.stdout
 
 
 def test_a_plan_names_no_absolute_path(trace_file, profile_file, tmp_path):
@@ -715,6 +723,8 @@ def test_the_whole_way(made, tiny, tmp_path):
     assert shown.exit_code == 0
     assert "predicted" in shown.stdout
     assert "Warning" not in shown.stderr
+    # These are the very prompts that the trace was made of; nothing may say otherwise.
+    assert "does not hold" not in shown.stdout
     output = tmp_path / "validation.json"
     told = validate(tiny, tmp_path / "plan.json", "--json", "--output", output)
     assert told.exit_code == 0
@@ -837,7 +847,7 @@ def test_a_target_that_is_none_is_refused(tiny, tmp_path, unchanged, bad):
 def test_code_in_a_model_folder_is_not_run(tiny, tmp_path, unchanged):
     """Nor does anything ask for it: a question on stdout is no result, and stdin may say yes to all."""
     folder = copy_of(tiny, tmp_path, "target", config('{"model_type": "own", "auto_map": {"AutoConfig": "own.C"}}'))
-    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').write('ran')")
+    (folder / "own.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).write_text('ran')")
     unchanged()
     words = ("trace", "collect", *inputs(tiny, target=folder), *COLLECT, "--output", str(tmp_path / "trace.npz"))
     refused(CliRunner().invoke(main, words, input="y\ny\ny\n"), str(folder))
@@ -906,7 +916,7 @@ PROMPTS = {
     "no text": (b'{"text": "abc"}\n\n{"txt": "abc"}\n', [], 1, "line 3"),
     "text a number": (b'{"text": 5}\n', [], 1, "line 1"),
     "text empty": (b'{"text": ""}\n', [], 1, "line 1"),
-    "text of one token": (b'{"text": "abc"}\n{"text": "a"}\n', [], 2, "prompt 1"),
+    "text of one token": (b'{"text": "abc"}\n{"text": "a"}\n', [], 2, "token"),
     "half a character": (b'{"text": "ab\\ud800c"}\n', [], 1, "line 1"),
     "domain a number": (b'{"text": "abc", "domain": 3}\n', [], 1, "line 1"),
     "other bytes": (b"\xff\xfe", [], 1, "prompts.jsonl"),
@@ -1129,7 +1139,7 @@ def test_prompts_and_settings_are_checked_before_the_model_decodes(tiny, tmp_pat
 
     monkeypatch.setattr(Decoder, "steps", decode)
     (tmp_path / "short.jsonl").write_text('{"text": "abc"}\n{"text": "a"}\n')
-    refused(collect(tiny, tmp_path / "o", prompts=tmp_path / "short.jsonl"), "prompt 1", code=2)
+    refused(collect(tiny, tmp_path / "o", prompts=tmp_path / "short.jsonl"), "token", code=2)
     refused(collect(tiny, tmp_path / "o", "--depth", "9"), "depth")
     refused(measure(tiny, tmp_path / "o", "--batch", "1,99"), "99", code=2)
 

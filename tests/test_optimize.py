@@ -376,7 +376,8 @@ def test_baselines_are_compared_or_skipped_with_a_reason(depth, width, skipped):
     trace = with_lengths(np.zeros((40, depth)), [10] * 4, width=width)
     (entry,) = search(trace, Cost(), max_nodes=7).entries
     assert list(entry.skipped) == skipped
-    assert all(f"the trace records depth {depth}, ranks below {width}" in why for why in entry.skipped.values())
+    reasons = (f"the trace records depth {depth}", f"the trace records ranks below {width}")
+    assert all(any(reason in why for reason in reasons) for why in entry.skipped.values())
     compared = {choice.name: choice.tree for choice in entry.compared}
     for name, key in BASELINES.items():
         assert (name in compared) == (name not in skipped)
@@ -480,17 +481,11 @@ def test_the_record_of_a_plan():
     assert record["entries"][1]["choice"]["tree"] is None
 
 
-def test_infinite_intervals_are_still_json():
-    # One request held out: its interval is infinite, and RFC 8259 has no word for that.
+def test_one_request_held_out_is_refused():
+    # Its interval would be infinite.
     trace = with_lengths(np.zeros((40, 2)), [10] * 4, width=2)
-    plan = search(trace, Cost(), held_out=0.2)
-    assert plan.entries[0].choice.tau.high == math.inf
-
-    def refuse(word):
-        raise AssertionError(f"{word} is not JSON")
-
-    json.loads(plan.to_json(), parse_constant=refuse)
-    assert Plan.from_json(plan.to_json()) == plan
+    with pytest.raises(TraceError, match="at least 2 requests held out"):
+        search(trace, Cost(), held_out=0.2)
 
 
 def test_a_plan_as_a_frame():
@@ -546,7 +541,7 @@ def test_missing_keys_are_named(tmp_path, key):
     message = refused(tmp_path / "plan.json", json.dumps(record))
     assert str(key[-1]) in message
     if len(key) > 2:
-        assert message.startswith(f"entries[{key[1]}]: ")
+        assert message.startswith(f"entries[{key[1]}]")
 
 
 @pytest.mark.parametrize(
@@ -565,17 +560,17 @@ def test_missing_keys_are_named(tmp_path, key):
         (
             ("entries", 0, "choice", "step_s"),
             -0.025,
-            "entries[0]: `step_s` of `chosen tree` must be positive, found -0.025",
+            "entries[0].choice: `step_s` must be positive, found -0.025",
         ),
         (
             ("entries", 0, "choice", "step_s"),
             0,
-            "entries[0]: `step_s` of `chosen tree` must be positive, found 0",
+            "entries[0].choice: `step_s` must be positive, found 0",
         ),
         (
             ("entries", 0, "choice", "step_s"),
             math.nan,
-            "entries[0]: `step_s` of `chosen tree` must be positive, found nan",
+            "entries[0].choice: `step_s` must be a finite number",
         ),
         (("entries", 0, "choice", "step_s"), 10**400, "entries[0]"),
         (("entries", 0, "choice", "step_s"), "fast", "entries[0]"),
@@ -593,17 +588,17 @@ def test_missing_keys_are_named(tmp_path, key):
         (
             ("entries", 0, "choice", "tree", "id"),
             "0123456789ab",
-            "entries[0]: tree of `chosen tree`: id 0123456789ab does not",
+            "entries[0].choice.tree: `id` 0123456789ab does not",
         ),
-        (("entries", 0, "choice", "tree", "paths"), [[0], [1]], "entries[0]: tree of `chosen tree`: id "),
+        (("entries", 0, "choice", "tree", "paths"), [[0], [1]], "entries[0].choice.tree: `id` "),
         (
             ("entries", 0, "choice", "tree", "paths"),
             [[0], [1.5]],
-            "entries[0]: path 1 must hold integers, got 1.5",
+            "entries[0].choice.tree: path 1 must hold integers, got 1.5",
         ),
         (("entries", 0, "choice", "tree", "paths"), [0], "entries[0]"),
-        (("entries", 0, "choice", "tree", "paths", 0), [-1], "entries[0]: ranks[0] must be in"),
-        (("meta",), [], "`meta` must be a dict"),
+        (("entries", 0, "choice", "tree", "paths", 0), [-1], "entries[0].choice.tree: ranks[0] must be in"),
+        (("meta",), [], "`meta` must be an object"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -70,7 +70,7 @@ def _influence(numerator: Counts, denominator: Counts) -> tuple[float, NDArray[n
     if total <= 0:
         raise TraceError(f"a ratio needs a positive denominator, found {total}")
     value = float(numerator.sum()) / total
-    return value, (numerator - value * denominator) / total
+    return value, np.asarray((numerator - value * denominator) / total, dtype=np.float64)
 
 
 def _half_width(influence: NDArray[np.float64]) -> float:

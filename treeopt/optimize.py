@@ -5,13 +5,14 @@ Every size and depth cap is enumerated, so steps in the cost (kernel tiles, grap
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.cost import CostModel, StepShape
-from treeopt.errors import TraceError, UsageError
+from treeopt.errors import CostError, TraceError, UsageError
 from treeopt.estimate import Estimate, paired_difference, ratio
 from treeopt.plan import Choice, Plan, PlanEntry, Proof
 from treeopt.provenance import provenance
@@ -26,6 +27,7 @@ Method = Literal["renewal", "best-first", "hydra"]
 BASELINES = {"Medusa's tree": MEDUSA, "EAGLE-1's tree": EAGLE}
 CHAIN = "best chain"
 SHORTLIST = 16
+REPLAYED = 8  # sizes of each depth cap that are replayed before the shortlist is drawn
 REFINED = 2
 MIN_REQUESTS = 4
 
@@ -61,14 +63,17 @@ def search(
         TraceError: too few requests to hold some out.
         CostError: a batch size or tree size that the cost model does not cover.
     """
-    batches = (batch,) if isinstance(batch, int) else tuple(batch)
+    sizes: Sequence[int] = [batch] if isinstance(batch, int | np.integer) else batch
+    batches = tuple(index(size) for size in sizes)
     max_depth = trace.depth if max_depth is None else min(max_depth, trace.depth)
     _check(batches, max_nodes, max_depth, held_out, method)
     if trace.requests < MIN_REQUESTS:
         raise TraceError(f"search holds requests out and needs at least {MIN_REQUESTS}, the trace has {trace.requests}")
     fit, held = trace.split(share=1 - held_out, rng=np.random.default_rng(seed))
+    if held.requests < 2:
+        raise TraceError(f"an interval needs at least 2 requests held out, {held_out} of {trace.requests} are fewer")
     bench = _Bench(fit, held, cost, context)
-    options = _options(fit, cost, method, max_nodes, max_depth)
+    options = _options(bench, method, max_nodes, max_depth)
     entries = tuple(_entry(bench, options, size, method, max_nodes, max_depth) for size in batches)
     meta = {
         "search": {
@@ -118,11 +123,15 @@ class _Bench:
     def step_s(self, tree: Tree, batch: int) -> float:
         return float(self.cost.step_s([StepShape.of(tree, batch=batch, context=self.context)])[0])
 
-    def rate(self, tree: Tree, batch: int) -> float:
-        """Tokens a second and sequence on the part that choices are made on."""
+    def tau(self, tree: Tree) -> float:
+        """Replayed on the part that choices are made on."""
         if tree not in self._fitted:
             self._fitted[tree] = replay(tree, self.fit)
-        return self._fitted[tree].tau / self.step_s(tree, batch)
+        return self._fitted[tree].tau
+
+    def rate(self, tree: Tree, batch: int) -> float:
+        """Tokens a second and sequence on the part that choices are made on."""
+        return self.tau(tree) / self.step_s(tree, batch)
 
     def judged(self, tree: Tree) -> StepCounts:
         if tree not in self._judged:
@@ -145,7 +154,7 @@ class _Options:
     """Trees worth pricing, struct of arrays; `tree(i)` makes one.
 
     Attributes:
-        tokens: float64 (n,), expected tokens a step on the fitted part.
+        tokens: float64 (n,), estimated tau on the fitted part.
         nodes: sizes.
         widths: fed widths of each.
         tree: the i-th topology.
@@ -157,17 +166,17 @@ class _Options:
     tree: Callable[[int], Tree]
 
 
-def _options(fit: Trace, cost: CostModel, method: Method, max_nodes: int, max_depth: int) -> _Options:
+def _options(bench: _Bench, method: Method, max_nodes: int, max_depth: int) -> _Options:
     if method == "hydra":
-        trees = grow(fit, nodes=max_nodes, depth=max_depth)
-        taus = np.array([replay(tree, fit).tau for tree in trees])
+        trees = grow(bench.fit, nodes=max_nodes, depth=max_depth)
+        taus = np.array([bench.tau(tree) for tree in trees])
         return _Options(taus, [t.nodes for t in trees], [t.fed_widths for t in trees], trees.__getitem__)
-    return _enumerate(count_prefixes(fit, nodes=max_nodes, depth=max_depth), max_depth)
+    return _enumerate(bench, count_prefixes(bench.fit, nodes=max_nodes, depth=max_depth), max_depth)
 
 
-def _enumerate(frontier: Frontier, max_depth: int) -> _Options:
+def _enumerate(bench: _Bench, frontier: Frontier, max_depth: int) -> _Options:
     """Best position-averaged trees of every size and depth cap; a cap that is not reached adds nothing."""
-    tokens: list[float] = []
+    tokens: list[NDArray[np.float64]] = []
     sizes: list[tuple[int, int]] = []
     widths: list[tuple[int, ...]] = []
     for cap in range(1, max_depth + 1):
@@ -176,7 +185,7 @@ def _enumerate(frontier: Frontier, max_depth: int) -> _Options:
         fed = np.zeros(cap, dtype=np.int64)
         fed[0] = 1
         inner: set[int] = set()
-        reached = 0
+        reached, first = 0, len(sizes)
         for nodes, node in enumerate(order.tolist(), 1):
             parent, depth = int(frontier.parent[node]), int(frontier.depth[node])
             reached = max(reached, depth)
@@ -184,10 +193,25 @@ def _enumerate(frontier: Frontier, max_depth: int) -> _Options:
                 inner.add(parent)
                 fed[depth - 1] += 1
             if reached == cap:
-                tokens.append(float(expected[nodes]))
                 sizes.append((nodes, cap))
                 widths.append(tuple(fed.tolist()))
-    return _Options(np.array(tokens), [n for n, _ in sizes], widths, lambda i: frontier.tree(*sizes[i]))
+        tokens.append(_expected_on_walk(bench, frontier, [n for n, _ in sizes[first:]], cap, expected))
+    return _Options(np.concatenate(tokens), [n for n, _ in sizes], widths, lambda i: frontier.tree(*sizes[i]))
+
+
+def _expected_on_walk(
+    bench: _Bench, frontier: Frontier, nodes: list[int], cap: int, expected: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """tau of each size: its average over positions, times the walk's share of it at a few sizes, interpolated.
+
+    Averages promise too much, of deep trees most of all; ranked by them alone, a shortlist holds deep trees only.
+    """
+    if not nodes:
+        return np.empty(0)
+    spread = np.geomspace(nodes[0], nodes[-1], REPLAYED)
+    grid = sorted({min(nodes, key=lambda n: abs(n - size)) for size in spread.tolist()})
+    shares = [bench.tau(frontier.tree(n, cap)) / expected[n] for n in grid]
+    return np.asarray(expected[nodes] * np.interp(np.log(nodes), np.log(grid), shares))
 
 
 def _entry(bench: _Bench, options: _Options, batch: int, method: Method, max_nodes: int, max_depth: int) -> PlanEntry:
@@ -206,14 +230,10 @@ def _entry(bench: _Bench, options: _Options, batch: int, method: Method, max_nod
     compared.append(bench.choice(CHAIN, chain, batch))
     skipped = {}
     for name, key in BASELINES.items():
-        tree = published_trees()[key]
-        if tree.depth > bench.held.depth or max(tree.ranks) >= bench.held.width:
-            skipped[name] = (
-                f"depth {tree.depth}, rank {max(tree.ranks)}: the trace records depth {bench.held.depth}, "
-                f"ranks below {bench.held.width}"
-            )
-        else:
-            compared.append(bench.choice(name, tree, batch))
+        try:
+            compared.append(bench.choice(name, published_trees()[key], batch))
+        except (TraceError, CostError) as error:  # too deep, too wide or too large for what was recorded
+            skipped[name] = str(error)
     gain = None
     if speculate and best != chain:
         a, b = bench.judged(best), bench.judged(chain)

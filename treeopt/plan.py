@@ -128,22 +128,19 @@ class Plan:
         """
         try:
             record = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PlanError(f"not JSON: {error}") from error
-        if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-            found = record.get("schema") if isinstance(record, dict) else type(record).__name__
+        found = record.get("schema") if isinstance(record, dict) else type(record).__name__
+        if found != SCHEMA:
             raise PlanError(f"schema must be {SCHEMA!r}, found {found!r}")
-        entries = []
-        for number, entry in enumerate(_get(record, "entries", list, "plan")):
-            where = f"entries[{number}]"
-            try:
-                entries.append(_read_entry(entry, where))
-            except (KeyError, TypeError, ValueError, TreeError) as error:
-                what = f"`{error.args[0]}` is missing" if isinstance(error, KeyError) else str(error)
-                raise PlanError(f"{where}: {what}") from error
-        if not entries:
-            raise PlanError("`entries` must hold at least one batch size")
-        return cls(tuple(entries), _get(record, "meta", dict, "plan"))
+        entries = tuple(
+            _read_entry(entry, f"entries[{number}]")
+            for number, entry in enumerate(_get(record, "entries", list, "plan"))
+        )
+        sizes = [entry.batch for entry in entries]
+        if not sizes or len(set(sizes)) < len(sizes):
+            raise PlanError(f"`entries` must hold different batch sizes, at least one, found {sizes}")
+        return cls(entries, _get(record, "meta", dict, "plan"))
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -167,13 +164,6 @@ def load_plan(path: Path) -> Plan:
         raise PlanError(f"{path}: {error}") from error
 
 
-def _get(record: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
-    value = record.get(key)
-    if not isinstance(value, kind):
-        raise PlanError(f"{where}: `{key}` must be a {kind.__name__}, found {type(value).__name__}")
-    return value
-
-
 def _choice_record(choice: Choice) -> dict[str, Any]:
     tree = choice.tree
     return {
@@ -185,34 +175,87 @@ def _choice_record(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _read_entry(record: Mapping[str, Any], where: str) -> PlanEntry:
+def _get(record: Any, key: str, kind: type, where: str) -> Any:
+    """A field of a JSON object, of the type asked for; numbers are finite, `bool` is no number."""
+    if not isinstance(record, dict):
+        raise PlanError(f"{where} must be an object, found {type(record).__name__}")
+    if key not in record:
+        raise PlanError(f"{where}: `{key}` is missing")
+    value = record[key]
+    if kind is float and type(value) is int and abs(value) < 2**53:
+        value = float(value)
+    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+        found = "a number that is not finite" if type(value) is float else type(value).__name__
+        raise PlanError(f"{where}: `{key}` must be {_KINDS[kind]}, found {found}")
+    return value
+
+
+_KINDS = {
+    float: "a finite number",
+    int: "an integer",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    bool: "true or false",
+}
+
+
+def _given(record: Mapping[str, Any], key: str, where: str) -> bool:
+    """Whether a field that must be there is not null."""
+    if key not in record:
+        raise PlanError(f"{where}: `{key}` is missing")
+    return record[key] is not None
+
+
+def _read_entry(record: Any, where: str) -> PlanEntry:
     batch = _get(record, "batch", int, where)
     if batch < 1:
         raise PlanError(f"{where}: `batch` must be at least 1, found {batch}")
-    gain = record["gain_over_chain"]
+    compared = _get(record, "compared", list, where)
+    skipped = _get(record, "skipped", dict, where)
+    proof = _get(record, "proof", dict, where)
     return PlanEntry(
         batch=batch,
-        choice=_read_choice(record["choice"]),
-        gain=None if gain is None else _read_estimate(gain),
-        compared=tuple(_read_choice(c) for c in record["compared"]),
-        skipped={str(k): str(v) for k, v in record["skipped"].items()},
+        choice=_read_choice(_get(record, "choice", dict, where), f"{where}.choice"),
+        gain=_read_estimate(record, "gain_over_chain", where) if _given(record, "gain_over_chain", where) else None,
+        compared=tuple(_read_choice(choice, f"{where}.compared[{i}]") for i, choice in enumerate(compared)),
+        skipped={name: _get(skipped, name, str, f"{where}.skipped") for name in skipped},
         proof=Proof(
-            str(record["proof"]["objective"]),
-            bool(record["proof"]["optimal"]),
-            str(record["proof"]["statement"]),
+            objective=_get(proof, "objective", str, f"{where}.proof"),
+            optimal=_get(proof, "optimal", bool, f"{where}.proof"),
+            statement=_get(proof, "statement", str, f"{where}.proof"),
         ),
     )
 
 
-def _read_choice(record: Mapping[str, Any]) -> Choice:
-    tree = None if record["tree"] is None else Tree.from_paths(record["tree"]["paths"])
-    if tree is not None and record["tree"].get("id", tree.id) != tree.id:
-        raise ValueError(f"tree of `{record['name']}`: id {record['tree']['id']} does not fit its paths ({tree.id})")
-    step_s = float(record["step_s"])
-    if not (math.isfinite(step_s) and step_s > 0):
-        raise ValueError(f"`step_s` of `{record['name']}` must be positive, found {step_s}")
-    return Choice(str(record["name"]), tree, _read_estimate(record["tau"]), step_s, _read_estimate(record["speedup"]))
+def _read_choice(record: Any, where: str) -> Choice:
+    name, step_s = _get(record, "name", str, where), _get(record, "step_s", float, where)
+    if step_s <= 0:
+        raise PlanError(f"{where}: `step_s` must be positive, found {step_s}")
+    tau, speedup = (_read_estimate(record, key, where) for key in ("tau", "speedup"))
+    tree = None
+    if _given(record, "tree", where):
+        tree = _read_tree(_get(record, "tree", dict, where), f"{where}.tree")
+    return Choice(name, tree, tau, step_s, speedup)
 
 
-def _read_estimate(record: Mapping[str, Any]) -> Estimate:
-    return Estimate(float(record["value"]), float(record["low"]), float(record["high"]))
+def _read_tree(record: Any, where: str) -> Tree:
+    paths = _get(record, "paths", list, where)
+    for number, path in enumerate(paths):
+        if not isinstance(path, list):
+            raise PlanError(f"{where}.paths[{number}] must be a list of ranks, found {type(path).__name__}")
+    try:
+        tree = Tree.from_paths(paths)
+    except TreeError as error:
+        raise PlanError(f"{where}: {error}") from error
+    if _get(record, "id", str, where) != tree.id:
+        raise PlanError(f"{where}: `id` {record['id']} does not fit the paths, whose id is {tree.id}")
+    return tree
+
+
+def _read_estimate(record: Any, key: str, where: str) -> Estimate:
+    values = _get(record, key, dict, where)
+    value, low, high = (_get(values, part, float, f"{where}.{key}") for part in ("value", "low", "high"))
+    if not low <= value <= high:
+        raise PlanError(f"{where}: `{key}` must lie in its interval, found {value} and [{low}, {high}]")
+    return Estimate(value, low, high)

@@ -103,7 +103,7 @@ class Trace:
     @property
     def depth(self) -> int:
         """D, the deepest recorded level."""
-        return self.rank.shape[1]
+        return int(self.rank.shape[1])
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
@@ -171,7 +171,7 @@ def save_trace(trace: Trace, path: Path) -> None:
     header = {"schema": SCHEMA, "width": trace.width, "domain_names": trace.domain_names, **trace.meta}
     arrays["meta"] = np.frombuffer(json.dumps(header, sort_keys=True).encode(), dtype=np.uint8)
     with whole(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def load_trace(path: Path) -> Trace:

@@ -34,7 +34,7 @@ TARGET_STEPS = 1100
 HEAD_STEPS = 600
 PROMPTS = 1300
 # Deep and narrow: on a CPU a forward then costs much that does not grow with its tokens, as on a GPU.
-TARGET = {
+TARGET: dict[str, Any] = {
     "hidden_size": 160,
     "intermediate_size": 432,
     "num_hidden_layers": 12,
@@ -92,7 +92,8 @@ def _train_target(
     trainer = Trainer(model=model, args=settings, train_dataset=Rows(train), eval_dataset=Rows(held_out[:256]))
     trainer.train()
     loss = trainer.evaluate()["eval_loss"]
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.to(dtype=torch.bfloat16)  # type: ignore[call-arg]
+    model.save_pretrained(folder)
     model.float()  # the heads are trained on the target as it is stored: rounded to bfloat16
     _log(
         folder,

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
 from executor.drafters.base import Drafter
+from executor.record import rank_of
 from executor.target import Target
 from executor.train.losses import cross_entropy
 from executor.train.recipes import Recipe
@@ -41,7 +42,7 @@ class DrafterTrainer(Trainer):
         super().__init__(model=drafter, **kwargs)
         self.target, self.recipe = target, recipe
 
-    def compute_loss(  # type: ignore[override]
+    def compute_loss(
         self,
         model: nn.Module,
         inputs: dict[str, Tensor],
@@ -112,8 +113,7 @@ def top_accuracy(
         row = row.to(target.device)
         features = target.features(row).features
         for k, logits in enumerate(drafter.teacher_forced(target, row, features, depths), 1):
-            scores, truth = logits[:, : -1 - k], row[:, 1 + k :, None]
-            rank = (scores > scores.gather(2, truth)).sum(2)
+            rank = rank_of(logits[:, : -1 - k], row[:, 1 + k :])
             hits[k - 1] += torch.stack([(rank < top).sum() for top in tops]).cpu()
             counts[k - 1] += rank.numel()
     return [[round(float(x), 4) for x in row] for row in hits / counts]

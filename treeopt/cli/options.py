@@ -22,7 +22,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path)
 
 
-class Batches(click.ParamType):
+class Batches(click.ParamType[tuple[int, ...]]):
     """Batch sizes such as `4` or `1,2,4,8`."""
 
     name = "sizes"
@@ -109,8 +109,8 @@ def load_models(
     from executor.checkpoints import load_drafter
     from executor.target import Target
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if threads is not None:
         torch.set_num_threads(threads)
     try:

@@ -116,7 +116,7 @@ def live_checks(plan: Plan) -> dict[int, str]:
 
 
 def _models(meta: Any) -> tuple[Any, Any]:
-    return tuple(meta.get(part, {}).get("weights") for part in ("target", "drafter"))  # type: ignore[return-value]
+    return tuple(meta.get(part, {}).get("weights") for part in ("target", "drafter"))
 
 
 def _check_fits(trace: Trace, profile: "Profile") -> None:
