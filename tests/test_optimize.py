@@ -234,6 +234,26 @@ def test_the_chain_itself_may_be_chosen():
     assert [choice.tree for choice in entry.compared if choice.name == "best chain"] == [entry.choice.tree]
 
 
+class Narrow(Cost):
+    """A drafter that can hardly be fed two nodes at once."""
+
+    def one(self, shape: StepShape) -> float:
+        return super().one(shape) + 100 * (max(shape.widths, default=0) > 1)
+
+
+def test_a_chain_may_beat_every_frontier_tree():
+    # (1, 1) at 60 % comes before (0, 0, 0, 0, 0) at 40 %, so each frontier tree as deep as the chain feeds two.
+    rank = np.random.default_rng(0).choice(2, 400, p=[0.4, 0.6])[:, None] * np.ones((1, 5), int)
+    rank[:, 2:][rank[:, 2:] == 1] = -1
+    trace = with_lengths(rank, [50] * 8, width=2)
+    fit, _ = parts(trace)
+    cost = Narrow(token=0.0, draft=0.0)
+    (entry,) = search(trace, cost, max_nodes=9, method="best-first").entries
+    assert entry.choice.tree == Tree.chain(5)
+    branching = [tree for tree in candidates(fit, 9, 5) if not tree.is_chain]
+    assert rate(Tree.chain(5), fit, cost, 1) > max(rate(tree, fit, cost, 1) for tree in branching)
+
+
 def test_a_cost_model_that_does_not_cover_the_question_says_so():
     with pytest.raises(CostError, match="calibrated up to 8 tokens, asked for"):
         search(MIXED, Cost(largest=8), max_nodes=15)
