@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from executor.attention import causal_mask, tree_mask
 from executor.cache import TreeCache
@@ -212,6 +213,22 @@ def _window(config: Any) -> int | None:
     if hasattr(text, "use_sliding_window") and not text.use_sliding_window:
         return None
     return None if window is None else int(window)
+
+
+def prepare(device: str, *, threads: int | None = None) -> None:
+    """Make ready for models on `device`: transformers silent, CPU threads set.
+
+    Raises:
+        ExecutorError: no such device.
+    """
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ExecutorError(f"device {device}: {str(error).splitlines()[0]}") from error
 
 
 def load_tokenizer(path: Path | str) -> PreTrainedTokenizerBase:

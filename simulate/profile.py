@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from treeopt.cost import StepShape
 from treeopt.errors import CostError
 from treeopt.files import write_text
+from treeopt.records import RecordError, get, of_kind, parse
 
 SCHEMA = "treeopt.profile/1"
 
@@ -156,29 +157,34 @@ def load_profile(path: Path) -> Profile:
         CostError: missing or broken; names file and field.
     """
     try:
-        record = json.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise CostError(f"{path}: not a readable profile: {error}") from error
-    found = record.get("schema") if isinstance(record, dict) else type(record).__name__
-    if found != SCHEMA:
-        raise CostError(f"{path}: schema must be {SCHEMA!r}, found {found!r}")
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CostError(f"{path}: cannot be read: {error}") from error
     try:
-        batches = tuple(_read_batch(times, f"batches[{i}]") for i, times in enumerate(record["batches"]))
-        low, high = record["context"]
-        return Profile(batches, (int(low), int(high)), float(record["relative_error"]), dict(record["meta"]))
-    except CostError as error:
+        record = parse(text, SCHEMA)
+        batches = tuple(
+            _read_batch(times, f"batches[{i}]") for i, times in enumerate(get(record, "batches", list, "profile"))
+        )
+        low, high = _pair(get(record, "context", list, "profile"), "context", int)
+        spread = get(record, "relative_error", float, "profile")
+        return Profile(batches, (low, high), spread, get(record, "meta", dict, "profile"))
+    except (RecordError, CostError) as error:
         raise CostError(f"{path}: {error}") from error
-    except (KeyError, TypeError, ValueError) as error:
-        what = f"`{error.args[0]}` is missing" if isinstance(error, KeyError) else str(error)
-        raise CostError(f"{path}: {what}") from error
 
 
-def _read_batch(record: Mapping[str, Any], where: str) -> BatchTimes:
+def _read_batch(record: Any, where: str) -> BatchTimes:
+    batch, plain_s = get(record, "batch", int, where), get(record, "plain_s", float, where)
+    draft, rest = (
+        tuple(_pair(point, f"{where}.{name}[{i}]", float) for i, point in enumerate(get(record, name, list, where)))
+        for name in ("draft", "rest")
+    )
     try:
-        draft = tuple((int(size), float(seconds)) for size, seconds in record["draft"])
-        rest = tuple((int(size), float(seconds)) for size, seconds in record["rest"])
-        return BatchTimes(int(record["batch"]), float(record["plain_s"]), draft, rest)
-    except KeyError as error:
-        raise CostError(f"{where}: `{error.args[0]}` is missing") from error
-    except (CostError, TypeError, ValueError) as error:
+        return BatchTimes(batch, plain_s, draft, rest)
+    except CostError as error:
         raise CostError(f"{where}: {error}") from error
+
+
+def _pair(values: Any, name: str, second: type) -> tuple[int, Any]:
+    if not isinstance(values, list) or len(values) != 2:
+        raise RecordError(f"`{name}` must be a list of two numbers, found {values!r:.60}")
+    return of_kind(values[0], int, f"`{name}`[0]"), of_kind(values[1], second, f"`{name}`[1]")

@@ -685,6 +685,16 @@ def test_collect_records_what_was_asked_for(made, tiny, tmp_path):
     assert os.listdir(tmp_path) == ["trace.npz"]
 
 
+def test_the_seed_decides_what_is_sampled(tiny, tmp_path):
+    texts = []
+    for seed in ("1", "1", "2"):
+        assert collect(tiny, tmp_path / "t.npz", "--temperature", "1", "--seed", seed).exit_code == 0
+        trace = load_trace(tmp_path / "t.npz")
+        assert trace.meta["seed"] == int(seed)
+        texts.append(trace.meta["text_sha256"])
+    assert texts[0] == texts[1] != texts[2]
+
+
 def test_collect_repeats_itself_whatever_the_batch(made, tiny, tmp_path):
     again = tmp_path / "trace.npz"
     assert collect(tiny, again, "--batch", "3").exit_code == 0

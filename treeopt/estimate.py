@@ -33,7 +33,7 @@ class Estimate:
         Estimate(value=8.0, low=6.0, high=10.0)
         """
         value = self.value * factor
-        half = value * math.hypot(self.relative, relative_error)
+        half = math.hypot((self.high - self.low) / 2 * factor, value * relative_error)
         return Estimate(value, value - half, value + half)
 
 

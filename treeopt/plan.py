@@ -1,7 +1,6 @@
 """A plan: per batch size the topology to use, or none, with its prediction, its proof and what it was compared with."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from treeopt.errors import PlanError, TreeError
 from treeopt.estimate import Estimate
 from treeopt.files import write_text
+from treeopt.records import RecordError, get, given, parse
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:
@@ -127,20 +127,18 @@ class Plan:
             PlanError: names the field that is missing or wrong.
         """
         try:
-            record = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise PlanError(f"not JSON: {error}") from error
-        found = record.get("schema") if isinstance(record, dict) else type(record).__name__
-        if found != SCHEMA:
-            raise PlanError(f"schema must be {SCHEMA!r}, found {found!r}")
-        entries = tuple(
-            _read_entry(entry, f"entries[{number}]")
-            for number, entry in enumerate(_get(record, "entries", list, "plan"))
-        )
+            record = parse(text, SCHEMA)
+            entries = tuple(
+                _read_entry(entry, f"entries[{number}]")
+                for number, entry in enumerate(get(record, "entries", list, "plan"))
+            )
+            meta = get(record, "meta", dict, "plan")
+        except RecordError as error:
+            raise PlanError(str(error)) from error
         sizes = [entry.batch for entry in entries]
         if not sizes or len(set(sizes)) < len(sizes):
             raise PlanError(f"`entries` must hold different batch sizes, at least one, found {sizes}")
-        return cls(entries, _get(record, "meta", dict, "plan"))
+        return cls(entries, meta)
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -175,87 +173,55 @@ def _choice_record(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _get(record: Any, key: str, kind: type, where: str) -> Any:
-    """A field of a JSON object, of the type asked for; numbers are finite, `bool` is no number."""
-    if not isinstance(record, dict):
-        raise PlanError(f"{where} must be an object, found {type(record).__name__}")
-    if key not in record:
-        raise PlanError(f"{where}: `{key}` is missing")
-    value = record[key]
-    if kind is float and type(value) is int and abs(value) < 2**53:
-        value = float(value)
-    if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        found = "a number that is not finite" if type(value) is float else type(value).__name__
-        raise PlanError(f"{where}: `{key}` must be {_KINDS[kind]}, found {found}")
-    return value
-
-
-_KINDS = {
-    float: "a finite number",
-    int: "an integer",
-    str: "a string",
-    list: "a list",
-    dict: "an object",
-    bool: "true or false",
-}
-
-
-def _given(record: Mapping[str, Any], key: str, where: str) -> bool:
-    """Whether a field that must be there is not null."""
-    if key not in record:
-        raise PlanError(f"{where}: `{key}` is missing")
-    return record[key] is not None
-
-
 def _read_entry(record: Any, where: str) -> PlanEntry:
-    batch = _get(record, "batch", int, where)
+    batch = get(record, "batch", int, where)
     if batch < 1:
-        raise PlanError(f"{where}: `batch` must be at least 1, found {batch}")
-    compared = _get(record, "compared", list, where)
-    skipped = _get(record, "skipped", dict, where)
-    proof = _get(record, "proof", dict, where)
+        raise RecordError(f"{where}: `batch` must be at least 1, found {batch}")
+    compared = get(record, "compared", list, where)
+    skipped = get(record, "skipped", dict, where)
+    proof = get(record, "proof", dict, where)
     return PlanEntry(
         batch=batch,
-        choice=_read_choice(_get(record, "choice", dict, where), f"{where}.choice"),
-        gain=_read_estimate(record, "gain_over_chain", where) if _given(record, "gain_over_chain", where) else None,
+        choice=_read_choice(get(record, "choice", dict, where), f"{where}.choice"),
+        gain=_read_estimate(record, "gain_over_chain", where) if given(record, "gain_over_chain", where) else None,
         compared=tuple(_read_choice(choice, f"{where}.compared[{i}]") for i, choice in enumerate(compared)),
-        skipped={name: _get(skipped, name, str, f"{where}.skipped") for name in skipped},
+        skipped={name: get(skipped, name, str, f"{where}.skipped") for name in skipped},
         proof=Proof(
-            objective=_get(proof, "objective", str, f"{where}.proof"),
-            optimal=_get(proof, "optimal", bool, f"{where}.proof"),
-            statement=_get(proof, "statement", str, f"{where}.proof"),
+            objective=get(proof, "objective", str, f"{where}.proof"),
+            optimal=get(proof, "optimal", bool, f"{where}.proof"),
+            statement=get(proof, "statement", str, f"{where}.proof"),
         ),
     )
 
 
 def _read_choice(record: Any, where: str) -> Choice:
-    name, step_s = _get(record, "name", str, where), _get(record, "step_s", float, where)
+    name, step_s = get(record, "name", str, where), get(record, "step_s", float, where)
     if step_s <= 0:
-        raise PlanError(f"{where}: `step_s` must be positive, found {step_s}")
+        raise RecordError(f"{where}: `step_s` must be positive, found {step_s}")
     tau, speedup = (_read_estimate(record, key, where) for key in ("tau", "speedup"))
     tree = None
-    if _given(record, "tree", where):
-        tree = _read_tree(_get(record, "tree", dict, where), f"{where}.tree")
+    if given(record, "tree", where):
+        tree = _read_tree(get(record, "tree", dict, where), f"{where}.tree")
     return Choice(name, tree, tau, step_s, speedup)
 
 
 def _read_tree(record: Any, where: str) -> Tree:
-    paths = _get(record, "paths", list, where)
+    paths = get(record, "paths", list, where)
     for number, path in enumerate(paths):
         if not isinstance(path, list):
-            raise PlanError(f"{where}.paths[{number}] must be a list of ranks, found {type(path).__name__}")
+            raise RecordError(f"{where}.paths[{number}] must be a list of ranks, found {type(path).__name__}")
     try:
         tree = Tree.from_paths(paths)
     except TreeError as error:
-        raise PlanError(f"{where}: {error}") from error
-    if _get(record, "id", str, where) != tree.id:
-        raise PlanError(f"{where}: `id` {record['id']} does not fit the paths, whose id is {tree.id}")
+        raise RecordError(f"{where}: {error}") from error
+    if get(record, "id", str, where) != tree.id:
+        raise RecordError(f"{where}: `id` {record['id']} does not fit the paths, whose id is {tree.id}")
     return tree
 
 
 def _read_estimate(record: Any, key: str, where: str) -> Estimate:
-    values = _get(record, key, dict, where)
-    value, low, high = (_get(values, part, float, f"{where}.{key}") for part in ("value", "low", "high"))
+    values = get(record, key, dict, where)
+    value, low, high = (get(values, part, float, f"{where}.{key}") for part in ("value", "low", "high"))
     if not low <= value <= high:
-        raise PlanError(f"{where}: `{key}` must lie in its interval, found {value} and [{low}, {high}]")
+        raise RecordError(f"{where}: `{key}` must lie in its interval, found {value} and [{low}, {high}]")
     return Estimate(value, low, high)

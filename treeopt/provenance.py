@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -27,8 +28,27 @@ def provenance() -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": " ".join(Path(word).name if Path(word).is_absolute() else word for word in sys.argv),
+        "command": " ".join(_without_folder(word) for word in sys.argv),
     }
+
+
+def look(meta: Any, *keys: str) -> Any:
+    """A value deep in provenance, which is JSON of any shape; None where it is not found.
+
+    >>> look({"target": {"name": "llama"}}, "target", "name")
+    'llama'
+    """
+    for key in keys:
+        meta = meta.get(key) if isinstance(meta, Mapping) else None
+    return meta
+
+
+def _without_folder(word: str) -> str:
+    """A word of the command line, absolute paths cut to their last part."""
+    option, equals, value = word.partition("=")
+    if equals and Path(value).is_absolute():
+        return f"{option}={Path(value).name}"
+    return Path(word).name if Path(word).is_absolute() else word
 
 
 def _own_version() -> str:
@@ -53,7 +73,7 @@ def _commit() -> str:
 
 
 def _git(root: Path, *words: str) -> str:
-    command = ["git", "-C", str(root), *words]
+    command = ["git", "--no-optional-locks", "-C", str(root), *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
 
 

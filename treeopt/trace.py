@@ -83,6 +83,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         """Check every array against the format and make it read-only."""
+        _check_types(self)
         _check_anchors(self)
         _check_ranks(self)
         _check_probabilities(self)
@@ -132,8 +133,12 @@ class Trace:
         >>> trace.select(np.array([1])).rank.tolist()
         [[3]]
         """
+        requests = np.asarray(requests)
         if len(requests) == 0:
             raise TraceError("a selection needs at least one request")
+        whole_numbers = requests.dtype.kind in "iu"
+        if not whole_numbers or (np.diff(requests) <= 0).any() or requests[0] < 0 or requests[-1] >= self.requests:
+            raise TraceError(f"a selection must be increasing indices below {self.requests}, got {requests}")
         keep = np.isin(self.request_index, requests)
         chosen = None if self.candidates is None else _select_candidates(self.candidates, keep)
         return replace(
@@ -168,6 +173,9 @@ def save_trace(trace: Trace, path: Path) -> None:
             arrays[name] = getattr(trace, name)
     if trace.candidates is not None:
         arrays |= {f"candidates_{f.name}": getattr(trace.candidates, f.name) for f in fields(Candidates)}
+    taken = {"schema", "width", "domain_names"} & set(trace.meta)
+    if taken:
+        raise TraceError(f"`meta` must not use the key `{min(taken)}`")
     header = {"schema": SCHEMA, "width": trace.width, "domain_names": trace.domain_names, **trace.meta}
     arrays["meta"] = np.frombuffer(json.dumps(header, sort_keys=True).encode(), dtype=np.uint8)
     with whole(path) as temporary, temporary.open("wb") as file:
@@ -222,7 +230,9 @@ def _read_arrays(path: Path) -> dict[str, Array]:
                 arrays[name] = _read_array(archive, member, name)
     except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, OSError) as error:
         raise TraceError(f"not a complete .npz file: {error}") from error
-    except ValueError as error:
+    except TraceError:
+        raise
+    except Exception as error:
         raise TraceError(f"not an array file: {error}") from error
     for name in _REQUIRED:
         if name not in arrays:
@@ -236,6 +246,7 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) ->
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(stream)
+        head = stream.tell()
     if dtype.hasobject:
         raise TraceError(f"`{name}` holds pickled Python objects, which are not read")
     if dtype != np.dtype(expected):
@@ -245,8 +256,10 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) ->
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if size > MAX_ARRAY_BYTES:
         raise TraceError(f"`{name}` of shape {shape} would take {size} bytes, more than {MAX_ARRAY_BYTES}")
-    if member.file_size < size:
-        raise TraceError(f"`{name}` is truncated: shape {shape} needs {size} bytes, {member.file_size} are there")
+    if member.file_size != head + size:
+        raise TraceError(f"`{name}` of shape {shape} needs {head + size} bytes, {member.file_size} are there")
+    if size > 1040 * member.compress_size:
+        raise TraceError(f"`{name}` of shape {shape} cannot be packed into {member.compress_size} bytes")
     with archive.open(member) as stream:
         array: Array = np.lib.format.read_array(stream, allow_pickle=False)
     return array
@@ -255,7 +268,7 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) ->
 def _read_header(arrays: dict[str, Array]) -> dict[str, Any]:
     try:
         header = json.loads(arrays["meta"].tobytes().decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"`meta` is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise TraceError("`meta` must be a JSON object")
@@ -294,6 +307,14 @@ def _first(bad: NDArray[np.bool_]) -> str:
     return "[" + ", ".join(str(int(i)) for i in index) + "]"
 
 
+def _check_types(trace: Trace) -> None:
+    for name in ("request", "position", "rank", "accept", "draft_prob", "domain"):
+        value = getattr(trace, name)
+        expected = np.dtype(_FORMAT[name][0])
+        if value is not None and (not isinstance(value, np.ndarray) or value.dtype != expected):
+            raise TraceError(f"`{name}` must be a {expected} array, found {getattr(value, 'dtype', type(value))}")
+
+
 def _check_anchors(trace: Trace) -> None:
     request, position = trace.request, trace.position
     if request.ndim != 1 or position.shape != request.shape:
@@ -302,11 +323,11 @@ def _check_anchors(trace: Trace) -> None:
         raise TraceError("`request` is empty: a trace has at least one anchor")
     if request[0] < 0:
         raise TraceError(f"request[0] must be 0 or more, found {request[0]}")
-    backwards = np.diff(request) < 0
+    backwards = request[1:] < request[:-1]
     if backwards.any():
         i = int(np.argmax(backwards)) + 1
         raise TraceError(f"request[{i}] must not fall below {request[i - 1]}, found {request[i]}")
-    fresh = np.append(True, np.diff(request) > 0)
+    fresh = np.append(True, request[1:] > request[:-1])
     due = np.arange(len(request)) - np.maximum.accumulate(np.where(fresh, np.arange(len(request)), 0))
     if (position != due).any():
         i = int(np.argmax(position != due))

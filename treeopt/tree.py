@@ -42,6 +42,9 @@ class Tree:
         Raises:
             TreeError: names the first field and index that breaks it.
         """
+        for field in ("parents", "ranks"):
+            if type(getattr(self, field)) is not tuple:
+                raise TreeError(f"{field} must be a tuple, got {type(getattr(self, field)).__name__}")
         if len(self.parents) != len(self.ranks):
             raise TreeError(f"parents and ranks must be of one length, got {len(self.parents)} and {len(self.ranks)}")
         if len(self.parents) > MAX_NODES:
@@ -80,6 +83,10 @@ class Tree:
         """
         nodes: set[Path] = set()
         for number, path in enumerate(paths):
+            if not hasattr(path, "__len__"):
+                raise TreeError(f"path {number} must be a sequence of ranks, got {path!r}")
+            if len(nodes) > MAX_NODES:
+                raise TreeError(f"a tree has at most {MAX_NODES} nodes, the paths make more")
             if len(path) == 0:
                 raise TreeError(f"path {number} is empty: the root is not a node")
             for rank in path:
@@ -115,7 +122,9 @@ class Tree:
     @classmethod
     def full(cls, width: int, depth: int) -> "Tree":
         """Every node has `width` children down to `depth`."""
-        return cls.cartesian((width,) * depth)
+        if depth < 0:
+            raise TreeError(f"a tree has 0 or more levels, got {depth}")
+        return cls.cartesian((width,) * min(depth, MAX_NODES + 1))
 
     @property
     def nodes(self) -> int:

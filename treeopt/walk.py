@@ -106,13 +106,13 @@ def replay(tree: Tree, trace: Trace) -> StepCounts:
     >>> replay(Tree.chain(1), trace).tau
     1.5
     """
-    return count(walk(tree, trace), trace)
+    return count(walk(tree, trace), trace, depth=tree.depth)
 
 
-def count(steps: Walk, trace: Trace) -> StepCounts:
+def count(steps: Walk, trace: Trace, depth: int = 0) -> StepCounts:
     """Counts of a walk."""
     return StepCounts(
         steps=np.bincount(steps.request, minlength=trace.requests),
         committed=trace.stops - trace.starts,
-        accepted_counts=np.bincount(steps.accepted, minlength=1),
+        accepted_counts=np.bincount(steps.accepted, minlength=depth + 1),
     )

@@ -33,16 +33,24 @@ class Commands(click.Group):
         command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
         return command
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; deliberate failures end here."""
+    def main(self, *args: Any, **settings: Any) -> Any:
+        """Run a command; every deliberate failure and every usage error ends here, in one line."""
         try:
-            return super().invoke(ctx)
+            code = super().main(*args, **(settings | {"standalone_mode": False}))
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            fail(error.format_message(), error.exit_code)
+        except click.Abort:
+            fail("interrupted", 1)
         except TreeoptError as error:
             fail(str(error), error.exit_code)
         except ModuleNotFoundError as error:
             if error.name not in EXECUTOR_PACKAGES:
                 raise
             fail(f"this command needs {error.name}: pip install 'treeopt[executor]'", 1)
+        sys.exit(code if isinstance(code, int) else 0)
 
 
 def fail(message: str, code: int) -> None:

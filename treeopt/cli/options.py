@@ -98,25 +98,11 @@ def prompts_options(command: Any) -> Any:
 def load_models(
     target: Path, drafter: Path, *, device: str, dtype: str, threads: int | None
 ) -> "tuple[Target, MedusaHeads]":
-    """Target and drafter, on the device.
-
-    Raises:
-        UsageError: an unknown device.
-    """
-    import torch
-    from transformers.utils import logging
-
+    """Target and drafter, on the device."""
     from executor.checkpoints import load_drafter
-    from executor.target import Target
+    from executor.target import Target, prepare
 
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    if threads is not None:
-        torch.set_num_threads(threads)
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device {device}: {str(error).splitlines()[0]}") from error
+    prepare(device, threads=threads)
     model = Target.load(target, dtype=dtype, device=device)
     return model, load_drafter(drafter, model)
 

@@ -11,6 +11,7 @@ from treeopt.errors import CostError, UsageError
 from treeopt.files import shipped
 from treeopt.optimize import search as find
 from treeopt.plan import Plan, save_plan
+from treeopt.provenance import look
 from treeopt.trace import Trace, load_trace
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def own_profile(trace: Trace, trace_file: Path) -> "Profile":
             profile = load_profile(path)
         except CostError:
             continue  # a plan, a training log, ...
-        if _models(profile.meta) == _models(trace.meta):
+        if None not in _models(trace.meta) and _models(profile.meta) == _models(trace.meta):
             click.echo(f"profile: {path.name}", err=True)
             return profile
     raise CostError(
@@ -101,7 +102,7 @@ def live_checks(plan: Plan) -> dict[int, str]:
     found = {}
     for path in sorted(shipped("validations").glob("*.json")):
         record = json.loads(path.read_text("utf-8"))
-        if _models(record["meta"]) != _models(plan.meta["trace"]):
+        if None in _models(record["meta"]) or _models(record["meta"]) != _models(plan.meta["trace"]):
             continue
         measured = {(cell["batch"], cell["tree"]["id"]): cell["measured"]["speedup"] for cell in record["cells"]}
         for entry in plan.entries:
@@ -116,7 +117,7 @@ def live_checks(plan: Plan) -> dict[int, str]:
 
 
 def _models(meta: Any) -> tuple[Any, Any]:
-    return tuple(meta.get(part, {}).get("weights") for part in ("target", "drafter"))
+    return look(meta, "target", "weights"), look(meta, "drafter", "weights")
 
 
 def _check_fits(trace: Trace, profile: "Profile") -> None:
@@ -129,5 +130,4 @@ def _check_fits(trace: Trace, profile: "Profile") -> None:
 
 
 def _named(meta: Any) -> str:
-    target, drafter = meta.get("target", {}), meta.get("drafter", {})
-    return f"{target.get('name', '?')} ({target.get('dtype', '?')}) with {drafter.get('kind', '?')}"
+    return f"{look(meta, 'target', 'name')} ({look(meta, 'target', 'dtype')}) with {look(meta, 'drafter', 'kind')}"

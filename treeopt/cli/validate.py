@@ -12,7 +12,7 @@ from treeopt.errors import UsageError
 from treeopt.files import write_text
 from treeopt.optimize import search
 from treeopt.plan import load_plan
-from treeopt.provenance import provenance
+from treeopt.provenance import look, provenance
 from treeopt.trace import load_trace
 
 if TYPE_CHECKING:
@@ -117,6 +117,6 @@ def _plan(
 def _check_models(plan: "Plan", target: "Target") -> None:
     from executor.record import weights_hash
 
-    wanted = plan.meta.get("trace", {}).get("target", {}).get("weights")
+    wanted = look(plan.meta, "trace", "target", "weights")
     if wanted is not None and wanted != weights_hash(target.model):
         click.echo("Warning: the plan's trace was recorded with another target or number type", err=True)

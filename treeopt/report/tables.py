@@ -9,6 +9,7 @@ from rich.table import Table
 
 from treeopt.estimate import Estimate
 from treeopt.plan import Plan, PlanEntry
+from treeopt.provenance import look
 from treeopt.trace import PAST_END, Trace
 
 TOPS = (1, 2, 4, 8)
@@ -29,8 +30,8 @@ def show_plan(plan: Plan, console: Console | None = None, *, checks: Mapping[int
 
 def _console() -> Console:
     """Standard output; wide enough for a table when it is no terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=130)
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=130)
 
 
 def _plan_table(entry: PlanEntry) -> Table:
@@ -72,24 +73,30 @@ def _verdict(entry: PlanEntry) -> str:
 
 
 def _conditions(plan: Plan) -> str:
-    search, trace, cost = (plan.meta.get(key, {}) for key in ("search", "trace", "cost"))
-    rule = f"{trace.get('verification', '?')}, temperature {trace.get('temperature', '?')}"
+    def show(*keys: str) -> str:
+        return _shown(look(plan.meta, *keys))
+
     return (
-        f"Predictions by replay on {search.get('requests_judged_on', '?')} requests held out, trees chosen on "
-        f"{search.get('requests_chosen_on', '?')} others (seed {search.get('seed', '?')}); 95 % intervals, clustered "
+        f"Predictions by replay on {show('search', 'requests_judged_on')} requests held out, trees chosen on "
+        f"{show('search', 'requests_chosen_on')} others (seed {show('search', 'seed')}); 95 % intervals, clustered "
         f"by request, speedups with the profile's error.\n"
-        f"Trace: {_models(trace)}; {rule}; {trace.get('new_tokens', '?')} new tokens a request.\n"
-        f"Step times: {_models(cost)} on {cost.get('device', '?')} "
-        f"({cost.get('provenance', {}).get('processor', '?')}), {cost.get('provenance', {}).get('date', '?')}."
+        f"Trace: {_models(look(plan.meta, 'trace'))}; {show('trace', 'verification')}, temperature "
+        f"{show('trace', 'temperature')}; {show('trace', 'new_tokens')} new tokens a request.\n"
+        f"Step times: {_models(look(plan.meta, 'cost'))} on {show('cost', 'device')} "
+        f"({show('cost', 'provenance', 'processor')}), {show('cost', 'provenance', 'date')}."
     )
 
 
-def _models(meta: Mapping[str, Any]) -> str:
-    target, drafter = meta.get("target", {}), meta.get("drafter", {})
+def _models(meta: Any) -> str:
+    heads = look(meta, "drafter", "heads")
     return (
-        f"target {target.get('name', '?')} {target.get('dtype', '')}, "
-        f"{drafter.get('heads', '')} {drafter.get('kind', '?')} heads"
+        f"target {_shown(look(meta, 'target', 'name'))} {_shown(look(meta, 'target', 'dtype'))}, "
+        f"{'' if heads is None else f'{heads} '}{_shown(look(meta, 'drafter', 'kind'))} heads"
     )
+
+
+def _shown(value: Any) -> str:
+    return "?" if value is None else str(value)
 
 
 def _interval(estimate: Estimate, digits: int = 2) -> str:
@@ -133,15 +140,13 @@ def show_trace(trace: Trace, console: Console | None = None) -> None:
         f"depth {facts['depth']}, width {facts['width']}"
         + (f", {facts['domains']} domains" if facts["domains"] else "")
     )
-    console.print(
-        f"{_models(meta)}; {meta.get('verification', '?')}, temperature {meta.get('temperature', '?')}, "
-        f"seed {meta.get('seed', '?')}"
-    )
-    repeated = meta.get("repeated_4grams")
-    if repeated:
+    verification, temperature, seed = (_shown(look(meta, key)) for key in ("verification", "temperature", "seed"))
+    console.print(f"{_models(meta)}; {verification}, temperature {temperature}, seed {seed}", soft_wrap=True)
+    written, prompts = (look(meta, "repeated_4grams", part) for part in ("written", "prompts"))
+    if isinstance(written, float) and isinstance(prompts, float):
         console.print(
-            f"repeated 4-grams: {repeated['written']:.1%} of what the target wrote, "
-            f"{repeated['prompts']:.1%} of the prompts. A loop flatters every drafter: mistrust a large difference.",
+            f"repeated 4-grams: {written:.1%} of what the target wrote, {prompts:.1%} of the prompts. "
+            "A loop flatters every drafter: mistrust a large difference.",
             soft_wrap=True,
         )
     console.print("true token among the drafter's best, over all positions (tau needs a replay):")

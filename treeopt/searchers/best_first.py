@@ -75,6 +75,10 @@ def count_prefixes(trace: Trace, *, nodes: int, depth: int, weights: NDArray[np.
     ((0,), (1,))
     """
     depth = min(depth, trace.depth)
+    if weights is not None and not (
+        weights.shape == (trace.anchors,) and (weights >= 0).all() and 0 < weights.sum() < np.inf
+    ):
+        raise UsageError("weights must be finite, not negative and not all 0, one an anchor")
     total = float(trace.anchors if weights is None else weights.sum())
     alive = np.arange(trace.anchors)  # anchors whose text follows a kept node, and that node's child
     node = np.zeros(trace.anchors, dtype=np.int64)

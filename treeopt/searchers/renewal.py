@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.errors import UsageError
 from treeopt.searchers.best_first import count_prefixes
 from treeopt.trace import Trace
 from treeopt.tree import Tree
@@ -64,6 +65,8 @@ def grow(trace: Trace, *, nodes: int, depth: int, requests: int = 100, tried: in
     Returns:
         nested trees of 1, 2, ... nodes; fewer than `nodes` when no child is ever matched.
     """
+    if nodes < 0 or depth < 0:
+        raise UsageError(f"nodes and depth must be 0 or more, got {nodes} and {depth}")
     part = trace.select(np.arange(min(requests, trace.requests)))
     depth = min(depth, part.depth)
     paths: list[tuple[int, ...]] = []
