@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from executor.drafters.medusa import MedusaHeads
-from executor.target import DTYPES, Target
+from executor.target import DTYPES, Target, check_finite
 from treeopt.errors import ExecutorError
 from treeopt.files import whole, write_text
 
@@ -33,7 +33,12 @@ def load_drafter(path: Path | str, target: Target) -> MedusaHeads:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:
         raise ExecutorError(f"{file}: not a readable safetensors file: {error}") from error
-    return _medusa(file, tensors, target).to(target.device, target.dtype).eval().requires_grad_(False)
+    for key, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise ExecutorError(f"{file}: {key} must hold floating-point numbers, found {tensor.dtype}")
+    drafter = _medusa(file, tensors, target)
+    check_finite(file, drafter)
+    return drafter.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
 def _medusa(file: Path, tensors: dict[str, Tensor], target: Target) -> MedusaHeads:

@@ -60,6 +60,8 @@ def block(decoder: Decoder, prompts: Sequence[Sequence[int]], *, steps: int, new
             found.append(step)
         if len(found) == steps + 2:
             break
+    if len(found) < 3:
+        raise UsageError(f"{len(prompts)} prompts and new-tokens {new_tokens} make fewer than 3 steps of a full batch")
     return found[2:]
 
 
@@ -160,11 +162,14 @@ def _relative_error(batches: Sequence[int], trees: Sequence[Tree], times: dict[t
         plain = times[batch, PLAIN].blocks
         for tree in trees[1:]:
             others = {t: times[batch, t] for t in trees if t.nodes == 0 or t.nodes != tree.nodes}
-            table = _batch_times(batch, others)
             try:
+                table = _batch_times(batch, others)
                 predicted = float(table.step_s([StepShape.of(tree, batch=batch)])[0]) / table.plain_s
             except CostError:  # the smallest or largest size: the others say nothing of it
                 continue
             measured = float(np.median(times[batch, tree].blocks / plain))
             errors.append(abs(predicted / measured - 1))
+    if not errors:  # one or two sizes: nothing can be left out, blocks can still be compared with one another
+        quotients = [times[batch, tree].blocks / times[batch, PLAIN].blocks for batch in batches for tree in trees[1:]]
+        errors = [abs(q / np.median(q) - 1).max() for q in quotients]
     return float(np.quantile(errors, 0.95))

@@ -25,7 +25,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     """
     prompts = []
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")  # other line ends may stand inside a text
     except (OSError, UnicodeDecodeError) as error:
         raise ExecutorError(f"{path}: prompts cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
@@ -34,8 +34,9 @@ def read_prompts(path: Path) -> list[Prompt]:
         try:
             record = json.loads(line)
             text, domain = record["text"], record.get("domain", "")
+            f"{text}{domain}".encode()  # half a surrogate pair is no text
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ExecutorError(f"{path}, line {number}: must be a JSON object with a `text`") from error
+            raise ExecutorError(f"{path}, line {number}: must be a JSON object with a `text` in Unicode") from error
         if not (isinstance(text, str) and text and isinstance(domain, str)):
             raise ExecutorError(f"{path}, line {number}: `text` must be a non-empty string, `domain` a string")
         prompts.append(Prompt(text, domain))

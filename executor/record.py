@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,8 +65,8 @@ def collect(
         ExecutorError: the drafter is shallower than `depth`, or the width exceeds the vocabulary.
     """
     depth = drafter.max_depth if depth is None else depth
-    if temperature < 0:
-        raise UsageError(f"temperature must be 0 or more, got {temperature}")
+    if not 0 <= temperature < math.inf:
+        raise UsageError(f"temperature must be 0 or more and finite, got {temperature}")
     if not 1 <= depth <= drafter.max_depth:
         raise ExecutorError(f"depth must be in 1..{drafter.max_depth} (the drafter's), got {depth}")
     if not 1 <= width <= target.vocabulary:

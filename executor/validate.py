@@ -109,8 +109,10 @@ def validate(
         progress: told every finished block of one way.
 
     Raises:
-        UsageError: too few prompts to fill the largest batch in every block.
+        UsageError: a plan without trees, or too few prompts to fill the largest batch in every block.
     """
+    if not any(checked(entry) for entry in plan.entries):
+        raise UsageError("the plan holds no tree: there is nothing to validate")
     largest = max(entry.batch for entry in plan.entries)
     if len(prompts) < 2 * blocks * largest:
         raise UsageError(

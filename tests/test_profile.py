@@ -238,7 +238,7 @@ def test_a_folder_is_named(tmp_path):
 def test_what_is_not_json_is_refused(tmp_path, content):
     path = tmp_path / "p.json"
     path.write_bytes(content)
-    assert_refused(path, "readable")
+    assert_refused(path)
 
 
 @pytest.mark.parametrize("value", [[], [RECORD], 3, "text", None, {}, {"schema": "treeopt.profile/2"}])

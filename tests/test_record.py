@@ -119,7 +119,7 @@ def test_sampled_traces_predict_sampled_decoding():
 def test_settings_without_meaning(recorded):
     target, heads, tokens, _ = recorded
     ask = {"new_tokens": 4, "width": 4}
-    with pytest.raises(UsageError, match="temperature must be 0 or more, got -1"):
+    with pytest.raises(UsageError, match="temperature must be 0 or more and finite, got -1"):
         collect(target, heads, prompts_for(tokens), tokens, **ask, temperature=-1.0)
     with pytest.raises(ExecutorError, match=r"depth must be in 1\.\.5"):
         collect(target, heads, prompts_for(tokens), tokens, **ask, depth=6)

@@ -32,7 +32,7 @@ def models():
 @pytest.fixture(scope="module")
 def prompts():
     texts = [p.text for p in read_prompts(shipped("prompts/stdlib.jsonl"))]
-    return load_tokenizer(shipped("models/stdlib-llama"))(texts)["input_ids"]
+    return load_tokenizer(shipped("models/stdlib-llama"), vocabulary=4096)(texts)["input_ids"]
 
 
 @pytest.fixture(scope="module")

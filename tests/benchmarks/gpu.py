@@ -147,7 +147,11 @@ def _shipped_models(device: str, skip: int, requests: int) -> tuple[Target, Medu
     target = Target.load(shipped("models/stdlib-llama"), device=device)
     drafter = load_drafter(shipped("models/stdlib-medusa"), target)
     texts = [p.text for p in read_prompts(shipped("prompts/stdlib.jsonl"))[skip : skip + requests]]
-    return target, drafter, load_tokenizer(shipped("models/stdlib-llama"))(texts)["input_ids"]
+    return (
+        target,
+        drafter,
+        load_tokenizer(shipped("models/stdlib-llama"), vocabulary=target.vocabulary)(texts)["input_ids"],
+    )
 
 
 def main() -> None:

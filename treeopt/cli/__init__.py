@@ -46,6 +46,8 @@ class Commands(click.Group):
             fail("interrupted", 1)
         except TreeoptError as error:
             fail(str(error), error.exit_code)
+        except OSError as error:  # a full disk, a closed pipe
+            fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
         except ModuleNotFoundError as error:
             if error.name not in EXECUTOR_PACKAGES:
                 raise

@@ -42,20 +42,12 @@ class Batches(click.ParamType[tuple[int, ...]]):
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, alone, on stdout.")
-seed = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of every random choice.")
+seed = click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of every random choice."
+)
 
 
-def batches(default: str | None) -> Callable[[Any], Any]:
-    """`--batch 1,2,4`."""
-    required = default is None
-    return click.option(
-        "--batch",
-        type=Batches(),
-        default=default,
-        required=required,
-        show_default=not required,
-        help="Batch sizes, such as 4 or 1,2,4,8.",
-    )
+batches = click.option("--batch", type=Batches(), required=True, help="Batch sizes, such as 4 or 1,2,4,8.")
 
 
 def models(command: Any) -> Any:
@@ -108,12 +100,12 @@ def load_models(
 
 
 def load_prompts(
-    target: Path, prompts_file: Path, *, requests: int | None, skip: int
+    target: Path, model: "Target", prompts_file: Path, *, requests: int | None, skip: int, shortest: int = 1
 ) -> "tuple[list[Prompt], list[list[int]], Sequence[int]]":
     """Prompts, their token ids, and the tokens that end a text.
 
     Raises:
-        UsageError: more prompts asked for than there are.
+        UsageError: more prompts asked for than there are, or one of fewer than `shortest` tokens.
     """
     from executor.prompts import read_prompts
     from executor.target import load_tokenizer
@@ -122,8 +114,13 @@ def load_prompts(
     if not drawn or (requests is not None and len(drawn) < requests):
         raise UsageError(f"{prompts_file}: {requests or 1} prompts wanted after skipping {skip}, {len(drawn)} are left")
     drawn = drawn[:requests]
-    tokenizer = load_tokenizer(target)
+    tokenizer = load_tokenizer(target, vocabulary=model.vocabulary)
     tokens = tokenizer([p.text for p in drawn], add_special_tokens=True)["input_ids"]
+    for number, prompt in enumerate(tokens, skip):
+        if len(prompt) < shortest:
+            raise UsageError(
+                f"{prompts_file}: prompt {number} has {len(prompt)} tokens, at least {shortest} are needed"
+            )
     return drawn, tokens, [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
 
@@ -156,6 +153,7 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=total)
         yield lambda pieces: bar.advance(task, pieces)

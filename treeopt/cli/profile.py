@@ -11,7 +11,7 @@ from treeopt.cli import options
 @click.command()
 @options.models
 @options.prompts_options
-@options.batches("1,2,4,8")
+@click.option("--batch", type=options.Batches(), default="1,2,4,8", show_default=True, help="Batch sizes.")
 @click.option("--output", type=options.FILE, required=True, help="Write the profile here (.json).")
 @click.option("--max-nodes", type=click.IntRange(1, 63), default=63, show_default=True, help="Largest tree.")
 @click.option(
@@ -41,7 +41,7 @@ def profile(
     """Measure plain and speculative steps in the real loop, over batch sizes, tree sizes and depths."""
     options.check_output(output)
     model, heads = options.load_models(target, drafter, device=device, dtype=dtype, threads=threads)
-    _, tokens, _ = options.load_prompts(target, prompts_file, requests=requests, skip=skip)
+    _, tokens, _ = options.load_prompts(target, model, prompts_file, requests=requests, skip=skip)
     from executor.measure import grid, measure
     from simulate.profile import save_profile
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--trace", "trace_file", type=options.FILE, required=True, help="What the drafter got right (.npz).")
-@options.batches(None)
+@options.batches
 @click.option(
     "--profile",
     "profile_file",

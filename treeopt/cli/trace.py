@@ -38,7 +38,7 @@ def collect(
     """Let the target continue prompts and record how the drafter ranks what it writes."""
     options.check_output(output)
     model, heads = options.load_models(target, drafter, device=device, dtype=dtype, threads=threads)
-    prompts, tokens, stop = options.load_prompts(target, prompts_file, requests=requests, skip=skip)
+    prompts, tokens, stop = options.load_prompts(target, model, prompts_file, requests=requests, skip=skip, shortest=2)
     from executor.record import collect as record
 
     with options.progress("collecting", 2 * len(prompts)) as advance:

@@ -15,7 +15,10 @@ from treeopt.plan import load_plan
 from treeopt.provenance import look, provenance
 from treeopt.trace import load_trace
 
+BATCHES = (1, 2, 4, 8)
+
 if TYPE_CHECKING:
+    from executor.drafters.medusa import MedusaHeads
     from executor.target import Target
     from treeopt.plan import Plan
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--plan", "plan_file", type=options.FILE, help="The plan to check; or --trace to make one.")
 @click.option("--trace", "trace_file", type=options.FILE, help="Search this trace for the plan to check.")
 @click.option("--profile", "profile_file", type=options.FILE, help="Step times for the search.")
-@options.batches("1,2,4,8")
+@click.option("--batch", type=options.Batches(), help="Batch sizes to search for; default 1,2,4,8.")
 @click.option("--blocks", type=click.IntRange(min=2), default=6, show_default=True, help="Parts of the prompts.")
 @options.seed
 @click.option("--output", type=options.FILE, help="Write the comparison here (.json).")
@@ -41,7 +44,7 @@ def validate(
     plan_file: Path | None,
     trace_file: Path | None,
     profile_file: Path | None,
-    batch: tuple[int, ...],
+    batch: tuple[int, ...] | None,
     blocks: int,
     seed: int,
     output: Path | None,
@@ -57,8 +60,8 @@ def validate(
     options.check_output(output)
     plan = _plan(plan_file, trace_file, profile_file, batch, seed)
     model, heads = options.load_models(target, drafter, device=device, dtype=dtype, threads=threads)
-    _, tokens, stop = options.load_prompts(target, prompts_file, requests=requests, skip=skip)
-    _check_models(plan, model)
+    _, tokens, stop = options.load_prompts(target, model, prompts_file, requests=requests, skip=skip)
+    _check_models(plan, model, heads)
     from executor.record import device_name, identity
     from executor.validate import TREES, comparison_record
     from executor.validate import validate as compare
@@ -99,24 +102,28 @@ def _plan(
     plan_file: Path | None,
     trace_file: Path | None,
     profile_file: Path | None,
-    batch: tuple[int, ...],
+    batch: tuple[int, ...] | None,
     seed: int,
 ) -> "Plan":
     if (plan_file is None) == (trace_file is None):
         raise UsageError("give either --plan or --trace")
     if plan_file is not None:
+        if batch is not None or profile_file is not None:
+            raise UsageError("--batch and --profile are for a search; with --plan they mean nothing")
         return load_plan(plan_file)
     assert trace_file is not None
     from simulate.profile import load_profile
 
     trace = load_trace(trace_file)
     cost = load_profile(profile_file) if profile_file else own_profile(trace, trace_file)
-    return search(trace, cost, batch=batch, seed=seed)
+    return search(trace, cost, batch=batch or BATCHES, seed=seed)
 
 
-def _check_models(plan: "Plan", target: "Target") -> None:
-    from executor.record import weights_hash
+def _check_models(plan: "Plan", target: "Target", drafter: "MedusaHeads") -> None:
+    from executor.record import identity
 
-    wanted = look(plan.meta, "trace", "target", "weights")
-    if wanted is not None and wanted != weights_hash(target.model):
-        click.echo("Warning: the plan's trace was recorded with another target or number type", err=True)
+    here = identity(target, drafter)
+    for part in ("target", "drafter"):
+        wanted = look(plan.meta, "trace", part, "weights")
+        if wanted not in (None, here[part]["weights"]):
+            click.echo(f"Warning: the plan's trace was recorded with another {part} or number type", err=True)

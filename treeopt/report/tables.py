@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from treeopt.estimate import Estimate
 from treeopt.plan import Plan, PlanEntry
@@ -21,17 +22,17 @@ def show_plan(plan: Plan, console: Console | None = None, *, checks: Mapping[int
     console = console or _console()
     for entry in plan.entries:
         console.print(_plan_table(entry))
-        console.print(_verdict(entry), soft_wrap=True)
+        console.print(_verdict(entry), soft_wrap=True, markup=False)
         if checks and entry.batch in checks:
-            console.print(checks[entry.batch], soft_wrap=True)
+            console.print(checks[entry.batch], soft_wrap=True, markup=False)
         console.print()
-    console.print(_conditions(plan), style="dim", soft_wrap=True)
+    console.print(_conditions(plan), style="dim", soft_wrap=True, markup=False)
 
 
 def _console() -> Console:
     """Standard output; wide enough for a table when it is no terminal."""
     console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=130)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=160)
 
 
 def _plan_table(entry: PlanEntry) -> Table:
@@ -42,7 +43,7 @@ def _plan_table(entry: PlanEntry) -> Table:
     for choice in (entry.choice, *entry.compared):
         tree = choice.tree
         table.add_row(
-            choice.name,
+            Text(choice.name),
             str(tree.nodes if tree else 0),
             str(tree.depth if tree else 0),
             _interval(choice.tau) if tree else "1",
@@ -52,7 +53,7 @@ def _plan_table(entry: PlanEntry) -> Table:
             style="bold green" if choice is entry.choice else None,
         )
     for name, reason in entry.skipped.items():
-        table.add_row(name, *[""] * 5, f"not judged: {reason}", style="dim")
+        table.add_row(Text(name), *[""] * 5, Text(f"not judged: {reason}"), style="dim")
     return table
 
 
@@ -141,7 +142,9 @@ def show_trace(trace: Trace, console: Console | None = None) -> None:
         + (f", {facts['domains']} domains" if facts["domains"] else "")
     )
     verification, temperature, seed = (_shown(look(meta, key)) for key in ("verification", "temperature", "seed"))
-    console.print(f"{_models(meta)}; {verification}, temperature {temperature}, seed {seed}", soft_wrap=True)
+    console.print(
+        f"{_models(meta)}; {verification}, temperature {temperature}, seed {seed}", soft_wrap=True, markup=False
+    )
     written, prompts = (look(meta, "repeated_4grams", part) for part in ("written", "prompts"))
     if isinstance(written, float) and isinstance(prompts, float):
         console.print(
@@ -175,7 +178,7 @@ def show_validation(record: Mapping[str, Any], console: Console | None = None) -
         p, m = cell["predicted"], cell["measured"]
         table.add_row(
             str(cell["batch"]),
-            cell["name"],
+            Text(cell["name"]),
             str(len(cell["tree"]["paths"])),
             *(_interval(Estimate(**side["tau"])) for side in (p, m)),
             *(f"{side['step_s'] * 1e3:.2f}" for side in (p, m)),
@@ -186,10 +189,11 @@ def show_validation(record: Mapping[str, Any], console: Console | None = None) -
     console.print(table)
     console.print(
         f"Error of the predicted speedup: mean {record['mean_error']:.1%}, largest {record['max_error']:.1%}.\n"
-        f"{meta['prompts']} prompts that the trace does not hold, {meta['new_tokens']} new tokens each, in "
+        f"{meta['prompts']} prompts besides the trace's, {meta['new_tokens']} new tokens each, in "
         f"{meta['blocks']} blocks of shuffled order; {_models(meta)} on {meta['device']} "
         f"({meta['provenance']['processor']}), {meta['provenance']['date']}. Medians of steps with all rows busy; "
         "end to end counts prefill and draining too. 95 % intervals.",
         style="dim",
+        markup=False,
         soft_wrap=True,
     )
