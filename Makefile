@@ -40,7 +40,7 @@ profile: $(VENV)/.all  ## step times of the shipped model on this machine, which
 	$(BIN)/treeopt profile $(MODELS) --skip 1000 --new-tokens 32 --output data/profiles/medusa-cpu.json
 
 validate: $(VENV)/.all  ## predicted against measured on this machine, on prompts that no trace holds
-	$(BIN)/treeopt validate $(MODELS) --skip 1000 --new-tokens 32 --trace data/traces/medusa-t0.npz \
+	$(BIN)/treeopt validate $(MODELS) --skip 1000 --requests 160 --blocks 8 --new-tokens 32 --trace data/traces/medusa-t0.npz \
 		--profile data/profiles/medusa-cpu.json --output data/validations/medusa-cpu.json
 
 gpu:  ## on a CUDA machine, with the Python that is there: correctness, profiles, validation, written below OUT
