@@ -16,7 +16,7 @@ from executor.target import Target
 from simulate.profile import BatchTimes, Profile
 from treeopt.cost import StepShape
 from treeopt.errors import CostError, UsageError
-from treeopt.provenance import provenance
+from treeopt.provenance import this_run
 from treeopt.published import MEDUSA, published_trees
 from treeopt.tree import Tree
 
@@ -74,7 +74,7 @@ def grid(max_nodes: int, max_depth: int) -> list[Tree]:
     return list(dict.fromkeys([*chains, *wide]))
 
 
-def measure(
+def measure_profile(
     target: Target,
     drafter: Drafter,
     prompts: Sequence[Sequence[int]],
@@ -137,7 +137,7 @@ def measure(
             "seed": seed,
             "new_tokens": new_tokens,
             "prompts": len(prompts),
-            "provenance": provenance(),
+            "provenance": this_run(),
         },
     )
 

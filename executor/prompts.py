@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treeopt.errors import ExecutorError
-from treeopt.files import write_text
+from treeopt.files import why, write_text
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     try:
         lines = path.read_text("utf-8").split("\n")  # other line ends may stand inside a text
     except (OSError, UnicodeDecodeError) as error:
-        raise ExecutorError(f"{path}: prompts cannot be read: {error}") from error
+        raise ExecutorError(f"{path}: prompts cannot be read: {why(error)}") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

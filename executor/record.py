@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from executor.acceptance import greedy, sample_and_match
-from executor.decode import Decoder, Generation
+from executor.decode import Decoder
 from executor.drafters.base import Drafter
 from executor.prompts import Prompt
 from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
-from treeopt.provenance import provenance
-from treeopt.trace import MISSED, PAST_END, Trace
+from treeopt.provenance import this_run
+from treeopt.trace import MAX_WIDTH, MISSED, PAST_END, Trace
 
 NGRAM = 4
 
@@ -69,22 +69,22 @@ def collect(
         raise UsageError(f"temperature must be 0 or more and finite, got {temperature}")
     if not 1 <= depth <= drafter.max_depth:
         raise ExecutorError(f"depth must be in 1..{drafter.max_depth} (the drafter's), got {depth}")
-    if not 1 <= width <= target.vocabulary:
-        raise ExecutorError(f"width must be in 1..{target.vocabulary} (the vocabulary), got {width}")
+    if not 1 <= width <= min(target.vocabulary, MAX_WIDTH):
+        limit = f"{target.vocabulary} (the vocabulary)" if target.vocabulary <= MAX_WIDTH else f"{MAX_WIDTH}"
+        raise ExecutorError(f"width must be in 1..{limit}, got {width}")
     for number, prompt in enumerate(tokens):
         if len(prompt) < 2:
             raise UsageError(f"prompt {number} has {len(prompt)} tokens; a recorded prompt has at least 2")
     generator = torch.Generator(device=target.device).manual_seed(seed)
     rule = greedy if temperature == 0 else sample_and_match(temperature=temperature, generator=generator)
     written = _write(Decoder(target, batch=batch, rule=rule), tokens, new_tokens, stop, progress)
-    ranks = []
+    ranks: list[NDArray[np.int16]] = []
     for start in range(0, len(tokens), batch):
         part = slice(start, start + batch)
-        ranks += _ranks(target, drafter, tokens[part], [g.tokens for g in written[part]], depth, width)
+        ranks += _ranks(target, drafter, tokens[part], written[part], depth, width)
         progress(len(tokens[part]))
-    lengths = [len(g.tokens) for g in written]
+    lengths = [len(text) for text in written]
     names = sorted({p.domain for p in prompts})
-    texts = [list(g.tokens) for g in written]
     meta = {
         "verification": "greedy" if temperature == 0 else "sample-and-match",
         "temperature": temperature,
@@ -92,13 +92,13 @@ def collect(
         "seed": seed,
         **identity(target, drafter),
         "prompts_sha256": _hash([list(t) for t in tokens]),
-        "text_sha256": _hash(texts),
+        "text_sha256": _hash(written),
         "repeated_4grams": {
-            "written": round(repeated_share(texts), 4),
+            "written": round(repeated_share(written), 4),
             "prompts": round(repeated_share(tokens), 4),
         },
         "device": device_name(target.device),
-        "provenance": provenance(),
+        "provenance": this_run(),
     }
     return Trace(
         request=np.repeat(np.arange(len(tokens), dtype=np.int32), lengths),
@@ -117,7 +117,8 @@ def _write(
     new_tokens: int,
     stop: Sequence[int],
     progress: Progress,
-) -> list[Generation]:
+) -> list[list[int]]:
+    """The tokens of each text, in the order of the prompts."""
     texts: list[list[int]] = [[] for _ in tokens]
     open_requests: set[int] = set()
     for step in decoder.steps(tokens, new_tokens=new_tokens, stop=stop):
@@ -128,7 +129,7 @@ def _write(
             if request >= 0:
                 texts[request].extend(committed)
     progress(len(open_requests))
-    return [Generation(tuple(text), (0,) * len(text)) for text in texts]
+    return texts
 
 
 def _ranks(

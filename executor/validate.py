@@ -83,7 +83,7 @@ class _Run:
         return sum(self.committed_of.values())
 
 
-def validate(
+def compare(
     target: Target,
     drafter: Drafter,
     plan: Plan,
@@ -109,10 +109,13 @@ def validate(
         progress: told every finished block of one way.
 
     Raises:
-        UsageError: a plan without trees, or too few prompts to fill the largest batch in every block.
+        UsageError: a plan without trees, too few prompts to fill the largest batch in every block.
     """
     if not any(checked(entry) for entry in plan.entries):
         raise UsageError("the plan holds no tree: there is nothing to validate")
+    for entry in plan.entries:  # a tree that cannot run is refused before the others are measured
+        for tree in checked(entry):
+            Decoder(target, drafter, tree=tree, batch=entry.batch)
     largest = max(entry.batch for entry in plan.entries)
     if len(prompts) < 2 * blocks * largest:
         raise UsageError(

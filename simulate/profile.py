@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from treeopt.cost import StepShape
 from treeopt.errors import CostError
-from treeopt.files import write_text
+from treeopt.files import why, write_text
 from treeopt.records import RecordError, get, of_kind, parse
 
 SCHEMA = "treeopt.profile/1"
@@ -159,7 +159,7 @@ def load_profile(path: Path) -> Profile:
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CostError(f"{path}: cannot be read: {error}") from error
+        raise CostError(f"{path}: cannot be read: {why(error)}") from error
     try:
         record = parse(text, SCHEMA)
         batches = tuple(

@@ -87,13 +87,6 @@ ORDER = [
 EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate"}
 # Loaded inside functions, where they are needed: each takes 0.1 s to seconds.
 LAZY = {"pandas", "ortools", "matplotlib", "scipy"}
-# Functions named like their own module, against design.md §3 ("no function has the name of a module").
-NAMED_LIKE_THEIR_MODULE = {
-    "executor.measure",
-    "executor.validate",
-    "treeopt.provenance",
-    "treeopt.walk",
-}
 
 
 @dataclass(frozen=True)
@@ -327,7 +320,7 @@ def test_no_module_is_called_after_nothing():
     assert [name for name in modules() if vague & set(name.split("."))] == []
 
 
-def test_functions_named_like_their_module_are_the_commands_and_the_known_ones():
+def test_only_commands_are_named_like_their_module():
     named = set()
     for name, source in sources().items():
         last = name.split(".")[-1]
@@ -335,8 +328,7 @@ def test_functions_named_like_their_module_are_the_commands_and_the_known_ones()
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == last:
                 named.add(name)
     commands = {module for command, module in COMMANDS.items() if module.split(".")[-1] == command}
-    assert named - commands == NAMED_LIKE_THEIR_MODULE
-    assert commands <= named
+    assert named == commands
 
 
 def test_treeopt_exposes_what_it_says():

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from executor.measure import PLAIN, Times, _batch_times, grid, measure
+from executor.measure import PLAIN, Times, _batch_times, grid, measure_profile
 from executor.prompts import Prompt
 from executor.record import collect
-from executor.validate import checked, comparison_record, validate
+from executor.validate import checked, compare, comparison_record
 from tests.models import random_heads, random_prompts, small_target
 from treeopt.cost import StepShape
 from treeopt.errors import CostError, UsageError
@@ -23,7 +23,7 @@ def models():
 @pytest.fixture(scope="module")
 def profile(models):
     prompts = random_prompts([5] * 8)
-    return measure(*models, prompts, batches=(2, 1), max_nodes=15, new_tokens=12, rounds=2, steps=3)
+    return measure_profile(*models, prompts, batches=(2, 1), max_nodes=15, new_tokens=12, rounds=2, steps=3)
 
 
 def test_profile_covers_what_was_asked(profile):
@@ -85,7 +85,7 @@ def test_tables_are_medians_by_size_and_depth():
 )
 def test_settings_without_meaning(models, settings, message):
     with pytest.raises(UsageError, match=message):
-        measure(*models, random_prompts([5] * 8), **settings)
+        measure_profile(*models, random_prompts([5] * 8), **settings)
 
 
 def test_validation_measures_what_the_plan_names(models, profile):
@@ -94,7 +94,7 @@ def test_validation_measures_what_the_plan_names(models, profile):
     trace = collect(target, heads, [Prompt("x")] * 24, tokens[:24], new_tokens=12, width=12)
     plan = search(trace, profile, batch=(1, 2), max_nodes=15)
     fresh = tokens[24:]
-    cells = validate(target, heads, plan, fresh, new_tokens=12, blocks=4)
+    cells = compare(target, heads, plan, fresh, new_tokens=12, blocks=4)
     assert [cell.batch for cell in cells] == [1, 1, 1, 2, 2, 2] or {c.batch for c in cells} == {1, 2}
     again = collect(target, heads, [Prompt("x")] * 16, fresh, new_tokens=12, width=12)
     for cell in cells:
@@ -109,4 +109,4 @@ def test_validation_measures_what_the_plan_names(models, profile):
     assert record["mean_error"] == pytest.approx(np.mean(errors))
     assert record["max_error"] == pytest.approx(max(errors))
     with pytest.raises(UsageError, match="4 blocks at batch 2 need at least 16 prompts, got 15"):
-        validate(target, heads, plan, fresh[:15], blocks=4)
+        compare(target, heads, plan, fresh[:15], blocks=4)

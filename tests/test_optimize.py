@@ -20,6 +20,7 @@ from treeopt.errors import CostError, PlanError, TraceError, UsageError
 from treeopt.estimate import Estimate, paired_difference, ratio
 from treeopt.optimize import BASELINES, search
 from treeopt.plan import Choice, Plan, PlanEntry, Proof, load_plan, save_plan
+from treeopt.provenance import this_run
 from treeopt.published import published_trees
 from treeopt.searchers.renewal import grow
 from treeopt.trace import Trace
@@ -31,7 +32,7 @@ from treeopt.walk import replay
 def _no_git():
     """Provenance runs git, 0.1 s a search; one test below looks at the real one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimize, "provenance", lambda: {"commit": "none"})
+        patch.setattr(optimize, "this_run", lambda: {"commit": "none"})
         yield
 
 
@@ -358,9 +359,7 @@ def test_batch_sizes_do_not_influence_one_another():
 
 
 def test_a_plan_says_where_it_comes_from(monkeypatch):
-    from treeopt.provenance import provenance
-
-    monkeypatch.setattr(optimize, "provenance", provenance)
+    monkeypatch.setattr(optimize, "this_run", this_run)  # what the other tests do without
     trace = replace(MIXED, meta={"target": "byte model"})
     meta = search(trace, Cost(), max_nodes=7, max_depth=99, context=5, seed=8).meta
     assert meta["search"] == {

@@ -11,7 +11,7 @@ from treeopt.errors import ExecutorError, UsageError
 from treeopt.published import EAGLE, MEDUSA, published_trees
 from treeopt.trace import PAST_END, load_trace, save_trace
 from treeopt.tree import Tree
-from treeopt.walk import walk
+from treeopt.walk import visit
 
 WIDTH = 12
 TREES = [
@@ -40,14 +40,14 @@ def recorded():
 def test_replay_equals_the_live_loop_step_for_step(recorded, tree, batch):
     target, heads, tokens, trace = recorded
     live = Decoder(target, heads, tree=tree, batch=batch).generate(tokens, new_tokens=40, stop=[7])
-    steps = walk(tree, trace)
+    steps = visit(tree, trace)
     for request, generation in enumerate(live):
         assert steps.accepted[steps.request == request].tolist() == list(generation.accepted)
 
 
 def test_the_trace_accepts_something(recorded):
     *_, trace = recorded
-    assert (walk(TREES[1], trace).accepted > 0).mean() > 0.2
+    assert (visit(TREES[1], trace).accepted > 0).mean() > 0.2
     lengths = trace.stops - trace.starts
     assert lengths.min() < 40
     assert lengths.max() == 40
@@ -105,7 +105,7 @@ def test_sampled_traces_predict_sampled_decoding():
     tokens = random_prompts([6] * 400, seed=9)
     trace = collect(target, heads, prompts_for(tokens), tokens, new_tokens=24, width=WIDTH, temperature=1.0, seed=1)
     tree = TREES[1]
-    steps = walk(tree, trace)
+    steps = visit(tree, trace)
     replayed = np.bincount(steps.request, minlength=400)
     rule = sample_and_match(temperature=1.0, generator=torch.Generator().manual_seed(77))
     live = Decoder(target, heads, tree=tree, batch=16, rule=rule).generate(tokens, new_tokens=24)

@@ -15,7 +15,7 @@ from treeopt.searchers.best_first import count_prefixes
 from treeopt.searchers.renewal import grow, improve
 from treeopt.trace import Trace
 from treeopt.tree import Path, Tree
-from treeopt.walk import replay, walk
+from treeopt.walk import replay, visit
 
 small = traces(requests=(1, 3), length=7, depth=3, width=3)
 
@@ -146,7 +146,7 @@ def test_grow_tries_exactly_the_children_that_its_walk_would_have_used(trace):
     trees = grow(trace, nodes=5, depth=trace.depth, tried=10**6)
     paths: list[Path] = []
     for tree in [*trees, None]:
-        steps = walk(Tree.from_paths(paths), trace)
+        steps = visit(Tree.from_paths(paths), trace)
         used = set()
         for anchor, accepted in zip(steps.anchors.tolist(), steps.accepted.tolist(), strict=True):
             path = tuple(trace.rank[anchor, : accepted + 1].tolist())

@@ -16,7 +16,7 @@ from treeopt.optimize import search
 from treeopt.published import MEDUSA, published_trees
 from treeopt.trace import load_trace
 from treeopt.tree import Tree
-from treeopt.walk import walk
+from treeopt.walk import visit
 
 TRACES = ["medusa-t0", "medusa-t1"]
 FAST_REQUESTS = 48
@@ -85,7 +85,7 @@ def check(models, prompts, trees, batch: int, requests: int) -> None:
     for name, tree in trees.items():
         decoder = Decoder(target, drafter, tree=tree, batch=batch)
         live = decoder.generate(prompts[:requests], new_tokens=32, stop=[target.model.config.eos_token_id])
-        steps = walk(tree, trace)
+        steps = visit(tree, trace)
         for request, generation in enumerate(live):
             replayed = steps.accepted[steps.request == request].tolist()
             assert list(generation.accepted) == replayed, f"{name}, batch {batch}, request {request}"

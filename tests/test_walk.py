@@ -11,7 +11,7 @@ from tests.strategies import drawn_trace, trace_of, traces, trees, with_lengths
 from treeopt.errors import TraceError
 from treeopt.trace import Trace
 from treeopt.tree import Tree
-from treeopt.walk import accepted_lengths, replay, walk
+from treeopt.walk import accepted_lengths, replay, visit
 
 
 def slow_accepted(tree: Tree, trace: Trace, anchor: int) -> int:
@@ -49,7 +49,7 @@ def test_replay_equals_the_slow_walker(case):
     requests = slow_walk(tree, trace)
     steps = [(anchor, accepted, r) for r, each in enumerate(requests) for anchor, accepted, _ in each]
 
-    found = walk(tree, trace)
+    found = visit(tree, trace)
     triples = zip(found.anchors.tolist(), found.accepted.tolist(), found.request.tolist(), strict=True)
     assert list(triples) == steps
 
@@ -79,7 +79,7 @@ def test_accepted_counts_have_one_entry_a_depth_so_that_runs_add(case):
 @given(trees_on_traces())
 def test_every_request_is_emitted_whole_from_its_first_position(case):
     tree, trace = case
-    counts, steps = replay(tree, trace), walk(tree, trace)
+    counts, steps = replay(tree, trace), visit(tree, trace)
     assert counts.committed.sum() == trace.anchors
     assert counts.committed.tolist() == (trace.stops - trace.starts).tolist()
     first = np.flatnonzero(np.diff(steps.request, prepend=-1))
@@ -89,7 +89,7 @@ def test_every_request_is_emitted_whole_from_its_first_position(case):
 
 @given(traces())
 def test_the_empty_tree_takes_one_step_a_token(trace):
-    steps = walk(Tree.chain(0), trace)
+    steps = visit(Tree.chain(0), trace)
     assert steps.anchors.tolist() == list(range(trace.anchors))
     assert replay(Tree.chain(0), trace).tau == 1
     assert replay(Tree.chain(0), trace).accepted_counts.tolist() == [trace.anchors]
@@ -120,11 +120,11 @@ def test_a_drafter_that_always_misses_is_plain_decoding(lengths, tree):
 
 def test_a_last_step_is_cut_where_the_text_ends():
     trace = trace_of([[[0, 0], [0, 0], [0, -2]], [[0, -2]]], width=1)
-    steps = walk(Tree.chain(2), trace)
+    steps = visit(Tree.chain(2), trace)
     assert steps.anchors.tolist() == [0, 3]
     assert steps.accepted.tolist() == [2, 1]
     trace = trace_of([[[0, -1], [0, 0], [0, -2]], [[0, -2]]], width=1)
-    steps = walk(Tree.chain(2), trace)
+    steps = visit(Tree.chain(2), trace)
     assert steps.anchors.tolist() == [0, 2, 3]
     assert steps.accepted.tolist() == [1, 1, 1]  # the last two have no bonus left to emit
     assert replay(Tree.chain(2), trace).committed.tolist() == [3, 1]
@@ -139,7 +139,7 @@ def test_trees_that_the_trace_cannot_judge_are_refused(tree, trace):
     else:
         assert replay(tree, trace).steps.min() >= 1
         return
-    for judge in (replay, walk, accepted_lengths):
+    for judge in (replay, visit, accepted_lengths):
         with pytest.raises(TraceError, match=message):
             judge(tree, trace)
 
@@ -148,7 +148,7 @@ def test_trees_that_the_trace_cannot_judge_are_refused(tree, trace):
 def test_lengths_around_powers_of_two(length):
     # The walk is found by doubling: one round too few shows here.
     trace = with_lengths(np.full((length + 3, 1), -1), [length, 3], width=1)
-    assert walk(Tree.chain(1), trace).anchors.tolist() == list(range(length + 3))
+    assert visit(Tree.chain(1), trace).anchors.tolist() == list(range(length + 3))
 
 
 def test_a_request_of_50_000_anchors():
@@ -159,7 +159,7 @@ def test_a_request_of_50_000_anchors():
     while here < trace.anchors:
         anchors.append(here)
         here += 1 + max((k for k in range(1, 4) if tuple(ranks[here][:k]) in nodes), default=0)
-    assert walk(tree, trace).anchors.tolist() == anchors
+    assert visit(tree, trace).anchors.tolist() == anchors
     missing = with_lengths(np.full((50_000, 1), -1), [50_000], width=1)
     assert replay(Tree.chain(1), missing).steps.tolist() == [50_000]
 
@@ -170,7 +170,7 @@ def test_independent_acceptance_gives_leviathans_tau(alpha, gamma):
     # (1 - a^(g+1)) / (1 - a) (Leviathan et al. 2023, eq. 1). Tolerance five standard errors: false-alarm
     # probability 6e-7, with a fixed seed.
     trace = drawn_trace([[alpha]], [60_000], depth=gamma, rng=np.random.default_rng(1))
-    steps = walk(Tree.chain(gamma), trace)
+    steps = visit(Tree.chain(gamma), trace)
     error = steps.accepted.std() / math.sqrt(len(steps.accepted))
     assert replay(Tree.chain(gamma), trace).tau == pytest.approx(
         (1 - alpha ** (gamma + 1)) / (1 - alpha), abs=5 * error

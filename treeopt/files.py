@@ -36,6 +36,11 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, "utf-8")
 
 
+def why(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file cannot be read, without its path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def shipped(name: str) -> Path:
     """The path of a data file shipped with treeopt: inside an installed package, else the checkout's `data/`."""
     package = Path(__file__).parent

@@ -15,7 +15,7 @@ from treeopt.cost import CostModel, StepShape
 from treeopt.errors import CostError, TraceError, UsageError
 from treeopt.estimate import Estimate, paired_difference, ratio
 from treeopt.plan import Choice, Plan, PlanEntry, Proof
-from treeopt.provenance import provenance
+from treeopt.provenance import this_run
 from treeopt.published import EAGLE, MEDUSA, published_trees
 from treeopt.searchers.best_first import Frontier, count_prefixes
 from treeopt.searchers.renewal import grow, improve
@@ -51,7 +51,7 @@ def search(
         cost: seconds of steps.
         batch: batch sizes.
         max_nodes: largest tree tried.
-        max_depth: deepest tree tried; default the trace's depth.
+        max_depth: deepest tree tried, the trace's depth at most.
         method: `best-first` takes the best position-averaged trees and replays a shortlist; `renewal` also
             refines them for the positions they visit; `hydra` grows by replay, one node at a time.
         held_out: share of requests that predictions are made on.
@@ -88,7 +88,7 @@ def search(
         },
         "trace": dict(trace.meta),
         "cost": dict(cost.meta),
-        "provenance": provenance(),
+        "provenance": this_run(),
     }
     return Plan(entries, meta)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import PlanError, TreeError
 from treeopt.estimate import Estimate
-from treeopt.files import write_text
+from treeopt.files import why, write_text
 from treeopt.records import RecordError, get, given, parse
 from treeopt.tree import Tree
 
@@ -155,7 +155,7 @@ def load_plan(path: Path) -> Plan:
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path}: cannot be read: {error}") from error
+        raise PlanError(f"{path}: cannot be read: {why(error)}") from error
     try:
         return Plan.from_json(text)
     except PlanError as error:

@@ -13,7 +13,7 @@ from typing import Any
 PACKAGES = ("numpy", "scipy", "torch", "transformers", "ortools")
 
 
-def provenance() -> dict[str, Any]:
+def this_run() -> dict[str, Any]:
     """Versions, git commit, processor, date and command of this run; no absolute path, user or host name."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:

@@ -232,7 +232,7 @@ def _read_arrays(path: Path) -> dict[str, Array]:
         raise TraceError(f"not a complete .npz file: {error}") from error
     except TraceError:
         raise
-    except Exception as error:
+    except Exception as error:  # a damaged head makes numpy and zipfile raise what they like
         raise TraceError(f"not an array file: {error}") from error
     for name in _REQUIRED:
         if name not in arrays:

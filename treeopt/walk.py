@@ -73,11 +73,11 @@ def accepted_lengths(tree: Tree, trace: Trace) -> NDArray[np.int64]:
     return accepted
 
 
-def walk(tree: Tree, trace: Trace) -> Walk:
+def visit(tree: Tree, trace: Trace) -> Walk:
     """The steps that the tree takes through every request.
 
     >>> trace = Trace(np.int32([0, 0, 0]), np.int32([0, 1, 2]), np.int16([[0, 1], [1, 0], [0, -2]]), 2)
-    >>> walk(Tree.chain(1), trace).anchors.tolist()
+    >>> visit(Tree.chain(1), trace).anchors.tolist()
     [0, 2]
     """
     return _walk(accepted_lengths(tree, trace), trace)
@@ -106,7 +106,7 @@ def replay(tree: Tree, trace: Trace) -> StepCounts:
     >>> replay(Tree.chain(1), trace).tau
     1.5
     """
-    return count(walk(tree, trace), trace, depth=tree.depth)
+    return count(visit(tree, trace), trace, depth=tree.depth)
 
 
 def count(steps: Walk, trace: Trace, depth: int = 0) -> StepCounts:

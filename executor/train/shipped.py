@@ -24,7 +24,7 @@ from executor.train import corpus
 from executor.train.recipes import MEDUSA1
 from executor.train.trainer import DrafterTrainer, Rows, arguments, depth_losses, top_accuracy
 from treeopt.files import write_text
-from treeopt.provenance import provenance
+from treeopt.provenance import this_run
 
 NAME = "stdlib-llama"
 HEADS_NAME = "stdlib-medusa"
@@ -54,7 +54,7 @@ def build(data: Path, *, target_steps: int = TARGET_STEPS, head_steps: int = HEA
     train = corpus.pack(tokenizer, [s for s in sources if not s.held_out], length=LENGTH)
     held_out = corpus.pack(tokenizer, [s for s in sources if s.held_out], length=LENGTH)
     meta = {
-        **provenance(),
+        **this_run(),
         "corpus": "Python standard library source files",
         "corpus_sha256": corpus.fingerprint(sources),
         "files": len(sources),

@@ -18,16 +18,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from executor.checkpoints import load_drafter
 from executor.decode import Decoder
 from executor.drafters.medusa import MedusaHeads
-from executor.measure import block, measure
+from executor.measure import block, measure_profile
 from executor.prompts import read_prompts
 from executor.record import collect, device_name
 from executor.target import Target, load_tokenizer
-from executor.validate import comparison_record, validate
+from executor.validate import compare, comparison_record
 from simulate.profile import save_profile
 from simulate.shapes import Shape
 from treeopt.files import shipped, write_text
 from treeopt.optimize import search
-from treeopt.provenance import provenance
+from treeopt.provenance import this_run
 from treeopt.published import EAGLE, MEDUSA, published_trees
 from treeopt.trace import save_trace
 from treeopt.tree import Tree
@@ -78,7 +78,7 @@ def shipped_model(device: str, output: Path, *, tiny: bool) -> dict[str, Any]:
     trace = collect(target, drafter, prompts, tokens, new_tokens=32, width=16, stop=[0], batch=32)
     save_trace(trace, output / "trace.npz")
     fresh = _shipped_models(device, 1000, 24 if tiny else 300)[2]
-    profile = measure(
+    profile = measure_profile(
         target,
         drafter,
         fresh,
@@ -89,7 +89,7 @@ def shipped_model(device: str, output: Path, *, tiny: bool) -> dict[str, Any]:
     )
     save_profile(profile, output / "profile-shipped.json")
     plan = search(trace, profile, batch=batches)
-    cells = validate(target, drafter, plan, fresh, new_tokens=32, stop=[0], blocks=2 if tiny else 4)
+    cells = compare(target, drafter, plan, fresh, new_tokens=32, stop=[0], blocks=2 if tiny else 4)
     record = comparison_record(cells)
     write_text(output / "validation.json", json.dumps(record, indent=1) + "\n")
     return {"mean_error": record["mean_error"], "max_error": record["max_error"]}
@@ -105,7 +105,7 @@ def large_model(device: str, output: Path, *, tiny: bool) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, config.vocab_size, 128 if tiny else 512).tolist() for _ in range(32)]
     batches = (1, 2) if tiny else (1, 4, 16)
-    profile = measure(target, heads, prompts, batches=batches, new_tokens=64, rounds=2, steps=4 if tiny else 8)
+    profile = measure_profile(target, heads, prompts, batches=batches, new_tokens=64, rounds=2, steps=4 if tiny else 8)
     save_profile(profile, output / "profile-large.json")
     steps = block(Decoder(target, timed=True), prompts, steps=8 if tiny else 48, new_tokens=64)
     step_s = float(np.median([step.rest_s for step in steps]))
@@ -165,7 +165,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     results: dict[str, Any] = {
         "device": device_name(torch.device(options.device)),
-        "provenance": provenance(),
+        "provenance": this_run(),
     }
     parts = {
         "correctness": lambda: correctness(options.device, requests=4 if options.tiny else 64),

@@ -42,12 +42,12 @@ def profile(
     options.check_output(output)
     model, heads = options.load_models(target, drafter, device=device, dtype=dtype, threads=threads)
     _, tokens, _ = options.load_prompts(target, model, prompts_file, requests=requests, skip=skip)
-    from executor.measure import grid, measure
+    from executor.measure import grid, measure_profile
     from simulate.profile import save_profile
 
     blocks = rounds * len(set(batch)) * (1 + len(grid(max_nodes, heads.max_depth)))
     with options.progress("measuring", blocks) as advance:
-        found = measure(
+        found = measure_profile(
             model,
             heads,
             tokens,

@@ -111,7 +111,7 @@ def live_checks(plan: Plan) -> dict[int, str]:
                 found[entry.batch] = (
                     f"Checked: the live loop measured {speedup['value']:.2f} [{speedup['low']:.2f}, "
                     f"{speedup['high']:.2f}] for this tree, on {record['meta']['device']} "
-                    f"({record['meta']['provenance']['processor']}), {record['meta']['prompts']} other prompts."
+                    f"({record['meta']['provenance']['processor']}), {record['meta']['prompts']} prompts."
                 )
     return found
 
@@ -130,4 +130,5 @@ def _check_fits(trace: Trace, profile: "Profile") -> None:
 
 
 def _named(meta: Any) -> str:
-    return f"{look(meta, 'target', 'name')} ({look(meta, 'target', 'dtype')}) with {look(meta, 'drafter', 'kind')}"
+    name, dtype = (look(meta, "target", key) or "?" for key in ("name", "dtype"))
+    return f"{name} ({dtype}) with {look(meta, 'drafter', 'kind') or '?'}"

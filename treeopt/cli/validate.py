@@ -12,7 +12,7 @@ from treeopt.errors import UsageError
 from treeopt.files import write_text
 from treeopt.optimize import search
 from treeopt.plan import load_plan
-from treeopt.provenance import look, provenance
+from treeopt.provenance import look, this_run
 from treeopt.trace import load_trace
 
 BATCHES = (1, 2, 4, 8)
@@ -63,8 +63,7 @@ def validate(
     _, tokens, stop = options.load_prompts(target, model, prompts_file, requests=requests, skip=skip)
     _check_models(plan, model, heads)
     from executor.record import device_name, identity
-    from executor.validate import TREES, comparison_record
-    from executor.validate import validate as compare
+    from executor.validate import TREES, compare, comparison_record
 
     with options.progress("decoding", len(plan.entries) * blocks * (TREES + 1)) as advance:
         found = compare(
@@ -85,7 +84,7 @@ def validate(
         "new_tokens": new_tokens,
         "blocks": blocks,
         "seed": seed,
-        "provenance": provenance(),
+        "provenance": this_run(),
     }
     record = {"schema": "treeopt.validation/1", "meta": meta, **comparison_record(found)}
     if output:

@@ -10,7 +10,7 @@ from treeopt.constraints import Constraint, broken
 from treeopt.errors import EngineError, PlanError, UsageError
 from treeopt.optimize import CHAIN
 from treeopt.plan import Choice, Plan, PlanEntry
-from treeopt.provenance import provenance
+from treeopt.provenance import this_run
 from treeopt.tree import Tree
 
 Nearest = Literal["chain", "triple"]
@@ -218,4 +218,4 @@ def _replaced(entry: PlanEntry, tree: Tree, chain: Choice) -> str:
 
 @cache
 def _version() -> str:
-    return str(provenance()["treeopt"])
+    return str(this_run()["treeopt"])

@@ -68,6 +68,7 @@ def _verdict(entry: PlanEntry) -> str:
     if entry.gain is not None:
         lines.append(
             f"tau over the best chain: {entry.gain.value:+.3f} [{entry.gain.low:+.3f}, {entry.gain.high:+.3f}]"
+            + ("" if entry.gain.low > 0 else ": within the noise, the chain may be as good")
         )
     lines.append(f"Proof: {entry.proof.statement}.")
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from treeopt.errors import UsageError
 from treeopt.searchers.best_first import count_prefixes
 from treeopt.trace import Trace
 from treeopt.tree import Tree
-from treeopt.walk import StepCounts, Walk, count, walk
+from treeopt.walk import StepCounts, Walk, count, visit
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def improve(trace: Trace, *, nodes: int, depth: int, rounds: int = 4) -> Replaye
     (the gradient of Σ_r tokens_r / tau_r); plain visits are tried as well.
     """
     start = count_prefixes(trace, nodes=nodes, depth=depth).tree(nodes, depth)
-    steps = walk(start, trace)
+    steps = visit(start, trace)
     best = Replayed(start, count(steps, trace))
     for per_request in (True, False):
         seen = {start}
@@ -42,7 +42,7 @@ def improve(trace: Trace, *, nodes: int, depth: int, rounds: int = 4) -> Replaye
             if tree in seen:
                 break
             seen.add(tree)
-            here = walk(tree, trace)
+            here = visit(tree, trace)
             found = Replayed(tree, count(here, trace))
             if found.counts.tau > best.counts.tau:
                 best = found
@@ -72,11 +72,11 @@ def grow(trace: Trace, *, nodes: int, depth: int, requests: int = 100, tried: in
     paths: list[tuple[int, ...]] = []
     trees: list[Tree] = []
     while len(paths) < nodes:
-        here = walk(Tree.from_paths(paths), part)
+        here = visit(Tree.from_paths(paths), part)
         children = _matched(part, here, paths, depth)[:tried]
         if not children:
             break
-        taus = [count(walk(Tree.from_paths([*paths, child]), part), part).tau for child in children]
+        taus = [count(visit(Tree.from_paths([*paths, child]), part), part).tau for child in children]
         paths.append(children[int(np.argmax(taus))])
         trees.append(Tree.from_paths(paths))
     return trees
