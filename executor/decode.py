@@ -123,13 +123,18 @@ class Decoder:
             stop: tokens that end a request.
 
         Raises:
-            UsageError: an empty prompt, or a limit below 1.
+            UsageError: an empty prompt, tokens outside the vocabulary, or a limit below 1.
             ExecutorError: a request does not fit the model's context; raised before any work.
         """
         self._allocate(prompts, new_tokens)
+        cache = self.target.cache
         waiting = deque(enumerate(prompts))
         rows = [_Row() for _ in range(self.batch)]
         while True:
+            if self.target.cache is not cache:
+                raise ExecutorError(
+                    "another decoder took the target's cache: run one after the other, or load it twice"
+                )
             started = self._now()
             self._admit(rows, waiting)
             if all(row.request < 0 for row in rows):
@@ -152,6 +157,8 @@ class Decoder:
         for number, prompt in enumerate(prompts):
             if len(prompt) == 0:
                 raise UsageError(f"prompt {number} is empty: decoding starts from a token")
+            if not 0 <= min(prompt) <= max(prompt) < self.target.vocabulary:
+                raise UsageError(f"prompt {number} holds tokens outside the vocabulary of {self.target.vocabulary}")
         longest = max((len(prompt) for prompt in prompts), default=1)
         self.target.check_length(longest + new_tokens + self.tree.depth)
         needed = longest + new_tokens + self.tree.nodes + 1

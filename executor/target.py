@@ -34,6 +34,7 @@ REFUSED = {
     "mamba": "it keeps a recurrent state",
     "mamba2": "it keeps a recurrent state",
     "jamba": "it keeps a recurrent state",
+    "gpt_neo": "its local attention layers see a window that its configuration names in a way of its own",
     "llama4": "its chunked attention needs a third mask",
 }
 
@@ -56,6 +57,10 @@ class Target:
         config = model.config
         if config.model_type in REFUSED:
             raise ExecutorError(f"{config.model_type} models cannot verify trees: {REFUSED[config.model_type]}")
+        if "longrope" in _rope_types(config):
+            raise ExecutorError(
+                f"{config.model_type}: LongRoPE changes all positions when one sequence grows long; not supported"
+            )
         self.model = model
         model.eval().requires_grad_(False)
         self.name = name or str(config.model_type)
@@ -210,9 +215,23 @@ class Target:
             past_key_values=cache,
             use_cache=cache is not None,
         ).logits
-        assert self._features is not None
+        if self._features is None:
+            raise ExecutorError(f"{self.name}: its base model does not return the input of the LM head")
         features, self._features = self._features, None
         return Outputs(logits, features)
+
+
+def _rope_types(config: Any) -> set[str]:
+    """Kinds of rotary embedding that the configuration names, per layer type or for all."""
+    text = config.get_text_config()
+    found = set()
+    waiting = [getattr(text, "rope_parameters", None), getattr(text, "rope_scaling", None)]
+    while waiting:
+        here = waiting.pop()
+        if isinstance(here, dict):
+            found |= {str(here[key]) for key in ("rope_type", "type") if key in here}
+            waiting.extend(here.values())
+    return found
 
 
 def _window(config: Any) -> int | None:

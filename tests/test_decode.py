@@ -186,3 +186,30 @@ def test_models_that_cannot_verify_trees_are_refused_by_name():
     mistral = AutoModelForCausalLM.from_config(MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=64))
     with pytest.raises(ExecutorError, match="attends only to the last 64"):
         Decoder(Target(mistral)).generate([[1, 2] * 32], new_tokens=4)
+
+
+def test_longrope_is_refused_by_name():
+    """Its frequencies depend on the longest sequence of the batch: one row would change its neighbours."""
+    from transformers import AutoModelForCausalLM, Phi3Config
+
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 1e4}
+    config = Phi3Config(
+        **(SMALL | {"pad_token_id": 0}), rope_scaling=rope, original_max_position_embeddings=64, sliding_window=None
+    )
+    with pytest.raises(ExecutorError, match="phi3: LongRoPE"):
+        Target(AutoModelForCausalLM.from_config(config))
+
+
+def test_two_decoders_on_one_target_are_noticed():
+    target, prompts = small_target(), random_prompts((4, 6))
+    first, second = (Decoder(target, batch=2).steps(prompts, new_tokens=8) for _ in range(2))
+    next(first)
+    next(second)
+    with pytest.raises(ExecutorError, match="another decoder took the target's cache"):
+        next(first)
+
+
+@pytest.mark.parametrize("token", [-1, 61])
+def test_tokens_outside_the_vocabulary_are_refused(token):
+    with pytest.raises(UsageError, match="prompt 1 holds tokens outside the vocabulary of 61"):
+        Decoder(small_target()).generate([[1], [2, token]], new_tokens=4)

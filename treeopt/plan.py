@@ -199,6 +199,8 @@ def _read_choice(record: Any, where: str) -> Choice:
     if step_s <= 0:
         raise RecordError(f"{where}: `step_s` must be positive, found {step_s}")
     tau, speedup = (_read_estimate(record, key, where) for key in ("tau", "speedup"))
+    if tau.value < 1 or speedup.value <= 0:
+        raise RecordError(f"{where}: tau is at least 1 and a speedup positive, found {tau.value} and {speedup.value}")
     tree = None
     if given(record, "tree", where):
         tree = _read_tree(get(record, "tree", dict, where), f"{where}.tree")

@@ -57,7 +57,7 @@ def of_kind(value: Any, kind: type[Any], name: str) -> Any:
     if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
     if type(value) is not kind or (type(value) is float and not math.isfinite(value)):
-        found = "a number that is not finite" if type(value) is float else type(value).__name__
+        found = f"{value}" if type(value) is float else type(value).__name__
         raise RecordError(f"{name} must be {_KINDS[kind]}, found {found}")
     return value
 

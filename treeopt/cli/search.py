@@ -99,10 +99,14 @@ def own_profile(trace: Trace, trace_file: Path) -> "Profile":
 
 def live_checks(plan: Plan) -> dict[int, str]:
     """By batch size, what a shipped validation measured of the very tree that was chosen, with the same models."""
-    found = {}
+    found: dict[int, str] = {}
+    if look(plan.meta, "trace", "verification") != "greedy":  # validations decode greedily
+        return found
     for path in sorted(shipped("validations").glob("*.json")):
         record = json.loads(path.read_text("utf-8"))
         if None in _models(record["meta"]) or _models(record["meta"]) != _models(plan.meta["trace"]):
+            continue
+        if _machine(record["meta"]) != _machine(plan.meta["cost"]):
             continue
         measured = {(cell["batch"], cell["tree"]["id"]): cell["measured"]["speedup"] for cell in record["cells"]}
         for entry in plan.entries:
@@ -114,6 +118,10 @@ def live_checks(plan: Plan) -> dict[int, str]:
                     f"({record['meta']['provenance']['processor']}), {record['meta']['prompts']} prompts."
                 )
     return found
+
+
+def _machine(meta: Any) -> tuple[Any, Any]:
+    return look(meta, "device"), look(meta, "provenance", "processor")
 
 
 def _models(meta: Any) -> tuple[Any, Any]:
