@@ -30,7 +30,7 @@ format: $(VENV)/.all
 bench: $(VENV)/.all  ## timings, printed
 	$(BIN)/python -m tests.benchmarks.bench_search
 
-models: $(VENV)/.all  ## tokenizer, target, heads, prompts and traces from nothing, on 2 cores in half an hour
+models: $(VENV)/.all  ## tokenizer, target, heads, prompts and traces from nothing, on 2 cores in about half an hour
 	$(BIN)/python -m executor.train.shipped data
 	$(BIN)/treeopt trace collect $(MODELS) --requests 1000 --new-tokens 32 --output data/traces/medusa-t0.npz
 	$(BIN)/treeopt trace collect $(MODELS) --requests 600 --new-tokens 64 --temperature 1 --seed 1 \
