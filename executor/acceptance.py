@@ -1,41 +1,17 @@
-"""Which drafted tokens are kept. A rule says what the target emits at every node; the walk follows it.
+"""Which drafted tokens are kept. A rule draws candidates from the drafter's scores and judges them by the target's.
 
-Both rules are lossless: `greedy` emits the target's argmax, `sample_and_match` a sample of its distribution at
-each node, and a drafted token is kept when it equals what its parent emitted, whatever proposed it.
+`Greedy` and `SampleAndMatch` say what the target emits at every node, and keep a drafted token when it equals
+what its parent emitted, whatever proposed it: both are lossless.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from executor.topology import Topology
+from executor.topology import Draft
 from treeopt.errors import UsageError
-
-# Logits (batch, nodes + 1, vocabulary) -> the token that the target emits at each node, int64 (batch, nodes + 1).
-Rule = Callable[[Tensor], Tensor]
-
-
-def greedy(logits: Tensor) -> Tensor:
-    """The most probable token at every node; of equals the first."""
-    return logits.argmax(-1)
-
-
-def sample_and_match(*, temperature: float, generator: torch.Generator) -> Rule:
-    """A rule that samples softmax(logits / temperature) at every node, by the Gumbel-max trick.
-
-    Raises:
-        UsageError: the temperature is not positive.
-    """
-    if not temperature > 0:
-        raise UsageError(f"temperature must be positive to sample, got {temperature}")
-
-    def emit(logits: Tensor) -> Tensor:
-        noise = torch.empty(logits.shape, dtype=torch.float64, device=logits.device).exponential_(generator=generator)
-        return (logits.double() / temperature - noise.log()).argmax(-1)
-
-    return emit
 
 
 @dataclass(frozen=True)
@@ -53,18 +29,72 @@ class Accepted:
     emitted: Tensor
 
 
-def follow(tokens: Tensor, emitted: Tensor, topology: Topology) -> Accepted:
+class Rule(Protocol):
+    """How siblings are drawn and how they are verified. Draws and verdicts use one generator and one pipeline."""
+
+    @property
+    def needs_scores(self) -> bool:
+        """`Draft.scores` must be there."""
+
+    def candidates(self, scores: Tensor, width: int) -> Tensor:
+        """Children of fed nodes by rank, int64 (..., width), from the drafter's scores (..., vocabulary)."""
+
+    def accept(self, logits: Tensor, draft: Draft) -> Accepted:
+        """The verdict, given the target's logits (batch, count, vocabulary) at every node."""
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """The target's argmax, the first of equals."""
+
+    needs_scores = False
+
+    def candidates(self, scores: Tensor, width: int) -> Tensor:
+        """The best `width`, best first."""
+        return scores.topk(width, dim=-1).indices
+
+    def accept(self, logits: Tensor, draft: Draft) -> Accepted:
+        """The longest path on which every token is the argmax at its parent."""
+        return follow(draft, logits.argmax(-1))
+
+
+@dataclass(frozen=True)
+class SampleAndMatch:
+    """A sample of softmax(logits / temperature) at every node, by the Gumbel-max trick."""
+
+    temperature: float
+    generator: torch.Generator
+    needs_scores = False
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise UsageError(f"temperature must be positive to sample, got {self.temperature}")
+
+    def candidates(self, scores: Tensor, width: int) -> Tensor:
+        """The best `width`, best first."""
+        return scores.topk(width, dim=-1).indices
+
+    def accept(self, logits: Tensor, draft: Draft) -> Accepted:
+        """The longest path on which every token is the sample at its parent."""
+        noise = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
+        noise.exponential_(generator=self.generator)
+        return follow(draft, (logits.double() / self.temperature - noise.log()).argmax(-1))
+
+
+def follow(draft: Draft, emitted: Tensor) -> Accepted:
     """The longest path on which every drafted token is what its parent emitted.
 
     Args:
-        tokens: int64 (batch, nodes + 1), the root first.
-        emitted: int64 (batch, nodes + 1), what the rule emits at each node.
-        topology: the tree. Siblings hold distinct tokens, so the path is unique.
+        draft: the trees. Siblings hold distinct tokens, so the path is unique.
+        emitted: int64 (batch, count), what the rule emits at each node.
     """
-    match = tokens == emitted[:, topology.parent]
+    batch = len(emitted)
+    topology = draft.topology.expand(batch)
+    match = draft.tokens == emitted.gather(1, topology.parent)
+    if topology.present is not None:
+        match &= topology.present
     match[:, 0] = True
     kept = ~(topology.ancestors & ~match[:, None]).any(-1)
-    score = torch.where(kept, topology.depth, -1)
-    count, best = score.max(1)
-    path = topology.path[best]
+    count, best = torch.where(kept, topology.depth, -1).max(1)
+    path = topology.path[torch.arange(batch, device=best.device), best]
     return Accepted(count, path, emitted.gather(1, path))

@@ -16,16 +16,16 @@ def causal_mask(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def tree_mask(lengths: Tensor, ancestors: Tensor, view: int, dtype: torch.dtype) -> Tensor:
-    """Every node sees its sequence's committed tokens, its ancestors and itself; (batch, 1, count, view).
+    """Every node sees its sequence's committed tokens, its ancestors and itself; (batch, 1, fed, view).
 
     Args:
         lengths: int64 (batch,), committed tokens in the cache; node n lies in column `lengths + n`.
-        ancestors: bool (count, count), row is a descendant of or equal to column.
+        ancestors: bool (b, fed, count), row is below or equal to column; b is 1 or batch.
         view: columns of the cache that are looked at.
         dtype: type of the mask.
     """
-    count = ancestors.shape[0]
+    batch, (_, fed, count) = len(lengths), ancestors.shape
     node = torch.arange(view, device=lengths.device) - lengths[:, None]
     inside = (node >= 0) & (node < count)
-    tree = ancestors[:, node.clamp(0, count - 1)].permute(1, 0, 2) & inside[:, None]
-    return additive(tree | (node < 0)[:, None], dtype)[:, None]
+    seen = ancestors.expand(batch, -1, -1).gather(2, node.clamp(0, count - 1)[:, None].expand(-1, fed, -1))
+    return additive((seen & inside[:, None]) | (node < 0)[:, None], dtype)[:, None]

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from executor.drafters.medusa import MedusaHeads
-from executor.target import DTYPES, Target, check_finite
+from executor.loading import DTYPES, check_finite
+from executor.target import Target
 from treeopt.errors import ExecutorError
 from treeopt.files import whole, write_text
 

@@ -6,26 +6,16 @@ subclass; no modelling code is copied. Which models cannot be driven this way is
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
+from transformers import PreTrainedModel
 
 from executor.attention import causal_mask, tree_mask
 from executor.cache import TreeCache
-from treeopt.errors import ExecutorError, UsageError
+from treeopt.errors import ExecutorError
 
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 # Positions enter these models through a two-dimensional mask or a recurrent state; a tree cannot be expressed.
 REFUSED = {
     "bloom": "its ALiBi bias is built from a two-dimensional mask",
@@ -68,45 +58,6 @@ class Target:
         self.cache: TreeCache | None = None
         self._features: Tensor | None = None
         model.base_model.register_forward_hook(self._keep_features)
-
-    @classmethod
-    def load(cls, path: Path | str, *, dtype: str = "float32", device: str = "cpu") -> "Target":
-        """Read a local Hugging Face checkpoint folder.
-
-        Raises:
-            ExecutorError: no such folder, or transformers cannot read it.
-        """
-        if dtype not in DTYPES:
-            raise ExecutorError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
-        if not Path(path).is_dir():
-            raise ExecutorError(f"{path}: no model folder here")
-        try:
-            config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-            if config.model_type in REFUSED:
-                raise ExecutorError(
-                    f"{path}: {config.model_type} models cannot verify trees: {REFUSED[config.model_type]}"
-                )
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                path,
-                config=config,
-                dtype=DTYPES[dtype],
-                attn_implementation="sdpa",
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused below, by name
-            )
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, UnpicklingError) as error:
-            raise ExecutorError(f"{path}: transformers cannot load this model: {_first_line(error)}") from error
-        model, found = loaded
-        if found["missing_keys"]:
-            raise ExecutorError(f"{path}: the weights of {min(found['missing_keys'])} are missing")
-        if found["mismatched_keys"]:
-            name, stored, due = min(found["mismatched_keys"])
-            raise ExecutorError(f"{path}: {name} must be {tuple(due)}, found {tuple(stored)}")
-        check_finite(path, model)
-        model.to(torch.device(device))
-        return cls(model, name=Path(path).resolve().name)
 
     def _keep_features(self, module: nn.Module, args: Any, output: Any) -> None:
         self._features = output[0]
@@ -181,19 +132,21 @@ class Target:
         return [features[i, : len(p)] for i, p in enumerate(prompts)]
 
     @torch.no_grad()
-    def verify(self, tokens: Tensor, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int) -> Outputs:
-        """One forward over the root and the drafted nodes of every sequence.
+    def verify(
+        self, tokens: Tensor, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, first: int = 0
+    ) -> Outputs:
+        """One forward over nodes of every sequence's tree, the root being node 0.
 
         Args:
-            tokens: int64 (batch, nodes + 1), the root first.
-            lengths: int64 (batch,), tokens already in the cache.
-            depths: int64 (nodes + 1,), 0 for the root.
-            ancestors: bool (nodes + 1, nodes + 1), row attends to column.
-            view: columns of the cache that are looked at; at least max(lengths) + nodes + 1.
+            tokens: int64 (batch, fed), nodes `first`, `first` + 1, ...; those before are in the cache already.
+            lengths: int64 (batch,), committed tokens in the cache.
+            depths: int64 (b, fed), 0 for the root; b is 1 or batch.
+            ancestors: bool (b, fed, first + fed), row attends to column.
+            view: columns of the cache that are looked at; at least max(lengths) + first + fed.
         """
         assert self.cache is not None, "allocate() first"
-        count = tokens.shape[1]
-        self.cache.place(lengths[:, None] + torch.arange(count, device=tokens.device), view)
+        slots = lengths[:, None] + torch.arange(first, first + tokens.shape[1], device=tokens.device)
+        self.cache.place(slots, view)
         mask = tree_mask(lengths, ancestors, view, self.dtype)
         return self._call(tokens, mask, lengths[:, None] + depths, self.cache)
 
@@ -247,53 +200,3 @@ def _window(config: Any) -> int | None:
     if hasattr(text, "use_sliding_window") and not text.use_sliding_window:
         return None
     return None if window is None else int(window)
-
-
-def check_finite(path: Path | str, module: nn.Module) -> None:
-    """Refuse weights that are no numbers.
-
-    Raises:
-        ExecutorError: names the first such tensor.
-    """
-    for name, value in module.named_parameters():
-        if not bool(torch.isfinite(value).all()):
-            raise ExecutorError(f"{path}: {name} holds values that are not finite")
-
-
-def prepare(device: str, *, threads: int | None = None) -> None:
-    """Make ready for models on `device`: transformers silent, CPU threads set.
-
-    Raises:
-        UsageError: no such device.
-    """
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    try:
-        torch.empty(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"device {device}: {_first_line(error)}") from error
-
-
-def load_tokenizer(path: Path | str, *, vocabulary: int) -> PreTrainedTokenizerBase:
-    """The tokenizer of a local Hugging Face checkpoint folder, for a model of so many tokens.
-
-    Raises:
-        ExecutorError: there is none, or it has more tokens than the model.
-    """
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            path, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ExecutorError(f"{path}: transformers cannot load a tokenizer: {_first_line(error)}") from error
-    if len(tokenizer) > vocabulary:
-        raise ExecutorError(
-            f"{path}: the tokenizer has {len(tokenizer)} tokens, the model a vocabulary of {vocabulary}"
-        )
-    return tokenizer
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -7,9 +7,9 @@ import torch
 
 from executor.checkpoints import load_drafter
 from executor.decode import Decoder
+from executor.loading import load_target, load_tokenizer
 from executor.prompts import read_prompts
 from executor.record import weights_hash
-from executor.target import Target, load_tokenizer
 from simulate.profile import load_profile
 from treeopt.files import shipped
 from treeopt.optimize import search
@@ -25,7 +25,7 @@ FAST_REQUESTS = 48
 @pytest.fixture(scope="module")
 def models():
     torch.manual_seed(0)
-    target = Target.load(shipped("models/stdlib-llama"))
+    target = load_target(shipped("models/stdlib-llama"))
     return target, load_drafter(shipped("models/stdlib-medusa"), target)
 
 

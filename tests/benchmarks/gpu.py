@@ -18,10 +18,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from executor.checkpoints import load_drafter
 from executor.decode import Decoder
 from executor.drafters.medusa import MedusaHeads
+from executor.loading import load_target, load_tokenizer
 from executor.measure import block, measure_profile
 from executor.prompts import read_prompts
 from executor.record import collect, device_name
-from executor.target import Target, load_tokenizer
+from executor.target import Target
 from executor.validate import compare, comparison_record
 from simulate.profile import save_profile
 from simulate.shapes import Shape
@@ -144,7 +145,7 @@ def _trees() -> dict[str, Tree]:
 
 
 def _shipped_models(device: str, skip: int, requests: int) -> tuple[Target, MedusaHeads, list[list[int]]]:
-    target = Target.load(shipped("models/stdlib-llama"), device=device)
+    target = load_target(shipped("models/stdlib-llama"), device=device)
     drafter = load_drafter(shipped("models/stdlib-medusa"), target)
     texts = [p.text for p in read_prompts(shipped("prompts/stdlib.jsonl"))[skip : skip + requests]]
     return (

@@ -92,10 +92,10 @@ def load_models(
 ) -> "tuple[Target, MedusaHeads]":
     """Target and drafter, on the device."""
     from executor.checkpoints import load_drafter
-    from executor.target import Target, prepare
+    from executor.loading import load_target, prepare
 
     prepare(device, threads=threads)
-    model = Target.load(target, dtype=dtype, device=device)
+    model = load_target(target, dtype=dtype, device=device)
     return model, load_drafter(drafter, model)
 
 
@@ -107,8 +107,8 @@ def load_prompts(
     Raises:
         UsageError: more prompts asked for than there are, or one of fewer than `shortest` tokens.
     """
+    from executor.loading import load_tokenizer
     from executor.prompts import read_prompts
-    from executor.target import load_tokenizer
 
     drawn = read_prompts(prompts_file)[skip:]
     if not drawn or (requests is not None and len(drawn) < requests):
