@@ -12,6 +12,7 @@ from torch import Tensor
 
 from executor.topology import Draft
 from treeopt.errors import UsageError
+from treeopt.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,13 @@ class Rule(Protocol):
     def needs_scores(self) -> bool:
         """`Draft.scores` must be there."""
 
+    @property
+    def sampled_candidates(self) -> bool:
+        """Candidates are drawn at random; which of them are in the tree may not depend on them."""
+
+    def check(self, tree: Tree) -> None:
+        """Raise ExecutorError when the rule cannot verify this tree."""
+
     def candidates(self, scores: Tensor, width: int) -> Tensor:
         """Children of fed nodes by rank, int64 (..., width), from the drafter's scores (..., vocabulary)."""
 
@@ -48,6 +56,10 @@ class Greedy:
     """The target's argmax, the first of equals."""
 
     needs_scores = False
+    sampled_candidates = False
+
+    def check(self, tree: Tree) -> None:
+        """Any tree."""
 
     def candidates(self, scores: Tensor, width: int) -> Tensor:
         """The best `width`, best first."""
@@ -65,8 +77,13 @@ class SampleAndMatch:
     temperature: float
     generator: torch.Generator
     needs_scores = False
+    sampled_candidates = False
+
+    def check(self, tree: Tree) -> None:
+        """Any tree."""
 
     def __post_init__(self) -> None:
+        """Check the temperature."""
         if not self.temperature > 0:
             raise UsageError(f"temperature must be positive to sample, got {self.temperature}")
 

@@ -1,4 +1,8 @@
-"""The decoding loop: draft, verify, accept, commit, for a batch whose finished requests are replaced."""
+"""The decoding loop: draft, verify, accept, commit, for a batch whose finished requests are replaced.
+
+The host keeps the queue and reads one small tensor a step; on an accelerator it reads one step late, so that the
+device never waits.
+"""
 
 import time
 from collections import deque
@@ -8,16 +12,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from executor.acceptance import Rule, follow, greedy
+from executor.acceptance import Greedy, Rule
 from executor.drafters.base import Drafter
+from executor.growth import DynamicGrowth, Growth, StaticGrowth
+from executor.rows import Rows, Tokens
 from executor.target import Target
-from executor.topology import Topology
 from treeopt.errors import ExecutorError, UsageError
+from treeopt.policy import DynamicTree
 from treeopt.tree import Tree
 
-BUCKET = 256  # the cache is looked at in multiples of this many tokens
-
-Tokens = Sequence[int]
+BUCKETS = {"cpu": 16}  # the cache is looked at in multiples of so many tokens; every size is a graph elsewhere
+BUCKET = 256
+PLAIN = Tree((), ())
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,11 @@ class Step:
         requests: the request of each row, -1 for an idle one.
         committed: tokens that each row emitted; idle rows none.
         accepted: drafted tokens that each row kept; idle rows 0.
-        draft_s: seconds of drafting.
+        draft_s: seconds of drafting, taking in the last step's outcome included.
         rest_s: seconds of verifying, accepting and committing, and of the host's bookkeeping.
         admit_s: seconds of prefilling the requests that joined before the step.
+
+    Seconds are exact on CPU; on an accelerator they are those of the host unless the decoder is `timed`.
     """
 
     requests: tuple[int, ...]
@@ -61,18 +69,37 @@ class Step:
 
 @dataclass
 class _Row:
-    """The host's view of a row: which request, how far it is."""
+    """The host's view of a row: which request, how far it is, and how much further steps on their way may take it."""
 
     request: int = -1
     length: int = 0
+    ahead: int = 0
     tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A step that the device has been given: the requests of its rows, and where its outcome will stand."""
+
+    requests: tuple[int, ...]
+    outcome: Tensor
+    ready: "torch.cuda.Event | None"
+    draft_s: float
+    verify_s: float
+    admit_s: float
+
+    def read(self) -> list[list[int]]:
+        """The outcome; the step's one host read."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        found: list[list[int]] = self.outcome.tolist()
+        return found
 
 
 class Decoder:
     """A target, a drafter and a tree, decoding `batch` requests at a time.
 
-    With an empty tree it is a plain decoding loop and needs no drafter. Seconds are exact on CPU; on an
-    accelerator `timed=True` waits for the device at every reading.
+    With an empty tree it is a plain decoding loop and needs no drafter.
     """
 
     def __init__(
@@ -80,16 +107,26 @@ class Decoder:
         target: Target,
         drafter: Drafter | None = None,
         *,
-        tree: Tree = Tree((), ()),  # noqa: B008 - immutable
+        tree: Tree | DynamicTree = PLAIN,
         batch: int = 1,
-        rule: Rule = greedy,
+        rule: Rule | None = None,
         timed: bool = False,
+        late: int | None = None,
     ) -> None:
         """Prepare the tree.
 
+        Args:
+            target: the model whose output is wanted.
+            drafter: what proposes.
+            tree: a static tree, or the settings of dynamic ones.
+            batch: requests decoded together.
+            rule: of verification; default greedy.
+            timed: seconds of each step are wanted: the host waits for the device at every reading.
+            late: steps that the host reads late; default 0 on CPU or when timed, else 1.
+
         Raises:
             UsageError: batch below 1.
-            ExecutorError: a tree without drafter, or deeper than the drafter can draft.
+            ExecutorError: a tree without drafter, deeper than the drafter can draft, or not for this rule.
         """
         if batch < 1:
             raise UsageError(f"batch must be at least 1, got {batch}")
@@ -97,11 +134,28 @@ class Decoder:
             raise ExecutorError(f"a tree of {tree.nodes} nodes needs a drafter")
         if drafter is not None and tree.depth > drafter.max_depth:
             raise ExecutorError(f"the tree has depth {tree.depth}, the drafter drafts {drafter.max_depth} at most")
-        if tree.nodes and max(tree.ranks) >= target.vocabulary:
-            raise ExecutorError(f"the tree uses rank {max(tree.ranks)} of a vocabulary of {target.vocabulary}")
-        self.target, self.tree, self.batch, self.rule, self.timed = target, tree, batch, rule, timed
+        self.target, self.tree, self.batch, self.timed = target, tree, batch, timed
         self.drafter = drafter if tree.nodes else None
-        self.topology = Topology.of(tree, target.device)
+        self.rule: Rule = Greedy() if rule is None else rule
+        on_cpu = target.device.type == "cpu"
+        self.late = (0 if on_cpu or timed else 1) if late is None else late
+        self.bucket = BUCKETS.get(target.device.type, BUCKET)
+        self.growth = self._growth(tree, adaptive=on_cpu and not self.late)
+
+    def _growth(self, tree: Tree | DynamicTree, *, adaptive: bool) -> Growth:
+        if isinstance(tree, Tree):
+            if tree.nodes and max(tree.ranks) >= self.target.vocabulary:
+                raise ExecutorError(f"the tree uses rank {max(tree.ranks)} of a vocabulary of {self.target.vocabulary}")
+            self.rule.check(tree)
+            return StaticGrowth(tree, self.target.device)
+        if self.rule.sampled_candidates:
+            raise ExecutorError(
+                "a dynamic tree keeps the candidates that look best, which biases a rule that samples them; "
+                "use sample-and-match or point-mass"
+            )
+        if tree.children > self.target.vocabulary:
+            raise ExecutorError(f"the tree wants {tree.children} children of {self.target.vocabulary} tokens")
+        return DynamicGrowth(tree, adaptive=adaptive)
 
     def generate(self, prompts: Sequence[Tokens], *, new_tokens: int, stop: Sequence[int] = ()) -> list[Generation]:
         """Continue every prompt by up to `new_tokens`; see `steps`."""
@@ -126,32 +180,43 @@ class Decoder:
             UsageError: an empty prompt, tokens outside the vocabulary, or a limit below 1.
             ExecutorError: a request does not fit the model's context; raised before any work.
         """
-        self._allocate(prompts, new_tokens)
+        rows = self._begin(prompts, new_tokens)
         cache = self.target.cache
         waiting = deque(enumerate(prompts))
-        rows = [_Row() for _ in range(self.batch)]
+        hosts = [_Row() for _ in range(self.batch)]
+        launched: deque[_Launched] = deque()
+        known = _Known(self.growth.depth + 1, False)
         while True:
             if self.target.cache is not cache:
                 raise ExecutorError(
                     "another decoder took the target's cache: run one after the other, or load it twice"
                 )
             started = self._now()
-            self._admit(rows, waiting)
-            if all(row.request < 0 for row in rows):
+            _admit(rows, hosts, waiting)
+            busy = any(host.request >= 0 for host in hosts)
+            if busy:
+                launched.append(self._launch(rows, hosts, known, started))
+            elif not launched:
                 return
-            admitted = self._now()
-            tokens = self._draft()
-            drafted = self._now()
-            accepted, emitted = self._verify_and_commit(tokens, rows)
-            step = _settle(rows, accepted, emitted, new_tokens, stop)
-            yield Step(*step, drafted - admitted, self._now() - drafted, admitted - started)
+            if busy and len(launched) <= self.late:
+                continue
+            step = launched.popleft()
+            arrived = self._now()
+            outcome = step.read()
+            if self.late == 0:
+                known = _Known(1 + max(count for count, *_ in outcome), all(fed >= 0 for _, fed, *_ in outcome))
+            requests, committed, accepted = _settle(hosts, step, outcome, new_tokens, stop)
+            rows.leave([i for i, host in enumerate(hosts) if host.request < 0 <= requests[i]])
+            if max(requests) >= 0:  # else all its rows had ended
+                rest_s = step.verify_s + self._now() - arrived
+                yield Step(requests, committed, accepted, step.draft_s, rest_s, step.admit_s)
 
     def _now(self) -> float:
         if self.timed and self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         return time.perf_counter()
 
-    def _allocate(self, prompts: Sequence[Tokens], new_tokens: int) -> None:
+    def _begin(self, prompts: Sequence[Tokens], new_tokens: int) -> Rows:
         if new_tokens < 1:
             raise UsageError(f"new tokens must be at least 1, got {new_tokens}")
         for number, prompt in enumerate(prompts):
@@ -159,102 +224,77 @@ class Decoder:
                 raise UsageError(f"prompt {number} is empty: decoding starts from a token")
             if not 0 <= min(prompt) <= max(prompt) < self.target.vocabulary:
                 raise UsageError(f"prompt {number} holds tokens outside the vocabulary of {self.target.vocabulary}")
-        longest = max((len(prompt) for prompt in prompts), default=1)
-        self.target.check_length(longest + new_tokens + self.tree.depth)
-        needed = longest + new_tokens + self.tree.nodes + 1
-        self.target.allocate(self.batch, -(-needed // BUCKET) * BUCKET)
-        device = self.target.device
-        self._lengths = torch.zeros(self.batch, dtype=torch.long, device=device)
-        self._root = torch.zeros(self.batch, dtype=torch.long, device=device)
-        self._active = torch.zeros(self.batch, dtype=torch.bool, device=device)
-        if self.drafter is not None:
-            self._state = self.drafter.begin(self.target, self.batch, self.tree.depth)
+        # The last step may pass the limit by a whole path, and so may every step that the host has not read yet.
+        length = max((len(prompt) for prompt in prompts), default=1) + new_tokens + self.growth.depth
+        length += self.late * (self.growth.depth + 1)
+        self.target.check_length(length)
+        capacity = self._rounded(length + self.growth.room)
+        return Rows(self.target, self.drafter, self.growth, self.rule, self.batch, length, capacity)
 
-    def _admit(self, rows: list[_Row], waiting: "deque[tuple[int, Tokens]]") -> None:
-        """Give idle rows to waiting requests: everything but a prompt's last token goes into the cache."""
-        idle = [i for i, row in enumerate(rows) if row.request < 0]
-        joined: list[tuple[int, Tokens]] = []
-        for i in idle:
-            if waiting:
-                request, prompt = waiting.popleft()
-                rows[i] = _Row(request, len(prompt) - 1)
-                joined.append((i, prompt))
-            self._active[i] = rows[i].request >= 0
-            self._lengths[i] = rows[i].length
-        if not joined:
-            return
-        features = self.target.prefill([i for i, _ in joined], [prompt[:-1] for _, prompt in joined])
-        for i, prompt in joined:
-            self._root[i] = prompt[-1]
-        if self.drafter is not None:
-            self.drafter.reset(self._state, torch.tensor([i for i, _ in joined], device=self._root.device))
-            self.drafter.extend(self._state, *self._prefilled(joined, features))
+    def _rounded(self, columns: int) -> int:
+        return -(-columns // self.bucket) * self.bucket
 
-    def _prefilled(self, joined: list[tuple[int, Tokens]], features: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        longest = max(len(f) for f in features)
-        tokens = self._root.new_zeros(self.batch, longest)
-        padded = features[0].new_zeros(self.batch, longest, self.target.hidden)
-        counts = self._root.new_zeros(self.batch)
-        for (i, prompt), feature in zip(joined, features, strict=True):
-            tokens[i, : len(feature)] = torch.as_tensor(prompt[1:], device=tokens.device)
-            padded[i, : len(feature)] = feature
-            counts[i] = len(feature)
-        return tokens, padded, counts
+    def _launch(self, rows: Rows, hosts: "list[_Row]", known: "_Known", started: float) -> "_Launched":
+        """Give the device a step; what the host knows of the last one only saves work."""
+        requests = tuple(host.request for host in hosts)
+        view = self._rounded(max(host.length + host.ahead for host in hosts) + self.growth.room)
+        admitted = self._now()
+        draft = rows.draft(view=view, steps=known.steps, all_fed=known.all_fed)
+        drafted = self._now()
+        rows.verify(draft, view=view)
+        for host in hosts:
+            host.ahead += (self.growth.depth + 1) * (host.request >= 0)
+        outcome, ready = rows.outcome, None
+        if outcome.device.type == "cuda":
+            outcome = torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True)
+            outcome.copy_(rows.outcome, non_blocking=True)
+            ready = torch.cuda.Event()
+            ready.record()
+        elif self.late:
+            outcome = outcome.clone()
+        return _Launched(requests, outcome, ready, drafted - admitted, self._now() - drafted, admitted - started)
 
-    def _draft(self) -> Tensor:
-        """The tree's tokens, int64 (batch, nodes + 1), the root first."""
-        tokens = self._root[:, None].repeat(1, self.tree.nodes + 1)
-        if self.drafter is None:
-            return tokens
-        for level in self.topology.levels:
-            scores = self.drafter.level(self._state, tokens[:, level.expanded])
-            best = scores.topk(level.width, dim=-1).indices
-            slot = level.slot if scores.shape[1] > 1 else torch.zeros_like(level.slot)
-            tokens[:, level.nodes] = best[:, slot, level.rank]
-        self.drafter.drop(self._state)
-        return tokens
 
-    def _verify_and_commit(self, tokens: Tensor, rows: list[_Row]) -> tuple[list[int], list[list[int]]]:
-        """One forward of the target; moves the cache, the roots and the drafter's state on."""
-        longest = max(row.length for row in rows)
-        view = -(-(longest + tokens.shape[1]) // BUCKET) * BUCKET
-        topology = self.topology
-        outputs = self.target.verify(tokens, self._lengths, topology.depth, topology.ancestors, view)
-        accepted = follow(tokens, self.rule(outputs.logits), topology)
-        moved = torch.where(self._active, accepted.count + 1, 0)
-        assert self.target.cache is not None
-        if topology.levels:
-            self.target.cache.compact(self._lengths, accepted.path)
-        if self.drafter is not None:
-            nodes = accepted.path[:, :, None].expand(-1, -1, self.target.hidden)
-            self.drafter.extend(self._state, accepted.emitted, outputs.features.gather(1, nodes), moved)
-        self._lengths += moved
-        last = accepted.emitted.gather(1, accepted.count[:, None])[:, 0]
-        self._root = torch.where(self._active, last, self._root)
-        read = torch.cat([accepted.count[:, None], accepted.emitted], 1).tolist()  # the step's one host read
-        return [row[0] for row in read], [row[1 : row[0] + 2] for row in read]
+@dataclass(frozen=True)
+class _Known:
+    """What the host knows of the last step: no sequence committed more than `steps` tokens; see `Drafter.extend`."""
+
+    steps: int
+    all_fed: bool
+
+
+def _admit(rows: Rows, hosts: list[_Row], waiting: "deque[tuple[int, Tokens]]") -> None:
+    """Give idle rows to waiting requests."""
+    joined: dict[int, Tokens] = {}
+    for i, host in enumerate(hosts):
+        if host.request < 0 and waiting:
+            request, joined[i] = waiting.popleft()
+            hosts[i] = _Row(request, len(joined[i]) - 1)
+    if joined:
+        rows.admit(list(joined), list(joined.values()))
 
 
 def _settle(
-    rows: list[_Row], accepted: list[int], emitted: list[list[int]], new_tokens: int, stop: Sequence[int]
+    hosts: list[_Row], step: _Launched, outcome: list[list[int]], new_tokens: int, stop: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Cut what lies past each request's end, and free the rows of requests that ended."""
+    """Requests, committed and accepted of a step: cut what lies past each request's end, free rows that ended."""
     requests: list[int] = []
     committed: list[tuple[int, ...]] = []
     kept: list[int] = []
-    for row, count, tokens in zip(rows, accepted, emitted, strict=True):
-        requests.append(row.request)
-        if row.request < 0:
-            committed.append(())
-            kept.append(0)
-            continue
-        row.length += len(tokens)
-        tokens = tokens[: new_tokens - len(row.tokens)]
-        ends = next((i for i, token in enumerate(tokens) if token in stop), None)
-        tokens = tokens if ends is None else tokens[: ends + 1]
-        row.tokens.extend(tokens)
-        committed.append(tuple(tokens))
+    for host, request, (count, _, *path) in zip(hosts, step.requests, outcome, strict=True):
+        tokens: tuple[int, ...] = ()
+        if request < 0 or request != host.request:  # idle, or its end was read after this step had begun
+            request = -1
+        else:
+            host.length += count + 1
+            host.ahead -= len(path)
+            tokens = tuple(path[: count + 1])[: new_tokens - len(host.tokens)]
+            ends = next((i for i, token in enumerate(tokens) if token in stop), None)
+            tokens = tokens if ends is None else tokens[: ends + 1]
+            host.tokens.extend(tokens)
+            if ends is not None or len(host.tokens) >= new_tokens:
+                host.request, host.length, host.ahead = -1, 0, 0
+        requests.append(request)
+        committed.append(tokens)
         kept.append(min(count, len(tokens)))
-        if ends is not None or len(row.tokens) >= new_tokens:
-            row.request, row.length = -1, 0
     return tuple(requests), tuple(committed), tuple(kept)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from executor.acceptance import greedy, sample_and_match
+from executor.acceptance import Greedy, Rule, SampleAndMatch
 from executor.decode import Decoder
 from executor.drafters.base import Drafter
 from executor.prompts import Prompt
@@ -76,7 +76,7 @@ def collect(
         if len(prompt) < 2:
             raise UsageError(f"prompt {number} has {len(prompt)} tokens; a recorded prompt has at least 2")
     generator = torch.Generator(device=target.device).manual_seed(seed)
-    rule = greedy if temperature == 0 else sample_and_match(temperature=temperature, generator=generator)
+    rule: Rule = Greedy() if temperature == 0 else SampleAndMatch(temperature=temperature, generator=generator)
     written = _write(Decoder(target, batch=batch, rule=rule), tokens, new_tokens, stop, progress)
     ranks: list[NDArray[np.int16]] = []
     for start in range(0, len(tokens), batch):

@@ -54,8 +54,13 @@ class Topology:
 
     def expand(self, batch: int) -> "Topology":
         """The same with b = batch; copies nothing."""
-        grown = [t.expand(batch, *t.shape[1:]) for t in (self.parent, self.depth, self.ancestors, self.path)]
-        return Topology(*grown, None if self.present is None else self.present.expand(batch, -1))
+        return Topology(
+            self.parent.expand(batch, -1),
+            self.depth.expand(batch, -1),
+            self.ancestors.expand(batch, -1, -1),
+            self.path.expand(batch, -1, -1),
+            None if self.present is None else self.present.expand(batch, -1),
+        )
 
 
 @dataclass(frozen=True, eq=False)

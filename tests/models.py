@@ -15,6 +15,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from executor.drafters.base import Committed
 from executor.drafters.medusa import MedusaHeads
 from executor.target import Target
 
@@ -91,18 +92,17 @@ class Told:
     max_depth: int = 64
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
-    def begin(self, target: Target, batch: int, depth: int) -> dict[str, Tensor]:
-        return {"done": torch.full((batch,), -1), "level": torch.zeros(1, dtype=torch.long)}
+    def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> dict[str, Tensor]:
+        return {"done": torch.zeros(batch, dtype=torch.long), "level": torch.zeros(1, dtype=torch.long)}
 
-    def reset(self, state: dict[str, Tensor], rows: Tensor) -> None:
-        state["done"][rows] = -1
+    def admit(self, state: dict[str, Tensor], rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
+        state["done"][rows] = 0
 
-    def extend(self, state: dict[str, Tensor], tokens: Tensor, features: Tensor, counts: Tensor) -> None:
-        # The first extension is the prompt's; it stands for no new token.
-        state["done"] += torch.where(state["done"] < 0, 1, counts)
+    def extend(self, state: dict[str, Tensor], committed: Committed, *, view: int, all_fed: bool) -> None:
+        state["done"] += committed.counts
         state["level"][:] = 0
 
-    def level(self, state: dict[str, Tensor], tokens: Tensor) -> Tensor:
+    def level(self, state: dict[str, Tensor], tokens: Tensor, parents: Tensor) -> Tensor:
         scores = torch.rand(tokens.shape[0], 1, VOCABULARY, generator=self.generator)
         for row, truth in enumerate(self.truth):
             at = int(state["done"][row] + state["level"])
@@ -114,9 +114,6 @@ class Told:
             scores[row, 0, order] = torch.linspace(1, 0, VOCABULARY)
         state["level"] += 1
         return scores
-
-    def drop(self, state: dict[str, Tensor]) -> None:
-        state["level"][:] = 0
 
     def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Tensor]:
         raise AssertionError("a told drafter is not recorded")

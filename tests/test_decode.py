@@ -92,7 +92,9 @@ def test_the_comparison_notices_a_broken_loop(references, monkeypatch, broken):
     else:  # a node's position is its row instead of its depth
         verify = Target.verify
         monkeypatch.setattr(
-            Target, "verify", lambda self, t, n, depths, *rest: verify(self, t, n, torch.arange(len(depths)), *rest)
+            Target,
+            "verify",
+            lambda self, t, n, depths, *rest: verify(self, t, n, torch.arange(depths.shape[1])[None], *rest),
         )
     found = decoder.generate(prompts, new_tokens=NEW)
     assert [list(g.tokens) for g in found] != texts

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor.acceptance import sample_and_match
+from executor.acceptance import SampleAndMatch
 from executor.decode import Decoder
 from executor.prompts import Prompt
 from executor.record import collect, repeated_share, weights_hash
@@ -107,7 +107,7 @@ def test_sampled_traces_predict_sampled_decoding():
     tree = TREES[1]
     steps = visit(tree, trace)
     replayed = np.bincount(steps.request, minlength=400)
-    rule = sample_and_match(temperature=1.0, generator=torch.Generator().manual_seed(77))
+    rule = SampleAndMatch(temperature=1.0, generator=torch.Generator().manual_seed(77))
     live = Decoder(target, heads, tree=tree, batch=16, rule=rule).generate(tokens, new_tokens=24)
     measured = np.array([len(g.accepted) for g in live])
     difference = replayed.mean() - measured.mean()

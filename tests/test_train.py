@@ -16,10 +16,12 @@ def test_teacher_forced_equals_step_by_step():
     features = target.features(tokens).features
     rows = torch.stack(list(heads.teacher_forced(target, tokens, features, 4)))
     for t in range(9):
-        state = heads.begin(target, 2, 4)
-        heads.extend(state, tokens[:, : t + 1], features[:, : t + 1], torch.tensor([t + 1, t + 1]))
+        state = heads.begin(target, 2, 4, 16, 16)
+        lengths = torch.tensor([t + 2, t + 2])
+        heads.admit(state, torch.arange(2), torch.zeros(2, t + 2, dtype=torch.long), features[:, : t + 1], lengths)
         for k in range(4):
-            torch.testing.assert_close(heads.level(state, tokens[:, :1])[:, 0], rows[k, :, t], rtol=1e-5, atol=1e-5)
+            scores = heads.level(state, tokens[:, :1], torch.zeros(1, 1, dtype=torch.long))
+            torch.testing.assert_close(scores[:, 0], rows[k, :, t], rtol=1e-5, atol=1e-5)
 
 
 def test_heads_are_the_published_formula():

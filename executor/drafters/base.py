@@ -4,6 +4,7 @@ With f_t the target's feature at position t and x_{n+1} the root, a node at dept
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -11,8 +12,29 @@ from torch import Tensor
 from executor.target import Target
 
 
+@dataclass(frozen=True, eq=False)
+class Committed:
+    """What the last step added to each sequence; right of `counts` nothing has a meaning.
+
+    Attributes:
+        tokens: int64 (batch, steps), the new tokens, the new root last.
+        features: (batch, steps, hidden), the target's features of the positions before them.
+        fed: int64 (batch, steps), place in the order of feeding of the node at each of those positions, the old root
+            (0) first; -1 where a node was never fed.
+        counts: int64 (batch,), 0 for a sequence that did not move or has just joined.
+    """
+
+    tokens: Tensor
+    features: Tensor
+    fed: Tensor
+    counts: Tensor
+
+
 class Drafter(Protocol):
-    """Proposes tokens, level by level, for a batch of sequences whose state it is handed back at every call."""
+    """Proposes tokens, level by level, for a batch of sequences whose state it is handed back at every call.
+
+    State that lasts from step to step lies in tensors that are changed in place.
+    """
 
     kind: str
 
@@ -20,35 +42,49 @@ class Drafter(Protocol):
     def max_depth(self) -> int:
         """The deepest level it can draft."""
 
-    def begin(self, target: Target, batch: int, depth: int) -> Any:
-        """A fresh state for `batch` sequences and trees of `depth` levels."""
+    def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> Any:
+        """A fresh state for `batch` sequences and `depth` levels.
 
-    def reset(self, state: Any, rows: Tensor) -> None:
-        """New requests begin in these rows, int64 (rows,): nothing of their past counts."""
+        Args:
+            target: the model that verifies.
+            batch: sequences.
+            depth: levels of the trees.
+            length: positions that a sequence may reach.
+            capacity: entries that its cache needs, fed nodes included.
+        """
 
-    def extend(self, state: Any, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
-        """Newly committed positions: token x_{t+1} and feature f_t for t in the last `counts` positions.
+    def admit(self, state: Any, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
+        """New requests begin: nothing of these rows' past counts.
 
         Args:
             state: what `begin` returned.
-            tokens: int64 (batch, steps), padded on the right.
-            features: (batch, steps, hidden), padded on the right.
-            counts: int64 (batch,), 0 for a sequence that did not move.
+            rows: int64 (r,), where they go.
+            prompts: int64 (r, longest), x_0 ... x_n, the root last, padded on the right.
+            features: (r, longest - 1, hidden), f_0 ... f_{n-1}, padded on the right.
+            lengths: int64 (r,), tokens of each prompt.
         """
 
-    def level(self, state: Any, tokens: Tensor) -> Tensor:
+    def extend(self, state: Any, committed: Committed, *, view: int, all_fed: bool) -> None:
+        """A step begins: take in what the last one committed, and forget the levels drafted in it.
+
+        Args:
+            state: what `begin` returned.
+            committed: the last step's outcome.
+            view: no sequence, fed nodes of this step included, is longer.
+            all_fed: the host knows that every node that was kept had been fed.
+        """
+
+    def level(self, state: Any, tokens: Tensor, parents: Tensor) -> Tensor:
         """Scores of the children of one level's expanded nodes; called for levels 0, 1, ... in turn.
 
         Args:
             state: what `begin` returned.
             tokens: int64 (batch, expanded), the tokens of those nodes (level 0: the root).
+            parents: int64 (b, expanded), place of each node's parent among the nodes of the call before.
 
         Returns:
             (batch, expanded, vocabulary), or (batch, 1, vocabulary) when they do not depend on the node.
         """
-
-    def drop(self, state: Any) -> None:
-        """Forget the levels drafted since the last `extend`."""
 
     def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Tensor]:
         """Scores along the true text, one depth after the other; used to train and to record.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from executor.drafters.base import Committed
 from executor.target import Target
 
 
@@ -59,34 +60,33 @@ class MedusaHeads(nn.Module):
             return logits
         return z @ self.output[:depth].transpose(1, 2)
 
-    def begin(self, target: Target, batch: int, depth: int) -> MedusaState:
+    def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> MedusaState:
         """See `Drafter.begin`."""
         return MedusaState(target, torch.zeros(batch, target.hidden, dtype=target.dtype, device=target.device), depth)
 
-    def reset(self, state: MedusaState, rows: Tensor) -> None:
-        """See `Drafter.reset`; a request without features drafts from a zero feature."""
+    def admit(self, state: MedusaState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
+        """Keep the feature before the root, zero for a prompt of one token; see `Drafter.admit`."""
         state.feature[rows] = 0
+        if features.shape[1]:
+            last = (lengths - 2).clamp(min=0)
+            found = features[torch.arange(len(rows), device=rows.device), last]
+            state.feature[rows] = torch.where((lengths > 1)[:, None], found, 0)
 
-    def extend(self, state: MedusaState, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
+    def extend(self, state: MedusaState, committed: Committed, *, view: int, all_fed: bool) -> None:
         """Keep the feature of the last committed position; see `Drafter.extend`."""
-        if features.shape[1] == 0:
-            return
-        last = features.gather(1, (counts - 1).clamp(min=0)[:, None, None].expand(-1, 1, features.shape[2]))[:, 0]
-        state.feature = torch.where((counts > 0)[:, None], last, state.feature)
-        self.drop(state)
+        state.logits, state.level = None, 0
+        last = (committed.counts - 1).clamp(min=0)
+        found = committed.features[torch.arange(len(last), device=last.device), last]
+        state.feature.copy_(torch.where((committed.counts > 0)[:, None], found, state.feature))
 
     @torch.no_grad()
-    def level(self, state: MedusaState, tokens: Tensor) -> Tensor:
+    def level(self, state: MedusaState, tokens: Tensor, parents: Tensor) -> Tensor:
         """One row for all nodes of a level: heads do not see drafted tokens; see `Drafter.level`."""
         if state.logits is None:
             state.logits = self(state.target, state.feature, state.depth)
         scores = state.logits[state.level, :, None]
         state.level += 1
         return scores
-
-    def drop(self, state: MedusaState) -> None:
-        """See `Drafter.drop`."""
-        state.logits, state.level = None, 0
 
     def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Tensor]:
         """See `Drafter.teacher_forced`."""

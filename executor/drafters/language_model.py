@@ -1,0 +1,141 @@
+"""A small language model as the drafter (Leviathan et al. 2023): it reads what the target reads, only faster.
+
+Its cache holds every committed token but the root. A step feeds the root, then each level of the tree; after the
+verdict the accepted nodes' keys and values are moved into place, and only a kept leaf, which was never fed, is fed
+late, in front of the next root.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from executor.drafters.base import Committed
+from executor.target import Target
+from treeopt.errors import ExecutorError
+
+MAX_DEPTH = 64
+
+
+@dataclass
+class LanguageModelState:
+    """Where each sequence stands in the draft model's cache, and the levels of the current step.
+
+    Attributes:
+        vocabulary: of the target.
+        lengths: int64 (batch,), committed tokens before the root.
+        root: int64 (batch,), the root that was fed last.
+        leaf: int64 (batch,), the token before the root.
+        view: columns of the cache that are looked at.
+        late: the leaf is fed in front of the root.
+        level: levels drafted in this step.
+        fed: nodes fed in this step.
+        ancestors: bool (b, last level, fed), of the level fed last.
+    """
+
+    vocabulary: int
+    lengths: Tensor
+    root: Tensor
+    leaf: Tensor
+    view: int = 0
+    late: bool = True
+    level: int = 0
+    fed: int = 0
+    ancestors: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+
+class LanguageModel(nn.Module):
+    """Any causal language model with the target's token ids; ids that it lacks are never proposed."""
+
+    kind = "language-model"
+    max_depth = MAX_DEPTH
+
+    def __init__(self, model: Target) -> None:
+        """Draft with `model`, through its own cache."""
+        super().__init__()
+        self.target = model
+        self.model = model.model  # its weights are this module's
+
+    def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> LanguageModelState:
+        """See `Drafter.begin`; raises ExecutorError for texts beyond the draft model's own context."""
+        self.target.check_length(length)
+        if self.target is target:
+            raise ExecutorError("the drafter must be another copy of the model than the target: they need two caches")
+        self.target.allocate(batch, capacity)
+        empty = torch.zeros(batch, dtype=torch.long, device=self.target.device)
+        return LanguageModelState(target.vocabulary, empty, empty.clone(), empty.clone())
+
+    def admit(
+        self, state: LanguageModelState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor
+    ) -> None:
+        """Read the prompts up to the root; see `Drafter.admit`."""
+        state.lengths[rows] = lengths - 1
+        texts = [prompt[: length - 1] for prompt, length in zip(prompts.tolist(), lengths.tolist(), strict=True)]
+        known = self.target.vocabulary
+        self.target.prefill(rows.tolist(), [[t if t < known else 0 for t in text] for text in texts])
+        state.leaf[rows] = prompts.gather(1, (lengths - 2).clamp(min=0)[:, None])[:, 0]
+
+    def extend(self, state: LanguageModelState, committed: Committed, *, view: int, all_fed: bool) -> None:
+        """Move the kept nodes' keys and values into place; see `Drafter.extend`."""
+        counts, steps = committed.counts, committed.tokens.shape[1]
+        state.view, state.late, state.level, state.fed = view, not all_fed, 0, 0
+        if steps == 0:
+            return
+        cache = self.target.cache
+        assert cache is not None
+        if steps > 1:
+            cache.compact(state.lengths, committed.fed.clamp(min=0))
+        before = committed.tokens.gather(1, (counts - 2).clamp(min=0)[:, None])[:, 0]
+        kept = torch.where(counts == 1, state.root, torch.where(counts > 1, before, state.leaf))
+        state.leaf.copy_(kept)
+        state.lengths.add_(counts)
+
+    def level(self, state: LanguageModelState, tokens: Tensor, parents: Tensor) -> Tensor:
+        """One forward over the level; see `Drafter.level`."""
+        logits = self._root(state, tokens) if state.level == 0 else self._nodes(state, tokens, parents)
+        state.level += 1
+        known = logits.shape[-1]
+        if known < state.vocabulary:
+            return nn.functional.pad(logits, (0, state.vocabulary - known), value=-torch.inf)
+        return logits[..., : state.vocabulary]
+
+    def _root(self, state: LanguageModelState, tokens: Tensor) -> Tensor:
+        state.root.copy_(tokens[:, 0])
+        one = torch.ones(1, 1, 1, dtype=torch.bool, device=tokens.device)
+        state.fed, state.ancestors = 1, one
+        if not state.late:
+            return self._feed(tokens, state.lengths, one[..., 0].long() * 0, one, state.view)
+        # The leaf and the root; a sequence without a leaf feeds its root first, and its second entry is ignored.
+        alone = state.lengths == 0
+        first = torch.where(alone, state.root, state.leaf)
+        pair = torch.stack([first, state.root], 1)
+        depths = torch.arange(2, device=tokens.device)[None]
+        chain = torch.ones(1, 2, 2, dtype=torch.bool, device=tokens.device).tril()
+        logits = self._feed(pair, (state.lengths - 1).clamp(min=0), depths, chain, state.view)
+        return torch.where(alone[:, None, None], logits[:, :1], logits[:, 1:])
+
+    def _nodes(self, state: LanguageModelState, tokens: Tensor, parents: Tensor) -> Tensor:
+        above = state.ancestors.expand(len(parents), -1, -1)
+        above = above.gather(1, parents[..., None].expand(-1, -1, above.shape[2]))
+        itself = torch.eye(tokens.shape[1], dtype=torch.bool, device=tokens.device).expand(len(parents), -1, -1)
+        state.ancestors = torch.cat([above, itself], 2)
+        depths = torch.full((1, tokens.shape[1]), state.level, device=tokens.device)
+        logits = self._feed(tokens, state.lengths, depths, state.ancestors, state.view, state.fed)
+        state.fed += tokens.shape[1]
+        return logits
+
+    def _feed(
+        self, tokens: Tensor, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, first: int = 0
+    ) -> Tensor:
+        known = torch.where(tokens < self.target.vocabulary, tokens, 0)
+        return self.target.verify(known, lengths, depths, ancestors, view, first).logits
+
+    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Tensor]:
+        """See `Drafter.teacher_forced`; the model's own features take the place of the target's."""
+        known = torch.where(tokens < self.target.vocabulary, tokens, 0)
+        logits = self.target.features(known).logits[..., : target.vocabulary]
+        if logits.shape[-1] < target.vocabulary:
+            logits = nn.functional.pad(logits, (0, target.vocabulary - logits.shape[-1]), value=-torch.inf)
+        for k in range(1, depth + 1):
+            yield logits.roll(-k, 1)  # row t is the model's guess after x_{t+k}; the last k rows have no meaning

@@ -1,0 +1,122 @@
+"""The sequences of a batch on the device: where each one stands, and the step that moves them all.
+
+Nothing here asks the device for a value: the host reads `outcome` when it likes.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from executor.acceptance import Rule
+from executor.drafters.base import Committed, Drafter
+from executor.growth import Growth
+from executor.target import Target
+from executor.topology import Draft
+
+Tokens = Sequence[int]
+
+
+class Rows:
+    """`batch` sequences, each with its cache row; all tensors are changed in place.
+
+    Attributes:
+        lengths: int64 (batch,), tokens in the cache.
+        root: int64 (batch,), the last committed token, not in the cache yet.
+        active: bool (batch,), False for rows without a request: they are computed, and stay where they are.
+        outcome: int64 (batch, depth + 3), of the last step: drafted tokens kept; place in the order of feeding of the
+            deepest node kept, -1 if it was never fed; tokens committed, in their order.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        growth: Growth,
+        rule: Rule,
+        batch: int,
+        length: int,
+        capacity: int,
+    ) -> None:
+        """Idle rows; the target's cache is taken.
+
+        Args:
+            target: the model that verifies.
+            drafter: what proposes; None only where the growth has no levels.
+            growth: how trees come about.
+            rule: of verification.
+            batch: rows.
+            length: positions that a sequence may reach.
+            capacity: entries of each row's cache.
+        """
+        target.allocate(batch, capacity)
+        device, steps = target.device, growth.depth + 1
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.long, device=device)
+
+        self.target, self.drafter, self.growth, self.rule, self.batch = target, drafter, growth, rule, batch
+        self.lengths, self.root, self.active = zeros(batch), zeros(batch), zeros(batch).bool()
+        self.outcome = zeros(batch, steps + 2)
+        features = torch.zeros(batch, steps, target.hidden, dtype=target.dtype, device=device)
+        self.committed = Committed(zeros(batch, steps), features, zeros(batch, steps), zeros(batch))
+        self.state = drafter.begin(target, batch, growth.depth, length, capacity) if drafter is not None else None
+
+    def leave(self, rows: Sequence[int]) -> None:
+        """These rows have no request any more."""
+        for row in rows:
+            self.active[row] = False
+            self.lengths[row] = 0
+
+    @torch.no_grad()
+    def admit(self, rows: Sequence[int], prompts: Sequence[Tokens]) -> None:
+        """Requests begin in these rows: all tokens but the last go into the caches, the last is the root."""
+        place = torch.tensor(rows, device=self.root.device)
+        features = self.target.prefill(rows, [prompt[:-1] for prompt in prompts])
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=place.device)
+        self.lengths[place] = lengths - 1
+        self.root[place] = torch.tensor([prompt[-1] for prompt in prompts], device=place.device)
+        self.active[place] = True
+        self.committed.counts[place] = 0
+        if self.drafter is not None:
+            tokens = [torch.tensor(prompt, device=place.device) for prompt in prompts]
+            padded = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True)
+            self.drafter.admit(
+                self.state, place, padded, torch.nn.utils.rnn.pad_sequence(features, batch_first=True), lengths
+            )
+
+    @torch.no_grad()
+    def draft(self, *, view: int, steps: int, all_fed: bool) -> Draft:
+        """Propose the next trees.
+
+        Args:
+            view: no sequence, the step's entries included, is longer.
+            steps: no sequence committed more tokens in the last step.
+            all_fed: see `Drafter.extend`.
+        """
+        if self.drafter is not None:
+            last = self.committed
+            new = Committed(last.tokens[:, :steps], last.features[:, :steps], last.fed[:, :steps], last.counts)
+            self.drafter.extend(self.state, new, view=view, all_fed=all_fed)
+        return self.growth.draft(self.drafter, self.state, self.root, self.rule)
+
+    @torch.no_grad()
+    def verify(self, draft: Draft, *, view: int) -> None:
+        """One forward of the target; accept, and move the cache, the lengths and the roots on."""
+        topology = draft.topology
+        outputs = self.target.verify(draft.tokens, self.lengths, topology.depth, topology.ancestors, view)
+        accepted = self.rule.accept(outputs.logits, draft)
+        moved = torch.where(self.active, accepted.count + 1, 0)
+        assert self.target.cache is not None
+        if not self.growth.in_place:
+            self.target.cache.compact(self.lengths, accepted.path)
+        if self.drafter is not None:
+            path = accepted.path[:, :, None].expand(-1, -1, self.target.hidden)
+            self.committed.features.copy_(outputs.features.gather(1, path))
+            self.committed.fed.copy_(draft.fed.expand(self.batch, -1).gather(1, accepted.path))
+        self.committed.tokens.copy_(accepted.emitted)
+        self.committed.counts.copy_(moved)
+        self.lengths.add_(moved)
+        count = accepted.count[:, None]
+        self.root.copy_(torch.where(self.active, accepted.emitted.gather(1, count)[:, 0], self.root))
+        self.outcome.copy_(torch.cat([count, self.committed.fed.gather(1, count), accepted.emitted], 1))
