@@ -1,6 +1,7 @@
 """Trees as tensors on the device: what is needed to mask, accept and commit without asking the host."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ class Topology:
         depth: int64 (b, count), 0 for the root.
         ancestors: bool (b, count, count), row is below or equal to column.
         path: int64 (b, count, depth + 1), a node's ancestors by depth, then itself repeated.
+        children: int64 (b, count, width), a node's children in the order of their entries, which is that of their
+            ranks; 0 where there are no more (the root is nobody's child).
+        inner: int64 (b, inner), all entries that have children, in order, and perhaps some that have none.
         present: bool (b, count), False for entries that only fill the shape; None when there are none.
     """
 
@@ -24,17 +28,37 @@ class Topology:
     depth: Tensor
     ancestors: Tensor
     path: Tensor
+    children: Tensor
+    inner: Tensor
     present: Tensor | None = None
 
     @classmethod
     def of(cls, tree: Tree, device: torch.device) -> "Topology":
         """One static tree for all sequences."""
         parents = torch.tensor([[0, *(parent + 1 for parent in tree.parents)]], device=device)
-        return cls.from_parents(parents, tree.depth)
+        widest = max(Counter(tree.parents).values(), default=1)
+        return cls.from_parents(parents, tree.depth, width=widest, inner=sum(tree.fed_widths))
 
     @classmethod
-    def from_parents(cls, parent: Tensor, deepest: int, present: Tensor | None = None) -> "Topology":
-        """Trees known by their parents, int64 (b, count), none deeper than `deepest`; no host read."""
+    def from_parents(
+        cls,
+        parent: Tensor,
+        deepest: int,
+        present: Tensor | None = None,
+        *,
+        width: int | None = None,
+        inner: int | None = None,
+    ) -> "Topology":
+        """Trees known by their parents; no host read.
+
+        Args:
+            parent: int64 (b, count), before its children; of an absent entry any.
+            deepest: no entry is deeper.
+            present: bool (b, count), None for all.
+            width: no entry has more children; they would be lost.
+            inner: no more entries have children. Verification looks at these only, so a close bound saves time;
+                one that does not hold would bias the rules.
+        """
         own = torch.arange(parent.shape[1], device=parent.device).expand_as(parent)
         above = [own]  # above[h]: the ancestor h levels up, the root above the root
         for _ in range(deepest):
@@ -45,22 +69,41 @@ class Topology:
         ancestors.scatter_(2, lines, True)
         column = torch.arange(deepest + 1, device=parent.device)
         path = lines.gather(2, (depth[..., None] - column).clamp(min=0))
-        return cls(parent, depth, ancestors, path, present)
+        children = _children(parent, own, present, width or max(1, parent.shape[1] - 1))
+        if inner is None:
+            nodes = own[:, : max(1, parent.shape[1] - 1)]  # the last entry has no children
+        else:
+            nodes = (children[..., 0] == 0).to(torch.int8).argsort(dim=1, stable=True)[:, : max(1, inner)]
+        return cls(parent, depth, ancestors, path, children, nodes, present)
 
     @property
     def count(self) -> int:
         """Entries of each tree, the root and fillers included."""
         return self.parent.shape[1]
 
+    @property
+    def width(self) -> int:
+        """No entry has more children."""
+        return self.children.shape[2]
+
     def expand(self, batch: int) -> "Topology":
         """The same with b = batch; copies nothing."""
-        return Topology(
-            self.parent.expand(batch, -1),
-            self.depth.expand(batch, -1),
-            self.ancestors.expand(batch, -1, -1),
-            self.path.expand(batch, -1, -1),
-            None if self.present is None else self.present.expand(batch, -1),
-        )
+        return replace(self, **{name: _grown(part, batch) for name, part in vars(self).items()})
+
+
+def _grown(part: Tensor | None, batch: int) -> Tensor | None:
+    return None if part is None else part.expand(batch, *part.shape[1:])
+
+
+def _children(parent: Tensor, own: Tensor, present: Tensor | None, width: int) -> Tensor:
+    """Each entry's children in order, 0 for none: int64 (b, count, width)."""
+    child = own != 0 if present is None else (own != 0) & present
+    sibling = (parent[:, :, None] == parent[:, None]) & child[:, None]
+    rank = (sibling & (own[:, None] < own[:, :, None])).sum(-1)
+    slot = torch.where(child, rank, width).clamp(max=width)  # the last column takes what is nobody's child
+    table = torch.zeros(parent.shape[0], parent.shape[1] * (width + 1), dtype=torch.int64, device=parent.device)
+    table.scatter_(1, parent * (width + 1) + slot, own)
+    return table.view(*parent.shape, width + 1)[..., :width]
 
 
 @dataclass(frozen=True, eq=False)
