@@ -59,6 +59,7 @@ ORDER = [
     "executor.topology",
     "executor.acceptance",
     "executor.cache",
+    "executor.architectures",
     "executor.attention",
     "executor.target",
     "executor.loading",
