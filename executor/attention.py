@@ -1,7 +1,32 @@
-"""Attention masks, additive and in the model's type: causal, and a tree behind a ragged prefix."""
+"""What sees what, and the attention that runs it: masks of trees and of chunks, packed and block-sparse attention.
+
+A mask is made once a forward and handed to all layers of a kind. `ATTENTION` is registered with transformers; the
+kind of mask decides what it does:
+
+* additive tensor (batch, 1, group * tokens, view): query heads that share a key head are folded into the query
+  length, so that keys and values are read once and never copied;
+* BlockMask: FlexAttention, which skips blocks and splits long contexts;
+* anything else is transformers' own: no mask means causal.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from executor.architectures import eager_reason
+from treeopt.errors import ExecutorError
+
+ATTENTION = "treeopt"
+KINDS = ("packed", "flex", "sdpa", "eager")
+BLOCK = 128  # FlexAttention looks at the cache in blocks of this many columns
 
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
@@ -10,22 +35,148 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.masked_fill_(~seen, torch.finfo(dtype).min)
 
 
-def causal_mask(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Every token sees itself and what stands before it; (1, 1, count, count)."""
-    return additive(torch.ones(count, count, dtype=torch.bool, device=device).tril(), dtype)[None, None]
+def chunk_seen(start: int, count: int, window: int | None, device: torch.device) -> Tensor:
+    """Tokens `start`, ..., of a text see what stands before them; bool (1, count, start + count)."""
+    back = torch.arange(start, start + count, device=device)[:, None] - torch.arange(start + count, device=device)
+    return ((back >= 0) if window is None else (back >= 0) & (back < window))[None]
 
 
-def tree_mask(lengths: Tensor, ancestors: Tensor, view: int, dtype: torch.dtype) -> Tensor:
-    """Every node sees its sequence's committed tokens, its ancestors and itself; (batch, 1, fed, view).
+def near(ancestors: Tensor, window: int | None) -> Tensor:
+    """Those ancestors less than `window` positions up; bool (b, fed, count) as given.
+
+    Ancestors are counted, not looked up: all of a node's are among the columns, and parents stand before children.
+    """
+    if window is None:
+        return ancestors
+    behind = ancestors.sum(-1, keepdim=True) - ancestors.cumsum(-1)
+    return ancestors & (behind < window)
+
+
+def tree_seen(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, window: int | None = None) -> Tensor:
+    """Every node sees its sequence's committed tokens, its ancestors and itself; bool (batch, fed, view).
+
+    A window is one of positions: `lengths + depths` for nodes, the column for committed tokens.
 
     Args:
         lengths: int64 (batch,), committed tokens in the cache; node n lies in column `lengths + n`.
-        ancestors: bool (b, fed, count), row is below or equal to column; b is 1 or batch.
+        depths: int64 (b, fed), 0 for the root; b is 1 or batch.
+        ancestors: bool (b, fed, count), row is below or equal to column.
         view: columns of the cache that are looked at.
-        dtype: type of the mask.
+        window: how many positions back a node sees, itself included; None for all.
     """
     batch, (_, fed, count) = len(lengths), ancestors.shape
     node = torch.arange(view, device=lengths.device) - lengths[:, None]
-    inside = (node >= 0) & (node < count)
-    seen = ancestors.expand(batch, -1, -1).gather(2, node.clamp(0, count - 1)[:, None].expand(-1, fed, -1))
-    return additive((seen & inside[:, None]) | (node < 0)[:, None], dtype)[:, None]
+    committed, inside = (node < 0)[:, None], (node >= 0) & (node < count)
+    if window is not None:
+        committed = committed & (depths[:, :, None] - node[:, None] < window)
+    tree = near(ancestors, window).expand(batch, -1, -1)
+    seen = tree.gather(2, node.clamp(0, count - 1)[:, None].expand(-1, fed, -1))
+    return (seen & inside[:, None]) | committed
+
+
+def tree_blocks(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, window: int | None = None) -> BlockMask:
+    """The same for FlexAttention: blocks of committed tokens are full, those with nodes or a window's edge partial."""
+    batch, (_, fed, count) = len(lengths), ancestors.shape
+    tree = near(ancestors, window).expand(batch, -1, -1)
+    depths = depths.expand(batch, -1)
+
+    def seen(b: Tensor, h: Tensor, q: Tensor, column: Tensor) -> Tensor:
+        node = column - lengths[b]
+        row = q.clamp(max=fed - 1)
+        committed = node < 0
+        if window is not None:
+            committed = committed & (depths[b, row] - node < window)
+        return committed | ((node >= 0) & (node < count) & tree[b, row, node.clamp(0, count - 1)])
+
+    rows, columns = -(-fed // BLOCK), -(-view // BLOCK)
+    order = torch.arange(columns, dtype=torch.int32, device=lengths.device)
+    last = (lengths + count - 1) // BLOCK
+    if window is None:
+        full = first = lengths // BLOCK
+    else:
+        full, first = torch.zeros_like(lengths), (lengths - window + 1).clamp(min=0) // BLOCK
+
+    def of_all_rows(values: Tensor) -> Tensor:
+        return values[:, None, None].expand(-1, 1, rows, *values.shape[1:]).to(torch.int32).contiguous()
+
+    return BlockMask.from_kv_blocks(
+        of_all_rows(last - first + 1),
+        of_all_rows((first[:, None] + order).clamp(max=columns - 1)),
+        of_all_rows(full),
+        of_all_rows(order.expand(batch, -1)),
+        BLOCK_SIZE=(BLOCK, BLOCK),
+        mask_mod=seen,
+        seq_lengths=(fed, view),
+        compute_q_blocks=False,
+    )
+
+
+def folded(mask: Tensor, group: int) -> Tensor:
+    """A mask (b, 1, tokens, view) for `group` query heads folded into the tokens, heads outermost."""
+    return mask if group == 1 else mask.repeat(1, 1, group, 1)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | BlockMask | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it: query (batch, heads, tokens, width) -> (batch, tokens, heads, width).
+
+    Raises:
+        ExecutorError: the layer asks for something that this attention does not compute.
+    """
+    for name in ("softcap", "s_aux", "position_bias"):
+        if others.get(name) is not None:
+            raise ExecutorError(f"{type(module).__name__} passes {name}: use eager attention")
+    batch, heads, count, width = query.shape
+    shared = key.shape[1]
+    if isinstance(attention_mask, BlockMask):
+        out = _flex(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=heads != shared)
+        return out.transpose(1, 2).contiguous(), None
+    if attention_mask is None or attention_mask.shape[2] * shared != heads * count:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+        )
+    query = query.reshape(batch, shared, heads // shared * count, width)
+    out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling)
+    return out.reshape(batch, heads, count, value.shape[3]).transpose(1, 2).contiguous(), None
+
+
+def set_attention(model: PreTrainedModel, wanted: str) -> tuple[str, str | None]:
+    """Give the model the attention that is wanted, or what it can do; which, and why another."""
+    reason = eager_reason(model)
+    if reason is not None:
+        model.set_attn_implementation("eager")
+        return "eager", None if wanted == "eager" else reason
+    implementation = ATTENTION if wanted in ("packed", "flex") else wanted
+    if not model._can_set_attn_implementation():
+        found = str(model.config._attn_implementation)
+        return found, None if found == wanted else "its attention is fixed when it is loaded"
+    model.set_attn_implementation(implementation)
+    return wanted, None
+
+
+_compiled: list[Callable[..., Any]] = []
+
+
+def _flex(*tensors: Tensor, **words: Any) -> Any:
+    """FlexAttention, compiled by itself or with the forward it is in; on CPU as it is, slow but sure to run."""
+    if torch.compiler.is_compiling():
+        return flex_attention(*tensors, **words)
+    if tensors[0].device.type == "cpu":
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+            return flex_attention(*tensors, **words)
+    if not _compiled:
+        _compiled.append(torch.compile(flex_attention, dynamic=False))
+    return _compiled[0](*tensors, **words)
+
+
+AttentionInterface.register(ATTENTION, attend)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)

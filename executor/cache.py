@@ -4,62 +4,131 @@ Row s of a sequence is position s. Sequences are padded on the right only, and w
 sequence's length is garbage that masks hide.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from treeopt.errors import ExecutorError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What one token leaves in the cache: `layers` times `heads` keys and values, which may differ in width."""
+
+    layers: int
+    heads: int
+    key_width: int
+    value_width: int
+    dtype: torch.dtype
+
+    def bytes(self, batch: int, capacity: int) -> int:
+        """Memory for `batch` sequences of `capacity` tokens.
+
+        >>> Layout(32, 8, 128, 128, torch.bfloat16).bytes(batch=1, capacity=1)  # Llama 3.1 8B
+        131072
+        """
+        return self.layers * self.heads * (self.key_width + self.value_width) * self.dtype.itemsize * batch * capacity
+
+
+class Probe(Cache):
+    """Stores nothing: notes what one forward would write."""
+
+    def __init__(self) -> None:
+        """Nothing noted yet."""
+        super().__init__(layer_class_to_replicate=DynamicLayer)
+        self.seen: dict[int, tuple[int, int, int, torch.dtype]] = {}
+
+    def update(  # type: ignore[override]
+        self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Note the shapes; attend to what came."""
+        self.seen[layer_idx] = (key.shape[1], key.shape[3], value.shape[3], key.dtype)
+        return key, value
+
+    def layout(self) -> Layout:
+        """What was noted.
+
+        Raises:
+            ExecutorError: layers differ, or some share the keys of others.
+        """
+        if len(set(self.seen.values())) != 1 or sorted(self.seen) != list(range(len(self.seen))):
+            raise ExecutorError(
+                f"layers that write different keys are not supported: {sorted(set(self.seen.values()))}"
+            )
+        return Layout(len(self.seen), *self.seen[0])
+
 
 class TreeCache(Cache):
     """Keys and values of `batch` sequences, each one tensor (layers, batch, heads, capacity, width).
 
-    The tensors are made when the first layer writes; keys and values may differ in width. Memory is
-    layers * batch * heads * capacity * (key width + value width) elements.
+    Whoever was handed a cache owns its memory until `succeed` or `release` takes it away.
     """
 
-    def __init__(self, layers: int, batch: int, capacity: int) -> None:
-        """Room for `batch` sequences of `capacity` tokens."""
+    def __init__(
+        self, layout: Layout, batch: int, capacity: int, device: torch.device, stores: tuple[Tensor, ...] = ()
+    ) -> None:
+        """Room for `batch` sequences of `capacity` tokens, in new memory or in `stores`."""
         super().__init__(layer_class_to_replicate=DynamicLayer)
-        self.shape = (layers, batch, capacity)
-        self._stores: tuple[Tensor, Tensor] | None = None
+        self.layout, self.batch, self.capacity, self.device = layout, batch, capacity, device
+        self.stores = stores or tuple(
+            torch.zeros(layout.layers, batch, layout.heads, capacity, width, dtype=layout.dtype, device=device)
+            for width in (layout.key_width, layout.value_width)
+        )
+        self._layers = torch.arange(layout.layers, device=device)[:, None, None, None]
+        self._batch = torch.arange(batch, device=device)[:, None, None]
+        self._heads = torch.arange(layout.heads, device=device)[:, None]
         self._rows: Tensor | None = None
+        self._start = 0
         self._slots: Tensor | None = None
         self._view = capacity
 
-    def fill(self, rows: Tensor) -> None:
-        """The next forward is a prefill of these rows, int64 (sequences,), from position 0."""
-        self._rows, self._slots = rows, None
+    def succeed(self) -> "TreeCache":
+        """A new owner of the same memory, cleared; this one has none left."""
+        stores = self.stores
+        self.release()
+        for store in stores:
+            store.zero_()  # a number that is none would come through a mask
+        return TreeCache(self.layout, self.batch, self.capacity, self.device, stores)
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        self.stores = ()
+
+    def fill(self, rows: Sequence[int], start: int = 0) -> None:
+        """The next forward is a prefill of these rows from position `start`."""
+        whole = list(rows) == list(range(self.batch))
+        self._rows = None if whole else torch.as_tensor(rows, device=self.device)
+        self._start, self._slots = start, None
 
     def place(self, slots: Tensor, view: int) -> None:
         """The next forward writes at `slots`, int64 (batch, tokens), and attends to the first `view` positions."""
-        self._rows, self._slots, self._view = (
-            torch.arange(len(slots), device=slots.device)[:, None, None],
-            slots,
-            view,
-        )
+        self._slots, self._view = slots, view
 
     def update(  # type: ignore[override]
         self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Store one layer's new keys and values (sequences, heads, tokens, width); return what to attend to."""
-        if self._stores is None:
-            layers, batch, capacity = self.shape
-            self._stores = (
-                key.new_zeros(layers, batch, key.shape[1], capacity, key.shape[3]),
-                value.new_zeros(layers, batch, value.shape[1], capacity, value.shape[3]),
-            )
-            self._heads = torch.arange(key.shape[1], device=key.device)[:, None]
-        keys, values = self._stores[0][layer_idx], self._stores[1][layer_idx]
-        assert self._rows is not None, "fill() or place() first"
+        keys, values = self.stores
         if self._slots is None:
-            keys[self._rows, :, : key.shape[2]] = key
-            values[self._rows, :, : value.shape[2]] = value
-            return key, value
-        at = (self._rows, self._heads, self._slots[:, None])
+            return self._prefilled(keys[layer_idx], key), self._prefilled(values[layer_idx], value)
+        # Indices of all four dimensions: written through a chain of views, inductor would copy the whole cache.
+        at = (self._layers[layer_idx], self._batch, self._heads, self._slots[:, None])
         keys.index_put_(at, key)
         values.index_put_(at, value)
-        return keys[:, :, : self._view], values[:, :, : self._view]
+        return keys[layer_idx, :, :, : self._view], values[layer_idx, :, :, : self._view]
+
+    def _prefilled(self, store: Tensor, new: Tensor) -> Tensor:
+        end = self._start + new.shape[2]
+        if self._rows is None:
+            store[:, :, self._start : end] = new
+            return store[:, :, :end] if self._start else new
+        store[self._rows, :, self._start : end] = new
+        return store[self._rows, :, :end] if self._start else new
 
     def compact(self, lengths: Tensor, path: Tensor) -> None:
         """Move the entries of an accepted path to the end of each sequence, in all layers at once.
@@ -68,14 +137,24 @@ class TreeCache(Cache):
             lengths: int64 (batch,), committed tokens before the step.
             path: int64 (batch, steps), node of each path position, the root (0) first.
         """
-        assert self._stores is not None, "nothing was verified yet"
         source = (lengths[:, None] + path)[:, None]
         goal = (lengths[:, None] + torch.arange(path.shape[1], device=path.device))[:, None]
-        layers = torch.arange(self.shape[0], device=path.device)[:, None, None, None]
-        rows = torch.arange(self.shape[1], device=path.device)[:, None, None]
-        for store in self._stores:
-            store.index_put_((layers, rows, self._heads, goal), store[layers, rows, self._heads, source])
+        for store in self.stores:
+            moved = store[self._layers, self._batch, self._heads, source]
+            store.index_put_((self._layers, self._batch, self._heads, goal), moved)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Always 0: positions and masks are explicit, the model must not derive them from the cache."""
         return 0
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that can still be allocated on the device; None where nobody says."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    meminfo = Path("/proc/meminfo")
+    if device.type != "cpu" or not meminfo.is_file():
+        return None
+    sizes = dict(line.split(":", 1) for line in meminfo.read_text("ascii").splitlines())
+    return int(sizes["MemAvailable"].split()[0]) * 1024

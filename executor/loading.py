@@ -10,7 +10,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from executor.target import REFUSED, Target
+from executor.architectures import refusal
+from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
 
 DTYPES = {
@@ -33,13 +34,13 @@ def load_target(path: Path | str, *, dtype: str = "float32", device: str = "cpu"
         raise ExecutorError(f"{path}: no model folder here")
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        if config.model_type in REFUSED:
-            raise ExecutorError(f"{path}: {config.model_type} models cannot verify trees: {REFUSED[config.model_type]}")
+        reason = refusal(config)
+        if reason is not None:
+            raise ExecutorError(f"{path}: {config.model_type} models cannot verify trees: {reason}")
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
             dtype=DTYPES[dtype],
-            attn_implementation="sdpa",
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,

@@ -1,32 +1,28 @@
 """Any Hugging Face causal language model as the target: tokens in, logits and features out, ragged and in trees.
 
 The model is used through its public forward: explicit `position_ids`, a four-dimensional mask and a Cache
-subclass; no modelling code is copied. Which models cannot be driven this way is decided here, by name.
+subclass; no modelling code is copied. What is known of families is in architectures.py, masks are in attention.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import PreTrainedModel
 
-from executor.attention import causal_mask, tree_mask
-from executor.cache import TreeCache
+from executor.architectures import check, query_group, windows
+from executor.attention import KINDS, additive, chunk_seen, folded, set_attention, tree_blocks, tree_seen
+from executor.cache import Layout, Probe, TreeCache, free_bytes
 from treeopt.errors import ExecutorError
 
-# Positions enter these models through a two-dimensional mask or a recurrent state; a tree cannot be expressed.
-REFUSED = {
-    "bloom": "its ALiBi bias is built from a two-dimensional mask",
-    "mpt": "its ALiBi bias is built from a two-dimensional mask",
-    "qwen3_next": "its linear-attention layers keep a recurrent state",
-    "mamba": "it keeps a recurrent state",
-    "mamba2": "it keeps a recurrent state",
-    "jamba": "it keeps a recurrent state",
-    "gpt_neo": "its local attention layers see a window that its configuration names in a way of its own",
-    "llama4": "its chunked attention needs a third mask",
-}
+CHUNK = 1024  # tokens of a prompt that go through the model at once
+SHAPES = 64  # compiled forwards kept; torch keeps 8 unless told
+
+Mask = Tensor | BlockMask
 
 
 @dataclass(frozen=True)
@@ -40,24 +36,34 @@ class Outputs:
 
 
 class Target:
-    """The model whose output is wanted, with a key/value cache for `batch` sequences of up to `capacity` tokens."""
+    """The model whose output is wanted, with a key/value cache for `batch` sequences of up to `capacity` tokens.
 
-    def __init__(self, model: PreTrainedModel, name: str = "") -> None:
-        """Wrap `model` (in evaluation mode); `name` is what provenance calls it."""
-        config = model.config
-        if config.model_type in REFUSED:
-            raise ExecutorError(f"{config.model_type} models cannot verify trees: {REFUSED[config.model_type]}")
-        if "longrope" in _rope_types(config):
-            raise ExecutorError(
-                f"{config.model_type}: LongRoPE changes all positions when one sequence grows long; not supported"
-            )
+    Attributes:
+        attention: how it attends, "packed" (scaled-dot-product, grouped heads folded), "flex" (FlexAttention),
+            "sdpa" or "eager" (transformers' own).
+        attention_reason: why that is not what was asked for; None when it is.
+    """
+
+    def __init__(self, model: PreTrainedModel, name: str = "", *, attention: str = "packed") -> None:
+        """Wrap `model` (in evaluation mode); `name` is what provenance calls it.
+
+        Raises:
+            ExecutorError: the model cannot verify trees, or there is no such attention.
+        """
+        if attention not in KINDS:
+            raise ExecutorError(f"attention must be one of {', '.join(KINDS)}, got {attention}")
+        check(model)
         self.model = model
         model.eval().requires_grad_(False)
-        self.name = name or str(config.model_type)
-        self.window = _window(config)
+        self.name = name or str(model.config.model_type)
+        self.attention, self.attention_reason = set_attention(model, attention)
+        self.windows = windows(model.config)
+        self._group = query_group(model)
         self.cache: TreeCache | None = None
+        self._decoder: nn.Module = model.get_decoder()
+        self._decoder.register_forward_hook(self._keep_features)
         self._features: Tensor | None = None
-        model.base_model.register_forward_hook(self._keep_features)
+        self._forward: Callable[..., Any] = model
 
     def _keep_features(self, module: nn.Module, args: Any, output: Any) -> None:
         self._features = output[0]
@@ -75,14 +81,18 @@ class Target:
     @property
     def hidden(self) -> int:
         """Width of a feature."""
-        return int(self.model.config.get_text_config().hidden_size)
+        return int(self._head_weight.shape[1])
 
     @property
     def vocabulary(self) -> int:
         """Width of the logits."""
+        return int(self._head_weight.shape[0])
+
+    @property
+    def _head_weight(self) -> Tensor:
         weight = self.head.weight
         assert isinstance(weight, Tensor)
-        return int(weight.shape[0])
+        return weight
 
     @property
     def head(self) -> nn.Module:
@@ -96,40 +106,99 @@ class Target:
         return None if limit is None else int(limit)
 
     def check_length(self, length: int) -> None:
-        """Refuse a sequence that the model cannot see as a whole.
+        """Refuse a sequence longer than the model's context.
 
         Raises:
-            ExecutorError: it is longer than the model's context or attention window.
+            ExecutorError: names both lengths.
         """
         if self.context_limit is not None and length > self.context_limit:
             raise ExecutorError(f"{self.name}: {length} tokens exceed the model's context of {self.context_limit}")
-        if self.window is not None and length > self.window:
-            raise ExecutorError(
-                f"{self.name}: {length} tokens are too many, it attends only to the last {self.window} "
-                "(sliding windows are not supported)"
-            )
+
+    @cached_property
+    @torch.no_grad()
+    def layout(self) -> Layout:
+        """What a token leaves in the cache, as a forward of one token shows (its configuration may not: MLA).
+
+        Raises:
+            ExecutorError: layers differ, or the decoder's output is not what the LM head is given.
+        """
+        probe, heads = Probe(), []
+        hook = self.head.register_forward_pre_hook(lambda module, args: heads.append(args[0]))
+        token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        try:
+            self.model(input_ids=token, position_ids=token, past_key_values=probe, use_cache=True)
+        finally:
+            hook.remove()
+            features, self._features = self._features, None
+        if features is None or not heads or features.shape != heads[0].shape or not torch.equal(features, heads[0]):
+            raise ExecutorError(f"{self.name}: its decoder does not return the input of the LM head")
+        return probe.layout()
+
+    def cache_bytes(self, batch: int, capacity: int) -> int:
+        """Memory that `allocate` needs; nothing is allocated."""
+        return self.layout.bytes(batch, capacity)
 
     def allocate(self, batch: int, capacity: int) -> None:
-        """Make room for `batch` sequences of `capacity` tokens, drafted ones included."""
-        layers = int(self.model.config.get_text_config().num_hidden_layers)
-        self.cache = TreeCache(layers, batch, capacity)
+        """Make room for `batch` sequences of `capacity` tokens, drafted ones included.
+
+        Memory of a former cache is used again where it suffices, but `cache` is a new object: whoever holds the
+        former one has lost it.
+
+        Raises:
+            ExecutorError: the device has not enough free memory.
+        """
+        held, self.cache = self.cache, None
+        if held is not None:
+            if held.batch == batch and held.capacity >= capacity and held.device == self.device:
+                self.cache = held.succeed()
+                return
+            held.release()
+        needed, free = self.cache_bytes(batch, capacity), free_bytes(self.device)
+        if free is not None and needed > free:
+            raise ExecutorError(
+                f"{self.name}: a cache for {batch} sequences of {capacity} tokens needs {needed / 2**30:.2f} GiB, "
+                f"{self.device} has {free / 2**30:.2f} GiB free"
+            )
+        self.cache = TreeCache(self.layout, batch, capacity, self.device)
+
+    def compile(self, **options: Any) -> None:
+        """Compile the forward that verifies, once for each shape and view; `options` go to torch.compile."""
+        limit = torch._dynamo.config
+        limit.recompile_limit = max(limit.recompile_limit, SHAPES)
+        self._forward = torch.compile(self.model.forward, **{"fullgraph": True, "dynamic": False} | options)
 
     @torch.no_grad()
-    def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+    def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]], *, chunk: int = CHUNK) -> list[Tensor]:
         """Fill cache rows with the prompts; per prompt its features, (len(prompt), hidden).
 
         Prompts may be empty (nothing is computed). Right-padded: what lies beyond a prompt's end is never seen.
+        At most `chunk` tokens of each go through the model at once. No logits are computed.
         """
-        longest = max((len(p) for p in prompts), default=0)
-        if longest == 0:
-            return [torch.zeros(0, self.hidden, dtype=self.dtype, device=self.device) for _ in prompts]
         assert self.cache is not None, "allocate() first"
-        tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
-        for i, prompt in enumerate(prompts):
-            tokens[i, : len(prompt)] = torch.as_tensor(prompt, dtype=torch.long)
-        self.cache.fill(torch.as_tensor(rows, device=self.device))
-        features = self._forward(tokens.to(self.device), self.cache).features
-        return [features[i, : len(p)] for i, p in enumerate(prompts)]
+        features = [torch.empty(len(p), self.hidden, dtype=self.dtype, device=self.device) for p in prompts]
+        for start in range(0, max((len(p) for p in prompts), default=0), chunk):
+            live = [i for i, prompt in enumerate(prompts) if len(prompt) > start]
+            pieces = [prompts[i][start : start + chunk] for i in live]
+            count = max(len(piece) for piece in pieces)
+            tokens = torch.tensor([[*piece, *[0] * (count - len(piece))] for piece in pieces], device=self.device)
+            self.cache.fill([rows[i] for i in live], start)
+            found = self._decoder(
+                input_ids=tokens,
+                attention_mask=self._chunk_mask(start, count),
+                position_ids=torch.arange(start, start + count, device=self.device).expand(len(live), -1),
+                past_key_values=self.cache,
+                use_cache=True,
+            )[0]
+            self._features = None
+            for i, piece, row in zip(live, pieces, found, strict=True):
+                features[i][start : start + len(piece)] = row[: len(piece)]
+        return features
+
+    def _chunk_mask(self, start: int, count: int) -> Mask | dict[str, Mask] | None:
+        """None for the first piece: without a mask the model is causal, by the fast path where it has one."""
+        if start == 0:
+            return None
+        return self._masks(lambda window: self._additive(chunk_seen(start, count, window, self.device)))
 
     @torch.no_grad()
     def verify(
@@ -141,62 +210,50 @@ class Target:
             tokens: int64 (batch, fed), nodes `first`, `first` + 1, ...; those before are in the cache already.
             lengths: int64 (batch,), committed tokens in the cache.
             depths: int64 (b, fed), 0 for the root; b is 1 or batch.
-            ancestors: bool (b, fed, first + fed), row attends to column.
-            view: columns of the cache that are looked at; at least max(lengths) + first + fed.
+            ancestors: bool (b, fed, first + fed), row is below or equal to column; parents before children.
+            view: columns of the cache that are looked at; at least max(lengths) + first + fed. Best a multiple
+                of 8, for "flex" one of 128.
         """
         assert self.cache is not None, "allocate() first"
+        assert view <= self.cache.capacity, "allocate() more"
         slots = lengths[:, None] + torch.arange(first, first + tokens.shape[1], device=tokens.device)
         self.cache.place(slots, view)
-        mask = tree_mask(lengths, ancestors, view, self.dtype)
-        return self._call(tokens, mask, lengths[:, None] + depths, self.cache)
+
+        def mask(window: int | None) -> Mask:
+            if self.attention == "flex":
+                return tree_blocks(lengths, depths, ancestors, view, window)
+            return self._additive(tree_seen(lengths, depths, ancestors, view, window))
+
+        return self._call(
+            self._forward,
+            input_ids=tokens,
+            attention_mask=self._masks(mask),
+            position_ids=lengths[:, None] + depths,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
 
     @torch.no_grad()
     def features(self, tokens: Tensor) -> Outputs:
         """A plain causal forward without cache, tokens int64 (batch, length), for training and recording."""
-        return self._forward(tokens, None)
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
+        return self._call(self.model, input_ids=tokens, position_ids=positions, use_cache=False)
 
-    def _forward(self, tokens: Tensor, cache: TreeCache | None) -> Outputs:
-        count = tokens.shape[1]
-        positions = torch.arange(count, device=tokens.device).expand(tokens.shape[0], -1)
-        return self._call(tokens, causal_mask(count, self.dtype, tokens.device), positions, cache)
+    def _masks(self, build: Callable[[int | None], Mask]) -> Mask | dict[str, Mask]:
+        """One mask, or one for each kind of layer."""
+        masks = {kind: build(window) for kind, window in self.windows.items()}
+        return masks.get("", masks)
 
-    def _call(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: TreeCache | None) -> Outputs:
-        logits = self.model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=cache is not None,
-        ).logits
-        if self._features is None:
-            raise ExecutorError(f"{self.name}: its base model does not return the input of the LM head")
+    def _additive(self, seen: Tensor) -> Tensor:
+        """The mask that the attention in use wants."""
+        mask = additive(seen, self.dtype)[:, None]
+        if self.attention not in ("packed", "flex"):
+            return mask
+        return folded(mask, self._group)
+
+    def _call(self, forward: Callable[..., Any], **words: Any) -> Outputs:
+        logits = forward(**words).logits
         features, self._features = self._features, None
+        if features is None:
+            raise ExecutorError(f"{self.name}: its decoder does not return the input of the LM head")
         return Outputs(logits, features)
-
-
-def _rope_types(config: Any) -> set[str]:
-    """Kinds of rotary embedding that the configuration names, per layer type or for all."""
-    text = config.get_text_config()
-    found = set()
-    waiting = [getattr(text, "rope_parameters", None), getattr(text, "rope_scaling", None)]
-    while waiting:
-        here = waiting.pop()
-        if isinstance(here, dict):
-            found |= {str(here[key]) for key in ("rope_type", "type") if key in here}
-            waiting.extend(here.values())
-    return found
-
-
-def _window(config: Any) -> int | None:
-    """The attention window of models whose layers do not see the whole context, else None."""
-    text = config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ())
-    if kinds - {"full_attention", "sliding_attention"}:
-        names = ", ".join(sorted(kinds - {"full_attention", "sliding_attention"}))
-        raise ExecutorError(f"{config.model_type}: layers of type {names} are not supported")
-    window = getattr(text, "sliding_window", None)
-    if kinds and "sliding_attention" not in kinds:
-        return None
-    if hasattr(text, "use_sliding_window") and not text.use_sliding_window:
-        return None
-    return None if window is None else int(window)

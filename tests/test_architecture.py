@@ -63,6 +63,7 @@ ORDER = [
     "executor.rejection",
     "executor.acceptance",
     "executor.cache",
+    "executor.architectures",
     "executor.attention",
     "executor.target",
     "executor.loading",
