@@ -178,7 +178,7 @@ class DynamicGrowth:
         nodes_fed = place(fed, -1).gather(1, chosen)
         if present is not None:
             present = torch.cat([first == 0, present.gather(1, order)], 1)
-        topology = Topology.from_parents(torch.cat([first, parent], 1), self.depth, present)
+        topology = Topology.from_parents(torch.cat([first, parent], 1), self.depth, present, width=self.policy.children)
         drafted = torch.cat([root[:, None], tokens.gather(1, chosen)], 1)
         scores = torch.cat(kept, 1) if kept else None
         return Draft(drafted, topology, torch.cat([first, nodes_fed], 1), scores)

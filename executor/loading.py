@@ -1,5 +1,8 @@
 """Models and tokenizers from local folders and devices made ready: what can go wrong before any decoding does."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -11,67 +14,146 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging
 
 from executor.architectures import refusal
+from executor.parallel import check_agreement, sharding, whole
+from executor.quantization import plain_tensors, quantizer, stored
 from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
 
 DTYPES = {
     "float32": torch.float32,
-    "float64": torch.float64,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+    "float64": torch.float64,
 }
 
 
-def load_target(path: Path | str, *, dtype: str = "float32", device: str = "cpu") -> Target:
+def load_target(
+    path: Path | str,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    quantize: str | None = None,
+    tensor_parallel: bool = False,
+) -> Target:
     """The model of a local Hugging Face checkpoint folder, ready to verify.
 
+    Args:
+        path: the folder. A checkpoint of quantised weights stays quantised.
+        dtype: the type computed in, and of the cache; `auto` is what the checkpoint says.
+        device: where to run; with `tensor_parallel` its kind (cpu, cuda), each process taking that of its local rank.
+        quantize: `int8` or `int4`, to store the weights of the linear layers so (executor/quantization.py).
+        tensor_parallel: share the model out over the processes that torchrun started; all must call.
+
     Raises:
-        ExecutorError: no such folder, or transformers cannot read it.
+        ExecutorError: no such folder, transformers cannot read it, or it cannot be quantised or shared out.
     """
-    if dtype not in DTYPES:
-        raise ExecutorError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ExecutorError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype}")
     if not Path(path).is_dir():
         raise ExecutorError(f"{path}: no model folder here")
-    try:
+    with _explained(path):
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        reason = refusal(config)
-        if reason is not None:
-            raise ExecutorError(f"{path}: {config.model_type} models cannot verify trees: {reason}")
+    reason = refusal(config)
+    if reason is not None:
+        raise ExecutorError(f"{path}: {config.model_type} models cannot verify trees: {reason}")
+    settings = _settings(path, config, dtype, device, quantize, tensor_parallel)
+    with _explained(path):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
-            dtype=DTYPES[dtype],
+            dtype=DTYPES.get(dtype, "auto"),
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name
+            **settings,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, UnpicklingError) as error:
-        raise ExecutorError(f"{path}: transformers cannot load this model: {_first_line(error)}") from error
     model, found = loaded
     if found["missing_keys"]:
         raise ExecutorError(f"{path}: the weights of {min(found['missing_keys'])} are missing")
     if found["mismatched_keys"]:
-        name, stored, due = min(found["mismatched_keys"])
-        raise ExecutorError(f"{path}: {name} must be {tuple(due)}, found {tuple(stored)}")
+        name, stored_shape, due = min(found["mismatched_keys"])
+        raise ExecutorError(f"{path}: {name} must be {tuple(due)}, found {tuple(stored_shape)}")
     check_finite(path, model)
-    model.to(torch.device(device))
-    return Target(model, name=Path(path).resolve().name)
+    if not settings:
+        model.to(torch.device(device))
+    target = Target(model, name=Path(path).resolve().name)
+    _check_types(path, target)
+    if tensor_parallel:
+        check_agreement(target)
+    return target
+
+
+def _settings(
+    path: Path | str, config: Any, dtype: str, device: str, quantize: str | None, tensor_parallel: bool
+) -> dict[str, Any]:
+    """What `from_pretrained` needs to know beyond the plain case; it then places the weights itself."""
+    was = stored(config)
+    if tensor_parallel:
+        if quantize is not None or was is not None:
+            raise ExecutorError(
+                f"{path}: quantised weights cannot be shared out over processes: scales found per part would make "
+                "another model of each number of processes"
+            )
+        return {"distributed_config": sharding(path, config, device)}
+    if was is not None:
+        if quantize is not None:
+            raise ExecutorError(f"{path}: its weights are quantised already ({was.get('quant_method')})")
+        return {"device_map": {"": device}}
+    if quantize is None:
+        return {}
+    number = DTYPES.get(dtype) or getattr(config, "dtype", None) or torch.float32
+    return {
+        "device_map": {"": device},
+        "quantization_config": quantizer(quantize, config, dtype=number, device=device),
+    }
+
+
+@contextmanager
+def _explained(path: Path | str) -> Iterator[None]:
+    """Turn what transformers raises while it loads into our own, naming the folder."""
+    try:
+        yield
+    except ImportError as error:  # of a quantisation; it names the package and how to install it
+        raise ExecutorError(f"{path}: {' '.join(str(error).split())}") from error
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+        SafetensorError,
+        UnpicklingError,
+    ) as error:
+        raise ExecutorError(f"{path}: transformers cannot load this model: {_first_line(error)}") from error
+
+
+def _check_types(path: Path | str, target: Target) -> None:
+    """Refuse what no mask or cache can be made of, and quantised weights that answer in another type."""
+    if target.dtype not in DTYPES.values():
+        raise ExecutorError(f"{path}: its weights are {target.dtype}; dtype must be one of {', '.join(DTYPES)}")
+    for name, value in target.model.named_parameters():
+        if len(list(plain_tensors(name, value))) > 1 and value.dtype != target.dtype:
+            found = str(value.dtype).removeprefix("torch.")
+            raise ExecutorError(f"{path}: {name} was quantised to compute in {found}; load it with dtype {found}")
 
 
 def check_finite(path: Path | str, module: nn.Module) -> None:
-    """Refuse weights that are no numbers.
+    """Refuse weights that are no numbers; of quantised ones the scales are looked at.
 
     Raises:
         ExecutorError: names the first such tensor.
     """
     for name, value in module.named_parameters():
-        if not bool(torch.isfinite(value).all()):
-            raise ExecutorError(f"{path}: {name} holds values that are not finite")
+        for part, tensor in plain_tensors(name, value):
+            if not tensor.is_floating_point():
+                continue
+            wide = tensor.float() if tensor.itemsize == 1 else tensor
+            if not bool(whole(torch.isfinite(wide).all())):
+                raise ExecutorError(f"{path}: {part} holds values that are not finite")
 
 
-def prepare(device: str, *, threads: int | None = None) -> None:
-    """Make ready for models on `device`: transformers silent, CPU threads set.
+def prepare(device: str, *, threads: int | None = None, tensor_parallel: bool = False) -> None:
+    """Make ready for models on `device`: transformers silent, CPU threads set, each process at a device of its own.
 
     Raises:
         UsageError: no such device.
@@ -81,6 +163,8 @@ def prepare(device: str, *, threads: int | None = None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     try:
+        if tensor_parallel and torch.device(device).type != "cpu":
+            torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
         torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UsageError(f"device {device}: {_first_line(error)}") from error

@@ -11,7 +11,7 @@ import numpy as np
 
 from executor.decode import Decoder, Step
 from executor.drafters.base import Drafter
-from executor.record import device_name, identity
+from executor.fingerprint import device_name, identity
 from executor.target import Target
 from simulate.profile import BatchTimes, Profile
 from treeopt.cost import StepShape

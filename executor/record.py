@@ -5,7 +5,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,9 @@ from torch import Tensor
 from executor.acceptance import Greedy, Rule, SampleAndMatch
 from executor.decode import Decoder
 from executor.drafters.base import Drafter
+from executor.fingerprint import device_name, identity
 from executor.prompts import Prompt
+from executor.sampling import Warp
 from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.provenance import this_run
@@ -76,7 +77,7 @@ def collect(
         if len(prompt) < 2:
             raise UsageError(f"prompt {number} has {len(prompt)} tokens; a recorded prompt has at least 2")
     generator = torch.Generator(device=target.device).manual_seed(seed)
-    rule: Rule = Greedy() if temperature == 0 else SampleAndMatch(temperature=temperature, generator=generator)
+    rule: Rule = Greedy() if temperature == 0 else SampleAndMatch(Warp(temperature), generator)
     written = _write(Decoder(target, batch=batch, rule=rule), tokens, new_tokens, stop, progress)
     ranks: list[NDArray[np.int16]] = []
     for start in range(0, len(tokens), batch):
@@ -180,33 +181,5 @@ def repeated_share(texts: Sequence[Sequence[int]], length: int = NGRAM) -> float
     return repeats / grams if grams else 0.0
 
 
-def identity(target: Target, drafter: Drafter) -> dict[str, Any]:
-    """Who they are, by name, number type and weights: what traces, profiles and validations are matched by."""
-    return {
-        "target": {"name": target.name, "weights": weights_hash(target.model), "dtype": _name(target.dtype)},
-        "drafter": {"kind": drafter.kind, "heads": drafter.max_depth, "weights": weights_hash(drafter)},
-    }
-
-
-def weights_hash(module: Any) -> str:
-    """16 hex digits of the SHA-256 over names, types and values of a module's weights."""
-    digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def device_name(device: torch.device) -> str:
-    """What the device is called: the accelerator's name, or cpu with its threads."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads"
-
-
 def _hash(tokens: list[list[int]]) -> str:
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

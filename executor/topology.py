@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,11 +89,10 @@ class Topology:
 
     def expand(self, batch: int) -> "Topology":
         """The same with b = batch; copies nothing."""
-        return replace(self, **{name: _grown(part, batch) for name, part in vars(self).items()})
-
-
-def _grown(part: Tensor | None, batch: int) -> Tensor | None:
-    return None if part is None else part.expand(batch, *part.shape[1:])
+        grown: dict[str, Any] = {
+            name: None if part is None else part.expand(batch, *part.shape[1:]) for name, part in vars(self).items()
+        }
+        return replace(self, **grown)
 
 
 def _children(parent: Tensor, own: Tensor, present: Tensor | None, width: int) -> Tensor:

@@ -4,8 +4,10 @@ import torch
 
 from executor.acceptance import SampleAndMatch
 from executor.decode import Decoder
+from executor.fingerprint import weights_hash
 from executor.prompts import Prompt
-from executor.record import collect, repeated_share, weights_hash
+from executor.record import collect, repeated_share
+from executor.sampling import Warp
 from tests.models import random_heads, random_prompts, small_model, small_target
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.published import EAGLE, MEDUSA, published_trees
@@ -107,7 +109,7 @@ def test_sampled_traces_predict_sampled_decoding():
     tree = TREES[1]
     steps = visit(tree, trace)
     replayed = np.bincount(steps.request, minlength=400)
-    rule = SampleAndMatch(temperature=1.0, generator=torch.Generator().manual_seed(77))
+    rule = SampleAndMatch(Warp(), torch.Generator().manual_seed(77))
     live = Decoder(target, heads, tree=tree, batch=16, rule=rule).generate(tokens, new_tokens=24)
     measured = np.array([len(g.accepted) for g in live])
     difference = replayed.mean() - measured.mean()

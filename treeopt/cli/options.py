@@ -4,6 +4,8 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,17 +52,51 @@ seed = click.option(
 batches = click.option("--batch", type=Batches(), required=True, help="Batch sizes, such as 4 or 1,2,4,8.")
 
 
+# As executor.loading has them, which would load torch.
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+QUANTIZED = ("int8", "int4")
+
+
+@dataclass(frozen=True)
+class Models:
+    """The target and drafter that a command was given, and how to load them."""
+
+    target: Path
+    drafter: Path
+    device: str
+    dtype: str
+    quantize: str | None
+    tensor_parallel: bool
+    threads: int | None
+
+
 def models(command: Any) -> Any:
-    """`--target --drafter --device --dtype --threads`."""
+    """`--target --drafter --device --dtype --quantize --tensor-parallel --threads`, as one argument `models`."""
+
+    @wraps(command)
+    def bundled(**given: Any) -> Any:
+        own = {field.name: given.pop(field.name) for field in fields(Models)}
+        return command(models=Models(**own), **given)
+
     for option in (
         click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default what torch takes."),
-        click.option("--dtype", default="float32", show_default=True, help="Type of weights and cache."),
+        click.option("--tensor-parallel", is_flag=True, help="Share the target out over the processes of torchrun."),
+        click.option(
+            "--quantize", type=click.Choice(QUANTIZED), help="Store the target's linear layers in so few bits."
+        ),
+        click.option(
+            "--dtype",
+            type=click.Choice(DTYPES),
+            default="float32",
+            show_default=True,
+            help="Type computed in, and of the cache; auto: as the target was saved.",
+        ),
         click.option("--device", default="cpu", show_default=True, help="Where to run: cpu, cuda, cuda:1, ..."),
         click.option("--drafter", type=FOLDER, required=True, help="Folder of the drafter."),
         click.option("--target", type=FOLDER, required=True, help="Folder of the target, a Hugging Face model."),
     ):
-        command = option(command)
-    return command
+        bundled = option(bundled)
+    return bundled
 
 
 def prompts_options(command: Any) -> Any:
@@ -87,20 +123,38 @@ def prompts_options(command: Any) -> Any:
     return command
 
 
-def load_models(
-    target: Path, drafter: Path, *, device: str, dtype: str, threads: int | None
-) -> "tuple[Target, MedusaHeads]":
-    """Target and drafter, on the device."""
+def load_models(models: Models) -> "tuple[Target, MedusaHeads]":
+    """Target and drafter, on the device.
+
+    Raises:
+        UsageError: several processes were started and each would do the whole work.
+    """
     from executor.checkpoints import load_drafter
     from executor.loading import load_target, prepare
+    from executor.parallel import launched
 
-    prepare(device, threads=threads)
-    model = load_target(target, dtype=dtype, device=device)
-    return model, load_drafter(drafter, model)
+    if launched() > 1 and not models.tensor_parallel:
+        raise UsageError(f"{launched()} processes were started for one target: give --tensor-parallel, or start one")
+    prepare(models.device, threads=models.threads, tensor_parallel=models.tensor_parallel)
+    target = load_target(
+        models.target,
+        dtype=models.dtype,
+        device=models.device,
+        quantize=models.quantize,
+        tensor_parallel=models.tensor_parallel,
+    )
+    return target, load_drafter(models.drafter, target)
+
+
+def is_main_rank() -> bool:
+    """Whether this process is the one that prints and writes; ask when models are loaded."""
+    from executor.parallel import is_main_rank
+
+    return is_main_rank()
 
 
 def load_prompts(
-    target: Path, model: "Target", prompts_file: Path, *, requests: int | None, skip: int, shortest: int = 1
+    models: Models, model: "Target", prompts_file: Path, *, requests: int | None, skip: int, shortest: int = 1
 ) -> "tuple[list[Prompt], list[list[int]], Sequence[int]]":
     """Prompts, their token ids, and the tokens that end a text.
 
@@ -114,7 +168,7 @@ def load_prompts(
     if not drawn or (requests is not None and len(drawn) < requests):
         raise UsageError(f"{prompts_file}: {requests or 1} prompts wanted after skipping {skip}, {len(drawn)} are left")
     drawn = drawn[:requests]
-    tokenizer = load_tokenizer(target, vocabulary=model.vocabulary)
+    tokenizer = load_tokenizer(models.target, vocabulary=model.vocabulary)
     tokens = tokenizer([p.text for p in drawn], add_special_tokens=True)["input_ids"]
     for number, prompt in enumerate(tokens, skip):
         if len(prompt) < shortest:

@@ -24,24 +24,20 @@ from treeopt.cli import options
 @click.option("--steps", type=click.IntRange(min=1), default=16, show_default=True, help="Steps of a block.")
 @options.seed
 def profile(
-    target: Path,
-    drafter: Path,
+    models: options.Models,
     prompts_file: Path,
     requests: int | None,
     skip: int,
     batch: tuple[int, ...],
     output: Path,
-    device: str,
-    dtype: str,
-    threads: int | None,
     rounds: int,
     max_nodes: int,
     **settings: Any,
 ) -> None:
     """Measure plain and speculative steps in the real loop, over batch sizes, tree sizes and depths."""
     options.check_output(output)
-    model, heads = options.load_models(target, drafter, device=device, dtype=dtype, threads=threads)
-    _, tokens, _ = options.load_prompts(target, model, prompts_file, requests=requests, skip=skip)
+    model, heads = options.load_models(models)
+    _, tokens, _ = options.load_prompts(models, model, prompts_file, requests=requests, skip=skip)
     from executor.measure import grid, measure_profile
     from simulate.profile import save_profile
 
@@ -57,6 +53,8 @@ def profile(
             progress=advance,
             **settings,
         )
+    if not options.is_main_rank():
+        return
     save_profile(found, output)
     click.echo(
         f"profile of batch {', '.join(map(str, batch))} written to {output}; a left-out size is predicted "

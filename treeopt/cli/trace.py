@@ -24,25 +24,23 @@ def trace() -> None:
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Requests decoded together.")
 @options.seed
 def collect(
-    target: Path,
-    drafter: Path,
+    models: options.Models,
     prompts_file: Path,
     requests: int | None,
     skip: int,
     output: Path,
-    device: str,
-    dtype: str,
-    threads: int | None,
     **settings: Any,
 ) -> None:
     """Let the target continue prompts and record how the drafter ranks what it writes."""
     options.check_output(output)
-    model, heads = options.load_models(target, drafter, device=device, dtype=dtype, threads=threads)
-    prompts, tokens, stop = options.load_prompts(target, model, prompts_file, requests=requests, skip=skip, shortest=2)
+    model, heads = options.load_models(models)
+    prompts, tokens, stop = options.load_prompts(models, model, prompts_file, requests=requests, skip=skip, shortest=2)
     from executor.record import collect as record
 
     with options.progress("collecting", 2 * len(prompts)) as advance:
         found = record(model, heads, prompts, tokens, stop=stop, progress=advance, **settings)
+    if not options.is_main_rank():
+        return
     save_trace(found, output)
     click.echo(f"{found.anchors} anchors of {found.requests} requests written to {output}", err=True)
 

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 @click.option("--output", type=options.FILE, help="Write the comparison here (.json).")
 @options.as_json
 def validate(
-    target: Path,
-    drafter: Path,
+    models: options.Models,
     prompts_file: Path,
     requests: int | None,
     skip: int,
@@ -49,9 +48,6 @@ def validate(
     seed: int,
     output: Path | None,
     as_json: bool,
-    device: str,
-    dtype: str,
-    threads: int | None,
 ) -> None:
     """Run a plan's trees in the real loop and print predicted beside measured, for each batch size.
 
@@ -59,10 +55,10 @@ def validate(
     """
     options.check_output(output)
     plan = _plan(plan_file, trace_file, profile_file, batch, seed)
-    model, heads = options.load_models(target, drafter, device=device, dtype=dtype, threads=threads)
-    _, tokens, stop = options.load_prompts(target, model, prompts_file, requests=requests, skip=skip)
+    model, heads = options.load_models(models)
+    _, tokens, stop = options.load_prompts(models, model, prompts_file, requests=requests, skip=skip)
     _check_models(plan, model, heads)
-    from executor.record import device_name, identity
+    from executor.fingerprint import device_name, identity
     from executor.validate import TREES, compare, comparison_record
 
     with options.progress("decoding", len(plan.entries) * blocks * (TREES + 1)) as advance:
@@ -86,6 +82,8 @@ def validate(
         "seed": seed,
         "provenance": this_run(),
     }
+    if not options.is_main_rank():
+        return
     record = {"schema": "treeopt.validation/1", "meta": meta, **comparison_record(found)}
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
@@ -119,10 +117,10 @@ def _plan(
 
 
 def _check_models(plan: "Plan", target: "Target", drafter: "MedusaHeads") -> None:
-    from executor.record import identity
+    from executor.fingerprint import identity
 
     here = identity(target, drafter)
     for part in ("target", "drafter"):
         wanted = look(plan.meta, "trace", part, "weights")
-        if wanted not in (None, here[part]["weights"]):
+        if wanted not in (None, here[part]["weights"]) and options.is_main_rank():
             click.echo(f"Warning: the plan's trace was recorded with another {part} or number type", err=True)

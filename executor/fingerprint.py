@@ -1,0 +1,50 @@
+"""Who a target and a drafter are: names, number types, weights and devices, as files record them to be matched by."""
+
+import hashlib
+from typing import Any
+
+import torch
+
+from executor.drafters.base import Drafter
+from executor.parallel import processes, whole
+from executor.quantization import plain_tensors, quantization
+from executor.target import Target
+
+
+def identity(target: Target, drafter: Drafter) -> dict[str, Any]:
+    """Who they are, by name, number type and weights: what traces, profiles and validations are matched by.
+
+    Quantised weights are named too. Where several processes share the target, all must ask.
+    """
+    kind = quantization(target.model)
+    return {
+        "target": {
+            "name": target.name,
+            "weights": weights_hash(target.model),
+            "dtype": _name(target.dtype),
+            **({} if kind is None else {"quantization": kind}),
+        },
+        "drafter": {"kind": drafter.kind, "heads": drafter.max_depth, "weights": weights_hash(drafter)},
+    }
+
+
+def weights_hash(module: Any) -> str:
+    """16 hex digits of the SHA-256 over names, types and values of a module's weights, shared out or not."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        for part, tensor in plain_tensors(name, value):
+            digest.update(f"{part} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(whole(tensor.detach()).contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def device_name(device: torch.device) -> str:
+    """What the device is called: the accelerator's name, or cpu with its threads; and how many share the model."""
+    name = f"{device.type}, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    return name if processes() == 1 else f"{processes()} x {name}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

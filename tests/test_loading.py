@@ -1,0 +1,285 @@
+"""What loading must do: number types, quantised weights, and a target shared out over processes."""
+
+import json
+import os
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from executor.fingerprint import identity, weights_hash
+from executor.loading import DTYPES, check_finite, load_target
+from executor.quantization import KINDS, plain_tensors, quantization
+from executor.target import Target
+from executor.topology import Topology
+from tests.models import CONFIGS, SMALL, generated, random_heads, random_prompts, small_model
+from tests.sharded import TREE, decoded
+from treeopt.cli import options
+from treeopt.errors import ExecutorError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def saved(folder: Path, config, *, dtype: torch.dtype = torch.float32) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    return saved(tmp_path_factory.mktemp("models") / "tiny", CONFIGS["llama"])
+
+
+# Number types
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_dtype_asked_for_is_the_one_computed_in(tiny, dtype):
+    target = load_target(tiny, dtype=dtype)
+    assert target.dtype == DTYPES[dtype]
+    target.allocate(1, 16)
+    target.prefill([0], [[1, 2, 3]])
+    assert target.features(torch.tensor([[1, 2, 3]])).logits.dtype == DTYPES[dtype]
+    assert identity(target, random_heads())["target"]["dtype"] == dtype
+
+
+def test_auto_is_what_the_checkpoint_says(tiny, tmp_path):
+    assert load_target(tiny, dtype="auto").dtype == torch.float32
+    assert load_target(saved(tmp_path, CONFIGS["llama"], dtype=torch.bfloat16), dtype="auto").dtype == torch.bfloat16
+
+
+def test_other_dtypes_are_refused(tiny):
+    with pytest.raises(ExecutorError, match="dtype must be one of auto, float32.*got int8"):
+        load_target(tiny, dtype="int8")
+
+
+def test_the_command_line_knows_the_same_names():
+    assert options.DTYPES == ("auto", *DTYPES)
+    assert options.QUANTIZED == KINDS
+
+
+# Quantised weights
+
+
+@pytest.fixture
+def torchao():
+    # torch warns of an enum that torchao registers; torchao, of kernels for other devices.
+    return pytest.importorskip("torchao", reason="the extra `quantized` is not installed")
+
+
+@pytest.fixture(params=KINDS)
+def quantized(tiny, torchao, request) -> Target:
+    return load_target(tiny, quantize=request.param)
+
+
+def parts(target: Target):
+    """Name, quantised weight and its parts, of every layer that has one."""
+    for name, value in target.model.named_parameters():
+        found = dict(plain_tensors("", value))
+        if len(found) > 1:
+            yield name, value, found
+
+
+def test_weights_are_within_half_a_step(quantized, tiny):
+    """The bound of rounding to the nearest: half a scale, and rounding of the multiplication."""
+    full = dict(load_target(tiny).model.named_parameters())
+    names = set()
+    for name, value, found in parts(quantized):
+        names.add(name)
+        steps = found[".scale"].repeat_interleave(value.shape[1] // found[".scale"].shape[1], 1)
+        # The largest weight of a group may round to a number that is clipped: a whole step at 4 bits.
+        clipped = (full[name] / steps).round() > int(found[".qdata"].max())
+        assert ((value.dequantize() - full[name]).abs() <= steps * torch.where(clipped, 1.0, 0.5) * (1 + 1e-5)).all()
+        assert found[".qdata"].dtype == torch.int8
+    assert len(names) == 2 * 7  # projections of two layers
+    bits = 8 if "int8" in quantization(quantized.model) else 4
+    assert all(found[".qdata"].abs().max() <= 2 ** (bits - 1) for _, _, found in parts(quantized))
+
+
+def test_logits_are_those_of_the_rounded_weights(quantized, tiny):
+    """An ordinary fp32 model of the same rounded weights; 1e-4 of the largest logit is fp32 rounding over 14 layers."""
+    plain = load_target(tiny)
+    state = dict(plain.model.named_parameters())
+    tokens = torch.tensor(random_prompts([12, 12]))
+    before = plain.features(tokens).logits
+    for name, value, _ in parts(quantized):
+        state[name].copy_(value.dequantize())
+    expected = plain.features(tokens).logits
+    found = quantized.features(tokens).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
+    assert not torch.allclose(before, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "share"), [("int8", 0.05), ("int4", 0.6)])
+def test_logits_are_near_full_precision(tiny, torchao, kind, share):
+    """A weight of the 14 layers is off by at most half a step: 1/254 of its row's or 1/15 of its group's largest, a
+    root mean square near 0.6 % and 8 % of the typical weight; 14 such errors add up to about 4 times that, twice over
+    for the residual stream that amplifies them here (random weights of scale 0.35).
+    """
+    tokens = torch.tensor(random_prompts([12, 12]))
+    full = load_target(tiny).features(tokens).logits
+    found = load_target(tiny, quantize=kind).features(tokens).logits
+    assert 0 < (found - full).norm() / full.norm() < share
+
+
+def test_a_verified_tree_equals_plain_decoding_of_the_same_weights(quantized):
+    """Every node's logits are those of its path as a text: fp32 rounding only, as without quantisation."""
+    lengths = (5, 9)
+    prompts = random_prompts(lengths)
+    quantized.allocate(2, 32)
+    quantized.prefill([0, 1], prompts)
+    topology = Topology.of(TREE, quantized.device)
+    fed = torch.tensor(random_prompts([TREE.nodes + 1] * 2, seed=3))
+    out = quantized.verify(fed, torch.tensor(lengths), topology.depth, topology.ancestors, 32)
+    for row, prompt in enumerate(prompts):
+        for node in range(TREE.nodes + 1):
+            line = fed[row, topology.path[0, node, : int(topology.depth[0, node]) + 1]].tolist()
+            with torch.no_grad():
+                alone = quantized.model(torch.tensor([prompt + line])).logits[0, -1]
+            torch.testing.assert_close(out.logits[row, node], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_greedy_steps_equal_generate(quantized):
+    """A chain of one accepted token after another writes what Hugging Face's generate writes."""
+    prompt = random_prompts([7])[0]
+    text = generated(quantized.model, prompt, 16)
+    quantized.allocate(1, 64)
+    quantized.prefill([0], [prompt[:-1]])
+    topology = Topology.of(TREE, quantized.device)
+    lengths, root, written = torch.tensor([6]), prompt[-1], []
+    while len(written) < 12:
+        ahead = [text[len(written) : len(written) + 3][depth - 1] for depth in TREE.depths]
+        out = quantized.verify(torch.tensor([[root, *ahead]]), lengths, topology.depth, topology.ancestors, 64)
+        path = topology.path[:, 1 + TREE.paths.index((0, 0, 0))]
+        choices = out.logits[0, path[0]].argmax(-1).tolist()
+        quantized.cache.compact(lengths, path)
+        lengths = lengths + path.shape[1]
+        written, root = written + choices, choices[-1]
+    assert written == text[: len(written)]
+
+
+def test_identity_names_the_quantisation(quantized, tiny, tmp_path):
+    """And a checkpoint saved quantised is the same model."""
+    kind = quantization(quantized.model)
+    assert kind in {f"{each} (torchao)" for each in KINDS}
+    found = identity(quantized, random_heads())["target"]
+    assert found == {
+        "name": "tiny",
+        "weights": weights_hash(quantized.model),
+        "dtype": "float32",
+        "quantization": kind,
+    }
+    assert found["weights"] != weights_hash(load_target(tiny).model)
+    quantized.model.save_pretrained(tmp_path)
+    again = load_target(tmp_path)
+    assert identity(again, random_heads())["target"] == found | {"name": tmp_path.name}
+    with pytest.raises(ExecutorError, match="quantised already"):
+        load_target(tmp_path, quantize="int8")
+    with pytest.raises(ExecutorError, match="quantised to compute in float32; load it with dtype float32"):
+        load_target(tmp_path, dtype="bfloat16")
+
+
+def test_full_precision_is_recorded_as_ever(tiny):
+    target = load_target(tiny)
+    assert set(identity(target, random_heads())["target"]) == {"name", "weights", "dtype"}
+    assert weights_hash(small_model()) == weights_hash(target.model) == "9c8f8193938ca258"
+
+
+def test_scales_that_are_no_numbers_are_refused(quantized):
+    _, _, found = next(parts(quantized))
+    found[".scale"].fill_(torch.nan)
+    with pytest.raises(ExecutorError, match=r"model: .*proj.weight.scale"):
+        check_finite("model", quantized.model)
+
+
+def test_what_cannot_be_quantised_is_refused(tiny, torchao, tmp_path):
+    with pytest.raises(ExecutorError, match="quantize must be one of int8, int4, got int3"):
+        load_target(tiny, quantize="int3")
+    with pytest.raises(ExecutorError, match="compute in float32 or bfloat16 or float16, got float64"):
+        load_target(tiny, quantize="int8", dtype="float64")
+    with pytest.raises(ExecutorError, match="intermediate_size is 48"):
+        load_target(saved(tmp_path, LlamaConfig(**SMALL | {"intermediate_size": 48})), quantize="int4")
+
+
+def test_a_missing_package_is_named(tiny, monkeypatch, tmp_path):
+    monkeypatch.setattr("executor.quantization.find_spec", lambda name: None)
+    with pytest.raises(ExecutorError, match=r"need torchao: pip install 'treeopt\[quantized\]'"):
+        load_target(tiny, quantize="int8")
+    config = deepcopy(CONFIGS["llama"])
+    config.quantization_config = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ExecutorError, match=rf"{tmp_path}.*gptqmodel.*pip install gptqmodel"):
+        load_target(tmp_path)
+
+
+# A target shared out
+
+
+SHARED = {
+    "llama": CONFIGS["llama"],
+    "tied": LlamaConfig(**SMALL, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen3": CONFIGS["qwen3"],
+    "gpt_neox": CONFIGS["gpt_neox"],
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Path:
+    """What two processes with gloo computed, beside the models."""
+    folder = tmp_path_factory.mktemp("shared")
+    for name, config in SHARED.items():
+        saved(folder / name, config)
+    saved(folder / "one_head", CONFIGS["gemma"])
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.sharded"]
+        + [str(folder)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_shared_target_computes_what_one_process_does(shared, name):
+    """Prefill, trees, commits, features, the drafter's use of the head. fp32, sums in another order: 1e-4 of O(1)."""
+    expected = decoded(load_target(shared / name))
+    first, second = (load_file(shared / f"{name}.{rank}.safetensors") for rank in range(2))
+    for key, value in expected.items():
+        assert torch.equal(first[key], second[key]), key
+        if value.is_floating_point():
+            torch.testing.assert_close(
+                first[key], value, rtol=1e-4, atol=1e-4, msg=lambda text, key=key: f"{key}: {text}"
+            )
+        else:
+            assert torch.equal(first[key], value), key
+
+
+def test_a_shared_target_is_the_same_model_with_its_heads_apart(shared):
+    said = [json.loads((shared / f"said.{rank}.json").read_text()) for rank in range(2)]
+    assert [each["main"] for each in said] == [True, False]
+    for each in said:
+        assert each["device"] == "2 x cpu, 1 threads"
+        for name in SHARED:
+            target = load_target(shared / name)
+            heads = getattr(target.model.config, "num_key_value_heads", target.model.config.num_attention_heads)
+            assert each[name] == {"heads": heads // 2, "identity": identity(target, random_heads())["target"]}
+        assert "1 key/value heads cannot be shared out evenly over 2 processes" in each["one_head"]
+        assert "quantised weights cannot be shared out" in each["quantize"]
+        assert "give cpu" in each["device refused"]
+
+
+def test_sharing_out_needs_torchrun(tiny, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(ExecutorError, match="torchrun --nproc-per-node"):
+        load_target(tiny, tensor_parallel=True)
