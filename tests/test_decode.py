@@ -2,9 +2,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import BloomConfig, MistralConfig
+from transformers import BloomConfig
 
-from executor.attention import tree_mask
+from executor.attention import tree_seen
 from executor.decode import Decoder
 from executor.target import Target
 from tests.models import (
@@ -85,9 +85,9 @@ def test_the_comparison_notices_a_broken_loop(references, monkeypatch, broken):
     if broken == "compaction":
         monkeypatch.setattr("executor.cache.TreeCache.compact", lambda *args: None)
     elif broken == "mask":
-        causal = tree_mask  # the nodes before a node instead of its ancestors
+        seen = tree_seen  # the nodes before a node instead of its ancestors
         monkeypatch.setattr(
-            "executor.target.tree_mask", lambda n, seen, *rest: causal(n, torch.ones_like(seen).tril(), *rest)
+            "executor.target.tree_seen", lambda n, d, above, *rest: seen(n, d, torch.ones_like(above).tril(), *rest)
         )
     else:  # a node's position is its row instead of its depth
         verify = Target.verify
@@ -185,9 +185,6 @@ def test_models_that_cannot_verify_trees_are_refused_by_name():
     bloom = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=32, hidden_size=16, n_layer=1, n_head=2))
     with pytest.raises(ExecutorError, match="bloom models cannot verify trees: its ALiBi"):
         Target(bloom)
-    mistral = AutoModelForCausalLM.from_config(MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=64))
-    with pytest.raises(ExecutorError, match="attends only to the last 64"):
-        Decoder(Target(mistral)).generate([[1, 2] * 32], new_tokens=4)
 
 
 def test_longrope_is_refused_by_name():
