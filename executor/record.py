@@ -5,7 +5,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
