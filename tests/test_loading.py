@@ -238,6 +238,14 @@ def test_what_cannot_be_quantised_is_refused(tiny, torchao, tmp_path):
         load_target(saved(tmp_path, LlamaConfig(**SMALL | {"intermediate_size": 48})), quantize="int4")
 
 
+def test_weights_that_change_as_they_are_used_are_refused(tmp_path):
+    config = deepcopy(CONFIGS["llama"])
+    config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ExecutorError, match="bitsandbytes repacks 4-bit weights on the CPU"):
+        load_target(tmp_path)
+
+
 def test_a_missing_package_is_named(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr("executor.quantization.find_spec", lambda name: None)
     with pytest.raises(ExecutorError, match=r"need torchao: pip install 'treeopt\[quantized\]'"):

@@ -4,8 +4,8 @@ import torch
 
 from executor.acceptance import sample_and_match
 from executor.decode import Decoder
-from executor.prompts import Prompt
 from executor.fingerprint import weights_hash
+from executor.prompts import Prompt
 from executor.record import collect, repeated_share
 from tests.models import random_heads, random_prompts, small_model, small_target
 from treeopt.errors import ExecutorError, UsageError

@@ -7,9 +7,9 @@ import torch
 
 from executor.checkpoints import load_drafter
 from executor.decode import Decoder
+from executor.fingerprint import weights_hash
 from executor.loading import load_target, load_tokenizer
 from executor.prompts import read_prompts
-from executor.fingerprint import weights_hash
 from simulate.profile import load_profile
 from treeopt.files import shipped
 from treeopt.optimize import search
