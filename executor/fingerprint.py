@@ -7,7 +7,7 @@ import torch
 
 from executor.drafters.base import Drafter
 from executor.parallel import processes, whole
-from executor.quantization import plain_tensors, quantization
+from executor.quantization import plain_tensors, quantization_of
 from executor.target import Target
 
 
@@ -16,7 +16,7 @@ def identity(target: Target, drafter: Drafter) -> dict[str, Any]:
 
     Quantised weights are named too. Where several processes share the target, all must ask.
     """
-    kind = quantization(target.model)
+    kind = quantization_of(target.model)
     return {
         "target": {
             "name": target.name,

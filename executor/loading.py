@@ -99,6 +99,12 @@ def _settings(
     if was is not None:
         if quantize is not None:
             raise ExecutorError(f"{path}: its weights are quantised already ({was.get('quant_method')})")
+        if was.get("load_in_4bit") and torch.device(device).type == "cpu":
+            # Their hash differs after every forward, and a token's logits depend on how many are fed with it.
+            raise ExecutorError(
+                f"{path}: bitsandbytes repacks 4-bit weights on the CPU as it computes, to other values each time; "
+                "use another device, or --quantize int4 of the original"
+            )
         return {"device_map": {"": device}}
     if quantize is None:
         return {}

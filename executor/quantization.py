@@ -64,7 +64,7 @@ def stored(config: Any) -> dict[str, Any] | None:
     return settings
 
 
-def quantization(model: PreTrainedModel) -> str | None:
+def quantization_of(model: PreTrainedModel) -> str | None:
     """What provenance calls the quantisation of a model's weights, such as `int8 (torchao)`; None without one."""
     settings = stored(model.config)
     if settings is None:
