@@ -10,8 +10,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from executor.drafters.language_model import LanguageModel
 from executor.drafters.medusa import MedusaHeads
-from executor.loading import DTYPES, check_finite
+from executor.loading import DTYPES, check_finite, load_target
 from executor.target import Target
 from treeopt.errors import ExecutorError
 from treeopt.files import whole, write_text
@@ -21,15 +22,18 @@ _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 _OUTPUT = re.compile(r"\d+\.\d+\.weight")
 
 
-def load_drafter(path: Path | str, target: Target) -> MedusaHeads:
-    """Read a drafter folder for `target`, in the target's type and place.
+def load_drafter(path: Path | str, target: Target) -> MedusaHeads | LanguageModel:
+    """Read a drafter folder for `target`, in the target's type and place: Medusa heads, or a whole language model.
 
     Raises:
         ExecutorError: no drafter here, an unknown layout, or tensors that do not fit the target; names the keys.
     """
     file = Path(path) / MEDUSA_FILE
     if not file.is_file():
-        raise ExecutorError(f"{path}: holds no {MEDUSA_FILE}")
+        if not any(Path(path).glob("*.safetensors")):
+            raise ExecutorError(f"{path}: holds neither {MEDUSA_FILE} nor the safetensors of a language model")
+        dtype = next(name for name, number in DTYPES.items() if number == target.dtype)
+        return LanguageModel(load_target(path, dtype=dtype, device=str(target.device)))
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:

@@ -4,8 +4,9 @@ The host keeps the queue and reads one small tensor a step; on an accelerator it
 device never waits.
 """
 
+import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -47,6 +48,7 @@ class Step:
         requests: the request of each row, -1 for an idle one.
         committed: tokens that each row emitted; idle rows none.
         accepted: drafted tokens that each row kept; idle rows 0.
+        ended: whether each row's request ended with this step.
         draft_s: seconds of drafting, taking in the last step's outcome included.
         rest_s: seconds of verifying, accepting and committing, and of the host's bookkeeping.
         admit_s: seconds of prefilling the requests that joined before the step.
@@ -57,6 +59,7 @@ class Step:
     requests: tuple[int, ...]
     committed: tuple[tuple[int, ...], ...]
     accepted: tuple[int, ...]
+    ended: tuple[bool, ...]
     draft_s: float
     rest_s: float
     admit_s: float
@@ -94,6 +97,52 @@ class _Launched:
             self.ready.synchronize()
         found: list[list[int]] = self.outcome.tolist()
         return found
+
+
+class Gathered:
+    """Steps added up to requests and to counts; means are for whoever prints.
+
+    Attributes:
+        steps: steps of the batch.
+        histogram: drafted tokens kept -> how often a sequence kept so many in a step.
+        committed: tokens of all sequences.
+        draft_s: seconds of drafting; rest_s, admit_s likewise.
+    """
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.steps = self.committed = 0
+        self.histogram: Counter[int] = Counter()
+        self.draft_s = self.rest_s = self.admit_s = 0.0
+        self._open: dict[int, tuple[list[int], list[int]]] = {}
+
+    def add(self, step: Step) -> list[tuple[int, Generation]]:
+        """Count a step; the requests that ended with it, and what they emitted."""
+        self.steps += 1
+        self.draft_s += step.draft_s
+        self.rest_s += step.rest_s
+        self.admit_s += step.admit_s
+        found = []
+        for request, committed, kept, ended in zip(
+            step.requests, step.committed, step.accepted, step.ended, strict=True
+        ):
+            if request < 0:
+                continue
+            tokens, accepted = self._open.setdefault(request, ([], []))
+            tokens.extend(committed)
+            accepted.append(kept)
+            self.committed += len(committed)
+            self.histogram[kept] += 1
+            if ended:
+                del self._open[request]
+                found.append((request, Generation(tuple(tokens), tuple(accepted))))
+        return found
+
+    @property
+    def tau(self) -> float:
+        """Tokens a step and sequence; nan before the first."""
+        total = self.histogram.total()
+        return self.committed / total if total else math.nan
 
 
 class Decoder:
@@ -159,14 +208,13 @@ class Decoder:
 
     def generate(self, prompts: Sequence[Tokens], *, new_tokens: int, stop: Sequence[int] = ()) -> list[Generation]:
         """Continue every prompt by up to `new_tokens`; see `steps`."""
-        tokens: list[list[int]] = [[] for _ in prompts]
-        accepted: list[list[int]] = [[] for _ in prompts]
-        for step in self.steps(prompts, new_tokens=new_tokens, stop=stop):
-            for request, committed, kept in zip(step.requests, step.committed, step.accepted, strict=True):
-                if request >= 0:
-                    tokens[request].extend(committed)
-                    accepted[request].append(kept)
-        return [Generation(tuple(t), tuple(a)) for t, a in zip(tokens, accepted, strict=True)]
+        gathered = Gathered()
+        found = {
+            request: generation
+            for step in self.steps(prompts, new_tokens=new_tokens, stop=stop)
+            for request, generation in gathered.add(step)
+        }
+        return [found[request] for request in range(len(prompts))]
 
     def steps(self, prompts: Sequence[Tokens], *, new_tokens: int, stop: Sequence[int] = ()) -> Iterator[Step]:
         """Decode all prompts, in order of arrival, and yield every step.
@@ -206,10 +254,11 @@ class Decoder:
             if self.late == 0:
                 known = _Known(1 + max(count for count, *_ in outcome), all(fed >= 0 for _, fed, *_ in outcome))
             requests, committed, accepted = _settle(hosts, step, outcome, new_tokens, stop)
-            rows.leave([i for i, host in enumerate(hosts) if host.request < 0 <= requests[i]])
+            ended = tuple(host.request < 0 <= request for host, request in zip(hosts, requests, strict=True))
+            rows.leave([i for i, over in enumerate(ended) if over])
             if max(requests) >= 0:  # else all its rows had ended
                 rest_s = step.verify_s + self._now() - arrived
-                yield Step(requests, committed, accepted, step.draft_s, rest_s, step.admit_s)
+                yield Step(requests, committed, accepted, ended, step.draft_s, rest_s, step.admit_s)
 
     def _now(self) -> float:
         if self.timed and self.target.device.type == "cuda":
