@@ -104,6 +104,7 @@ class Gathered:
 
     Attributes:
         steps: steps of the batch.
+        ended: requests that ended.
         histogram: drafted tokens kept -> how often a sequence kept so many in a step.
         committed: tokens of all sequences.
         draft_s: seconds of drafting; rest_s, admit_s likewise.
@@ -111,7 +112,7 @@ class Gathered:
 
     def __init__(self) -> None:
         """Nothing yet."""
-        self.steps = self.committed = 0
+        self.steps = self.ended = self.committed = 0
         self.histogram: Counter[int] = Counter()
         self.draft_s = self.rest_s = self.admit_s = 0.0
         self._open: dict[int, tuple[list[int], list[int]]] = {}
@@ -135,6 +136,7 @@ class Gathered:
             self.histogram[kept] += 1
             if ended:
                 del self._open[request]
+                self.ended += 1
                 found.append((request, Generation(tuple(tokens), tuple(accepted))))
         return found
 

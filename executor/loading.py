@@ -1,7 +1,7 @@
 """Models and tokenizers from local folders and devices made ready: what can go wrong before any decoding does."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, TextStreamer
 from transformers.utils import logging
 
 from executor.architectures import refusal
@@ -193,6 +193,12 @@ def load_tokenizer(path: Path | str, *, vocabulary: int) -> PreTrainedTokenizerB
             f"{path}: the tokenizer has {len(tokenizer)} tokens, the model a vocabulary of {vocabulary}"
         )
     return tokenizer
+
+
+def text_streamer(tokenizer: PreTrainedTokenizerBase) -> tuple[Callable[[Sequence[int]], None], Callable[[], None]]:
+    """Prints text on stdout as its tokens come, and ends it; words are held back until they are whole."""
+    streamer = TextStreamer(tokenizer, skip_special_tokens=True)
+    return lambda tokens: streamer.put(torch.tensor(tokens)), streamer.end
 
 
 def _first_line(error: Exception) -> str:

@@ -59,6 +59,11 @@ class Warp:
         return scores.log_softmax(-1)
 
 
+def seeded(device: torch.device, seed: int) -> torch.Generator:
+    """A generator on the device."""
+    return torch.Generator(device=device).manual_seed(seed)
+
+
 def pick(weights: Tensor, uniforms: Tensor) -> Tensor:
     """The tokens at which the cumulated weights pass each uniform's share of the total.
 

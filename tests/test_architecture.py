@@ -79,6 +79,7 @@ ORDER = [
     "executor.growth",
     "executor.rows",
     "executor.decode",
+    "executor.audit",
     "executor.record",
     "executor.measure",
     "executor.validate",
@@ -94,6 +95,7 @@ ORDER = [
     "treeopt.cli.trace",
     "treeopt.cli.profile",
     "treeopt.cli.validate",
+    "treeopt.cli.decode",
     "treeopt.cli",
 ]
 EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate"}

@@ -11,6 +11,7 @@ from treeopt.errors import TreeoptError
 # Name of a command -> module that holds it, as an attribute of the same name.
 COMMANDS = {
     "search": "treeopt.cli.search",
+    "decode": "treeopt.cli.decode",
     "export": "treeopt.cli.export",
     "trace": "treeopt.cli.trace",
     "profile": "treeopt.cli.profile",

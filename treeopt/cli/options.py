@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from treeopt.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from executor.drafters.language_model import LanguageModel
     from executor.drafters.medusa import MedusaHeads
     from executor.prompts import Prompt
     from executor.target import Target
@@ -62,7 +63,7 @@ class Models:
     """The target and drafter that a command was given, and how to load them."""
 
     target: Path
-    drafter: Path
+    drafter: Path | None
     device: str
     dtype: str
     quantize: str | None
@@ -70,8 +71,11 @@ class Models:
     threads: int | None
 
 
-def models(command: Any) -> Any:
-    """`--target --drafter --device --dtype --quantize --tensor-parallel --threads`, as one argument `models`."""
+def models(command: Any, *, drafter: bool = True) -> Any:
+    """`--target --drafter --device --dtype --quantize --tensor-parallel --threads`, as one argument `models`.
+
+    `drafter` tells whether there must be one.
+    """
 
     @wraps(command)
     def bundled(**given: Any) -> Any:
@@ -92,7 +96,7 @@ def models(command: Any) -> Any:
             help="Type computed in, and of the cache; auto: as the target was saved.",
         ),
         click.option("--device", default="cpu", show_default=True, help="Where to run: cpu, cuda, cuda:1, ..."),
-        click.option("--drafter", type=FOLDER, required=True, help="Folder of the drafter."),
+        click.option("--drafter", type=FOLDER, required=drafter, help="Folder of the drafter: heads, or a whole model."),
         click.option("--target", type=FOLDER, required=True, help="Folder of the target, a Hugging Face model."),
     ):
         bundled = option(bundled)
@@ -123,8 +127,18 @@ def prompts_options(command: Any) -> Any:
     return command
 
 
-def load_models(models: Models) -> "tuple[Target, MedusaHeads]":
-    """Target and drafter, on the device.
+models_without_drafter = partial(models, drafter=False)
+
+
+def load_models(models: Models) -> "tuple[Target, MedusaHeads | LanguageModel]":
+    """Target and drafter, on the device; see `load_target_and_drafter`."""
+    target, drafter = load_target_and_drafter(models)
+    assert drafter is not None, "a command that must have a drafter asks for it"
+    return target, drafter
+
+
+def load_target_and_drafter(models: Models) -> "tuple[Target, MedusaHeads | LanguageModel | None]":
+    """Target and, where one was given, drafter, on the device.
 
     Raises:
         UsageError: several processes were started and each would do the whole work.
@@ -143,7 +157,7 @@ def load_models(models: Models) -> "tuple[Target, MedusaHeads]":
         quantize=models.quantize,
         tensor_parallel=models.tensor_parallel,
     )
-    return target, load_drafter(models.drafter, target)
+    return target, None if models.drafter is None else load_drafter(models.drafter, target)
 
 
 def is_main_rank() -> bool:
@@ -175,7 +189,9 @@ def load_prompts(
             raise UsageError(
                 f"{prompts_file}: prompt {number} has {len(prompt)} tokens, at least {shortest} are needed"
             )
-    return drawn, tokens, [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ends = model.model.generation_config.eos_token_id if model.model.generation_config else None
+    stop = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+    return drawn, tokens, sorted(stop)
 
 
 def check_output(path: Path | None) -> None:
