@@ -50,8 +50,8 @@ class Probe(Cache):
         self.seen[layer_idx] = (key.shape[1], key.shape[3], value.shape[3], key.dtype)
         return key, value
 
-    def layout(self) -> Layout:
-        """What was noted.
+    def layout(self, name: str) -> Layout:
+        """What was noted of the model `name`.
 
         Raises:
             ExecutorError: layers differ, or some share the keys of others.
@@ -99,11 +99,11 @@ class TreeCache(Cache):
         """Let go of the memory."""
         self.stores = ()
 
-    def fill(self, rows: Sequence[int], start: int = 0) -> None:
-        """The next forward is a prefill of these rows from position `start`."""
+    def fill(self, rows: Sequence[int], start: int, view: int) -> None:
+        """The next forward is a prefill of these rows from position `start`; from 0 it attends to itself alone."""
         whole = list(rows) == list(range(self.batch))
         self._rows = None if whole else torch.as_tensor(rows, device=self.device)
-        self._start, self._slots = start, None
+        self._start, self._slots, self._view = start, None, view
 
     def place(self, slots: Tensor, view: int) -> None:
         """The next forward writes at `slots`, int64 (batch, tokens), and attends to the first `view` positions."""
@@ -126,9 +126,9 @@ class TreeCache(Cache):
         end = self._start + new.shape[2]
         if self._rows is None:
             store[:, :, self._start : end] = new
-            return store[:, :, :end] if self._start else new
+            return store[:, :, : self._view] if self._start else new
         store[self._rows, :, self._start : end] = new
-        return store[self._rows, :, :end] if self._start else new
+        return store[self._rows, :, : self._view] if self._start else new
 
     def compact(self, lengths: Tensor, path: Tensor) -> None:
         """Move the entries of an accepted path to the end of each sequence, in all layers at once.

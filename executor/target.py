@@ -132,7 +132,7 @@ class Target:
             features, self._features = self._features, None
         if features is None or not heads or features.shape != heads[0].shape or not torch.equal(features, heads[0]):
             raise ExecutorError(f"{self.name}: its decoder does not return the input of the LM head")
-        return probe.layout()
+        return probe.layout(str(self.model.config.model_type))
 
     def cache_bytes(self, batch: int, capacity: int) -> int:
         """Memory that `allocate` needs; nothing is allocated."""
@@ -181,10 +181,11 @@ class Target:
             pieces = [prompts[i][start : start + chunk] for i in live]
             count = max(len(piece) for piece in pieces)
             tokens = torch.tensor([[*piece, *[0] * (count - len(piece))] for piece in pieces], device=self.device)
-            self.cache.fill([rows[i] for i in live], start)
+            view = min(-(-(start + count) // 8) * 8, self.cache.capacity)  # masks of odd width are copied on CUDA
+            self.cache.fill([rows[i] for i in live], start, view)
             found = self._decoder(
                 input_ids=tokens,
-                attention_mask=self._chunk_mask(start, count),
+                attention_mask=self._chunk_mask(start, count, view, len(live)),
                 position_ids=torch.arange(start, start + count, device=self.device).expand(len(live), -1),
                 past_key_values=self.cache,
                 use_cache=True,
@@ -194,11 +195,16 @@ class Target:
                 features[i][start : start + len(piece)] = row[: len(piece)]
         return features
 
-    def _chunk_mask(self, start: int, count: int) -> Mask | dict[str, Mask] | None:
+    def _chunk_mask(self, start: int, count: int, view: int, batch: int) -> Mask | dict[str, Mask] | None:
         """None for the first piece: without a mask the model is causal, by the fast path where it has one."""
         if start == 0:
             return None
-        return self._masks(lambda window: self._additive(chunk_seen(start, count, window, self.device)))
+
+        def mask(window: int | None) -> Mask:
+            one = self._additive(chunk_seen(start, count, view, window, self.device))
+            return one.expand(batch, -1, -1, -1)
+
+        return self._masks(mask)
 
     @torch.no_grad()
     def verify(
