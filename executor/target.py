@@ -162,7 +162,13 @@ class Target:
         self.cache = TreeCache(self.layout, batch, capacity, self.device)
 
     def compile(self, **options: Any) -> None:
-        """Compile the forward that verifies, once for each shape and view; `options` go to torch.compile."""
+        """Compile the forward that verifies, once for each shape and view; `options` go to torch.compile.
+
+        Raises:
+            ExecutorError: FlexAttention on CPU, where inductor (torch 2.13) takes every layer's keys for the first's.
+        """
+        if self.attention == "flex" and self.device.type == "cpu":
+            raise ExecutorError(f"{self.name}: FlexAttention is wrong when compiled for CPU: use packed attention")
         limit = torch._dynamo.config
         limit.recompile_limit = max(limit.recompile_limit, SHAPES)
         self._forward = torch.compile(self.model.forward, **{"fullgraph": True, "dynamic": False} | options)

@@ -254,6 +254,25 @@ def test_inductor_writes_the_same():
     assert found == known.texts
 
 
+def test_flex_attention_is_not_compiled_on_cpu():
+    with pytest.raises(ExecutorError, match="FlexAttention is wrong when compiled for CPU"):
+        family("llama").target(attention="flex").compile()
+
+
+def test_many_nodes_and_views_of_any_width():
+    """More nodes than a block of FlexAttention has rows."""
+    count = 200
+    topology = Topology.from_parents(torch.tensor([[0, *(max(0, i - i % 7) for i in range(count - 1))]]), 60)
+    tokens = torch.randint(499, (2, count), generator=torch.Generator().manual_seed(0))
+    found = []
+    for attention in ("packed", "flex"):
+        target = family("mistral").target(attention=attention)
+        target.allocate(2, 300)
+        target.prefill([0, 1], [[1, 2, 3], list(range(50))])
+        found.append(target.verify(tokens, torch.tensor([3, 50]), topology.depth, topology.ancestors, 259).logits)
+    torch.testing.assert_close(found[1], found[0])
+
+
 # --- memory
 
 
