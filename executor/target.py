@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from executor.architectures import check, query_group, windows
 from executor.attention import KINDS, additive, chunk_seen, folded, set_attention, tree_blocks, tree_seen
-from executor.cache import Layout, Probe, TreeCache, free_bytes
+from executor.cache import Layout, TreeCache, free_bytes, layout_of
 from treeopt.errors import ExecutorError
 
 CHUNK = 1024  # tokens of a prompt that go through the model at once
@@ -115,24 +115,15 @@ class Target:
             raise ExecutorError(f"{self.name}: {length} tokens exceed the model's context of {self.context_limit}")
 
     @cached_property
-    @torch.no_grad()
     def layout(self) -> Layout:
-        """What a token leaves in the cache, as a forward of one token shows (its configuration may not: MLA).
+        """What a token leaves in the cache; found by a forward of one token, once.
 
         Raises:
             ExecutorError: layers differ, or the decoder's output is not what the LM head is given.
         """
-        probe, heads = Probe(), []
-        hook = self.head.register_forward_pre_hook(lambda module, args: heads.append(args[0]))
-        token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        try:
-            self.model(input_ids=token, position_ids=token, past_key_values=probe, use_cache=True)
-        finally:
-            hook.remove()
-            features, self._features = self._features, None
-        if features is None or not heads or features.shape != heads[0].shape or not torch.equal(features, heads[0]):
-            raise ExecutorError(f"{self.name}: its decoder does not return the input of the LM head")
-        return probe.layout(str(self.model.config.model_type))
+        found = layout_of(self.model)
+        self._features = None
+        return found
 
     def cache_bytes(self, batch: int, capacity: int) -> int:
         """Memory that `allocate` needs; nothing is allocated."""

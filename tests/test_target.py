@@ -1,7 +1,15 @@
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, BloomConfig, FalconConfig, GPTNeoConfig, LlamaConfig, Phi3Config
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    FalconConfig,
+    Gemma4TextConfig,
+    GPTNeoConfig,
+    LlamaConfig,
+    Phi3Config,
+)
 
 import executor.attention
 import executor.target
@@ -337,6 +345,17 @@ def test_refused_families_are_told_by_their_configuration(kind):
     from transformers import AutoConfig
 
     assert refusal(AutoConfig.for_model(kind)) == REFUSED[kind]
+
+
+def test_what_a_forward_of_one_token_shows_is_refused():
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**BASE))
+    target = Target(model)
+    model.lm_head.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    with pytest.raises(ExecutorError, match="llama models cannot verify trees: their decoder does not return"):
+        target.allocate(1, 8)
+    wide = Gemma4TextConfig(**BASE | {"pad_token_id": 0, "layer_types": ["sliding_attention", "full_attention"]})
+    with pytest.raises(ExecutorError, match="their layers write keys of different shapes"):
+        Target(AutoModelForCausalLM.from_config(wide)).cache_bytes(1, 8)
 
 
 def test_unknown_layers_are_refused():
