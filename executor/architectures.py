@@ -20,7 +20,7 @@ _LINEAR = "its linear-attention layers keep a recurrent state"
 REFUSED = {
     "bloom": _ALIBI,
     "mpt": _ALIBI,
-    "xglm": "its sinusoidal positions are made for the length of the cache, not for the positions given",
+    "doge": "its attention makes a mask of its own from the values",
     "gpt_neo": "its local attention layers cut their window from cache rows, in a buffer of their own",
     "llama4": "its chunked attention needs a third mask",
     "llama4_text": "its chunked attention needs a third mask",

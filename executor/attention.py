@@ -35,9 +35,9 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.masked_fill_(~seen, torch.finfo(dtype).min)
 
 
-def chunk_seen(start: int, count: int, window: int | None, device: torch.device) -> Tensor:
-    """Tokens `start`, ..., of a text see what stands before them; bool (1, count, start + count)."""
-    back = torch.arange(start, start + count, device=device)[:, None] - torch.arange(start + count, device=device)
+def chunk_seen(start: int, count: int, view: int, window: int | None, device: torch.device) -> Tensor:
+    """Tokens `start`, ..., of a text see themselves and what stands before them; bool (1, count, view)."""
+    back = torch.arange(start, start + count, device=device)[:, None] - torch.arange(view, device=device)
     return ((back >= 0) if window is None else (back >= 0) & (back < window))[None]
 
 
@@ -167,14 +167,15 @@ _compiled: list[Callable[..., Any]] = []
 
 def _flex(*tensors: Tensor, **words: Any) -> Any:
     """FlexAttention, compiled by itself or with the forward it is in; on CPU as it is, slow but sure to run."""
+    flex: Any = flex_attention
     if torch.compiler.is_compiling():
-        return flex_attention(*tensors, **words)
+        return flex(*tensors, **words)
     if tensors[0].device.type == "cpu":
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-            return flex_attention(*tensors, **words)
+            return flex(*tensors, **words)
     if not _compiled:
-        _compiled.append(torch.compile(flex_attention, dynamic=False))
+        _compiled.append(torch.compile(flex, dynamic=False))
     return _compiled[0](*tensors, **words)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from treeopt.errors import ExecutorError
@@ -35,32 +36,46 @@ class Layout:
         return self.layers * self.heads * (self.key_width + self.value_width) * self.dtype.itemsize * batch * capacity
 
 
-class Probe(Cache):
+class _Probe(Cache):
     """Stores nothing: notes what one forward would write."""
 
     def __init__(self) -> None:
-        """Nothing noted yet."""
         super().__init__(layer_class_to_replicate=DynamicLayer)
         self.seen: dict[int, tuple[int, int, int, torch.dtype]] = {}
 
     def update(  # type: ignore[override]
         self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Note the shapes; attend to what came."""
         self.seen[layer_idx] = (key.shape[1], key.shape[3], value.shape[3], key.dtype)
         return key, value
 
-    def layout(self) -> Layout:
-        """What was noted.
 
-        Raises:
-            ExecutorError: layers differ, or some share the keys of others.
-        """
-        if len(set(self.seen.values())) != 1 or sorted(self.seen) != list(range(len(self.seen))):
-            raise ExecutorError(
-                f"layers that write different keys are not supported: {sorted(set(self.seen.values()))}"
-            )
-        return Layout(len(self.seen), *self.seen[0])
+@torch.no_grad()
+def layout_of(model: PreTrainedModel) -> Layout:
+    """What a forward of one token would write, whatever the configuration says (MLA caches less than its heads).
+
+    Raises:
+        ExecutorError: layers differ, or the decoder's output is not what the LM head is given.
+    """
+    probe, passed = _Probe(), list[Tensor]()
+    hooks = (
+        model.get_decoder().register_forward_hook(lambda module, args, output: passed.append(output[0])),
+        model.get_output_embeddings().register_forward_pre_hook(lambda module, args: passed.append(args[0])),
+    )
+    token = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
+    try:
+        model(input_ids=token, position_ids=token, past_key_values=probe, use_cache=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    reason = None
+    if len(passed) != 2 or passed[0].shape != passed[1].shape or not torch.equal(*passed):
+        reason = "their decoder does not return the input of the LM head"
+    elif len(set(probe.seen.values())) != 1 or sorted(probe.seen) != list(range(len(probe.seen))):
+        reason = "their layers write keys of different shapes"
+    if reason is not None:
+        raise ExecutorError(f"{model.config.model_type} models cannot verify trees: {reason}")
+    return Layout(len(probe.seen), *probe.seen[0])
 
 
 class TreeCache(Cache):
@@ -99,11 +114,11 @@ class TreeCache(Cache):
         """Let go of the memory."""
         self.stores = ()
 
-    def fill(self, rows: Sequence[int], start: int = 0) -> None:
-        """The next forward is a prefill of these rows from position `start`."""
+    def fill(self, rows: Sequence[int], start: int, view: int) -> None:
+        """The next forward is a prefill of these rows from position `start`; from 0 it attends to itself alone."""
         whole = list(rows) == list(range(self.batch))
         self._rows = None if whole else torch.as_tensor(rows, device=self.device)
-        self._start, self._slots = start, None
+        self._start, self._slots, self._view = start, None, view
 
     def place(self, slots: Tensor, view: int) -> None:
         """The next forward writes at `slots`, int64 (batch, tokens), and attends to the first `view` positions."""
@@ -126,9 +141,9 @@ class TreeCache(Cache):
         end = self._start + new.shape[2]
         if self._rows is None:
             store[:, :, self._start : end] = new
-            return store[:, :, :end] if self._start else new
+            return store[:, :, : self._view] if self._start else new
         store[self._rows, :, self._start : end] = new
-        return store[self._rows, :, :end] if self._start else new
+        return store[self._rows, :, : self._view] if self._start else new
 
     def compact(self, lengths: Tensor, path: Tensor) -> None:
         """Move the entries of an accepted path to the end of each sequence, in all layers at once.

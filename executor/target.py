@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from executor.architectures import check, query_group, windows
 from executor.attention import KINDS, additive, chunk_seen, folded, set_attention, tree_blocks, tree_seen
-from executor.cache import Layout, Probe, TreeCache, free_bytes
+from executor.cache import Layout, TreeCache, free_bytes, layout_of
 from treeopt.errors import ExecutorError
 
 CHUNK = 1024  # tokens of a prompt that go through the model at once
@@ -115,24 +115,15 @@ class Target:
             raise ExecutorError(f"{self.name}: {length} tokens exceed the model's context of {self.context_limit}")
 
     @cached_property
-    @torch.no_grad()
     def layout(self) -> Layout:
-        """What a token leaves in the cache, as a forward of one token shows (its configuration may not: MLA).
+        """What a token leaves in the cache; found by a forward of one token, once.
 
         Raises:
             ExecutorError: layers differ, or the decoder's output is not what the LM head is given.
         """
-        probe, heads = Probe(), []
-        hook = self.head.register_forward_pre_hook(lambda module, args: heads.append(args[0]))
-        token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        try:
-            self.model(input_ids=token, position_ids=token, past_key_values=probe, use_cache=True)
-        finally:
-            hook.remove()
-            features, self._features = self._features, None
-        if features is None or not heads or features.shape != heads[0].shape or not torch.equal(features, heads[0]):
-            raise ExecutorError(f"{self.name}: its decoder does not return the input of the LM head")
-        return probe.layout()
+        found = layout_of(self.model)
+        self._features = None
+        return found
 
     def cache_bytes(self, batch: int, capacity: int) -> int:
         """Memory that `allocate` needs; nothing is allocated."""
@@ -162,7 +153,13 @@ class Target:
         self.cache = TreeCache(self.layout, batch, capacity, self.device)
 
     def compile(self, **options: Any) -> None:
-        """Compile the forward that verifies, once for each shape and view; `options` go to torch.compile."""
+        """Compile the forward that verifies, once for each shape and view; `options` go to torch.compile.
+
+        Raises:
+            ExecutorError: FlexAttention on CPU, where inductor (torch 2.13) takes every layer's keys for the first's.
+        """
+        if self.attention == "flex" and self.device.type == "cpu":
+            raise ExecutorError(f"{self.name}: FlexAttention is wrong when compiled for CPU: use packed attention")
         limit = torch._dynamo.config
         limit.recompile_limit = max(limit.recompile_limit, SHAPES)
         self._forward = torch.compile(self.model.forward, **{"fullgraph": True, "dynamic": False} | options)
@@ -181,10 +178,11 @@ class Target:
             pieces = [prompts[i][start : start + chunk] for i in live]
             count = max(len(piece) for piece in pieces)
             tokens = torch.tensor([[*piece, *[0] * (count - len(piece))] for piece in pieces], device=self.device)
-            self.cache.fill([rows[i] for i in live], start)
+            view = min(-(-(start + count) // 8) * 8, self.cache.capacity)  # masks of odd width are copied on CUDA
+            self.cache.fill([rows[i] for i in live], start, view)
             found = self._decoder(
                 input_ids=tokens,
-                attention_mask=self._chunk_mask(start, count),
+                attention_mask=self._chunk_mask(start, count, view, len(live)),
                 position_ids=torch.arange(start, start + count, device=self.device).expand(len(live), -1),
                 past_key_values=self.cache,
                 use_cache=True,
@@ -194,11 +192,16 @@ class Target:
                 features[i][start : start + len(piece)] = row[: len(piece)]
         return features
 
-    def _chunk_mask(self, start: int, count: int) -> Mask | dict[str, Mask] | None:
+    def _chunk_mask(self, start: int, count: int, view: int, batch: int) -> Mask | dict[str, Mask] | None:
         """None for the first piece: without a mask the model is causal, by the fast path where it has one."""
         if start == 0:
             return None
-        return self._masks(lambda window: self._additive(chunk_seen(start, count, window, self.device)))
+
+        def mask(window: int | None) -> Mask:
+            one = self._additive(chunk_seen(start, count, view, window, self.device))
+            return one.expand(batch, -1, -1, -1)
+
+        return self._masks(mask)
 
     @torch.no_grad()
     def verify(

@@ -35,6 +35,7 @@ BASE: dict[str, Any] = {
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128} | {
     name: BASE[name] for name in BASE if name[-2:] == "id" or name in ("vocab_size", "tie_word_embeddings")
 }
+SEQ2SEQ = dict.fromkeys(("num_attention_heads", "hidden_size", "num_hidden_layers", "head_dim"), ...) | {"dropout": 0.0}
 HYBRID = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 MLA = {
@@ -68,6 +69,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gptj": ("GPTJ", GPT | {"rotary_dim": 4}),
     "codegen": ("CodeGen", GPT | {"rotary_dim": 4}),
     "opt": ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 16, "dropout": 0.0}),
+    "xglm": ("XGLM", SEQ2SEQ | {"attention_heads": 4, "num_layers": 2, "d_model": 32, "ffn_dim": 48}),
     "gpt_neox": ("GPTNeoX", {}),
     "starcoder2": ("Starcoder2", {"sliding_window": WINDOW}),
     "granite": ("Granite", {"logits_scaling": 2.0}),
@@ -88,8 +90,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3", MLA),
     "gpt_oss": ("GptOss", EXPERTS | HYBRID),
 }
-SINGLE = {"mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"}  # grouped expert products know no float64
-EAGER = {"gemma2", "gptj", "codegen", "gpt_oss"}
+SINGLE = {"mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "xglm"}  # products of experts, xglm: no float64
+EAGER = {"xglm", "gemma2", "gptj", "codegen", "gpt_oss"}
 FIXED = {"falcon", "falcon_multiquery"}
 
 

@@ -53,8 +53,8 @@ def test_one_topology_serves_all_sequences():
 
 @pytest.mark.parametrize("window", [None, 4])
 def test_a_piece_of_a_text_sees_like_the_whole(window):
-    whole = chunk_seen(0, 12, window, torch.device("cpu"))
-    assert torch.equal(chunk_seen(7, 5, window, torch.device("cpu")), whole[:, 7:])
+    whole = chunk_seen(0, 12, 16, window, torch.device("cpu"))
+    assert torch.equal(chunk_seen(7, 5, 16, window, torch.device("cpu")), whole[:, 7:])
     assert whole.sum(-1).tolist() == [[min(i + 1, window or 12) for i in range(12)]]
 
 

@@ -1,0 +1,393 @@
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    FalconConfig,
+    Gemma4TextConfig,
+    GPTNeoConfig,
+    LlamaConfig,
+    Phi3Config,
+)
+
+import executor.attention
+import executor.target
+from executor.architectures import REFUSED, refusal, windows
+from executor.cache import TreeCache, free_bytes
+from executor.target import Target
+from executor.topology import Topology
+from tests.families import BASE, NEW, WINDOW, Oracle, decode, family
+from treeopt.errors import ExecutorError
+
+MIXED = ["llama", "mistral", "gemma3", "gpt_oss", "deepseek_v3", "opt", "falcon"]
+
+
+# --- the comparison with `generate` notices what is broken
+
+
+def break_compaction(target, monkeypatch):
+    monkeypatch.setattr(TreeCache, "compact", lambda *args: None)
+
+
+def break_mask(target, monkeypatch):  # the nodes before a node instead of its ancestors
+    seen = executor.target.tree_seen
+    monkeypatch.setattr(
+        "executor.target.tree_seen", lambda n, d, above, *rest: seen(n, d, torch.ones_like(above).tril(), *rest)
+    )
+
+
+def break_positions(target, monkeypatch):  # a node's position is its row instead of its depth
+    verify = Target.verify
+    monkeypatch.setattr(
+        Target,
+        "verify",
+        lambda self, tokens, n, d, *rest: verify(self, tokens, n, torch.arange(d.shape[1]).expand_as(d), *rest),
+    )
+
+
+def break_window(target, monkeypatch):  # none
+    target.windows = dict.fromkeys(target.windows)
+
+
+def break_window_of_positions(target, monkeypatch):  # counted in rows
+    seen = executor.target.tree_seen
+    monkeypatch.setattr(
+        "executor.target.tree_seen", lambda n, d, *rest: seen(n, torch.arange(d.shape[1]).expand_as(d), *rest)
+    )
+
+
+def break_window_of_branches(target, monkeypatch):  # it cuts the text, but not a node's ancestors
+    monkeypatch.setattr(executor.attention, "near", lambda ancestors, window: ancestors)
+
+
+ALWAYS = [break_compaction, break_mask, break_positions]
+WINDOWED = [break_window, break_window_of_positions, break_window_of_branches]
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [(name, broken) for name in ("llama", "opt", "mistral", "gemma3", "gpt_oss") for broken in ALWAYS]
+    + [(name, broken) for name in ("mistral", "gemma3", "gpt_oss") for broken in WINDOWED],
+)
+def test_the_comparison_notices(name, broken, monkeypatch):
+    known = family(name)
+    target = known.target()
+    broken(target, monkeypatch)
+    found, _ = decode(target, known.prompts, Oracle(known.texts, 24, 1.0))
+    assert found != known.texts
+
+
+# --- kinds of attention
+
+
+@pytest.mark.parametrize("attention", ["flex", "sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt_neox"])
+def test_other_attentions_write_the_same(name, attention):
+    known = family(name)
+    target = known.target(attention=attention)
+    assert (target.attention, target.attention_reason) == (attention, None)
+    found, _ = decode(target, known.prompts, Oracle(known.texts, 24, 0.8), chunk=5, view=128)
+    assert found == known.texts
+
+
+def test_grouped_heads_share_one_product(monkeypatch):
+    """Packed attention hands keys on as they lie in the cache, and its mask is made once for all layers."""
+    target, seen = family("llama").target(), []
+    plain = executor.attention.scaled_dot_product_attention
+
+    def noted(query, key, value, *, attn_mask, **words):
+        seen.append((tuple(query.shape), key, attn_mask))
+        return plain(query, key, value, attn_mask=attn_mask, **words)
+
+    monkeypatch.setattr(executor.attention, "scaled_dot_product_attention", noted)
+    target.allocate(3, 32)
+    one = Topology.from_parents(torch.tensor([[0, 0, 1, 1, 0]]), 3)
+    target.verify(torch.zeros(3, 5, dtype=torch.long), torch.tensor([0, 2, 4]), one.depth, one.ancestors, 16)
+    assert [shape for shape, _, _ in seen] == [(3, 2, 10, 8)] * 2
+    assert all(
+        key.data_ptr() == store.data_ptr() for (_, key, _), store in zip(seen, target.cache.stores[0], strict=True)
+    )
+    assert seen[0][2] is seen[1][2]
+
+
+def test_what_runs_with_eager_attention_says_why():
+    assert "caps attention logits" in family("gemma2").target().attention_reason
+    assert "no scaled-dot-product attention" in family("gptj").target().attention_reason
+    assert "fixed when it is loaded" in family("falcon").target().attention_reason
+    assert family("gemma2").target(attention="eager").attention_reason is None
+    with pytest.raises(ExecutorError, match="attention must be one of packed, flex, sdpa, eager, got fast"):
+        family("llama").target(attention="fast")
+
+
+# --- prompts in pieces
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_prompts_in_pieces_are_prompts(name):
+    known = family(name)
+    target = known.target()
+    target.allocate(4, 128)
+    whole = target.prefill(range(4), known.prompts)
+    stores = [store.clone() for store in target.cache.stores]
+    for chunk in (1, 5, 12):
+        target.allocate(4, 128)
+        pieces = target.prefill([2, 0, 3, 1], [known.prompts[i] for i in (2, 0, 3, 1)], chunk=chunk)
+        for i, feature in zip((2, 0, 3, 1), pieces, strict=True):
+            assert feature.shape == (len(known.prompts[i]), target.hidden)
+            torch.testing.assert_close(feature, whole[i], atol=2e-4, rtol=1e-4)
+            for store, due in zip(target.cache.stores, stores, strict=True):
+                n = len(known.prompts[i])
+                torch.testing.assert_close(store[:, i, :, :n], due[:, i, :, :n], atol=2e-4, rtol=1e-4)
+    found, _ = decode(target, known.prompts, Oracle(known.texts, 12, 0.7), chunk=4)
+    assert found == known.texts
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_features_are_the_head_s_input(name):
+    known = family(name)
+    target = known.target()
+    plain = target.features(torch.tensor([known.prompts[2]]))
+    target.allocate(1, 32)
+    [filled] = target.prefill([0], [known.prompts[2]])
+    torch.testing.assert_close(filled, plain.features[0])
+    scaled = plain.logits / target.head(plain.features)  # some models scale or cap what the head gives
+    if name != "gemma3":
+        torch.testing.assert_close(scaled, torch.ones_like(scaled))
+
+
+def test_empty_prompts_need_nothing():
+    target = family("opt").target()
+    target.allocate(2, 16)
+    assert [tuple(f.shape) for f in target.prefill([0, 1], [[], []])] == [(0, 16)] * 2
+    assert target.prefill([], []) == []
+
+
+# --- trees fed level by level
+
+
+@pytest.mark.parametrize("attention", ["packed", "flex"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt_oss"])
+def test_a_tree_fed_level_by_level_is_the_tree(name, attention):
+    target, prompts = family(name).target(attention=attention), family(name).prompts
+    parents = torch.tensor([[0, 0, 0, 1, 2, 3, 3, 5, 7, 8, 9, 10]])
+    topology = Topology.from_parents(parents, 8)
+    tokens = torch.randint(499, (4, 12), generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    target.allocate(4, 128)
+    target.prefill(range(4), prompts)
+    whole = target.verify(tokens, lengths, topology.depth, topology.ancestors, 128)
+    assert int(topology.depth.max()) > WINDOW
+    target.allocate(4, 128)
+    target.prefill(range(4), prompts)
+    for first, last in ((0, 1), (1, 3), (3, 7), (7, 8), (8, 12)):
+        part = target.verify(
+            tokens[:, first:last],
+            lengths,
+            topology.depth[:, first:last],
+            topology.ancestors[:, first:last, :last],
+            128,
+            first=first,
+        )
+        torch.testing.assert_close(part.features, whole.features[:, first:last], atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(part.logits, whole.logits[:, first:last], atol=2e-4, rtol=1e-4)
+
+
+# --- nothing is asked of the host, and it compiles
+
+
+class NoHostReads(TorchDispatchMode):
+    """Fails on operators whose result or its shape the host must wait for."""
+
+    READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero", "item")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__.strip("_").startswith(tuple(r.strip("_") for r in self.READS)):
+            raise AssertionError(f"{func} reads from the device")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("attention", ["packed", "sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gemma3", "qwen3", "opt", "gpt_neox"])
+def test_verifying_reads_nothing_back(name, attention):
+    target = family(name).target(attention=attention)
+    target.allocate(2, 128)
+    target.prefill([0, 1], [[1, 2, 3], [4]])
+    topology = Topology.from_parents(torch.tensor([[0, 0, 1, 1, 2], [0, 0, 0, 0, 3]]), 3)
+    lengths, tokens = torch.tensor([3, 1]), torch.ones(2, 5, dtype=torch.long)
+    path = torch.tensor([[0, 2, 4, 4], [0, 3, 3, 3]])
+    target.verify(tokens, lengths, topology.depth, topology.ancestors, 128)
+    with NoHostReads():
+        target.verify(tokens, lengths, topology.depth, topology.ancestors, 128)
+        target.cache.compact(lengths, path)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_making_blocks_reads_nothing_back(window):
+    """All that FlexAttention adds; on CPU the product itself runs in an interpreter of its own."""
+    topology, lengths = Topology.from_parents(torch.tensor([[0, 0, 1, 1, 2]]), 3), torch.tensor([3, 1])
+    with NoHostReads():
+        executor.attention.tree_blocks(lengths, topology.depth, topology.ancestors, 128, window)
+
+
+def test_the_mode_notices_a_read():
+    with pytest.raises(AssertionError, match="reads from the device"), NoHostReads():
+        torch.ones(3).sum().item()
+    with pytest.raises(AssertionError, match="reads from the device"), NoHostReads():
+        torch.ones(3).nonzero()
+
+
+def test_compiled_it_writes_the_same_and_compiles_once():
+    known, compiled = family("llama"), []
+
+    def backend(module, inputs):
+        compiled.append(module)
+        return module.forward
+
+    target = known.target()
+    target.compile(backend=backend)
+    for _ in range(2):  # a second cache in the same memory
+        found, _ = decode(target, known.prompts, Oracle(known.texts, 16, 0.8), view=128)
+        assert found == known.texts
+    assert len(compiled) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # inductor's own imports
+def test_inductor_writes_the_same():
+    known = family("mistral")
+    target = known.target()
+    target.compile()
+    found, _ = decode(target, known.prompts, Oracle(known.texts, 16, 0.8), view=128)
+    assert found == known.texts
+
+
+def test_flex_attention_is_not_compiled_on_cpu():
+    with pytest.raises(ExecutorError, match="FlexAttention is wrong when compiled for CPU"):
+        family("llama").target(attention="flex").compile()
+
+
+def test_many_nodes_and_views_of_any_width():
+    """More nodes than a block of FlexAttention has rows."""
+    count = 200
+    topology = Topology.from_parents(torch.tensor([[0, *(max(0, i - i % 7) for i in range(count - 1))]]), 60)
+    tokens = torch.randint(499, (2, count), generator=torch.Generator().manual_seed(0))
+    found = []
+    for attention in ("packed", "flex"):
+        target = family("mistral").target(attention=attention)
+        target.allocate(2, 300)
+        target.prefill([0, 1], [[1, 2, 3], list(range(50))])
+        found.append(target.verify(tokens, torch.tensor([3, 50]), topology.depth, topology.ancestors, 259).logits)
+    torch.testing.assert_close(found[1], found[0])
+
+
+# --- memory
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_the_cache_s_size_is_known_before(name):
+    target = family(name).target()
+    needed = target.cache_bytes(3, 40)
+    assert target.cache is None
+    target.allocate(3, 40)
+    assert needed == sum(store.numel() * store.element_size() for store in target.cache.stores)
+    assert target.cache_bytes(6, 80) == 4 * needed
+
+
+def test_a_cache_that_does_not_fit_is_refused(monkeypatch):
+    target = family("llama").target()
+    monkeypatch.setattr("executor.target.free_bytes", lambda device: 2**20)
+    with pytest.raises(ExecutorError, match=r"64 sequences of 1024 tokens needs 0.0\d GiB, cpu has 0.00 GiB free"):
+        target.allocate(64, 1024)
+    assert target.cache is None
+    target.allocate(1, 8)
+
+
+def test_free_memory_is_what_the_system_says():
+    free = free_bytes(torch.device("cpu"))
+    assert free is None or 2**20 < free < 2**50
+    assert free_bytes(torch.device("meta")) is None
+
+
+def test_memory_is_used_again_but_owned_anew():
+    target = family("llama").target()
+    target.allocate(2, 64)
+    first, memory = target.cache, target.cache.stores
+    memory[0].fill_(float("nan"))
+    target.allocate(2, 32)
+    second = target.cache
+    assert second is not first
+    assert first.stores == ()
+    assert [new.data_ptr() for new in second.stores] == [old.data_ptr() for old in memory]
+    assert not second.stores[0].any()
+    target.allocate(2, 65)
+    assert second.stores == ()
+    assert target.cache.stores[0].shape[3] == 65
+    target.allocate(1, 65)
+    assert target.cache.stores[0].shape[1] == 1
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [(BloomConfig, {}), (GPTNeoConfig, {"attention_types": [[["local"], 2]]}), (FalconConfig, {"alibi": True})],
+)
+def test_models_that_cannot_verify_trees_are_refused_by_name(config, words):
+    made = config(vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, **words)
+    with pytest.raises(ExecutorError, match=f"{made.model_type} models cannot verify trees: its "):
+        Target(AutoModelForCausalLM.from_config(made))
+
+
+@pytest.mark.parametrize("kind", sorted(REFUSED))
+def test_refused_families_are_told_by_their_configuration(kind):
+    from transformers import AutoConfig
+
+    assert refusal(AutoConfig.for_model(kind)) == REFUSED[kind]
+
+
+def test_what_a_forward_of_one_token_shows_is_refused():
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**BASE))
+    target = Target(model)
+    model.lm_head.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    with pytest.raises(ExecutorError, match="llama models cannot verify trees: their decoder does not return"):
+        target.allocate(1, 8)
+    wide = Gemma4TextConfig(**BASE | {"pad_token_id": 0, "layer_types": ["sliding_attention", "full_attention"]})
+    with pytest.raises(ExecutorError, match="their layers write keys of different shapes"):
+        Target(AutoModelForCausalLM.from_config(wide)).cache_bytes(1, 8)
+
+
+def test_unknown_layers_are_refused():
+    config = LlamaConfig(**BASE)
+    config.layer_types = ["full_attention", "chunked_attention"]
+    assert refusal(config) == "layers of type chunked_attention are not supported"
+
+
+def test_a_state_is_refused_whatever_its_name():
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**BASE))
+    model._is_stateful = True
+    with pytest.raises(ExecutorError, match="llama models cannot verify trees: it keeps a recurrent state"):
+        Target(model)
+
+
+def test_longrope_is_refused_by_name():
+    """Its frequencies depend on the longest sequence of the batch: one row would change its neighbours."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 1e4}
+    words = BASE | {"pad_token_id": 0, "sliding_window": None, "original_max_position_embeddings": 64}
+    with pytest.raises(ExecutorError, match="phi3: LongRoPE"):
+        Target(AutoModelForCausalLM.from_config(Phi3Config(**words, rope_scaling=rope)))
+
+
+def test_windows_are_read_from_the_configuration():
+    found = {name: windows(family(name).model.config) for name in ("llama", "mistral", "gemma3", "qwen2_window")}
+    hybrid = {"full_attention": None, "sliding_attention": WINDOW}
+    assert found == {"llama": {"": None}, "mistral": {"": WINDOW}, "gemma3": hybrid, "qwen2_window": hybrid}
+    assert max(len(prompt) for prompt in family("mistral").prompts) + NEW > 4 * WINDOW
+
+
+def test_texts_longer_than_the_context_are_refused():
+    target = family("mistral").target()
+    target.check_length(128)
+    with pytest.raises(ExecutorError, match="129 tokens exceed the model's context of 128"):
+        target.check_length(129)
