@@ -1,7 +1,7 @@
 """Trees as tensors on the device: what is needed to mask, accept and commit without asking the host."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -88,11 +88,19 @@ class Topology:
 
     def expand(self, batch: int) -> "Topology":
         """The same with b = batch; copies nothing."""
-        return replace(self, **{name: _grown(part, batch) for name, part in vars(self).items()})
 
+        def grown(part: Tensor) -> Tensor:
+            return part.expand(batch, *part.shape[1:])
 
-def _grown(part: Tensor | None, batch: int) -> Tensor | None:
-    return None if part is None else part.expand(batch, *part.shape[1:])
+        return Topology(
+            grown(self.parent),
+            grown(self.depth),
+            grown(self.ancestors),
+            grown(self.path),
+            grown(self.children),
+            grown(self.inner),
+            None if self.present is None else grown(self.present),
+        )
 
 
 def _children(parent: Tensor, own: Tensor, present: Tensor | None, width: int) -> Tensor:
