@@ -156,7 +156,7 @@ class BlockVerification(Leviathan):
         prefix = self._chain(logits, draft)[3].double().gather(1, nodes)
         p = self.warp.log_probabilities(rows(logits, nodes).double()).exp()
         q = self.warp.log_probabilities(_scores(draft, nodes).double()).exp()
-        inside = Siblings.of(draft, nodes).there
+        inside = Siblings.of(draft, nodes).there[..., :1]
         return torch.where(inside, or_else((prefix[..., None] * p - q).clamp(min=0), p), p)[:, 0]
 
     def _chain(self, logits: Tensor, draft: Draft) -> tuple[Tensor, Tensor, Siblings, Tensor]:

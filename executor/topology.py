@@ -1,8 +1,7 @@
 """Trees as tensors on the device: what is needed to mask, accept and commit without asking the host."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -89,10 +88,19 @@ class Topology:
 
     def expand(self, batch: int) -> "Topology":
         """The same with b = batch; copies nothing."""
-        grown: dict[str, Any] = {
-            name: None if part is None else part.expand(batch, *part.shape[1:]) for name, part in vars(self).items()
-        }
-        return replace(self, **grown)
+
+        def grown(part: Tensor) -> Tensor:
+            return part.expand(batch, *part.shape[1:])
+
+        return Topology(
+            grown(self.parent),
+            grown(self.depth),
+            grown(self.ancestors),
+            grown(self.path),
+            grown(self.children),
+            grown(self.inner),
+            None if self.present is None else grown(self.present),
+        )
 
 
 def _children(parent: Tensor, own: Tensor, present: Tensor | None, width: int) -> Tensor:

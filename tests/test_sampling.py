@@ -23,7 +23,7 @@ def hugging_face(warp: Warp, logits: torch.Tensor) -> torch.Tensor:
     return scores.log_softmax(-1).view_as(logits)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     temperature=st.floats(0.05, 5),
     top_k=st.none() | st.integers(1, 40),
