@@ -262,6 +262,13 @@ class Decoder:
                 rest_s = step.verify_s + self._now() - arrived
                 yield Step(requests, committed, accepted, ended, step.draft_s, rest_s, step.admit_s)
 
+    def memory(self, prompts: Sequence[Tokens], *, new_tokens: int) -> str:
+        """What the caches of a run will take, in words."""
+        _, capacity = self._room(prompts, new_tokens)
+        target = self.target.cache_bytes(self.batch, capacity) / 2**20
+        drafter = 0.0 if self.drafter is None else self.drafter.cache_bytes(self.batch, capacity) / 2**20
+        return f"caches for {self.batch} x {capacity} tokens: {target:.1f} MiB target, {drafter:.1f} MiB drafter"
+
     def _now(self) -> float:
         if self.timed and self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
@@ -275,12 +282,16 @@ class Decoder:
                 raise UsageError(f"prompt {number} is empty: decoding starts from a token")
             if not 0 <= min(prompt) <= max(prompt) < self.target.vocabulary:
                 raise UsageError(f"prompt {number} holds tokens outside the vocabulary of {self.target.vocabulary}")
+        length, capacity = self._room(prompts, new_tokens)
+        self.target.check_length(length)
+        return Rows(self.target, self.drafter, self.growth, self.rule, self.batch, length, capacity)
+
+    def _room(self, prompts: Sequence[Tokens], new_tokens: int) -> tuple[int, int]:
+        """Positions that a sequence may reach, and entries of its cache."""
         # The last step may pass the limit by a whole path, and so may every step that the host has not read yet.
         length = max((len(prompt) for prompt in prompts), default=1) + new_tokens + self.growth.depth
         length += self.late * (self.growth.depth + 1)
-        self.target.check_length(length)
-        capacity = self._rounded(length + self.growth.room)
-        return Rows(self.target, self.drafter, self.growth, self.rule, self.batch, length, capacity)
+        return length, self._rounded(length + self.growth.room)
 
     def _rounded(self, columns: int) -> int:
         return -(-columns // self.bucket) * self.bucket

@@ -11,21 +11,23 @@ from executor.quantization import plain_tensors, quantization_of
 from executor.target import Target
 
 
-def identity(target: Target, drafter: Drafter) -> dict[str, Any]:
+def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     """Who they are, by name, number type and weights: what traces, profiles and validations are matched by.
 
     Quantised weights are named too. Where several processes share the target, all must ask.
     """
     kind = quantization_of(target.model)
-    return {
+    found: dict[str, Any] = {
         "target": {
             "name": target.name,
             "weights": weights_hash(target.model),
             "dtype": _name(target.dtype),
             **({} if kind is None else {"quantization": kind}),
         },
-        "drafter": {"kind": drafter.kind, "heads": drafter.max_depth, "weights": weights_hash(drafter)},
     }
+    if drafter is not None:
+        found["drafter"] = {"kind": drafter.kind, "heads": drafter.max_depth, "weights": weights_hash(drafter)}
+    return found
 
 
 def weights_hash(module: Any) -> str:

@@ -92,6 +92,9 @@ class Told:
     max_depth: int = 64
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
+    def cache_bytes(self, batch: int, capacity: int) -> int:
+        return 0
+
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> dict[str, Tensor]:
         return {"done": torch.zeros(batch, dtype=torch.long), "level": torch.zeros(1, dtype=torch.long)}
 

@@ -42,6 +42,9 @@ class Drafter(Protocol):
     def max_depth(self) -> int:
         """The deepest level it can draft."""
 
+    def cache_bytes(self, batch: int, capacity: int) -> int:
+        """Memory of its own cache for `batch` sequences of `capacity` tokens; 0 for a drafter that keeps none."""
+
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> Any:
         """A fresh state for `batch` sequences and `depth` levels.
 

@@ -57,6 +57,10 @@ class LanguageModel(nn.Module):
         self.target = model
         self.model = model.model  # its weights are this module's
 
+    def cache_bytes(self, batch: int, capacity: int) -> int:
+        """See `Drafter.cache_bytes`."""
+        return self.target.cache_bytes(batch, capacity)
+
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> LanguageModelState:
         """See `Drafter.begin`; raises ExecutorError for texts beyond the draft model's own context."""
         self.target.check_length(length)

@@ -60,6 +60,10 @@ class MedusaHeads(nn.Module):
             return logits
         return z @ self.output[:depth].transpose(1, 2)
 
+    def cache_bytes(self, batch: int, capacity: int) -> int:
+        """None: heads see one feature; see `Drafter.cache_bytes`."""
+        return 0
+
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> MedusaState:
         """See `Drafter.begin`."""
         return MedusaState(target, torch.zeros(batch, target.hidden, dtype=target.dtype, device=target.device), depth)

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from treeopt.cli import options
-from treeopt.errors import PlanError, TreeError, UsageError
+from treeopt.errors import ExecutorError, PlanError, TreeError, UsageError
 from treeopt.plan import load_plan
 from treeopt.policy import DynamicTree
 from treeopt.provenance import this_run
@@ -69,12 +69,18 @@ class Dynamic(click.ParamType[DynamicTree]):
 @options.prompts_options
 @click.option("--plan", "plan_file", type=options.FILE, help="Decode as this plan says for the batch size.")
 @click.option("--tree", type=Shape(), help="A static tree: the length of a chain, or rank paths as JSON.")
-@click.option("--dynamic", type=Dynamic(), help="Dynamic trees: nodes=60,depth=6,beam=10 [,width=,min_probability=,...].")
-@click.option("--batch", type=click.IntRange(min=1), help="Requests decoded together; default 1, or the plan's only one.")
-@click.option("--rule", type=click.Choice(RULES), help="Verification; default greedy, or sample-and-match to sample.")
+@click.option(
+    "--dynamic", type=Dynamic(), help="Dynamic trees: nodes=60,depth=6,beam=10 [,width=,min_probability=,...]."
+)
+@click.option(
+    "--batch", type=click.IntRange(min=1), help="Requests decoded together; default 1, or the plan's only one."
+)
+@click.option("--rule", type=click.Choice(RULES), help="Verification; default greedy, or sample-and-match.")
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: greedy.")
 @click.option("--top-k", type=click.IntRange(min=1), help="Sample from so many tokens.")
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="... so much mass.")
+@click.option(
+    "--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="... so much mass."
+)
 @click.option("--ignore-end", is_flag=True, help="Go on to --new-tokens past tokens that end a text.")
 @click.option("--compiled", is_flag=True, help="Compile the target's forward (torch.compile); slow to start.")
 @click.option("--stream", is_flag=True, help="Print text as it is decoded; batch 1.")
@@ -154,7 +160,7 @@ def decode(
     if as_json:
         options.print_json({"schema": SCHEMA, "meta": meta, "counts": _counts(gathered), "requests": records})
     if audit:
-        _report(records)
+        _report(records, target)
 
 
 def _check(
@@ -199,9 +205,7 @@ def _shape(
     return entry.choice.tree or PLAIN, entry.batch
 
 
-def _rule(
-    name: str | None, temperature: float, top_k: int | None, top_p: float, seed: int, target: "Target"
-) -> "Rule":
+def _rule(name: str | None, temperature: float, top_k: int | None, top_p: float, seed: int, target: "Target") -> "Rule":
     from executor.acceptance import make_rule
     from executor.sampling import Warp, seeded
 
@@ -350,16 +354,15 @@ def _counts(gathered: "Gathered") -> dict[str, Any]:
     }
 
 
-def _report(records: list[dict[str, Any]]) -> None:
+def _report(records: list[dict[str, Any]], target: "Target") -> None:
     """Say what the audit found; a text that fails it ends the command with exit code 1."""
     from executor.audit import MARGIN, Audit
-    from treeopt.errors import ExecutorError
 
     total = Audit.total(Audit(**record["audit"]) for record in records)
     found = (
         f"audit: {total.differing} of {total.tokens} tokens are not the argmax of a plain forward, the worst "
-        f"{total.worst:.1f} units in the last place below it; {total.unexcused} beyond the margin of "
-        f"{', '.join(f'{units} for {str(dtype).split(".")[-1]}' for dtype, units in MARGIN.items())}"
+        f"{total.worst:.1f} units in the last place below it; {total.unexcused} are beyond the margin of "
+        f"{MARGIN[target.dtype]}"
     )
     if total.unexcused:
         wrong = next(record["request"] for record in records if record["audit"]["unexcused"])

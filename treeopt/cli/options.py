@@ -96,7 +96,7 @@ def models(command: Any, *, drafter: bool = True) -> Any:
             help="Type computed in, and of the cache; auto: as the target was saved.",
         ),
         click.option("--device", default="cpu", show_default=True, help="Where to run: cpu, cuda, cuda:1, ..."),
-        click.option("--drafter", type=FOLDER, required=drafter, help="Folder of the drafter: heads, or a whole model."),
+        click.option("--drafter", type=FOLDER, required=drafter, help="Folder of the drafter, heads or a model."),
         click.option("--target", type=FOLDER, required=True, help="Folder of the target, a Hugging Face model."),
     ):
         bundled = option(bundled)

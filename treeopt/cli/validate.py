@@ -18,7 +18,7 @@ from treeopt.trace import load_trace
 BATCHES = (1, 2, 4, 8)
 
 if TYPE_CHECKING:
-    from executor.drafters.medusa import MedusaHeads
+    from executor.drafters.base import Drafter
     from executor.target import Target
     from treeopt.plan import Plan
 
@@ -116,7 +116,7 @@ def _plan(
     return search(trace, cost, batch=batch or BATCHES, seed=seed)
 
 
-def _check_models(plan: "Plan", target: "Target", drafter: "MedusaHeads") -> None:
+def _check_models(plan: "Plan", target: "Target", drafter: "Drafter") -> None:
     from executor.fingerprint import identity
 
     here = identity(target, drafter)
