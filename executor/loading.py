@@ -14,6 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging
 
 from executor.architectures import refusal
+from executor.cache import free_bytes
+from executor.packing import pack_linears, packable_bytes
 from executor.parallel import check_agreement, sharding, whole
 from executor.quantization import plain_tensors, quantizer, stored
 from executor.target import Target
@@ -77,6 +79,8 @@ def load_target(
     check_finite(path, model)
     if not settings:
         model.to(torch.device(device))
+    if not settings and device == "cpu" and packable_bytes(model) < (free_bytes(torch.device(device)) or 0) / 2:
+        pack_linears(model)
     target = Target(model, name=Path(path).resolve().name)
     _check_types(path, target)
     if tensor_parallel:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from executor.architectures import check, query_group, windows
 from executor.attention import KINDS, additive, chunk_seen, folded, set_attention, tree_blocks, tree_seen
 from executor.cache import Layout, TreeCache, free_bytes, layout_of
+from executor.packing import unpack_linears
 from treeopt.errors import ExecutorError
 
 CHUNK = 1024  # tokens of a prompt that go through the model at once
@@ -160,6 +161,7 @@ class Target:
         """
         if self.attention == "flex" and self.device.type == "cpu":
             raise ExecutorError(f"{self.name}: FlexAttention is wrong when compiled for CPU: use packed attention")
+        unpack_linears(self.model)
         limit = torch._dynamo.config
         limit.recompile_limit = max(limit.recompile_limit, SHAPES)
         self._forward = torch.compile(self.model.forward, **{"fullgraph": True, "dynamic": False} | options)

@@ -65,6 +65,7 @@ ORDER = [
     "executor.cache",
     "executor.architectures",
     "executor.attention",
+    "executor.packing",
     "executor.target",
     "executor.parallel",
     "executor.quantization",

@@ -23,7 +23,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from executor.decode import Decoder
 from executor.drafters.language_model import LanguageModel
-from executor.record import device_name
+from executor.fingerprint import device_name
+from executor.packing import pack_linears
 from executor.target import Target
 from treeopt.files import write_text
 from treeopt.provenance import this_run
@@ -66,6 +67,13 @@ def models(dtype: torch.dtype, device: str, damping: float = 0.05) -> tuple[PreT
     return target.to(device, dtype), assistant.to(device, dtype)
 
 
+def packed(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy as `load_target` would make it."""
+    own = copy.deepcopy(model)
+    pack_linears(own)
+    return own
+
+
 class Clock(nn.Module):
     """Counts the seconds that a model's forwards take."""
 
@@ -106,14 +114,18 @@ def ways(dtype: torch.dtype, device: str, batch: int, new: int) -> dict[str, Cal
         config.assistant_confidence_threshold = 0.4
         return hugging_face(assistant_model=assistant)
 
-    ours, drafter = Target(target), LanguageModel(Target(assistant))
-    plain = Decoder(ours, batch=batch)
+    ours, drafter = Target(packed(target)), LanguageModel(Target(packed(assistant)))
+    plain, bare = Decoder(ours, batch=batch), Decoder(Target(copy.deepcopy(target)), batch=batch)
     decoders = {name: Decoder(ours, drafter, tree=tree, batch=batch) for name, tree in TREES.items()}
 
     def loop(decoder: Decoder) -> int:
         return sum(1 for _ in decoder.steps(prompts, new_tokens=new))
 
-    found: dict[str, Callable[[], int]] = {"HF generate": hugging_face, "plain": lambda: loop(plain)}
+    found: dict[str, Callable[[], int]] = {
+        "HF generate": hugging_face,
+        "plain, weights as they are": lambda: loop(bare),
+        "plain": lambda: loop(plain),
+    }
     if batch == 1:  # Hugging Face assists one sequence only
         found |= {f"HF assisted {k}": lambda k=k: assisted(k) for k in ASSISTED}
         found["HF assisted, default"] = assisted_by_default
@@ -146,6 +158,7 @@ def compare_ways(dtype: torch.dtype, device: str, batch: int, *, rounds: int, ne
         "tokens_s": {name: round(rate, 1) for name, rate in rates.items()},
         "tau": {name: round((new * batch) / (n * batch), 2) for name, n in steps.items() if n},
         "best": best,
+        "packed_over_bare": round(ratio("plain", "plain, weights as they are"), 3),
         "plain_over_generate": round(ratio("plain", "HF generate"), 3),
         "best_over_generate": round(ratio(best, "HF generate"), 3),
     }
@@ -157,7 +170,7 @@ def compare_ways(dtype: torch.dtype, device: str, batch: int, *, rounds: int, ne
 
 def overhead(dtype: torch.dtype, device: str, *, tree: Tree, new: int) -> float:
     """Share of a run's time, prefill left out, that is spent outside the two models' forwards; CPU."""
-    target, assistant = models(dtype, device)
+    target, assistant = (packed(model) for model in models(dtype, device))
     clocks = [Clock(target), Clock(assistant)]
     decoder = Decoder(Target(target), LanguageModel(Target(assistant)) if tree.nodes else None, tree=tree)
     prompts = [np.random.default_rng(0).integers(0, HUNDRED_M["vocab_size"], PROMPT).tolist()]
