@@ -74,6 +74,23 @@ def tree_seen(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, win
     return (seen & inside[:, None]) | committed
 
 
+def tree_table(ancestors: Tensor, dtype: torch.dtype, group: int = 1) -> Tensor:
+    """What `tree_mask` looks up, made once a tree: additive (b, group * fed, count + 2).
+
+    Column 0 stands for committed tokens, the last for what lies beyond the tree, those between for its nodes; rows
+    are repeated for `group` query heads, heads outermost.
+    """
+    edges = torch.ones_like(ancestors[..., :1])
+    return additive(torch.cat([edges, ancestors, ~edges], 2), dtype).repeat(1, group, 1)
+
+
+def tree_mask(lengths: Tensor, table: Tensor, view: int) -> Tensor:
+    """`tree_seen` without a window, additive and folded: (batch, 1, group * fed, view)."""
+    column = torch.arange(1, view + 1, device=lengths.device) - lengths[:, None]
+    index = column.clamp_(0, table.shape[2] - 1)[:, None].expand(-1, table.shape[1], -1)
+    return table.expand(len(lengths), -1, -1).gather(2, index)[:, None]
+
+
 def tree_blocks(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, window: int | None = None) -> BlockMask:
     """The same for FlexAttention: blocks of committed tokens are full, those with nodes or a window's edge partial."""
     batch, (_, fed, count) = len(lengths), ancestors.shape

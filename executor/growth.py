@@ -40,17 +40,17 @@ class Level:
     Attributes:
         expanded: int64 (e,), nodes one depth above whose children are drafted.
         parents: int64 (1, e), place of each one's parent among the nodes expanded one level above.
-        nodes: int64 (n,), the nodes of this depth.
-        slot: int64 (n,), place of each node's parent in `expanded`.
+        nodes: the nodes of this depth, which follow one another.
         rank: int64 (n,), candidate rank of each node.
+        place: int64 (n,), of each node among the candidates of all expanded nodes, `width` of each.
         width: candidates needed of each parent, 1 + the largest rank.
     """
 
     expanded: Tensor
     parents: Tensor
-    nodes: Tensor
-    slot: Tensor
+    nodes: slice
     rank: Tensor
+    place: Tensor
     width: int
 
 
@@ -76,14 +76,15 @@ class StaticGrowth:
             expanded = sorted({parents[node] for node in nodes})
             for node in expanded:
                 fed[node] = 1 + max(fed)
+            width = 1 + max(ranks[node] for node in nodes)
             self.levels.append(
                 Level(
                     expanded=tensor(expanded),
                     parents=tensor([above.index(parents[node]) for node in expanded])[None],
-                    nodes=tensor(nodes),
-                    slot=tensor([expanded.index(parents[node]) for node in nodes]),
+                    nodes=slice(nodes[0], nodes[-1] + 1),
                     rank=tensor([ranks[node] for node in nodes]),
-                    width=1 + max(ranks[node] for node in nodes),
+                    place=tensor([expanded.index(parents[node]) * width + ranks[node] for node in nodes]),
+                    width=width,
                 )
             )
             above = expanded
@@ -95,12 +96,11 @@ class StaticGrowth:
         kept = []
         for level in self.levels:
             assert drafter is not None
-            scores = drafter.level(state, tokens[:, level.expanded], level.parents)
+            scores = drafter.level(state, tokens.index_select(1, level.expanded), level.parents)
             if scores.shape[1] == 1 and (rule.needs_scores or rule.sampled_candidates):
                 scores = scores.expand(-1, len(level.expanded), -1)
-            best = rule.candidates(scores, level.width)
-            slot = level.slot if scores.shape[1] > 1 else torch.zeros_like(level.slot)
-            tokens[:, level.nodes] = best[:, slot, level.rank]
+            best = rule.candidates(scores, level.width).flatten(1)
+            tokens[:, level.nodes] = best.index_select(1, level.place if scores.shape[1] > 1 else level.rank)
             kept.append(scores)
         return Draft(tokens, self.topology, self.fed, torch.cat(kept, 1) if rule.needs_scores and kept else None)
 

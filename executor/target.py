@@ -15,12 +15,23 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import PreTrainedModel
 
 from executor.architectures import check, query_group, windows
-from executor.attention import KINDS, additive, chunk_seen, folded, set_attention, tree_blocks, tree_seen
+from executor.attention import (
+    KINDS,
+    additive,
+    chunk_seen,
+    folded,
+    set_attention,
+    tree_blocks,
+    tree_mask,
+    tree_seen,
+    tree_table,
+)
 from executor.cache import Layout, TreeCache, free_bytes, layout_of
 from executor.packing import unpack_linears
 from treeopt.errors import ExecutorError
 
 CHUNK = 1024  # tokens of a prompt that go through the model at once
+TABLES = 64  # tables of trees kept
 SHAPES = 64  # compiled forwards kept; torch keeps 8 unless told
 
 Mask = Tensor | BlockMask
@@ -64,27 +75,28 @@ class Target:
         self._decoder: nn.Module = model.get_decoder()
         self._decoder.register_forward_hook(self._keep_features)
         self._features: Tensor | None = None
+        self._tables: dict[int, tuple[Tensor, Tensor]] = {}  # the tree is kept too: no other can take its id
         self._forward: Callable[..., Any] = model
 
     def _keep_features(self, module: nn.Module, args: Any, output: Any) -> None:
         self._features = output[0]
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.model.parameters()).device
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """The type of the weights, and of the cache."""
         return next(self.model.parameters()).dtype
 
-    @property
+    @cached_property
     def hidden(self) -> int:
         """Width of a feature."""
         return int(self._head_weight.shape[1])
 
-    @property
+    @cached_property
     def vocabulary(self) -> int:
         """Width of the logits."""
         return int(self._head_weight.shape[0])
@@ -227,6 +239,8 @@ class Target:
         def mask(window: int | None) -> Mask:
             if self.attention == "flex":
                 return tree_blocks(lengths, depths, ancestors, view, window)
+            if window is None:
+                return tree_mask(lengths, self._table(ancestors), view)
             return self._additive(tree_seen(lengths, depths, ancestors, view, window))
 
         return self._call(
@@ -248,6 +262,15 @@ class Target:
         """One mask, or one for each kind of layer."""
         masks = {kind: build(window) for kind, window in self.windows.items()}
         return masks.get("", masks)
+
+    def _table(self, ancestors: Tensor) -> Tensor:
+        """The table of a tree; that of a static tree, whose tensor comes again in every step, is made once."""
+        if id(ancestors) not in self._tables:
+            if len(self._tables) >= TABLES:
+                self._tables.clear()
+            group = self._group if self.attention == "packed" else 1
+            self._tables[id(ancestors)] = ancestors, tree_table(ancestors, self.dtype, group)
+        return self._tables[id(ancestors)][1]
 
     def _additive(self, seen: Tensor) -> Tensor:
         """The mask that the attention in use wants."""

@@ -37,8 +37,10 @@ def test_levels_cover_the_tree(tree):
     growth = StaticGrowth(tree, CPU)
     rank, above, order = [0] * growth.count, torch.zeros(1, dtype=torch.long), []
     for level in growth.levels:
-        for node, slot, r in zip(level.nodes.tolist(), level.slot.tolist(), level.rank.tolist(), strict=True):
-            assert level.expanded[slot] == growth.topology.parent[0, node]
+        nodes = range(level.nodes.start, level.nodes.stop)
+        for node, place, r in zip(nodes, level.place.tolist(), level.rank.tolist(), strict=True):
+            assert level.expanded[place // level.width] == growth.topology.parent[0, node]
+            assert place % level.width == r
             assert r < level.width
             rank[node] = r
         assert above[level.parents[0]].tolist() == growth.topology.parent[0, level.expanded].tolist()

@@ -112,7 +112,7 @@ def _agree(lm: LanguageModel, growth: object, prefix: list[int], draft: Draft, r
         rank = order.index(int(draft.tokens[row, node]))
         if isinstance(growth, StaticGrowth):
             level = growth.levels[depth - 1]
-            assert rank == int(level.rank[level.nodes.tolist().index(node)])
+            assert rank == int(level.rank[node - level.nodes.start])
         else:
             assert isinstance(growth, DynamicGrowth)
             assert rank < growth.policy.children

@@ -31,7 +31,9 @@ class LanguageModelState:
         late: the leaf is fed in front of the root.
         level: levels drafted in this step.
         fed: nodes fed in this step.
-        ancestors: bool (b, last level, fed), of the level fed last.
+        widest: most nodes fed at once in this step.
+        above: bool (b, last level, fed), ancestors of the nodes fed last.
+        known: level -> parents that were asked for last, and what follows of them: ancestors, depths.
     """
 
     vocabulary: int
@@ -42,7 +44,9 @@ class LanguageModelState:
     late: bool = True
     level: int = 0
     fed: int = 0
-    ancestors: Tensor = field(default_factory=lambda: torch.zeros(0))
+    widest: int = 1
+    above: Tensor = field(default_factory=lambda: torch.zeros(0))
+    known: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
 
 class LanguageModel(nn.Module):
@@ -56,6 +60,9 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.target = model
         self.model = model.model  # its weights are this module's
+        self._depths = torch.arange(2, device=model.device)[None]
+        self._pair = torch.ones(1, 2, 2, dtype=torch.bool, device=model.device).tril()
+        self._alone = self._pair[:, :1, :1].clone()
 
     def cache_bytes(self, batch: int, capacity: int) -> int:
         """See `Drafter.cache_bytes`."""
@@ -83,13 +90,11 @@ class LanguageModel(nn.Module):
     def extend(self, state: LanguageModelState, committed: Committed, *, view: int, all_fed: bool) -> None:
         """Move the kept nodes' keys and values into place; see `Drafter.extend`."""
         counts, steps = committed.counts, committed.tokens.shape[1]
-        state.view, state.late, state.level, state.fed = view, not all_fed, 0, 0
-        if steps == 0:
-            return
         cache = self.target.cache
         assert cache is not None
-        if steps > 1:
+        if steps > 1 and state.widest > 1:  # else every node was fed in its place
             cache.compact(state.lengths, committed.fed.clamp(min=0))
+        state.view, state.late, state.level, state.fed, state.widest = view, not all_fed, 0, 0, 1
         before = committed.tokens.gather(1, (counts - 2).clamp(min=0)[:, None])[:, 0]
         kept = torch.where(counts == 1, state.root, torch.where(counts > 1, before, state.leaf))
         state.leaf.copy_(kept)
@@ -106,34 +111,41 @@ class LanguageModel(nn.Module):
 
     def _root(self, state: LanguageModelState, tokens: Tensor) -> Tensor:
         state.root.copy_(tokens[:, 0])
-        one = torch.ones(1, 1, 1, dtype=torch.bool, device=tokens.device)
-        state.fed, state.ancestors = 1, one
+        state.fed, state.above = 1, self._alone
         if not state.late:
-            return self._feed(tokens, state.lengths, one[..., 0].long() * 0, one, state.view)
+            return self._feed(state, tokens, state.lengths, self._depths[:, :1], self._alone)
         # The leaf and the root; a sequence without a leaf feeds its root first, and its second entry is ignored.
         alone = state.lengths == 0
-        first = torch.where(alone, state.root, state.leaf)
-        pair = torch.stack([first, state.root], 1)
-        depths = torch.arange(2, device=tokens.device)[None]
-        chain = torch.ones(1, 2, 2, dtype=torch.bool, device=tokens.device).tril()
-        logits = self._feed(pair, (state.lengths - 1).clamp(min=0), depths, chain, state.view)
+        pair = torch.stack([torch.where(alone, state.root, state.leaf), state.root], 1)
+        logits = self._feed(state, pair, (state.lengths - 1).clamp(min=0), self._depths, self._pair)
         return torch.where(alone[:, None, None], logits[:, :1], logits[:, 1:])
 
     def _nodes(self, state: LanguageModelState, tokens: Tensor, parents: Tensor) -> Tensor:
-        above = state.ancestors.expand(len(parents), -1, -1)
-        above = above.gather(1, parents[..., None].expand(-1, -1, above.shape[2]))
-        itself = torch.eye(tokens.shape[1], dtype=torch.bool, device=tokens.device).expand(len(parents), -1, -1)
-        state.ancestors = torch.cat([above, itself], 2)
-        depths = torch.full((1, tokens.shape[1]), state.level, device=tokens.device)
-        logits = self._feed(tokens, state.lengths, depths, state.ancestors, state.view, state.fed)
+        known = state.known.get(state.level)
+        if known is None or known[0] is not parents:  # a static tree's come again in every step
+            above = state.above.expand(len(parents), -1, -1)
+            above = above.gather(1, parents[..., None].expand(-1, -1, above.shape[2]))
+            itself = torch.eye(tokens.shape[1], dtype=torch.bool, device=tokens.device).expand(len(parents), -1, -1)
+            depths = torch.full((1, tokens.shape[1]), state.level, device=tokens.device)
+            known = state.known[state.level] = parents, torch.cat([above, itself], 2), depths
+        _, state.above, depths = known
+        logits = self._feed(state, tokens, state.lengths, depths, state.above, state.fed)
         state.fed += tokens.shape[1]
+        state.widest = max(state.widest, tokens.shape[1])
         return logits
 
     def _feed(
-        self, tokens: Tensor, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, first: int = 0
+        self,
+        state: LanguageModelState,
+        tokens: Tensor,
+        lengths: Tensor,
+        depths: Tensor,
+        ancestors: Tensor,
+        first: int = 0,
     ) -> Tensor:
-        known = torch.where(tokens < self.target.vocabulary, tokens, 0)
-        return self.target.verify(known, lengths, depths, ancestors, view, first).logits
+        if self.target.vocabulary < state.vocabulary:
+            tokens = torch.where(tokens < self.target.vocabulary, tokens, 0)
+        return self.target.verify(tokens, lengths, depths, ancestors, state.view, first).logits
 
     def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Tensor]:
         """See `Drafter.teacher_forced`; the model's own features take the place of the target's."""
