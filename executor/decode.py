@@ -15,6 +15,7 @@ from torch import Tensor
 
 from executor.acceptance import Greedy, Rule
 from executor.drafters.base import Drafter
+from executor.graphs import Graphs
 from executor.growth import DynamicGrowth, Growth, StaticGrowth
 from executor.rows import Rows, Tokens
 from executor.target import Target
@@ -163,6 +164,7 @@ class Decoder:
         rule: Rule | None = None,
         timed: bool = False,
         late: int | None = None,
+        graphs: bool = False,
     ) -> None:
         """Prepare the tree.
 
@@ -174,9 +176,10 @@ class Decoder:
             rule: of verification; default greedy.
             timed: seconds of each step are wanted: the host waits for the device at every reading.
             late: steps that the host reads late; default 0 on CPU or when timed, else 1.
+            graphs: replay steps from CUDA graphs; see `Graphs`.
 
         Raises:
-            UsageError: batch below 1.
+            UsageError: batch below 1, or graphs without CUDA.
             ExecutorError: a tree without drafter, deeper than the drafter can draft, or not for this rule.
         """
         if batch < 1:
@@ -185,12 +188,15 @@ class Decoder:
             raise ExecutorError(f"a tree of {tree.nodes} nodes needs a drafter")
         if drafter is not None and tree.depth > drafter.max_depth:
             raise ExecutorError(f"the tree has depth {tree.depth}, the drafter drafts {drafter.max_depth} at most")
-        self.target, self.tree, self.batch, self.timed = target, tree, batch, timed
+        if graphs and target.device.type != "cuda":
+            raise UsageError(f"graphs are for CUDA devices, got {target.device.type}")
+        self.target, self.tree, self.batch, self.timed, self.graphs = target, tree, batch, timed, graphs
         self.drafter = drafter if tree.nodes else None
         self.rule: Rule = Greedy() if rule is None else rule
         on_cpu = target.device.type == "cpu"
         self.late = (0 if on_cpu or timed else 1) if late is None else late
         self.bucket = BUCKETS.get(target.device.type, BUCKET)
+        self._replayed: Graphs | None = None
         self.growth = self._growth(tree, adaptive=on_cpu and not self.late)
 
     def _growth(self, tree: Tree | DynamicTree, *, adaptive: bool) -> Growth:
@@ -269,6 +275,11 @@ class Decoder:
         drafter = 0.0 if self.drafter is None else self.drafter.cache_bytes(self.batch, capacity) / 2**20
         return f"caches for {self.batch} x {capacity} tokens: {target:.1f} MiB target, {drafter:.1f} MiB drafter"
 
+    @property
+    def graph_bytes(self) -> int:
+        """Device memory that the last run's graphs held."""
+        return 0 if self._replayed is None else self._replayed.bytes
+
     def _now(self) -> float:
         if self.timed and self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
@@ -284,7 +295,9 @@ class Decoder:
                 raise UsageError(f"prompt {number} holds tokens outside the vocabulary of {self.target.vocabulary}")
         length, capacity = self._room(prompts, new_tokens)
         self.target.check_length(length)
-        return Rows(self.target, self.drafter, self.growth, self.rule, self.batch, length, capacity)
+        rows = Rows(self.target, self.drafter, self.growth, self.rule, self.batch, length, capacity)
+        self._replayed = Graphs(rows) if self.graphs else None
+        return rows
 
     def _room(self, prompts: Sequence[Tokens], new_tokens: int) -> tuple[int, int]:
         """Positions that a sequence may reach, and entries of its cache."""
@@ -301,9 +314,14 @@ class Decoder:
         requests = tuple(host.request for host in hosts)
         view = self._rounded(max(host.length + host.ahead for host in hosts) + self.growth.room)
         admitted = self._now()
-        draft = rows.draft(view=view, steps=known.steps, all_fed=known.all_fed)
-        drafted = self._now()
-        rows.verify(draft, view=view)
+        if self._replayed is None:
+            draft = rows.draft(view=view, steps=known.steps, all_fed=known.all_fed)
+            drafted = self._now()
+            rows.verify(draft, view=view)
+        else:
+            self._replayed.draft(view=view)
+            drafted = self._now()
+            self._replayed.verify(view=view)
         for host in hosts:
             host.ahead += (self.growth.depth + 1) * (host.request >= 0)
         outcome, ready = rows.outcome, None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedModel
 
 from executor.architectures import check, query_group, windows
@@ -31,7 +32,6 @@ from executor.packing import unpack_linears
 from treeopt.errors import ExecutorError
 
 CHUNK = 1024  # tokens of a prompt that go through the model at once
-TABLES = 64  # tables of trees kept
 SHAPES = 64  # compiled forwards kept; torch keeps 8 unless told
 
 Mask = Tensor | BlockMask
@@ -75,7 +75,7 @@ class Target:
         self._decoder: nn.Module = model.get_decoder()
         self._decoder.register_forward_hook(self._keep_features)
         self._features: Tensor | None = None
-        self._tables: dict[int, tuple[Tensor, Tensor]] = {}  # the tree is kept too: no other can take its id
+        self._tables = WeakTensorKeyDictionary()
         self._forward: Callable[..., Any] = model
 
     def _keep_features(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -265,12 +265,11 @@ class Target:
 
     def _table(self, ancestors: Tensor) -> Tensor:
         """The table of a tree; that of a static tree, whose tensor comes again in every step, is made once."""
-        if id(ancestors) not in self._tables:
-            if len(self._tables) >= TABLES:
-                self._tables.clear()
-            group = self._group if self.attention == "packed" else 1
-            self._tables[id(ancestors)] = ancestors, tree_table(ancestors, self.dtype, group)
-        return self._tables[id(ancestors)][1]
+        table: Tensor | None = self._tables.get(ancestors)
+        if table is None:
+            table = tree_table(ancestors, self.dtype, self._group if self.attention == "packed" else 1)
+            self._tables[ancestors] = table
+        return table
 
     def _additive(self, seen: Tensor) -> Tensor:
         """The mask that the attention in use wants."""

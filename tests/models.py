@@ -98,6 +98,9 @@ class Told:
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> dict[str, Tensor]:
         return {"done": torch.zeros(batch, dtype=torch.long), "level": torch.zeros(1, dtype=torch.long)}
 
+    def lasting(self, state: dict[str, Tensor]) -> Sequence[Tensor]:
+        return tuple(state.values())
+
     def admit(self, state: dict[str, Tensor], rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
         state["done"][rows] = 0
 

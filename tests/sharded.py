@@ -61,7 +61,7 @@ def main(folder: Path) -> None:
             said[name] = str(error)
             continue
         save_file(decoded(target), folder / f"{name}.{rank}.safetensors")
-        keys, _ = target.cache._stores
+        keys, _ = target.cache.stores
         said[name] = {"heads": keys.shape[2], "identity": identity(target, random_heads())["target"]}
     said |= {"main": is_main_rank(), "device": device_name(torch.device("cpu"))}
     for label, settings in (("quantize", {"quantize": "int8"}), ("device refused", {"device": "cuda:1"})):

@@ -79,6 +79,7 @@ ORDER = [
     "executor.checkpoints",
     "executor.growth",
     "executor.rows",
+    "executor.graphs",
     "executor.decode",
     "executor.audit",
     "executor.record",

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_mask
 
-from executor.attention import chunk_seen, near, tree_blocks, tree_seen
+from executor.attention import additive, chunk_seen, folded, near, tree_blocks, tree_mask, tree_seen, tree_table
 from executor.topology import Topology
 
 PARENTS = torch.tensor([[0, 0, 1, 1, 2, 4, 5, 0], [0, 0, 0, 2, 3, 4, 5, 6]])
@@ -41,6 +41,16 @@ def test_later_nodes_alone_see_the_same(window):
     whole = tree_seen(lengths, TOPOLOGY.depth, TOPOLOGY.ancestors, 24, window)
     part = tree_seen(lengths, TOPOLOGY.depth[:, 4:7], TOPOLOGY.ancestors[:, 4:7, :7], 24, window)
     assert torch.equal(part, whole[:, 4:7])
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("part", [slice(0, 8), slice(4, 7)])
+def test_looking_a_mask_up_is_the_same(part, group):
+    lengths, depths, ancestors = torch.tensor([5, 9]), TOPOLOGY.depth[:, part], TOPOLOGY.ancestors[:, part, : part.stop]
+    for b in (slice(0, 1), slice(0, 2)):
+        due = additive(tree_seen(lengths, depths[b], ancestors[b], 24), torch.bfloat16)[:, None]
+        found = tree_mask(lengths, tree_table(ancestors[b], torch.bfloat16, group), 24)
+        assert torch.equal(found, folded(due, group))
 
 
 def test_one_topology_serves_all_sequences():

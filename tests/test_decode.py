@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BloomConfig
 
-from executor.attention import tree_seen
+from executor.attention import tree_table
 from executor.decode import Decoder
 from executor.target import Target
 from tests.models import (
@@ -85,9 +85,9 @@ def test_the_comparison_notices_a_broken_loop(references, monkeypatch, broken):
     if broken == "compaction":
         monkeypatch.setattr("executor.cache.TreeCache.compact", lambda *args: None)
     elif broken == "mask":
-        seen = tree_seen  # the nodes before a node instead of its ancestors
+        table = tree_table  # the nodes before a node instead of its ancestors
         monkeypatch.setattr(
-            "executor.target.tree_seen", lambda n, d, above, *rest: seen(n, d, torch.ones_like(above).tril(), *rest)
+            "executor.target.tree_table", lambda above, *rest: table(torch.ones_like(above).tril(), *rest)
         )
     else:  # a node's position is its row instead of its depth
         verify = Target.verify

@@ -3,7 +3,7 @@
 With f_t the target's feature at position t and x_{n+1} the root, a node at depth k predicts x_{n+1+k}.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,10 +31,7 @@ class Committed:
 
 
 class Drafter(Protocol):
-    """Proposes tokens, level by level, for a batch of sequences whose state it is handed back at every call.
-
-    State that lasts from step to step lies in tensors that are changed in place.
-    """
+    """Proposes tokens, level by level, for a batch of sequences whose state it is handed back at every call."""
 
     kind: str
 
@@ -55,6 +52,9 @@ class Drafter(Protocol):
             length: positions that a sequence may reach.
             capacity: entries that its cache needs, fed nodes included.
         """
+
+    def lasting(self, state: Any) -> Sequence[Tensor]:
+        """The tensors that one step leaves to the next, its cache apart; they are only ever changed in place."""
 
     def admit(self, state: Any, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
         """New requests begin: nothing of these rows' past counts.

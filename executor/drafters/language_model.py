@@ -5,7 +5,7 @@ verdict the accepted nodes' keys and values are moved into place, and only a kep
 late, in front of the next root.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -76,6 +76,10 @@ class LanguageModel(nn.Module):
         self.target.allocate(batch, capacity)
         empty = torch.zeros(batch, dtype=torch.long, device=self.target.device)
         return LanguageModelState(target.vocabulary, empty, empty.clone(), empty.clone())
+
+    def lasting(self, state: LanguageModelState) -> Sequence[Tensor]:
+        """See `Drafter.lasting`."""
+        return state.lengths, state.root, state.leaf
 
     def admit(
         self, state: LanguageModelState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor

@@ -4,7 +4,7 @@ Head k (from 0) maps f_t to scores of x_{t+2+k}; z = f, then z = z + SiLU(A z + 
 U z. U is the head's own ("version 1" checkpoints) or the target's LM head ("version 2").
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +67,10 @@ class MedusaHeads(nn.Module):
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> MedusaState:
         """See `Drafter.begin`."""
         return MedusaState(target, torch.zeros(batch, target.hidden, dtype=target.dtype, device=target.device), depth)
+
+    def lasting(self, state: MedusaState) -> Sequence[Tensor]:
+        """See `Drafter.lasting`."""
+        return (state.feature,)
 
     def admit(self, state: MedusaState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
         """Keep the feature before the root, zero for a prompt of one token; see `Drafter.admit`."""
