@@ -27,8 +27,9 @@ format: $(VENV)/.all
 	$(BIN)/ruff check --fix -q .
 	$(BIN)/ruff format -q .
 
-bench: $(VENV)/.all  ## timings, printed
+bench: $(VENV)/.all  ## timings, printed; ratios within one run
 	$(BIN)/python -m tests.benchmarks.bench_search
+	$(BIN)/python -m tests.benchmarks.bench_executor --output data/benchmarks/executor-cpu.json
 
 models: $(VENV)/.all  ## tokenizer, target, heads, prompts and traces from nothing, on 2 cores in about half an hour
 	$(BIN)/python -m executor.train.shipped data

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
 from executor.decode import Decoder
 from executor.drafters.language_model import LanguageModel
@@ -30,17 +31,11 @@ from treeopt.files import write_text
 from treeopt.provenance import this_run
 from treeopt.tree import Tree
 
-HUNDRED_M = {
-    "vocab_size": 8192,
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 14,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 2048,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
+SHAPES = {  # hidden, intermediate, layers, heads, key heads, vocabulary
+    "toy": (64, 128, 2, 4, 2, 512),
+    "100m": (768, 2048, 14, 12, 4, 8192),
+    "1b": (2048, 8192, 16, 32, 8, 128256),
+    "8b": (4096, 14336, 32, 32, 8, 128256),
 }
 PROMPT, NEW = 128, 64
 ASSISTED = (2, 3, 4, 5, 6, 7, 8)
@@ -51,20 +46,42 @@ TREES = {
 }
 
 
-def models(dtype: torch.dtype, device: str, damping: float = 0.05) -> tuple[PreTrainedModel, PreTrainedModel]:
+def configuration(shape: str) -> LlamaConfig:
+    """A Llama of that shape, without tokens that end a text."""
+    hidden, intermediate, layers, heads, shared, vocabulary = SHAPES[shape]
+    return LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=shared,
+        vocab_size=vocabulary,
+        max_position_embeddings=4096,
+        initializer_range=0.05,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+
+
+def models(
+    shape: str, dtype: torch.dtype, device: str, damping: float = 0.05
+) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Target and assistant, in evaluation mode."""
     torch.manual_seed(0)
-    config = LlamaConfig(**HUNDRED_M, initializer_range=0.05)
-    target = LlamaForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+    config = configuration(shape)
+    with torch.device(device):
+        target = LlamaForCausalLM._from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
     with torch.no_grad():
         for layer in target.model.layers[1:]:
             layer.self_attn.o_proj.weight *= damping
             layer.mlp.down_proj.weight *= damping
     small = copy.copy(config)
     small.num_hidden_layers = 1
-    assistant = LlamaForCausalLM._from_config(small, attn_implementation="sdpa").eval()
+    with torch.device(device):
+        assistant = LlamaForCausalLM._from_config(small, dtype=dtype, attn_implementation="sdpa").eval()
     assistant.load_state_dict(target.state_dict(), strict=False)
-    return target.to(device, dtype), assistant.to(device, dtype)
+    return target, assistant
 
 
 def packed(model: PreTrainedModel) -> PreTrainedModel:
@@ -90,11 +107,11 @@ class Clock(nn.Module):
         self.seconds += time.perf_counter() - self.started
 
 
-def ways(dtype: torch.dtype, device: str, batch: int, new: int) -> dict[str, Callable[[], int]]:
-    """Each way to decode: a function that decodes the prompts and returns the target's forwards."""
-    target, assistant = models(dtype, device)
+def ways(shape: str, dtype: torch.dtype, device: str, batch: int, new: int) -> dict[str, Callable[[], int]]:
+    """Each way to decode: a function that decodes the prompts and returns the target's forwards (0: unknown)."""
+    target, assistant = models(shape, dtype, device)
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, HUNDRED_M["vocab_size"], PROMPT).tolist() for _ in range(batch)]
+    prompts = [rng.integers(0, target.config.vocab_size, PROMPT).tolist() for _ in range(batch)]
     ids = torch.tensor(prompts, device=device)
     ones = torch.ones_like(ids)
 
@@ -102,39 +119,37 @@ def ways(dtype: torch.dtype, device: str, batch: int, new: int) -> dict[str, Cal
         target.generate(ids, attention_mask=ones, do_sample=False, max_new_tokens=new, **settings)
         return 0
 
-    def assisted(k: int) -> int:
+    def assisted(k: int, threshold: float = 0.0) -> int:
         config = assistant.generation_config
         config.num_assistant_tokens, config.num_assistant_tokens_schedule = k, "constant"
-        config.assistant_confidence_threshold = 0.0
+        config.assistant_confidence_threshold = threshold
         return hugging_face(assistant_model=assistant)
-
-    def assisted_by_default() -> int:
-        config = assistant.generation_config
-        config.num_assistant_tokens, config.num_assistant_tokens_schedule = 20, "constant"
-        config.assistant_confidence_threshold = 0.4
-        return hugging_face(assistant_model=assistant)
-
-    ours, drafter = Target(packed(target)), LanguageModel(Target(packed(assistant)))
-    plain, bare = Decoder(ours, batch=batch), Decoder(Target(copy.deepcopy(target)), batch=batch)
-    decoders = {name: Decoder(ours, drafter, tree=tree, batch=batch) for name, tree in TREES.items()}
 
     def loop(decoder: Decoder) -> int:
         return sum(1 for _ in decoder.steps(prompts, new_tokens=new))
 
-    found: dict[str, Callable[[], int]] = {
-        "HF generate": hugging_face,
-        "plain, weights as they are": lambda: loop(bare),
-        "plain": lambda: loop(plain),
-    }
+    on_cuda = device.startswith("cuda")
+    ours, drafter = Target(packed(target)), LanguageModel(Target(packed(assistant)))
+    decoders = {"plain": Decoder(ours, batch=batch, graphs=on_cuda)}
+    if on_cuda:
+        decoders["plain, no graphs"] = Decoder(ours, batch=batch)
+    else:
+        decoders["plain, weights as they are"] = Decoder(Target(copy.deepcopy(target)), batch=batch)
+    decoders |= {name: Decoder(ours, drafter, tree=t, batch=batch, graphs=on_cuda) for name, t in TREES.items()}
+    flex = Target(packed(target), attention="flex")
+    decoders["tree 15, FlexAttention"] = Decoder(flex, drafter, tree=TREES["tree 15"], batch=batch)
+    found: dict[str, Callable[[], int]] = {"HF generate": hugging_face}
+    if on_cuda:
+        found["HF generate, static cache, compiled"] = lambda: hugging_face(cache_implementation="static")
     if batch == 1:  # Hugging Face assists one sequence only
         found |= {f"HF assisted {k}": lambda k=k: assisted(k) for k in ASSISTED}
-        found["HF assisted, default"] = assisted_by_default
+        found["HF assisted, default"] = lambda: assisted(20, threshold=0.4)
     return found | {name: lambda d=d: loop(d) for name, d in decoders.items()}
 
 
-def compare_ways(dtype: torch.dtype, device: str, batch: int, *, rounds: int, new: int) -> dict[str, Any]:
+def compare_ways(shape: str, dtype: torch.dtype, device: str, batch: int, *, rounds: int, new: int) -> dict[str, Any]:
     """Median tokens a second, and ratios within rounds."""
-    runs = ways(dtype, device, batch, new)
+    runs = ways(shape, dtype, device, batch, new)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     steps: dict[str, int] = {}
     rng = np.random.default_rng(1)
@@ -150,30 +165,34 @@ def compare_ways(dtype: torch.dtype, device: str, batch: int, *, rounds: int, ne
     rates = {name: batch * new / float(np.median(s)) for name, s in seconds.items()}
 
     def ratio(name: str, other: str) -> float:
-        return float(np.median(np.divide(seconds[other], seconds[name])))
+        return round(float(np.median(np.divide(seconds[other], seconds[name]))), 3)
 
+    generate = max((name for name in runs if name.startswith("HF generate")), key=rates.__getitem__)
     best = max(TREES, key=rates.__getitem__)
     record: dict[str, Any] = {
+        "shape": shape,
         "batch": batch,
         "tokens_s": {name: round(rate, 1) for name, rate in rates.items()},
-        "tau": {name: round((new * batch) / (n * batch), 2) for name, n in steps.items() if n},
+        "tau": {name: round(new / n, 2) for name, n in steps.items() if n},
         "best": best,
-        "packed_over_bare": round(ratio("plain", "plain, weights as they are"), 3),
-        "plain_over_generate": round(ratio("plain", "HF generate"), 3),
-        "best_over_generate": round(ratio(best, "HF generate"), 3),
+        "plain_over_generate": ratio("plain", generate),
+        "best_over_generate": ratio(best, generate),
+        "packed_over_flex_attention": ratio("tree 15", "tree 15, FlexAttention"),
     }
+    if bare := [name for name in runs if name.startswith("plain,")]:
+        record[f"plain_over_{bare[0].removeprefix('plain, ').replace(' ', '_')}"] = ratio("plain", bare[0])
     if assisted := [name for name in runs if name.startswith("HF assisted")]:
         rival = max(assisted, key=rates.__getitem__)
-        record |= {"best_assisted": rival, "best_over_assisted": round(ratio(best, rival), 3)}
+        record |= {"best_assisted": rival, "best_over_assisted": ratio(best, rival)}
     return record
 
 
-def overhead(dtype: torch.dtype, device: str, *, tree: Tree, new: int) -> float:
+def overhead(shape: str, dtype: torch.dtype, device: str, *, tree: Tree, new: int) -> float:
     """Share of a run's time, prefill left out, that is spent outside the two models' forwards; CPU."""
-    target, assistant = (packed(model) for model in models(dtype, device))
+    target, assistant = (packed(model) for model in models(shape, dtype, device))
     clocks = [Clock(target), Clock(assistant)]
     decoder = Decoder(Target(target), LanguageModel(Target(assistant)) if tree.nodes else None, tree=tree)
-    prompts = [np.random.default_rng(0).integers(0, HUNDRED_M["vocab_size"], PROMPT).tolist()]
+    prompts = [np.random.default_rng(0).integers(0, target.config.vocab_size, PROMPT).tolist()]
     for _ in decoder.steps(prompts, new_tokens=16):
         pass
     shares = []
@@ -189,36 +208,40 @@ def overhead(dtype: torch.dtype, device: str, *, tree: Tree, new: int) -> float:
 
 
 def main() -> None:
-    """Print the comparison for both number types."""
+    """Print the comparison for each number type and batch size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="100m")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), action="append")
     parser.add_argument("--batch", type=int, action="append")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--new-tokens", type=int, default=NEW)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    logging.set_verbosity_error()
     record: dict[str, Any] = {"device": device_name(torch.device(options.device)), "provenance": this_run()}
     for name in options.dtype or ("bfloat16", "float32"):
-        dtype = getattr(torch, name)
+        settings = options.shape, getattr(torch, name), options.device
         cells = []
         for batch in options.batch or (1, 4):
-            cell = compare_ways(dtype, options.device, batch, rounds=options.rounds, new=options.new_tokens)
-            cells.append(cell)
-            show(name, cell)
-        shares = {
-            way: round(overhead(dtype, options.device, tree=tree, new=options.new_tokens), 4)
-            for way, tree in {"plain": Tree((), ()), "chain 4": TREES["chain 4"], "tree 15": TREES["tree 15"]}.items()
-        }
-        print(f"{name}: share of a step outside the models' forwards, batch 1: {shares}", flush=True)
-        record[name] = {"cells": cells, "outside_forwards": shares}
+            cells.append(compare_ways(*settings, batch, rounds=options.rounds, new=options.new_tokens))
+            show(name, cells[-1])
+        record[name] = {"cells": cells}
+        if options.device == "cpu":
+            shares = {
+                way: round(overhead(*settings, tree=tree, new=options.new_tokens), 4)
+                for way, tree in {"plain": Tree((), ()), **TREES}.items()
+                if way in ("plain", "chain 4", "tree 15")
+            }
+            print(f"{name}: share of a step outside the models' forwards, batch 1: {shares}", flush=True)
+            record[name]["outside_forwards"] = shares
     if options.output:
         write_text(options.output, json.dumps(record, indent=1) + "\n")
 
 
 def show(dtype: str, cell: dict[str, Any]) -> None:
     """One batch size as a table."""
-    table = Table("way", "tokens/s", "tau", title=f"{dtype}, batch {cell['batch']}")
+    table = Table("way", "tokens/s", "tau", title=f"{cell['shape']}, {dtype}, batch {cell['batch']}")
     for name, rate in cell["tokens_s"].items():
         table.add_row(name, f"{rate:.1f}", str(cell["tau"].get(name, "")))
     Console().print(table)

@@ -1,8 +1,9 @@
-"""Everything that needs a CUDA device, in one run of a few minutes; results as JSON below `--output`.
+"""Everything that needs a CUDA device; results as JSON below `--output`, part by part.
 
-Correctness of the loop in fp32; profile, trace and validation of the shipped model at batch 1 to 32; profile and
-plain-decoding step of an 8B-shape Llama with random bf16 weights against the memory-bandwidth limit.
-`--device cpu --tiny` runs the same code at toy size.
+Correctness of the loop in fp32, with CUDA graphs and without; profile, trace and validation of the shipped model at
+batch 1 to 32; profile and plain-decoding step of an 8B-shape Llama with random bf16 weights against the
+memory-bandwidth limit; steps of 1B and 8B shapes, with the host's share; the loop against Hugging Face's.
+`--part NAME` runs some parts only; `--device cpu --tiny` runs the same code at toy size.
 """
 
 import argparse
@@ -13,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from executor.checkpoints import load_drafter
@@ -26,6 +29,7 @@ from executor.target import Target
 from executor.validate import compare, comparison_record
 from simulate.profile import save_profile
 from simulate.shapes import Shape
+from tests.benchmarks.bench_executor import compare_ways, models, show
 from treeopt.files import shipped, write_text
 from treeopt.optimize import search
 from treeopt.provenance import this_run
@@ -65,8 +69,12 @@ def correctness(device: str, *, requests: int) -> dict[str, Any]:
     equal = {}
     for name, tree in _trees().items():
         for batch in (1, 4):
-            found = Decoder(target, drafter, tree=tree, batch=batch).generate(tokens, new_tokens=32, stop=stop)
-            equal[f"{name}, batch {batch}"] = sum(list(g.tokens) == d for g, d in zip(found, due, strict=True))
+            for graphs in (False, True) if device.startswith("cuda") else (False,):
+                decoder = Decoder(target, drafter, tree=tree, batch=batch, graphs=graphs)
+                found = decoder.generate(tokens, new_tokens=32, stop=stop)
+                equal[f"{name}, batch {batch}{', graphs' if graphs else ''}"] = sum(
+                    list(g.tokens) == d for g, d in zip(found, due, strict=True)
+                )
     return {"requests": requests, "equal_to_generate": equal}
 
 
@@ -120,6 +128,77 @@ def large_model(device: str, output: Path, *, tiny: bool) -> dict[str, Any]:
     }
 
 
+def step_times(device: str, *, tiny: bool) -> dict[str, Any]:
+    """Plain steps and steps of 64 tokens: seconds, share of copy bandwidth, share of the host, memory of graphs."""
+    graphs = device.startswith("cuda")
+    copied = _copy_bandwidth(device, 2**22 if tiny else 2**32)
+    cells = []
+    for shape in ("toy",) if tiny else ("1b", "8b"):
+        model, _ = models(shape, torch.bfloat16, device)
+        target = Target(model, name=shape)
+        heads = MedusaHeads(5, target.hidden).to(device, torch.bfloat16).eval().requires_grad_(False)
+        rng = np.random.default_rng(0)
+        prompts = [rng.integers(0, target.vocabulary, 64 if tiny else 512).tolist() for _ in range(32)]
+        read = 2 * Shape.from_config(model.config.to_dict()).step_parameters
+        for batch in (1, 2) if tiny else (1, 4, 16, 32):
+            plain_s = None
+            for name, tree in {"plain": Tree((), ()), "Medusa": published_trees()[MEDUSA]}.items():
+                drafter = heads if tree.nodes else None
+                timed = Decoder(target, drafter, tree=tree, batch=batch, timed=True, graphs=graphs)
+                found = block(timed, prompts, steps=8 if tiny else 48, new_tokens=64)
+                step_s = float(np.median([step.draft_s + step.rest_s for step in found]))
+                plain_s = plain_s or step_s
+                free = Decoder(target, drafter, tree=tree, batch=batch, graphs=graphs)
+                cells.append(
+                    {
+                        "shape": shape,
+                        "batch": batch,
+                        "tree": name,
+                        "tokens": tree.nodes + 1,
+                        "step_s": step_s,
+                        "over_plain": step_s / plain_s,
+                        "share_of_copy_bandwidth": read / step_s / copied,
+                        "host_gap": _host_gap(free, prompts[:batch], device),
+                        "graph_mib": timed.graph_bytes / 2**20,
+                    }
+                )
+        del model, target, heads
+    return {"copy_bandwidth": copied, "cells": cells}
+
+
+def _host_gap(decoder: Decoder, prompts: list[list[int]], device: str) -> float | None:
+    """Share of a run's time in which the device had nothing to do; None where nobody says."""
+    if not device.startswith("cuda"):
+        return None
+
+    def run() -> float:
+        _wait(device)
+        started = time.perf_counter()
+        for _ in decoder.steps(prompts, new_tokens=64):
+            pass
+        _wait(device)
+        return time.perf_counter() - started
+
+    run()
+    wall_s = run()
+    with torch_profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+    busy_s = sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6
+    return 1 - busy_s / wall_s
+
+
+def against_hugging_face(device: str, *, tiny: bool) -> dict[str, Any]:
+    """See bench_executor."""
+    cells = []
+    for shape in ("toy",) if tiny else ("1b", "8b"):
+        for batch in (1,) if tiny else (1, 8):
+            cells.append(
+                compare_ways(shape, torch.bfloat16, device, batch, rounds=1 if tiny else 3, new=8 if tiny else 64)
+            )
+            show("bfloat16", cells[-1])
+    return {"cells": cells}
+
+
 def _copy_bandwidth(device: str, size: int) -> float:
     """Bytes a second, read and written, of a large copy."""
     source = torch.empty(size, dtype=torch.uint8, device=device)
@@ -161,6 +240,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--part", action="append", help="Run only this part; may be given more than once.")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -172,8 +252,12 @@ def main() -> None:
         "correctness": lambda: correctness(options.device, requests=4 if options.tiny else 64),
         "shipped_model": lambda: shipped_model(options.device, options.output, tiny=options.tiny),
         "large_model": lambda: large_model(options.device, options.output, tiny=options.tiny),
+        "step_times": lambda: step_times(options.device, tiny=options.tiny),
+        "against_hugging_face": lambda: against_hugging_face(options.device, tiny=options.tiny),
     }
     for name, part in parts.items():
+        if options.part and name not in options.part:
+            continue
         started = time.perf_counter()
         try:
             results[name] = part()
