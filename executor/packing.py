@@ -2,7 +2,8 @@
 
 A decoding step multiplies a few tokens with every weight, and torch's own kernels for so few rows read plain weights
 at a third to two thirds of the speed at which they read blocks that oneDNN has laid out once (`make bench` prints the
-ratio). The plain weights stay where they are: they are what is saved, hashed and trained on.
+ratio). The plain weights stay where they are: they are what is saved, hashed and trained on, and used again as soon
+as they change.
 """
 
 from functools import partial
@@ -24,7 +25,7 @@ def pack_linears(model: nn.Module) -> int:
     for module in model.modules():
         if type(module) is nn.Linear and _packable(module.weight):
             packed = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), ROWS)
-            module.forward = partial(_multiply, module, packed)  # type: ignore[method-assign]
+            module.forward = partial(_multiply, module, packed, module.weight, module.weight._version)  # type: ignore[method-assign]
             taken += module.weight.nbytes
     return taken
 
@@ -49,8 +50,9 @@ def _packable(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def _multiply(layer: nn.Linear, packed: Tensor, features: Tensor) -> Tensor:
-    if torch.is_grad_enabled() and (features.requires_grad or layer.weight.requires_grad):
+def _multiply(layer: nn.Linear, packed: Tensor, weight: Tensor, version: int, features: Tensor) -> Tensor:
+    changed = layer.weight is not weight or weight._version != version
+    if changed or (torch.is_grad_enabled() and (features.requires_grad or weight.requires_grad)):
         return F.linear(features, layer.weight, layer.bias)  # the packed product has no gradient
     product: Tensor = torch.ops.mkldnn._linear_pointwise(features, packed, layer.bias, "none", [], "")
     return product

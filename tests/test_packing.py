@@ -46,6 +46,18 @@ def test_gradients_flow_and_weights_are_saved_as_before():
     torch.testing.assert_close(features.grad, frozen.weight.sum(0).expand(3, -1))
 
 
+@torch.no_grad()
+def test_weights_that_change_are_used():
+    layer = nn.Linear(8, 8)
+    pack_linears(layer)
+    features = torch.randn(3, 8)
+    layer.weight *= 2
+    assert torch.equal(layer(features), nn.functional.linear(features, layer.weight, layer.bias))
+    pack_linears(layer)
+    layer.weight = nn.Parameter(torch.zeros(8, 8))
+    assert torch.equal(layer(features), layer.bias.expand(3, -1))
+
+
 def test_heads_train_through_a_packed_output_layer():
     model = small_model()
     pack_linears(model)
