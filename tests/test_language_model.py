@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from executor.acceptance import Greedy
+from executor.cache import TreeCache
 from executor.decode import Decoder
 from executor.drafters.language_model import LanguageModel
 from executor.growth import DynamicGrowth, StaticGrowth
@@ -79,7 +80,13 @@ def test_a_copy_of_the_target_is_always_right(references):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_drafted_trees_equal_an_uncached_recursion(references, monkeypatch, shape, late):
     """Every node's token is what the model, reading the node's whole text afresh, ranks there."""
-    lm, texts, checked = near(), {}, 0
+    compare_trees(references[0][:2], monkeypatch, near(), SHAPES[shape], late)
+
+
+def compare_trees(
+    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, lm: LanguageModel, tree: Tree | DynamicTree, late: int
+) -> None:
+    texts, checked = {}, 0
     admit, verify = Rows.admit, Rows.verify
 
     def admitting(self: Rows, rows, prompts) -> None:
@@ -96,8 +103,29 @@ def test_drafted_trees_equal_an_uncached_recursion(references, monkeypatch, shap
 
     monkeypatch.setattr(Rows, "admit", admitting)
     monkeypatch.setattr(Rows, "verify", verifying)
-    Decoder(small_target(), lm, tree=SHAPES[shape], batch=2, late=late).generate(references[0][:2], new_tokens=16)
+    Decoder(small_target(), lm, tree=tree, batch=2, late=late).generate(prompts, new_tokens=16)
     assert checked >= 20
+
+
+@pytest.mark.parametrize("broken", ["compaction", "leaf", "mask"])
+@pytest.mark.parametrize("shape", ["eagle", "dynamic"])
+def test_the_comparison_of_trees_notices_a_broken_drafter(references, monkeypatch, shape, broken):
+    """Such faults change no text (drafts are only proposals), so nothing else would notice them."""
+    lm = near()
+    if broken == "compaction":
+        compact = TreeCache.compact
+        monkeypatch.setattr(
+            TreeCache, "compact", lambda self, *where: None if self is lm.target.cache else compact(self, *where)
+        )
+    elif broken == "leaf":  # a kept leaf is never fed
+        monkeypatch.setattr(
+            lm, "extend", lambda *args, view, all_fed: LanguageModel.extend(lm, *args, view=view, all_fed=True)
+        )
+    else:  # siblings see each other
+        feed = lm._feed
+        monkeypatch.setattr(lm, "_feed", lambda t, n, d, seen, *rest: feed(t, n, d, torch.ones_like(seen), *rest))
+    with pytest.raises(AssertionError):
+        compare_trees(references[0][:2], monkeypatch, lm, SHAPES[shape], 0)
 
 
 def _agree(lm: LanguageModel, growth: object, prefix: list[int], draft: Draft, row: int) -> int:
