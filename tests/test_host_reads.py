@@ -1,23 +1,25 @@
 """A step asks the device for nothing: no operator whose result the host must wait for, and one graph when compiled."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.acceptance import RULES, make_rule
+from executor.acceptance import RULES, Greedy, make_rule
 from executor.decode import Decoder
 from executor.drafters.base import Drafter
 from executor.drafters.language_model import LanguageModel
-from executor.growth import Growth
 from executor.rows import Rows
 from executor.sampling import Warp, seeded
 from executor.target import Target
-from tests.models import random_heads, random_prompts, small_model, small_target
+from tests.models import random_heads, random_prompts, small_target
 from treeopt.policy import DynamicTree
 from treeopt.tree import Tree
 
@@ -109,9 +111,7 @@ def running(rule: str, tree: str, kind: str, *, target: Target | None = None) ->
     """Rows with requests of unlike length, one idle, as a decoder that reads late sets them up."""
     warp = None if rule == "greedy" else Warp(1.2, 40, 0.9)
     made = make_rule(rule, warp=warp, generator=seeded(CPU, 0))
-    decoder = Decoder(
-        target or small_target(), drafter(kind), tree=TREES[tree], batch=4, rule=made, late=1
-    )
+    decoder = Decoder(target or small_target(), drafter(kind), tree=TREES[tree], batch=4, rule=made, late=1)
     prompts = random_prompts((7, 1, 5))
     rows = decoder._begin(prompts, 40)
     rows.admit([0, 1, 3], prompts)
@@ -177,3 +177,61 @@ def test_an_adaptive_growth_reads_and_is_for_cpu_only():
     rows.growth = kinds[0]
     with NoHostReads(), pytest.raises(HostReadError):
         rows.draft(view=64, steps=1, all_fed=False)
+
+
+def step(rows: Rows) -> None:
+    rows.verify(rows.draft(view=64, steps=rows.growth.depth + 1, all_fed=False), view=64)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "language-model"])
+@pytest.mark.parametrize(
+    ("rule", "tree"),
+    [
+        ("greedy", "plain"),
+        ("greedy", "shared"),
+        ("typical", "branching"),
+        ("sample-and-match", "dynamic"),
+        ("point-mass", "branching"),
+        ("block", "chain"),
+        pytest.param("leviathan", "chain", marks=pytest.mark.slow),
+        pytest.param("specinfer", "branching", marks=pytest.mark.slow),
+        ("sequoia", "branching"),
+    ],
+)
+def test_a_step_is_one_graph(rule, tree, kind):
+    """Drafting, verifying and committing without a break, and no second compilation as texts grow.
+
+    Dynamo cannot trace a `torch.Generator` ("Missing as_proxy() implementation"), so rules draw from torch's own here.
+    """
+    torch._dynamo.reset()
+    outcomes = []
+    counter = CompileCounterWithBackend("eager")
+    for run in (step, torch.compile(step, fullgraph=True, dynamic=False, backend=counter)):
+        rows = running(rule, tree, kind)
+        if hasattr(rows.rule, "generator"):
+            rows.rule = replace(rows.rule, generator=None)
+        torch.manual_seed(0)
+        found = []
+        for _ in range(4):
+            run(rows)
+            found.append(rows.outcome.clone())
+        outcomes.append(torch.stack(found))
+    torch._dynamo.reset()
+    assert counter.frame_count == 1
+    assert counter.op_count > 100
+    assert torch.equal(*outcomes)
+
+
+def test_a_planted_read_breaks_the_graph(monkeypatch):
+    rows = running("greedy", "chain", "medusa")
+    accept = Greedy.accept
+
+    def reading(self: Greedy, logits: Tensor, draft: Any) -> Any:
+        found = accept(self, logits, draft)
+        return found if found.count.max() > 0 else accept(self, logits, draft)
+
+    monkeypatch.setattr(Greedy, "accept", reading)
+    torch._dynamo.reset()
+    with pytest.raises(Unsupported):
+        torch.compile(step, fullgraph=True, backend="eager")(rows)
+    torch._dynamo.reset()
