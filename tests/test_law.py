@@ -28,6 +28,7 @@ from executor.drafters.medusa import MedusaHeads
 from executor.growth import DynamicGrowth, StaticGrowth
 from executor.sampling import Warp, seeded
 from executor.target import Target
+from tests.models import noisy
 from treeopt.errors import ExecutorError
 from treeopt.policy import DynamicTree
 from treeopt.tree import Tree
@@ -83,10 +84,7 @@ def drafter(kind: str) -> Drafter:
         return heads
     model = copy.deepcopy(tiny(1 if kind == "stranger" else 0)).float()
     if kind == "near":
-        generator = torch.Generator().manual_seed(7)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += 0.12 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+        model = noisy(model, 0.12)
     return LanguageModel(Target(model, name=kind))
 
 
