@@ -43,14 +43,14 @@ class Rounds(CoinRule):
         """See `rounds`."""
         inner = draft.topology.expand(len(logits)).inner
         p = self.warp.log_probabilities(rows(logits, inner)).exp()
-        q = self.warp.log_probabilities(_scores(draft, inner)).exp()
+        q = self.warp.log_probabilities(_scores(draft, inner, logits)).exp()
         return rounds(p, q, Siblings.of(draft, inner), replacement=self.replacement)[0]
 
     def residual(self, logits: Tensor, draft: Draft, last: Tensor) -> Tensor:
         """What the rejected rounds left of p, max(0, p - spent q)."""
         nodes = last[:, None]
         p = self.warp.log_probabilities(rows(logits, nodes).double()).exp()
-        q = self.warp.log_probabilities(_scores(draft, nodes).double()).exp()
+        q = self.warp.log_probabilities(_scores(draft, nodes, logits).double()).exp()
         spent = rounds(p, q, Siblings.of(draft, nodes), replacement=self.replacement)[1]
         return or_else((p - spent * q).clamp(min=0), p)[:, 0]
 
@@ -155,7 +155,7 @@ class BlockVerification(Leviathan):
         nodes = last[:, None]
         prefix = self._chain(logits, draft)[3].double().gather(1, nodes)
         p = self.warp.log_probabilities(rows(logits, nodes).double()).exp()
-        q = self.warp.log_probabilities(_scores(draft, nodes).double()).exp()
+        q = self.warp.log_probabilities(_scores(draft, nodes, logits).double()).exp()
         inside = Siblings.of(draft, nodes).there[..., :1]
         return torch.where(inside, or_else((prefix[..., None] * p - q).clamp(min=0), p), p)[:, 0]
 
@@ -164,7 +164,7 @@ class BlockVerification(Leviathan):
         inner = draft.topology.expand(len(logits)).inner
         siblings = Siblings.of(draft, inner)
         p = self.warp.log_probabilities(rows(logits, inner)).exp()
-        q = self.warp.log_probabilities(_scores(draft, inner)).exp()
+        q = self.warp.log_probabilities(_scores(draft, inner, logits)).exp()
         chance = q.gather(-1, siblings.tokens)[..., 0]
         ratio = torch.where(chance > 0, p.gather(-1, siblings.tokens)[..., 0] / chance, 0)
         prefix = [torch.ones_like(ratio[:, 0])]
@@ -173,9 +173,11 @@ class BlockVerification(Leviathan):
         return p, q, siblings, torch.stack(prefix, 1)
 
 
-def _scores(draft: Draft, nodes: Tensor) -> Tensor:
+def _scores(draft: Draft, nodes: Tensor, logits: Tensor) -> Tensor:
     """The drafter's scores after `nodes`, (batch, nodes, vocabulary); of nodes that were not fed some others."""
     if draft.scores is None:
+        if draft.topology.count == 1:  # the root alone: nothing was drawn, and any law will do
+            return rows(logits, nodes)
         raise ExecutorError("this rule needs the drafter's scores in the draft, got none")
     fed = draft.fed.expand(len(draft.tokens), -1).gather(1, nodes)
     return rows(draft.scores, fed.clamp(min=0))

@@ -49,6 +49,8 @@ class Rows:
             length: positions that a sequence may reach.
             capacity: entries of each row's cache.
         """
+        # First the drafter, which may refuse: until then nothing is allocated.
+        self.state = drafter.begin(target, batch, growth.depth, length, capacity) if drafter is not None else None
         target.allocate(batch, capacity)
         device, steps = target.device, growth.depth + 1
 
@@ -60,7 +62,6 @@ class Rows:
         self.outcome = zeros(batch, steps + 2)
         features = torch.zeros(batch, steps, target.hidden, dtype=target.dtype, device=device)
         self.committed = Committed(zeros(batch, steps), features, zeros(batch, steps), zeros(batch))
-        self.state = drafter.begin(target, batch, growth.depth, length, capacity) if drafter is not None else None
 
     def leave(self, rows: Sequence[int]) -> None:
         """These rows have no request any more."""

@@ -1,5 +1,6 @@
 """Small models with random weights, flat enough that a broken mask or cache shows, and drafters for tests."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -44,8 +45,19 @@ CONFIGS: dict[str, PretrainedConfig] = {
 def small_model(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A model with random weights."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[kind], attn_implementation="sdpa", dtype=dtype)
+    config = copy.deepcopy(CONFIGS[kind])  # the model keeps it, and reads there which attention to run
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype)
     return model.eval()
+
+
+def noisy(model: PreTrainedModel, noise: float = 0.05) -> PreTrainedModel:
+    """A copy with noise on its weights: as a drafter it is right often, not always."""
+    model = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    return model
 
 
 def small_target(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Target:

@@ -5,13 +5,14 @@ import torch
 from torch import Tensor
 
 from executor.acceptance import Greedy
+from executor.cache import TreeCache
 from executor.decode import Decoder
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.language_model import LanguageModel, LanguageModelState
 from executor.growth import DynamicGrowth, StaticGrowth
 from executor.rows import Rows
 from executor.target import Target
 from executor.topology import Draft
-from tests.models import VOCABULARY, generated, random_prompts, small_model, small_target
+from tests.models import VOCABULARY, generated, noisy, random_prompts, small_model, small_target
 from treeopt.errors import ExecutorError
 from treeopt.policy import DynamicTree
 from treeopt.published import EAGLE, published_trees
@@ -33,14 +34,8 @@ def drafter(seed: int = 1, kind: str = "llama") -> LanguageModel:
     return LanguageModel(small_target(kind, seed=seed))
 
 
-def near(noise: float = 0.05) -> LanguageModel:
-    """The target with noise on its weights: right often, not always."""
-    model = small_model()
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
-    return LanguageModel(Target(model, name="near"))
+def near() -> LanguageModel:
+    return LanguageModel(Target(noisy(small_model()), name="near"))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +74,13 @@ def test_a_copy_of_the_target_is_always_right(references):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_drafted_trees_equal_an_uncached_recursion(references, monkeypatch, shape, late):
     """Every node's token is what the model, reading the node's whole text afresh, ranks there."""
-    lm, texts, checked = near(), {}, 0
+    compare_trees(references[0][:2], monkeypatch, near(), SHAPES[shape], late)
+
+
+def compare_trees(
+    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, lm: LanguageModel, tree: Tree | DynamicTree, late: int
+) -> None:
+    texts, checked = {}, 0
     admit, verify = Rows.admit, Rows.verify
 
     def admitting(self: Rows, rows, prompts) -> None:
@@ -89,15 +90,52 @@ def test_drafted_trees_equal_an_uncached_recursion(references, monkeypatch, shap
     def verifying(self: Rows, draft: Draft, *, view: int) -> None:
         nonlocal checked
         for row, text in texts.items():
-            checked += _agree(lm, self.growth, text[:-1], draft, row)
+            checked += _agree(lm, self.growth, text[:-1], draft, row) if bool(self.active[row]) else 0
         verify(self, draft, view=view)
         for row, text in texts.items():
             text.extend(self.committed.tokens[row, : int(self.committed.counts[row])].tolist())
 
     monkeypatch.setattr(Rows, "admit", admitting)
     monkeypatch.setattr(Rows, "verify", verifying)
-    Decoder(small_target(), lm, tree=SHAPES[shape], batch=2, late=late).generate(references[0][:2], new_tokens=16)
+    Decoder(small_target(), lm, tree=tree, batch=2, late=late).generate(prompts, new_tokens=16)
     assert checked >= 20
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize("shape", ["chain", "eagle", "stopping"])
+def test_trees_of_a_row_s_next_request_equal_the_recursion_too(references, monkeypatch, shape, late):
+    """Rows begin anew beside running ones: six requests, two rows."""
+    compare_trees(references[0], monkeypatch, near(), SHAPES[shape], late)
+
+
+@pytest.mark.parametrize("broken", ["compaction", "leaf", "mask", "refill"])
+@pytest.mark.parametrize("shape", ["eagle", "dynamic"])
+def test_the_comparison_of_trees_notices_a_broken_drafter(references, monkeypatch, shape, broken):
+    """Such faults change no text (drafts are only proposals), so nothing else would notice them."""
+    lm = near()
+    if broken == "compaction":
+        compact = TreeCache.compact
+        monkeypatch.setattr(
+            TreeCache, "compact", lambda self, *where: None if self is lm.target.cache else compact(self, *where)
+        )
+    elif broken == "leaf":  # a kept leaf is never fed
+        monkeypatch.setattr(
+            lm, "extend", lambda *args, view, all_fed: LanguageModel.extend(lm, *args, view=view, all_fed=True)
+        )
+    elif broken == "refill":  # a row's next request begins where the last one stood
+        begin = LanguageModel.admit
+
+        def joining(state: LanguageModelState, rows: Tensor, *words: Tensor) -> None:
+            before = state.lengths[rows]
+            begin(lm, state, rows, *words)
+            state.lengths[rows] = torch.where(before > 0, before, state.lengths[rows])
+
+        monkeypatch.setattr(lm, "admit", joining)
+    else:  # siblings see each other
+        feed = lm._feed
+        monkeypatch.setattr(lm, "_feed", lambda t, n, d, seen, *rest: feed(t, n, d, torch.ones_like(seen), *rest))
+    with pytest.raises(AssertionError):
+        compare_trees(references[0][: 2 if broken != "refill" else 6], monkeypatch, lm, SHAPES[shape], 0)
 
 
 def _agree(lm: LanguageModel, growth: object, prefix: list[int], draft: Draft, row: int) -> int:
