@@ -219,7 +219,7 @@ class Decoder:
         return [found[request] for request in range(len(prompts))]
 
     def steps(self, prompts: Sequence[Tokens], *, new_tokens: int, stop: Sequence[int] = ()) -> Iterator[Step]:
-        """Decode all prompts, in order of arrival, and yield every step.
+        """Decode all prompts, in order of arrival, and yield every step; what cannot be is refused when called.
 
         Args:
             prompts: token ids of each request, at least one each.
@@ -228,9 +228,11 @@ class Decoder:
 
         Raises:
             UsageError: an empty prompt, tokens outside the vocabulary, or a limit below 1.
-            ExecutorError: a request does not fit the model's context; raised before any work.
+            ExecutorError: a request does not fit the model's context, or the caches do not fit the device.
         """
-        rows = self._begin(prompts, new_tokens)
+        return self._steps(self._begin(prompts, new_tokens), prompts, new_tokens, stop)
+
+    def _steps(self, rows: Rows, prompts: Sequence[Tokens], new_tokens: int, stop: Sequence[int]) -> Iterator[Step]:
         cache = self.target.cache
         waiting = deque(enumerate(prompts))
         hosts = [_Row() for _ in range(self.batch)]
@@ -263,8 +265,8 @@ class Decoder:
                 yield Step(requests, committed, accepted, ended, step.draft_s, rest_s, step.admit_s)
 
     def memory(self, prompts: Sequence[Tokens], *, new_tokens: int) -> str:
-        """What the caches of a run will take, in words."""
-        _, capacity = self._room(prompts, new_tokens)
+        """What the caches of a run will take, in words; raises as `steps` does."""
+        _, capacity = self._checked(prompts, new_tokens)
         target = self.target.cache_bytes(self.batch, capacity) / 2**20
         drafter = 0.0 if self.drafter is None else self.drafter.cache_bytes(self.batch, capacity) / 2**20
         return f"caches for {self.batch} x {capacity} tokens: {target:.1f} MiB target, {drafter:.1f} MiB drafter"
@@ -275,6 +277,11 @@ class Decoder:
         return time.perf_counter()
 
     def _begin(self, prompts: Sequence[Tokens], new_tokens: int) -> Rows:
+        length, capacity = self._checked(prompts, new_tokens)
+        return Rows(self.target, self.drafter, self.growth, self.rule, self.batch, length, capacity)
+
+    def _checked(self, prompts: Sequence[Tokens], new_tokens: int) -> tuple[int, int]:
+        """See `_room`; prompts that cannot be continued are refused."""
         if new_tokens < 1:
             raise UsageError(f"new tokens must be at least 1, got {new_tokens}")
         for number, prompt in enumerate(prompts):
@@ -284,7 +291,7 @@ class Decoder:
                 raise UsageError(f"prompt {number} holds tokens outside the vocabulary of {self.target.vocabulary}")
         length, capacity = self._room(prompts, new_tokens)
         self.target.check_length(length)
-        return Rows(self.target, self.drafter, self.growth, self.rule, self.batch, length, capacity)
+        return length, capacity
 
     def _room(self, prompts: Sequence[Tokens], new_tokens: int) -> tuple[int, int]:
         """Positions that a sequence may reach, and entries of its cache."""

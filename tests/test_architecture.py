@@ -28,6 +28,7 @@ ORDER = [
     "treeopt.errors",
     "treeopt.files",
     "treeopt.records",
+    "treeopt.lines",
     "treeopt.tree",
     "treeopt.policy",
     "treeopt.trace",
@@ -95,6 +96,9 @@ ORDER = [
     "treeopt.cli.trace",
     "treeopt.cli.profile",
     "treeopt.cli.validate",
+    "treeopt.cli.trees",
+    "treeopt.cli.sampling",
+    "treeopt.cli.results",
     "treeopt.cli.decode",
     "treeopt.cli",
 ]
