@@ -4,9 +4,8 @@ The host keeps the queue and reads one small tensor a step; on an accelerator it
 device never waits.
 """
 
-import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from executor.drafters.base import Drafter
 from executor.graphs import Graphs
 from executor.growth import DynamicGrowth, Growth, StaticGrowth
 from executor.rows import Rows, Tokens
+from executor.steps import Gathered, Generation, Step
 from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policy import DynamicTree
@@ -26,49 +26,6 @@ from treeopt.tree import Tree
 BUCKETS = {"cpu": 16}  # the cache is looked at in multiples of so many tokens; every size is a graph elsewhere
 BUCKET = 256
 PLAIN = Tree((), ())
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What one request emitted.
-
-    Attributes:
-        tokens: the new tokens, up to the limit or the first stop token (included).
-        accepted: drafted tokens kept in each step (those beyond the end of the text not counted).
-    """
-
-    tokens: tuple[int, ...]
-    accepted: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of the batch.
-
-    Attributes:
-        requests: the request of each row, -1 for an idle one.
-        committed: tokens that each row emitted; idle rows none.
-        accepted: drafted tokens that each row kept; idle rows 0.
-        ended: whether each row's request ended with this step.
-        draft_s: seconds of drafting, taking in the last step's outcome included.
-        rest_s: seconds of verifying, accepting and committing, and of the host's bookkeeping.
-        admit_s: seconds of prefilling the requests that joined before the step.
-
-    Seconds are exact on CPU; on an accelerator they are those of the host unless the decoder is `timed`.
-    """
-
-    requests: tuple[int, ...]
-    committed: tuple[tuple[int, ...], ...]
-    accepted: tuple[int, ...]
-    ended: tuple[bool, ...]
-    draft_s: float
-    rest_s: float
-    admit_s: float
-
-    @property
-    def full(self) -> bool:
-        """No row was idle."""
-        return min(self.requests) >= 0
 
 
 @dataclass
@@ -98,54 +55,6 @@ class _Launched:
             self.ready.synchronize()
         found: list[list[int]] = self.outcome.tolist()
         return found
-
-
-class Gathered:
-    """Steps added up to requests and to counts; means are for whoever prints.
-
-    Attributes:
-        steps: steps of the batch.
-        ended: requests that ended.
-        histogram: drafted tokens kept -> how often a sequence kept so many in a step.
-        committed: tokens of all sequences.
-        draft_s: seconds of drafting; rest_s, admit_s likewise.
-    """
-
-    def __init__(self) -> None:
-        """Nothing yet."""
-        self.steps = self.ended = self.committed = 0
-        self.histogram: Counter[int] = Counter()
-        self.draft_s = self.rest_s = self.admit_s = 0.0
-        self._open: dict[int, tuple[list[int], list[int]]] = {}
-
-    def add(self, step: Step) -> list[tuple[int, Generation]]:
-        """Count a step; the requests that ended with it, and what they emitted."""
-        self.steps += 1
-        self.draft_s += step.draft_s
-        self.rest_s += step.rest_s
-        self.admit_s += step.admit_s
-        found = []
-        for request, committed, kept, ended in zip(
-            step.requests, step.committed, step.accepted, step.ended, strict=True
-        ):
-            if request < 0:
-                continue
-            tokens, accepted = self._open.setdefault(request, ([], []))
-            tokens.extend(committed)
-            accepted.append(kept)
-            self.committed += len(committed)
-            self.histogram[kept] += 1
-            if ended:
-                del self._open[request]
-                self.ended += 1
-                found.append((request, Generation(tuple(tokens), tuple(accepted))))
-        return found
-
-    @property
-    def tau(self) -> float:
-        """Tokens a step and sequence; nan before the first."""
-        total = self.histogram.total()
-        return self.committed / total if total else math.nan
 
 
 class Decoder:
@@ -225,7 +134,7 @@ class Decoder:
         return [found[request] for request in range(len(prompts))]
 
     def steps(self, prompts: Sequence[Tokens], *, new_tokens: int, stop: Sequence[int] = ()) -> Iterator[Step]:
-        """Decode all prompts, in order of arrival, and yield every step.
+        """Decode all prompts, in order of arrival, and yield every step; what cannot be is refused when called.
 
         Args:
             prompts: token ids of each request, at least one each.
@@ -234,9 +143,11 @@ class Decoder:
 
         Raises:
             UsageError: an empty prompt, tokens outside the vocabulary, or a limit below 1.
-            ExecutorError: a request does not fit the model's context; raised before any work.
+            ExecutorError: a request does not fit the model's context, or the caches do not fit the device.
         """
-        rows = self._begin(prompts, new_tokens)
+        return self._steps(self._begin(prompts, new_tokens), prompts, new_tokens, stop)
+
+    def _steps(self, rows: Rows, prompts: Sequence[Tokens], new_tokens: int, stop: Sequence[int]) -> Iterator[Step]:
         cache = self.target.cache
         waiting = deque(enumerate(prompts))
         hosts = [_Row() for _ in range(self.batch)]
@@ -269,8 +180,8 @@ class Decoder:
                 yield Step(requests, committed, accepted, ended, step.draft_s, rest_s, step.admit_s)
 
     def memory(self, prompts: Sequence[Tokens], *, new_tokens: int) -> str:
-        """What the caches of a run will take, in words."""
-        _, capacity = self._room(prompts, new_tokens)
+        """What the caches of a run will take, in words; raises as `steps` does."""
+        _, capacity = self._checked(prompts, new_tokens)
         target = self.target.cache_bytes(self.batch, capacity) / 2**20
         drafter = 0.0 if self.drafter is None else self.drafter.cache_bytes(self.batch, capacity) / 2**20
         return f"caches for {self.batch} x {capacity} tokens: {target:.1f} MiB target, {drafter:.1f} MiB drafter"
@@ -286,6 +197,13 @@ class Decoder:
         return time.perf_counter()
 
     def _begin(self, prompts: Sequence[Tokens], new_tokens: int) -> Rows:
+        length, capacity = self._checked(prompts, new_tokens)
+        rows = Rows(self.target, self.drafter, self.growth, self.rule, self.batch, length, capacity)
+        self._replayed = Graphs(rows) if self.graphs else None
+        return rows
+
+    def _checked(self, prompts: Sequence[Tokens], new_tokens: int) -> tuple[int, int]:
+        """Positions that a sequence may reach, and entries of its cache; what cannot be continued is refused."""
         if new_tokens < 1:
             raise UsageError(f"new tokens must be at least 1, got {new_tokens}")
         for number, prompt in enumerate(prompts):
@@ -293,17 +211,10 @@ class Decoder:
                 raise UsageError(f"prompt {number} is empty: decoding starts from a token")
             if not 0 <= min(prompt) <= max(prompt) < self.target.vocabulary:
                 raise UsageError(f"prompt {number} holds tokens outside the vocabulary of {self.target.vocabulary}")
-        length, capacity = self._room(prompts, new_tokens)
-        self.target.check_length(length)
-        rows = Rows(self.target, self.drafter, self.growth, self.rule, self.batch, length, capacity)
-        self._replayed = Graphs(rows) if self.graphs else None
-        return rows
-
-    def _room(self, prompts: Sequence[Tokens], new_tokens: int) -> tuple[int, int]:
-        """Positions that a sequence may reach, and entries of its cache."""
         # The last step may pass the limit by a whole path, and so may every step that the host has not read yet.
         length = max((len(prompt) for prompt in prompts), default=1) + new_tokens + self.growth.depth
         length += self.late * (self.growth.depth + 1)
+        self.target.check_length(length)
         return length, self._rounded(length + self.growth.room)
 
     def _rounded(self, columns: int) -> int:

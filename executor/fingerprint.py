@@ -1,6 +1,8 @@
 """Who a target and a drafter are: names, number types, weights and devices, as files record them to be matched by."""
 
 import hashlib
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,6 +40,15 @@ def weights_hash(module: Any) -> str:
             digest.update(f"{part} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(whole(tensor.detach()).contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def tokens_hash(texts: Sequence[Sequence[int]]) -> str:
+    """16 hex digits of the SHA-256 over texts as token ids.
+
+    >>> tokens_hash([[1, 2], [3]])
+    '192f318fa6690229'
+    """
+    return hashlib.sha256(json.dumps([list(text) for text in texts]).encode()).hexdigest()[:16]
 
 
 def device_name(device: torch.device) -> str:

@@ -1,7 +1,7 @@
 """Models and tokenizers from local folders and devices made ready: what can go wrong before any decoding does."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, TextStreamer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from executor.architectures import refusal
@@ -199,10 +199,29 @@ def load_tokenizer(path: Path | str, *, vocabulary: int) -> PreTrainedTokenizerB
     return tokenizer
 
 
-def text_streamer(tokenizer: PreTrainedTokenizerBase) -> tuple[Callable[[Sequence[int]], None], Callable[[], None]]:
-    """Prints text on stdout as its tokens come, and ends it; words are held back until they are whole."""
-    streamer = TextStreamer(tokenizer, skip_special_tokens=True)
-    return lambda tokens: streamer.put(torch.tensor(tokens)), streamer.end
+class TextStream:
+    """The text of one request in pieces, as its tokens come; characters of several tokens are held back until whole."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Nothing yet."""
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        # Tokens before `read` are out; those from `start` on are decoded again, since a token's text may depend on
+        # the one before it.
+        self._start = self._read = 0
+
+    def put(self, tokens: Sequence[int], *, last: bool = False) -> str:
+        """What these tokens add; with the `last` ones everything that was held back."""
+        self._tokens.extend(tokens)
+        out = len(self._text(self._read))
+        text = self._text(len(self._tokens))
+        if not last and (len(text) <= out or text.endswith("\ufffd")):
+            return ""
+        self._start, self._read = self._read, len(self._tokens)
+        return text[out:]
+
+    def _text(self, end: int) -> str:
+        return str(self._tokenizer.decode(self._tokens[self._start : end], skip_special_tokens=True))
 
 
 def _first_line(error: Exception) -> str:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from executor.decode import Decoder, Step
-from executor.drafters.base import Drafter
+from executor.decode import Decoder
+from executor.drafters.base import Drafter, usual_depth
 from executor.fingerprint import device_name, identity
+from executor.steps import Step
 from executor.target import Target
 from simulate.profile import BatchTimes, Profile
 from treeopt.cost import StepShape
@@ -81,6 +82,7 @@ def measure_profile(
     *,
     batches: Sequence[int],
     max_nodes: int = 63,
+    max_depth: int | None = None,
     new_tokens: int = 64,
     rounds: int = 5,
     steps: int = 16,
@@ -95,6 +97,7 @@ def measure_profile(
         prompts: token ids of requests; enough of them to keep the largest batch busy.
         batches: batch sizes.
         max_nodes: largest tree, at most 63.
+        max_depth: deepest tree; default all levels that the drafter has, at most 8.
         new_tokens: tokens decoded after each prompt.
         rounds: blocks of each way to decode and batch size.
         steps: steps of a block.
@@ -109,11 +112,13 @@ def measure_profile(
         raise UsageError(f"batch sizes must be at least 1, got {batches}")
     if not 1 <= max_nodes <= TOKENS[-1] - 1:
         raise UsageError(f"max-nodes must be in 1..{TOKENS[-1] - 1}, got {max_nodes}")
+    if max_depth is not None and not 1 <= max_depth <= drafter.max_depth:
+        raise UsageError(f"max-depth must be in 1..{drafter.max_depth} (the drafter's), got {max_depth}")
     if rounds < 2 or steps < 1:
         raise UsageError(f"at least 2 rounds of 1 step are needed, got {rounds} of {steps}")
     if len(prompts) < batches[-1]:
         raise UsageError(f"batch {batches[-1]} needs as many prompts, got {len(prompts)}")
-    trees = [PLAIN, *grid(max_nodes, drafter.max_depth)]
+    trees = [PLAIN, *grid(max_nodes, usual_depth(drafter) if max_depth is None else max_depth)]
     rng = np.random.default_rng(seed)
     times = {(batch, tree): Times() for batch in batches for tree in trees}
     decoders = {key: Decoder(target, drafter, tree=key[1], batch=key[0], timed=True) for key in times}

@@ -1,7 +1,5 @@
 """Collect a trace: let the target write, then ask the drafter about every position in one teacher-forced pass."""
 
-import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,8 +11,8 @@ from torch import Tensor
 
 from executor.acceptance import Greedy, Rule, SampleAndMatch
 from executor.decode import Decoder
-from executor.drafters.base import Drafter
-from executor.fingerprint import device_name, identity
+from executor.drafters.base import Drafter, usual_depth
+from executor.fingerprint import device_name, identity, tokens_hash
 from executor.prompts import Prompt
 from executor.sampling import Warp
 from executor.target import Target
@@ -54,7 +52,7 @@ def collect(
         tokens: token ids of each prompt, two or more each.
         new_tokens: tokens written after each prompt.
         width: candidates looked at, W.
-        depth: levels looked at, D; default all that the drafter has.
+        depth: levels looked at, D; default all that the drafter has, at most 8.
         temperature: of the target.
         stop: tokens that end a request.
         batch: requests decoded together.
@@ -65,7 +63,7 @@ def collect(
         UsageError: settings or prompts without meaning.
         ExecutorError: the drafter is shallower than `depth`, or the width exceeds the vocabulary.
     """
-    depth = drafter.max_depth if depth is None else depth
+    depth = usual_depth(drafter) if depth is None else depth
     if not 0 <= temperature < math.inf:
         raise UsageError(f"temperature must be 0 or more and finite, got {temperature}")
     if not 1 <= depth <= drafter.max_depth:
@@ -92,8 +90,8 @@ def collect(
         "new_tokens": new_tokens,
         "seed": seed,
         **identity(target, drafter),
-        "prompts_sha256": _hash([list(t) for t in tokens]),
-        "text_sha256": _hash(written),
+        "prompts_sha256": tokens_hash(tokens),
+        "text_sha256": tokens_hash(written),
         "repeated_4grams": {
             "written": round(repeated_share(written), 4),
             "prompts": round(repeated_share(tokens), 4),
@@ -179,7 +177,3 @@ def repeated_share(texts: Sequence[Sequence[int]], length: int = NGRAM) -> float
         grams += sum(counts.values())
         repeats += sum(counts.values()) - len(counts)
     return repeats / grams if grams else 0.0
-
-
-def _hash(tokens: list[list[int]]) -> str:
-    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]

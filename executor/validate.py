@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from executor.decode import Decoder, Step
+from executor.decode import Decoder
 from executor.drafters.base import Drafter
+from executor.steps import Step
 from executor.target import Target
 from treeopt.errors import UsageError
 from treeopt.estimate import Estimate, ratio

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from executor.acceptance import make_rule
-from executor.decode import Decoder, Gathered
+from executor.decode import Decoder
 from executor.drafters.language_model import LanguageModel
 from executor.sampling import Warp, seeded
+from executor.steps import Gathered
 from executor.target import Target
 from tests.models import noisy, random_heads, small_model, small_target
 from treeopt.policy import DynamicTree

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from executor.target import Target
 
+USUAL_DEPTH = 8  # a language model could go on and on
+
 
 @dataclass(frozen=True, eq=False)
 class Committed:
@@ -102,3 +104,8 @@ class Drafter(Protocol):
             for depth k = 1, 2, ...: (batch, length, vocabulary); row t scores x_{t+1+k} given f_t and the
             true tokens up to x_{t+k}.
         """
+
+
+def usual_depth(drafter: Drafter) -> int:
+    """The levels that are looked at unless told otherwise: all of the drafter's, at most 8."""
+    return min(drafter.max_depth, USUAL_DEPTH)

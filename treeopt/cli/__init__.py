@@ -1,7 +1,9 @@
 """The command line: one command a file, loaded when it is asked for. Exit code 0; 1: cannot be done; 2: usage."""
 
 import importlib
+import os
 import sys
+from io import TextIOWrapper
 from typing import Any
 
 import click
@@ -36,6 +38,8 @@ class Commands(click.Group):
 
     def main(self, *args: Any, **settings: Any) -> Any:
         """Run a command; every deliberate failure and every usage error ends here, in one line."""
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a text may hold characters that the terminal lacks
         try:
             code = super().main(*args, **(settings | {"standalone_mode": False}))
         except click.exceptions.NoArgsIsHelpError as error:
@@ -48,12 +52,21 @@ class Commands(click.Group):
         except TreeoptError as error:
             fail(str(error), error.exit_code)
         except OSError as error:  # a full disk, a closed pipe
+            drop_stdout()
             fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
         except ModuleNotFoundError as error:
             if error.name not in EXECUTOR_PACKAGES:
                 raise
             fail(f"this command needs {error.name}: pip install 'treeopt[executor]'", 1)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def drop_stdout() -> None:
+    """If standard output takes nothing more, drop what is left, which Python would try again to write at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(message: str, code: int) -> None:

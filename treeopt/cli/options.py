@@ -1,25 +1,30 @@
 """Options that several commands share."""
 
 import json
+import logging
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from treeopt.errors import UsageError
+from treeopt.provenance import look
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from transformers import PreTrainedTokenizerBase
 
     from executor.drafters.language_model import LanguageModel
     from executor.drafters.medusa import MedusaHeads
     from executor.prompts import Prompt
     from executor.target import Target
+    from treeopt.plan import Plan
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path)
@@ -48,14 +53,30 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print the result
 seed = click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of every random choice."
 )
-
-
 batches = click.option("--batch", type=Batches(), required=True, help="Batch sizes, such as 4 or 1,2,4,8.")
+
+
+def bundle(name: str, kind: type, *given: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A decorator that adds options to a command, which gets them as one argument `name` of a dataclass `kind`."""
+
+    def decorate(command: Any) -> Any:
+        @wraps(command)
+        def bundled(**words: Any) -> Any:
+            own = {field.name: words.pop(field.name) for field in fields(kind) if field.name in words}
+            return command(**{name: kind(**own)}, **words)
+
+        for option in reversed(given):
+            bundled = option(bundled)
+        return bundled
+
+    return decorate
 
 
 # As executor.loading has them, which would load torch.
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 QUANTIZED = ("int8", "int4")
+# Libraries that remark on their own insides while they load.
+TALKATIVE = ("torchao", "torch.utils._pytree")
 
 
 @dataclass(frozen=True)
@@ -71,23 +92,13 @@ class Models:
     threads: int | None
 
 
-def models(command: Any, *, drafter: bool = True) -> Any:
-    """`--target --drafter --device --dtype --quantize --tensor-parallel --threads`, as one argument `models`.
-
-    `drafter` tells whether there must be one.
-    """
-
-    @wraps(command)
-    def bundled(**given: Any) -> Any:
-        own = {field.name: given.pop(field.name) for field in fields(Models)}
-        return command(models=Models(**own), **given)
-
-    for option in (
-        click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default what torch takes."),
-        click.option("--tensor-parallel", is_flag=True, help="Share the target out over the processes of torchrun."),
-        click.option(
-            "--quantize", type=click.Choice(QUANTIZED), help="Store the target's linear layers in so few bits."
-        ),
+def _models(*, drafter: bool) -> Callable[[Any], Any]:
+    return bundle(
+        "models",
+        Models,
+        click.option("--target", type=FOLDER, required=True, help="Folder of the target, a Hugging Face model."),
+        click.option("--drafter", type=FOLDER, required=drafter, help="Folder of the drafter, heads or a model."),
+        click.option("--device", default="cpu", show_default=True, help="Where to run: cpu, cuda, cuda:1, ..."),
         click.option(
             "--dtype",
             type=click.Choice(DTYPES),
@@ -95,39 +106,71 @@ def models(command: Any, *, drafter: bool = True) -> Any:
             show_default=True,
             help="Type computed in, and of the cache; auto: as the target was saved.",
         ),
-        click.option("--device", default="cpu", show_default=True, help="Where to run: cpu, cuda, cuda:1, ..."),
-        click.option("--drafter", type=FOLDER, required=drafter, help="Folder of the drafter, heads or a model."),
-        click.option("--target", type=FOLDER, required=True, help="Folder of the target, a Hugging Face model."),
-    ):
-        bundled = option(bundled)
-    return bundled
-
-
-def prompts_options(command: Any) -> Any:
-    """`--prompts --requests --skip --new-tokens`."""
-    for option in (
         click.option(
-            "--new-tokens",
-            type=click.IntRange(min=1),
-            default=64,
-            show_default=True,
-            help="After each prompt.",
+            "--quantize", type=click.Choice(QUANTIZED), help="Store the target's linear layers in so few bits."
         ),
-        click.option(
-            "--skip",
-            type=click.IntRange(min=0),
-            default=0,
-            show_default=True,
-            help="Prompts to leave out first.",
-        ),
-        click.option("--requests", type=click.IntRange(min=1), help="Prompts to take; default all."),
-        click.option("--prompts", "prompts_file", type=FILE, required=True, help="JSON lines with `text`."),
-    ):
-        command = option(command)
-    return command
+        click.option("--tensor-parallel", is_flag=True, help="Share the target out over the processes of torchrun."),
+        click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default what torch takes."),
+    )
 
 
-models_without_drafter = partial(models, drafter=False)
+models, models_without_drafter = _models(drafter=True), _models(drafter=False)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Where a command finds its prompts: some of a file's, or texts on the command line."""
+
+    prompts_file: Path | None
+    requests: int | None
+    skip: int
+    texts: tuple[str, ...] = ()
+
+    def read(self) -> "list[Prompt]":
+        """The prompts.
+
+        Raises:
+            UsageError: not one source, or more asked for than there are.
+        """
+        from executor.prompts import Prompt, read_prompts
+
+        if (self.prompts_file is None) != bool(self.texts):
+            raise UsageError("give either --prompts or --prompt")
+        if self.prompts_file is None:
+            if self.requests is not None or self.skip:
+                raise UsageError("--requests and --skip choose from a file: give --prompts")
+            if not all(self.texts) or any("\ud800" <= c <= "\udfff" for text in self.texts for c in text):
+                raise UsageError("--prompt must be a text in Unicode, and not empty")
+            return [Prompt(text) for text in self.texts]
+        drawn = read_prompts(self.prompts_file)[self.skip :]
+        if not drawn or (self.requests is not None and len(drawn) < self.requests):
+            raise UsageError(
+                f"{self.prompts_file}: {self.requests or 1} prompts wanted after skipping {self.skip}, "
+                f"{len(drawn)} are left"
+            )
+        return drawn[: self.requests]
+
+
+_PROMPTS = "JSON lines with `text`."
+_choice = (
+    click.option("--requests", type=click.IntRange(min=1), help="Prompts to take; default all."),
+    click.option(
+        "--skip", type=click.IntRange(min=0), default=0, show_default=True, help="Prompts to leave out first."
+    ),
+)
+prompts = bundle(
+    "prompts", Prompts, click.option("--prompts", "prompts_file", type=FILE, required=True, help=_PROMPTS), *_choice
+)
+prompts_or_texts = bundle(
+    "prompts",
+    Prompts,
+    click.option("--prompt", "texts", multiple=True, help="A text to continue; may be given again."),
+    click.option("--prompts", "prompts_file", type=FILE, help=_PROMPTS),
+    *_choice,
+)
+new_tokens = click.option(
+    "--new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="After each prompt."
+)
 
 
 def load_models(models: Models) -> "tuple[Target, MedusaHeads | LanguageModel]":
@@ -143,6 +186,8 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, MedusaHeads | Lang
     Raises:
         UsageError: several processes were started and each would do the whole work.
     """
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
     from executor.checkpoints import load_drafter
     from executor.loading import load_target, prepare
     from executor.parallel import launched
@@ -167,31 +212,42 @@ def is_main_rank() -> bool:
     return is_main_rank()
 
 
-def load_prompts(
-    models: Models, model: "Target", prompts_file: Path, *, requests: int | None, skip: int, shortest: int = 1
-) -> "tuple[list[Prompt], list[list[int]], Sequence[int]]":
-    """Prompts, their token ids, and the tokens that end a text.
+@dataclass(frozen=True)
+class Requests:
+    """Prompts, their token ids, the tokens that end a text, and what turns tokens into text."""
+
+    prompts: "Sequence[Prompt]"
+    tokens: list[list[int]]
+    stop: list[int]
+    tokenizer: "PreTrainedTokenizerBase"
+
+
+def load_prompts(models: Models, model: "Target", prompts: Prompts, *, shortest: int = 1) -> Requests:
+    """The requests that a command was given.
 
     Raises:
         UsageError: more prompts asked for than there are, or one of fewer than `shortest` tokens.
     """
     from executor.loading import load_tokenizer
-    from executor.prompts import read_prompts
 
-    drawn = read_prompts(prompts_file)[skip:]
-    if not drawn or (requests is not None and len(drawn) < requests):
-        raise UsageError(f"{prompts_file}: {requests or 1} prompts wanted after skipping {skip}, {len(drawn)} are left")
-    drawn = drawn[:requests]
+    drawn = prompts.read()
     tokenizer = load_tokenizer(models.target, vocabulary=model.vocabulary)
     tokens = tokenizer([p.text for p in drawn], add_special_tokens=True)["input_ids"]
-    for number, prompt in enumerate(tokens, skip):
+    for number, prompt in enumerate(tokens, prompts.skip):
         if len(prompt) < shortest:
-            raise UsageError(
-                f"{prompts_file}: prompt {number} has {len(prompt)} tokens, at least {shortest} are needed"
-            )
+            source = prompts.prompts_file or "--prompt"
+            raise UsageError(f"{source}: prompt {number} has {len(prompt)} tokens, at least {shortest} are needed")
     ends = model.model.generation_config.eos_token_id if model.model.generation_config else None
     stop = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
-    return drawn, tokens, sorted(stop)
+    return Requests(drawn, tokens, sorted(stop), tokenizer)
+
+
+def warn_of_others(plan: "Plan", here: Mapping[str, Any]) -> None:
+    """Warn on stderr if a plan was made for other models than those `here`, which `identity` told."""
+    for part in ("target", "drafter"):
+        wanted = look(plan.meta, "trace", part, "weights")
+        if wanted not in (None, look(here, part, "weights")) and part in here and is_main_rank():
+            click.echo(f"Warning: the plan's trace was recorded with another {part} or number type", err=True)
 
 
 def check_output(path: Path | None) -> None:

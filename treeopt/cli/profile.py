@@ -10,10 +10,14 @@ from treeopt.cli import options
 
 @click.command()
 @options.models
-@options.prompts_options
+@options.prompts
+@options.new_tokens
 @click.option("--batch", type=options.Batches(), default="1,2,4,8", show_default=True, help="Batch sizes.")
 @click.option("--output", type=options.FILE, required=True, help="Write the profile here (.json).")
 @click.option("--max-nodes", type=click.IntRange(1, 63), default=63, show_default=True, help="Largest tree.")
+@click.option(
+    "--max-depth", type=click.IntRange(min=1), help="Deepest tree; default all levels that the drafter has, at most 8."
+)
 @click.option(
     "--rounds",
     type=click.IntRange(min=2),
@@ -25,31 +29,32 @@ from treeopt.cli import options
 @options.seed
 def profile(
     models: options.Models,
-    prompts_file: Path,
-    requests: int | None,
-    skip: int,
+    prompts: options.Prompts,
     batch: tuple[int, ...],
     output: Path,
     rounds: int,
     max_nodes: int,
+    max_depth: int | None,
     **settings: Any,
 ) -> None:
     """Measure plain and speculative steps in the real loop, over batch sizes, tree sizes and depths."""
     options.check_output(output)
     model, heads = options.load_models(models)
-    _, tokens, _ = options.load_prompts(models, model, prompts_file, requests=requests, skip=skip)
+    asked = options.load_prompts(models, model, prompts)
+    from executor.drafters.base import usual_depth
     from executor.measure import grid, measure_profile
     from simulate.profile import save_profile
 
-    blocks = rounds * len(set(batch)) * (1 + len(grid(max_nodes, heads.max_depth)))
+    blocks = rounds * len(set(batch)) * (1 + len(grid(max_nodes, max_depth or usual_depth(heads))))
     with options.progress("measuring", blocks) as advance:
         found = measure_profile(
             model,
             heads,
-            tokens,
+            asked.tokens,
             batches=batch,
             rounds=rounds,
             max_nodes=max_nodes,
+            max_depth=max_depth,
             progress=advance,
             **settings,
         )

@@ -16,29 +16,30 @@ def trace() -> None:
 
 @trace.command()
 @options.models
-@options.prompts_options
+@options.prompts
+@options.new_tokens
 @click.option("--output", type=options.FILE, required=True, help="Write the trace here (.npz).")
-@click.option("--depth", type=click.IntRange(min=1), help="Levels looked at; default all that the drafter has.")
+@click.option(
+    "--depth", type=click.IntRange(min=1), help="Levels looked at; default all that the drafter has, at most 8."
+)
 @click.option("--width", type=click.IntRange(min=1), default=16, show_default=True, help="Candidates looked at.")
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 writes greedily.")
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Requests decoded together.")
 @options.seed
 def collect(
     models: options.Models,
-    prompts_file: Path,
-    requests: int | None,
-    skip: int,
+    prompts: options.Prompts,
     output: Path,
     **settings: Any,
 ) -> None:
     """Let the target continue prompts and record how the drafter ranks what it writes."""
     options.check_output(output)
     model, heads = options.load_models(models)
-    prompts, tokens, stop = options.load_prompts(models, model, prompts_file, requests=requests, skip=skip, shortest=2)
+    asked = options.load_prompts(models, model, prompts, shortest=2)
     from executor.record import collect as record
 
-    with options.progress("collecting", 2 * len(prompts)) as advance:
-        found = record(model, heads, prompts, tokens, stop=stop, progress=advance, **settings)
+    with options.progress("collecting", 2 * len(asked.tokens)) as advance:
+        found = record(model, heads, asked.prompts, asked.tokens, stop=asked.stop, progress=advance, **settings)
     if not options.is_main_rank():
         return
     save_trace(found, output)

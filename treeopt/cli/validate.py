@@ -12,20 +12,19 @@ from treeopt.errors import UsageError
 from treeopt.files import write_text
 from treeopt.optimize import search
 from treeopt.plan import load_plan
-from treeopt.provenance import look, this_run
+from treeopt.provenance import this_run
 from treeopt.trace import load_trace
 
 BATCHES = (1, 2, 4, 8)
 
 if TYPE_CHECKING:
-    from executor.drafters.base import Drafter
-    from executor.target import Target
     from treeopt.plan import Plan
 
 
 @click.command()
 @options.models
-@options.prompts_options
+@options.prompts
+@options.new_tokens
 @click.option("--plan", "plan_file", type=options.FILE, help="The plan to check; or --trace to make one.")
 @click.option("--trace", "trace_file", type=options.FILE, help="Search this trace for the plan to check.")
 @click.option("--profile", "profile_file", type=options.FILE, help="Step times for the search.")
@@ -36,9 +35,7 @@ if TYPE_CHECKING:
 @options.as_json
 def validate(
     models: options.Models,
-    prompts_file: Path,
-    requests: int | None,
-    skip: int,
+    prompts: options.Prompts,
     new_tokens: int,
     plan_file: Path | None,
     trace_file: Path | None,
@@ -56,27 +53,28 @@ def validate(
     options.check_output(output)
     plan = _plan(plan_file, trace_file, profile_file, batch, seed)
     model, heads = options.load_models(models)
-    _, tokens, stop = options.load_prompts(models, model, prompts_file, requests=requests, skip=skip)
-    _check_models(plan, model, heads)
+    asked = options.load_prompts(models, model, prompts)
     from executor.fingerprint import device_name, identity
     from executor.validate import TREES, compare, comparison_record
 
+    here = identity(model, heads)
+    options.warn_of_others(plan, here)
     with options.progress("decoding", len(plan.entries) * blocks * (TREES + 1)) as advance:
         found = compare(
             model,
             heads,
             plan,
-            tokens,
+            asked.tokens,
             new_tokens=new_tokens,
-            stop=stop,
+            stop=asked.stop,
             blocks=blocks,
             seed=seed,
             progress=advance,
         )
     meta: dict[str, Any] = {
-        **identity(model, heads),
+        **here,
         "device": device_name(model.device),
-        "prompts": len(tokens),
+        "prompts": len(asked.tokens),
         "new_tokens": new_tokens,
         "blocks": blocks,
         "seed": seed,
@@ -114,13 +112,3 @@ def _plan(
     trace = load_trace(trace_file)
     cost = load_profile(profile_file) if profile_file else own_profile(trace, trace_file)
     return search(trace, cost, batch=batch or BATCHES, seed=seed)
-
-
-def _check_models(plan: "Plan", target: "Target", drafter: "Drafter") -> None:
-    from executor.fingerprint import identity
-
-    here = identity(target, drafter)
-    for part in ("target", "drafter"):
-        wanted = look(plan.meta, "trace", part, "weights")
-        if wanted not in (None, here[part]["weights"]) and options.is_main_rank():
-            click.echo(f"Warning: the plan's trace was recorded with another {part} or number type", err=True)

@@ -90,11 +90,12 @@ def _conditions(plan: Plan) -> str:
 
 
 def _models(meta: Any) -> str:
-    heads = look(meta, "drafter", "heads")
-    return (
-        f"target {_shown(look(meta, 'target', 'name'))} {_shown(look(meta, 'target', 'dtype'))}, "
-        f"{'' if heads is None else f'{heads} '}{_shown(look(meta, 'drafter', 'kind'))} heads"
-    )
+    words = [_shown(look(meta, "target", key)) for key in ("name", "dtype")]
+    words += [str(kind) for kind in (look(meta, "target", "quantization"),) if kind is not None]
+    kind, heads = look(meta, "drafter", "kind"), look(meta, "drafter", "heads")
+    if kind == "language-model":
+        return f"target {' '.join(words)}, a language model as drafter"
+    return f"target {' '.join(words)}, {'' if heads is None else f'{heads} '}{_shown(kind)} heads"
 
 
 def _shown(value: Any) -> str:

@@ -1,0 +1,96 @@
+"""What a decoding loop tells: its steps, what each request emitted, and the counts that they add up to."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What one request emitted.
+
+    Attributes:
+        tokens: the new tokens, up to the limit or the first stop token (included).
+        accepted: drafted tokens kept in each step (those beyond the end of the text not counted).
+    """
+
+    tokens: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the batch.
+
+    Attributes:
+        requests: the request of each row, -1 for an idle one.
+        committed: tokens that each row emitted; idle rows none.
+        accepted: drafted tokens that each row kept; idle rows 0.
+        ended: whether each row's request ended with this step.
+        draft_s: seconds of drafting, taking in the last step's outcome included.
+        rest_s: seconds of verifying, accepting and committing, and of the host's bookkeeping.
+        admit_s: seconds of prefilling the requests that joined before the step.
+
+    Seconds are exact on CPU; on an accelerator they are those of the host unless the decoder is `timed`.
+    """
+
+    requests: tuple[int, ...]
+    committed: tuple[tuple[int, ...], ...]
+    accepted: tuple[int, ...]
+    ended: tuple[bool, ...]
+    draft_s: float
+    rest_s: float
+    admit_s: float
+
+    @property
+    def full(self) -> bool:
+        """No row was idle."""
+        return min(self.requests) >= 0
+
+
+class Gathered:
+    """Steps added up to requests and to counts; means are for whoever prints.
+
+    Attributes:
+        steps: steps of the batch.
+        ended: requests that ended.
+        histogram: drafted tokens kept -> how often a sequence kept so many in a step.
+        committed: tokens of all sequences.
+        draft_s: seconds of drafting; rest_s, admit_s likewise.
+    """
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.steps = self.ended = self.committed = 0
+        self.histogram: Counter[int] = Counter()
+        self.draft_s = self.rest_s = self.admit_s = 0.0
+        self._open: dict[int, tuple[list[int], list[int]]] = {}
+
+    def add(self, step: Step) -> list[tuple[int, Generation]]:
+        """Count a step; the requests that ended with it, and what they emitted."""
+        self.steps += 1
+        self.draft_s += step.draft_s
+        self.rest_s += step.rest_s
+        self.admit_s += step.admit_s
+        found = []
+        for request, committed, kept, ended in zip(
+            step.requests, step.committed, step.accepted, step.ended, strict=True
+        ):
+            if request < 0:
+                continue
+            tokens, accepted = self._open.setdefault(request, ([], []))
+            tokens.extend(committed)
+            accepted.append(kept)
+            self.committed += len(committed)
+            self.histogram[kept] += 1
+            if ended:
+                del self._open[request]
+                self.ended += 1
+                found.append((request, Generation(tuple(tokens), tuple(accepted))))
+        return found
+
+    @property
+    def tau(self) -> float:
+        """Tokens a step and sequence; nan before the first."""
+        total = self.histogram.total()
+        return self.committed / total if total else math.nan

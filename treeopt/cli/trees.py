@@ -1,0 +1,107 @@
+"""What to draft, as a command line says it: a plan's choice, a tree, or the settings of dynamic ones."""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treeopt.cli import options
+from treeopt.errors import PlanError, TreeError, UsageError
+from treeopt.plan import Plan, load_plan
+from treeopt.policy import DynamicTree
+from treeopt.tree import Tree
+
+PLAIN = Tree((), ())
+SETTINGS = tuple(field.name for field in fields(DynamicTree))
+
+
+class Static(click.ParamType[Tree]):
+    """A static tree: the length of a chain, or rank paths as JSON."""
+
+    name = "tree"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Tree:
+        """`5`, or `[[0,0],[1]]`."""
+        if isinstance(value, Tree):
+            return value
+        try:
+            found = json.loads(value)
+            return Tree.chain(found) if type(found) is int else Tree.from_paths(found)
+        except TreeError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+        except (ValueError, TypeError, RecursionError):
+            self.fail(f"{value[:80]!r} is neither the length of a chain nor rank paths such as [[0,0],[1]]", param, ctx)
+
+
+class Dynamic(click.ParamType[DynamicTree]):
+    """Settings of a dynamic tree."""
+
+    name = "settings"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DynamicTree:
+        """`nodes=60,depth=6,beam=10`."""
+        if isinstance(value, DynamicTree):
+            return value
+        words = [part.partition("=") for part in value.split(",")]
+        names = [name for name, _, _ in words]
+        if not {"nodes", "depth"} <= set(names) <= set(SETTINGS) or len(set(names)) < len(names):
+            self.fail(f"{value!r} must be nodes=N,depth=N and may add {', '.join(SETTINGS[2:])}, each once", param, ctx)
+        given: dict[str, Any] = {}
+        for name, _, number in words:
+            try:
+                given[name] = float(number) if name == "min_probability" else int(number)
+            except ValueError:
+                self.fail(f"{name} must be a number, got {number!r}", param, ctx)
+        try:
+            return DynamicTree(**given)
+        except TreeError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+
+
+@dataclass(frozen=True)
+class Trees:
+    """What a command was told to draft, and for how many requests at a time."""
+
+    plan_file: Path | None
+    tree: Tree | None
+    dynamic: DynamicTree | None
+    batch: int | None
+
+    def chosen(self) -> tuple[Tree | DynamicTree, int, Plan | None]:
+        """Tree, batch size and the plan they come from, if any; the empty tree decodes plainly.
+
+        Raises:
+            UsageError: more than one was given, or the plan does not say for which batch.
+            PlanError: it is not for this batch.
+        """
+        given = [shape for shape in (self.tree, self.dynamic) if shape is not None]
+        if len(given) + (self.plan_file is not None) > 1:
+            raise UsageError("give one of --plan, --tree and --dynamic")
+        if self.plan_file is None:
+            return (given[0] if given else PLAIN), self.batch or 1, None
+        plan = load_plan(self.plan_file)
+        sizes = [entry.batch for entry in plan.entries]
+        if self.batch is None and len(sizes) > 1:
+            raise UsageError(f"the plan is for batch {', '.join(map(str, sizes))}: say which with --batch")
+        for entry in plan.entries:
+            if self.batch in (None, entry.batch):
+                return entry.choice.tree or PLAIN, entry.batch, plan
+        raise PlanError(f"{self.plan_file}: the plan is for batch {', '.join(map(str, sizes))}, not {self.batch}")
+
+
+trees = options.bundle(
+    "trees",
+    Trees,
+    click.option("--plan", "plan_file", type=options.FILE, help="Decode as this plan says for the batch size."),
+    click.option("--tree", type=Static(), help="A static tree: the length of a chain, or rank paths as JSON."),
+    click.option(
+        "--dynamic",
+        type=Dynamic(),
+        help=f"Trees that grow where the drafter is sure: nodes=60,depth=6 [,{'=,'.join(SETTINGS[2:])}=].",
+    ),
+    click.option(
+        "--batch", type=click.IntRange(min=1), help="Requests decoded together; default 1, or the plan's only one."
+    ),
+)
