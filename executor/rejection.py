@@ -137,7 +137,8 @@ class BlockVerification(Leviathan):
         p, q, siblings, prefix = self._chain(logits, draft)
         there = siblings.there[..., 0]
         excess = (prefix[:, :-1, None] * p - q).clamp(min=0).sum(-1)  # S_0, ..., S_{length - 1}
-        nearly = torch.where(excess > 0, excess / (excess + 1 - prefix[:, :-1]), 0)
+        # 1 - P first: a small S is lost beside 1, and where P = 1 nothing would be left to divide by.
+        nearly = torch.where(excess > 0, excess / (excess + (1 - prefix[:, :-1])), 0)
         after = torch.zeros_like(excess[:, 0])
         reached = [after]
         for i in range(there.shape[1], 0, -1):

@@ -236,6 +236,7 @@ FAST = [
     ("leviathan", "medusa", "chain", 1),
     ("block", "near", "chain", 1),
     ("block", "stranger", "chain", 0),
+    ("block", "copy", "chain", 0),
     ("specinfer", "near", "branching", 0),
     ("specinfer", "medusa", "deep", 1),
     ("sequoia", "copy", "branching", 1),
@@ -262,7 +263,7 @@ def test_the_loop_is_lossless_with_many_samples(rule, draft, tree, late):
     assert p_value(emitted(decoder(rule, draft, tree, late=late, seed=1), 20_000)) > ALARM
 
 
-@pytest.mark.parametrize("warp", [Warp(2.5, 4), Warp(2.5, None, 0.7), Warp(1.5, 5, 0.9)], ids=str)
+@pytest.mark.parametrize("warp", [Warp(0.3), Warp(2.5, 4), Warp(2.5, None, 0.7), Warp(1.5, 5, 0.9)], ids=str)
 @pytest.mark.parametrize(
     ("rule", "tree"), [("block", "chain"), ("sequoia", "branching"), ("sample-and-match", "dynamic")]
 )

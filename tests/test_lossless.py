@@ -242,6 +242,18 @@ def test_lossless_where_tokens_have_no_probability(kind, tree):
     assert total_variation(rule_of(kind), tree, zeros=0.7, seed=4) < 1e-12
 
 
+@pytest.mark.parametrize(("kind", "tree"), CASES)
+@pytest.mark.parametrize("noise", [0.0, 1e-15, 1e-9])
+def test_lossless_where_the_drafter_is_the_target_but_for_rounding(kind, tree, noise):
+    """Nothing, or next to nothing, is left of p - q, and ratios of such rests are easily infinite."""
+    for seed in range(3):
+        target, other = (Tables.random(3, tree.depth, s) for s in (seed, seed + 50))
+        near = Tables(tuple(a + noise * b for a, b in zip(target.levels, other.levels, strict=True)))
+        rule = rule_of(kind)
+        due = target.text(lambda scores: SIX.log_probabilities(scores).exp())
+        assert float((law_of(rule, tree, target, near) - due).abs().sum()) / 2 < 1e-12
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("warp", [Warp(0.6, 2), Warp(1.3, None, 0.7), Warp(0.9, 3, 0.8)], ids=str)
 def test_the_law_is_that_of_the_warped_target(kind, warp):
