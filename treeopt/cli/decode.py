@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 @sampling
 @click.option("--ignore-end", is_flag=True, help="Go on to --new-tokens past tokens that end a text.")
 @click.option("--compiled", is_flag=True, help="Compile the target's forward (torch.compile); slow to start.")
+@click.option("--graphs", is_flag=True, help="Replay steps from CUDA graphs; not run on a device yet.")
 @click.option("--audit", is_flag=True, help="Check each greedy text against a plain forward; exit code 1 if it fails.")
 @results
 def decode(
@@ -42,6 +43,7 @@ def decode(
     sampling: Sampling,
     ignore_end: bool,
     compiled: bool,
+    graphs: bool,
     audit: bool,
     results: Results,
 ) -> None:
@@ -67,7 +69,7 @@ def decode(
 
     stop = [] if ignore_end else requests.stop
     rule = sampling.made(target, done=len(begun[1]) if begun else 0)
-    decoder = Decoder(target, drafter, tree=shape, batch=batch, rule=rule)
+    decoder = Decoder(target, drafter, tree=shape, batch=batch, rule=rule, graphs=graphs)
     conditions = {"rule": sampling.name, "skip": prompts.skip, "new_tokens": new_tokens, "stop": stop, "audit": audit}
     meta = {**_meta(decoder, requests.tokens), **asdict(sampling), **conditions}
     if plan is not None:
@@ -101,7 +103,8 @@ def decode(
         return
     click.echo(
         f"{gathered.ended} requests, {gathered.committed} tokens in {gathered.steps} steps at batch {batch}"
-        + (f": {_figures(gathered)} (means; prefill counted in tokens/s)" if gathered.steps else ""),
+        + (f": {_figures(gathered)} (means; prefill counted in tokens/s)" if gathered.steps else "")
+        + (f"; graphs hold {decoder.graph_bytes / 2**20:.1f} MiB" if graphs else ""),
         err=True,
     )
     if results.as_json:
