@@ -265,6 +265,8 @@ class Target:
 
     def _table(self, ancestors: Tensor) -> Tensor:
         """The table of a tree; that of a static tree, whose tensor comes again in every step, is made once."""
+        if torch.compiler.is_compiling():
+            return tree_table(ancestors, self.dtype, self._group if self.attention == "packed" else 1)
         table: Tensor | None = self._tables.get(ancestors)
         if table is None:
             table = tree_table(ancestors, self.dtype, self._group if self.attention == "packed" else 1)

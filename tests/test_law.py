@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from executor.acceptance import SAMPLING, Typical, make_rule
-from executor.attention import tree_seen
+from executor.attention import tree_table
 from executor.cache import TreeCache
 from executor.decode import Decoder
 from executor.drafters.base import Drafter
@@ -171,14 +171,12 @@ def of_drafter(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def causal(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node sees all nodes before it, not its ancestors."""
+    """Nodes see all that stand before them, not their ancestors alone."""
 
-    def seen(lengths: Tensor, depths: Tensor, ancestors: Tensor, *rest: Any) -> Tensor:
-        return tree_seen(
-            lengths, depths, torch.ones_like(ancestors).tril(ancestors.shape[2] - ancestors.shape[1]), *rest
-        )
+    def table(ancestors: Tensor, *words: Any) -> Tensor:
+        return tree_table(torch.ones_like(ancestors).tril(ancestors.shape[2] - ancestors.shape[1]), *words)
 
-    monkeypatch.setattr("executor.target.tree_seen", seen)
+    monkeypatch.setattr("executor.target.tree_table", table)
 
 
 def by_row(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
