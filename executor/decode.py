@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from executor.acceptance import Greedy, Rule
+from executor.cache import TreeCache
 from executor.drafters.base import Drafter
 from executor.graphs import Graphs
 from executor.growth import DynamicGrowth, Growth, StaticGrowth
@@ -145,10 +146,12 @@ class Decoder:
             UsageError: an empty prompt, tokens outside the vocabulary, or a limit below 1.
             ExecutorError: a request does not fit the model's context, or the caches do not fit the device.
         """
-        return self._steps(self._begin(prompts, new_tokens), prompts, new_tokens, stop)
+        rows = self._begin(prompts, new_tokens)
+        return self._steps(rows, self.target.cache, prompts, new_tokens, stop)
 
-    def _steps(self, rows: Rows, prompts: Sequence[Tokens], new_tokens: int, stop: Sequence[int]) -> Iterator[Step]:
-        cache = self.target.cache
+    def _steps(
+        self, rows: Rows, cache: TreeCache | None, prompts: Sequence[Tokens], new_tokens: int, stop: Sequence[int]
+    ) -> Iterator[Step]:
         waiting = deque(enumerate(prompts))
         hosts = [_Row() for _ in range(self.batch)]
         launched: deque[_Launched] = deque()

@@ -85,5 +85,6 @@ def state_of(rows: Rows) -> list[Tensor]:
     """Tensors that a step changes and the next one reads, besides the caches: behind each sequence's length those
     hold nothing.
     """
-    found = [rows.lengths, rows.root, rows.active, rows.outcome, *vars(rows.committed).values()]
+    last = rows.committed
+    found = [rows.lengths, rows.root, rows.active, rows.outcome, last.tokens, last.features, last.fed, last.counts]
     return found if rows.drafter is None else [*found, *rows.drafter.lasting(rows.state)]

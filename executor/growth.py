@@ -22,12 +22,14 @@ class Growth(Protocol):
         count: entries of a tree, the root included.
         room: entries that a step may write into a cache behind the committed tokens.
         in_place: accepted nodes always lie where they belong: the cache needs no compaction.
+        fed_in_place: so do the nodes that the drafter is fed, in its cache.
     """
 
     depth: int
     count: int
     room: int
     in_place: bool
+    fed_in_place: bool
 
     def draft(self, drafter: Drafter | None, state: Any, root: Tensor, rule: Rule) -> Draft:
         """The trees below `root`, int64 (batch,); the drafter may be missing where there are no levels."""
@@ -61,6 +63,7 @@ class StaticGrowth:
         """Lay out the levels of `tree`."""
         self.depth, self.count, self.room = tree.depth, tree.nodes + 1, tree.nodes + 1
         self.in_place = tree == Tree.chain(tree.depth)
+        self.fed_in_place = max(tree.fed_widths, default=1) == 1
         self.topology = Topology.of(tree, device)
         parents = [0, *(parent + 1 for parent in tree.parents)]
         depths, ranks = [0, *tree.depths], [0, *tree.ranks]
@@ -119,6 +122,7 @@ class DynamicGrowth:
                 sequence needs. Without it the shape is the same in every step.
         """
         self.policy, self.adaptive = policy, adaptive
+        self.fed_in_place = max(policy.expanded) == 1
         self.depth, self.count = policy.depth, policy.nodes + 1
         self.room = max(self.count, sum(policy.expanded))
 

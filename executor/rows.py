@@ -61,7 +61,8 @@ class Rows:
         self.lengths, self.root, self.active = zeros(batch), zeros(batch), zeros(batch).bool()
         self.outcome = zeros(batch, steps + 2)
         features = torch.zeros(batch, steps, target.hidden, dtype=target.dtype, device=device)
-        self.committed = Committed(zeros(batch, steps), features, zeros(batch, steps), zeros(batch))
+        fed = zeros(batch, steps)
+        self.committed = Committed(zeros(batch, steps), features, fed, zeros(batch), growth.fed_in_place)
 
     def leave(self, rows: Sequence[int]) -> None:
         """These rows have no request any more."""
@@ -97,7 +98,8 @@ class Rows:
         """
         if self.drafter is not None:
             last = self.committed
-            new = Committed(last.tokens[:, :steps], last.features[:, :steps], last.fed[:, :steps], last.counts)
+            parts = last.tokens[:, :steps], last.features[:, :steps], last.fed[:, :steps]
+            new = Committed(*parts, last.counts, last.in_place)
             self.drafter.extend(self.state, new, view=view, all_fed=all_fed)
         return self.growth.draft(self.drafter, self.state, self.root, self.rule)
 

@@ -94,6 +94,7 @@ ORDER = [
     "executor.train.corpus",
     "executor.train.shipped",
     "treeopt.cli.options",
+    "treeopt.cli.inputs",
     "treeopt.cli.search",
     "treeopt.cli.export",
     "treeopt.cli.trace",

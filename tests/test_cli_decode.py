@@ -17,7 +17,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import treeopt.lines
 from executor.acceptance import RULES as ALL_RULES
 from executor.loading import TextStream, load_target, load_tokenizer
 from executor.target import Target
@@ -717,7 +716,6 @@ def test_lines_of_other_kinds_are_refused(tmp_path, content, word):
     path.write_bytes(content)
     with pytest.raises(RecordError, match=word):
         read_lines(path, "s")
-    assert treeopt.lines.__doc__
 
 
 def test_no_lines_are_none(tmp_path):

@@ -203,9 +203,20 @@ def test_two_decoders_on_one_target_are_noticed():
     target, prompts = small_target(), random_prompts((4, 6))
     first = Decoder(target, batch=2).steps(prompts, new_tokens=8)
     next(first)
-    next(Decoder(target, batch=2).steps(prompts, new_tokens=8))
+    second = Decoder(target, batch=2).steps(prompts, new_tokens=8)
     with pytest.raises(ExecutorError, match="another decoder took the target's cache"):
         next(first)
+    third = Decoder(target, batch=2).steps(prompts, new_tokens=8)
+    with pytest.raises(ExecutorError, match="another decoder took the target's cache"):
+        next(second)
+    next(third)
+
+
+def test_what_cannot_be_decoded_is_refused_before_a_step_is_asked_for():
+    target = small_target()
+    with pytest.raises(ExecutorError, match="context of 512"):
+        Decoder(target).steps([[1, 2]], new_tokens=512)
+    assert target.cache is None
 
 
 @pytest.mark.parametrize("token", [-1, 61])

@@ -96,6 +96,15 @@ def test_show_trace_shows_every_figure():
     assert row(lines, "2") == ["2", "0.000", "0.000", "0.500", "0.500"]
 
 
+def test_a_table_names_quantised_weights_and_language_models():
+    meta = META | {
+        "target": META["target"] | {"quantization": "int8 (torchao)"},
+        "drafter": {"kind": "language-model", "heads": 64},
+    }
+    text = "\n".join(shown(show_trace, trace_of([[[0]]], width=1, meta=meta)))
+    assert "target tiny-llama bfloat16 int8 (torchao), a language model as drafter; greedy" in text
+
+
 def test_show_trace_leaves_what_was_never_seen_empty():
     """No request is two tokens long: nothing is known of depth 2."""
     assert row(shown(show_trace, trace_of([[[0, -2]], [[0, -2]]], width=1)), "2") == ["2", "", "", "", ""]

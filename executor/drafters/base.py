@@ -24,12 +24,14 @@ class Committed:
         fed: int64 (batch, steps), place in the order of feeding of the node at each of those positions, the old root
             (0) first; -1 where a node was never fed.
         counts: int64 (batch,), 0 for a sequence that did not move or has just joined.
+        in_place: `fed` is 0, 1, 2, ... as far as nodes were fed: they lie in a drafter's cache where they belong.
     """
 
     tokens: Tensor
     features: Tensor
     fed: Tensor
     counts: Tensor
+    in_place: bool
 
 
 class Drafter(Protocol):

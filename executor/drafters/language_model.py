@@ -31,7 +31,6 @@ class LanguageModelState:
         late: the leaf is fed in front of the root.
         level: levels drafted in this step.
         fed: nodes fed in this step.
-        widest: most nodes fed at once in this step.
         above: bool (b, last level, fed), ancestors of the nodes fed last.
         known: level -> parents that were asked for last, and what follows of them: ancestors, depths.
     """
@@ -44,7 +43,6 @@ class LanguageModelState:
     late: bool = True
     level: int = 0
     fed: int = 0
-    widest: int = 1
     above: Tensor = field(default_factory=lambda: torch.zeros(0))
     known: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
@@ -96,9 +94,9 @@ class LanguageModel(nn.Module):
         counts, steps = committed.counts, committed.tokens.shape[1]
         cache = self.target.cache
         assert cache is not None
-        if steps > 1 and state.widest > 1:  # else every node was fed in its place
+        if steps > 1 and not committed.in_place:
             cache.compact(state.lengths, committed.fed.clamp(min=0))
-        state.view, state.late, state.level, state.fed, state.widest = view, not all_fed, 0, 0, 1
+        state.view, state.late, state.level, state.fed = view, not all_fed, 0, 0
         before = committed.tokens.gather(1, (counts - 2).clamp(min=0)[:, None])[:, 0]
         kept = torch.where(counts == 1, state.root, torch.where(counts > 1, before, state.leaf))
         state.leaf.copy_(kept)
@@ -125,17 +123,14 @@ class LanguageModel(nn.Module):
         return torch.where(alone[:, None, None], logits[:, :1], logits[:, 1:])
 
     def _nodes(self, state: LanguageModelState, tokens: Tensor, parents: Tensor) -> Tensor:
-        known = state.known.get(state.level)
-        if known is None or known[0] is not parents:  # a static tree's come again in every step
-            above = state.above.expand(len(parents), -1, -1)
-            above = above.gather(1, parents[..., None].expand(-1, -1, above.shape[2]))
-            itself = torch.eye(tokens.shape[1], dtype=torch.bool, device=tokens.device).expand(len(parents), -1, -1)
-            depths = torch.full((1, tokens.shape[1]), state.level, device=tokens.device)
-            known = state.known[state.level] = parents, torch.cat([above, itself], 2), depths
+        known = None if torch.compiler.is_compiling() else state.known.get(state.level)
+        if known is None or known[0] is not parents:
+            known = parents, *_below(state.above, parents, state.level)
+            if not torch.compiler.is_compiling():
+                state.known[state.level] = known  # a static tree's come again in every step
         _, state.above, depths = known
         logits = self._feed(state, tokens, state.lengths, depths, state.above, state.fed)
         state.fed += tokens.shape[1]
-        state.widest = max(state.widest, tokens.shape[1])
         return logits
 
     def _feed(
@@ -159,3 +154,11 @@ class LanguageModel(nn.Module):
             logits = nn.functional.pad(logits, (0, target.vocabulary - logits.shape[-1]), value=-torch.inf)
         for k in range(1, depth + 1):
             yield logits.roll(-k, 1)  # row t is the model's guess after x_{t+k}; the last k rows have no meaning
+
+
+def _below(above: Tensor, parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    """Ancestors and depths of nodes, given the ancestors of the level above and each node's parent there."""
+    nodes = parents.shape[1]
+    lines = above.expand(len(parents), -1, -1).gather(1, parents[..., None].expand(-1, -1, above.shape[2]))
+    itself = torch.eye(nodes, dtype=torch.bool, device=parents.device).expand(len(parents), -1, -1)
+    return torch.cat([lines, itself], 2), torch.full((1, nodes), depth, device=parents.device)

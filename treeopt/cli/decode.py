@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli import options
+from treeopt.cli import inputs, options
 from treeopt.cli.results import SCHEMA, SILENT, Results, results
 from treeopt.cli.sampling import Sampling, sampling
 from treeopt.cli.trees import Trees, trees
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@options.models_without_drafter
-@options.prompts_or_texts
-@options.new_tokens
+@inputs.models_without_drafter
+@inputs.prompts_or_texts
+@inputs.new_tokens
 @trees
 @sampling
 @click.option("--ignore-end", is_flag=True, help="Go on to --new-tokens past tokens that end a text.")
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 @click.option("--audit", is_flag=True, help="Check each greedy text against a plain forward; exit code 1 if it fails.")
 @results
 def decode(
-    models: options.Models,
-    prompts: options.Prompts,
+    models: inputs.Models,
+    prompts: inputs.Prompts,
     new_tokens: int,
     trees: Trees,
     sampling: Sampling,
@@ -59,10 +59,10 @@ def decode(
     if shape.nodes and models.drafter is None:
         raise UsageError("a tree needs --drafter; without one leave out --plan, --tree and --dynamic")
     begun = results.begun()
-    target, drafter = options.load_target_and_drafter(models)
+    target, drafter = inputs.load_target_and_drafter(models)
     if compiled:
         target.compile()
-    requests = options.load_prompts(models, target, prompts)
+    requests = inputs.load_prompts(models, target, prompts)
     from executor.decode import Decoder
     from executor.loading import TextStream
     from executor.steps import Gathered
@@ -73,12 +73,12 @@ def decode(
     conditions = {"rule": sampling.name, "skip": prompts.skip, "new_tokens": new_tokens, "stop": stop, "audit": audit}
     meta = {**_meta(decoder, requests.tokens), **asdict(sampling), **conditions}
     if plan is not None:
-        options.warn_of_others(plan, meta)
+        inputs.warn_of_others(plan, meta)
     earlier = results.continued(begun, meta)
     done = {record["request"] for record in earlier}
     waiting = [number for number in range(len(requests.tokens)) if prompts.skip + number not in done]
     asked = [requests.tokens[number] for number in waiting]
-    main = options.is_main_rank()
+    main = inputs.is_main_rank()
     if main:
         click.echo(decoder.memory(asked, new_tokens=new_tokens), err=True)
     else:
@@ -128,7 +128,7 @@ def _meta(decoder: "Decoder", tokens: "Sequence[Sequence[int]]") -> dict[str, An
     }
 
 
-def _record(requests: options.Requests, number: int, generation: "Generation", stop: "Sequence[int]") -> dict[str, Any]:
+def _record(requests: inputs.Requests, number: int, generation: "Generation", stop: "Sequence[int]") -> dict[str, Any]:
     """A finished request; `request` counts the prompts of the file from 0."""
     tokens = list(generation.tokens)
     return {

@@ -1,30 +1,17 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how commands print."""
 
 import json
-import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from treeopt.errors import UsageError
-from treeopt.provenance import look
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from transformers import PreTrainedTokenizerBase
-
-    from executor.drafters.language_model import LanguageModel
-    from executor.drafters.medusa import MedusaHeads
-    from executor.prompts import Prompt
-    from executor.target import Target
-    from treeopt.plan import Plan
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path)
@@ -70,184 +57,6 @@ def bundle(name: str, kind: type, *given: Callable[[Any], Any]) -> Callable[[Any
         return bundled
 
     return decorate
-
-
-# As executor.loading has them, which would load torch.
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
-QUANTIZED = ("int8", "int4")
-# Libraries that remark on their own insides while they load.
-TALKATIVE = ("torchao", "torch.utils._pytree")
-
-
-@dataclass(frozen=True)
-class Models:
-    """The target and drafter that a command was given, and how to load them."""
-
-    target: Path
-    drafter: Path | None
-    device: str
-    dtype: str
-    quantize: str | None
-    tensor_parallel: bool
-    threads: int | None
-
-
-def _models(*, drafter: bool) -> Callable[[Any], Any]:
-    return bundle(
-        "models",
-        Models,
-        click.option("--target", type=FOLDER, required=True, help="Folder of the target, a Hugging Face model."),
-        click.option("--drafter", type=FOLDER, required=drafter, help="Folder of the drafter, heads or a model."),
-        click.option("--device", default="cpu", show_default=True, help="Where to run: cpu, cuda, cuda:1, ..."),
-        click.option(
-            "--dtype",
-            type=click.Choice(DTYPES),
-            default="float32",
-            show_default=True,
-            help="Type computed in, and of the cache; auto: as the target was saved.",
-        ),
-        click.option(
-            "--quantize", type=click.Choice(QUANTIZED), help="Store the target's linear layers in so few bits."
-        ),
-        click.option("--tensor-parallel", is_flag=True, help="Share the target out over the processes of torchrun."),
-        click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default what torch takes."),
-    )
-
-
-models, models_without_drafter = _models(drafter=True), _models(drafter=False)
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """Where a command finds its prompts: some of a file's, or texts on the command line."""
-
-    prompts_file: Path | None
-    requests: int | None
-    skip: int
-    texts: tuple[str, ...] = ()
-
-    def read(self) -> "list[Prompt]":
-        """The prompts.
-
-        Raises:
-            UsageError: not one source, or more asked for than there are.
-        """
-        from executor.prompts import Prompt, read_prompts
-
-        if (self.prompts_file is None) != bool(self.texts):
-            raise UsageError("give either --prompts or --prompt")
-        if self.prompts_file is None:
-            if self.requests is not None or self.skip:
-                raise UsageError("--requests and --skip choose from a file: give --prompts")
-            if not all(self.texts) or any("\ud800" <= c <= "\udfff" for text in self.texts for c in text):
-                raise UsageError("--prompt must be a text in Unicode, and not empty")
-            return [Prompt(text) for text in self.texts]
-        drawn = read_prompts(self.prompts_file)[self.skip :]
-        if not drawn or (self.requests is not None and len(drawn) < self.requests):
-            raise UsageError(
-                f"{self.prompts_file}: {self.requests or 1} prompts wanted after skipping {self.skip}, "
-                f"{len(drawn)} are left"
-            )
-        return drawn[: self.requests]
-
-
-_PROMPTS = "JSON lines with `text`."
-_choice = (
-    click.option("--requests", type=click.IntRange(min=1), help="Prompts to take; default all."),
-    click.option(
-        "--skip", type=click.IntRange(min=0), default=0, show_default=True, help="Prompts to leave out first."
-    ),
-)
-prompts = bundle(
-    "prompts", Prompts, click.option("--prompts", "prompts_file", type=FILE, required=True, help=_PROMPTS), *_choice
-)
-prompts_or_texts = bundle(
-    "prompts",
-    Prompts,
-    click.option("--prompt", "texts", multiple=True, help="A text to continue; may be given again."),
-    click.option("--prompts", "prompts_file", type=FILE, help=_PROMPTS),
-    *_choice,
-)
-new_tokens = click.option(
-    "--new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="After each prompt."
-)
-
-
-def load_models(models: Models) -> "tuple[Target, MedusaHeads | LanguageModel]":
-    """Target and drafter, on the device; see `load_target_and_drafter`."""
-    target, drafter = load_target_and_drafter(models)
-    assert drafter is not None, "a command that must have a drafter asks for it"
-    return target, drafter
-
-
-def load_target_and_drafter(models: Models) -> "tuple[Target, MedusaHeads | LanguageModel | None]":
-    """Target and, where one was given, drafter, on the device.
-
-    Raises:
-        UsageError: several processes were started and each would do the whole work.
-    """
-    for name in TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    from executor.checkpoints import load_drafter
-    from executor.loading import load_target, prepare
-    from executor.parallel import launched
-
-    if launched() > 1 and not models.tensor_parallel:
-        raise UsageError(f"{launched()} processes were started for one target: give --tensor-parallel, or start one")
-    prepare(models.device, threads=models.threads, tensor_parallel=models.tensor_parallel)
-    target = load_target(
-        models.target,
-        dtype=models.dtype,
-        device=models.device,
-        quantize=models.quantize,
-        tensor_parallel=models.tensor_parallel,
-    )
-    return target, None if models.drafter is None else load_drafter(models.drafter, target)
-
-
-def is_main_rank() -> bool:
-    """Whether this process is the one that prints and writes; ask when models are loaded."""
-    from executor.parallel import is_main_rank
-
-    return is_main_rank()
-
-
-@dataclass(frozen=True)
-class Requests:
-    """Prompts, their token ids, the tokens that end a text, and what turns tokens into text."""
-
-    prompts: "Sequence[Prompt]"
-    tokens: list[list[int]]
-    stop: list[int]
-    tokenizer: "PreTrainedTokenizerBase"
-
-
-def load_prompts(models: Models, model: "Target", prompts: Prompts, *, shortest: int = 1) -> Requests:
-    """The requests that a command was given.
-
-    Raises:
-        UsageError: more prompts asked for than there are, or one of fewer than `shortest` tokens.
-    """
-    from executor.loading import load_tokenizer
-
-    drawn = prompts.read()
-    tokenizer = load_tokenizer(models.target, vocabulary=model.vocabulary)
-    tokens = tokenizer([p.text for p in drawn], add_special_tokens=True)["input_ids"]
-    for number, prompt in enumerate(tokens, prompts.skip):
-        if len(prompt) < shortest:
-            source = prompts.prompts_file or "--prompt"
-            raise UsageError(f"{source}: prompt {number} has {len(prompt)} tokens, at least {shortest} are needed")
-    ends = model.model.generation_config.eos_token_id if model.model.generation_config else None
-    stop = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
-    return Requests(drawn, tokens, sorted(stop), tokenizer)
-
-
-def warn_of_others(plan: "Plan", here: Mapping[str, Any]) -> None:
-    """Warn on stderr if a plan was made for other models than those `here`, which `identity` told."""
-    for part in ("target", "drafter"):
-        wanted = look(plan.meta, "trace", part, "weights")
-        if wanted not in (None, look(here, part, "weights")) and part in here and is_main_rank():
-            click.echo(f"Warning: the plan's trace was recorded with another {part} or number type", err=True)
 
 
 def check_output(path: Path | None) -> None:

@@ -5,13 +5,13 @@ from typing import Any
 
 import click
 
-from treeopt.cli import options
+from treeopt.cli import inputs, options
 
 
 @click.command()
-@options.models
-@options.prompts
-@options.new_tokens
+@inputs.models
+@inputs.prompts
+@inputs.new_tokens
 @click.option("--batch", type=options.Batches(), default="1,2,4,8", show_default=True, help="Batch sizes.")
 @click.option("--output", type=options.FILE, required=True, help="Write the profile here (.json).")
 @click.option("--max-nodes", type=click.IntRange(1, 63), default=63, show_default=True, help="Largest tree.")
@@ -28,8 +28,8 @@ from treeopt.cli import options
 @click.option("--steps", type=click.IntRange(min=1), default=16, show_default=True, help="Steps of a block.")
 @options.seed
 def profile(
-    models: options.Models,
-    prompts: options.Prompts,
+    models: inputs.Models,
+    prompts: inputs.Prompts,
     batch: tuple[int, ...],
     output: Path,
     rounds: int,
@@ -39,8 +39,8 @@ def profile(
 ) -> None:
     """Measure plain and speculative steps in the real loop, over batch sizes, tree sizes and depths."""
     options.check_output(output)
-    model, heads = options.load_models(models)
-    asked = options.load_prompts(models, model, prompts)
+    model, heads = inputs.load_models(models)
+    asked = inputs.load_prompts(models, model, prompts)
     from executor.drafters.base import usual_depth
     from executor.measure import grid, measure_profile
     from simulate.profile import save_profile
@@ -58,7 +58,7 @@ def profile(
             progress=advance,
             **settings,
         )
-    if not options.is_main_rank():
+    if not inputs.is_main_rank():
         return
     save_profile(found, output)
     click.echo(

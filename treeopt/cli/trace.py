@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treeopt.cli import options
+from treeopt.cli import inputs, options
 from treeopt.trace import load_trace, save_trace
 
 
@@ -15,9 +15,9 @@ def trace() -> None:
 
 
 @trace.command()
-@options.models
-@options.prompts
-@options.new_tokens
+@inputs.models
+@inputs.prompts
+@inputs.new_tokens
 @click.option("--output", type=options.FILE, required=True, help="Write the trace here (.npz).")
 @click.option(
     "--depth", type=click.IntRange(min=1), help="Levels looked at; default all that the drafter has, at most 8."
@@ -27,20 +27,20 @@ def trace() -> None:
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Requests decoded together.")
 @options.seed
 def collect(
-    models: options.Models,
-    prompts: options.Prompts,
+    models: inputs.Models,
+    prompts: inputs.Prompts,
     output: Path,
     **settings: Any,
 ) -> None:
     """Let the target continue prompts and record how the drafter ranks what it writes."""
     options.check_output(output)
-    model, heads = options.load_models(models)
-    asked = options.load_prompts(models, model, prompts, shortest=2)
+    model, heads = inputs.load_models(models)
+    asked = inputs.load_prompts(models, model, prompts, shortest=2)
     from executor.record import collect as record
 
     with options.progress("collecting", 2 * len(asked.tokens)) as advance:
         found = record(model, heads, asked.prompts, asked.tokens, stop=asked.stop, progress=advance, **settings)
-    if not options.is_main_rank():
+    if not inputs.is_main_rank():
         return
     save_trace(found, output)
     click.echo(f"{found.anchors} anchors of {found.requests} requests written to {output}", err=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli import options
+from treeopt.cli import inputs, options
 from treeopt.cli.search import own_profile
 from treeopt.errors import UsageError
 from treeopt.files import write_text
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@options.models
-@options.prompts
-@options.new_tokens
+@inputs.models
+@inputs.prompts
+@inputs.new_tokens
 @click.option("--plan", "plan_file", type=options.FILE, help="The plan to check; or --trace to make one.")
 @click.option("--trace", "trace_file", type=options.FILE, help="Search this trace for the plan to check.")
 @click.option("--profile", "profile_file", type=options.FILE, help="Step times for the search.")
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 @click.option("--output", type=options.FILE, help="Write the comparison here (.json).")
 @options.as_json
 def validate(
-    models: options.Models,
-    prompts: options.Prompts,
+    models: inputs.Models,
+    prompts: inputs.Prompts,
     new_tokens: int,
     plan_file: Path | None,
     trace_file: Path | None,
@@ -52,13 +52,13 @@ def validate(
     """
     options.check_output(output)
     plan = _plan(plan_file, trace_file, profile_file, batch, seed)
-    model, heads = options.load_models(models)
-    asked = options.load_prompts(models, model, prompts)
+    model, heads = inputs.load_models(models)
+    asked = inputs.load_prompts(models, model, prompts)
     from executor.fingerprint import device_name, identity
     from executor.validate import TREES, compare, comparison_record
 
     here = identity(model, heads)
-    options.warn_of_others(plan, here)
+    inputs.warn_of_others(plan, here)
     with options.progress("decoding", len(plan.entries) * blocks * (TREES + 1)) as advance:
         found = compare(
             model,
@@ -80,7 +80,7 @@ def validate(
         "seed": seed,
         "provenance": this_run(),
     }
-    if not options.is_main_rank():
+    if not inputs.is_main_rank():
         return
     record = {"schema": "treeopt.validation/1", "meta": meta, **comparison_record(found)}
     if output:
