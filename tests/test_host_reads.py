@@ -187,11 +187,11 @@ def step(rows: Rows) -> None:
 @pytest.mark.parametrize(
     ("rule", "tree"),
     [
-        ("greedy", "plain"),
+        pytest.param("greedy", "plain", marks=pytest.mark.slow),
         ("greedy", "shared"),
-        ("typical", "branching"),
+        pytest.param("typical", "branching", marks=pytest.mark.slow),
         ("sample-and-match", "dynamic"),
-        ("point-mass", "branching"),
+        pytest.param("point-mass", "branching", marks=pytest.mark.slow),
         ("block", "chain"),
         pytest.param("leviathan", "chain", marks=pytest.mark.slow),
         pytest.param("specinfer", "branching", marks=pytest.mark.slow),

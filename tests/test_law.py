@@ -249,7 +249,7 @@ FAST = [
 @pytest.mark.parametrize(("rule", "draft", "tree", "late"), FAST)
 def test_the_loop_is_lossless(rule, draft, tree, late):
     """False-alarm probability 1e-4, seeds fixed."""
-    assert p_value(emitted(decoder(rule, draft, tree, late=late), 6000)) > ALARM
+    assert p_value(emitted(decoder(rule, draft, tree, late=late), 5000)) > ALARM
 
 
 @pytest.mark.slow
@@ -267,7 +267,7 @@ def test_the_loop_is_lossless_with_many_samples(rule, draft, tree, late):
 )
 def test_the_law_is_that_of_the_warped_target(rule, tree, warp):
     """False-alarm probability 1e-4, seeds fixed; no text that top-k or top-p rule out is ever written."""
-    assert p_value(emitted(decoder(rule, "near", tree, warp=warp), 3000), warp) > ALARM
+    assert p_value(emitted(decoder(rule, "near", tree, warp=warp), 2500), warp) > ALARM
 
 
 def test_plain_sampling_has_the_law():
@@ -304,7 +304,8 @@ FAULTS = [
 def test_faults_of_the_loop_are_noticed(monkeypatch, fault, rule, draft, tree, late):
     loop = decoder(rule, draft, tree, late=late)
     fault(loop, monkeypatch)
-    assert p_value(emitted(loop, 6000)) < 1e-9
+    requests = 9000 if fault is of_target else 4500  # a later step must follow an accepted branch to show it
+    assert p_value(emitted(loop, requests)) < 1e-9
 
 
 @pytest.mark.parametrize(("rule", "draft"), [("specinfer", "near"), ("sequoia", "copy"), ("point-mass", "near")])
@@ -312,7 +313,7 @@ def test_faults_of_the_drafter_s_cache_change_no_law(monkeypatch, rule, draft):
     """A drafter may be wrong, if q is what was drawn from. That it was is seen in test_language_model.py."""
     loop = decoder(rule, draft, "branching", seed=2)
     of_drafter(loop, monkeypatch)
-    assert p_value(emitted(loop, 6000)) > ALARM
+    assert p_value(emitted(loop, 5000)) > ALARM
 
 
 @pytest.mark.parametrize("rule", DRAWN)
