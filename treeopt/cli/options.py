@@ -16,8 +16,7 @@ from treeopt.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from executor.drafters.language_model import LanguageModel
-    from executor.drafters.medusa import MedusaHeads
+    from executor.drafters.base import Drafter
     from executor.prompts import Prompt
     from executor.target import Target
 
@@ -96,7 +95,12 @@ def models(command: Any, *, drafter: bool = True) -> Any:
             help="Type computed in, and of the cache; auto: as the target was saved.",
         ),
         click.option("--device", default="cpu", show_default=True, help="Where to run: cpu, cuda, cuda:1, ..."),
-        click.option("--drafter", type=FOLDER, required=drafter, help="Folder of the drafter, heads or a model."),
+        click.option(
+            "--drafter",
+            type=FOLDER,
+            required=drafter,
+            help="Folder of the drafter (heads, n-grams or a model), or prompt-lookup[:LONGEST].",
+        ),
         click.option("--target", type=FOLDER, required=True, help="Folder of the target, a Hugging Face model."),
     ):
         bundled = option(bundled)
@@ -130,14 +134,14 @@ def prompts_options(command: Any) -> Any:
 models_without_drafter = partial(models, drafter=False)
 
 
-def load_models(models: Models) -> "tuple[Target, MedusaHeads | LanguageModel]":
+def load_models(models: Models) -> "tuple[Target, Drafter]":
     """Target and drafter, on the device; see `load_target_and_drafter`."""
     target, drafter = load_target_and_drafter(models)
     assert drafter is not None, "a command that must have a drafter asks for it"
     return target, drafter
 
 
-def load_target_and_drafter(models: Models) -> "tuple[Target, MedusaHeads | LanguageModel | None]":
+def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
     """Target and, where one was given, drafter, on the device.
 
     Raises:
