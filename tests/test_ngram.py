@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from scipy.stats import chisquare
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from executor.acceptance import Greedy, Rule, make_rule
 from executor.checkpoints import NGRAM_FILE, load_drafter, save_ngram
@@ -293,6 +294,25 @@ def test_steps_can_be_replayed_from_graphs(references, monkeypatch, name):
         decoder = Decoder(small_target(), drafter_of(name, learnt), tree=SHAPES[shape], batch=2, late=1)
         decoder.bucket, decoder.graphs = 32, True
         assert [list(g.tokens) for g in decoder.generate(prompts, new_tokens=NEW)] == texts
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_no_step_reads_a_tensor_on_the_host(references, name):
+    """Fake tensors have no values: whoever asks for one, or for a shape that depends on one, fails."""
+    target, drafter = small_target(), drafter_of(name, references[2])
+    state = drafter.begin(target, 2, 3, 40, 48)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        for field, value in vars(state).items():
+            if isinstance(value, Tensor):
+                setattr(state, field, mode.from_tensor(value))
+        tokens = torch.zeros(2, 3, dtype=torch.long)
+        committed = Committed(tokens, torch.zeros(2, 3, 32), tokens, tokens[:, 0])
+        for _ in range(2):
+            drafter.extend(state, committed, view=24, all_fed=False)
+            assert drafter.level(state, tokens[:, :1], tokens[:1, :1]).shape == (2, 1, VOCABULARY)
+            assert drafter.level(state, tokens, tokens).shape == (2, 3, VOCABULARY)
+        with pytest.raises(DataDependentOutputException):
+            bool(tokens.any())
 
 
 @pytest.mark.parametrize("rule", ["leviathan", "sample-and-match"])
