@@ -76,6 +76,7 @@ ORDER = [
     "executor.drafters.medusa",
     "executor.drafters.language_model",
     "executor.drafters.context",
+    "executor.drafters.counts",
     "executor.drafters.ngram",
     "executor.drafters.prompt_lookup",
     "executor.fingerprint",

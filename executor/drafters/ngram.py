@@ -1,12 +1,12 @@
 """Counts of short token sequences as the drafter: a proper q(x | last tokens), learnt by counting a corpus.
 
-Interpolated Witten-Bell smoothing (Witten and Bell 1991, method C; Chen and Goodman 1998, §2.6): with c(h x) how often
+Interpolated Witten-Bell smoothing (Witten and Bell 1991, method C; as in Chen and Goodman 1998): with c(h x) how often
 x followed the context h, c(h) their sum and T(h) how many different x there were,
 
     q_k(x | h) = (c(h x) + T(h) q_{k-1}(x | h without its first token)) / (c(h) + T(h)),
 
 down to q_0 = 1 / vocabulary; a context that was never seen has T = c = 0 and says what the shorter one says. Order 1
-is the unigram and order 2 the bigram drafter of Leviathan et al. 2023, §4.1.
+is the unigram and order 2 the bigram drafter of Leviathan et al. 2023, table 3.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from executor.drafters.base import Committed
 from executor.drafters.context import FALL, MAX_DEPTH, MISSING, continued, suffixes
+from executor.drafters.counts import MAX_ORDER, Grams, counts_of, order_of, refuse
 from executor.target import Target
 from treeopt.errors import ExecutorError
-
-MAX_ORDER = 8
 
 
 @dataclass
@@ -38,38 +37,6 @@ class NGramState:
     recent: Tensor
     suffix: Tensor
     level: int = 0
-
-
-class _Grams(nn.Module):
-    """The sequences of one length, sorted, so that those of one context lie side by side.
-
-    Attributes:
-        keys: int64 (n,), place of the context among the sequences one shorter, times the vocabulary, plus the token.
-        counts: int64 (n,), how often each stood in the corpus.
-        starts: int64 (contexts + 1,), where those of each context begin.
-        totals: int64 (contexts,), their counts added up.
-        widest: most of one context.
-    """
-
-    keys: Tensor
-    counts: Tensor
-    starts: Tensor
-    totals: Tensor
-
-    def __init__(self, keys: Tensor, counts: Tensor, contexts: int, vocabulary: int) -> None:
-        super().__init__()
-        starts = torch.searchsorted(keys, torch.arange(contexts + 1) * vocabulary)
-        totals = nn.functional.pad(counts.cumsum(0), (1, 0))[starts].diff()
-        for name, tensor in (("keys", keys), ("counts", counts)):
-            self.register_buffer(name, tensor)
-        for name, tensor in (("starts", starts), ("totals", totals)):
-            self.register_buffer(name, tensor, persistent=False)
-        self.widest = int(starts.diff().max()) if contexts else 0
-
-    def find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Places of `keys`, and whether they are there."""
-        place = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
-        return place, self.keys[place] == keys
 
 
 class NGram(nn.Module):
@@ -90,8 +57,8 @@ class NGram(nn.Module):
             ExecutorError: names the table that is not so.
         """
         super().__init__()
-        self.order = _order(tables)
-        unigrams = _counts(tables, "counts.1", least=0)
+        self.order = order_of(tables)
+        unigrams = counts_of(tables, "counts.1", least=0)
         self.vocabulary = len(unigrams)
         if not int(unigrams.sum()):
             raise ExecutorError("counts.1 must count one token at least, found none")
@@ -99,22 +66,22 @@ class NGram(nn.Module):
         self.longer = nn.ModuleList()
         contexts = self.vocabulary
         for k in range(2, self.order + 1):
-            counts = _counts(tables, f"counts.{k}", least=1)
+            counts = counts_of(tables, f"counts.{k}", least=1)
             keys = self._keys(f"grams.{k}", tables[f"grams.{k}"], k)
             if len(keys) != len(counts):
                 raise ExecutorError(f"counts.{k} must be ({len(keys)},) as grams.{k} is, found ({len(counts)},)")
-            self.longer.append(_Grams(keys, counts, contexts, self.vocabulary))
+            self.longer.append(Grams(keys, counts, contexts, self.vocabulary))
             contexts = len(keys)
 
     def _keys(self, name: str, grams: Tensor, length: int) -> Tensor:
         if grams.dtype != torch.int32 or grams.ndim != 2 or grams.shape[1] != length:
             raise ExecutorError(f"{name} must be int32 (n, {length}), found {grams.dtype} {tuple(grams.shape)}")
         outside = ((grams < 0) | (grams >= self.vocabulary)).any(1)
-        _none(outside, f"{name} must hold tokens of the vocabulary of {self.vocabulary}")
+        refuse(outside, f"{name} must hold tokens of the vocabulary of {self.vocabulary}")
         node, found = self._find(grams[:, :-1].long())
-        _none(~found, f"{name} must continue what stands in grams.{length - 1}")
+        refuse(~found, f"{name} must continue what stands in grams.{length - 1}")
         keys = node * self.vocabulary + grams[:, -1]
-        _none(keys[1:] <= keys[:-1], f"{name} must be sorted, without repeats", first=1)
+        refuse(keys[1:] <= keys[:-1], f"{name} must be sorted, without repeats", first=1)
         return keys
 
     @classmethod
@@ -154,7 +121,7 @@ class NGram(nn.Module):
         found = {"counts.1": self.unigrams.cpu()}
         grams = torch.arange(self.vocabulary)[:, None]
         for k, longer in enumerate(self.longer, 2):
-            assert isinstance(longer, _Grams)
+            assert isinstance(longer, Grams)
             keys = longer.keys.cpu()
             grams = torch.cat([grams[keys // self.vocabulary], keys[:, None] % self.vocabulary], 1)
             found |= {f"grams.{k}": grams.int(), f"counts.{k}": longer.counts.cpu()}
@@ -166,7 +133,7 @@ class NGram(nn.Module):
         q = (self.unigrams + types / self.vocabulary) / (self.unigrams.sum() + types)
         q = q.expand(*context.shape[:-1], -1).clone()
         for length, grams in enumerate(self.longer, 1):
-            assert isinstance(grams, _Grams)
+            assert isinstance(grams, Grams)
             if not grams.widest:
                 break
             node, found = self._find(context[..., -length:])
@@ -185,7 +152,7 @@ class NGram(nn.Module):
         """Place of each context (..., length) among the sequences of its length, and whether it is there."""
         node, found = context[..., 0].clamp(min=0), (context != MISSING).all(-1)
         for grams, token in zip(self.longer, context[..., 1:].unbind(-1), strict=False):
-            assert isinstance(grams, _Grams)
+            assert isinstance(grams, Grams)
             if not len(grams.keys):
                 return node, torch.zeros_like(found)
             node, here = grams.find(node * self.vocabulary + token)
@@ -241,30 +208,3 @@ class NGram(nn.Module):
         scores = torch.stack([self.scores(context) for context in contexts])
         for k in range(1, depth + 1):
             yield scores.roll(-k, 1)  # row t is the guess after x_{t+k}; the last k rows have no meaning
-
-
-def _order(tables: Mapping[str, Tensor]) -> int:
-    """The order that the names make up."""
-    order = sum(name.startswith("counts.") for name in tables)
-    due = {"counts.1"} | {f"{part}.{k}" for part in ("grams", "counts") for k in range(2, order + 1)}
-    for name in sorted(due ^ set(tables)):
-        raise ExecutorError(f"{name} must be {'there' if name in due else 'absent'} beside {sorted(tables)[:8]}")
-    if order > MAX_ORDER:
-        raise ExecutorError(f"counts.{order} must be absent: the order is {MAX_ORDER} at most")
-    return order
-
-
-def _counts(tables: Mapping[str, Tensor], name: str, *, least: int) -> Tensor:
-    counts = tables[name]
-    if counts.dtype != torch.int64 or counts.ndim != 1:
-        raise ExecutorError(f"{name} must be int64 (n,), found {counts.dtype} {tuple(counts.shape)}")
-    _none(counts < least, f"{name} must be {least} or more")
-    if float(counts.double().sum()) > 2**53:
-        raise ExecutorError(f"{name} must add up to no more than 2**53")
-    return counts
-
-
-def _none(wrong: Tensor, what: str, *, first: int = 0) -> None:
-    """Refuse the first place that is marked."""
-    if bool(wrong.any()):
-        raise ExecutorError(f"{what}: entry {first + int(wrong.int().argmax())} is not")

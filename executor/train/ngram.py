@@ -13,7 +13,8 @@ import numpy as np
 from transformers import AutoConfig
 
 from executor.checkpoints import save_ngram
-from executor.drafters.ngram import MAX_ORDER, NGram
+from executor.drafters.counts import MAX_ORDER
+from executor.drafters.ngram import NGram
 from executor.loading import load_tokenizer
 from executor.prompts import read_prompts
 from treeopt.errors import ExecutorError, TreeoptError
