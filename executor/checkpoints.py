@@ -6,44 +6,110 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from executor.drafters.language_model import LanguageModel
 from executor.drafters.medusa import MedusaHeads
+from executor.drafters.ngram import NGram
+from executor.drafters.prompt_lookup import PromptLookup
 from executor.loading import DTYPES, check_finite, load_target
 from executor.target import Target
-from treeopt.errors import ExecutorError
+from treeopt.errors import ExecutorError, UsageError
 from treeopt.files import whole, write_text
 
 MEDUSA_FILE = "medusa_lm_head.safetensors"
+NGRAM_FILE = "ngram.safetensors"
+_LOOKUP = re.compile(rf"{PromptLookup.kind}(?::(.*))?")
+_COUNTS = re.compile(r"(counts|grams)\.\d+")
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 _OUTPUT = re.compile(r"\d+\.\d+\.weight")
 
 
-def load_drafter(path: Path | str, target: Target) -> MedusaHeads | LanguageModel:
-    """Read a drafter folder for `target`, in the target's type and place: Medusa heads, or a whole language model.
+def load_drafter(path: Path | str, target: Target) -> MedusaHeads | LanguageModel | NGram | PromptLookup:
+    """Read a drafter folder for `target`, in the target's type and place.
+
+    Args:
+        path: a folder of Medusa heads, of n-gram counts or of a whole language model; or `prompt-lookup`, or
+            `prompt-lookup:5` to match up to 5 tokens, which needs no folder.
+        target: what it drafts for.
 
     Raises:
         ExecutorError: no drafter here, an unknown layout, or tensors that do not fit the target; names the keys.
+        UsageError: prompt lookup that matches no such number of tokens.
     """
+    lookup = _LOOKUP.fullmatch(str(path))
+    if lookup:
+        return _prompt_lookup(str(path), lookup[1]).to(target.device)
+    counts = _ngram_file(Path(path))
+    if counts is not None:
+        return _ngram(counts, target)
     file = Path(path) / MEDUSA_FILE
     if not file.is_file():
         if not any(Path(path).glob("*.safetensors")):
-            raise ExecutorError(f"{path}: holds neither {MEDUSA_FILE} nor the safetensors of a language model")
+            raise ExecutorError(
+                f"{path}: holds neither {MEDUSA_FILE} nor {NGRAM_FILE} nor the safetensors of a language model"
+            )
         dtype = next(name for name, number in DTYPES.items() if number == target.dtype)
         return LanguageModel(load_target(path, dtype=dtype, device=str(target.device)))
-    try:
-        tensors = load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise ExecutorError(f"{file}: not a readable safetensors file: {error}") from error
+    tensors = _read(file)
     for key, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise ExecutorError(f"{file}: {key} must hold floating-point numbers, found {tensor.dtype}")
     drafter = _medusa(file, tensors, target)
     check_finite(file, drafter)
     return drafter.to(target.device, target.dtype).eval().requires_grad_(False)
+
+
+def _prompt_lookup(name: str, longest: str | None) -> PromptLookup:
+    if longest is None:
+        return PromptLookup()
+    if not longest.isdecimal():
+        raise UsageError(f"{name}: must be {PromptLookup.kind} or, say, {PromptLookup.kind}:5")
+    return PromptLookup(int(longest))
+
+
+def _ngram_file(folder: Path) -> Path | None:
+    """The file of n-gram counts in a folder: by its name, else by the names of its tensors."""
+    for file in [folder / NGRAM_FILE, *sorted(folder.glob("*.safetensors"))]:
+        try:
+            if file.is_file() and (file.name == NGRAM_FILE or any(map(_COUNTS.fullmatch, _keys(file)))):
+                return file
+        except (SafetensorError, OSError):
+            continue  # whoever reads it says why it cannot be read
+    return None
+
+
+def _keys(file: Path) -> list[str]:
+    with safe_open(file, "pt") as opened:
+        return list(opened.keys())
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ExecutorError(f"{file}: not a readable safetensors file: {error}") from error
+
+
+def _ngram(file: Path, target: Target) -> NGram:
+    try:
+        drafter = NGram(_read(file))
+    except ExecutorError as error:
+        raise error if str(file) in str(error) else ExecutorError(f"{file}: {error}") from error
+    if drafter.vocabulary != target.vocabulary:
+        raise ExecutorError(f"{file}: counts.1 must be ({target.vocabulary},), found ({drafter.vocabulary},)")
+    return drafter.to(target.device).eval()
+
+
+def save_ngram(path: Path, drafter: NGram, *, meta: dict[str, Any]) -> None:
+    """Write counts with `meta` beside; each file whole or not at all."""
+    path.mkdir(parents=True, exist_ok=True)
+    with whole(path / NGRAM_FILE) as temporary:
+        save_file({key: table.contiguous() for key, table in drafter.tables().items()}, temporary)
+    own = {"kind": drafter.kind, "order": drafter.order, "vocabulary": drafter.vocabulary}
+    write_text(path / "config.json", json.dumps({"treeopt_drafter": own | meta}, indent=2) + "\n")
 
 
 def _medusa(file: Path, tensors: dict[str, Tensor], target: Target) -> MedusaHeads:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from executor.drafters.language_model import LanguageModel
-    from executor.drafters.medusa import MedusaHeads
+    from executor.drafters.base import Drafter
     from executor.prompts import Prompt
     from executor.target import Target
     from treeopt.plan import Plan
@@ -51,7 +50,7 @@ def _models(*, drafter: bool) -> Callable[[Any], Any]:
             "--target", type=options.FOLDER, required=True, help="Folder of the target, a Hugging Face model."
         ),
         click.option(
-            "--drafter", type=options.FOLDER, required=drafter, help="Folder of the drafter, heads or a model."
+            "--drafter", type=options.FOLDER, required=drafter, help="Folder of the drafter, or prompt-lookup."
         ),
         click.option("--device", default="cpu", show_default=True, help="Where to run: cpu, cuda, cuda:1, ..."),
         click.option(
@@ -131,14 +130,14 @@ new_tokens = click.option(
 )
 
 
-def load_models(models: Models) -> "tuple[Target, MedusaHeads | LanguageModel]":
+def load_models(models: Models) -> "tuple[Target, Drafter]":
     """Target and drafter, on the device; see `load_target_and_drafter`."""
     target, drafter = load_target_and_drafter(models)
     assert drafter is not None, "a command that must have a drafter asks for it"
     return target, drafter
 
 
-def load_target_and_drafter(models: Models) -> "tuple[Target, MedusaHeads | LanguageModel | None]":
+def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
     """Target and, where one was given, drafter, on the device.
 
     Raises:

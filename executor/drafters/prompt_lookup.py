@@ -1,0 +1,135 @@
+"""Prompt lookup as the drafter: what followed the last tokens when they stood in this text before. It has no weights.
+
+After A. Saxena's prompt lookup decoding (2023), made a law over the whole vocabulary. A token's candidates are its
+places i in the committed text of n tokens; m(i) is how many tokens before i equal the last ones of text and drafted
+path, `longest` at most. The token has weight max over i of RATIO^m(i) (1 + i / n): the longer match is before the
+shorter, the later before the earlier. Tokens that are not in the text share the weight 1, smaller ids first. q is
+weight over all weights, and scores are logarithms of weights.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from executor.drafters.base import Committed
+from executor.drafters.context import FALL, MAX_DEPTH, continued, suffixes
+from executor.target import Target
+from treeopt.errors import UsageError
+
+LONGEST = 16  # further back float32 scores could not tell places apart
+# Roughly fitted to greedy text of the shipped target, 130 tokens a text: 8 has the best likelihood, and 16 costs 0.08
+# nats a token; a longer text has more short matches to be outweighed.
+RATIO = 16.0
+
+
+@dataclass
+class PromptLookupState:
+    """The committed text of each sequence, and the last tokens of the nodes scored last.
+
+    Attributes:
+        vocabulary: of the target.
+        text: int64 (batch, capacity).
+        lengths: int64 (batch,), tokens of the text, the root included.
+        suffix: int64 (batch, nodes, longest), of text and path.
+        view: no text is longer.
+        level: levels drafted in this step.
+    """
+
+    vocabulary: int
+    text: Tensor
+    lengths: Tensor
+    suffix: Tensor
+    view: int = 0
+    level: int = 0
+
+
+class PromptLookup(nn.Module):
+    """Continuations of earlier occurrences of the last 1 to `longest` tokens."""
+
+    kind = "prompt-lookup"
+    max_depth = MAX_DEPTH
+
+    def __init__(self, longest: int = 3) -> None:
+        """Match so many tokens at most.
+
+        Raises:
+            UsageError: `longest` out of range.
+        """
+        super().__init__()
+        if not 1 <= longest <= LONGEST:
+            raise UsageError(f"prompt lookup matches 1 to {LONGEST} tokens, got {longest}")
+        self.longest = longest
+        self.register_buffer("setting", torch.tensor([longest]))  # all there is to tell two of them apart
+
+    def cache_bytes(self, batch: int, capacity: int) -> int:
+        """The texts; see `Drafter.cache_bytes`."""
+        return 8 * batch * capacity
+
+    def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> PromptLookupState:
+        """See `Drafter.begin`."""
+        text = torch.zeros(batch, capacity, dtype=torch.long, device=target.device)
+        return PromptLookupState(target.vocabulary, text, torch.zeros_like(text[:, 0]), text)
+
+    def lasting(self, state: PromptLookupState) -> Sequence[Tensor]:
+        """See `Drafter.lasting`."""
+        return state.text, state.lengths
+
+    def admit(self, state: PromptLookupState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
+        """See `Drafter.admit`."""
+        inside = torch.arange(prompts.shape[1], device=rows.device) < lengths[:, None]
+        state.text[rows, : prompts.shape[1]] = torch.where(inside, prompts, 0)
+        state.lengths[rows] = lengths
+
+    def extend(self, state: PromptLookupState, committed: Committed, *, view: int, all_fed: bool) -> None:
+        """Append the new tokens; see `Drafter.extend`."""
+        column = torch.arange(committed.tokens.shape[1], device=state.text.device)
+        place = (state.lengths[:, None] + column).clamp(max=state.text.shape[1] - 1)
+        new = torch.where(column < committed.counts[:, None], committed.tokens, 0)
+        state.text.scatter_(1, place, new)  # what is written beyond the text is no part of it
+        state.lengths.add_(committed.counts)
+        state.view, state.level = view, 0
+
+    @torch.no_grad()
+    def level(self, state: PromptLookupState, tokens: Tensor, parents: Tensor) -> Tensor:
+        """See `Drafter.level`."""
+        text, lengths = state.text[:, : state.view], state.lengths[:, None]
+        state.suffix = (
+            continued(state.suffix, tokens, parents) if state.level else suffixes(text, lengths, self.longest)
+        )
+        state.level += 1
+        return looked_up(text, lengths, state.suffix, state.vocabulary)
+
+    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Tensor]:
+        """See `Drafter.teacher_forced`; at row t the text ends with the root x_{t+1} at every depth."""
+        anchor = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        for k in range(1, depth + 1):
+            suffix = suffixes(tokens, anchor + k + 1, self.longest)  # the last k rows have no meaning
+            yield looked_up(tokens, anchor + 2, suffix, target.vocabulary)
+
+
+def looked_up(text: Tensor, lengths: Tensor, suffix: Tensor, vocabulary: int) -> Tensor:
+    """Logarithms of the weights, float32 (batch, nodes, vocabulary).
+
+    Args:
+        text: int64 (batch, columns).
+        lengths: int64 (batch, n), tokens of it that are looked at; n is 1 or nodes.
+        suffix: int64 (batch, nodes, longest), the last token last, negative where there is none.
+        vocabulary: of the target.
+    """
+    columns, longest = text.shape[1], suffix.shape[2]
+    padded = nn.functional.pad(text, (longest, 0), value=-2)  # no token, and no missing token either
+    same = torch.ones(1, 1, 1, dtype=torch.bool, device=text.device)
+    matched = torch.zeros(1, 1, 1, device=text.device)
+    for back in range(1, longest + 1):
+        before = padded[:, None, longest - back : longest - back + columns]
+        same = same & (before == suffix[..., -back, None])
+        matched = matched + same
+    place = torch.arange(columns, device=text.device)
+    weight = matched * math.log(RATIO) + torch.log1p(place / lengths[..., None])
+    weight = torch.where(place < lengths[..., None], weight, -torch.inf)
+    unseen = -math.log(vocabulary) - FALL * torch.arange(vocabulary, device=text.device)
+    scores = unseen.expand(*suffix.shape[:2], -1).clone()
+    return scores.scatter_reduce_(2, text[:, None].expand_as(weight), weight, "amax")

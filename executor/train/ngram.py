@@ -1,0 +1,94 @@
+"""An n-gram drafter counted from text files: `python -m executor.train.ngram TARGET TEXT... OUTPUT`.
+
+Texts become tokens by the target's tokenizer, and each is ended by its end token, where it has one.
+"""
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from transformers import AutoConfig
+
+from executor.checkpoints import save_ngram
+from executor.drafters.counts import MAX_ORDER
+from executor.drafters.ngram import NGram
+from executor.loading import load_tokenizer
+from executor.prompts import read_prompts
+from treeopt.errors import ExecutorError, TreeoptError
+from treeopt.files import why
+from treeopt.provenance import this_run
+
+
+def read_texts(path: Path) -> list[str]:
+    """The texts of a file: of JSON lines (`.jsonl`) each `text`, of any other the whole.
+
+    Raises:
+        ExecutorError: it cannot be read, or is not UTF-8.
+    """
+    if path.suffix == ".jsonl":
+        return [prompt.text for prompt in read_prompts(path)]
+    try:
+        return [path.read_text("utf-8")]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExecutorError(f"{path}: text cannot be read: {why(error)}") from error
+
+
+def build(target: Path, texts: Sequence[str], output: Path, *, order: int = 3) -> NGram:
+    """Count `texts` as tokens of the model in the folder `target`, and write the drafter to the folder `output`.
+
+    Raises:
+        ExecutorError: no such model or tokenizer, or no text.
+    """
+    try:
+        config = AutoConfig.from_pretrained(target, local_files_only=True, trust_remote_code=False)
+        vocabulary = int(config.get_text_config().vocab_size)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ExecutorError(f"{target}: no configuration of a language model: {str(error).splitlines()[0]}") from error
+    tokenizer = load_tokenizer(target, vocabulary=vocabulary)
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    tokens = [np.array([*text, *end], dtype=np.int64) for text in encoded]
+    found = NGram.count(tokens, order=order, vocabulary=vocabulary)
+    digest = hashlib.sha256()
+    for text in tokens:
+        digest.update(text.tobytes() + b";")
+    meta = {
+        "target": target.resolve().name,
+        "texts": len(tokens),
+        "tokens": sum(map(len, tokens)),
+        "tokens_sha256": digest.hexdigest(),
+        "tokenizer_sha256": _hash(tokenizer.get_vocab()),
+        "provenance": this_run(),
+    }
+    save_ngram(output, found, meta=meta)
+    return found
+
+
+def _hash(vocabulary: dict[str, int]) -> str:
+    return hashlib.sha256(repr(sorted(vocabulary.items())).encode()).hexdigest()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Count as the words of the command line say; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m executor.train.ngram", description="Count an n-gram drafter.")
+    parser.add_argument("target", type=Path, help="folder of the target: its tokenizer and configuration are read")
+    parser.add_argument("texts", type=Path, nargs="+", help="text files, or JSON lines (.jsonl) of {text}")
+    parser.add_argument("output", type=Path, help="folder of the drafter")
+    parser.add_argument("--order", type=int, default=3, choices=range(1, MAX_ORDER + 1), help="longest n-gram; 3")
+    asked = parser.parse_args(words)
+    try:
+        texts = [text for path in asked.texts for text in read_texts(path)]
+        found = build(asked.target, texts, asked.output, order=asked.order)
+    except (TreeoptError, OSError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+    kinds = ", ".join(f"{len(found.tables()[f'counts.{k}'])}" for k in range(1, found.order + 1))
+    print(f"{asked.output}: order {found.order}, n-grams of each length: {kinds}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
