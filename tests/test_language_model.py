@@ -194,3 +194,11 @@ def test_refusals(references):
 
 def test_greedy_candidates_are_the_best():
     assert Greedy().candidates(torch.tensor([0.0, 3.0, 1.0]), 2).tolist() == [1, 2]
+
+
+def test_two_decoders_with_one_drafter_are_noticed(references):
+    lm = near()
+    first, second = (Decoder(small_target(), lm, tree=Tree.chain(2)).steps([[1, 2]], new_tokens=8) for _ in range(2))
+    next(second)
+    with pytest.raises(ExecutorError, match="another decoder took the drafter's cache"):
+        next(first)

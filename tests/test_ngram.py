@@ -263,7 +263,7 @@ def test_the_teacher_forced_pass_is_drafting_step_by_step(references, name):
         drafter.admit(state, rows, tokens[:, : first + 1], features, lengths)
         more = torch.full((3,), t + 1 - first)
         place = torch.zeros(3, 2, dtype=torch.long)
-        new = Committed(tokens[:, first + 1 : first + 3], features[:, :2], place, more)
+        new = Committed(tokens[:, first + 1 : first + 3], features[:, :2], place, more, True)
         drafter.extend(state, new, view=24, all_fed=False)
         for k in range(4):
             scores = drafter.level(state, tokens[:, t + 1 + k, None], torch.zeros(1, 1, dtype=torch.long))
@@ -306,7 +306,7 @@ def test_no_step_reads_a_tensor_on_the_host(references, name):
             if isinstance(value, Tensor):
                 setattr(state, field, mode.from_tensor(value))
         tokens = torch.zeros(2, 3, dtype=torch.long)
-        committed = Committed(tokens, torch.zeros(2, 3, 32), tokens, tokens[:, 0])
+        committed = Committed(tokens, torch.zeros(2, 3, 32), tokens, tokens[:, 0], True)
         for _ in range(2):
             drafter.extend(state, committed, view=24, all_fed=False)
             assert drafter.level(state, tokens[:, :1], tokens[:1, :1]).shape == (2, 1, VOCABULARY)

@@ -13,6 +13,17 @@ from tests.models import HIDDEN, generated, random_heads, random_prompts, small_
 from treeopt.published import MEDUSA, published_trees
 
 
+@pytest.fixture(autouse=True)
+def _small_layers_too(monkeypatch):
+    monkeypatch.setattr("executor.packing.SMALLEST", 1)
+
+
+def test_small_layers_gain_nothing(monkeypatch):
+    monkeypatch.undo()
+    assert pack_linears(nn.Linear(160, 160)) == 0
+    assert pack_linears(nn.Linear(160, 4096)) == 160 * 4096 * 4
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 2, 7, 33])
 @pytest.mark.parametrize("bias", [False, True])

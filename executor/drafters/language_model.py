@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from executor.cache import TreeCache
 from executor.drafters.base import Committed
 from executor.target import Target
 from treeopt.errors import ExecutorError
@@ -24,6 +25,7 @@ class LanguageModelState:
 
     Attributes:
         vocabulary: of the target.
+        cache: of the draft model.
         lengths: int64 (batch,), committed tokens before the root.
         root: int64 (batch,), the root that was fed last.
         leaf: int64 (batch,), the token before the root.
@@ -36,6 +38,7 @@ class LanguageModelState:
     """
 
     vocabulary: int
+    cache: TreeCache
     lengths: Tensor
     root: Tensor
     leaf: Tensor
@@ -73,7 +76,8 @@ class LanguageModel(nn.Module):
             raise ExecutorError("the drafter must be another copy of the model than the target: they need two caches")
         self.target.allocate(batch, capacity)
         empty = torch.zeros(batch, dtype=torch.long, device=self.target.device)
-        return LanguageModelState(target.vocabulary, empty, empty.clone(), empty.clone())
+        assert self.target.cache is not None
+        return LanguageModelState(target.vocabulary, self.target.cache, empty, empty.clone(), empty.clone())
 
     def lasting(self, state: LanguageModelState) -> Sequence[Tensor]:
         """See `Drafter.lasting`."""
@@ -92,10 +96,10 @@ class LanguageModel(nn.Module):
     def extend(self, state: LanguageModelState, committed: Committed, *, view: int, all_fed: bool) -> None:
         """Move the kept nodes' keys and values into place; see `Drafter.extend`."""
         counts, steps = committed.counts, committed.tokens.shape[1]
-        cache = self.target.cache
-        assert cache is not None
+        if self.target.cache is not state.cache:
+            raise ExecutorError("another decoder took the drafter's cache: run one after the other, or load it twice")
         if steps > 1 and not committed.in_place:
-            cache.compact(state.lengths, committed.fed.clamp(min=0))
+            state.cache.compact(state.lengths, committed.fed.clamp(min=0))
         state.view, state.late, state.level, state.fed = view, not all_fed, 0, 0
         before = committed.tokens.gather(1, (counts - 2).clamp(min=0)[:, None])[:, 0]
         kept = torch.where(counts == 1, state.root, torch.where(counts > 1, before, state.leaf))
