@@ -84,10 +84,9 @@ def tree_table(ancestors: Tensor, dtype: torch.dtype, group: int = 1) -> Tensor:
     return additive(torch.cat([edges, ancestors, ~edges], 2), dtype).repeat(1, group, 1)
 
 
-def tree_mask(lengths: Tensor, table: Tensor, view: int) -> Tensor:
-    """`tree_seen` without a window, additive and folded: (batch, 1, group * fed, view)."""
-    column = torch.arange(1, view + 1, device=lengths.device) - lengths[:, None]
-    index = column.clamp_(0, table.shape[2] - 1)[:, None].expand(-1, table.shape[1], -1)
+def tree_mask(lengths: Tensor, table: Tensor, columns: Tensor) -> Tensor:
+    """`tree_seen` without a window, additive and folded: (batch, 1, group * fed, view); `columns` are 1, ..., view."""
+    index = (columns - lengths[:, None]).clamp_(0, table.shape[2] - 1)[:, None].expand(-1, table.shape[1], -1)
     return table.expand(len(lengths), -1, -1).gather(2, index)[:, None]
 
 

@@ -81,6 +81,8 @@ def layout_of(model: PreTrainedModel) -> Layout:
 class TreeCache(Cache):
     """Keys and values of `batch` sequences, each one tensor (layers, batch, heads, capacity, width).
 
+    `columns` counts 0, 1, ..., capacity.
+
     Whoever was handed a cache owns its memory until `succeed` or `release` takes it away.
     """
 
@@ -94,6 +96,7 @@ class TreeCache(Cache):
             torch.zeros(layout.layers, batch, layout.heads, capacity, width, dtype=layout.dtype, device=device)
             for width in (layout.key_width, layout.value_width)
         )
+        self.columns = torch.arange(capacity + 1, device=device)
         self._layers = torch.arange(layout.layers, device=device)[:, None, None, None]
         self._batch = torch.arange(batch, device=device)[:, None, None]
         self._heads = torch.arange(layout.heads, device=device)[:, None]

@@ -95,7 +95,7 @@ class StaticGrowth:
 
     def draft(self, drafter: Drafter | None, state: Any, root: Tensor, rule: Rule) -> Draft:
         """See `Growth.draft`."""
-        tokens = root[:, None].repeat(1, self.count)
+        tokens = root[:, None].expand(-1, self.count).clone()
         kept = []
         for level in self.levels:
             assert drafter is not None

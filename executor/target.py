@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
-from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedModel
 
 from executor.architectures import check, query_group, windows
@@ -75,7 +75,7 @@ class Target:
         self._decoder: nn.Module = model.get_decoder()
         self._decoder.register_forward_hook(self._keep_features)
         self._features: Tensor | None = None
-        self._tables = WeakTensorKeyDictionary()
+        self._tables: dict[int, tuple[ref[Tensor], Tensor]] = {}  # by the id of a tree's tensor, while it lives
         self._forward: Callable[..., Any] = model
 
     def _keep_features(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -233,14 +233,14 @@ class Target:
         """
         assert self.cache is not None, "allocate() first"
         assert view <= self.cache.capacity, "allocate() more"
-        slots = lengths[:, None] + torch.arange(first, first + tokens.shape[1], device=tokens.device)
-        self.cache.place(slots, view)
+        columns = self.cache.columns
+        self.cache.place(lengths[:, None] + columns[first : first + tokens.shape[1]], view)
 
         def mask(window: int | None) -> Mask:
             if self.attention == "flex":
                 return tree_blocks(lengths, depths, ancestors, view, window)
             if window is None:
-                return tree_mask(lengths, self._table(ancestors), view)
+                return tree_mask(lengths, self._table(ancestors), columns[1 : view + 1])
             return self._additive(tree_seen(lengths, depths, ancestors, view, window))
 
         return self._call(
@@ -267,11 +267,12 @@ class Target:
         """The table of a tree; that of a static tree, whose tensor comes again in every step, is made once."""
         if torch.compiler.is_compiling():
             return tree_table(ancestors, self.dtype, self._group if self.attention == "packed" else 1)
-        table: Tensor | None = self._tables.get(ancestors)
-        if table is None:
+        key = id(ancestors)
+        known = self._tables.get(key)
+        if known is None or known[0]() is not ancestors:
             table = tree_table(ancestors, self.dtype, self._group if self.attention == "packed" else 1)
-            self._tables[ancestors] = table
-        return table
+            known = self._tables[key] = ref(ancestors, lambda _: self._tables.pop(key, None)), table
+        return known[1]
 
     def _additive(self, seen: Tensor) -> Tensor:
         """The mask that the attention in use wants."""

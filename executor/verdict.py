@@ -156,14 +156,14 @@ def deepest(topology: Topology, match: Tensor, weight: Tensor | None = None) -> 
     """
     if topology.present is not None:
         match = match & topology.present
-    match = match.clone()
-    match[:, 0] = True
-    kept = ~(topology.ancestors & ~match[:, None]).any(-1)
+    missed = ~match
+    missed[:, 0] = False
+    kept = ~(topology.ancestors & missed[:, None]).any(-1)
     count, best = torch.where(kept, topology.depth, -1).max(1)
     if weight is not None:
-        sums = (topology.ancestors * torch.where(match, weight, 0)[:, None]).sum(-1)
+        sums = (topology.ancestors * torch.where(missed, 0, weight)[:, None]).sum(-1)
         best = torch.where(kept & (topology.depth == count[:, None]), sums, -torch.inf).argmax(1)
-    return count, topology.path[torch.arange(len(match), device=match.device), best]
+    return count, topology.path.gather(1, best[:, None, None].expand(-1, 1, topology.path.shape[2]))[:, 0]
 
 
 def rows(values: Tensor, nodes: Tensor) -> Tensor:

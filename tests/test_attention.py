@@ -49,7 +49,7 @@ def test_looking_a_mask_up_is_the_same(part, group):
     lengths, depths, ancestors = torch.tensor([5, 9]), TOPOLOGY.depth[:, part], TOPOLOGY.ancestors[:, part, : part.stop]
     for b in (slice(0, 1), slice(0, 2)):
         due = additive(tree_seen(lengths, depths[b], ancestors[b], 24), torch.bfloat16)[:, None]
-        found = tree_mask(lengths, tree_table(ancestors[b], torch.bfloat16, group), 24)
+        found = tree_mask(lengths, tree_table(ancestors[b], torch.bfloat16, group), torch.arange(1, 25))
         assert torch.equal(found, folded(due, group))
 
 

@@ -101,9 +101,9 @@ class LanguageModel(nn.Module):
         if steps > 1 and not committed.in_place:
             state.cache.compact(state.lengths, committed.fed.clamp(min=0))
         state.view, state.late, state.level, state.fed = view, not all_fed, 0, 0
-        before = committed.tokens.gather(1, (counts - 2).clamp(min=0)[:, None])[:, 0]
-        kept = torch.where(counts == 1, state.root, torch.where(counts > 1, before, state.leaf))
-        state.leaf.copy_(kept)
+        if state.late:  # else no leaf is fed in this step, and the next one has another
+            before = committed.tokens.gather(1, (counts - 2).clamp(min=0)[:, None])[:, 0]
+            state.leaf.copy_(torch.where(counts == 1, state.root, torch.where(counts > 1, before, state.leaf)))
         state.lengths.add_(counts)
 
     def level(self, state: LanguageModelState, tokens: Tensor, parents: Tensor) -> Tensor:
