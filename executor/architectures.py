@@ -5,6 +5,7 @@ four-dimensional mask, and its layers must be of kinds known here.
 """
 
 import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,13 +84,16 @@ def check(model: PreTrainedModel) -> None:
         )
 
 
-def windows(config: Any) -> dict[str, int | None]:
+def windows(model: PreTrainedModel) -> dict[str, int | None]:
     """The masks that a forward is given: kind of layer -> how many positions it sees, itself included; None: all.
 
     A single entry named "" stands for models that take one mask for all layers; the others take a mask by the
-    name of each kind.
+    name of each kind. A family whose code makes no sliding mask sees the whole text, whatever its configuration says.
     """
+    config = model.config
     text = config.get_text_config()
+    if not hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask"):
+        return {"": None}
     width = getattr(text, "sliding_window", None)
     window = None if width is None else int(width)
     kinds = set(getattr(text, "layer_types", None) or ())

@@ -27,13 +27,16 @@ _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 _OUTPUT = re.compile(r"\d+\.\d+\.weight")
 
 
-def load_drafter(path: Path | str, target: Target) -> MedusaHeads | LanguageModel | NGram | PromptLookup:
+def load_drafter(
+    path: Path | str, target: Target, *, packed: bool = False
+) -> MedusaHeads | LanguageModel | NGram | PromptLookup:
     """Read a drafter folder for `target`, in the target's type and place.
 
     Args:
         path: a folder of Medusa heads, of n-gram counts or of a whole language model; or `prompt-lookup`, or
             `prompt-lookup:5` to match up to 5 tokens, which needs no folder.
         target: what it drafts for.
+        packed: of a language model, see `load_target`.
 
     Raises:
         ExecutorError: no drafter here, an unknown layout, or tensors that do not fit the target; names the keys.
@@ -52,7 +55,7 @@ def load_drafter(path: Path | str, target: Target) -> MedusaHeads | LanguageMode
                 f"{path}: holds neither {MEDUSA_FILE} nor {NGRAM_FILE} nor the safetensors of a language model"
             )
         dtype = next(name for name, number in DTYPES.items() if number == target.dtype)
-        return LanguageModel(load_target(path, dtype=dtype, device=str(target.device)))
+        return LanguageModel(load_target(path, dtype=dtype, device=str(target.device), packed=packed))
     tensors = _read(file)
     for key, tensor in tensors.items():
         if not tensor.is_floating_point():

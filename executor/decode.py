@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from executor.acceptance import Greedy, Rule
-from executor.cache import TreeCache
+from executor.cache import TreeCache, free_bytes
 from executor.drafters.base import Drafter
 from executor.graphs import Graphs
 from executor.growth import DynamicGrowth, Growth, StaticGrowth
@@ -185,9 +185,12 @@ class Decoder:
     def memory(self, prompts: Sequence[Tokens], *, new_tokens: int) -> str:
         """What the caches of a run will take, in words; raises as `steps` does."""
         _, capacity = self._checked(prompts, new_tokens)
-        target = self.target.cache_bytes(self.batch, capacity) / 2**20
-        drafter = 0.0 if self.drafter is None else self.drafter.cache_bytes(self.batch, capacity) / 2**20
-        return f"caches for {self.batch} x {capacity} tokens: {target:.1f} MiB target, {drafter:.1f} MiB drafter"
+        target = self.target.cache_bytes(self.batch, capacity)
+        drafter = self._cache_bytes(capacity) - target
+        return (
+            f"caches for {self.batch} x {capacity} tokens: {target / 2**20:.1f} MiB target, "
+            f"{drafter / 2**20:.1f} MiB drafter"
+        )
 
     @property
     def graph_bytes(self) -> int:
@@ -201,6 +204,13 @@ class Decoder:
 
     def _begin(self, prompts: Sequence[Tokens], new_tokens: int) -> Rows:
         length, capacity = self._checked(prompts, new_tokens)
+        if self.target.cache is None:  # later runs use memory again; each cache is then checked alone
+            needed, free = self._cache_bytes(capacity), free_bytes(self.target.device)
+            if free is not None and needed > free:
+                raise ExecutorError(
+                    f"caches for {self.batch} sequences of {capacity} tokens need {needed / 2**30:.2f} GiB, "
+                    f"{self.target.device} has {free / 2**30:.2f} GiB free"
+                )
         rows = Rows(self.target, self.drafter, self.growth, self.rule, self.batch, length, capacity)
         self._replayed = Graphs(rows) if self.graphs else None
         return rows
@@ -214,11 +224,16 @@ class Decoder:
                 raise UsageError(f"prompt {number} is empty: decoding starts from a token")
             if not 0 <= min(prompt) <= max(prompt) < self.target.vocabulary:
                 raise UsageError(f"prompt {number} holds tokens outside the vocabulary of {self.target.vocabulary}")
-        # The last step may pass the limit by a whole path, and so may every step that the host has not read yet.
-        length = max((len(prompt) for prompt in prompts), default=1) + new_tokens + self.growth.depth
-        length += self.late * (self.growth.depth + 1)
+        length = max((len(prompt) for prompt in prompts), default=1) + new_tokens
         self.target.check_length(length)
-        return length, self._rounded(length + self.growth.room)
+        # The last step may pass the limit by a whole path, and so may every step that the host has not read yet.
+        beyond = self.growth.depth + self.late * (self.growth.depth + 1)
+        return length, self._rounded(length + beyond + self.growth.room)
+
+    def _cache_bytes(self, capacity: int) -> int:
+        """Memory of the target's cache and the drafter's."""
+        drafter = 0 if self.drafter is None else self.drafter.cache_bytes(self.batch, capacity)
+        return self.target.cache_bytes(self.batch, capacity) + drafter
 
     def _rounded(self, columns: int) -> int:
         return -(-columns // self.bucket) * self.bucket

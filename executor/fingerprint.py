@@ -28,7 +28,8 @@ def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
         },
     }
     if drafter is not None:
-        found["drafter"] = {"kind": drafter.kind, "heads": drafter.max_depth, "weights": weights_hash(drafter)}
+        heads = {"heads": drafter.max_depth} if drafter.kind == "medusa" else {}
+        found["drafter"] = {"kind": drafter.kind, **heads, "weights": weights_hash(drafter)}
     return found
 
 

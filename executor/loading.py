@@ -36,6 +36,7 @@ def load_target(
     device: str = "cpu",
     quantize: str | None = None,
     tensor_parallel: bool = False,
+    packed: bool = False,
 ) -> Target:
     """The model of a local Hugging Face checkpoint folder, ready to verify.
 
@@ -45,6 +46,8 @@ def load_target(
         device: where to run; with `tensor_parallel` its kind (cpu, cuda), each process taking that of its local rank.
         quantize: `int8` or `int4`, to store the weights of the linear layers so (executor/quantization.py).
         tensor_parallel: share the model out over the processes that torchrun started; all must call.
+        packed: on CPU, where memory allows, multiply with packed copies of the weights (executor/packing.py), which
+            are for models that nobody will change, copy or cast.
 
     Raises:
         ExecutorError: no such folder, transformers cannot read it, or it cannot be quantised or shared out.
@@ -79,7 +82,7 @@ def load_target(
     check_finite(path, model)
     if not settings:
         model.to(torch.device(device))
-    if not settings and device == "cpu" and packable_bytes(model) < (free_bytes(torch.device(device)) or 0) / 2:
+    if packed and not settings and packable_bytes(model) < (free_bytes(torch.device(device)) or 0) / 2:
         pack_linears(model)
     target = Target(model, name=Path(path).resolve().name)
     _check_types(path, target)

@@ -2,8 +2,9 @@
 
 A decoding step multiplies a few tokens with every weight, and torch's own kernels for so few rows read plain weights
 at a third to two thirds of the speed at which they read blocks that oneDNN has laid out once (`make bench` prints the
-ratio). The plain weights stay where they are: they are what is saved, hashed and trained on, and used again as soon
-as they change.
+ratio). The plain weights stay where they are: they are what is saved, hashed and trained on. Where autograd counts a
+change of them they are used again; changes that it does not see (through `.data`, numpy, a cast) leave the packed copy
+behind. A packed model cannot be copied, pickled or cast: `unpack_linears` first.
 """
 
 from functools import partial

@@ -49,7 +49,7 @@ class Rows:
             length: positions that a sequence may reach.
             capacity: entries of each row's cache.
         """
-        # First the drafter, which may refuse: until then nothing is allocated.
+        # First the drafter, which may refuse: the target's cache is then left to whoever has it.
         self.state = drafter.begin(target, batch, growth.depth, length, capacity) if drafter is not None else None
         target.allocate(batch, capacity)
         device, steps = target.device, growth.depth + 1

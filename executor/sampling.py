@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from treeopt.errors import UsageError
 
+LOWEST = 1e-4  # scores divided by less may leave the range of fp32
+
 
 @dataclass(frozen=True)
 class Warp:
@@ -36,6 +38,10 @@ class Warp:
         Raises:
             UsageError: names the field.
         """
+        if 0 < self.temperature < LOWEST:
+            raise UsageError(
+                f"temperature must be at least {LOWEST} to sample, got {self.temperature}; use rule greedy"
+            )
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
             raise UsageError(f"temperature must be positive to sample, got {self.temperature}; for 0 use rule greedy")
         if self.top_k is not None and not (type(self.top_k) is int and self.top_k >= 1):

@@ -69,7 +69,7 @@ class Target:
         model.eval().requires_grad_(False)
         self.name = name or str(model.config.model_type)
         self.attention, self.attention_reason = set_attention(model, attention)
-        self.windows = windows(model.config)
+        self.windows = windows(model)
         self._group = query_group(model)
         self.cache: TreeCache | None = None
         self._decoder: nn.Module = model.get_decoder()
@@ -112,7 +112,7 @@ class Target:
         """The LM head: features to logits, without any scaling the model applies after it."""
         return self.model.get_output_embeddings()  # type: ignore[no-any-return]
 
-    @property
+    @cached_property
     def context_limit(self) -> int | None:
         """The longest context the model was built for; None when its configuration does not say."""
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
@@ -206,6 +206,13 @@ class Target:
                 features[i][start : start + len(piece)] = row[: len(piece)]
         return features
 
+    def _positions(self, lengths: Tensor, depths: Tensor) -> Tensor:
+        """Of nodes; those past the model's context, which no text can reach, are put at its end."""
+        positions = lengths[:, None] + depths
+        if self.context_limit is None or self.cache is None or self.cache.capacity <= self.context_limit:
+            return positions
+        return positions.clamp(max=self.context_limit - 1)
+
     def _chunk_mask(self, start: int, count: int, view: int, batch: int) -> Mask | dict[str, Mask] | None:
         """None for the first piece: without a mask the model is causal, by the fast path where it has one."""
         if start == 0:
@@ -247,7 +254,7 @@ class Target:
             self._forward,
             input_ids=tokens,
             attention_mask=self._masks(mask),
-            position_ids=lengths[:, None] + depths,
+            position_ids=self._positions(lengths, depths),
             past_key_values=self.cache,
             use_cache=True,
         )

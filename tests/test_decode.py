@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -6,6 +8,7 @@ from transformers import BloomConfig
 
 from executor.attention import tree_table
 from executor.decode import Decoder
+from executor.drafters.language_model import LanguageModel
 from executor.target import Target
 from tests.models import (
     CONFIGS,
@@ -223,3 +226,34 @@ def test_what_cannot_be_decoded_is_refused_before_a_step_is_asked_for():
 def test_tokens_outside_the_vocabulary_are_refused(token):
     with pytest.raises(UsageError, match="prompt 1 holds tokens outside the vocabulary of 61"):
         Decoder(small_target()).generate([[1], [2, token]], new_tokens=4)
+
+
+def test_a_deep_tree_may_look_past_the_context():
+    """Its nodes there are never kept: positions of a GPT-2 end at the last one."""
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    torch.manual_seed(1)
+    config = GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=40, initializer_range=0.35)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    prompt = random_prompts((30,))[0]
+    text = generated(model, prompt, 10)
+    target = Target(copy.deepcopy(model))
+    for late in (0, 1):
+        decoder = Decoder(target, Told([text]), tree=Tree.chain(6), late=late)
+        assert list(decoder.generate([prompt], new_tokens=10)[0].tokens) == text
+    with pytest.raises(ExecutorError, match="41 tokens exceed the model's context of 40"):
+        Decoder(target).steps([prompt], new_tokens=11)
+
+
+def test_memory_is_refused_for_both_caches_together(monkeypatch):
+    lm = LanguageModel(small_target(seed=1))
+    target = small_target()
+    decoder = Decoder(target, lm, tree=Tree.chain(2))
+    needed = decoder._cache_bytes(decoder._checked([[1, 2]], 8)[1])
+    monkeypatch.setattr("executor.decode.free_bytes", lambda device: needed - 1)
+    with pytest.raises(ExecutorError, match="GiB free"):
+        decoder.steps([[1, 2]], new_tokens=8)
+    assert target.cache is None
+    assert lm.target.cache is None
+    monkeypatch.setattr("executor.decode.free_bytes", lambda device: needed)
+    assert len(list(decoder.steps([[1, 2]], new_tokens=8))) >= 3

@@ -20,7 +20,7 @@ from executor.target import Target
 from executor.topology import Topology
 from tests.models import CONFIGS, SMALL, generated, random_heads, random_prompts, small_model
 from tests.sharded import TREE, decoded
-from treeopt.cli import main, options
+from treeopt.cli import inputs, main
 from treeopt.errors import ExecutorError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,8 +63,8 @@ def test_other_dtypes_are_refused(tiny):
 
 
 def test_the_command_line_knows_the_same_names():
-    assert list(options.DTYPES) == ["auto", *DTYPES]
-    assert options.QUANTIZED == KINDS
+    assert list(inputs.DTYPES) == ["auto", *DTYPES]
+    assert inputs.QUANTIZED == KINDS
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,20 @@ from transformers import (
     Gemma4TextConfig,
     GPTNeoConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     Phi3Config,
 )
 
 import executor.attention
 import executor.target
 from executor.architectures import REFUSED, refusal, windows
+from executor.audit import audit_text
 from executor.cache import TreeCache, free_bytes
+from executor.decode import Decoder
 from executor.target import Target
 from executor.topology import Topology
 from tests.families import BASE, NEW, WINDOW, Oracle, decode, family
+from tests.models import SMALL, random_prompts
 from treeopt.errors import ExecutorError
 
 MIXED = ["llama", "mistral", "gemma3", "gpt_oss", "deepseek_v3", "opt", "falcon"]
@@ -381,7 +385,7 @@ def test_longrope_is_refused_by_name():
 
 
 def test_windows_are_read_from_the_configuration():
-    found = {name: windows(family(name).model.config) for name in ("llama", "mistral", "gemma3", "qwen2_window")}
+    found = {name: windows(family(name).model) for name in ("llama", "mistral", "gemma3", "qwen2_window")}
     hybrid = {"full_attention": None, "sliding_attention": WINDOW}
     assert found == {"llama": {"": None}, "mistral": {"": WINDOW}, "gemma3": hybrid, "qwen2_window": hybrid}
     assert max(len(prompt) for prompt in family("mistral").prompts) + NEW > 4 * WINDOW
@@ -392,3 +396,16 @@ def test_texts_longer_than_the_context_are_refused():
     target.check_length(128)
     with pytest.raises(ExecutorError, match="129 tokens exceed the model's context of 128"):
         target.check_length(129)
+
+
+def test_a_window_that_the_code_does_not_know_is_none():
+    """Configurations carry keys that their family ignores; a plain forward is the judge."""
+    torch.manual_seed(0)
+    words = SMALL | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+    for given in (words, SMALL | {"sliding_window": 4}):
+        model = LlamaForCausalLM._from_config(LlamaConfig(**given, num_key_value_heads=2))
+        target = Target(model)
+        assert target.windows == {"": None}
+        prompt = random_prompts((12,))[0]
+        found = Decoder(target).generate([prompt], new_tokens=8)[0].tokens
+        assert audit_text(target, prompt, found).unexcused == 0

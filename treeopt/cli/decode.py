@@ -52,7 +52,7 @@ def decode(
     Texts go to stdout in the order in which requests end; figures go to stderr.
     """
     shape, batch, plan = trees.chosen()
-    results.check(batch)
+    results.check(batch, sampled=sampling.temperature > 0)
     sampling.check()
     if audit and sampling.temperature > 0:
         raise UsageError("--audit compares with the greedy choice: it has no meaning at a temperature above 0")
@@ -68,7 +68,7 @@ def decode(
     from executor.steps import Gathered
 
     stop = [] if ignore_end else requests.stop
-    rule = sampling.made(target, done=len(begun[1]) if begun else 0)
+    rule = sampling.made(target)
     decoder = Decoder(target, drafter, tree=shape, batch=batch, rule=rule, graphs=graphs)
     conditions = {"rule": sampling.name, "skip": prompts.skip, "new_tokens": new_tokens, "stop": stop, "audit": audit}
     meta = {**_meta(decoder, requests.tokens), **asdict(sampling), **conditions}

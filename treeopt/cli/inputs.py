@@ -158,8 +158,9 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
         device=models.device,
         quantize=models.quantize,
         tensor_parallel=models.tensor_parallel,
+        packed=True,
     )
-    return target, None if models.drafter is None else load_drafter(models.drafter, target)
+    return target, None if models.drafter is None else load_drafter(models.drafter, target, packed=True)
 
 
 def is_main_rank() -> bool:

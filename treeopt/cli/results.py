@@ -29,7 +29,7 @@ class Results:
     json_lines: bool
     as_json: bool
 
-    def check(self, batch: int) -> None:
+    def check(self, batch: int, *, sampled: bool) -> None:
         """Refuse settings that do not go together.
 
         Raises:
@@ -41,6 +41,11 @@ class Results:
             raise UsageError(f"--stream is for batch 1, got batch {batch}")
         if self.resume and self.output is None:
             raise UsageError("--resume needs the --output to go on with")
+        if self.resume and sampled:
+            raise UsageError(
+                "--resume is for greedy texts: of sampled ones the short end first, so the finished and the rest "
+                "together would not have the target's law"
+            )
         if self.output is not None and self.output.exists() and not self.resume:
             raise UsageError(
                 f"--output {self.output} is there already: give --resume to go on with it, or another name"

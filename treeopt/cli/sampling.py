@@ -42,15 +42,15 @@ class Sampling:
         if (self.temperature == 0) != (self.name == "greedy"):
             raise UsageError("--rule greedy is for --temperature 0, and every other rule for one above it")
 
-    def made(self, target: "Target", done: int) -> "Rule":
-        """The rule; after `done` requests of an interrupted run chance goes on elsewhere."""
+    def made(self, target: "Target") -> "Rule":
+        """The rule."""
         from executor.acceptance import make_rule
         from executor.sampling import Warp, seeded
 
         if self.temperature == 0:
             return make_rule(self.name)
         warp = Warp(self.temperature, self.top_k, self.top_p)
-        return make_rule(self.name, warp=warp, generator=seeded(target.device, self.seed + done))
+        return make_rule(self.name, warp=warp, generator=seeded(target.device, self.seed))
 
 
 sampling = options.bundle(
