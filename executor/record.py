@@ -146,11 +146,11 @@ def _ranks(
         tokens[i, : len(prompt) + len(text)] = torch.tensor([*prompt, *text])
     tokens = tokens.to(target.device)
     ranks = [np.full((len(text), depth), PAST_END, dtype=np.int16) for text in texts]
-    features = target.features(tokens).features
+    features = target.features(tokens, drafter.taps).features
     with torch.no_grad():
-        for k, scores in enumerate(drafter.teacher_forced(target, tokens, features, depth), 1):
+        for k, forced in enumerate(drafter.teacher_forced(target, tokens, features, depth), 1):
             # An anchor's feature stands one before its root, and the root one before the text.
-            place = rank_of(scores[:, : -1 - k], tokens[:, 1 + k :]).cpu().numpy()
+            place = rank_of(forced.scores[:, : -1 - k], tokens[:, 1 + k :]).cpu().numpy()
             for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
                 inside = max(len(text) - k + 1, 0)
                 found = place[i, len(prompt) - 2 :][:inside]

@@ -60,7 +60,8 @@ class Rows:
         self.target, self.drafter, self.growth, self.rule, self.batch = target, drafter, growth, rule, batch
         self.lengths, self.root, self.active = zeros(batch), zeros(batch), zeros(batch).bool()
         self.outcome = zeros(batch, steps + 2)
-        features = torch.zeros(batch, steps, target.hidden, dtype=target.dtype, device=device)
+        self.taps = () if drafter is None else drafter.taps
+        features = torch.zeros(batch, steps, target.feature_width(self.taps), dtype=target.dtype, device=device)
         fed = zeros(batch, steps)
         self.committed = Committed(zeros(batch, steps), features, fed, zeros(batch), growth.fed_in_place)
 
@@ -74,7 +75,7 @@ class Rows:
     def admit(self, rows: Sequence[int], prompts: Sequence[Tokens]) -> None:
         """Requests begin in these rows: all tokens but the last go into the caches, the last is the root."""
         place = torch.tensor(rows, device=self.root.device)
-        features = self.target.prefill(rows, [prompt[:-1] for prompt in prompts])
+        features = self.target.prefill(rows, [prompt[:-1] for prompt in prompts], taps=self.taps)
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=place.device)
         self.lengths[place] = lengths - 1
         self.root[place] = torch.tensor([prompt[-1] for prompt in prompts], device=place.device)
@@ -106,15 +107,15 @@ class Rows:
     @torch.no_grad()
     def verify(self, draft: Draft, *, view: int) -> None:
         """One forward of the target; accept, and move the cache, the lengths and the roots on."""
-        topology = draft.topology
-        outputs = self.target.verify(draft.tokens, self.lengths, topology.depth, topology.ancestors, view)
+        tree = draft.topology
+        outputs = self.target.verify(draft.tokens, self.lengths, tree.depth, tree.ancestors, view, taps=self.taps)
         accepted = self.rule.accept(outputs.logits, draft)
         moved = torch.where(self.active, accepted.count + 1, 0)
         assert self.target.cache is not None
         if not self.growth.in_place:
             self.target.cache.compact(self.lengths, accepted.path)
         if self.drafter is not None:
-            path = accepted.path[:, :, None].expand(-1, -1, self.target.hidden)
+            path = accepted.path[:, :, None].expand(-1, -1, outputs.features.shape[2])
             self.committed.features.copy_(outputs.features.gather(1, path))
             self.committed.fed.copy_(draft.fed.expand(self.batch, -1).gather(1, accepted.path))
         self.committed.tokens.copy_(accepted.emitted)

@@ -6,7 +6,7 @@ subclass; no modelling code is copied. What is known of families is in architect
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from weakref import ref
 
@@ -40,7 +40,7 @@ Mask = Tensor | BlockMask
 @dataclass(frozen=True)
 class Outputs:
     """What a forward returns: logits (batch, tokens, vocabulary); features (batch, tokens, hidden), the input
-    of the LM head (after the final norm).
+    of the LM head (after the final norm), or (batch, tokens, taps x hidden), what the tapped layers are given.
     """
 
     logits: Tensor
@@ -75,11 +75,60 @@ class Target:
         self._decoder: nn.Module = model.get_decoder()
         self._decoder.register_forward_hook(self._keep_features)
         self._features: Tensor | None = None
+        self._tapped: dict[int, Tensor] = {}
+        self._taps: set[int] = set()
         self._tables: dict[int, tuple[ref[Tensor], Tensor]] = {}  # by the id of a tree's tensor, while it lives
         self._forward: Callable[..., Any] = model
 
     def _keep_features(self, module: nn.Module, args: Any, output: Any) -> None:
         self._features = output[0]
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """From now on keep what these layers are given, as Hugging Face's `hidden_states` counts them.
+
+        Layer 0 is given the embeddings; one past the last stands for what the last layer puts out, before the norm.
+
+        Raises:
+            ExecutorError: there is no such layer, or the layers cannot be found.
+        """
+        for layer in set(layers) - self._taps:
+            modules = self._layers
+            if not 0 <= layer <= len(modules):
+                raise ExecutorError(f"{self.name}: layer {layer} is to be read, there are 0 to {len(modules)}")
+            if layer < len(modules):
+                modules[layer].register_forward_pre_hook(partial(self._keep_input, layer), with_kwargs=True)
+            else:
+                modules[-1].register_forward_hook(partial(self._keep_output, layer))
+            self._taps.add(layer)
+
+    @cached_property
+    def _layers(self) -> nn.ModuleList:
+        count = self.model.config.get_text_config().num_hidden_layers
+        for module in self._decoder.children():
+            if isinstance(module, nn.ModuleList) and len(module) == count:
+                return module
+        raise ExecutorError(f"{self.name}: its layers are not a list that could be read from")
+
+    def _keep_input(self, layer: int, module: nn.Module, args: Any, words: Any) -> None:
+        self._tapped[layer] = args[0] if args else words["hidden_states"]
+
+    def _keep_output(self, layer: int, module: nn.Module, args: Any, output: Any) -> None:
+        self._tapped[layer] = output[0] if isinstance(output, tuple) else output
+
+    def _gathered(self, taps: tuple[int, ...], last: Tensor) -> Tensor:
+        """The features that were asked for; what the layers left is forgotten."""
+        found = torch.cat([self._tapped[layer] for layer in taps], -1) if taps else last
+        self._features, self._tapped = None, {}
+        return found
+
+    def feature_width(self, taps: tuple[int, ...]) -> int:
+        """Width of the features that a drafter with these taps is given."""
+        return self.hidden * max(1, len(taps))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The input embeddings: int64 (...) -> (..., hidden)."""
+        found: Tensor = self.model.get_input_embeddings()(tokens)
+        return found
 
     @cached_property
     def device(self) -> torch.device:
@@ -135,7 +184,7 @@ class Target:
             ExecutorError: layers differ, or the decoder's output is not what the LM head is given.
         """
         found = layout_of(self.model)
-        self._features = None
+        self._features, self._tapped = None, {}
         return found
 
     def cache_bytes(self, batch: int, capacity: int) -> int:
@@ -179,14 +228,23 @@ class Target:
         self._forward = torch.compile(self.model.forward, **{"fullgraph": True, "dynamic": False} | options)
 
     @torch.no_grad()
-    def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]], *, chunk: int = CHUNK) -> list[Tensor]:
+    def prefill(
+        self,
+        rows: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        *,
+        chunk: int = CHUNK,
+        taps: tuple[int, ...] = (),
+    ) -> list[Tensor]:
         """Fill cache rows with the prompts; per prompt its features, (len(prompt), hidden).
 
         Prompts may be empty (nothing is computed). Right-padded: what lies beyond a prompt's end is never seen.
         At most `chunk` tokens of each go through the model at once. No logits are computed.
         """
         assert self.cache is not None, "allocate() first"
-        features = [torch.empty(len(p), self.hidden, dtype=self.dtype, device=self.device) for p in prompts]
+        self.tap(taps)
+        width = self.feature_width(taps)
+        features = [torch.empty(len(p), width, dtype=self.dtype, device=self.device) for p in prompts]
         for start in range(0, max((len(p) for p in prompts), default=0), chunk):
             live = [i for i, prompt in enumerate(prompts) if len(prompt) > start]
             pieces = [prompts[i][start : start + chunk] for i in live]
@@ -201,7 +259,7 @@ class Target:
                 past_key_values=self.cache,
                 use_cache=True,
             )[0]
-            self._features = None
+            found = self._gathered(taps, found)
             for i, piece, row in zip(live, pieces, found, strict=True):
                 features[i][start : start + len(piece)] = row[: len(piece)]
         return features
@@ -226,7 +284,14 @@ class Target:
 
     @torch.no_grad()
     def verify(
-        self, tokens: Tensor, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, first: int = 0
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        depths: Tensor,
+        ancestors: Tensor,
+        view: int,
+        first: int = 0,
+        taps: tuple[int, ...] = (),
     ) -> Outputs:
         """One forward over nodes of every sequence's tree, the root being node 0.
 
@@ -237,6 +302,7 @@ class Target:
             ancestors: bool (b, fed, first + fed), row is below or equal to column; parents before children.
             view: columns of the cache that are looked at; at least max(lengths) + first + fed. Best a multiple
                 of 8, for "flex" one of 128.
+            taps: layers whose inputs are wanted as features, see `tap`; () for the input of the LM head.
         """
         assert self.cache is not None, "allocate() first"
         assert view <= self.cache.capacity, "allocate() more"
@@ -252,6 +318,7 @@ class Target:
 
         return self._call(
             self._forward,
+            taps,
             input_ids=tokens,
             attention_mask=self._masks(mask),
             position_ids=self._positions(lengths, depths),
@@ -260,10 +327,10 @@ class Target:
         )
 
     @torch.no_grad()
-    def features(self, tokens: Tensor) -> Outputs:
+    def features(self, tokens: Tensor, taps: tuple[int, ...] = ()) -> Outputs:
         """A plain causal forward without cache, tokens int64 (batch, length), for training and recording."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
-        return self._call(self.model, input_ids=tokens, position_ids=positions, use_cache=False)
+        return self._call(self.model, taps, input_ids=tokens, position_ids=positions, use_cache=False)
 
     def _masks(self, build: Callable[[int | None], Mask]) -> Mask | dict[str, Mask]:
         """One mask, or one for each kind of layer."""
@@ -288,9 +355,9 @@ class Target:
             return mask
         return folded(mask, self._group)
 
-    def _call(self, forward: Callable[..., Any], **words: Any) -> Outputs:
+    def _call(self, forward: Callable[..., Any], taps: tuple[int, ...], **words: Any) -> Outputs:
+        self.tap(taps)
         logits = forward(**words).logits
-        features, self._features = self._features, None
-        if features is None:
+        if self._features is None:
             raise ExecutorError(f"{self.name}: its decoder does not return the input of the LM head")
-        return Outputs(logits, features)
+        return Outputs(logits, self._gathered(taps, self._features))

@@ -16,7 +16,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from executor.drafters.base import Committed
+from executor.drafters.base import Committed, Forced
 from executor.drafters.medusa import MedusaHeads
 from executor.target import Target
 
@@ -101,6 +101,7 @@ class Told:
     share: float = 1.0
     rank: int = 0
     kind: str = "told"
+    taps: tuple[int, ...] = ()
     max_depth: int = 64
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
@@ -133,5 +134,5 @@ class Told:
         state["level"] += 1
         return scores
 
-    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Tensor]:
+    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Forced]:
         raise AssertionError("a told drafter is not recorded")

@@ -42,7 +42,7 @@ def decoded(target: Target) -> dict[str, Tensor]:
         roots = found[f"choices {step}"].gather(1, path[:, -1:])
         lengths = lengths + torch.tensor([3, 2])
     heads = random_heads()
-    found["drafted"] = next(iter(heads.teacher_forced(target, lengths[None], out.features[:1, :2], 1)))
+    found["drafted"] = next(heads.teacher_forced(target, lengths[None], out.features[:1, :2], 1)).scores
     generator = torch.Generator(device=target.device).manual_seed(5)
     found["sampled"] = torch.multinomial(out.logits[0].softmax(-1), 1, generator=generator)
     assert all(type(value) is Tensor for value in found.values())

@@ -177,9 +177,9 @@ def test_teacher_forced_scores_are_the_model_s_own_guesses():
     lm, tokens = drafter(), torch.tensor(random_prompts((20, 20), seed=2))
     features = torch.zeros(2, 20, 32)
     plain: Tensor = lm.target.features(tokens).logits
-    for k, scores in enumerate(lm.teacher_forced(small_target(), tokens, features, 3), 1):
-        assert scores.shape == (2, 20, VOCABULARY)
-        torch.testing.assert_close(scores[:, : 20 - k], plain[:, k:])
+    for k, forced in enumerate(lm.teacher_forced(small_target(), tokens, features, 3), 1):
+        assert forced.scores.shape == (2, 20, VOCABULARY)
+        torch.testing.assert_close(forced.scores[:, : 20 - k], plain[:, k:])
 
 
 def test_refusals(references):

@@ -255,7 +255,7 @@ def test_the_teacher_forced_pass_is_drafting_step_by_step(references, name):
     drafter, target = drafter_of(name, learnt), small_target()
     tokens = torch.tensor([text[:20] for text in texts[:3]])
     features = torch.zeros(3, 20, 32)
-    whole = list(drafter.teacher_forced(target, tokens, features, 4))
+    whole = [forced.scores for forced in drafter.teacher_forced(target, tokens, features, 4)]
     for t in range(0, 20 - 5, 3):
         state = drafter.begin(target, 3, 4, 40, 48)
         first = max(t, 1)  # the last of these tokens is committed by a step, where there is one

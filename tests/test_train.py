@@ -14,7 +14,7 @@ def test_teacher_forced_equals_step_by_step():
     target, heads = small_target(), random_heads(layers=2, own=True)
     tokens = torch.randint(0, VOCABULARY, (2, 9))
     features = target.features(tokens).features
-    rows = torch.stack(list(heads.teacher_forced(target, tokens, features, 4)))
+    rows = torch.stack([forced.scores for forced in heads.teacher_forced(target, tokens, features, 4)])
     for t in range(9):
         state = heads.begin(target, 2, 4, 16, 16)
         lengths = torch.tensor([t + 2, t + 2])
@@ -40,8 +40,8 @@ def test_untrained_heads_guess_the_next_token():
     target, heads = small_target(), MedusaHeads(2, HIDDEN)
     tokens = torch.randint(0, VOCABULARY, (1, 6))
     outputs = target.features(tokens)
-    for logits in heads.teacher_forced(target, tokens, outputs.features, 2):
-        torch.testing.assert_close(logits, outputs.logits)
+    for forced in heads.teacher_forced(target, tokens, outputs.features, 2):
+        torch.testing.assert_close(forced.scores, outputs.logits)
 
 
 def test_losses_are_minus_log_probabilities_of_the_right_tokens():
@@ -66,7 +66,7 @@ def test_gradients_by_finite_differences():
 
     def loss() -> torch.Tensor:
         features = target.features(tokens).features
-        logits = list(heads.teacher_forced(target, tokens, features, 2))
+        logits = [forced.scores for forced in heads.teacher_forced(target, tokens, features, 2)]
         return sum(
             0.8**k * torch.nn.functional.cross_entropy(x[0, : -1 - k], tokens[0, 1 + k :])
             for k, x in enumerate(logits, 1)
@@ -104,7 +104,7 @@ def test_top_accuracy_counts_ranks():
     target, heads = small_target(), random_heads(heads=1)
     rows = torch.randint(0, VOCABULARY, (3, 10))
     found = top_accuracy(heads, target, rows.numpy(), depths=1)
-    scores = next(heads.teacher_forced(target, rows, target.features(rows).features, 1))
+    scores = next(heads.teacher_forced(target, rows, target.features(rows).features, 1)).scores
     for i, top in enumerate((1, 2, 4, 8)):
         best = scores[:, :-2].topk(top).indices
         assert found[0][i] == pytest.approx((best == rows[:, 2:, None]).any(-1).float().mean().item(), abs=1e-4)

@@ -20,7 +20,8 @@ class Committed:
 
     Attributes:
         tokens: int64 (batch, steps), the new tokens, the new root last.
-        features: (batch, steps, hidden), the target's features of the positions before them.
+        features: (batch, steps, hidden), the target's features of the positions before them; here and elsewhere
+            `hidden` is that of the drafter's taps side by side, where it has some.
         fed: int64 (batch, steps), place in the order of feeding of the node at each of those positions, the old root
             (0) first; -1 where a node was never fed.
         counts: int64 (batch,), 0 for a sequence that did not move or has just joined.
@@ -34,10 +35,29 @@ class Committed:
     in_place: bool
 
 
+@dataclass(frozen=True, eq=False)
+class Forced:
+    """One depth k of a teacher-forced pass.
+
+    Attributes:
+        scores: (batch, length, vocabulary); row t scores x_{t+1+k}, -inf for tokens that are never proposed.
+        hidden: (batch, length, hidden), what took the place of the target's feature f_{t+k}; None if nothing did.
+    """
+
+    scores: Tensor
+    hidden: Tensor | None = None
+
+
 class Drafter(Protocol):
-    """Proposes tokens, level by level, for a batch of sequences whose state it is handed back at every call."""
+    """Proposes tokens, level by level, for a batch of sequences whose state it is handed back at every call.
+
+    Attributes:
+        kind: its name.
+        taps: target layers whose inputs it reads, side by side, in place of the target's last features; () for those.
+    """
 
     kind: str
+    taps: tuple[int, ...]
 
     @property
     def max_depth(self) -> int:
@@ -93,7 +113,7 @@ class Drafter(Protocol):
             (batch, expanded, vocabulary), or (batch, 1, vocabulary) when they do not depend on the node.
         """
 
-    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Tensor]:
+    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Forced]:
         """Scores along the true text, one depth after the other; used to train and to record.
 
         Args:
@@ -103,8 +123,7 @@ class Drafter(Protocol):
             depth: levels wanted.
 
         Yields:
-            for depth k = 1, 2, ...: (batch, length, vocabulary); row t scores x_{t+1+k} given f_t and the
-            true tokens up to x_{t+k}.
+            for depth k = 1, 2, ...: the scores of x_{t+1+k} given f_t and the true tokens up to x_{t+k}.
         """
 
 

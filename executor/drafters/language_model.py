@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.cache import TreeCache
-from executor.drafters.base import Committed
+from executor.drafters.base import Committed, Forced
 from executor.target import Target
 from treeopt.errors import ExecutorError
 
@@ -54,6 +54,7 @@ class LanguageModel(nn.Module):
     """Any causal language model with the target's token ids; ids that it lacks are never proposed."""
 
     kind = "language-model"
+    taps: tuple[int, ...] = ()
     max_depth = MAX_DEPTH
 
     def __init__(self, model: Target) -> None:
@@ -150,14 +151,14 @@ class LanguageModel(nn.Module):
             tokens = torch.where(tokens < self.target.vocabulary, tokens, 0)
         return self.target.verify(tokens, lengths, depths, ancestors, state.view, first).logits
 
-    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Tensor]:
+    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Forced]:
         """See `Drafter.teacher_forced`; the model's own features take the place of the target's."""
         known = torch.where(tokens < self.target.vocabulary, tokens, 0)
         logits = self.target.features(known).logits[..., : target.vocabulary]
         if logits.shape[-1] < target.vocabulary:
             logits = nn.functional.pad(logits, (0, target.vocabulary - logits.shape[-1]), value=-torch.inf)
         for k in range(1, depth + 1):
-            yield logits.roll(-k, 1)  # row t is the model's guess after x_{t+k}; the last k rows have no meaning
+            yield Forced(logits.roll(-k, 1))  # row t is the guess after x_{t+k}; the last k rows have no meaning
 
 
 def _below(above: Tensor, parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from executor.drafters.base import Committed
+from executor.drafters.base import Committed, Forced
 from executor.target import Target
 
 
@@ -29,6 +29,7 @@ class MedusaHeads(nn.Module):
     """`heads` residual networks of `layers` layers each; weights are stacked so that all heads are one product."""
 
     kind = "medusa"
+    taps: tuple[int, ...] = ()
 
     def __init__(self, heads: int, hidden: int, *, layers: int = 1, vocabulary: int | None = None) -> None:
         """Heads that start as the target's own next-token guess.
@@ -96,8 +97,8 @@ class MedusaHeads(nn.Module):
         state.level += 1
         return scores
 
-    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Tensor]:
+    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Forced]:
         """See `Drafter.teacher_forced`."""
         logits = self(target, features.flatten(0, 1), depth)
         for scores in logits:
-            yield scores.unflatten(0, tokens.shape)
+            yield Forced(scores.unflatten(0, tokens.shape))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from executor.drafters.base import Committed
+from executor.drafters.base import Committed, Forced
 from executor.drafters.context import FALL, MAX_DEPTH, continued, suffixes
 from executor.target import Target
 from treeopt.errors import UsageError
@@ -50,6 +50,7 @@ class PromptLookup(nn.Module):
     """Continuations of earlier occurrences of the last 1 to `longest` tokens."""
 
     kind = "prompt-lookup"
+    taps: tuple[int, ...] = ()
     max_depth = MAX_DEPTH
 
     def __init__(self, longest: int = 3) -> None:
@@ -102,12 +103,12 @@ class PromptLookup(nn.Module):
         state.level += 1
         return looked_up(text, lengths, state.suffix, state.vocabulary)
 
-    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Tensor]:
+    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Forced]:
         """See `Drafter.teacher_forced`; at row t the text ends with the root x_{t+1} at every depth."""
         anchor = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         for k in range(1, depth + 1):
             suffix = suffixes(tokens, anchor + k + 1, self.longest)  # the last k rows have no meaning
-            yield looked_up(tokens, anchor + 2, suffix, target.vocabulary)
+            yield Forced(looked_up(tokens, anchor + 2, suffix, target.vocabulary))
 
 
 def looked_up(text: Tensor, lengths: Tensor, suffix: Tensor, vocabulary: int) -> Tensor:

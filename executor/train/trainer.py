@@ -58,10 +58,10 @@ class DrafterTrainer(Trainer):
 
 def depth_losses(drafter: Drafter, target: Target, tokens: Tensor, depths: int) -> list[Tensor]:
     """Cross-entropy of x_{t+1+k} at depth k = 1..depths, over all t of tokens, int64 (batch, length)."""
-    features = target.features(tokens).features
+    features = target.features(tokens, drafter.taps).features
     losses = []
-    for k, logits in enumerate(drafter.teacher_forced(target, tokens, features, depths), 1):
-        losses.append(cross_entropy(logits[:, : -1 - k].flatten(0, 1), tokens[:, 1 + k :].flatten()))
+    for k, forced in enumerate(drafter.teacher_forced(target, tokens, features, depths), 1):
+        losses.append(cross_entropy(forced.scores[:, : -1 - k].flatten(0, 1), tokens[:, 1 + k :].flatten()))
     return losses
 
 
@@ -111,9 +111,9 @@ def top_accuracy(
     counts = torch.zeros(depths, 1, dtype=torch.float64)
     for row in torch.from_numpy(rows).split(4):
         row = row.to(target.device)
-        features = target.features(row).features
-        for k, logits in enumerate(drafter.teacher_forced(target, row, features, depths), 1):
-            rank = rank_of(logits[:, : -1 - k], row[:, 1 + k :])
+        features = target.features(row, drafter.taps).features
+        for k, forced in enumerate(drafter.teacher_forced(target, row, features, depths), 1):
+            rank = rank_of(forced.scores[:, : -1 - k], row[:, 1 + k :])
             hits[k - 1] += torch.stack([(rank < top).sum() for top in tops]).cpu()
             counts[k - 1] += rank.numel()
     return [[round(float(x), 4) for x in row] for row in hits / counts]
