@@ -97,7 +97,9 @@ def test_the_comparison_notices_a_broken_loop(references, monkeypatch, broken):
         monkeypatch.setattr(
             Target,
             "verify",
-            lambda self, t, n, depths, *rest: verify(self, t, n, torch.arange(depths.shape[1])[None], *rest),
+            lambda self, t, n, depths, *rest, **words: verify(
+                self, t, n, torch.arange(depths.shape[1])[None], *rest, **words
+            ),
         )
     found = decoder.generate(prompts, new_tokens=NEW)
     assert [list(g.tokens) for g in found] != texts
