@@ -7,12 +7,18 @@ from typing import Any
 
 from torch import nn
 
+from executor.checkpoints.eagle import eagle_content, read_eagle
+from executor.checkpoints.eagle3 import eagle3_content, read_eagle3
+from executor.checkpoints.hydra import hydra_content, read_hydra
 from executor.checkpoints.layouts import kind_of
 from executor.checkpoints.medusa import MEDUSA_FILE, medusa_content, read_medusa
 from executor.checkpoints.ngram import NGRAM_FILE, ngram_content, read_ngram
 from executor.checkpoints.stored import Stored, opened, some
 from executor.checkpoints.written import Written, write
 from executor.drafters.base import Drafter
+from executor.drafters.eagle import Eagle
+from executor.drafters.eagle3 import Eagle3
+from executor.drafters.hydra import Hydra
 from executor.drafters.language_model import LanguageModel
 from executor.drafters.medusa import MedusaHeads
 from executor.drafters.ngram import NGram
@@ -21,8 +27,18 @@ from executor.loading import DTYPES, check_finite, load_target
 from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
 
-READERS: dict[str, Callable[[Stored, Target], nn.Module]] = {"medusa": read_medusa}
-CONTENTS: dict[type, Callable[..., Written]] = {MedusaHeads: medusa_content}
+READERS: dict[str, Callable[[Stored, Target], nn.Module]] = {
+    "medusa": read_medusa,
+    "hydra": read_hydra,
+    "eagle": read_eagle,
+    "eagle3": read_eagle3,
+}
+CONTENTS: dict[type[Any], Callable[..., Written]] = {
+    MedusaHeads: medusa_content,
+    Hydra: hydra_content,
+    Eagle: eagle_content,
+    Eagle3: eagle3_content,
+}
 _LOOKUP = re.compile(rf"{PromptLookup.kind}(?::(.*))?")
 
 
@@ -30,8 +46,8 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
     """Read a drafter for `target`, in the target's type and place.
 
     Args:
-        path: a folder, or one file, of Medusa heads or of n-gram counts, or the folder of a whole language model; or
-            `prompt-lookup`, or `prompt-lookup:5` to match up to 5 tokens, which needs no folder.
+        path: a folder, or one file, of Medusa or Hydra heads, of EAGLE of any kind or of n-gram counts, or the folder
+            of a whole language model; or `prompt-lookup`, or `prompt-lookup:5` to match up to 5 tokens.
         target: what it drafts for.
         packed: of a language model, see `load_target`.
 
@@ -73,7 +89,7 @@ def _prompt_lookup(name: str, longest: str | None) -> PromptLookup:
 
 def save_drafter(
     path: Path,
-    drafter: nn.Module,
+    drafter: nn.Module | Drafter,
     *,
     dtype: str,
     meta: dict[str, Any],
@@ -84,11 +100,12 @@ def save_drafter(
 
     Args:
         path: the folder.
-        drafter: Medusa heads.
+        drafter: Medusa or Hydra heads, EAGLE or EAGLE-3.
         dtype: float32, bfloat16, float16 or float64.
         meta: what else is to be known of it: target, recipe.
-        layout: whose names and files, for engines that read these: medusa-v1, medusa-v2, vllm-medusa. Without one,
-            the reference's names in safetensors.
+        layout: whose names and files, for engines that read these: medusa-v1, medusa-v2, vllm-medusa; hydra; eagle;
+            eagle3 (the reference's), eagle3-specforge, eagle3-vllm, speculators-eagle3. Without one, the reference's
+            names in safetensors.
         target: needed by layouts that hold copies of its LM head or embeddings.
 
     Raises:
@@ -98,9 +115,9 @@ def save_drafter(
     content = CONTENTS.get(type(drafter))
     if content is None:
         raise ExecutorError(f"a {type(drafter).__name__} has no layout of its own on disk")
-    write(Path(path), content(drafter, layout, meta, target), dtype=dtype)
+    write(Path(path), content(drafter, layout, target, str(meta.get("target", ""))), dtype=dtype, meta=meta)
 
 
 def save_ngram(path: Path, drafter: NGram, *, meta: dict[str, Any]) -> None:
     """Write counts with `meta` beside; each file whole or not at all."""
-    write(Path(path), ngram_content(drafter, meta), dtype="float32")
+    write(Path(path), ngram_content(drafter), dtype="float32", meta=meta)

@@ -7,7 +7,6 @@ lacks; Medusa-2 has `medusa_head.` before them. vLLM: `blocks.{k}.layers.{l}.wei
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,7 +109,7 @@ def _outputs(stored: Stored, target: Target, spelling: Spelling, heads: int, lay
     return [spelling.output.format(k=k) for k in range(heads) if named]
 
 
-def medusa_content(drafter: MedusaHeads, layout: str | None, meta: dict[str, Any], target: Target | None) -> Written:
+def medusa_content(drafter: MedusaHeads, layout: str | None, target: Target | None, name: str) -> Written:
     """What is written of heads; without a layout, version 1 or 2 as they have output layers or share the target's.
 
     Raises:
@@ -134,13 +133,13 @@ def medusa_content(drafter: MedusaHeads, layout: str | None, meta: dict[str, Any
             tensors[spelling.layer.format(k=k, n=n, part="bias")] = drafter.bias[k, n]
         if k < len(outputs):
             tensors[spelling.output.format(k=k, layers=layers)] = outputs[k]
-    facts = {"kind": drafter.kind, "heads": heads, "layers": layers, **meta}
+    facts = {"kind": drafter.kind, "heads": heads, "layers": layers}
     if spelling is REFERENCE:
         config = {
             "medusa_num_heads": heads,
             "medusa_num_layers": layers,
             "version": layout[-1],
-            "base_model_name_or_path": meta.get("target", ""),
+            "base_model_name_or_path": name,
         }
         return Written(MEDUSA_FILE, tensors, config, facts)
     config = {

@@ -1,7 +1,5 @@
 """N-gram counts on disk: `counts.k` and `grams.k` in ngram.safetensors, treeopt's own layout."""
 
-from typing import Any
-
 from executor.checkpoints.stored import Stored
 from executor.checkpoints.written import Written
 from executor.drafters.ngram import NGram
@@ -26,7 +24,7 @@ def read_ngram(stored: Stored, target: Target) -> NGram:
     return drafter
 
 
-def ngram_content(drafter: NGram, meta: dict[str, Any]) -> Written:
+def ngram_content(drafter: NGram) -> Written:
     """What is written of counts."""
-    facts = {"kind": drafter.kind, "order": drafter.order, "vocabulary": drafter.vocabulary} | meta
+    facts = {"kind": drafter.kind, "order": drafter.order, "vocabulary": drafter.vocabulary}
     return Written(NGRAM_FILE, drafter.tables(), {}, facts)

@@ -71,6 +71,17 @@ class Stored:
     entries: Mapping[str, Entry]
     config: dict[str, Any]
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What treeopt itself said in the configuration; {} of other projects' files."""
+        found = self.config.get("treeopt_drafter")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def where(self) -> Path:
+        """The configuration's file, for messages."""
+        return self.path.parent / "config.json"
+
     def renamed(self, name_of: Callable[[str], str | None]) -> "Stored":
         """The same under other names; None leaves a tensor out.
 
@@ -86,12 +97,19 @@ class Stored:
                 found[new] = entry
         return replace(self, entries=found)
 
-    def fit(self, wanted: Mapping[str, tuple[int, ...]], *, ignored: Iterable[str] = ()) -> None:
+    def fit(
+        self,
+        wanted: Mapping[str, tuple[int, ...]],
+        *,
+        ignored: Iterable[str] = (),
+        spelt: Callable[[str], str] = str,
+    ) -> None:
         """Refuse tensors that are not these, in these shapes, of floating-point numbers; nothing is read.
 
         Args:
             wanted: name -> shape.
             ignored: names that may be there; their shapes are not looked at.
+            spelt: how messages call what is missing.
 
         Raises:
             ExecutorError: names what differs, what is missing and what nobody knows.
@@ -107,7 +125,7 @@ class Stored:
                 wrong.append(f"{entry.key} must hold floating-point numbers, found {_type(entry)}")
         problems = [
             some(wrong),
-            some([f"{n} {wanted[n]}" for n in missing], f"{len(missing)} missing: "),
+            some([f"{spelt(n)} {wanted[n]}" for n in missing], f"{len(missing)} missing: "),
             some([f"{self.entries[n].key} {self.entries[n].shape}" for n in unknown], f"{len(unknown)} unknown: "),
         ]
         if any(problems):
@@ -264,4 +282,6 @@ def _torch(file: Path) -> dict[str, Entry]:
     for key, value in found.items():
         if not isinstance(key, str) or type(value) not in (Tensor, torch.nn.Parameter) or value.is_sparse:
             raise ExecutorError(f"{file}: {key!r} must be a plain tensor, found {type(value).__name__}")
+        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise ExecutorError(f"{file}: {key} claims {tuple(value.shape)}, which is more than its data")
     return {key: Entry(key, tuple(t.shape), t.dtype, t.detach) for key, t in found.items()}

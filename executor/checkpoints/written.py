@@ -19,7 +19,7 @@ class Written:
     """One checkpoint: its file, its tensors under the layout's names, and what the layout's config.json says.
 
     Attributes:
-        facts: what config.json says under `treeopt_drafter`.
+        facts: what config.json says under `treeopt_drafter`, beside what the caller adds.
     """
 
     file: str
@@ -28,8 +28,10 @@ class Written:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def write(folder: Path, content: Written, *, dtype: str) -> None:
+def write(folder: Path, content: Written, *, dtype: str, meta: dict[str, Any]) -> None:
     """Write both files into `folder`; floating-point tensors as `dtype`, none sharing memory with another.
+
+    `meta` is written beside the facts; of what both say, the facts count.
 
     Raises:
         ExecutorError: no such type, or values that are not finite in it; nothing is written.
@@ -48,7 +50,7 @@ def write(folder: Path, content: Written, *, dtype: str) -> None:
             save_file(stored, temporary, {"format": "pt"})
         else:
             torch.save(stored, temporary)
-    config = content.config | {"treeopt_drafter": content.facts}
+    config = content.config | {"treeopt_drafter": content.facts | meta | content.facts}
     if "torch_dtype" in config:
         config["torch_dtype"] = dtype
     write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
