@@ -22,6 +22,7 @@ from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
 
 LAYOUTS = ("eagle3", "eagle3-specforge", "eagle3-vllm", "speculators-eagle3")
+SPECFORGE = "LlamaForCausalLMEagle3"
 # Copies of the target's that trainers leave.
 LEFT = ("verifier_lm_head.weight", "verifier_norm.weight")
 
@@ -79,20 +80,18 @@ def _options(stored: Stored) -> dict[str, Any]:
     if single and each:
         raise ExecutorError(f"{stored.path}: holds both input_norm and fc_norm")
     norms: Literal["none", "fc", "input"] = "input" if single else "fc" if each else "none"
-    ours, speculators = "norm_output" in stored.facts, "speculators_model_type" in stored.config
     said = stored.config | stored.facts
     before, output = (said.get(name) for name in ("norm_before_residual", "norm_output"))
     for name, value in (("norm_before_residual", before), ("norm_output", output)):
         if value is not None and not isinstance(value, bool):
             raise ExecutorError(f"{stored.where}: {name} must be true or false, found {value!r}")
-    # SpecForge means by it that the LM head is given the norm's output, speculators that the next pair is too.
-    if not speculators and not ours and output is False:
-        raise ExecutorError(f"{stored.where}: norm_output false is not supported")
-    return {
-        "norms": norms,
-        "norm_before_residual": bool(before),
-        "feeds_normed": bool(output) and (speculators or ours),
-    }
+    # By `norm_output` speculators and vLLM mean that the next pair is given the norm's output, SpecForge (which writes
+    # no such fact as ours) that the LM head is.
+    if "norm_output" not in stored.facts and SPECFORGE in (stored.config.get("architectures") or ()):
+        if output is False:
+            raise ExecutorError(f"{stored.where}: norm_output false is not supported: the LM head is given the norm's")
+        output = False
+    return {"norms": norms, "norm_before_residual": bool(before), "feeds_normed": bool(output)}
 
 
 def eagle3_content(drafter: Eagle3, layout: str | None, target: Target | None, name: str) -> Written:
@@ -175,7 +174,7 @@ def _specforge(drafter: Eagle3, tensors: dict[str, Tensor], target: Target | Non
     ids = [tap - 1 for tap in drafter.taps]
     del config["eagle_aux_hidden_state_layer_ids"]
     return config | {
-        "architectures": ["LlamaForCausalLMEagle3"],
+        "architectures": [SPECFORGE],
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True},
         "fc_norm": drafter.norms == "fc",
         "norm_before_fc": drafter.norms == "input",
