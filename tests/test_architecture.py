@@ -113,7 +113,14 @@ ORDER = [
     "executor.train",
     "executor.train.losses",
     "executor.train.recipes",
+    "executor.train.data",
+    "executor.train.rows",
+    "executor.train.lesson",
     "executor.train.trainer",
+    "executor.train.backbone",
+    "executor.train.fresh",
+    "executor.train.job",
+    "executor.train.self_distill",
     "executor.train.corpus",
     "executor.train.ngram",
     "executor.train.shipped",
@@ -130,9 +137,9 @@ ORDER = [
     "treeopt.cli.decode",
     "treeopt.cli",
 ]
-EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate"}
+EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft"}
 # Loaded inside functions, where they are needed: each takes 0.1 s to seconds.
-LAZY = {"pandas", "ortools", "matplotlib", "scipy"}
+LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft"}
 
 
 @dataclass(frozen=True)
