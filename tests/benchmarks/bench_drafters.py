@@ -35,14 +35,14 @@ DRAFTERS = {
     "medusa-1": "stdlib-medusa",
     "medusa-2": "stdlib-medusa2",
     "hydra": "stdlib-hydra",
-    "hydra++": "stdlib-hydra++",
+    "hydra++": "stdlib-hydra-plus",
     "eagle": "stdlib-eagle",
     "hass": "stdlib-hass",
     "coral": "stdlib-coral",
     "coral + router": "stdlib-coral-router",
     "eagle-3": "stdlib-eagle3",
 }
-OWN_TARGET = {"medusa-2": "stdlib-medusa2"}
+OWN_TARGET = {"medusa-2": "stdlib-medusa2/target"}
 # What the papers claim: the first accepts more than the second; by tau of a chain, or at depth 3 and below.
 CLAIMS = (
     ("hydra", "medusa-1", "tau"),
