@@ -33,6 +33,7 @@ from executor.target import Target
 from executor.train import corpus
 from executor.train.data import Rows, Text, read_texts
 from executor.train.fresh import continued, fresh_drafter
+from executor.train.job import TARGET as TRAINED
 from executor.train.job import Job, Trained, run
 from executor.train.recipes import RECIPES, replaced
 from executor.train.rows import encode, frequent_tokens, packed
@@ -166,7 +167,10 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None, texts: Pat
         dtype="bfloat16",
         meta=meta,
     )
-    return run(job, target, drafter, rows, held_out)
+    found = run(job, target, drafter, rows, held_out)
+    if recipe.trainable == "backbone":
+        tokenizer.save_pretrained(job.output / TRAINED)
+    return found
 
 
 def write_texts(data: Path, output: Path, *, requests: int = 3000, temperature: float = 0.0) -> None:
