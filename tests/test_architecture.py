@@ -31,6 +31,8 @@ ORDER = [
     "treeopt.lines",
     "treeopt.tree",
     "treeopt.policy",
+    "treeopt.arrays",
+    "treeopt.checks",
     "treeopt.trace",
     "treeopt.walk",
     "treeopt.estimate",
