@@ -3,22 +3,23 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from executor.acceptance import Greedy, Rule, SampleAndMatch
+from executor.acceptance import Greedy, Rule, SampleAndMatch, make_rule
 from executor.decode import Decoder
 from executor.drafters.base import Drafter, usual_depth
 from executor.fingerprint import device_name, identity, tokens_hash
+from executor.forced import Arrays, Texts, Wanted, along
+from executor.forced import rank_of as rank_of
+from executor.odds import check_recorded, manner
 from executor.prompts import Prompt
-from executor.sampling import Warp
+from executor.sampling import Warp, seeded
 from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.provenance import this_run
-from treeopt.trace import MAX_WIDTH, MISSED, PAST_END, Trace
+from treeopt.trace import MAX_WIDTH, Trace
 
 NGRAM = 4
 
@@ -34,7 +35,12 @@ def collect(
     new_tokens: int,
     width: int,
     depth: int | None = None,
+    rule: str | None = None,
     temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    probabilities: bool = False,
+    draws: int = 16,
     stop: Sequence[int] = (),
     batch: int = 8,
     seed: int = 0,
@@ -42,8 +48,9 @@ def collect(
 ) -> Trace:
     """A trace of what `target` writes after the prompts, and of how `drafter` ranks it.
 
-    Temperature 0 writes greedily; above, text is sampled and the trace holds for sample-and-match
-    verification, whose acceptance is a match of the sampled token just as greedy's is of the argmax.
+    Temperature 0 writes greedily; above, the text is a sample of the target, whatever the rule. Its ranks are what
+    sample-and-match keeps, just as those of greedy text are what greedy keeps; for rules that draw candidates from
+    the drafter's law the trace also says how likely each is to be kept (`accept`, see odds.py).
 
     Args:
         target: the model whose output is wanted.
@@ -53,14 +60,20 @@ def collect(
         new_tokens: tokens written after each prompt.
         width: candidates looked at, W.
         depth: levels looked at, D; default all that the drafter has, at most 8.
-        temperature: of the target.
+        rule: of verification; default greedy, above temperature 0 sample-and-match.
+        temperature: of the target; top_k, top_p likewise.
+        top_k: see `Warp`.
+        top_p: see `Warp`.
+        probabilities: also record the drafter's probabilities of its candidates, the entropies of drafter and target
+            and, above temperature 0, how likely each candidate is to be kept.
+        draws: simulated where that has no closed form.
         stop: tokens that end a request.
         batch: requests decoded together.
         seed: of the sampling.
         progress: told the requests finished since it was last called.
 
     Raises:
-        UsageError: settings or prompts without meaning.
+        UsageError: settings or prompts without meaning, or a rule that a trace cannot speak of.
         ExecutorError: the drafter is shallower than `depth`, or the width exceeds the vocabulary.
     """
     depth = usual_depth(drafter) if depth is None else depth
@@ -74,19 +87,36 @@ def collect(
     for number, prompt in enumerate(tokens):
         if len(prompt) < 2:
             raise UsageError(f"prompt {number} has {len(prompt)} tokens; a recorded prompt has at least 2")
-    generator = torch.Generator(device=target.device).manual_seed(seed)
-    rule: Rule = Greedy() if temperature == 0 else SampleAndMatch(Warp(temperature), generator)
-    written = _write(Decoder(target, batch=batch, rule=rule), tokens, new_tokens, stop, progress)
-    ranks: list[NDArray[np.int16]] = []
+    generator = seeded(target.device, seed)
+    warp = None if temperature == 0 else Warp(temperature, top_k, top_p)
+    name = rule or ("greedy" if warp is None else "sample-and-match")
+    verified = make_rule(name, warp=warp, generator=generator)
+    check_recorded(verified)
+    writing: Rule = Greedy() if warp is None else SampleAndMatch(warp, generator)
+    written = _write(Decoder(target, batch=batch, rule=writing), tokens, new_tokens, stop, progress)
+    wanted = Wanted(
+        depth=depth,
+        width=width,
+        rule=verified,
+        probabilities=probabilities,
+        accept=verified.sampled_candidates or (probabilities and warp is not None),
+        draws=draws,
+    )
+    found: list[Arrays] = []
     for start in range(0, len(tokens), batch):
         part = slice(start, start + batch)
-        ranks += _ranks(target, drafter, tokens[part], written[part], depth, width)
+        found += along(target, drafter, Texts.read(target, drafter, tokens[part], written[part]), wanted)
         progress(len(tokens[part]))
     lengths = [len(text) for text in written]
+    arrays: dict[str, Any] = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
     names = sorted({p.domain for p in prompts})
     meta = {
-        "verification": "greedy" if temperature == 0 else "sample-and-match",
+        "verification": name,
         "temperature": temperature,
+        **({} if top_k is None else {"top_k": top_k}),
+        **({} if top_p == 1 else {"top_p": top_p}),
+        **({"accept": manner(verified, width, draws)} if wanted.accept else {}),
+        **({"draft_prob": "warped" if verified.sampled_candidates else "temperature 1"} if probabilities else {}),
         "new_tokens": new_tokens,
         "seed": seed,
         **identity(target, drafter),
@@ -102,8 +132,8 @@ def collect(
     return Trace(
         request=np.repeat(np.arange(len(tokens), dtype=np.int32), lengths),
         position=np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
-        rank=np.concatenate(ranks),
         width=width,
+        **arrays,
         meta=meta,
         domain=np.array([names.index(p.domain) for p in prompts], dtype=np.int16),
         domain_names=tuple(names),
@@ -129,40 +159,6 @@ def _write(
                 texts[request].extend(committed)
     progress(len(open_requests))
     return texts
-
-
-def _ranks(
-    target: Target,
-    drafter: Drafter,
-    prompts: Sequence[Sequence[int]],
-    texts: Sequence[Sequence[int]],
-    depth: int,
-    width: int,
-) -> list[NDArray[np.int16]]:
-    """Of each request, int16 (length, depth): rank at depth k of the token k further on, for every anchor."""
-    longest = max(len(p) + len(t) for p, t in zip(prompts, texts, strict=True))
-    tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
-    for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        tokens[i, : len(prompt) + len(text)] = torch.tensor([*prompt, *text])
-    tokens = tokens.to(target.device)
-    ranks = [np.full((len(text), depth), PAST_END, dtype=np.int16) for text in texts]
-    features = target.features(tokens, drafter.taps).features
-    with torch.no_grad():
-        for k, forced in enumerate(drafter.teacher_forced(target, tokens, features, depth), 1):
-            # An anchor's feature stands one before its root, and the root one before the text.
-            place = rank_of(forced.scores[:, : -1 - k], tokens[:, 1 + k :]).cpu().numpy()
-            for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-                inside = max(len(text) - k + 1, 0)
-                found = place[i, len(prompt) - 2 :][:inside]
-                ranks[i][:inside, k - 1] = np.where(found < width, found, MISSED)
-    return ranks
-
-
-def rank_of(scores: Tensor, truth: Tensor) -> Tensor:
-    """How many tokens score above the true one, the first of equals first; scores (..., V), truth (...)."""
-    own = scores.gather(-1, truth[..., None])
-    index = torch.arange(scores.shape[-1], device=scores.device)
-    return ((scores > own) | ((scores == own) & (index < truth[..., None]))).sum(-1)
 
 
 def repeated_share(texts: Sequence[Sequence[int]], length: int = NGRAM) -> float:

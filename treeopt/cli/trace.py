@@ -1,11 +1,12 @@
 """`treeopt trace`: collect a trace, and say what one holds."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from treeopt.cli import inputs, options
+from treeopt.cli import inputs, options, sampling
 from treeopt.trace import load_trace, save_trace
 
 
@@ -23,23 +24,35 @@ def trace() -> None:
     "--depth", type=click.IntRange(min=1), help="Levels looked at; default all that the drafter has, at most 8."
 )
 @click.option("--width", type=click.IntRange(min=1), default=16, show_default=True, help="Candidates looked at.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 writes greedily.")
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Requests decoded together.")
-@options.seed
+@click.option(
+    "--probabilities", is_flag=True, help="Also record probabilities and entropies; the file grows several times."
+)
+@click.option(
+    "--draws",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="Simulated where acceptance has no closed form (sequoia).",
+)
+@sampling.sampling
 def collect(
     models: inputs.Models,
     prompts: inputs.Prompts,
+    sampling: sampling.Sampling,
     output: Path,
     **settings: Any,
 ) -> None:
     """Let the target continue prompts and record how the drafter ranks what it writes."""
     options.check_output(output)
+    sampling.check()
     model, heads = inputs.load_models(models)
     asked = inputs.load_prompts(models, model, prompts, shortest=2)
     from executor.record import collect as record
 
     with options.progress("collecting", 2 * len(asked.tokens)) as advance:
-        found = record(model, heads, asked.prompts, asked.tokens, stop=asked.stop, progress=advance, **settings)
+        settings |= asdict(sampling) | {"stop": asked.stop, "progress": advance}
+        found = record(model, heads, asked.prompts, asked.tokens, **settings)
     if not inputs.is_main_rank():
         return
     save_trace(found, output)
