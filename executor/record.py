@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from executor.acceptance import Greedy, Rule, SampleAndMatch, make_rule
+from executor.candidates import candidate_trees, check_candidates
 from executor.decode import Decoder
 from executor.drafters.base import Drafter, usual_depth
 from executor.fingerprint import device_name, identity, tokens_hash
@@ -18,8 +19,9 @@ from executor.prompts import Prompt
 from executor.sampling import Warp, seeded
 from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
+from treeopt.policy import DynamicTree
 from treeopt.provenance import this_run
-from treeopt.trace import MAX_WIDTH, Trace
+from treeopt.trace import MAX_WIDTH, Candidates, Trace
 
 NGRAM = 4
 
@@ -41,6 +43,8 @@ def collect(
     top_p: float = 1.0,
     probabilities: bool = False,
     draws: int = 16,
+    candidates: DynamicTree | None = None,
+    stride: int = 1,
     stop: Sequence[int] = (),
     batch: int = 8,
     seed: int = 0,
@@ -67,6 +71,8 @@ def collect(
         probabilities: also record the drafter's probabilities of its candidates, the entropies of drafter and target
             and, above temperature 0, how likely each candidate is to be kept.
         draws: simulated where that has no closed form.
+        candidates: also record whole candidate trees, as deep and wide as this policy drafts them, for dynamic trees.
+        stride: positions of a request from one with candidates to the next.
         stop: tokens that end a request.
         batch: requests decoded together.
         seed: of the sampling.
@@ -74,7 +80,8 @@ def collect(
 
     Raises:
         UsageError: settings or prompts without meaning, or a rule that a trace cannot speak of.
-        ExecutorError: the drafter is shallower than `depth`, or the width exceeds the vocabulary.
+        ExecutorError: the drafter is shallower than `depth`, the width exceeds the vocabulary, or there are too many
+            candidates.
     """
     depth = usual_depth(drafter) if depth is None else depth
     if not 0 <= temperature < math.inf:
@@ -92,6 +99,10 @@ def collect(
     name = rule or ("greedy" if warp is None else "sample-and-match")
     verified = make_rule(name, warp=warp, generator=generator)
     check_recorded(verified)
+    if candidates is not None:
+        check_candidates(target, drafter, candidates)
+        if verified.sampled_candidates:
+            raise UsageError(f"rule {name} draws its candidates: a tree that keeps the best of them would bias it")
     writing: Rule = Greedy() if warp is None else SampleAndMatch(warp, generator)
     written = _write(Decoder(target, batch=batch, rule=writing), tokens, new_tokens, stop, progress)
     wanted = Wanted(
@@ -103,12 +114,20 @@ def collect(
         draws=draws,
     )
     found: list[Arrays] = []
+    drafted: list[Arrays] = []
     for start in range(0, len(tokens), batch):
         part = slice(start, start + batch)
-        found += along(target, drafter, Texts.read(target, drafter, tokens[part], written[part]), wanted)
+        texts = Texts.read(target, drafter, tokens[part], written[part])
+        found += along(target, drafter, texts, wanted)
+        if candidates is not None:
+            drafted += candidate_trees(target, drafter, texts, candidates, stride=stride)
         progress(len(tokens[part]))
     lengths = [len(text) for text in written]
-    arrays: dict[str, Any] = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+    arrays: dict[str, Any] = _together(found)
+    if candidates is not None:
+        trees = _together(drafted)
+        offset = np.append(0, trees.pop("sizes").cumsum())
+        arrays["candidates"] = Candidates(offset=offset, **trees)
     names = sorted({p.domain for p in prompts})
     meta = {
         "verification": name,
@@ -117,6 +136,7 @@ def collect(
         **({} if top_p == 1 else {"top_p": top_p}),
         **({"accept": manner(verified, width, draws)} if wanted.accept else {}),
         **({"draft_prob": "warped" if verified.sampled_candidates else "temperature 1"} if probabilities else {}),
+        **({} if candidates is None else {"candidates": _reach(candidates, stride)}),
         "new_tokens": new_tokens,
         "seed": seed,
         **identity(target, drafter),
@@ -159,6 +179,17 @@ def _write(
                 texts[request].extend(committed)
     progress(len(open_requests))
     return texts
+
+
+def _reach(candidates: DynamicTree, stride: int) -> dict[str, int]:
+    """How far recorded candidates go, for provenance."""
+    policy = {"depth": candidates.depth, "beam": candidates.beam, "width": candidates.children}
+    return policy | {"stride": stride}
+
+
+def _together(pieces: Sequence[Arrays]) -> Arrays:
+    """Arrays of the same names, one after the other."""
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def repeated_share(texts: Sequence[Sequence[int]], length: int = NGRAM) -> float:

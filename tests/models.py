@@ -1,7 +1,7 @@
 """Small models with random weights, flat enough that a broken mask or cache shows, and drafters for tests."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,11 +16,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from executor.drafters.base import Committed, Drafter, Forced
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.base import Committed, Forced
 from executor.drafters.medusa import MedusaHeads
-from executor.drafters.ngram import NGram
-from executor.drafters.prompt_lookup import PromptLookup
 from executor.target import Target
 
 VOCABULARY = 61
@@ -77,15 +74,6 @@ def random_heads(
     for parameter in drafter.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     return drafter.to(dtype).eval().requires_grad_(False)
-
-
-# One drafter of every kind for `small_target()`; what holds for all of them is tested with each.
-DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "medusa": random_heads,
-    "language-model": lambda: LanguageModel(Target(noisy(small_model(), 0.3), name="drafter")),
-    "ngram": lambda: NGram.count(random_prompts([300] * 4, seed=5), order=3, vocabulary=VOCABULARY),
-    "prompt-lookup": PromptLookup,
-}
 
 
 def random_prompts(lengths: Sequence[int], *, seed: int = 0) -> list[list[int]]:
