@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from treeopt.cli import inputs, options, sampling
+from treeopt.cli import inputs, options, sampling, trees
 from treeopt.trace import load_trace, save_trace
 
 
@@ -34,6 +34,15 @@ def trace() -> None:
     default=16,
     show_default=True,
     help="Simulated where acceptance has no closed form (sequoia).",
+)
+@click.option(
+    "--candidates",
+    type=trees.Dynamic(nodes=1, min_probability=0.0, budget=None),
+    help="Also record whole candidate trees, for dynamic ones: depth=6,beam=20,width=10. Beams well above those that "
+    "will be asked for leave less unknown.",
+)
+@click.option(
+    "--stride", type=click.IntRange(min=1), default=1, show_default=True, help="Candidates at every so many tokens."
 )
 @sampling.sampling
 def collect(
