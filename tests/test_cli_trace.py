@@ -83,3 +83,37 @@ def test_what_cannot_be_is_refused(tiny, tmp_path, more, words, code):
     result = run("trace", "collect", *inputs(tiny), *COLLECT, "--output", tmp_path / "t.npz", *more)
     refused(result, *words, code=code)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_are_kept_gone_on_with_and_joined(tiny, tmp_path):
+    """The small batch makes shards of 8 requests in all; the provenance names the command, so it is the same."""
+    parts = ("--parts", tmp_path / "parts")
+    collected(tiny, tmp_path / "t.npz", *parts)
+    first = (tmp_path / "t.npz").read_bytes()
+    (tmp_path / "t.npz").unlink()
+    collected(tiny, tmp_path / "t.npz", *parts)
+    assert (tmp_path / "t.npz").read_bytes() == first
+    result = run("trace", "merge", tmp_path / "parts", "--output", tmp_path / "joined.npz")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == f"48 anchors of 8 requests written to {tmp_path / 'joined.npz'}\n"
+    assert (tmp_path / "joined.npz").read_bytes() == first
+    more = collected(tiny, tmp_path / "t.npz", *parts, "--requests", "8")
+    assert more.requests == 8
+    words = ("trace", "collect", *inputs(tiny), *COLLECT, "--depth", "2", "--output", tmp_path / "t.npz", *parts)
+    refused(run(*words, "--seed", "1"), "parts", "seed", code=2)
+
+
+def test_traces_are_joined(tiny, tmp_path):
+    first = collected(tiny, tmp_path / "a.npz", "--requests", "3")
+    second = collected(tiny, tmp_path / "b.npz", "--skip", "3")
+    files = tmp_path / "a.npz", tmp_path / "b.npz"
+    result = run("trace", "merge", *files, "--output", tmp_path / "c.npz")
+    assert result.exit_code == 0, result.stderr
+    found = load_trace(tmp_path / "c.npz")
+    assert found.rank.tolist() == first.rank.tolist() + second.rank.tolist()
+    assert [part["requests"] for part in found.meta["merged"]] == [3, 5]
+    assert run("trace", "info", tmp_path / "c.npz").exit_code == 0
+    refused(run("trace", "merge", files[0], files[0], "--output", tmp_path / "d.npz"), "trace 1", "texts")
+    refused(run("trace", "merge", tmp_path, "--output", tmp_path / "d.npz"), "manifest.json")
+    refused(run("trace", "merge", tmp_path / "none.npz", "--output", tmp_path / "d.npz"), "no such file")
+    assert not (tmp_path / "d.npz").exists()

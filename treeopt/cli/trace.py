@@ -1,4 +1,4 @@
-"""`treeopt trace`: collect a trace, and say what one holds."""
+"""`treeopt trace`: collect a trace, join several, and say what one holds."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from treeopt.cli import inputs, options, sampling, trees
+from treeopt.shards import Shards, merged
 from treeopt.trace import load_trace, save_trace
 
 
@@ -44,6 +45,12 @@ def trace() -> None:
 @click.option(
     "--stride", type=click.IntRange(min=1), default=1, show_default=True, help="Candidates at every so many tokens."
 )
+@click.option(
+    "--parts",
+    "folder",
+    type=options.FOLDER,
+    help="Keep finished requests in this folder: a command that was interrupted goes on there when it is given again.",
+)
 @sampling.sampling
 def collect(
     models: inputs.Models,
@@ -64,6 +71,17 @@ def collect(
         found = record(model, heads, asked.prompts, asked.tokens, **settings)
     if not inputs.is_main_rank():
         return
+    save_trace(found, output)
+    click.echo(f"{found.anchors} anchors of {found.requests} requests written to {output}", err=True)
+
+
+@trace.command()
+@click.argument("traces", type=options.FOLDER, nargs=-1, required=True)
+@click.option("--output", type=options.FILE, required=True, help="Write the trace here (.npz).")
+def merge(traces: tuple[Path, ...], output: Path) -> None:
+    """Join traces of the same models and rule; a folder that `collect --parts` filled counts as one."""
+    options.check_output(output)
+    found = merged([Shards.read(path).whole() if path.is_dir() else load_trace(path) for path in traces])
     save_trace(found, output)
     click.echo(f"{found.anchors} anchors of {found.requests} requests written to {output}", err=True)
 
