@@ -36,6 +36,7 @@ def collect(
     tokens: Sequence[Sequence[int]],
     *,
     folder: Path | None = None,
+    written: dict[int, list[list[int]]] | None = None,
     progress: Progress = lambda requests: None,
     **settings: Any,
 ) -> Trace:
@@ -49,6 +50,8 @@ def collect(
         prompts: the requests; their domains are kept, their texts are not.
         tokens: token ids of each prompt, two or more each.
         folder: keep finished shards here; those that are there already are not made again, and the trace is the same.
+        written: texts of shards by their first request, of another call for the same target, prompts and settings:
+            those that are there are not written again, the others are added.
         progress: told the requests finished since it was last called, first when written, again when recorded.
         settings: those of `Recording`.
 
@@ -78,7 +81,10 @@ def collect(
     progress(2 * done)
     while done < len(tokens):
         part = slice(done, done + SHARD * recording.batch)
-        pieces.append(_shard(target, drafter, prompts[part], tokens[part], recording, done, progress))
+        texts = {} if written is None else written
+        if done not in texts:
+            texts[done] = _write(target, tokens[part], recording, done, progress)
+        pieces.append(_shard(target, drafter, prompts[part], tokens[part], texts[done], recording, done, progress))
         done += pieces[-1].requests
         if shards is not None and is_main_rank():
             shards.add(pieces[-1])
@@ -90,14 +96,13 @@ def _shard(
     drafter: Drafter,
     prompts: Sequence[Prompt],
     tokens: Sequence[Sequence[int]],
+    written: Sequence[Sequence[int]],
     recording: Recording,
     first: int,
     progress: Progress,
 ) -> Trace:
     """The requests from `first` on."""
-    verifying, writing = recording.rules(target, first)
-    decoder = Decoder(target, batch=recording.batch, rule=writing)
-    written = _write(decoder, tokens, recording.new_tokens, recording.stop, progress)
+    verifying, _ = recording.rules(target, first)
     wanted, policy = recording.wanted(drafter, verifying), recording.candidates
     found: list[Arrays] = []
     drafted: list[Arrays] = []
@@ -126,16 +131,13 @@ def _shard(
 
 
 def _write(
-    decoder: Decoder,
-    tokens: Sequence[Sequence[int]],
-    new_tokens: int,
-    stop: Sequence[int],
-    progress: Progress,
+    target: Target, tokens: Sequence[Sequence[int]], recording: Recording, first: int, progress: Progress
 ) -> list[list[int]]:
-    """The tokens of each text, in the order of the prompts."""
+    """The tokens of each text, in the order of the prompts, which are those from `first` on."""
+    decoder = Decoder(target, batch=recording.batch, rule=recording.rules(target, first)[1])
     texts: list[list[int]] = [[] for _ in tokens]
     open_requests: set[int] = set()
-    for step in decoder.steps(tokens, new_tokens=new_tokens, stop=stop):
+    for step in decoder.steps(tokens, new_tokens=recording.new_tokens, stop=recording.stop):
         here = {request for request in step.requests if request >= 0}
         progress(len(open_requests - here))
         open_requests = here

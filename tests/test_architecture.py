@@ -132,6 +132,7 @@ ORDER = [
     "executor.train.corpus",
     "executor.train.ngram",
     "executor.train.shipped",
+    "executor.train.traces",
     "treeopt.cli.options",
     "treeopt.cli.inputs",
     "treeopt.cli.sampling",
