@@ -121,6 +121,7 @@ ORDER = [
     "treeopt.cli.sampling",
     "treeopt.cli.results",
     "treeopt.cli.decode",
+    "treeopt.cli.train",
     "treeopt.cli",
 ]
 EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft"}
