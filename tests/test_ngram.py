@@ -431,7 +431,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, target, monkeypatch):
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("executor.checkpoints.save_file", full)
+    monkeypatch.setattr("executor.checkpoints.written.save_file", full)
     with pytest.raises(OSError, match="No space left"):
         save_ngram(tmp_path, new, meta={})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", NGRAM_FILE]

@@ -115,6 +115,7 @@ class Hydra(nn.Module):
         self.heads = nn.ModuleList(
             Head(i + 2 if grounded else 1, hidden, vocabulary, layers=layers, dropout=dropout) for i in range(heads)
         )
+        self.config = prefix
         self.prefix = None if prefix is None else Prefix(prefix)
 
     @torch.no_grad()

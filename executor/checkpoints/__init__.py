@@ -1,0 +1,123 @@
+"""Drafters on disk, in the layouts people have. Tensors decide; configuration files are not believed."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from executor.checkpoints.eagle import eagle_content, read_eagle
+from executor.checkpoints.eagle3 import eagle3_content, read_eagle3
+from executor.checkpoints.hydra import hydra_content, read_hydra
+from executor.checkpoints.layouts import kind_of
+from executor.checkpoints.medusa import MEDUSA_FILE, medusa_content, read_medusa
+from executor.checkpoints.ngram import NGRAM_FILE, ngram_content, read_ngram
+from executor.checkpoints.stored import Stored, opened, some
+from executor.checkpoints.written import Written, write
+from executor.drafters.base import Drafter
+from executor.drafters.eagle import Eagle
+from executor.drafters.eagle3 import Eagle3
+from executor.drafters.hydra import Hydra
+from executor.drafters.language_model import LanguageModel
+from executor.drafters.medusa import MedusaHeads
+from executor.drafters.ngram import NGram
+from executor.drafters.prompt_lookup import PromptLookup
+from executor.loading import DTYPES, check_finite, load_target
+from executor.target import Target
+from treeopt.errors import ExecutorError, UsageError
+
+READERS: dict[str, Callable[[Stored, Target], nn.Module]] = {
+    "medusa": read_medusa,
+    "hydra": read_hydra,
+    "eagle": read_eagle,
+    "eagle3": read_eagle3,
+}
+CONTENTS: dict[type[Any], Callable[..., Written]] = {
+    MedusaHeads: medusa_content,
+    Hydra: hydra_content,
+    Eagle: eagle_content,
+    Eagle3: eagle3_content,
+}
+_LOOKUP = re.compile(rf"{PromptLookup.kind}(?::(.*))?")
+
+
+def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> Drafter:
+    """Read a drafter for `target`, in the target's type and place.
+
+    Args:
+        path: a folder, or one file, of Medusa or Hydra heads, of EAGLE of any kind or of n-gram counts, or the folder
+            of a whole language model; or `prompt-lookup`, or `prompt-lookup:5` to match up to 5 tokens.
+        target: what it drafts for.
+        packed: of a language model, see `load_target`.
+
+    Raises:
+        ExecutorError: no drafter here, an unknown layout, or tensors that do not fit the target; names the keys.
+        UsageError: prompt lookup that matches no such number of tokens.
+    """
+    lookup = _LOOKUP.fullmatch(str(path))
+    if lookup:
+        return _prompt_lookup(str(path), lookup[1]).to(target.device)
+    stored = opened(Path(path))
+    if stored is None:
+        raise ExecutorError(
+            f"{path}: holds neither {MEDUSA_FILE} nor {NGRAM_FILE} nor other safetensors, .pt or .bin files"
+        )
+    kind = kind_of(stored)
+    if kind == "ngram":
+        return read_ngram(stored, target).to(target.device).eval()
+    if kind is None:
+        if "model_type" not in stored.config:
+            held = some(sorted(stored.entries)) or "no tensors"
+            raise ExecutorError(
+                f"{stored.path}: neither a drafter nor, without a config.json, a language model: {held}"
+            )
+        dtype = next(name for name, number in DTYPES.items() if number == target.dtype)
+        return LanguageModel(load_target(path, dtype=dtype, device=str(target.device), packed=packed))
+    drafter = READERS[kind](stored, target).to(target.device, target.dtype)
+    check_finite(stored.path, drafter)  # in the target's type too
+    return drafter.eval().requires_grad_(False)  # type: ignore[return-value]
+
+
+def _prompt_lookup(name: str, longest: str | None) -> PromptLookup:
+    if longest is None:
+        return PromptLookup()
+    if not longest.isdecimal():
+        raise UsageError(f"{name}: must be {PromptLookup.kind} or, say, {PromptLookup.kind}:5")
+    return PromptLookup(int(longest))
+
+
+def save_drafter(
+    path: Path,
+    drafter: nn.Module | Drafter,
+    *,
+    dtype: str,
+    meta: dict[str, Any],
+    layout: str | None = None,
+    target: Target | None = None,
+) -> None:
+    """Write a drafter with `meta` beside, under `treeopt_drafter` in config.json; each file whole or not at all.
+
+    Args:
+        path: the folder.
+        drafter: Medusa or Hydra heads, EAGLE or EAGLE-3.
+        dtype: float32, bfloat16, float16 or float64.
+        meta: what else is to be known of it: target, recipe.
+        layout: whose names and files, for engines that read these: medusa-v1, medusa-v2, vllm-medusa; hydra; eagle;
+            eagle3 (the reference's), eagle3-specforge, eagle3-vllm, speculators-eagle3. Without one, the reference's
+            names in safetensors.
+        target: needed by layouts that hold copies of its LM head or embeddings.
+
+    Raises:
+        UsageError: not a layout of this drafter.
+        ExecutorError: the layout cannot hold what this drafter is.
+    """
+    content = CONTENTS.get(type(drafter))
+    if content is None:
+        raise ExecutorError(f"a {type(drafter).__name__} has no layout of its own on disk")
+    write(Path(path), content(drafter, layout, target, str(meta.get("target", ""))), dtype=dtype, meta=meta)
+
+
+def save_ngram(path: Path, drafter: NGram, *, meta: dict[str, Any]) -> None:
+    """Write counts with `meta` beside; each file whole or not at all."""
+    write(Path(path), ngram_content(drafter), dtype="float32", meta=meta)

@@ -1,0 +1,64 @@
+"""A drafter from one layout into another: `python -m executor.checkpoints.convert SOURCE TARGET OUTPUT --layout L`.
+
+The target is loaded, since checkpoints are checked against it, and some layouts hold copies of its tensors.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from executor.checkpoints import load_drafter, save_drafter
+from executor.checkpoints.stored import opened
+from executor.drafters.base import Drafter
+from executor.loading import DTYPES, load_target, prepare
+from treeopt.errors import ExecutorError, TreeoptError
+
+
+def rewrite(source: Path, target: Path, output: Path, *, layout: str | None = None, dtype: str = "auto") -> Drafter:
+    """Read the drafter in `source` for the model in the folder `target`, and write it to `output`.
+
+    Args:
+        source: a folder or file in any layout.
+        target: a Hugging Face checkpoint.
+        output: another folder.
+        layout: see `save_drafter`.
+        dtype: of what is written; `auto` is what the target's checkpoint says.
+
+    Raises:
+        ExecutorError: either cannot be loaded, or `output` is where the drafter is read from.
+        UsageError: not a layout of this drafter.
+    """
+    if output.resolve() in (source.resolve(), source.resolve().parent, target.resolve()):
+        raise ExecutorError(f"{output}: is read from; write to another folder")
+    model = load_target(target, dtype=dtype)
+    number = next(name for name, kind in DTYPES.items() if kind == model.dtype)
+    drafter = load_drafter(source, model)
+    stored = opened(source)
+    facts = {} if stored is None else stored.facts
+    meta = {"target": model.name} | facts | {"converted_from": source.name}
+    save_drafter(output, drafter, dtype=number, meta=meta, layout=layout, target=model)
+    return drafter
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Convert as the words of the command line say; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m executor.checkpoints.convert", description="Convert a drafter.")
+    parser.add_argument("source", type=Path, help="folder or file of the drafter")
+    parser.add_argument("target", type=Path, help="folder of its target")
+    parser.add_argument("output", type=Path, help="folder to write")
+    parser.add_argument("--layout", help="such as medusa-v1, eagle3-vllm; without it treeopt's own")
+    parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES], help="as the target's unless given")
+    asked = parser.parse_args(words)
+    try:
+        prepare("cpu")
+        drafter = rewrite(asked.source, asked.target, asked.output, layout=asked.layout, dtype=asked.dtype)
+    except (TreeoptError, OSError) as error:
+        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+    print(f"{asked.output}: {drafter.kind}, {asked.layout or 'own layout'}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

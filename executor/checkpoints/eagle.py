@@ -1,0 +1,106 @@
+"""EAGLE on disk, which is EAGLE-2, HASS and CORAL too: `fc.weight`, `fc.bias` or none, and `layers.0.*`.
+
+vLLM's copies have the target's `lm_head.weight` as well, speculators writes `fusion_fc` and `transformer.*`; CORAL's
+router is `router.w1.{weight,bias}` and `router.w2.weight`. Whether there are biases and a router, tensors say.
+"""
+
+from typing import Any
+
+import torch
+
+from executor.checkpoints.layouts import plain_name
+from executor.checkpoints.llama import config_of, fields
+from executor.checkpoints.modules import STORED_LAYER, filled, layer_name, named
+from executor.checkpoints.shared import embedding_of, is_embedding, is_head
+from executor.checkpoints.stored import Stored, some
+from executor.checkpoints.written import Written
+from executor.drafters.eagle import Eagle
+from executor.target import Target
+from treeopt.errors import ExecutorError, UsageError
+
+LAYOUTS = ("eagle",)
+EMBEDDINGS, HEAD, CHOSEN = "embed_tokens.weight", "lm_head.weight", "token_map"
+FREQUENCIES = ("rotary_emb.inv_freq", f"{STORED_LAYER}self_attn.rotary_emb.inv_freq")
+
+
+def read_eagle(stored: Stored, target: Target) -> Eagle:
+    """EAGLE of any of the layouts.
+
+    Raises:
+        ExecutorError: names the tensors that do not fit, or of which this drafter knows nothing: norms that it has not,
+            an LM head or embeddings other than the target's, more than one layer.
+    """
+    stored = stored.renamed(plain_name)
+    one_layer(stored)
+    norms = [entry.key for name, entry in stored.entries.items() if _is_norm(name)]
+    if norms:
+        raise ExecutorError(f"{stored.path}: {some(norms)}: EAGLE with these norms is not supported")
+    config = config_of(stored, STORED_LAYER, target, hidden=target.hidden)
+    groups = 0
+    if "router.w2.weight" in stored.entries:
+        groups = next(iter(stored.entries["router.w2.weight"].shape), 0)
+    active = stored.facts.get("active_groups", 2)
+    if type(active) is not int or active < 1:
+        raise ExecutorError(f"{stored.where}: active_groups must be 1 or more, found {active!r}")
+    if groups > target.vocabulary:
+        raise ExecutorError(f"{stored.path}: router.w2.weight: {groups} groups of {target.vocabulary} tokens")
+    drafter = filled(
+        lambda: Eagle(config, bias="fc.bias" in stored.entries, router_groups=groups, active_groups=active),
+        stored,
+        layer_name,
+        ignored=[EMBEDDINGS, HEAD, CHOSEN, *FREQUENCIES],
+        zero=["router.w1.bias"],
+    )
+    _check_shared(stored, target)
+    return drafter
+
+
+def one_layer(stored: Stored) -> None:
+    """Refuse drafters of more than one decoder layer.
+
+    Raises:
+        ExecutorError: names tensors of the other layers.
+    """
+    others = [e.key for name, e in stored.entries.items() if name.startswith("layers.") and name[7:9] != "0."]
+    if others:
+        raise ExecutorError(f"{stored.path}: {some(others)}: drafters of more than one layer are not supported")
+
+
+def _is_norm(name: str) -> bool:
+    return "norm" in name and name != f"{STORED_LAYER}post_attention_layernorm.weight"
+
+
+def _check_shared(stored: Stored, target: Target) -> None:
+    """What a checkpoint may hold twice must be the target's own."""
+    if CHOSEN in stored.entries:
+        chosen = stored.integers(CHOSEN, stored.entries[CHOSEN].shape)
+        if not torch.equal(chosen, torch.arange(target.vocabulary)):
+            share = f"{chosen.numel()} of {target.vocabulary}"
+            raise ExecutorError(f"{stored.path}: {CHOSEN}: EAGLE that scores only {share} tokens is not supported")
+    for name, same in ((EMBEDDINGS, is_embedding), (HEAD, is_head)):
+        if name in stored.entries and not same(stored.read(name), target):
+            raise ExecutorError(
+                f"{stored.path}: {stored.entries[name].key} {stored.entries[name].shape} is not the target's, which "
+                "EAGLE uses: was it trained for another model?"
+            )
+
+
+def eagle_content(drafter: Eagle, layout: str | None, target: Target | None, name: str) -> Written:
+    """What is written of EAGLE; the layout `eagle` is the reference's file, which has the target's embeddings too.
+
+    Raises:
+        UsageError: not a layout of EAGLE.
+        ExecutorError: the embeddings are wanted, and no target is given.
+    """
+    if layout not in (None, *LAYOUTS):
+        raise UsageError(f"layout of EAGLE must be {', '.join(LAYOUTS)}, got {layout}")
+    tensors = named(drafter, layer_name)
+    if layout:
+        tensors[EMBEDDINGS] = embedding_of(target, layout)
+    facts: dict[str, Any] = {"kind": drafter.kind}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **fields(drafter.config)}
+    config |= {"bias": drafter.fc.bias is not None, "qkv_bias": bool(drafter.config.attention_bias), "torch_dtype": ""}
+    if drafter.groups:
+        config["router_num_groups"] = drafter.groups
+        facts["active_groups"] = drafter.active
+    return Written("pytorch_model.bin" if layout else "model.safetensors", tensors, config, facts)

@@ -1,0 +1,64 @@
+"""Which drafter a checkpoint holds, by the names and shapes of its tensors; the spellings of projects made one."""
+
+import re
+from collections.abc import Mapping
+
+from executor.checkpoints.stored import Entry, Stored
+
+PREFIXES = ("module.", "model.", "medusa_heads.")
+_COUNTS = re.compile(r"(counts|grams)\.\d+")
+_MEDUSA = re.compile(r"medusa_head\.|\d+\.\d+\.linear\.|blocks\.\d+\.layers\.\d+\.")
+_HYDRA = re.compile(r"hydra_mlp\.|hydra_lm_head\.|prefix_embeding_layer\.")
+_LAYER = re.compile(r"layers\.\d+\.")
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name without what wrappers put in front of it, in the spelling that the readers here use.
+
+    >>> plain_name("module.model.midlayer.mlp.up_proj.weight")
+    'layers.0.mlp.up_proj.weight'
+    >>> plain_name("draft_id_to_target_id")
+    'd2t'
+    """
+    while name.startswith(PREFIXES):
+        name = name.split(".", 1)[1]
+    if name.startswith(("midlayer.", "transformer.")):
+        return "layers.0." + name.split(".", 1)[1]
+    return {"draft_id_to_target_id": "d2t"}.get(name, name.replace("fusion_fc.", "fc.", 1))
+
+
+def kind_of(stored: Stored) -> str | None:
+    """The family of layouts: ngram, medusa, hydra, eagle or eagle3; None for none of them.
+
+    What a configuration says is not looked at: EAGLE's calls itself the target's own class.
+    """
+    names = [name.removeprefix("module.") for name in stored.entries]
+    plain = {plain_name(name): entry for name, entry in stored.entries.items()}
+    if any(map(_COUNTS.fullmatch, names)):
+        return "ngram"
+    if any(_MEDUSA.match(name) for name in [*names, *plain]):
+        return "medusa"
+    if any(map(_HYDRA.match, plain)):
+        return "hydra"
+    if plain.keys() & {"d2t", "t2d"} or _reads_twice(plain):
+        return "eagle3"
+    if "fc.weight" in plain and any(_LAYER.match(name) for name in plain):
+        return "eagle"
+    return _named(stored)
+
+
+def _reads_twice(plain: Mapping[str, Entry]) -> bool:
+    """Whether the queries are made of an embedding and a feature side by side, as EAGLE-3's are."""
+    query = plain.get("layers.0.self_attn.q_proj.weight")
+    output = plain.get("layers.0.self_attn.o_proj.weight")
+    if query is None or output is None or len(query.shape) != 2 or len(output.shape) != 2:
+        return False
+    return "fc.weight" in plain and query.shape[1] == 2 * output.shape[0]
+
+
+def _named(stored: Stored) -> str | None:
+    """The family that the file's own name states; whoever reads it says what is wrong with the tensors."""
+    for word in ("ngram", "medusa", "hydra"):
+        if stored.path.name.startswith((f"{word}.", f"{word}_")):
+            return word
+    return None

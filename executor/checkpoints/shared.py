@@ -1,0 +1,57 @@
+"""Copies of the target's embeddings and LM head that checkpoints carry: whether they are copies."""
+
+import torch
+from torch import Tensor
+
+from executor.parallel import whole
+from executor.target import Target
+from treeopt.errors import ExecutorError
+
+ROWS = 4096  # compared at once
+# Half precision rounds by up to 2**-8 (bfloat16) either way; below 2**-14 float16 has fewer digits.
+RELATIVE, ABSOLUTE = 2**-7, 2**-14
+
+
+def is_head(values: Tensor, target: Target) -> bool:
+    """Whether this is the weight of the target's LM head, (vocabulary, hidden), up to rounding to half precision."""
+    return _equal(values, target.head.weight)
+
+
+def is_embedding(values: Tensor, target: Target) -> bool:
+    """Whether this is the target's table of input embeddings, (vocabulary, hidden), up to rounding."""
+    return _equal(values, target.model.get_input_embeddings().weight)
+
+
+def head_of(target: Target | None, layout: str) -> Tensor:
+    """The weight of the target's LM head, which the layout holds a copy of.
+
+    Raises:
+        ExecutorError: no target was given.
+    """
+    if target is None:
+        raise ExecutorError(f"{layout} holds the target's LM head: the target must be given")
+    weight = target.head.weight
+    assert isinstance(weight, Tensor)
+    return whole(weight)
+
+
+def embedding_of(target: Target | None, layout: str) -> Tensor:
+    """The target's input embeddings, which the layout holds a copy of.
+
+    Raises:
+        ExecutorError: no target was given.
+    """
+    if target is None:
+        raise ExecutorError(f"{layout} holds the target's embeddings: the target must be given")
+    weight = target.model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return whole(weight)
+
+
+def _equal(values: Tensor, weight: Tensor | torch.nn.Module) -> bool:
+    assert isinstance(weight, Tensor)
+    held = whole(weight)
+    return held.shape == values.shape and all(
+        torch.allclose(a.float(), b.cpu().float(), rtol=RELATIVE, atol=ABSOLUTE)
+        for a, b in zip(values.split(ROWS), held.split(ROWS), strict=True)
+    )
