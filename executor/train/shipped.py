@@ -32,11 +32,11 @@ from executor.prompts import write_prompts
 from executor.target import Target
 from executor.train import corpus
 from executor.train.data import Rows, Text, read_texts
-from executor.train.fresh import continued, fresh_drafter
+from executor.train.fresh import begun
 from executor.train.job import TARGET as TRAINED
 from executor.train.job import Job, Trained, run
 from executor.train.recipes import RECIPES, replaced
-from executor.train.rows import encode, frequent_tokens, packed
+from executor.train.rows import encode, packed
 from executor.train.self_distill import Writing, rewrite
 from treeopt.errors import UsageError
 from treeopt.files import write_text
@@ -149,15 +149,8 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None, texts: Pat
     else:
         rows, held_out = packed(encode(tokenizer, read_texts([texts])), length=LENGTH).split(0.05)
         meta["corpus"] = f"what the target wrote after beginnings of {CORPUS}"
-    set_seed(SEED)
-    if shipped.start:
-        start = load_drafter(data / "models" / DRAFTERS[shipped.start].folder, target)
-        drafter = continued(recipe, start, target)
-    else:
-        ids = None
-        if recipe.kind == "eagle3" and 0 < recipe.draft_vocabulary < target.vocabulary:
-            ids = torch.tensor(frequent_tokens(rows, recipe.draft_vocabulary, target.vocabulary))
-        drafter = fresh_drafter(recipe, target, draft_ids=ids)
+    start = load_drafter(data / "models" / DRAFTERS[shipped.start].folder, target) if shipped.start else None
+    drafter = begun(recipe, target, start, rows=rows, seed=SEED)
     job = Job(
         recipe,
         data / "models" / shipped.folder,
