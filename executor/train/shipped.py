@@ -99,14 +99,9 @@ def build(data: Path, *, target_steps: int = TARGET_STEPS, drafter_steps: int | 
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=corpus.END, clean_up_tokenization_spaces=False
     ).save_pretrained(folder)
-    _train_target(
-        folder,
-        tokenizer.get_vocab_size(),
-        train,
-        held_out,
-        target_steps,
-        {**this_run(), **_meta(sources, train, held_out)},
-    )
+    config = LlamaConfig(vocab_size=tokenizer.get_vocab_size(), bos_token_id=None, eos_token_id=0, **TARGET)
+    meta = {**this_run(), **_meta(sources, train, held_out)}
+    train_target(folder, config, train, held_out, steps=target_steps, meta=meta)
     train_drafter(data, "medusa1", steps=drafter_steps)
     (data / "prompts").mkdir(exist_ok=True)
     drawn = corpus.prompts(tokenizer, sources, count=PROMPTS, shortest=32, longest=96, seed=SEED)
@@ -196,20 +191,23 @@ def _meta(sources: list[corpus.Source], train: NDArray[np.int64], held_out: NDAr
     }
 
 
-def _train_target(
+def train_target(
     folder: Path,
-    vocabulary: int,
+    config: LlamaConfig,
     train: NDArray[np.int64],
     held_out: NDArray[np.int64],
+    *,
     steps: int,
     meta: dict[str, Any],
+    learning_rate: float = 3e-3,
 ) -> None:
+    """A language model from nothing, stored in bfloat16 with its log; rows int64 (rows, length)."""
     set_seed(SEED)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, bos_token_id=None, eos_token_id=0, **TARGET))
+    model = LlamaForCausalLM(config)
     started = time.monotonic()
     trainer = Trainer(
         model=model,
-        args=_arguments(folder, steps),
+        args=_arguments(folder, steps, learning_rate),
         train_dataset=_Labelled(train),
         eval_dataset=_Labelled(held_out[:256]),
     )
@@ -235,14 +233,14 @@ class _Labelled(Rows):
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
-def _arguments(folder: Path, steps: int) -> TrainingArguments:
+def _arguments(folder: Path, steps: int, learning_rate: float) -> TrainingArguments:
     """Of the target: AdamW, cosine, bf16 autocast, no checkpoints."""
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
         per_device_train_batch_size=16,
         per_device_eval_batch_size=16,
-        learning_rate=3e-3,
+        learning_rate=learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=max(1, round(steps * 0.05)),
         weight_decay=0.1,
