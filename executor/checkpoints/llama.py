@@ -6,6 +6,7 @@ What neither says is as the target has it: the base of the rotary positions, the
 import math
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -56,9 +57,9 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int) -> Lla
     epsilon = _number(stored, said, "rms_norm_eps", float(usual.rms_norm_eps))
     limit = _number(stored, said, "max_position_embeddings", float(usual.max_position_embeddings))
     activation = said.get("hidden_act") or "silu"
-    if activation not in ACT2FN:
+    if not isinstance(activation, str) or activation not in ACT2FN:
         raise ExecutorError(f"{stored.where}: hidden_act {activation!r} is not known")
-    if "sliding_attention" in (said.get("layer_types") or ()):
+    if "sliding_attention" in str(said.get("layer_types")):
         raise ExecutorError(f"{stored.where}: layer_types: a drafter that attends to a window is not supported")
     try:
         config = LlamaConfig(
@@ -77,9 +78,9 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int) -> Lla
             mlp_bias=any(f"{layer}mlp.{part}_proj.bias" in stored.entries for part in ("gate", "up", "down")),
         )
         LlamaRotaryEmbedding(config)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ExecutorError(f"{stored.where}: rope_parameters or rope_scaling: {first}") from error
+    except (StrictDataclassError, KeyError, TypeError, ValueError, AttributeError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ExecutorError(f"{stored.where}: the decoder layer must be one of Llama's kind: {why}") from error
     return config
 
 
@@ -104,7 +105,7 @@ def _said(stored: Stored) -> dict[str, Any]:
 
 def _rows(stored: Stored, name: str) -> int:
     if name not in stored.entries:
-        raise ExecutorError(f"{stored.path}: 1 missing: {name}")
+        raise ExecutorError(f"{stored.path}: 1 missing: {stored.spelt(name)}")
     shape = stored.entries[name].shape
     if len(shape) != 2 or not shape[0]:
         raise ExecutorError(f"{stored.path}: {stored.entries[name].key} must have two dimensions, found {shape}")
