@@ -56,5 +56,5 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.all: $(VENV)/.core
-	$(PIP) -e '.[executor,report,dev]'
+	$(PIP) -e '.[executor,train,report,dev]'
 	touch $@

@@ -326,11 +326,14 @@ class Target:
             use_cache=True,
         )
 
-    @torch.no_grad()
-    def features(self, tokens: Tensor, taps: tuple[int, ...] = ()) -> Outputs:
-        """A plain causal forward without cache, tokens int64 (batch, length), for training and recording."""
+    def features(self, tokens: Tensor, taps: tuple[int, ...] = (), *, learning: bool = False) -> Outputs:
+        """A plain causal forward without cache, tokens int64 (batch, length), for training and recording.
+
+        Only when the target is `learning` itself does it keep what gradients need.
+        """
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
-        return self._call(self.model, taps, input_ids=tokens, position_ids=positions, use_cache=False)
+        with torch.set_grad_enabled(learning and torch.is_grad_enabled()):
+            return self._call(self.model, taps, input_ids=tokens, position_ids=positions, use_cache=False)
 
     def _masks(self, build: Callable[[int | None], Mask]) -> Mask | dict[str, Mask]:
         """One mask, or one for each kind of layer."""

@@ -1,29 +1,277 @@
-"""How each drafter is trained, as published."""
+"""How each drafter is trained, as published, and how a recipe is changed by name. Knows no network and no data."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from treeopt.errors import UsageError
+
+RAMPS = ("constant", "linear", "sine", "sine_r")
+TERMS = ("hard_ce", "soft_ce", "kl", "smooth_l1", "top_k", "csra", "router_ce")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Depths, the weight of each depth in the loss, and the optimiser's settings.
+    """What is drafted, what is reduced and how; `replaced` changes single fields.
 
     Attributes:
-        depths: levels supervised.
-        decay: depth k (from 1) has weight decay ** k.
-        learning_rate: peak; cosine decay after a warm-up of `warmup` of all steps.
-        weight_decay: of AdamW.
+        name: the recipe's.
+        kind: of the drafter.
+        depths: levels supervised; of Medusa and Hydra also the heads.
+        hard_ce_weight: of the term of that name in executor/train/losses.py, and so on.
+        top_k: tokens that the term `top_k` looks at.
+        csra_temperature: of the term `csra`.
+        coefficient: weight of all depths; depth k (from 1) has coefficient * decay ** k.
+        ramp: how the coefficient grows with the share s of steps done: constant; linear, s; sine, sin(πs/2); sine_r,
+            the same reached at s = ramp_share and kept.
+        lm_weight: of the target's own loss, where the target is trained too.
+        lm_kl: that loss is the divergence from the target as it was, instead of the cross-entropy of the text.
+        detached: no gradient from a depth into the one above.
+        noise: on the features that the drafter reads: none; uniform, ± scale / 2 · 512 / length; neftune,
+            ± scale / √(length · width).
+        learning_rate: peak.
+        heads_factor: times the learning rate, of the drafter where the target is trained too.
+        warmup: steps; below 1 the share of all steps.
+        schedule: after the warm-up: constant, linear (to 0) or cosine (to `floor` times the peak).
+        clip: largest norm, or largest entry, of the gradient; 0 for any.
+        trainable: drafter, router (the rest of the drafter kept) or backbone (the drafter and the target).
+        layers: of each Medusa or Hydra head.
+        own_output: Medusa heads have output layers of their own.
+        prefix: Hydra++'s attention layer before the heads.
+        grounded: Hydra heads see the drafted tokens.
+        router_groups: of an EAGLE drafter's router, of which `active_groups` are scored; 0 for none.
+        draft_vocabulary: tokens that EAGLE-3 proposes, those most frequent in the supervised text; 0 for all.
     """
 
+    name: str
+    kind: str
     depths: int
-    decay: float
-    learning_rate: float
-    warmup: float
-    weight_decay: float
+    hard_ce_weight: float = 0.0
+    soft_ce_weight: float = 0.0
+    kl_weight: float = 0.0
+    smooth_l1_weight: float = 0.0
+    top_k_weight: float = 0.0
+    csra_weight: float = 0.0
+    router_ce_weight: float = 0.0
+    top_k: int = 10
+    csra_temperature: float = 0.07
+    coefficient: float = 1.0
+    decay: float = 1.0
+    ramp: str = "constant"
+    ramp_share: float = 1.0
+    lm_weight: float = 0.0
+    lm_kl: bool = False
+    detached: bool = False
+    noise: str = "none"
+    noise_scale: float = 0.0
+    learning_rate: float = 1e-3
+    heads_factor: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    weight_decay: float = 0.0
+    warmup: float = 0.1
+    schedule: str = "cosine"
+    floor: float = 0.0
+    clip: float = 1.0
+    clip_by: str = "norm"
+    trainable: str = "drafter"
+    layers: int = 1
+    own_output: bool = False
+    prefix: bool = False
+    grounded: bool = True
+    dropout: float = 0.0
+    router_groups: int = 0
+    active_groups: int = 2
+    draft_vocabulary: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values without meaning.
+
+        Raises:
+            UsageError: names the field.
+        """
+        choices = {
+            "ramp": RAMPS,
+            "noise": ("none", "uniform", "neftune"),
+            "schedule": ("constant", "linear", "cosine"),
+            "clip_by": ("norm", "value"),
+            "trainable": ("drafter", "router", "backbone"),
+        }
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in choices and value not in choices[field.name]:
+                raise UsageError(f"{field.name} must be one of {', '.join(choices[field.name])}, got {value}")
+            if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0):
+                raise UsageError(f"{field.name} must be a number of at least 0, got {value}")
+        for name in ("depths", "top_k", "layers", "active_groups"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("csra_temperature", "learning_rate", "ramp_share"):
+            if getattr(self, name) == 0:
+                raise UsageError(f"{name} must be above 0, got 0")
+        for name in ("beta1", "beta2", "dropout"):
+            if getattr(self, name) >= 1:
+                raise UsageError(f"{name} must be below 1, got {getattr(self, name)}")
+        if not any(self.terms()):
+            raise UsageError(f"one of {', '.join(f'{term}_weight' for term in TERMS)} must be above 0, all are 0")
+
+    def terms(self) -> Iterator[tuple[str, float, dict[str, Any]]]:
+        """Name, weight and options of each term of the loss that counts."""
+        options: dict[str, dict[str, Any]] = {
+            "top_k": {"count": self.top_k},
+            "csra": {"temperature": self.csra_temperature},
+        }
+        for name in TERMS:
+            weight = getattr(self, f"{name}_weight")
+            if weight:
+                yield name, weight, options.get(name, {})
 
     def weight(self, depth: int) -> float:
-        """Weight of a depth (from 1) in the loss."""
-        return self.decay**depth
+        """Of a depth (from 1) in the loss, once the ramp is over."""
+        return self.coefficient * self.decay**depth
+
+    def ramped(self, done: float) -> float:
+        """What the weights are multiplied with when the share `done` of all steps is done.
+
+        >>> MEDUSA2.ramped(0.25)
+        1.0
+        """
+        if self.ramp == "linear":
+            return done
+        if self.ramp == "sine":
+            return math.sin(math.pi / 2 * done)
+        if self.ramp == "sine_r":
+            return math.sin(math.pi / 2 * min(1.0, done / self.ramp_share))
+        return 1.0
 
 
-# Cai et al. 2024, §2.2.1 (λ_k = 0.8^k, frozen backbone) and the project's training script (1e-3, cosine, 10 %).
-MEDUSA1 = Recipe(depths=5, decay=0.8, learning_rate=1e-3, warmup=0.1, weight_decay=0.0)
+def replaced(recipe: Recipe, changes: Sequence[str]) -> Recipe:
+    """The recipe with fields changed by words such as `depths=4`, the last of a name counting.
+
+    >>> replaced(HASS, ["depths=4", "top_k=5"]).top_k
+    5
+
+    Raises:
+        UsageError: no such field, or no such value of it.
+    """
+    known: dict[str, Any] = {field.name: field.type for field in fields(recipe)}
+    del known["name"], known["kind"]
+    found: dict[str, Any] = {}
+    for change in changes:
+        name, equals, word = change.partition("=")
+        if not equals or name not in known:
+            raise UsageError(f"{change!r} must be NAME=VALUE, NAME one of {', '.join(known)}")
+        found[name] = _value(name, word, known[name])
+    return replace(recipe, **found)
+
+
+def _value(name: str, word: str, kind: type) -> Any:
+    if kind is bool:
+        if word not in ("true", "false"):
+            raise UsageError(f"{name} must be true or false, got {word}")
+        return word == "true"
+    try:
+        return kind(word)
+    except ValueError as error:
+        due = "an integer" if kind is int else "a number"
+        raise UsageError(f"{name} must be {due}, got {word}") from error
+
+
+# Cai et al. 2024 (arXiv 2401.10774), §2.2.1: λ_k = 0.8^k, backbone frozen; the rest from the project's training script.
+MEDUSA1 = Recipe("medusa1", "medusa", depths=5, hard_ce_weight=1.0, decay=0.8)
+
+# The same, §2.2.2, and the settings of its second stage: heads at four times the rate, LoRA on every linear layer.
+# For self-distilled text the settings are coefficient 0.01, ramp sine, lm_kl, learning rate 1e-4, warm-up 20.
+MEDUSA2 = Recipe(
+    "medusa2",
+    "medusa",
+    depths=5,
+    hard_ce_weight=1.0,
+    coefficient=0.2,
+    decay=0.8,
+    lm_weight=1.0,
+    learning_rate=5e-4,
+    heads_factor=4.0,
+    warmup=40,
+    trainable="backbone",
+)
+
+# Ankner et al. 2024 (arXiv 2402.05109): one epoch at a peak of 1e-3; depths weigh the same.
+HYDRA = Recipe("hydra", "hydra", depths=4, hard_ce_weight=1.0, learning_rate=1e-3, warmup=100)
+
+# The same: prefix attention, deeper heads, the target's distribution as teacher, ten epochs; figures of the project's
+# own command (the paper says 1e-3).
+HYDRA_PLUS = replace(
+    HYDRA,
+    name="hydra++",
+    hard_ce_weight=0.0,
+    soft_ce_weight=1.0,
+    learning_rate=5e-4,
+    floor=0.33,
+    weight_decay=0.1,
+    layers=4,
+    prefix=True,
+    dropout=0.2,
+)
+
+# Li et al. 2024 (arXiv 2401.15077), §4.1 for the weights; noise, betas, clipping and the 2000 steps of warm-up in
+# 800 000 from the project's training script.
+EAGLE = Recipe(
+    "eagle",
+    "eagle",
+    depths=1,
+    smooth_l1_weight=1.0,
+    soft_ce_weight=0.1,
+    noise="uniform",
+    noise_scale=0.2,
+    learning_rate=3e-5,
+    beta2=0.95,
+    warmup=0.0025,
+    schedule="linear",
+    clip=0.5,
+    clip_by="value",
+)
+
+# Zhang et al. 2024 (arXiv 2408.15766): three steps. The published schedule has two stages: 40 epochs of this with
+# top_k_weight 0, then 10 more from there at a learning rate of 1e-5.
+HASS = replace(EAGLE, name="hass", depths=3, top_k_weight=1.0, detached=True, warmup=0.01)
+
+# Weng et al. 2025 (arXiv 2502.16880): HASS's steps with representations aligned across them. csra_weight is 0.2 for
+# Qwen2.5-7B, 0.15 for Llama-3-8B, 0.1 or less for larger ones: about what makes it as large as the regression.
+CORAL = replace(HASS, name="coral", smooth_l1_weight=0.5, top_k_weight=0.0, csra_weight=0.2)
+
+# The same paper's second stage: only the router learns. The paper gives no settings of the optimiser.
+CORAL_ROUTER = replace(
+    HASS,
+    name="coral-router",
+    smooth_l1_weight=0.0,
+    soft_ce_weight=0.0,
+    top_k_weight=0.0,
+    router_ce_weight=1.0,
+    noise="none",
+    learning_rate=1e-3,
+    trainable="router",
+    router_groups=16,
+)
+
+# Li et al. 2025 (arXiv 2503.01840): seven steps, step j (from 0) weighs 0.8^j, gradients flow between steps; figures
+# of the project's training configuration.
+EAGLE3 = Recipe(
+    "eagle3",
+    "eagle3",
+    depths=7,
+    soft_ce_weight=1.0,
+    coefficient=1.25,
+    decay=0.8,
+    learning_rate=5e-5,
+    beta2=0.95,
+    warmup=0.015,
+    schedule="linear",
+    clip=0.5,
+    draft_vocabulary=32000,
+)
+
+RECIPES = {
+    recipe.name: recipe for recipe in (MEDUSA1, MEDUSA2, HYDRA, HYDRA_PLUS, EAGLE, HASS, CORAL, CORAL_ROUTER, EAGLE3)
+}

@@ -1,37 +1,51 @@
-"""The model in `data/models`, made from nothing: tokenizer, target, Medusa heads, prompts.
+"""The models in `data/models`, made from nothing: tokenizer, target, prompts, and drafters by every recipe.
 
-`python -m executor.train.shipped data` is what `make models` runs first; the traces and the profile follow
-through the command line.
+`python -m executor.train.shipped data` is what `make models` runs first, `python -m executor.train.shipped data hydra
+eagle` trains drafters beside the target that is there; traces and profiles follow through the command line.
 """
 
 import json
 import math
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, set_seed
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
-from executor.checkpoints import save_drafter
-from executor.drafters.medusa import MedusaHeads
+from executor.checkpoints import load_drafter
+from executor.loading import load_target, load_tokenizer
 from executor.prompts import write_prompts
 from executor.target import Target
 from executor.train import corpus
-from executor.train.recipes import MEDUSA1
-from executor.train.trainer import DrafterTrainer, Rows, arguments, depth_losses, top_accuracy
+from executor.train.data import Rows, Text, read_texts
+from executor.train.fresh import continued, fresh_drafter
+from executor.train.job import TARGET as TRAINED
+from executor.train.job import Job, Trained, run
+from executor.train.recipes import RECIPES, replaced
+from executor.train.rows import encode, frequent_tokens, packed
+from executor.train.self_distill import Writing, rewrite
+from treeopt.errors import UsageError
 from treeopt.files import write_text
 from treeopt.provenance import this_run
 
 NAME = "stdlib-llama"
-HEADS_NAME = "stdlib-medusa"
 SEED = 20240607
 LENGTH = 256
 TARGET_STEPS = 1100
-HEAD_STEPS = 600
 PROMPTS = 1300
 # Deep and narrow: on a CPU a forward then costs much that does not grow with its tokens, as on a GPU.
 TARGET: dict[str, Any] = {
@@ -43,9 +57,36 @@ TARGET: dict[str, Any] = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
 }
+CORPUS = "Python standard library source files"
 
 
-def build(data: Path, *, target_steps: int = TARGET_STEPS, head_steps: int = HEAD_STEPS) -> None:
+@dataclass(frozen=True)
+class Shipped:
+    """A drafter beside the target: its folder, steps, and what a target of 4 million weights changes in its recipe."""
+
+    folder: str
+    steps: int
+    changes: tuple[str, ...] = ()
+    start: str = ""  # the recipe whose drafter it goes on from
+
+
+# The published rates are for targets a thousand times as large and a hundred times as many steps. All see the same
+# rows as often, so that they can be compared.
+_RATE = "learning_rate=3e-3"
+DRAFTERS: Mapping[str, Shipped] = {
+    "medusa1": Shipped("stdlib-medusa", 600),
+    "medusa2": Shipped("stdlib-medusa2", 600),
+    "hydra": Shipped("stdlib-hydra", 600, (_RATE,)),
+    "hydra++": Shipped("stdlib-hydra-plus", 600, (_RATE,)),
+    "eagle": Shipped("stdlib-eagle", 600, (_RATE,)),
+    "hass": Shipped("stdlib-hass", 600, (_RATE,)),
+    "coral": Shipped("stdlib-coral", 600, (_RATE,)),
+    "coral-router": Shipped("stdlib-coral-router", 200, start="coral"),
+    "eagle3": Shipped("stdlib-eagle3", 600, (_RATE, "depths=5", "draft_vocabulary=2048")),
+}
+
+
+def build(data: Path, *, target_steps: int = TARGET_STEPS, drafter_steps: int | None = None) -> None:
     """Write `data/models/{stdlib-llama,stdlib-medusa}` and `data/prompts/stdlib.jsonl`, with their training logs."""
     started = time.monotonic()
     torch.set_num_threads(2)
@@ -53,9 +94,106 @@ def build(data: Path, *, target_steps: int = TARGET_STEPS, head_steps: int = HEA
     tokenizer = corpus.train_tokenizer(sources)
     train = corpus.pack(tokenizer, [s for s in sources if not s.held_out], length=LENGTH)
     held_out = corpus.pack(tokenizer, [s for s in sources if s.held_out], length=LENGTH)
-    meta = {
-        **this_run(),
-        "corpus": "Python standard library source files",
+    folder = data / "models" / NAME
+    folder.mkdir(parents=True, exist_ok=True)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=corpus.END, clean_up_tokenization_spaces=False
+    ).save_pretrained(folder)
+    _train_target(
+        folder,
+        tokenizer.get_vocab_size(),
+        train,
+        held_out,
+        target_steps,
+        {**this_run(), **_meta(sources, train, held_out)},
+    )
+    train_drafter(data, "medusa1", steps=drafter_steps)
+    (data / "prompts").mkdir(exist_ok=True)
+    drawn = corpus.prompts(tokenizer, sources, count=PROMPTS, shortest=32, longest=96, seed=SEED)
+    write_prompts(data / "prompts" / "stdlib.jsonl", drawn)
+    print(f"made {data / 'models'} in {(time.monotonic() - started) / 60:.1f} minutes", file=sys.stderr)
+
+
+def train_drafters(data: Path, names: Sequence[str] = tuple(DRAFTERS), *, texts: Path | None = None) -> None:
+    """Train the drafters of these recipes, in this order; see `train_drafter`."""
+    for name in names:
+        found = train_drafter(data, name, texts=texts)
+        before, after = found.acceptance
+        print(f"{name}: top-1 over depths {before:.3f} -> {after:.3f} in {found.train_s:.0f} s", file=sys.stderr)
+
+
+def train_drafter(data: Path, name: str, *, steps: int | None = None, texts: Path | None = None) -> Trained:
+    """Train one of `DRAFTERS` for the target below `data/models`, and write it beside.
+
+    Args:
+        data: the folder.
+        name: of the recipe.
+        steps: other than in the table.
+        texts: what the target wrote (`write_texts`), to learn from in place of the corpus.
+
+    Raises:
+        UsageError: no such recipe.
+    """
+    if name not in DRAFTERS:
+        raise UsageError(f"recipe must be one of {', '.join(DRAFTERS)}, got {name}")
+    shipped = DRAFTERS[name]
+    recipe = replaced(RECIPES[name], shipped.changes)
+    target, tokenizer = _target(data)
+    sources = corpus.standard_library()
+    raw = tokenizer.backend_tokenizer
+    held_out = Rows(corpus.pack(raw, [s for s in sources if s.held_out], length=LENGTH)[:256])
+    meta: dict[str, Any] = {"corpus": CORPUS, "corpus_sha256": corpus.fingerprint(sources)}
+    meta |= {"files": len(sources), "files_held_out": sum(s.held_out for s in sources)}
+    if texts is None:
+        rows = Rows(corpus.pack(raw, [s for s in sources if not s.held_out], length=LENGTH))
+    else:
+        rows, held_out = packed(encode(tokenizer, read_texts([texts])), length=LENGTH).split(0.05)
+        meta["corpus"] = f"what the target wrote after beginnings of {CORPUS}"
+    set_seed(SEED)
+    if shipped.start:
+        start = load_drafter(data / "models" / DRAFTERS[shipped.start].folder, target)
+        drafter = continued(recipe, start, target)
+    else:
+        ids = None
+        if recipe.kind == "eagle3" and 0 < recipe.draft_vocabulary < target.vocabulary:
+            ids = torch.tensor(frequent_tokens(rows, recipe.draft_vocabulary, target.vocabulary))
+        drafter = fresh_drafter(recipe, target, draft_ids=ids)
+    job = Job(
+        recipe,
+        data / "models" / shipped.folder,
+        shipped.steps if steps is None else steps,
+        seed=SEED,
+        precision="bfloat16",
+        dtype="bfloat16",
+        meta=meta,
+    )
+    found = run(job, target, drafter, rows, held_out)
+    if recipe.trainable == "backbone":
+        tokenizer.save_pretrained(job.output / TRAINED)
+    return found
+
+
+def write_texts(data: Path, output: Path, *, requests: int = 3000, temperature: float = 0.0) -> None:
+    """Let the target continue beginnings of files that are not held out, into `output`; can be interrupted."""
+    target, tokenizer = _target(data)
+    raw = tokenizer.backend_tokenizer
+    drawn = corpus.prompts(
+        raw, corpus.standard_library(), count=requests, shortest=32, longest=96, seed=SEED, held_out=False
+    )
+    asked = [Text(f"beginning {number}", text=p.text, prompt=p.text) for number, p in enumerate(drawn)]
+    writing = Writing(temperature=temperature, new_tokens=96, batch=16, seed=SEED)
+    rewrite(target, tokenizer, asked, output, writing)
+
+
+def _target(data: Path) -> tuple[Target, PreTrainedTokenizerBase]:
+    """As it is stored: rounded to bfloat16."""
+    target = load_target(data / "models" / NAME)
+    return target, load_tokenizer(data / "models" / NAME, vocabulary=target.vocabulary)
+
+
+def _meta(sources: list[corpus.Source], train: NDArray[np.int64], held_out: NDArray[np.int64]) -> dict[str, Any]:
+    return {
+        "corpus": CORPUS,
         "corpus_sha256": corpus.fingerprint(sources),
         "files": len(sources),
         "files_held_out": sum(s.held_out for s in sources),
@@ -63,17 +201,6 @@ def build(data: Path, *, target_steps: int = TARGET_STEPS, head_steps: int = HEA
         "tokens_held_out": int(held_out.size),
         "seed": SEED,
     }
-    folder = data / "models" / NAME
-    folder.mkdir(parents=True, exist_ok=True)
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=corpus.END, clean_up_tokenization_spaces=False
-    ).save_pretrained(folder)
-    target = _train_target(folder, tokenizer.get_vocab_size(), train, held_out, target_steps, meta)
-    _train_heads(data / "models" / HEADS_NAME, target, train, held_out, head_steps, meta)
-    (data / "prompts").mkdir(exist_ok=True)
-    drawn = corpus.prompts(tokenizer, sources, count=PROMPTS, shortest=32, longest=96, seed=SEED)
-    write_prompts(data / "prompts" / "stdlib.jsonl", drawn)
-    print(f"made {data / 'models'} in {(time.monotonic() - started) / 60:.1f} minutes", file=sys.stderr)
 
 
 def _train_target(
@@ -83,69 +210,63 @@ def _train_target(
     held_out: NDArray[np.int64],
     steps: int,
     meta: dict[str, Any],
-) -> Target:
+) -> None:
     set_seed(SEED)
-    end = 0
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, bos_token_id=None, eos_token_id=end, **TARGET))
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, bos_token_id=None, eos_token_id=0, **TARGET))
     started = time.monotonic()
-    settings = arguments(folder, steps=steps, batch=16, learning_rate=3e-3, warmup=0.05, weight_decay=0.1, seed=SEED)
-    trainer = Trainer(model=model, args=settings, train_dataset=Rows(train), eval_dataset=Rows(held_out[:256]))
+    trainer = Trainer(
+        model=model,
+        args=_arguments(folder, steps),
+        train_dataset=_Labelled(train),
+        eval_dataset=_Labelled(held_out[:256]),
+    )
     trainer.train()
     loss = trainer.evaluate()["eval_loss"]
     model.to(dtype=torch.bfloat16)  # type: ignore[call-arg]
     model.save_pretrained(folder)
-    model.float()  # the heads are trained on the target as it is stored: rounded to bfloat16
-    _log(
-        folder,
-        trainer,
-        meta | {"held_out_nats_per_token": round(loss, 4), "held_out_perplexity": round(math.exp(loss), 2)},
-        time.monotonic() - started,
-    )
-    return Target(model, name=NAME)
-
-
-def _train_heads(
-    folder: Path,
-    target: Target,
-    train: NDArray[np.int64],
-    held_out: NDArray[np.int64],
-    steps: int,
-    meta: dict[str, Any],
-) -> None:
-    set_seed(SEED)
-    folder.mkdir(parents=True, exist_ok=True)
-    drafter = MedusaHeads(MEDUSA1.depths, target.hidden)
-    started = time.monotonic()
-    settings = arguments(
-        folder,
-        steps=steps,
-        batch=8,
-        learning_rate=MEDUSA1.learning_rate,
-        warmup=MEDUSA1.warmup,
-        weight_decay=MEDUSA1.weight_decay,
-        seed=SEED,
-    )
-    trainer = DrafterTrainer(drafter, target=target, recipe=MEDUSA1, args=settings, train_dataset=Rows(train))
-    trainer.train()
-    drafter.eval()
-    with torch.no_grad():
-        losses = depth_losses(drafter, target, torch.from_numpy(held_out[:64]), MEDUSA1.depths)
-    figures = {
-        "held_out_nats_by_depth": [round(float(x), 4) for x in losses],
-        "held_out_top_1_2_4_8_by_depth": top_accuracy(drafter, target, held_out[:256], depths=MEDUSA1.depths),
-    }
-    save_drafter(folder, drafter, dtype="bfloat16", meta={"target": target.name, "recipe": "medusa1"})
-    _log(folder, trainer, meta | figures, time.monotonic() - started)
-
-
-def _log(folder: Path, trainer: Trainer, meta: dict[str, Any], seconds: float) -> None:
-    record = meta | {
+    record = {
+        **meta,
+        "held_out_nats_per_token": round(loss, 4),
+        "held_out_perplexity": round(math.exp(loss), 2),
         "steps": trainer.state.max_steps,
-        "train_s": round(seconds),
+        "train_s": round(time.monotonic() - started),
         "log": trainer.state.log_history,
     }
     write_text(folder / "training.json", json.dumps(record, indent=1) + "\n")
 
 
+class _Labelled(Rows):
+    """Rows as a language model is trained on them."""
+
+    def __getitem__(self, index: Any) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
+
+
+def _arguments(folder: Path, steps: int) -> TrainingArguments:
+    """Of the target: AdamW, cosine, bf16 autocast, no checkpoints."""
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=16,
+        per_device_eval_batch_size=16,
+        learning_rate=3e-3,
+        lr_scheduler_type="cosine",
+        warmup_steps=max(1, round(steps * 0.05)),
+        weight_decay=0.1,
+        adam_beta2=0.95,
+        bf16=True,
+        use_cpu=not torch.cuda.is_available(),
+        logging_steps=max(1, steps // 40),
+        save_strategy="no",
+        report_to=[],
+        seed=SEED,
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+    )
+
+
 if __name__ == "__main__":
-    build(Path(sys.argv[1]))
+    if sys.argv[2:]:
+        train_drafters(Path(sys.argv[1]), sys.argv[2:])
+    else:
+        build(Path(sys.argv[1]))

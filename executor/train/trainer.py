@@ -1,119 +1,192 @@
-"""Training a drafter beside a frozen target, on the Hugging Face Trainer."""
+"""Training a drafter on the Hugging Face Trainer: its optimiser, checkpoints, resumption and processes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.utils.data import Dataset
-from transformers import Trainer, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from executor.drafters.base import Drafter
-from executor.record import rank_of
 from executor.target import Target
-from executor.train.losses import cross_entropy
+from executor.train.data import Rows
+from executor.train.lesson import TOPS, Backbone, DepthScore, Lesson
 from executor.train.recipes import Recipe
+from treeopt.files import whole
 
-
-class Rows(Dataset[dict[str, Tensor]]):
-    """Token rows, int64 (rows, length), as the Trainer's data set."""
-
-    def __init__(self, rows: NDArray[np.int64]) -> None:
-        """Wrap `rows`."""
-        self.rows = torch.from_numpy(rows)
-
-    def __len__(self) -> int:
-        """Rows."""
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """One row as input and labels."""
-        return {"input_ids": self.rows[index], "labels": self.rows[index]}
+Report = Callable[[int, dict[str, Any]], None]
 
 
 class DrafterTrainer(Trainer):
-    """The Trainer whose loss is Σ_k weight(k) · cross-entropy of depth k along the true text."""
+    """Trains a drafter by a recipe; checkpoints hold only what learns."""
 
-    def __init__(self, drafter: nn.Module, *, target: Target, recipe: Recipe, **kwargs: Any) -> None:
-        """Train `drafter` (a `Drafter` that is a module) on features of `target`."""
-        super().__init__(model=drafter, **kwargs)
-        self.target, self.recipe = target, recipe
-
-    def compute_loss(
+    def __init__(
         self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """The weighted loss; outputs hold the loss of each depth."""
-        tokens = inputs["input_ids"]
-        terms = depth_losses(self.accelerator.unwrap_model(model), self.target, tokens, self.recipe.depths)
-        loss = sum((self.recipe.weight(k) * term for k, term in enumerate(terms, 1)), start=torch.zeros(()))
-        return (loss, {"depths": torch.stack(terms).detach()}) if return_outputs else loss
+        drafter: nn.Module,
+        *,
+        target: Target,
+        recipe: Recipe,
+        backbone: Backbone | None = None,
+        report: Report | None = None,
+        **settings: Any,
+    ) -> None:
+        """Prepare; `settings` go to the Trainer (args, train_dataset, eval_dataset: `Rows`).
+
+        Args:
+            drafter: a `Drafter` that is a module.
+            target: what it drafts for, on the device of training.
+            recipe: how.
+            backbone: the target's trained part, where the recipe has one.
+            report: called with the step and what is logged there.
+        """
+        self.lesson = Lesson(drafter, target, recipe, backbone)
+        self.recipe = recipe
+        super().__init__(model=self.lesson, **settings)
+        self.remove_callback(PrinterCallback)
+        self.add_callback(_Steps(self, report))
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """AdamW; decay for weights alone, and the recipe's factor for the drafter's rate beside a backbone's."""
+        if self.optimizer is None:
+            decayed = set(self.get_decay_parameter_names(self.lesson))
+            joint = self.recipe.trainable == "backbone"
+            groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+            for name, value in self.lesson.learnt().items():
+                factor = self.recipe.heads_factor if joint and name.startswith("drafter.") else 1.0
+                decay = self.recipe.weight_decay if name in decayed else 0.0
+                groups.setdefault((factor, decay), []).append(value)
+            self.optimizer = torch.optim.AdamW(
+                [
+                    {"params": values, "lr": factor * self.recipe.learning_rate, "weight_decay": decay}
+                    for (factor, decay), values in groups.items()
+                ],
+                lr=self.recipe.learning_rate,
+                betas=(self.recipe.beta1, self.recipe.beta2),
+            )
+        return self.optimizer
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write what learns, as safetensors, where the Trainer looks for it when it goes on."""
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir or ".")
+            folder.mkdir(parents=True, exist_ok=True)
+            tensors = {name: value.detach().cpu().clone() for name, value in self.lesson.learnt().items()}
+            with whole(folder / "model.safetensors") as temporary:
+                save_file(tensors, temporary, metadata={"format": "pt"})
+
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
+        """Loss, and by depth the anchors and the shares of true tokens among the best 1, 2, 4, 8 candidates."""
+        rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        scores = self.measure(rows)
+        weights = [self.recipe.weight(k) for k in range(1, len(scores) + 1)]
+        metrics: dict[str, float] = {
+            f"{metric_key_prefix}_loss": sum(w * score.loss for w, score in zip(weights, scores, strict=True))
+        }
+        for k, score in enumerate(scores, 1):
+            metrics[f"{metric_key_prefix}_depth_{k}_anchors"] = score.anchors
+            for top, share in zip(TOPS, score.accuracy, strict=True):
+                metrics[f"{metric_key_prefix}_depth_{k}_top_{top}"] = share
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def measure(self, rows: Rows) -> list[DepthScore]:
+        """Every depth on `rows`, shared out over the processes."""
+        was = self.lesson.training
+        self.lesson.eval()
+        sums = torch.zeros(self.lesson.depths, 2 + len(TOPS), dtype=torch.float64, device=self.args.device)
+        share = range(self.args.process_index, len(rows), self.args.world_size)
+        for start in range(0, len(share), self.args.per_device_eval_batch_size):
+            chosen = list(share[start : start + self.args.per_device_eval_batch_size])
+            batch = {name: values.to(self.args.device) for name, values in rows[chosen].items()}
+            with self.accelerator.autocast():
+                sums += self.lesson.measure(**batch)
+        self.lesson.train(was)
+        total: Tensor = self.accelerator.reduce(sums, "sum")
+        return [
+            DepthScore(int(anchors), loss / max(1.0, anchors), tuple(int(x) for x in hits))
+            for anchors, loss, *hits in total.tolist()
+        ]
 
 
-def depth_losses(drafter: Drafter, target: Target, tokens: Tensor, depths: int) -> list[Tensor]:
-    """Cross-entropy of x_{t+1+k} at depth k = 1..depths, over all t of tokens, int64 (batch, length)."""
-    features = target.features(tokens, drafter.taps).features
-    losses = []
-    for k, forced in enumerate(drafter.teacher_forced(target, tokens, features, depths), 1):
-        losses.append(cross_entropy(forced.scores[:, : -1 - k].flatten(0, 1), tokens[:, 1 + k :].flatten()))
-    return losses
+class _Steps(TrainerCallback):
+    """What a step does beyond the Trainer's: the ramp, clipping by value, and the report."""
+
+    def __init__(self, trainer: DrafterTrainer, report: Report | None) -> None:
+        self.trainer, self.report = trainer, report
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.lesson.done = state.global_step / max(1, state.max_steps)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        recipe = self.trainer.recipe
+        if recipe.clip and recipe.clip_by == "value":
+            self.trainer.accelerator.clip_grad_value_(list(self.trainer.lesson.learnt().values()), recipe.clip)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if self.report is not None and logs:
+            self.report(state.global_step, dict(logs))
 
 
 def arguments(
     output: Path,
+    recipe: Recipe,
     *,
     steps: int,
     batch: int,
-    learning_rate: float,
-    warmup: float,
-    weight_decay: float,
-    seed: int,
+    accumulate: int = 1,
+    seed: int = 0,
+    device: str = "cpu",
+    precision: str = "float32",
+    save_every: int | None = None,
+    eval_every: int | None = None,
 ) -> TrainingArguments:
-    """Trainer settings shared by the target and its drafters: AdamW, cosine, bf16 autocast, no checkpoints."""
-    return TrainingArguments(
+    """The Trainer's settings for a recipe.
+
+    Args:
+        output: folder of the checkpoints.
+        recipe: its schedule, clipping and learning rate.
+        steps: of the optimiser. A warm-up given in steps is cut to a tenth of them.
+        batch: rows at once in each process.
+        accumulate: batches to a step.
+        seed: of the order of rows, of dropout and of noise.
+        device: cpu, or cuda for the device of the process.
+        precision: bfloat16 or float16 to compute in that type where it is safe (autocast).
+        save_every: steps between checkpoints, the last alone being kept; None for none.
+        eval_every: steps between evaluations; None for none.
+    """
+    schedule, options = {
+        "constant": ("constant_with_warmup", {}),
+        "linear": ("linear", {}),
+        "cosine": ("cosine_with_min_lr", {"min_lr_rate": recipe.floor}),
+    }[recipe.schedule]
+    found = TrainingArguments(
         output_dir=str(output),
         max_steps=steps,
         per_device_train_batch_size=batch,
         per_device_eval_batch_size=batch,
-        learning_rate=learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=max(1, round(steps * warmup)),
-        weight_decay=weight_decay,
-        adam_beta2=0.95,
-        bf16=True,
-        use_cpu=not torch.cuda.is_available(),
+        gradient_accumulation_steps=accumulate,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type=schedule,
+        lr_scheduler_kwargs=options,
+        warmup_steps=max(1, min(recipe.warmup, steps // 10)) if recipe.warmup >= 1 else recipe.warmup,
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.clip if recipe.clip_by == "norm" else 0.0,
+        bf16=precision == "bfloat16",
+        fp16=precision == "float16",
+        use_cpu=device == "cpu",
         logging_steps=max(1, steps // 40),
-        save_strategy="no",
+        disable_tqdm=True,
+        save_strategy="no" if save_every is None else "steps",
+        save_steps=save_every or steps,
+        save_total_limit=1,
+        eval_strategy="no" if eval_every is None else "steps",
+        eval_steps=eval_every or steps,
         report_to=[],
         seed=seed,
         dataloader_pin_memory=False,
         remove_unused_columns=False,
     )
-
-
-@torch.no_grad()
-def top_accuracy(
-    drafter: Drafter,
-    target: Target,
-    rows: NDArray[np.int64],
-    *,
-    depths: int,
-    tops: Sequence[int] = (1, 2, 4, 8),
-) -> list[list[float]]:
-    """Share of positions whose true token is among the best 1, 2, 4, 8 candidates; one list a depth."""
-    hits = torch.zeros(depths, len(tops), dtype=torch.float64)
-    counts = torch.zeros(depths, 1, dtype=torch.float64)
-    for row in torch.from_numpy(rows).split(4):
-        row = row.to(target.device)
-        features = target.features(row, drafter.taps).features
-        for k, forced in enumerate(drafter.teacher_forced(target, row, features, depths), 1):
-            rank = rank_of(forced.scores[:, : -1 - k], row[:, 1 + k :])
-            hits[k - 1] += torch.stack([(rank < top).sum() for top in tops]).cpu()
-            counts[k - 1] += rank.numel()
-    return [[round(float(x), 4) for x in row] for row in hits / counts]
+    found._n_gpu = min(1, found.n_gpu)  # one device a process: the target is not replicated
+    return found

@@ -1,0 +1,185 @@
+"""Texts to learn from, as people have them, made into rows of tokens with a mask of what is to be learnt.
+
+JSON lines (`.jsonl`) or a JSON list (`.json`) hold records of one of these forms; any other file is one text:
+
+    {"conversations": [{"from": "human", "value": ...}, ...]}    ShareGPT
+    {"messages": [{"role": "user", "content": ...}, ...]}
+    {"turns": [...]}                                             Spec-Bench: what a user says, without answers
+    {"text": ..., "prompt": ..., "cut": true}                    `prompt` and `cut` are optional, see `Text`
+
+Learnt are the assistant's turns, and of a text what follows its prompt.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from treeopt.errors import ExecutorError
+from treeopt.files import why
+
+ROLES = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model"), "assistant"),
+    "system": "system",
+}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A conversation, or a text without turns.
+
+    Attributes:
+        where: file and line, for messages.
+        turns: (role, content), the role being system, user or assistant.
+        text: of a text without turns.
+        prompt: how that text begins, and what is not learnt of it.
+        cut: that text would have gone on, so no end token follows it.
+    """
+
+    where: str
+    turns: tuple[tuple[str, str], ...] = ()
+    text: str = ""
+    prompt: str = ""
+    cut: bool = False
+
+    @property
+    def answered(self) -> bool:
+        """Whether there is something to learn: an assistant's turn, or text after the prompt."""
+        return any(role == "assistant" for role, _ in self.turns) or len(self.text) > len(self.prompt)
+
+
+class Rows(Dataset[dict[str, Tensor]]):
+    """Token rows, int64 (rows, length), and what of them is to be learnt, bool of the same shape."""
+
+    def __init__(self, tokens: NDArray[np.int64], mask: NDArray[np.bool_] | None = None) -> None:
+        """Wrap them; without a mask everything is learnt."""
+        self.tokens = torch.from_numpy(tokens)
+        self.mask = torch.ones_like(self.tokens, dtype=torch.bool) if mask is None else torch.from_numpy(mask)
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.tokens)
+
+    def __getitem__(self, index: Any) -> dict[str, Tensor]:
+        """A row, or several, as a lesson takes them."""
+        return {"input_ids": self.tokens[index], "loss_mask": self.mask[index]}
+
+    def split(self, share: float) -> "tuple[Rows, Rows]":
+        """All but the last `share` of the rows, and those; at least one row on either side where there are two."""
+        held = min(len(self) - 1, max(1, round(len(self) * share))) if share else 0
+        cut, tokens, mask = len(self) - held, self.tokens.numpy(), self.mask.numpy()
+        return Rows(tokens[:cut], mask[:cut]), Rows(tokens[cut:], mask[cut:])
+
+
+def read_texts(paths: Sequence[Path]) -> list[Text]:
+    """The texts of files and of all files below folders, in order; hidden files are passed over.
+
+    Raises:
+        ExecutorError: one cannot be read, or a record is of no known form; names file, line and field.
+    """
+    found: list[Text] = []
+    for path in paths:
+        files = [path]
+        if path.is_dir():
+            below = sorted(p for p in path.rglob("*") if p.is_file())
+            files = [p for p in below if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+        for file in files:
+            found += _records(file) if file.suffix in (".jsonl", ".json") else _plain(file)
+    if not found:
+        raise ExecutorError(f"{', '.join(map(str, paths))}: no text here")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExecutorError(f"{path}: text cannot be read: {why(error)}") from error
+
+
+def _plain(path: Path) -> list[Text]:
+    text = _read(path)
+    return [Text(str(path), text=text)] if text.strip() else []
+
+
+def _records(path: Path) -> Iterator[Text]:
+    content = _read(path)
+    if path.suffix == ".json":
+        records = _json(content, str(path))
+        if not isinstance(records, list):
+            raise ExecutorError(f"{path}: must be a list of records, found {type(records).__name__}")
+        for number, record in enumerate(records):
+            yield _record(record, f"{path}, record {number}")
+        return
+    for number, line in enumerate(content.split("\n"), 1):  # other line ends may stand inside a text
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield _record(_json(line, where), where)
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ExecutorError(f"{where}: not JSON: {error}") from error
+
+
+def _record(record: Any, where: str) -> Text:
+    if not isinstance(record, dict):
+        raise ExecutorError(f"{where}: must be an object, found {type(record).__name__}")
+    if "conversations" in record:
+        return Text(where, turns=_turns(record, "conversations", "from", "value", where))
+    if "messages" in record:
+        return Text(where, turns=_turns(record, "messages", "role", "content", where))
+    if "turns" in record:
+        said = _list(record, "turns", where)
+        return Text(where, turns=tuple(("user", _string(x, f"{where}: turns[{i}]")) for i, x in enumerate(said)))
+    if "text" in record:
+        text = _string(record["text"], f"{where}: `text`")
+        prompt = _string(record.get("prompt", ""), f"{where}: `prompt`", empty=True)
+        if not text.startswith(prompt):
+            raise ExecutorError(f"{where}: `text` must begin with `prompt`")
+        if not isinstance(record.get("cut", False), bool):
+            raise ExecutorError(f"{where}: `cut` must be true or false")
+        return Text(where, text=text, prompt=prompt, cut=record.get("cut", False))
+    raise ExecutorError(
+        f"{where}: must have `conversations`, `messages`, `turns` or `text`, found {', '.join(record) or 'nothing'}"
+    )
+
+
+def _list(record: dict[str, Any], key: str, where: str) -> list[Any]:
+    found = record[key]
+    if not (isinstance(found, list) and found):
+        raise ExecutorError(f"{where}: `{key}` must be a list that is not empty, found {type(found).__name__}")
+    return found
+
+
+def _turns(record: dict[str, Any], key: str, role: str, content: str, where: str) -> tuple[tuple[str, str], ...]:
+    found = []
+    for index, turn in enumerate(_list(record, key, where)):
+        place = f"{where}: {key}[{index}]"
+        if not (isinstance(turn, dict) and role in turn and content in turn):
+            raise ExecutorError(f"{place}: must be an object with `{role}` and `{content}`")
+        known = ROLES.get(turn[role]) if isinstance(turn[role], str) else None
+        if known is None:
+            raise ExecutorError(f"{place}: `{role}` must be one of {', '.join(ROLES)}, found {turn[role]!r}")
+        found.append((known, _string(turn[content], f"{place}: `{content}`", empty=True)))
+    return tuple(found)
+
+
+def _string(value: Any, name: str, *, empty: bool = False) -> str:
+    if not isinstance(value, str) or not (value or empty):
+        raise ExecutorError(f"{name} must be a string{'' if empty else ' that is not empty'}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # half a surrogate pair
+        raise ExecutorError(f"{name} must be Unicode: {error.reason}") from error
+    return value

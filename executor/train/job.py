@@ -1,0 +1,194 @@
+"""One training from rows to a folder: start or go on, train, measure, write drafter and where it comes from."""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from executor.checkpoints import save_drafter
+from executor.fingerprint import device_name, identity
+from executor.loading import DTYPES
+from executor.parallel import is_main_rank
+from executor.target import Target
+from executor.train.backbone import Lora, LoraBackbone, WholeBackbone
+from executor.train.data import Rows
+from executor.train.lesson import DepthScore
+from executor.train.recipes import Recipe
+from executor.train.trainer import DrafterTrainer, Report, arguments
+from treeopt.errors import UsageError
+from treeopt.files import write_text
+from treeopt.provenance import this_run
+
+LOG = "training.json"
+TARGET = "target"  # folder of a trained target, below the drafter's
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be done.
+
+    Attributes:
+        recipe: how.
+        output: folder of the drafter; checkpoints, and a target that was trained, go below it.
+        steps: of the optimiser.
+        batch: rows at once in each process.
+        accumulate: batches to a step.
+        seed: of every random choice.
+        device: cpu or cuda.
+        precision: computed in where it is safe, see `arguments`.
+        save_every: steps between checkpoints; None for none.
+        eval_every: steps between evaluations; None for none but the last.
+        resume: go on from the last checkpoint below `output`.
+        lora: adapters in place of the target's own weights, where the recipe trains the target.
+        dtype: that the drafter, and a target that was trained, are stored in.
+        meta: goes into the log.
+    """
+
+    recipe: Recipe
+    output: Path
+    steps: int
+    batch: int = 8
+    accumulate: int = 1
+    seed: int = 0
+    device: str = "cpu"
+    precision: str = "float32"
+    save_every: int | None = None
+    eval_every: int | None = None
+    resume: bool = False
+    lora: Lora | None = None
+    dtype: str = "float32"
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of it: each depth on the held-out rows before and after, and seconds of training."""
+
+    before: list[DepthScore]
+    after: list[DepthScore]
+    train_s: float
+
+    @property
+    def acceptance(self) -> tuple[float, float]:
+        """Mean over depths of the share of true tokens that are the drafter's first choice, before and after."""
+        means = [
+            sum(score.accuracy[0] for score in scores) / max(1, len(scores)) for scores in (self.before, self.after)
+        ]
+        return means[0], means[1]
+
+
+def run(
+    job: Job, target: Target, drafter: nn.Module, rows: Rows, held_out: Rows, *, report: Report | None = None
+) -> Trained:
+    """Train `drafter` on `rows`, and write it; every process of a launch calls this.
+
+    Raises:
+        UsageError: nothing to go on from, or settings that do not go together.
+        ExecutorError: the recipe does not fit the drafter.
+    """
+    recipe = job.recipe
+    if job.lora is not None and recipe.trainable != "backbone":
+        raise UsageError(f"--lora is for recipes that train the target, {recipe.name} does not")
+    if recipe.lm_kl and job.lora is None:
+        raise UsageError("lm_kl compares with the target as it was, which only LoRA keeps: give --lora")
+    last = get_last_checkpoint(str(job.output)) if job.resume and job.output.is_dir() else None
+    if job.resume and last is None:
+        raise UsageError(f"--resume: no checkpoint in {job.output}")
+    job.output.mkdir(parents=True, exist_ok=True)
+    settings = arguments(
+        job.output,
+        recipe,
+        steps=job.steps,
+        batch=job.batch,
+        accumulate=job.accumulate,
+        seed=job.seed,
+        device=job.device,
+        precision=job.precision,
+        save_every=job.save_every,
+        eval_every=job.eval_every,
+    )
+    who = identity(target, None)
+    set_seed(job.seed)
+    backbone = None
+    if recipe.trainable == "backbone":
+        backbone = WholeBackbone(target) if job.lora is None else LoraBackbone(target, job.lora)
+    trainer = DrafterTrainer(
+        drafter,
+        target=target,
+        recipe=recipe,
+        backbone=backbone,
+        report=report,
+        args=settings,
+        train_dataset=rows,
+        eval_dataset=held_out,
+    )
+    before = trainer.measure(held_out)
+    started = time.monotonic()
+    trainer.train(resume_from_checkpoint=last)
+    train_s = time.monotonic() - started
+    found = Trained(before, trainer.measure(held_out), train_s)
+    drafter.eval().requires_grad_(False)
+    if backbone is not None:
+        backbone.finish()
+    if is_main_rank():
+        record = {
+            **_where_from(job, rows, held_out),
+            **who,
+            "train_s": round(train_s, 1),
+            "device": device_name(target.device),
+            "held_out_before": [_figures(score) for score in before],
+            "held_out": [_figures(score) for score in found.after],
+            "log": trainer.state.log_history,
+        }
+        if backbone is not None:
+            target.model.to(dtype=DTYPES[job.dtype]).save_pretrained(job.output / TARGET)  # type: ignore[call-arg]
+        meta = {"target": target.name, "recipe": recipe.name}
+        save_drafter(job.output, drafter, dtype=job.dtype, meta=meta)
+        write_text(job.output / LOG, json.dumps(record, indent=1) + "\n")
+    trainer.accelerator.wait_for_everyone()
+    return found
+
+
+def _where_from(job: Job, rows: Rows, held_out: Rows) -> dict[str, Any]:
+    return {
+        **this_run(),
+        **job.meta,
+        "recipe": asdict(job.recipe),
+        "steps": job.steps,
+        "batch": job.batch,
+        "accumulate": job.accumulate,
+        "seed": job.seed,
+        "precision": job.precision,
+        **({} if job.lora is None else {"lora": asdict(job.lora)}),
+        "rows": len(rows),
+        "rows_held_out": len(held_out),
+        "length": rows.tokens.shape[1],
+        "tokens_learnt": int(rows.mask.sum()),
+        "rows_sha256": hashlib.sha256(rows.tokens.numpy().tobytes()).hexdigest()[:16],
+    }
+
+
+def _figures(score: DepthScore) -> dict[str, Any]:
+    return {"anchors": score.anchors, "loss": round(score.loss, 5), "top_1_2_4_8": list(score.hits)}
+
+
+def step_count(rows: int, *, epochs: float, batch: int, accumulate: int, processes: int) -> int:
+    """Steps that go over all rows `epochs` times.
+
+    >>> step_count(100, epochs=2, batch=8, accumulate=1, processes=1)
+    26
+    """
+    return max(1, round(epochs * -(-rows // (batch * accumulate * processes))))
+
+
+def precision_of(target: Target) -> str:
+    """What a target's type asks of its drafter's training: half precision is computed with autocast."""
+    return {torch.bfloat16: "bfloat16", torch.float16: "float16"}.get(target.dtype, "float32")

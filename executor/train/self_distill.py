@@ -1,0 +1,212 @@
+"""Text that the target writes itself: answers to what users say, and continuations of how texts begin.
+
+A drafter is asked what its target will say, so that is the text to train it on. Texts are written chunk by chunk, each
+with random numbers of its own: a run that was interrupted goes on with the chunk that is missing, and ends with the
+same texts as one that was not.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from executor.acceptance import Rule, make_rule
+from executor.decode import Decoder
+from executor.fingerprint import identity
+from executor.sampling import Warp, seeded
+from executor.target import Target
+from executor.train.data import Text
+from executor.train.rows import rendered
+from treeopt.errors import UsageError
+from treeopt.files import write_text
+from treeopt.lines import appended, read_lines
+from treeopt.provenance import this_run
+from treeopt.records import RecordError, get
+
+SCHEMA = "treeopt.self-distill/1"
+CHUNKS = 4  # batches written together
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How the target writes.
+
+    Attributes:
+        temperature: 0 for its first choice always. Medusa's authors write at 0.3.
+        new_tokens: of each answer or continuation, at most.
+        prompt_tokens: of a long text, how many of each stretch of `prompt_tokens` + `new_tokens` begin a text.
+        batch: texts written together.
+        seed: of what is drawn.
+    """
+
+    temperature: float = 0.3
+    new_tokens: int = 192
+    prompt_tokens: int = 64
+    batch: int = 8
+    seed: int = 0
+
+
+def rewrite(
+    target: Target,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[Text],
+    output: Path,
+    writing: Writing,
+    *,
+    progress: Callable[[int], None] = lambda pieces: None,
+) -> None:
+    """Let `target` write anew what `texts` ask for, into `output`, JSON lines of `messages` or of `text`.
+
+    What users and the system say is kept, each answer is the target's own; a text without turns is cut into
+    stretches whose beginnings are continued. An unfinished file beside `output` is gone on with.
+
+    Args:
+        target: who writes.
+        tokenizer: its own.
+        texts: conversations, prompts, or texts of any length.
+        output: the file; written when all is done.
+        writing: how.
+        progress: called with the number of texts finished.
+
+    Raises:
+        UsageError: an unfinished file is of other texts, another target or other settings.
+        ExecutorError: a text does not fit the target's context.
+    """
+    asked = [piece for text in texts for piece in _begun(tokenizer, text, writing)]
+    meta = {**_meta(target, asked, writing), "provenance": this_run()}
+    unfinished = output.with_name(output.name + ".unfinished")
+    done = _resumed(unfinished, meta)
+    progress(len(done))
+    size = CHUNKS * writing.batch
+    with appended(unfinished, {"schema": SCHEMA, "meta": meta}) as put:
+        for start in range(len(done) // size * size, len(asked), size):
+            rule = _rule(target, writing, start // size)
+            chunk = asked[start : start + size]
+            written = list(_written(target, tokenizer, chunk, writing, rule))
+            for record in written[max(0, len(done) - start) :]:
+                put(record)
+                progress(1)
+    found = read_lines(unfinished, SCHEMA)
+    assert found is not None
+    write_text(output, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in found[1]))
+    unfinished.unlink()
+
+
+def stretches(texts: Sequence[Text], tokenizer: PreTrainedTokenizerBase, writing: Writing) -> int:
+    """How many texts will be written."""
+    return sum(1 for text in texts for _ in _begun(tokenizer, text, writing))
+
+
+def _begun(tokenizer: PreTrainedTokenizerBase, text: Text, writing: Writing) -> Iterator[Text]:
+    """What of a text is kept: its turns without answers, or the beginnings of its stretches."""
+    if text.turns:
+        kept = tuple(turn for turn in text.turns if turn[0] != "assistant")
+        if any(role == "user" for role, _ in kept):
+            yield Text(text.where, turns=kept)
+        return
+    if text.prompt:
+        yield Text(text.where, text=text.prompt)
+        return
+    found = tokenizer(text.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    spans = found["offset_mapping"]
+    for start in range(0, len(spans), writing.prompt_tokens + writing.new_tokens):
+        stop = min(start + writing.prompt_tokens, len(spans))
+        piece = text.text[spans[start][0] : spans[stop - 1][1]]
+        if piece.strip():
+            yield Text(text.where, text=piece)
+
+
+def _meta(target: Target, asked: Sequence[Text], writing: Writing) -> dict[str, Any]:
+    digest = hashlib.sha256(json.dumps([[text.turns, text.text] for text in asked]).encode()).hexdigest()[:16]
+    return {**identity(target, None), "writing": vars(writing), "asked": len(asked), "asked_sha256": digest}
+
+
+def _resumed(unfinished: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was written before, by this target of these texts."""
+    try:
+        found = read_lines(unfinished, SCHEMA)
+        if found is None:
+            return []
+        was = get(found[0], "meta", dict, "line 1")
+    except RecordError as error:
+        raise UsageError(f"{unfinished}: {error}") from error
+    for key, value in json.loads(json.dumps(meta)).items():
+        if key != "provenance" and was.get(key) != value:
+            raise UsageError(f"{unfinished}: was begun with {key} {was.get(key)}, not {value}; remove it to begin anew")
+    return found[1]
+
+
+def _rule(target: Target, writing: Writing, chunk: int) -> Rule:
+    if writing.temperature == 0:
+        return make_rule("greedy")
+    digest = hashlib.sha256(f"{writing.seed} {chunk}".encode()).digest()
+    generator = seeded(target.device, int.from_bytes(digest[:7], "big"))
+    return make_rule("sample-and-match", warp=Warp(writing.temperature, None, 1.0), generator=generator)
+
+
+def _written(
+    target: Target, tokenizer: PreTrainedTokenizerBase, chunk: Sequence[Text], writing: Writing, rule: Rule
+) -> Iterator[dict[str, Any]]:
+    """A chunk's records: turn by turn, all conversations together."""
+    said: list[list[dict[str, str]]] = [[] for _ in chunk]
+    waiting = [[{"role": role, "content": content} for role, content in text.turns] for text in chunk]
+    texts: dict[int, dict[str, Any]] = {}
+    while True:
+        prompts: dict[int, list[int]] = {}
+        for i, text in enumerate(chunk):
+            if not text.turns:
+                if i not in texts:
+                    prompts[i] = tokenizer(text.text, add_special_tokens=True)["input_ids"]
+                continue
+            asked = next((n for n, turn in enumerate(waiting[i]) if turn["role"] == "user"), None)
+            if asked is not None:
+                said[i] += waiting[i][: asked + 1]
+                waiting[i] = waiting[i][asked + 1 :]
+                prompts[i] = _asked(tokenizer, said[i], text.where)
+        if not prompts:
+            break
+        for i, (answer, cut) in _continued(target, tokenizer, prompts, writing, rule).items():
+            if chunk[i].turns:
+                said[i].append({"role": "assistant", "content": answer})
+            else:
+                texts[i] = {"text": chunk[i].text + answer, "prompt": chunk[i].text, "cut": cut}
+    for i, text in enumerate(chunk):
+        if text.turns:
+            yield {"messages": said[i]}
+        else:
+            yield texts[i]
+
+
+def _asked(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], where: str) -> list[int]:
+    """Tokens of a conversation up to where the answer begins; without a template as `rows.encode` joins turns."""
+    if tokenizer.chat_template:
+        whole = rendered(tokenizer, messages, where, answer=True)
+        return list(tokenizer(whole, add_special_tokens=False)["input_ids"])
+    end = tokenizer.eos_token or ""
+    whole = "".join(m["content"] + (end if m["role"] == "assistant" else "") + "\n" for m in messages)
+    return list(tokenizer(whole, add_special_tokens=True)["input_ids"])
+
+
+def _continued(
+    target: Target,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Mapping[int, Sequence[int]],
+    writing: Writing,
+    rule: Rule,
+) -> dict[int, tuple[str, bool]]:
+    """What is written after each prompt, and whether the limit cut it."""
+    ends = target.model.generation_config.eos_token_id if target.model.generation_config else None
+    stop = sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
+    decoder = Decoder(target, batch=min(writing.batch, len(prompts)), rule=rule)
+    written = decoder.generate(list(prompts.values()), new_tokens=writing.new_tokens, stop=stop)
+    return {
+        i: (
+            str(tokenizer.decode(list(generation.tokens), skip_special_tokens=True)),
+            generation.tokens[-1] not in stop,
+        )
+        for i, generation in zip(prompts, written, strict=True)
+    }

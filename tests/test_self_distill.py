@@ -1,0 +1,118 @@
+"""The target's own words: what is asked, what is kept, and that an interruption changes nothing."""
+
+import json
+
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from executor.target import Target
+from executor.train import self_distill
+from executor.train.data import Text, read_texts
+from executor.train.self_distill import Writing, rewrite
+from tests.models import SMALL, generated
+from tests.test_data import CHATML, byte_tokenizer
+from treeopt.errors import UsageError
+
+WRITING = Writing(temperature=1.0, new_tokens=6, prompt_tokens=4, batch=2)
+
+
+@pytest.fixture(scope="module")
+def target():
+    import torch
+
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**SMALL, "vocab_size": 300, "eos_token_id": 256}, num_key_value_heads=2)
+    return Target(LlamaForCausalLM(config).eval())
+
+
+def lines(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]]
+
+
+def test_greedy_texts_are_what_generate_writes(target, tmp_path):
+    tokenizer = byte_tokenizer()
+    texts = [Text("", text="def f", prompt="def f"), Text("", text="import")]
+    rewrite(target, tokenizer, texts, tmp_path / "o.jsonl", Writing(temperature=0, new_tokens=6, prompt_tokens=50))
+    for record, prompt in zip(lines(tmp_path / "o.jsonl"), ("def f", "import"), strict=True):
+        tokens = generated(target.model, tokenizer(prompt)["input_ids"], 6)
+        assert record == {
+            "text": prompt + tokenizer.decode(tokens, skip_special_tokens=True),
+            "prompt": prompt,
+            "cut": 256 not in tokens,
+        }
+
+
+@pytest.mark.parametrize("template", [CHATML, None])
+def test_every_turn_is_answered_after_the_answers_before(target, tmp_path, template):
+    tokenizer = byte_tokenizer(template)
+    texts = [
+        Text("", turns=(("system", "s"), ("user", "one"), ("assistant", "thrown away"), ("user", "two"))),
+        Text("", turns=(("user", "three"),)),
+        Text("", turns=(("assistant", "no question"),)),
+    ]
+    rewrite(target, tokenizer, texts, tmp_path / "o.jsonl", Writing(temperature=0, new_tokens=4, batch=2))
+    first, second = (record["messages"] for record in lines(tmp_path / "o.jsonl"))
+    assert [m["role"] for m in first] == ["system", "user", "assistant", "user", "assistant"]
+    assert [m["role"] for m in second] == ["user", "assistant"]
+    asked = self_distill._asked(tokenizer, first[:4], "")
+    assert first[2]["content"] in tokenizer.decode(asked)
+    assert "thrown away" not in tokenizer.decode(asked)
+    answer = tokenizer.decode(generated(target.model, asked, 4), skip_special_tokens=True)
+    assert first[4]["content"] == answer.split("<|end|>")[0]
+    assert [text.turns[0][0] for text in read_texts([tmp_path / "o.jsonl"])] == ["system", "user"]
+
+
+def test_long_texts_are_continued_from_every_stretch(target, tmp_path):
+    rewrite(target, byte_tokenizer(), [Text("", text="abcdefghijklmnopqrstuvwx")], tmp_path / "o.jsonl", WRITING)
+    assert [record["prompt"] for record in lines(tmp_path / "o.jsonl")] == ["abcd", "klmn", "uvwx"]
+
+
+def test_an_interruption_changes_nothing(target, tmp_path):
+    tokenizer = byte_tokenizer()
+    texts = [Text("", text=letter, prompt=letter) for letter in "abcdefghijklmnopqrs"]
+    rewrite(target, tokenizer, texts, tmp_path / "whole.jsonl", WRITING)
+    count = 0
+
+    def stop(pieces: int) -> None:
+        nonlocal count
+        count += pieces
+        if count == 11:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rewrite(target, tokenizer, texts, tmp_path / "parts.jsonl", WRITING, progress=stop)
+    assert not (tmp_path / "parts.jsonl").exists()
+    seen = []
+    rewrite(target, tokenizer, texts, tmp_path / "parts.jsonl", WRITING, progress=seen.append)
+    assert seen == [11] + [1] * 8
+    assert (tmp_path / "parts.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["parts.jsonl", "whole.jsonl"]
+
+
+def test_seeds_and_chunks_draw_anew(target, tmp_path):
+    texts = [Text("", text="a", prompt="a")] * 20
+    for seed in (0, 1):
+        writing = Writing(temperature=1.0, new_tokens=6, batch=2, seed=seed)
+        rewrite(target, byte_tokenizer(), texts, tmp_path / f"{seed}", writing)
+    zero, one = lines(tmp_path / "0"), lines(tmp_path / "1")
+    assert zero != one
+    assert zero[:8] != zero[8:16]
+
+
+def test_what_was_begun_otherwise_is_not_gone_on_with(target, tmp_path):
+    texts = [Text("", text=letter, prompt=letter) for letter in "abc"]
+
+    def stop(pieces: int) -> None:
+        if pieces:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rewrite(target, byte_tokenizer(), texts, tmp_path / "o", WRITING, progress=stop)
+    other = Writing(temperature=0.5, new_tokens=6, prompt_tokens=4, batch=2)
+    with pytest.raises(UsageError, match=r"o\.unfinished: was begun with writing .*remove it"):
+        rewrite(target, byte_tokenizer(), texts, tmp_path / "o", other)
+    with pytest.raises(UsageError, match="asked"):
+        rewrite(target, byte_tokenizer(), texts[:2], tmp_path / "o", WRITING)
+    (tmp_path / "o.unfinished").write_text("no\n")
+    with pytest.raises(UsageError, match="not JSON"):
+        rewrite(target, byte_tokenizer(), texts, tmp_path / "o", WRITING)
