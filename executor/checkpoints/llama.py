@@ -1,6 +1,7 @@
 """The configuration of a drafter's decoder layer: widths as its tensors have them, the rest as its config.json says.
 
-What neither says is as the target has it: the base of the rotary positions, the norms' epsilon, the context.
+What a configuration of a layer leaves out is as Llama has it, since the projects' own code and every engine take it so.
+Where there is none, as beside heads, rotary positions, epsilon and context are the target's.
 """
 
 import math
@@ -16,6 +17,7 @@ from executor.drafters.layer import layer_config
 from executor.target import Target
 from treeopt.errors import ExecutorError
 
+LLAMA_EPSILON, LLAMA_BASE = 1e-6, 10000.0
 # Where speculators and vLLM have the layer's configuration; without these it is the whole.
 NESTED = ("transformer_layer_config", "model")
 FIELDS = (
@@ -48,6 +50,8 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int) -> Lla
     said = _said(stored)
     query, key = (_rows(stored, f"{layer}self_attn.{part}_proj.weight") for part in "qk")
     usual = layer_config(target.model.config)
+    if "hidden_size" in said or "num_attention_heads" in said:
+        usual.rms_norm_eps, usual.rope_parameters = LLAMA_EPSILON, {"rope_type": "default", "rope_theta": LLAMA_BASE}
     width = _head_width(stored, said, query, int(usual.head_dim or 0))
     if query % width or key % width or not key or query % key or width % 2:
         raise ExecutorError(
