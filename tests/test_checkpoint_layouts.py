@@ -439,6 +439,7 @@ def test_layers_that_eagle3_reads(tmp_path, eagle3, layers, said, taps):
     ("said", "theta", "kind"),
     [
         ({}, 5e5, "linear"),
+        ({"hidden_size": HIDDEN}, 1e4, "default"),  # as the reference and engines take what is left out
         ({"rope_theta": 7.0}, 7.0, "default"),
         ({"rope_theta": 7.0, "rope_scaling": None}, 7.0, "default"),
         ({"rope_scaling": {"type": "linear", "factor": 3.0}}, 5e5, "linear"),
@@ -455,7 +456,7 @@ def test_rotary_positions_are_the_checkpoints_else_the_targets(tmp_path, eagle, 
     put_down(tmp_path, tensors, said)
     found = load_drafter(tmp_path, target).config
     assert (found.rope_parameters["rope_theta"], found.rope_parameters["rope_type"]) == (theta, kind)
-    assert found.rms_norm_eps == 1e-3
+    assert found.rms_norm_eps == (1e-6 if "hidden_size" in said else 1e-3)
     assert (found.num_attention_heads, found.num_key_value_heads) == (4, 2)
 
 

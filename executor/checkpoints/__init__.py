@@ -70,7 +70,7 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
         if "model_type" not in stored.config:
             held = some(sorted(stored.entries)) or "no tensors"
             raise ExecutorError(
-                f"{stored.path}: neither a drafter nor, without a config.json, a language model: {held}"
+                f"{stored.path}: neither a drafter's tensors nor a language model's config.json: {held}"
             )
         dtype = next(name for name, number in DTYPES.items() if number == target.dtype)
         return LanguageModel(load_target(path, dtype=dtype, device=str(target.device), packed=packed))

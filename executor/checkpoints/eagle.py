@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from executor.checkpoints.layouts import plain_name
+from executor.checkpoints.layouts import plain
 from executor.checkpoints.llama import config_of, fields
 from executor.checkpoints.modules import STORED_LAYER, filled, layer_name, named
 from executor.checkpoints.shared import embedding_of, is_embedding, is_head
@@ -30,7 +30,7 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
         ExecutorError: names the tensors that do not fit, or of which this drafter knows nothing: norms that it has not,
             an LM head or embeddings other than the target's, more than one layer.
     """
-    stored = stored.renamed(plain_name)
+    stored = plain(stored)
     one_layer(stored)
     norms = [entry.key for name, entry in stored.entries.items() if _is_norm(name)]
     if norms:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from executor.checkpoints.eagle import EMBEDDINGS, FREQUENCIES, one_layer
-from executor.checkpoints.layouts import plain_name
+from executor.checkpoints.layouts import plain
 from executor.checkpoints.llama import config_of, fields
 from executor.checkpoints.modules import LAYER, STORED_LAYER, filled, layer_name, named
 from executor.checkpoints.shared import is_embedding
@@ -33,7 +33,7 @@ def read_eagle3(stored: Stored, target: Target) -> Eagle3:
     Raises:
         ExecutorError: names the tensors that do not fit, or what the configuration contradicts.
     """
-    stored = stored.renamed(plain_name)
+    stored = plain(stored)
     one_layer(stored)
     hidden, wide = _matrix(stored, "fc.weight")
     rows, _ = _matrix(stored, "lm_head.weight")
@@ -87,7 +87,7 @@ def _options(stored: Stored) -> dict[str, Any]:
             raise ExecutorError(f"{stored.where}: {name} must be true or false, found {value!r}")
     # By `norm_output` speculators and vLLM mean that the next pair is given the norm's output, SpecForge (which writes
     # no such fact as ours) that the LM head is.
-    if "norm_output" not in stored.facts and SPECFORGE in (stored.config.get("architectures") or ()):
+    if "norm_output" not in stored.facts and SPECFORGE in str(stored.config.get("architectures")):
         if output is False:
             raise ExecutorError(f"{stored.where}: norm_output false is not supported: the LM head is given the norm's")
         output = False

@@ -50,10 +50,11 @@ def read_hydra(stored: Stored, target: Target) -> Hydra:
     if layers == 2 and type(said) is int and said > 2:  # tensors that are copies were left out
         layers = said
     own = stored.renamed(lambda name: _own_name(name, places))
-    skipping = "heads.0.skip.weight" in own.entries
+    own = replace(own, spelt=partial(_file_name, spread=places[0][0] > 0))
+    skipping = any(".skip." in name for name in own.entries)
     if not skipping:
         own = _without_skips(own, len(places), layers, target.hidden)
-    first = own.entries["heads.0.first.weight"].shape
+    first = own.entries.get("heads.0.first.weight")
     drafter = filled(
         lambda: Hydra(
             target.hidden,
@@ -61,12 +62,11 @@ def read_hydra(stored: Stored, target: Target) -> Hydra:
             heads=len(places),
             layers=layers,
             prefix=config,
-            grounded=skipping and first != (target.hidden, target.hidden),
+            grounded=skipping and (first is None or first.shape != (target.hidden, target.hidden)),
         ),
         own,
         str,
         ignored=UNUSED,
-        spelt=partial(_file_name, spread=places[0][0] > 0),
     )
     _check_copies(stored, places, since=2 if skipping else 1)
     return drafter
@@ -87,6 +87,12 @@ def _places(stored: Stored) -> dict[int, list[int]]:
     if sorted(found) != list(range(len(found))):
         raise ExecutorError(
             f"{stored.path}: heads must be numbered from 0, hydra_mlp has {some(list(map(str, found)))}"
+        )
+    other = next((head for head in found if len(found[head]) != len(found[0])), None)
+    if other is not None:
+        raise ExecutorError(
+            f"{stored.path}: heads must have as many blocks: hydra_mlp.0 has {len(found[0])}, hydra_mlp.{other} "
+            f"{len(found[other])}"
         )
     return {head: sorted(found[head]) for head in sorted(found)}
 

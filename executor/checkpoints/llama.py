@@ -1,11 +1,13 @@
 """The configuration of a drafter's decoder layer: widths as its tensors have them, the rest as its config.json says.
 
-What neither says is as the target has it: the base of the rotary positions, the norms' epsilon, the context.
+What a configuration of a layer leaves out is as Llama has it, since the projects' own code and every engine take it so.
+Where there is none, as beside heads, rotary positions, epsilon and context are the target's.
 """
 
 import math
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -15,6 +17,7 @@ from executor.drafters.layer import layer_config
 from executor.target import Target
 from treeopt.errors import ExecutorError
 
+LLAMA_EPSILON, LLAMA_BASE = 1e-6, 10000.0
 # Where speculators and vLLM have the layer's configuration; without these it is the whole.
 NESTED = ("transformer_layer_config", "model")
 FIELDS = (
@@ -47,6 +50,8 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int) -> Lla
     said = _said(stored)
     query, key = (_rows(stored, f"{layer}self_attn.{part}_proj.weight") for part in "qk")
     usual = layer_config(target.model.config)
+    if "hidden_size" in said or "num_attention_heads" in said:
+        usual.rms_norm_eps, usual.rope_parameters = LLAMA_EPSILON, {"rope_type": "default", "rope_theta": LLAMA_BASE}
     width = _head_width(stored, said, query, int(usual.head_dim or 0))
     if query % width or key % width or not key or query % key or width % 2:
         raise ExecutorError(
@@ -56,9 +61,9 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int) -> Lla
     epsilon = _number(stored, said, "rms_norm_eps", float(usual.rms_norm_eps))
     limit = _number(stored, said, "max_position_embeddings", float(usual.max_position_embeddings))
     activation = said.get("hidden_act") or "silu"
-    if activation not in ACT2FN:
+    if not isinstance(activation, str) or activation not in ACT2FN:
         raise ExecutorError(f"{stored.where}: hidden_act {activation!r} is not known")
-    if "sliding_attention" in (said.get("layer_types") or ()):
+    if "sliding_attention" in str(said.get("layer_types")):
         raise ExecutorError(f"{stored.where}: layer_types: a drafter that attends to a window is not supported")
     try:
         config = LlamaConfig(
@@ -77,9 +82,9 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int) -> Lla
             mlp_bias=any(f"{layer}mlp.{part}_proj.bias" in stored.entries for part in ("gate", "up", "down")),
         )
         LlamaRotaryEmbedding(config)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ExecutorError(f"{stored.where}: rope_parameters or rope_scaling: {first}") from error
+    except (StrictDataclassError, KeyError, TypeError, ValueError, AttributeError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ExecutorError(f"{stored.where}: the decoder layer must be one of Llama's kind: {why}") from error
     return config
 
 
@@ -104,7 +109,7 @@ def _said(stored: Stored) -> dict[str, Any]:
 
 def _rows(stored: Stored, name: str) -> int:
     if name not in stored.entries:
-        raise ExecutorError(f"{stored.path}: 1 missing: {name}")
+        raise ExecutorError(f"{stored.path}: 1 missing: {stored.spelt(name)}")
     shape = stored.entries[name].shape
     if len(shape) != 2 or not shape[0]:
         raise ExecutorError(f"{stored.path}: {stored.entries[name].key} must have two dimensions, found {shape}")

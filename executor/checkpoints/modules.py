@@ -19,7 +19,6 @@ def filled(
     *,
     ignored: Iterable[str] = (),
     zero: Collection[str] = (),
-    spelt: Callable[[str], str] = str,
 ) -> M:
     """The module that `make` returns, with its parameters read; no memory is taken before all of them fit.
 
@@ -29,7 +28,6 @@ def filled(
         name_of: name of a parameter -> name in `stored`.
         ignored: names that may be there and are not read.
         zero: names that, if they are not there, stand for zeros.
-        spelt: see `Stored.fit`.
 
     Raises:
         ExecutorError: names the tensors that do not fit.
@@ -37,7 +35,7 @@ def filled(
     with torch.device("meta"):
         wanted = {name_of(name): tuple(value.shape) for name, value in make().named_parameters()}
     absent = {name for name in zero if name not in stored.entries}
-    stored.fit({name: shape for name, shape in wanted.items() if name not in absent}, ignored=ignored, spelt=spelt)
+    stored.fit({name: shape for name, shape in wanted.items() if name not in absent}, ignored=ignored)
     module = make()
     with torch.no_grad():
         for name, value in module.named_parameters():

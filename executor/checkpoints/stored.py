@@ -65,11 +65,13 @@ class Stored:
         path: the file that messages name; of shards, their index.
         entries: name, as a layout calls it -> tensor.
         config: config.json beside it, {} if there is none.
+        spelt: how messages call a tensor that is missing.
     """
 
     path: Path
     entries: Mapping[str, Entry]
     config: dict[str, Any]
+    spelt: Callable[[str], str] = str
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -97,19 +99,12 @@ class Stored:
                 found[new] = entry
         return replace(self, entries=found)
 
-    def fit(
-        self,
-        wanted: Mapping[str, tuple[int, ...]],
-        *,
-        ignored: Iterable[str] = (),
-        spelt: Callable[[str], str] = str,
-    ) -> None:
+    def fit(self, wanted: Mapping[str, tuple[int, ...]], *, ignored: Iterable[str] = ()) -> None:
         """Refuse tensors that are not these, in these shapes, of floating-point numbers; nothing is read.
 
         Args:
             wanted: name -> shape.
             ignored: names that may be there; their shapes are not looked at.
-            spelt: how messages call what is missing.
 
         Raises:
             ExecutorError: names what differs, what is missing and what nobody knows.
@@ -125,7 +120,7 @@ class Stored:
                 wrong.append(f"{entry.key} must hold floating-point numbers, found {_type(entry)}")
         problems = [
             some(wrong),
-            some([f"{spelt(n)} {wanted[n]}" for n in missing], f"{len(missing)} missing: "),
+            some([f"{self.spelt(n)} {wanted[n]}" for n in missing], f"{len(missing)} missing: "),
             some([f"{self.entries[n].key} {self.entries[n].shape}" for n in unknown], f"{len(unknown)} unknown: "),
         ]
         if any(problems):
