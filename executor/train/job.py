@@ -153,8 +153,9 @@ def run(
         if backbone is not None:
             target.model.save_pretrained(job.output / TARGET)
         meta = {"target": target.name, "recipe": recipe.name}
-        save_drafter(job.output, drafter, dtype=job.dtype, meta=meta)  # type: ignore[arg-type]
+        save_drafter(job.output, drafter, dtype=job.dtype, meta=meta)
         write_text(job.output / LOG, json.dumps(record, indent=1) + "\n")
+        (job.output / SETTINGS).unlink()
     trainer.accelerator.wait_for_everyone()
     return found
 
