@@ -108,6 +108,27 @@ class StaticGrowth:
         return Draft(tokens, self.topology, self.fed, torch.cat(kept, 1) if rule.needs_scores and kept else None)
 
 
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All candidates of each sequence, in order of depth and rank path, so that a stable sort settles ties.
+
+    Attributes:
+        tokens: int64 (batch, size).
+        logs: float32 (batch, size), the drafter's log-probability given the parent.
+        value: float32 (batch, size), their sum along the path, from the root on.
+        above: int64 (batch, size), place of the parent, -1 for the root.
+        fed: int64 (batch, fed), places of the nodes that the drafter was fed, the root's -1 first.
+        scores: the drafter's scores after those, level by level; empty unless the rule needs them.
+    """
+
+    tokens: Tensor
+    logs: Tensor
+    value: Tensor
+    above: Tensor
+    fed: Tensor
+    scores: tuple[Tensor, ...]
+
+
 class DynamicGrowth:
     """Another tree for each sequence and step, of one shape: the drafter's most probable nodes."""
 
@@ -127,42 +148,42 @@ class DynamicGrowth:
         self.room = max(self.count, sum(policy.expanded))
 
     def draft(self, drafter: Drafter | None, state: Any, root: Tensor, rule: Rule) -> Draft:
-        """See `Growth.draft`. Candidates lie in order of depth and rank path, so a stable sort settles ties."""
+        """See `Growth.draft`."""
         assert drafter is not None
+        return self._selected(root, self.pool(drafter, state, root, rule))
+
+    def pool(self, drafter: Drafter, state: Any, root: Tensor, rule: Rule) -> Pool:
+        """The candidates that the trees below `root`, int64 (batch,), are chosen from."""
         policy, batch = self.policy, len(root)
-        pool: list[tuple[Tensor, Tensor, Tensor]] = []  # tokens, values, parents (places in the pool) of each level
+        levels: list[tuple[Tensor, ...]] = []  # tokens, logs, values, parents' places of each level
         kept = []
         zero = torch.zeros(batch, 1, dtype=torch.long, device=root.device)
         tokens, value, parents, place = root[:, None], zero.float(), zero, zero - 1
-        fed: list[Tensor] = []  # places in the pool of the nodes fed, the root's -1 first
+        fed: list[Tensor] = []
         seen = 0
         for level, expanded in enumerate(policy.expanded):
             if level:
-                chosen = _best(pool[-1][1], expanded)
-                tokens, value = pool[-1][0].gather(1, chosen), pool[-1][1].gather(1, chosen)
-                parents, place = chosen // policy.children, chosen + seen - pool[-1][0].shape[1]
+                drafted, _, values, _ = levels[-1]
+                chosen = _best(values, expanded)
+                tokens, value = drafted.gather(1, chosen), values.gather(1, chosen)
+                parents, place = chosen // policy.children, chosen + seen - values.shape[1]
                 if self.adaptive and not bool((value >= self._least).any()):
                     break
             fed.append(place)
             scores = drafter.level(state, tokens, parents).expand(-1, expanded, -1)
             best = rule.candidates(scores, policy.children)
             logs = scores.log_softmax(-1, dtype=torch.float32).gather(2, best).clamp(max=0)
-            pool.append(
-                (
-                    best.flatten(1),
-                    (value[..., None] + logs).flatten(1),
-                    place[..., None].expand(-1, -1, policy.children).flatten(1),
-                )
-            )
-            kept.append(scores)
+            above = place[..., None].expand(-1, -1, policy.children)
+            levels.append(tuple(part.flatten(1) for part in (best, logs, value[..., None] + logs, above)))
+            if rule.needs_scores:
+                kept.append(scores)
             seen += expanded * policy.children
-        tokens, value, above = (torch.cat(parts, 1) for parts in zip(*pool, strict=True))
-        return self._selected(root, tokens, value, above, torch.cat(fed, 1), kept if rule.needs_scores else [])
+        drafted, logs, values, above = (torch.cat(part, 1) for part in zip(*levels, strict=True))
+        return Pool(drafted, logs, values, above, torch.cat(fed, 1), tuple(kept))
 
-    def _selected(
-        self, root: Tensor, tokens: Tensor, value: Tensor, above: Tensor, fed: Tensor, kept: list[Tensor]
-    ) -> Draft:
+    def _selected(self, root: Tensor, pool: Pool) -> Draft:
         """The most probable candidates; a parent is never less probable than its child and stands before it."""
+        value, above = pool.value, pool.above
         batch, size = value.shape
         best = value.sort(dim=1, descending=True, stable=True).indices[:, : self.policy.nodes]
         present = self._present(value.gather(1, best))
@@ -179,12 +200,12 @@ class DynamicGrowth:
             return table.scatter_(1, values % (size + 1), index)
 
         parent = place(torch.cat([first - 1, chosen], 1), 0).gather(1, above.gather(1, chosen) % (size + 1))
-        nodes_fed = place(fed, -1).gather(1, chosen)
+        nodes_fed = place(pool.fed, -1).gather(1, chosen)
         if present is not None:
             present = torch.cat([first == 0, present.gather(1, order)], 1)
         topology = Topology.from_parents(torch.cat([first, parent], 1), self.depth, present, width=self.policy.children)
-        drafted = torch.cat([root[:, None], tokens.gather(1, chosen)], 1)
-        scores = torch.cat(kept, 1) if kept else None
+        drafted = torch.cat([root[:, None], pool.tokens.gather(1, chosen)], 1)
+        scores = torch.cat(pool.scores, 1) if pool.scores else None
         return Draft(drafted, topology, torch.cat([first, nodes_fed], 1), scores)
 
     @property

@@ -1,19 +1,23 @@
 """Trainable drafters for a small target: with random weights, or fitted to what the target writes."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
 
 from executor.decode import Decoder
+from executor.drafters.base import Drafter
 from executor.drafters.eagle import Eagle
 from executor.drafters.eagle3 import Eagle3, usual_taps
 from executor.drafters.hydra import Hydra
+from executor.drafters.language_model import LanguageModel
 from executor.drafters.layer import layer_config
 from executor.drafters.medusa import MedusaHeads
+from executor.drafters.ngram import NGram
+from executor.drafters.prompt_lookup import PromptLookup
 from executor.target import Target
-from tests.models import VOCABULARY, small_target
+from tests.models import VOCABULARY, noisy, random_heads, random_prompts, small_model, small_target
 
 Make = Callable[[Target], nn.Module]
 
@@ -85,3 +89,20 @@ def fit(drafter: nn.Module, target: Target, texts: Sequence[Tensor], *, steps: i
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
+
+
+PROMPTS = tuple(map(tuple, random_prompts((9, 4, 17, 2, 6), seed=8)))
+
+
+def _untrained(make: Callable[[], Drafter]) -> tuple[Target, Drafter]:
+    return small_target(), make()
+
+
+# A drafter of every kind with a target it is right for at times; what holds for all of them is tested with each.
+DRAFTERS: dict[str, Callable[[], tuple[Target, Drafter]]] = {
+    "medusa": lambda: _untrained(random_heads),
+    "language-model": lambda: _untrained(lambda: LanguageModel(Target(noisy(small_model(), 0.3), name="drafter"))),
+    "ngram": lambda: _untrained(lambda: NGram.count(random_prompts([300] * 4, seed=5), order=3, vocabulary=VOCABULARY)),
+    "prompt-lookup": lambda: _untrained(PromptLookup),
+    **{name: partial(fitted_drafter, name, PROMPTS) for name in ("hydra++", "eagle", "coral-router", "eagle3")},
+}

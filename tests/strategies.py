@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from treeopt.trace import Candidates, Trace
 from treeopt.tree import Tree
 
-ARRAYS = ("request", "position", "rank", "accept", "draft_prob", "domain")
+ARRAYS = ("request", "position", "rank", "accept", "draft_prob", "draft_entropy", "target_entropy", "domain")
 
 _json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -119,7 +119,7 @@ def traces(
     if not parts:
         return plain
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    has_accept, has_draft, has_candidates, has_domain = draw(st.tuples(*[st.booleans()] * 4))
+    has_accept, has_draft, has_entropy, has_candidates, has_domain = draw(st.tuples(*[st.booleans()] * 5))
     steps = draw(st.lists(st.integers(1, 3), min_size=len(lengths), max_size=len(lengths)))
     names = draw(st.lists(st.text(max_size=5), min_size=1, max_size=3))
     return Trace(
@@ -130,6 +130,8 @@ def traces(
         meta=draw(metas),
         accept=_probabilities(rng, anchors, depth, width) if has_accept else None,
         draft_prob=_probabilities(rng, anchors, depth, width) if has_draft else None,
+        draft_entropy=rng.exponential(size=(anchors, depth)).astype(np.float16) if has_entropy else None,
+        target_entropy=rng.exponential(size=anchors).astype(np.float16) if has_entropy else None,
         candidates=_candidates(rng, anchors) if has_candidates else None,
         domain=rng.integers(0, len(names), len(lengths)).astype(np.int16) if has_domain else None,
         domain_names=tuple(names) if has_domain else (),
@@ -156,7 +158,7 @@ def _candidates(rng: np.random.Generator, anchors: int) -> Candidates:
         offset=np.append(0, np.cumsum(sizes)).astype(np.int64),
         parent=np.array(parent, dtype=np.int16),
         rank=rng.integers(0, 256, total).astype(np.uint8),
-        logprob=-rng.exponential(size=total).astype(np.float16),
+        logprob=-rng.exponential(size=total).astype(np.float32),
         hit=np.array(hit, dtype=np.bool_),
     )
 

@@ -434,6 +434,13 @@ def test_too_few_requests_to_hold_some_out():
         search(trace, Cost())
 
 
+@pytest.mark.parametrize("rule", ["leviathan", "specinfer", "sequoia", "block"])
+def test_a_rule_that_draws_its_candidates_is_not_replayed_by_ranks(rule):
+    trace = with_lengths(np.zeros((40, 2)), [10] * 4, width=2, meta={"verification": rule})
+    with pytest.raises(TraceError, match=f"rule {rule} draws its candidates, so ranks do not say what it keeps"):
+        search(trace, Cost())
+
+
 @pytest.mark.parametrize("batch", [np.int64(4), np.array([4]), [np.int32(4)]], ids=["one", "array", "list"])
 def test_batch_sizes_from_numpy(batch, tmp_path):
     plan = search(MIXED, Cost(), batch=batch, max_nodes=7)

@@ -2,12 +2,14 @@ import numpy as np
 import pytest
 import torch
 
+from executor import record
 from executor.acceptance import SampleAndMatch
 from executor.decode import Decoder
 from executor.fingerprint import weights_hash
 from executor.prompts import Prompt
 from executor.record import collect, repeated_share
 from executor.sampling import Warp
+from tests.drafters import DRAFTERS
 from tests.models import random_heads, random_prompts, small_model, small_target
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.published import EAGLE, MEDUSA, published_trees
@@ -37,14 +39,30 @@ def recorded():
     return target, heads, tokens, trace
 
 
+@pytest.fixture(scope="module", params=DRAFTERS)
+def each(request):
+    """The same of every kind of drafter."""
+    target, drafter = DRAFTERS[request.param]()
+    tokens = random_prompts((9, 4, 17, 2, 6, 12, 3), seed=8)
+    settings = {"new_tokens": 24, "width": WIDTH, "depth": 5, "stop": [7], "batch": 3}
+    return target, drafter, tokens, collect(target, drafter, prompts_for(tokens), tokens, **settings)
+
+
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("tree", TREES, ids=repr)
-def test_replay_equals_the_live_loop_step_for_step(recorded, tree, batch):
-    target, heads, tokens, trace = recorded
-    live = Decoder(target, heads, tree=tree, batch=batch).generate(tokens, new_tokens=40, stop=[7])
+def test_replay_equals_the_live_loop_step_for_step(each, tree, batch):
+    target, drafter, tokens, trace = each
+    live = Decoder(target, drafter, tree=tree, batch=batch).generate(tokens, new_tokens=24, stop=[7])
     steps = visit(tree, trace)
     for request, generation in enumerate(live):
         assert steps.accepted[steps.request == request].tolist() == list(generation.accepted)
+
+
+def test_every_drafter_is_right_at_times(each):
+    """Otherwise the equality above says little."""
+    *_, trace = each
+    accepted = visit(TREES[1], trace).accepted
+    assert (accepted > 0).mean() > 0.05
 
 
 def test_the_trace_accepts_something(recorded):
@@ -70,6 +88,70 @@ def test_ranks_match_an_uncached_recursion(recorded):
                 continue
             rank = int((scores > scores[text[t + k]]).sum())
             assert trace.rank[start + t, k] == (rank if rank < WIDTH else -1)
+
+
+def by_position(target, heads, prompt, text, t):
+    """The heads' scores after the token before text[t], (5, vocabulary), and the target's logits of that token."""
+    outputs = target.features(torch.tensor([[*prompt, *text[:t]]]))
+    return heads(target, outputs.features[:, -2], 5)[:, 0], outputs.logits[0, -1]
+
+
+def test_probabilities_and_entropies_match_an_uncached_recursion(recorded):
+    target, heads, tokens, _ = recorded
+    ask = {"new_tokens": 12, "width": 4, "batch": 3, "probabilities": True}
+    trace = collect(target, heads, prompts_for(tokens), tokens, **ask)
+    assert trace.accept is None
+    for request in (0, 3, 6):
+        text = Decoder(target).generate([tokens[request]], new_tokens=12)[0].tokens
+        for t in range(12):
+            anchor = int(trace.starts[request]) + t
+            scores, logits = by_position(target, heads, tokens[request], text, t)
+            for k, q in enumerate(scores.softmax(-1)[: 12 - t]):
+                best, entropy = q.sort(descending=True).values[:4], -(q * q.log()).sum()
+                np.testing.assert_allclose(trace.draft_prob[anchor, k], best, rtol=2e-3, atol=1e-4)
+                assert trace.draft_entropy[anchor, k] == pytest.approx(float(entropy), rel=2e-3)
+            assert not trace.draft_prob[anchor, 12 - t :].any()
+            p = logits.softmax(-1)
+            assert trace.target_entropy[anchor] == pytest.approx(float(-(p * p.log()).sum()), rel=2e-3)
+
+
+@pytest.mark.parametrize("rule", ["sample-and-match", "point-mass", "leviathan", "specinfer", "sequoia"])
+def test_acceptance_is_that_of_the_warped_laws(recorded, rule, monkeypatch):
+    """A trace holds no text: what was written is looked at on its way."""
+    target, heads, tokens, _ = recorded
+    warp, seen = Warp(0.7, top_k=20, top_p=0.9), {}
+    ask = {"new_tokens": 6, "width": 3, "rule": rule, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "draws": 400}
+    written = record._write
+
+    def keep(*words):
+        seen["texts"] = written(*words)
+        return seen["texts"]
+
+    monkeypatch.setattr(record, "_write", keep)
+    trace = collect(target, heads, prompts_for(tokens), tokens, **ask, probabilities=True)
+    assert trace.meta["verification"] == rule
+    for t in range(6):
+        anchor = int(trace.starts[2]) + t
+        text = seen["texts"][2]
+        for k in range(min(5, 6 - t)):
+            q = by_position(target, heads, tokens[2], text, t)[0][k]
+            logits = by_position(target, heads, tokens[2], text, t + k)[1]
+            p = warp.log_probabilities(logits).exp()
+            best, warped = q.topk(3).indices, warp.log_probabilities(q).exp()
+            drawn = rule in ("leviathan", "specinfer", "sequoia")
+            due = torch.minimum(p, warped).sum()[None] if drawn else p[best]
+            np.testing.assert_allclose(trace.accept[anchor, k, : len(due)], due, rtol=2e-3, atol=1e-3)
+            law = warped if drawn else q.softmax(-1)
+            np.testing.assert_allclose(trace.draft_prob[anchor, k], law[best], rtol=2e-3, atol=1e-3)
+            if rule == "leviathan":
+                assert not trace.accept[anchor, k, 1:].any()
+
+
+def test_rules_that_a_trace_cannot_speak_of(recorded):
+    target, heads, tokens, _ = recorded
+    for rule, reason in (("typical", "the target's own text"), ("block", "rule leviathan")):
+        with pytest.raises(UsageError, match=reason):
+            collect(target, heads, prompts_for(tokens), tokens, new_tokens=4, width=4, rule=rule, temperature=1.0)
 
 
 def test_domains_and_provenance(recorded, tmp_path):

@@ -73,8 +73,8 @@ def test_describe_counts_what_is_there(trace):
     assert tokens["mean"] == pytest.approx(sum(lengths) / len(lengths), rel=1e-12)
     assert found["distinct_rank_paths"] == len({tuple(ranks) for ranks in trace.rank.tolist()})
     assert found["domains"] == len(trace.domain_names)
-    optional = {"accept": trace.accept, "draft_prob": trace.draft_prob, "candidates": trace.candidates}
-    present = [name for name, value in {**optional, "domain": trace.domain}.items() if value is not None]
+    parts = ("accept", "draft_prob", "draft_entropy", "target_entropy", "candidates", "domain")
+    present = [name for name in parts if getattr(trace, name) is not None]
     assert sorted(found["optional"]) == sorted(present)
     assert found.pop("meta") == dict(trace.meta)  # JSON, but it may hold Infinity
     for shares, due in zip(found["top_1_2_4_8_by_depth"], slow_tops(trace), strict=True):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.strategies import ARRAYS, assert_equal_arrays, assert_equal_traces, trace_of, traces, with_lengths
 from treeopt.errors import TraceError
-from treeopt.trace import SCHEMA, Candidates, Trace, load_trace, save_trace
+from treeopt.trace import BY_ANCHOR, SCHEMA, Candidates, Trace, load_trace, save_trace
 
 # A directory made once serves all examples: each overwrites the file.
 shared_directory = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -33,11 +33,13 @@ def full_trace() -> Trace:
         meta={"target": {"name": "byte model", "hash": "abc"}, "temperature": 0.5, "seed": 1},
         accept=probability,
         draft_prob=probability.copy(),
+        draft_entropy=np.full((4, 2), 1.5, dtype=np.float16),
+        target_entropy=np.array([0, 0.5, 2, 1], dtype=np.float16),
         candidates=Candidates(
             offset=np.array([0, 3, 3, 4, 6], dtype=np.int64),
             parent=np.array([-1, 0, -1, -1, -1, 0], dtype=np.int16),
             rank=np.array([0, 0, 1, 0, 0, 1], dtype=np.uint8),
-            logprob=np.array([-0.5, -1, -2, 0, -0.25, -0.5], dtype=np.float16),
+            logprob=np.array([-0.5, -1, -2, 0, -0.25, -0.5], dtype=np.float32),
             hit=np.array([True, True, False, False, True, False]),
         ),
         domain=np.array([1, 0], dtype=np.int16),
@@ -139,6 +141,12 @@ def test_meta_that_is_no_json_is_refused_before_anything_is_written(tmp_path, va
     with pytest.raises((TraceError, TypeError)):
         save_trace(trace_of([[[0]]], width=2, meta={"seed": value}), tmp_path / "trace.npz")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_log_probabilities_of_half_precision_are_read(tmp_path):
+    arrays = arrays_of(full_trace())
+    np.savez(tmp_path / "t.npz", **arrays | {"candidates_logprob": arrays["candidates_logprob"].astype(np.float16)})
+    assert_equal_traces(load_trace(tmp_path / "t.npz"), full_trace())
 
 
 # --- derived
@@ -293,6 +301,8 @@ def test_unknown_arrays_are_named(tmp_path):
         ("accept", np.float64),
         ("draft_prob", np.float32),
         ("domain", np.int32),
+        ("draft_entropy", np.float32),
+        ("candidates_logprob", np.float64),
         ("candidates_offset", np.int32),
         ("candidates_rank", np.int8),
         ("candidates_hit", np.uint8),
@@ -390,6 +400,22 @@ BAD = {
         "draft_prob",
         changed("draft_prob", (3, 0, 0), np.inf),
         r"draft_prob\[3, 0, 0\] must be in",
+    ),
+    "shape of draft_entropy": (
+        "draft_entropy",
+        np.zeros((4, 1), np.float16),
+        r"`draft_entropy` must have shape",
+    ),
+    "shape of target_entropy": ("target_entropy", np.zeros(3, np.float16), r"`target_entropy` must have shape \(4,\)"),
+    "entropy < 0": (
+        "draft_entropy",
+        changed("draft_entropy", (1, 1), -1),
+        r"draft_entropy\[1, 1\] must be 0 or more and finite, found -1",
+    ),
+    "entropy NaN": (
+        "target_entropy",
+        changed("target_entropy", 2, np.nan),
+        r"target_entropy\[2\] must be 0 or more",
     ),
     "accept sums to 1.1": (
         "accept",
@@ -603,7 +629,7 @@ def test_a_zip_entry_that_lies_about_its_size_is_refused_without_allocating(tmp_
 
 
 def test_arrays_beyond_the_limit_are_refused_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr("treeopt.trace.MAX_ARRAY_BYTES", 15)
+    monkeypatch.setattr("treeopt.arrays.MAX_ARRAY_BYTES", 15)
     with pytest.raises(TraceError, match=r"t\.npz: `request` of shape \(4,\) would take 16 bytes, more than 15"):
         load_bytes(tmp_path / "t.npz", file_with("request", member("(4,)", full_trace().request.tobytes())))
 
@@ -675,7 +701,7 @@ def rows(trace: Trace) -> list[tuple]:
     for i in range(trace.anchors):
         label = None if trace.domain is None else trace.domain_names[trace.domain[trace.request_index[i]]]
         row = [int(trace.request[i]), int(trace.position[i]), trace.rank[i].tolist(), label]
-        row += [None if part is None else part[i].tolist() for part in (trace.accept, trace.draft_prob)]
+        row += [None if part is None else part[i].tolist() for part in (getattr(trace, name) for name in BY_ANCHOR)]
         if trace.candidates is not None:
             own = slice(*trace.candidates.offset[i : i + 2].tolist())
             row += [getattr(trace.candidates, f.name)[own].tolist() for f in fields(Candidates) if f.name != "offset"]

@@ -29,6 +29,7 @@ CHAIN = "best chain"
 SHORTLIST = 16
 REPLAYED = 8  # sizes of each depth cap that are replayed before the shortlist is drawn
 REFINED = 2
+DRAWN = ("leviathan", "block", "specinfer", "sequoia")  # rules whose candidates are drawn from the drafter's law
 MIN_REQUESTS = 4
 
 
@@ -60,13 +61,18 @@ def search(
 
     Raises:
         UsageError: a setting without meaning.
-        TraceError: too few requests to hold some out.
+        TraceError: too few requests to hold some out, or a rule whose acceptance ranks do not tell.
         CostError: a batch size or tree size that the cost model does not cover.
     """
     sizes: Sequence[int] = [batch] if isinstance(batch, int | np.integer) else batch
     batches = tuple(index(size) for size in sizes)
     max_depth = trace.depth if max_depth is None else min(max_depth, trace.depth)
     _check(batches, max_nodes, max_depth, held_out, method)
+    if trace.meta.get("verification") in DRAWN:
+        raise TraceError(
+            f"rule {trace.meta['verification']} draws its candidates, so ranks do not say what it keeps: "
+            "record sample-and-match"
+        )
     if trace.requests < MIN_REQUESTS:
         raise TraceError(f"search holds requests out and needs at least {MIN_REQUESTS}, the trace has {trace.requests}")
     fit, held = trace.split(share=1 - held_out, rng=np.random.default_rng(seed))

@@ -4,8 +4,6 @@ Knows the arrays, their checks and the one-file format (`data/README.md`). Knows
 """
 
 import json
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -15,17 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.arrays import Array, read_arrays
+from treeopt.checks import MAX_DEPTH as MAX_DEPTH
+from treeopt.checks import MAX_WIDTH as MAX_WIDTH
+from treeopt.checks import MISSED as MISSED
+from treeopt.checks import PAST_END as PAST_END
+from treeopt.checks import check
 from treeopt.errors import TraceError
 from treeopt.files import whole
 
 SCHEMA = "treeopt.trace/1"
-MISSED = -1
-PAST_END = -2
-MAX_DEPTH = 64
-MAX_WIDTH = 1024
-MAX_ARRAY_BYTES = 16 * 2**30
-
-Array = NDArray[Any]
+BY_ANCHOR = ("accept", "draft_prob", "draft_entropy", "target_entropy")  # optional arrays, one row an anchor
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,14 +34,15 @@ class Candidates:
         offset: int64 (P + 1,), candidates of anchor t are offset[t] .. offset[t + 1] − 1.
         parent: int16 (C,), index of the parent among the anchor's own candidates, −1 for the root; before the child.
         rank: uint8 (C,), candidate rank below the parent.
-        logprob: float16 (C,), drafter's log-probability given the parent, at most 0.
+        logprob: float32 (C,), drafter's log-probability given the parent, at most 0; half precision would turn
+            close ones into ties.
         hit: bool (C,), the target's text continues through this candidate.
     """
 
     offset: NDArray[np.int64]
     parent: NDArray[np.int16]
     rank: NDArray[np.uint8]
-    logprob: NDArray[np.float16]
+    logprob: NDArray[np.float32]
     hit: NDArray[np.bool_]
 
 
@@ -60,6 +59,8 @@ class Trace:
         meta: provenance; JSON values only.
         accept: float16 (P, D, W) or None, probability that sibling r is the accepted one, its ancestors accepted.
         draft_prob: float16 (P, D, W) or None, drafter's probabilities of its first W candidates.
+        draft_entropy: float16 (P, D) or None, entropy of the drafter's law there, in nats.
+        target_entropy: float16 (P,) or None, entropy of the target's law of the token at this anchor, in nats.
         candidates: candidate trees or None.
         domain: int16 (R,) or None, label of each request, index into `domain_names`.
         domain_names: the labels.
@@ -77,19 +78,15 @@ class Trace:
     meta: Mapping[str, Any] = field(default_factory=dict)
     accept: NDArray[np.float16] | None = None
     draft_prob: NDArray[np.float16] | None = None
+    draft_entropy: NDArray[np.float16] | None = None
+    target_entropy: NDArray[np.float16] | None = None
     candidates: Candidates | None = None
     domain: NDArray[np.int16] | None = None
     domain_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check every array against the format and make it read-only."""
-        _check_types(self)
-        _check_anchors(self)
-        _check_ranks(self)
-        _check_probabilities(self)
-        _check_domains(self)
-        if self.candidates is not None:
-            _check_candidates(self.candidates, self.anchors)
+        check(self)
         for holder in (self, self.candidates):
             for f in fields(holder) if holder is not None else ():
                 value = getattr(holder, f.name)
@@ -141,13 +138,16 @@ class Trace:
             raise TraceError(f"a selection must be increasing indices below {self.requests}, got {requests}")
         keep = np.isin(self.request_index, requests)
         chosen = None if self.candidates is None else _select_candidates(self.candidates, keep)
+        parts: dict[str, Any] = {}
+        for name in BY_ANCHOR:
+            part = getattr(self, name)
+            parts[name] = None if part is None else part[keep]
         return replace(
             self,
             request=self.request[keep],
             position=self.position[keep],
             rank=self.rank[keep],
-            accept=None if self.accept is None else self.accept[keep],
-            draft_prob=None if self.draft_prob is None else self.draft_prob[keep],
+            **parts,
             candidates=chosen,
             domain=None if self.domain is None else self.domain[requests],
         )
@@ -168,7 +168,7 @@ class Trace:
 def save_trace(trace: Trace, path: Path) -> None:
     """Write a trace as one compressed .npz, whole or not at all."""
     arrays: dict[str, Array] = {"request": trace.request, "position": trace.position, "rank": trace.rank}
-    for name in ("accept", "draft_prob", "domain"):
+    for name in (*BY_ANCHOR, "domain"):
         if getattr(trace, name) is not None:
             arrays[name] = getattr(trace, name)
     if trace.candidates is not None:
@@ -191,78 +191,11 @@ def load_trace(path: Path) -> Trace:
     """
     path = Path(path)
     try:
-        arrays = _read_arrays(path)
+        arrays = read_arrays(path)
         header = _read_header(arrays)
         return _assemble(arrays, header)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
-
-
-# Every array of the format: (type, dimensions).
-_FORMAT: dict[str, tuple[type[np.generic], int]] = {
-    "request": (np.int32, 1),
-    "position": (np.int32, 1),
-    "rank": (np.int16, 2),
-    "accept": (np.float16, 3),
-    "draft_prob": (np.float16, 3),
-    "domain": (np.int16, 1),
-    "candidates_offset": (np.int64, 1),
-    "candidates_parent": (np.int16, 1),
-    "candidates_rank": (np.uint8, 1),
-    "candidates_logprob": (np.float16, 1),
-    "candidates_hit": (np.bool_, 1),
-    "meta": (np.uint8, 1),
-}
-_REQUIRED = ("request", "position", "rank", "meta")
-
-
-def _read_arrays(path: Path) -> dict[str, Array]:
-    """The arrays of the file, each of the right type; sizes are checked before anything is allocated."""
-    if not path.is_file():
-        raise TraceError("no such file" if not path.exists() else "is not a file")
-    try:
-        arrays = {}
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                name = member.filename.removesuffix(".npy")
-                if name not in _FORMAT:
-                    raise TraceError(f"unknown array `{name}`")
-                arrays[name] = _read_array(archive, member, name)
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, OSError) as error:
-        raise TraceError(f"not a complete .npz file: {error}") from error
-    except TraceError:
-        raise
-    except Exception as error:  # a damaged head makes numpy and zipfile raise what they like
-        raise TraceError(f"not an array file: {error}") from error
-    for name in _REQUIRED:
-        if name not in arrays:
-            raise TraceError(f"array `{name}` is missing")
-    return arrays
-
-
-def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Array:
-    expected, dimensions = _FORMAT[name]
-    with archive.open(member) as stream:
-        version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(stream)
-        head = stream.tell()
-    if dtype.hasobject:
-        raise TraceError(f"`{name}` holds pickled Python objects, which are not read")
-    if dtype != np.dtype(expected):
-        raise TraceError(f"`{name}` must be {np.dtype(expected)}, found {dtype}")
-    if len(shape) != dimensions:
-        raise TraceError(f"`{name}` must have {dimensions} dimensions, found shape {shape}")
-    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
-    if size > MAX_ARRAY_BYTES:
-        raise TraceError(f"`{name}` of shape {shape} would take {size} bytes, more than {MAX_ARRAY_BYTES}")
-    if member.file_size != head + size:
-        raise TraceError(f"`{name}` of shape {shape} needs {head + size} bytes, {member.file_size} are there")
-    if size > 1040 * member.compress_size:
-        raise TraceError(f"`{name}` of shape {shape} cannot be packed into {member.compress_size} bytes")
-    with archive.open(member) as stream:
-        array: Array = np.lib.format.read_array(stream, allow_pickle=False)
-    return array
 
 
 def _read_header(arrays: dict[str, Array]) -> dict[str, Any]:
@@ -292,116 +225,12 @@ def _assemble(arrays: dict[str, Array], header: dict[str, Any]) -> Trace:
         position=arrays["position"],
         rank=arrays["rank"],
         width=header.pop("width"),
-        accept=arrays.get("accept"),
-        draft_prob=arrays.get("draft_prob"),
+        **{name: arrays.get(name) for name in BY_ANCHOR},
         candidates=None if absent else Candidates(**parts),  # type: ignore[arg-type]
         domain=arrays.get("domain"),
         domain_names=tuple(header.pop("domain_names", ())),
         meta={key: value for key, value in header.items() if key != "schema"},
     )
-
-
-def _first(bad: NDArray[np.bool_]) -> str:
-    """Index of the first true entry, as `[i]` or `[i, j]`."""
-    index = np.unravel_index(int(np.argmax(bad)), bad.shape)
-    return "[" + ", ".join(str(int(i)) for i in index) + "]"
-
-
-def _check_types(trace: Trace) -> None:
-    for name in ("request", "position", "rank", "accept", "draft_prob", "domain"):
-        value = getattr(trace, name)
-        expected = np.dtype(_FORMAT[name][0])
-        if value is not None and (not isinstance(value, np.ndarray) or value.dtype != expected):
-            raise TraceError(f"`{name}` must be a {expected} array, found {getattr(value, 'dtype', type(value))}")
-
-
-def _check_anchors(trace: Trace) -> None:
-    request, position = trace.request, trace.position
-    if request.ndim != 1 or position.shape != request.shape:
-        raise TraceError(f"`request` and `position` must be of one length, found {request.shape}, {position.shape}")
-    if len(request) == 0:
-        raise TraceError("`request` is empty: a trace has at least one anchor")
-    if request[0] < 0:
-        raise TraceError(f"request[0] must be 0 or more, found {request[0]}")
-    backwards = request[1:] < request[:-1]
-    if backwards.any():
-        i = int(np.argmax(backwards)) + 1
-        raise TraceError(f"request[{i}] must not fall below {request[i - 1]}, found {request[i]}")
-    fresh = np.append(True, request[1:] > request[:-1])
-    due = np.arange(len(request)) - np.maximum.accumulate(np.where(fresh, np.arange(len(request)), 0))
-    if (position != due).any():
-        i = int(np.argmax(position != due))
-        raise TraceError(f"position[{i}] must be {due[i]} (consecutive from 0 in each request), found {position[i]}")
-
-
-def _check_ranks(trace: Trace) -> None:
-    rank, width = trace.rank, trace.width
-    if rank.ndim != 2 or len(rank) != trace.anchors or not 1 <= rank.shape[1] <= MAX_DEPTH:
-        raise TraceError(f"`rank` must be ({trace.anchors}, 1..{MAX_DEPTH}), found {rank.shape}")
-    if not 1 <= width <= MAX_WIDTH:
-        raise TraceError(f"`width` must be in 1..{MAX_WIDTH}, found {width}")
-    bad = (rank < PAST_END) | (rank >= width)
-    if bad.any():
-        raise TraceError(f"rank{_first(bad)} must be in [-2, {width - 1}] (width {width}), found {rank[bad][0]}")
-    left = (trace.stops[trace.request_index] - np.arange(trace.anchors))[:, None]
-    past = np.arange(trace.depth) >= left
-    wrong = (rank == PAST_END) != past
-    if wrong.any():
-        due = "-2 (past the end of its request)" if past[wrong][0] else "-1 or more (inside its request)"
-        raise TraceError(f"rank{_first(wrong)} must be {due}, found {rank[wrong][0]}")
-
-
-def _check_probabilities(trace: Trace) -> None:
-    for name in ("accept", "draft_prob"):
-        values = getattr(trace, name)
-        if values is None:
-            continue
-        shape = (trace.anchors, trace.depth, trace.width)
-        if values.shape != shape:
-            raise TraceError(f"`{name}` must have shape {shape}, found {values.shape}")
-        bad = ~((values >= 0) & (values <= 1))
-        if bad.any():
-            raise TraceError(f"{name}{_first(bad)} must be in [0, 1], found {values[bad][0]}")
-        total = values.sum(axis=2, dtype=np.float32)
-        over = total > 1.01  # float16 rounds each of W values by at most 2^-11 of itself
-        if over.any():
-            raise TraceError(f"{name}{_first(over)} must sum to at most 1, found {total[over][0]:.4f}")
-
-
-def _check_domains(trace: Trace) -> None:
-    if trace.domain is None:
-        return
-    if trace.domain.shape != (trace.requests,):
-        raise TraceError(f"`domain` must have one label a request ({trace.requests}), found {trace.domain.shape}")
-    bad = (trace.domain < 0) | (trace.domain >= len(trace.domain_names))
-    if bad.any():
-        raise TraceError(
-            f"domain{_first(bad)} must be an index of the {len(trace.domain_names)} `domain_names`, "
-            f"found {trace.domain[bad][0]}"
-        )
-
-
-def _check_candidates(candidates: Candidates, anchors: int) -> None:
-    offset, count = candidates.offset, len(candidates.parent)
-    if offset.shape != (anchors + 1,) or offset[0] != 0 or offset[-1] != count or (np.diff(offset) < 0).any():
-        raise TraceError(f"`candidates_offset` must rise from 0 to {count} in {anchors + 1} entries")
-    for name in ("rank", "logprob", "hit"):
-        if getattr(candidates, name).shape != (count,):
-            raise TraceError(f"`candidates_{name}` must have {count} entries")
-    own = np.arange(count) - np.repeat(offset[:-1], np.diff(offset))
-    bad = (candidates.parent < -1) | (candidates.parent >= own)
-    if bad.any():
-        raise TraceError(
-            f"candidates_parent{_first(bad)} must stand before its child, found {candidates.parent[bad][0]}"
-        )
-    bad = ~(candidates.logprob <= 0)
-    if bad.any():
-        raise TraceError(f"candidates_logprob{_first(bad)} must be at most 0, found {candidates.logprob[bad][0]}")
-    inner = candidates.parent >= 0
-    parent = np.where(inner, np.repeat(offset[:-1], np.diff(offset)) + candidates.parent, 0)
-    bad = candidates.hit & inner & ~candidates.hit[parent] if count else np.zeros(0, dtype=bool)
-    if bad.any():
-        raise TraceError(f"candidates_hit{_first(bad)} is true below a parent that is not hit")
 
 
 def _select_candidates(candidates: Candidates, keep: NDArray[np.bool_]) -> Candidates:

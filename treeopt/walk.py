@@ -80,10 +80,11 @@ def visit(tree: Tree, trace: Trace) -> Walk:
     >>> visit(Tree.chain(1), trace).anchors.tolist()
     [0, 2]
     """
-    return _walk(accepted_lengths(tree, trace), trace)
+    return walked(accepted_lengths(tree, trace), trace)
 
 
-def _walk(accepted: NDArray[np.int64], trace: Trace) -> Walk:
+def walked(accepted: NDArray[np.int64], trace: Trace) -> Walk:
+    """The steps through every request, given what a step from each anchor keeps, int64 (P,)."""
     here = np.arange(trace.anchors)
     goal = here + accepted + 1
     goal = np.where(goal < trace.stops[trace.request_index], goal, trace.anchors)

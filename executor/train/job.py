@@ -15,6 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from executor.checkpoints import save_drafter
 from executor.fingerprint import device_name, identity
+from executor.loading import DTYPES
 from executor.parallel import is_main_rank, launched
 from executor.target import Target
 from executor.train.backbone import Lora, LoraBackbone, WholeBackbone
@@ -48,7 +49,7 @@ class Job:
         eval_every: steps between evaluations; None for none but the last.
         resume: go on from the last checkpoint below `output`.
         lora: adapters in place of the target's own weights, where the recipe trains the target.
-        dtype: that the drafter is stored in.
+        dtype: that the drafter, and a target that was trained, are stored in.
         meta: goes into the log.
     """
 
@@ -151,7 +152,7 @@ def run(
             "log": trainer.state.log_history,
         }
         if backbone is not None:
-            target.model.save_pretrained(job.output / TARGET)
+            target.model.to(dtype=DTYPES[job.dtype]).save_pretrained(job.output / TARGET)  # type: ignore[call-arg]
         meta = {"target": target.name, "recipe": recipe.name}
         save_drafter(job.output, drafter, dtype=job.dtype, meta=meta)
         write_text(job.output / LOG, json.dumps(record, indent=1) + "\n")

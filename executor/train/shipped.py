@@ -33,6 +33,7 @@ from executor.target import Target
 from executor.train import corpus
 from executor.train.data import Rows, Text, read_texts
 from executor.train.fresh import begun
+from executor.train.job import TARGET as TRAINED
 from executor.train.job import Job, Trained, run
 from executor.train.recipes import RECIPES, replaced
 from executor.train.rows import encode, packed
@@ -69,18 +70,19 @@ class Shipped:
     start: str = ""  # the recipe whose drafter it goes on from
 
 
-# The published rates are for targets a thousand times as large and a hundred times as many steps.
-_RATE = "learning_rate=2e-3"
+# The published rates are for targets a thousand times as large and a hundred times as many steps. All see the same
+# rows as often, so that they can be compared.
+_RATE = "learning_rate=3e-3"
 DRAFTERS: Mapping[str, Shipped] = {
     "medusa1": Shipped("stdlib-medusa", 600),
-    "hydra": Shipped("stdlib-hydra", 400),
-    "hydra++": Shipped("stdlib-hydra-plus", 400, ("learning_rate=1e-3",)),
+    "medusa2": Shipped("stdlib-medusa2", 600),
+    "hydra": Shipped("stdlib-hydra", 600, (_RATE,)),
+    "hydra++": Shipped("stdlib-hydra-plus", 600, (_RATE,)),
     "eagle": Shipped("stdlib-eagle", 600, (_RATE,)),
-    "hass": Shipped("stdlib-hass", 300, (_RATE,)),
-    "coral": Shipped("stdlib-coral", 300, (_RATE,)),
-    "coral-router": Shipped("stdlib-coral-router", 150, (), start="coral"),
-    "eagle3": Shipped("stdlib-eagle3", 200, (_RATE, "draft_vocabulary=2048")),
-    "medusa2": Shipped("stdlib-medusa2", 300),
+    "hass": Shipped("stdlib-hass", 600, (_RATE,)),
+    "coral": Shipped("stdlib-coral", 600, (_RATE,)),
+    "coral-router": Shipped("stdlib-coral-router", 200, start="coral"),
+    "eagle3": Shipped("stdlib-eagle3", 600, (_RATE, "depths=5", "draft_vocabulary=2048")),
 }
 
 
@@ -158,7 +160,10 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None, texts: Pat
         dtype="bfloat16",
         meta=meta,
     )
-    return run(job, target, drafter, rows, held_out)
+    found = run(job, target, drafter, rows, held_out)
+    if recipe.trainable == "backbone":
+        tokenizer.save_pretrained(job.output / TRAINED)
+    return found
 
 
 def write_texts(data: Path, output: Path, *, requests: int = 3000, temperature: float = 0.0) -> None:

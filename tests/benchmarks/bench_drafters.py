@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from executor.train.traces import DRAFTERS, place_of, target_of
 from treeopt.estimate import paired_difference, ratio
 from treeopt.files import write_text
 from treeopt.plan import Plan
@@ -24,30 +25,11 @@ from treeopt.trace import Trace, load_trace
 from treeopt.tree import Tree
 from treeopt.walk import replay
 
-TARGET = "stdlib-llama"
-# What the table calls a drafter, and where it is: a folder of data/models, or words for load_drafter. A folder that
-# is a target of its own (Medusa-2 trains it) is one for its heads.
-DRAFTERS = {
-    "prompt lookup": "prompt-lookup",
-    "unigram": "stdlib-unigram",
-    "bigram": "stdlib-bigram",
-    "trigram": "stdlib-trigram",
-    "medusa-1": "stdlib-medusa",
-    "medusa-2": "stdlib-medusa2",
-    "hydra": "stdlib-hydra",
-    "hydra++": "stdlib-hydra++",
-    "eagle": "stdlib-eagle",
-    "hass": "stdlib-hass",
-    "coral": "stdlib-coral",
-    "coral + router": "stdlib-coral-router",
-    "eagle-3": "stdlib-eagle3",
-}
-OWN_TARGET = {"medusa-2": "stdlib-medusa2"}
 # What the papers claim: the first accepts more than the second; by tau of a chain, or at depth 3 and below.
 CLAIMS = (
-    ("hydra", "medusa-1", "tau"),
-    ("hydra++", "hydra", "tau"),
-    ("eagle", "medusa-1", "tau"),
+    ("hydra", "medusa", "tau"),
+    ("hydra-plus", "hydra", "tau"),
+    ("eagle", "medusa", "tau"),
     ("hass", "eagle", "later"),
     ("coral", "eagle", "later"),
 )
@@ -134,11 +116,10 @@ def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]
     from treeopt.optimize import search
 
     prepare("cpu", threads=2, tensor_parallel=False)
-    models = settings.data / "models"
-    target = load_target(models / OWN_TARGET.get(name, TARGET), dtype="float32", device="cpu", packed=True)
-    path = models / DRAFTERS[name]
-    drafter = load_drafter(path if path.is_dir() else DRAFTERS[name], target, packed=True)
-    tokenizer = load_tokenizer(models / TARGET, vocabulary=target.vocabulary)
+    folder = target_of(settings.data, name)
+    target = load_target(folder, packed=True)
+    drafter = load_drafter(place_of(settings.data, name), target, packed=True)
+    tokenizer = load_tokenizer(folder, vocabulary=target.vocabulary)
     drawn = read_prompts(settings.data / "prompts" / "stdlib.jsonl")[settings.skip :][: settings.requests]
     tokens = tokenizer([p.text for p in drawn])["input_ids"]
     profile = measure_profile(
@@ -151,8 +132,8 @@ def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]
         rounds=settings.rounds,
         steps=settings.steps,
     )
-    if name != "medusa-1":  # `make profile` measures it at more sizes
-        save_profile(profile, settings.data / "profiles" / f"{file_name(name)}-cpu.json")
+    if name != "medusa":  # `make profile` measures it at more sizes
+        save_profile(profile, settings.data / "profiles" / f"{name}-cpu.json")
     plan = search(trace, profile, batch=BATCHES)
     chosen = Plan(tuple(replace(entry, compared=()) for entry in plan.entries), plan.meta)
     speculative = Plan(tuple(e for e in chosen.entries if e.choice.tree is not None), plan.meta)
@@ -178,11 +159,6 @@ def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]
             cell["measured"], cell["measured_tau"] = asdict(ran.measured.speedup), asdict(ran.measured.tau)
         found.append(cell)
     return found
-
-
-def file_name(name: str) -> str:
-    """The trace's: what the models' folder is called, the family's own name left out."""
-    return DRAFTERS[name].removeprefix("stdlib-")
 
 
 def show(value: Mapping[str, float], digits: int = 2) -> str:
@@ -221,7 +197,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="write the figures here (.json)")
     asked = parser.parse_args(words)
     settings = Settings(asked.data)
-    traces = {name: load_trace(asked.data / "traces" / f"{file_name(name)}-t0.npz") for name in asked.only}
+    traces = {name: load_trace(asked.data / "traces" / f"{name}-t0.npz") for name in asked.only}
     rows: dict[str, dict[str, Any]] = {}
     for name, trace in traces.items():
         rows[name] = acceptance(trace)

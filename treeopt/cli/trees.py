@@ -36,9 +36,15 @@ class Static(click.ParamType[Tree]):
 
 
 class Dynamic(click.ParamType[DynamicTree]):
-    """Settings of a dynamic tree."""
+    """Settings of a dynamic tree, but for those that are fixed."""
 
     name = "settings"
+
+    def __init__(self, **fixed: Any) -> None:
+        """The rest is for the user to give, nodes and depth always."""
+        self.fixed = fixed
+        self.due = [name for name in ("nodes", "depth") if name not in fixed]
+        self.more = [name for name in SETTINGS if name not in (*fixed, *self.due)]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DynamicTree:
         """`nodes=60,depth=6,beam=10`."""
@@ -46,9 +52,10 @@ class Dynamic(click.ParamType[DynamicTree]):
             return value
         words = [part.partition("=") for part in value.split(",")]
         names = [name for name, _, _ in words]
-        if not {"nodes", "depth"} <= set(names) <= set(SETTINGS) or len(set(names)) < len(names):
-            self.fail(f"{value!r} must be nodes=N,depth=N and may add {', '.join(SETTINGS[2:])}, each once", param, ctx)
-        given: dict[str, Any] = {}
+        if not set(self.due) <= set(names) <= {*self.due, *self.more} or len(set(names)) < len(names):
+            due = ",".join(f"{name}=N" for name in self.due)
+            self.fail(f"{value!r} must be {due} and may add {', '.join(self.more)}, each once", param, ctx)
+        given: dict[str, Any] = dict(self.fixed)
         for name, _, number in words:
             try:
                 given[name] = float(number) if name == "min_probability" else int(number)

@@ -11,7 +11,7 @@ from rich.text import Text
 from treeopt.estimate import Estimate
 from treeopt.plan import Plan, PlanEntry
 from treeopt.provenance import look
-from treeopt.trace import PAST_END, Trace
+from treeopt.trace import BY_ANCHOR, PAST_END, Trace
 
 TOPS = (1, 2, 4, 8)
 PATHS_SHOWN = 12
@@ -124,7 +124,7 @@ def describe(trace: Trace) -> dict[str, Any]:
             "mean": float(lengths.mean()),
             "max": int(lengths.max()),
         },
-        "optional": [n for n in ("accept", "draft_prob", "candidates", "domain") if getattr(trace, n) is not None],
+        "optional": [n for n in (*BY_ANCHOR, "candidates", "domain") if getattr(trace, n) is not None],
         "domains": len(trace.domain_names),
         "top_1_2_4_8_by_depth": tops,
         "distinct_rank_paths": len(np.unique(trace.rank, axis=0)),

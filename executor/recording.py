@@ -1,0 +1,130 @@
+"""What a trace is to record: the settings of a collection, what they allow and what a trace says of them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from executor.acceptance import Greedy, Rule, SampleAndMatch, make_rule
+from executor.candidates import check_candidates
+from executor.drafters.base import Drafter, usual_depth
+from executor.forced import Wanted
+from executor.odds import check_recorded, manner
+from executor.sampling import Warp, seeded
+from executor.target import Target
+from treeopt.errors import ExecutorError, UsageError
+from treeopt.policy import DynamicTree
+from treeopt.trace import MAX_WIDTH
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What is recorded, and how the texts are written.
+
+    Temperature 0 writes greedily; above, the text is a sample of the target, whatever the rule. Its ranks are what
+    sample-and-match keeps, just as those of greedy text are what greedy keeps; for rules that draw candidates from
+    the drafter's law the trace also says how likely each is to be kept (`accept`, see odds.py).
+
+    Attributes:
+        new_tokens: tokens written after each prompt.
+        width: candidates looked at, W.
+        depth: levels looked at, D; None for all that the drafter has, at most 8.
+        rule: of verification; None for greedy, above temperature 0 sample-and-match.
+        temperature: of the target.
+        top_k: see `Warp`.
+        top_p: see `Warp`.
+        probabilities: also record the drafter's probabilities of its candidates, the entropies of drafter and target
+            and, above temperature 0, how likely each candidate is to be kept.
+        draws: simulated where that has no closed form.
+        candidates: also record whole candidate trees, as deep and wide as this policy drafts them, for dynamic trees.
+        stride: positions of a request from one with candidates to the next.
+        stop: tokens that end a request.
+        batch: requests decoded together.
+        seed: of the sampling.
+    """
+
+    new_tokens: int
+    width: int
+    depth: int | None = None
+    rule: str | None = None
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    probabilities: bool = False
+    draws: int = 16
+    candidates: DynamicTree | None = None
+    stride: int = 1
+    stop: Sequence[int] = ()
+    batch: int = 8
+    seed: int = 0
+
+    def check(self, target: Target, drafter: Drafter) -> None:
+        """Refuse what has no meaning or cannot be.
+
+        Raises:
+            UsageError: settings without meaning, or a rule that a trace cannot speak of.
+            ExecutorError: the drafter is shallower than `depth`, the width exceeds the vocabulary, or there are too
+                many candidates.
+        """
+        if not 0 <= self.temperature < math.inf:
+            raise UsageError(f"temperature must be 0 or more and finite, got {self.temperature}")
+        for name, least in (("batch", 1), ("stride", 1), ("draws", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if not 1 <= self.levels(drafter) <= drafter.max_depth:
+            raise ExecutorError(f"depth must be in 1..{drafter.max_depth} (the drafter's), got {self.depth}")
+        if not 1 <= self.width <= min(target.vocabulary, MAX_WIDTH):
+            limit = f"{target.vocabulary} (the vocabulary)" if target.vocabulary <= MAX_WIDTH else f"{MAX_WIDTH}"
+            raise ExecutorError(f"width must be in 1..{limit}, got {self.width}")
+        rule, _ = self.rules(target, 0)
+        check_recorded(rule)
+        if self.candidates is not None:
+            check_candidates(target, drafter, self.candidates)
+            if rule.sampled_candidates:
+                raise UsageError(
+                    f"rule {self.rule} draws its candidates: a tree that keeps the best of them would bias it"
+                )
+
+    def levels(self, drafter: Drafter) -> int:
+        """D."""
+        return usual_depth(drafter) if self.depth is None else self.depth
+
+    def rules(self, target: Target, first: int) -> tuple[Rule, Rule]:
+        """The rule that is recorded, and the one that writes the requests from `first` on."""
+        name = self.rule or ("greedy" if self.temperature == 0 else "sample-and-match")
+        if self.temperature == 0:
+            return make_rule(name), Greedy()
+        warp = Warp(self.temperature, self.top_k, self.top_p)
+        verifying, writing = (int(n) >> 1 for n in np.random.SeedSequence([self.seed, first]).generate_state(2, "u8"))
+        rule = make_rule(name, warp=warp, generator=seeded(target.device, verifying))
+        return rule, SampleAndMatch(warp, seeded(target.device, writing))
+
+    def wanted(self, drafter: Drafter, rule: Rule) -> Wanted:
+        """What is looked at in the teacher-forced pass."""
+        accept = rule.sampled_candidates or (self.probabilities and self.temperature > 0)
+        return Wanted(self.levels(drafter), self.width, rule, self.probabilities, accept, self.draws)
+
+    def provenance(self, target: Target, drafter: Drafter) -> dict[str, Any]:
+        """What a trace says of it."""
+        rule, _ = self.rules(target, 0)
+        policy, told = self.candidates, dict[str, Any]()
+        if self.top_k is not None:
+            told["top_k"] = self.top_k
+        if self.top_p < 1:
+            told["top_p"] = self.top_p
+        if self.wanted(drafter, rule).accept:
+            told["accept"] = manner(rule, self.width, self.draws)
+        if self.probabilities:
+            told["draft_prob"] = "warped" if rule.sampled_candidates else "temperature 1"
+        if policy is not None:
+            reach = {"depth": policy.depth, "beam": policy.beam, "width": policy.children}
+            told["candidates"] = reach | {"stride": self.stride}
+        return {
+            "verification": self.rule or ("greedy" if self.temperature == 0 else "sample-and-match"),
+            "temperature": self.temperature,
+            "new_tokens": self.new_tokens,
+            "seed": self.seed,
+            **told,
+        }

@@ -1,0 +1,69 @@
+"""Traces of the drafters in `data/models`, all of one text: `python -m executor.train.traces data [NAME...]`.
+
+What the target writes does not depend on who drafts, so it is written once for all drafters of a target.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from executor.checkpoints import load_drafter
+from executor.loading import load_target, load_tokenizer
+from executor.prompts import read_prompts
+from executor.record import collect
+from executor.train.shipped import NAME
+from treeopt.trace import save_trace
+
+# The name of a drafter's traces, and the drafter below data/models or in words.
+DRAFTERS = {
+    "prompt-lookup": "prompt-lookup",
+    "unigram": "stdlib-unigram",
+    "bigram": "stdlib-bigram",
+    "medusa": "stdlib-medusa",
+    "medusa2": "stdlib-medusa2",
+    "hydra": "stdlib-hydra",
+    "hydra-plus": "stdlib-hydra-plus",
+    "eagle": "stdlib-eagle",
+    "hass": "stdlib-hass",
+    "coral": "stdlib-coral",
+    "coral-router": "stdlib-coral-router",
+    "eagle3": "stdlib-eagle3",
+}
+OWN_TARGET = {"medusa2": "stdlib-medusa2/target"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "t0": {"requests": 1000, "new_tokens": 32},
+    "t1": {"requests": 600, "new_tokens": 64, "temperature": 1.0, "seed": 1},
+}
+
+
+def place_of(data: Path, name: str) -> Path | str:
+    """Where the drafter of this name is, as `load_drafter` takes it."""
+    folder = data / "models" / DRAFTERS[name]
+    return folder if folder.is_dir() else DRAFTERS[name]
+
+
+def target_of(data: Path, name: str) -> Path:
+    """The target that it drafts for."""
+    return data / "models" / OWN_TARGET.get(name, NAME)
+
+
+def record(data: Path, names: Sequence[str] = tuple(DRAFTERS)) -> None:
+    """Write `data/traces/NAME-t0.npz` (greedy) and `NAME-t1.npz` (sampled, for sample-and-match) of each drafter."""
+    prompts = read_prompts(data / "prompts" / "stdlib.jsonl")
+    written: dict[tuple[Path, str], dict[int, list[list[int]]]] = {}
+    for name in names:
+        folder = target_of(data, name)
+        target = load_target(folder, packed=True)
+        drafter = load_drafter(place_of(data, name), target, packed=True)
+        tokens = load_tokenizer(folder, vocabulary=target.vocabulary)([p.text for p in prompts])["input_ids"]
+        for kind, settings in SETTINGS.items():
+            count, rest = settings["requests"], {k: v for k, v in settings.items() if k != "requests"}
+            texts = written.setdefault((folder, kind), {})
+            found = collect(target, drafter, prompts[:count], tokens[:count], written=texts, width=16, stop=[0], **rest)
+            save_trace(found, data / "traces" / f"{name}-{kind}.npz")
+            print(f"{name}-{kind}: {found.anchors} anchors", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]), sys.argv[2:] or tuple(DRAFTERS))

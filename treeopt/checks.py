@@ -1,0 +1,153 @@
+"""What the values of a trace must be. Each check names the field and the index of the first value that is not so."""
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.arrays import FORMAT
+from treeopt.errors import TraceError
+
+if TYPE_CHECKING:
+    from treeopt.trace import Candidates, Trace
+
+MISSED = -1
+PAST_END = -2
+MAX_DEPTH = 64
+MAX_WIDTH = 1024
+
+
+def check(trace: "Trace") -> None:
+    """Check every array against the format.
+
+    Raises:
+        TraceError: names the field and the index.
+    """
+    _check_types(trace)
+    _check_anchors(trace)
+    _check_ranks(trace)
+    _check_probabilities(trace)
+    _check_entropies(trace)
+    _check_domains(trace)
+    if trace.candidates is not None:
+        _check_candidates(trace.candidates, trace.anchors)
+
+
+def _first(bad: NDArray[np.bool_]) -> str:
+    """Index of the first true entry, as `[i]` or `[i, j]`."""
+    index = np.unravel_index(int(np.argmax(bad)), bad.shape)
+    return "[" + ", ".join(str(int(i)) for i in index) + "]"
+
+
+def _check_types(trace: "Trace") -> None:
+    values: dict[str, Any] = {f.name: getattr(trace, f.name) for f in fields(trace)}
+    if trace.candidates is not None:
+        values |= {f"candidates_{f.name}": getattr(trace.candidates, f.name) for f in fields(trace.candidates)}
+    for name, (expected, _, _) in FORMAT.items():
+        value = None if name == "meta" else values.get(name)
+        if value is not None and (not isinstance(value, np.ndarray) or value.dtype != expected):
+            found = getattr(value, "dtype", type(value))
+            raise TraceError(f"`{name}` must be a {np.dtype(expected)} array, found {found}")
+
+
+def _check_anchors(trace: "Trace") -> None:
+    request, position = trace.request, trace.position
+    if request.ndim != 1 or position.shape != request.shape:
+        raise TraceError(f"`request` and `position` must be of one length, found {request.shape}, {position.shape}")
+    if len(request) == 0:
+        raise TraceError("`request` is empty: a trace has at least one anchor")
+    if request[0] < 0:
+        raise TraceError(f"request[0] must be 0 or more, found {request[0]}")
+    backwards = request[1:] < request[:-1]
+    if backwards.any():
+        i = int(np.argmax(backwards)) + 1
+        raise TraceError(f"request[{i}] must not fall below {request[i - 1]}, found {request[i]}")
+    fresh = np.append(True, request[1:] > request[:-1])
+    due = np.arange(len(request)) - np.maximum.accumulate(np.where(fresh, np.arange(len(request)), 0))
+    if (position != due).any():
+        i = int(np.argmax(position != due))
+        raise TraceError(f"position[{i}] must be {due[i]} (consecutive from 0 in each request), found {position[i]}")
+
+
+def _check_ranks(trace: "Trace") -> None:
+    rank, width = trace.rank, trace.width
+    if rank.ndim != 2 or len(rank) != trace.anchors or not 1 <= rank.shape[1] <= MAX_DEPTH:
+        raise TraceError(f"`rank` must be ({trace.anchors}, 1..{MAX_DEPTH}), found {rank.shape}")
+    if not 1 <= width <= MAX_WIDTH:
+        raise TraceError(f"`width` must be in 1..{MAX_WIDTH}, found {width}")
+    bad = (rank < PAST_END) | (rank >= width)
+    if bad.any():
+        raise TraceError(f"rank{_first(bad)} must be in [-2, {width - 1}] (width {width}), found {rank[bad][0]}")
+    left = (trace.stops[trace.request_index] - np.arange(trace.anchors))[:, None]
+    past = np.arange(trace.depth) >= left
+    wrong = (rank == PAST_END) != past
+    if wrong.any():
+        due = "-2 (past the end of its request)" if past[wrong][0] else "-1 or more (inside its request)"
+        raise TraceError(f"rank{_first(wrong)} must be {due}, found {rank[wrong][0]}")
+
+
+def _check_probabilities(trace: "Trace") -> None:
+    for name in ("accept", "draft_prob"):
+        values = getattr(trace, name)
+        if values is None:
+            continue
+        shape = (trace.anchors, trace.depth, trace.width)
+        if values.shape != shape:
+            raise TraceError(f"`{name}` must have shape {shape}, found {values.shape}")
+        bad = ~((values >= 0) & (values <= 1))
+        if bad.any():
+            raise TraceError(f"{name}{_first(bad)} must be in [0, 1], found {values[bad][0]}")
+        total = values.sum(axis=2, dtype=np.float32)
+        over = total > 1.01  # float16 rounds each of W values by at most 2^-11 of itself
+        if over.any():
+            raise TraceError(f"{name}{_first(over)} must sum to at most 1, found {total[over][0]:.4f}")
+
+
+def _check_entropies(trace: "Trace") -> None:
+    shapes = {"draft_entropy": (trace.anchors, trace.depth), "target_entropy": (trace.anchors,)}
+    for name, shape in shapes.items():
+        values = getattr(trace, name)
+        if values is None:
+            continue
+        if values.shape != shape:
+            raise TraceError(f"`{name}` must have shape {shape}, found {values.shape}")
+        bad = ~(np.isfinite(values) & (values >= 0))
+        if bad.any():
+            raise TraceError(f"{name}{_first(bad)} must be 0 or more and finite, found {values[bad][0]}")
+
+
+def _check_domains(trace: "Trace") -> None:
+    if trace.domain is None:
+        return
+    if trace.domain.shape != (trace.requests,):
+        raise TraceError(f"`domain` must have one label a request ({trace.requests}), found {trace.domain.shape}")
+    bad = (trace.domain < 0) | (trace.domain >= len(trace.domain_names))
+    if bad.any():
+        raise TraceError(
+            f"domain{_first(bad)} must be an index of the {len(trace.domain_names)} `domain_names`, "
+            f"found {trace.domain[bad][0]}"
+        )
+
+
+def _check_candidates(candidates: "Candidates", anchors: int) -> None:
+    offset, count = candidates.offset, len(candidates.parent)
+    if offset.shape != (anchors + 1,) or offset[0] != 0 or offset[-1] != count or (np.diff(offset) < 0).any():
+        raise TraceError(f"`candidates_offset` must rise from 0 to {count} in {anchors + 1} entries")
+    for name in ("rank", "logprob", "hit"):
+        if getattr(candidates, name).shape != (count,):
+            raise TraceError(f"`candidates_{name}` must have {count} entries")
+    own = np.arange(count) - np.repeat(offset[:-1], np.diff(offset))
+    bad = (candidates.parent < -1) | (candidates.parent >= own)
+    if bad.any():
+        raise TraceError(
+            f"candidates_parent{_first(bad)} must stand before its child, found {candidates.parent[bad][0]}"
+        )
+    bad = ~(candidates.logprob <= 0)
+    if bad.any():
+        raise TraceError(f"candidates_logprob{_first(bad)} must be at most 0, found {candidates.logprob[bad][0]}")
+    inner = candidates.parent >= 0
+    parent = np.where(inner, np.repeat(offset[:-1], np.diff(offset)) + candidates.parent, 0)
+    bad = candidates.hit & inner & ~candidates.hit[parent] if count else np.zeros(0, dtype=bool)
+    if bad.any():
+        raise TraceError(f"candidates_hit{_first(bad)} is true below a parent that is not hit")
