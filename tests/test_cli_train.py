@@ -70,6 +70,14 @@ def test_a_drafter_is_trained_and_written(tiny, tmp_path):
     assert str(tmp_path) not in json.dumps(log)
 
 
+def test_a_training_that_is_finished_is_not_gone_on_with(tiny, tmp_path):
+    assert train(tiny, tmp_path / "o", "--set", "depths=1").exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "o").iterdir() if path.is_file()) == [
+        *("config.json", "medusa_lm_head.safetensors", "training.json"),
+    ]
+    refused(train(tiny, tmp_path / "o", "--set", "depths=1", "--resume"), "--resume", "finished", code=2)
+
+
 def test_accuracy_is_shown_with_counts(tiny, tmp_path):
     result = train(tiny, tmp_path / "o", "--set", "depths=2")
     assert result.exit_code == 0, result.stderr
@@ -89,6 +97,24 @@ def test_a_drafter_that_is_there_is_trained_further(tiny, tmp_path):
     assert log_of(tmp_path / "o")["recipe"]["learning_rate"] == 1e-9
     refused(train(tiny, tmp_path / "p", "--drafter", tiny / "drafter", recipe="eagle"), "eagle", "medusa")
     refused(train(tiny, tmp_path / "q", "--drafter", tiny / "drafter"), "5 depths", "2")
+
+
+@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - {"medusa1", "medusa2"}))
+def test_every_recipe_writes_what_decodes(tiny, tmp_path, recipe):
+    """The router alone is trained of a drafter that is there."""
+    words = ["--set", "depths=2"]
+    if recipe == "coral-router":
+        assert train(tiny, tmp_path / "eagle", recipe="eagle").exit_code == 0
+        words += ["--drafter", tmp_path / "eagle", "--set", "router_groups=4"]
+    if recipe == "eagle3":
+        words += ["--set", "draft_vocabulary=100"]
+    result = train(tiny, tmp_path / "o", *words, recipe=recipe)
+    assert result.exit_code == 0, result.stderr
+    asked = ["--target", tiny / "target", "--prompt", "for i in", "--new-tokens", "12"]
+    plain = done("decode", *asked).stdout
+    assert done("decode", *asked, "--drafter", tmp_path / "o", "--tree", "[[0],[1],[0,0]]").stdout == plain
+    if recipe == "eagle3":
+        assert load_drafter(tmp_path / "o", load_target(tiny / "target")).lm_head.weight.shape[0] == 100
 
 
 def test_epochs_and_padded_rows(tiny, tmp_path):
@@ -209,7 +235,7 @@ def test_an_empty_folder_is_an_output(tiny, tmp_path):
 def test_two_processes_write_one_drafter(tiny, tmp_path):
     """Under torchrun, each writes its share of the texts and trains on its share of the rows; one speaks."""
     words = ["train", "--target", tiny / "target", "--data", tiny / "questions.jsonl", "--output", tmp_path / "o"]
-    words += ["--recipe", "medusa1", "--set", "depths=2", "--self-distill", "--distill-tokens", "8", "--json", *SHORT]
+    words += ["--recipe", "hydra", "--set", "depths=2", "--self-distill", "--distill-tokens", "8", "--json", *SHORT]
     (tmp_path / "main.py").write_text("from treeopt.cli import main\nmain()\n")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", tmp_path / "main.py"]
@@ -220,7 +246,7 @@ def test_two_processes_write_one_drafter(tiny, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert read_json(done.stdout)["recipe"] == "medusa1"
+    assert read_json(done.stdout)["recipe"] == "hydra"
     assert done.stderr.count("step 3/3: loss") == 1
     log = log_of(tmp_path / "o")
     assert (log["processes"], log["texts"]) == (2, 6)

@@ -156,6 +156,7 @@ def run(
         meta = {"target": target.name, "recipe": recipe.name}
         save_drafter(job.output, drafter, dtype=job.dtype, meta=meta)
         write_text(job.output / LOG, json.dumps(record, indent=1) + "\n")
+        (job.output / SETTINGS).unlink()
     trainer.accelerator.wait_for_everyone()
     return found
 

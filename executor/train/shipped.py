@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from executor.checkpoints import load_drafter
-from executor.loading import load_target, load_tokenizer
+from executor.loading import load_target, load_tokenizer, prepare
 from executor.prompts import write_prompts
 from executor.target import Target
 from executor.train import corpus
@@ -175,6 +175,7 @@ def write_texts(data: Path, output: Path, *, requests: int = 3000, temperature: 
 
 def _target(data: Path) -> tuple[Target, PreTrainedTokenizerBase]:
     """As it is stored: rounded to bfloat16."""
+    prepare("cpu")
     target = load_target(data / "models" / NAME)
     return target, load_tokenizer(data / "models" / NAME, vocabulary=target.vocabulary)
 

@@ -206,6 +206,8 @@ def _check_output(output: Path, resume: bool) -> None:
     begun = output.is_dir() and any(output.iterdir())
     if begun and not resume:
         raise UsageError(f"--output {output} is not empty: give --resume to go on with it, or another name")
+    if resume and (output / "training.json").exists():
+        raise UsageError(f"--resume: the training in {output} is finished")
     if resume and not begun:
         raise UsageError(f"--resume: nothing in {output} to go on with")
 
