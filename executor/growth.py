@@ -40,7 +40,7 @@ class Level:
     """How one depth is drafted; the root is node 0, node n of the tree is n + 1.
 
     Attributes:
-        expanded: int64 (e,), nodes one depth above whose children are drafted.
+        expanded: int64 (e,), place among the nodes one depth above of those whose children are drafted.
         parents: int64 (1, e), place of each one's parent among the nodes expanded one level above.
         nodes: the nodes of this depth, which follow one another.
         rank: int64 (n,), candidate rank of each node.
@@ -82,7 +82,7 @@ class StaticGrowth:
             width = 1 + max(ranks[node] for node in nodes)
             self.levels.append(
                 Level(
-                    expanded=tensor(expanded),
+                    expanded=tensor([node - depths.index(depth - 1) for node in expanded]),
                     parents=tensor([above.index(parents[node]) for node in expanded])[None],
                     nodes=slice(nodes[0], nodes[-1] + 1),
                     rank=tensor([ranks[node] for node in nodes]),
@@ -95,17 +95,17 @@ class StaticGrowth:
 
     def draft(self, drafter: Drafter | None, state: Any, root: Tensor, rule: Rule) -> Draft:
         """See `Growth.draft`."""
-        tokens = root[:, None].expand(-1, self.count).clone()
-        kept = []
+        tokens, kept = [root[:, None]], []  # of each depth
         for level in self.levels:
             assert drafter is not None
-            scores = drafter.level(state, tokens.index_select(1, level.expanded), level.parents)
+            scores = drafter.level(state, tokens[-1].index_select(1, level.expanded), level.parents)
             if scores.shape[1] == 1 and (rule.needs_scores or rule.sampled_candidates):
                 scores = scores.expand(-1, len(level.expanded), -1)
             best = rule.candidates(scores, level.width).flatten(1)
-            tokens[:, level.nodes] = best.index_select(1, level.place if scores.shape[1] > 1 else level.rank)
+            tokens.append(best.index_select(1, level.place if scores.shape[1] > 1 else level.rank))
             kept.append(scores)
-        return Draft(tokens, self.topology, self.fed, torch.cat(kept, 1) if rule.needs_scores and kept else None)
+        scored = torch.cat(kept, 1) if rule.needs_scores and kept else None
+        return Draft(torch.cat(tokens, 1), self.topology, self.fed, scored)
 
 
 class DynamicGrowth:

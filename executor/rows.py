@@ -22,7 +22,7 @@ class Rows:
 
     Attributes:
         lengths: int64 (batch,), tokens in the cache.
-        root: int64 (batch,), the last committed token, not in the cache yet.
+        root: int64 (batch,), the last committed token, not in the cache yet; any for rows without a request.
         active: bool (batch,), False for rows without a request: they are computed, and stay where they are.
         outcome: int64 (batch, depth + 3), of the last step: drafted tokens kept; place in the order of feeding of the
             deepest node kept, -1 if it was never fed; tokens committed, in their order.
@@ -60,10 +60,11 @@ class Rows:
         self.target, self.drafter, self.growth, self.rule, self.batch = target, drafter, growth, rule, batch
         self.lengths, self.root, self.active = zeros(batch), zeros(batch), zeros(batch).bool()
         self.outcome = zeros(batch, steps + 2)
-        self.taps = () if drafter is None else drafter.taps
+        self.taps = None if drafter is None else drafter.taps
         features = torch.zeros(batch, steps, target.feature_width(self.taps), dtype=target.dtype, device=device)
         fed = zeros(batch, steps)
         self.committed = Committed(zeros(batch, steps), features, fed, zeros(batch), growth.fed_in_place)
+        self._committed = [self.committed.first(moved) for moved in range(1, steps)] + [self.committed]
 
     def leave(self, rows: Sequence[int]) -> None:
         """These rows have no request any more."""
@@ -98,29 +99,24 @@ class Rows:
             all_fed: see `Drafter.extend`.
         """
         if self.drafter is not None:
-            last = self.committed
-            parts = last.tokens[:, :steps], last.features[:, :steps], last.fed[:, :steps]
-            new = Committed(*parts, last.counts, last.in_place)
-            self.drafter.extend(self.state, new, view=view, all_fed=all_fed)
+            self.drafter.extend(self.state, self._committed[steps - 1], view=view, all_fed=all_fed)
         return self.growth.draft(self.drafter, self.state, self.root, self.rule)
 
     @torch.no_grad()
     def verify(self, draft: Draft, *, view: int) -> None:
         """One forward of the target; accept, and move the cache, the lengths and the roots on."""
-        tree = draft.topology
+        tree, last = draft.topology, self.committed
         outputs = self.target.verify(draft.tokens, self.lengths, tree.depth, tree.ancestors, view, taps=self.taps)
         accepted = self.rule.accept(outputs.logits, draft)
-        moved = torch.where(self.active, accepted.count + 1, 0)
         assert self.target.cache is not None
         if not self.growth.in_place:
             self.target.cache.compact(self.lengths, accepted.path)
-        if self.drafter is not None:
+        if self.taps is not None:
             path = accepted.path[:, :, None].expand(-1, -1, outputs.features.shape[2])
-            self.committed.features.copy_(outputs.features.gather(1, path))
-            self.committed.fed.copy_(draft.fed.expand(self.batch, -1).gather(1, accepted.path))
-        self.committed.tokens.copy_(accepted.emitted)
-        self.committed.counts.copy_(moved)
-        self.lengths.add_(moved)
-        count = accepted.count[:, None]
-        self.root.copy_(torch.where(self.active, accepted.emitted.gather(1, count)[:, 0], self.root))
-        self.outcome.copy_(torch.cat([count, self.committed.fed.gather(1, count), accepted.emitted], 1))
+            torch.gather(outputs.features, 1, path, out=last.features)
+        torch.gather(draft.fed.expand(self.batch, -1), 1, accepted.path, out=last.fed)
+        torch.mul(accepted.count + 1, self.active, out=last.counts)
+        last.tokens.copy_(accepted.emitted)
+        self.lengths.add_(last.counts)
+        self.root.copy_(accepted.emitted[:, -1])
+        torch.cat([accepted.count[:, None], last.fed[:, -1:], accepted.emitted], 1, out=self.outcome)

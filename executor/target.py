@@ -35,6 +35,7 @@ CHUNK = 1024  # tokens of a prompt that go through the model at once
 SHAPES = 64  # compiled forwards kept; torch keeps 8 unless told
 
 Mask = Tensor | BlockMask
+Taps = tuple[int, ...] | None  # layers whose inputs are wanted as features; () for the LM head's, None for no features
 
 
 @dataclass(frozen=True)
@@ -115,15 +116,15 @@ class Target:
     def _keep_output(self, layer: int, module: nn.Module, args: Any, output: Any) -> None:
         self._tapped[layer] = output[0] if isinstance(output, tuple) else output
 
-    def _gathered(self, taps: tuple[int, ...], last: Tensor) -> Tensor:
+    def _gathered(self, taps: Taps, last: Tensor) -> Tensor:
         """The features that were asked for; what the layers left is forgotten."""
         found = torch.cat([self._tapped[layer] for layer in taps], -1) if taps else last
         self._features, self._tapped = None, {}
         return found
 
-    def feature_width(self, taps: tuple[int, ...]) -> int:
+    def feature_width(self, taps: Taps) -> int:
         """Width of the features that a drafter with these taps is given."""
-        return self.hidden * max(1, len(taps))
+        return 0 if taps is None else self.hidden * max(1, len(taps))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The input embeddings: int64 (...) -> (..., hidden)."""
@@ -234,15 +235,15 @@ class Target:
         prompts: Sequence[Sequence[int]],
         *,
         chunk: int = CHUNK,
-        taps: tuple[int, ...] = (),
+        taps: Taps = (),
     ) -> list[Tensor]:
-        """Fill cache rows with the prompts; per prompt its features, (len(prompt), hidden).
+        """Fill cache rows with the prompts; per prompt its features, (len(prompt), hidden), see `verify`.
 
         Prompts may be empty (nothing is computed). Right-padded: what lies beyond a prompt's end is never seen.
         At most `chunk` tokens of each go through the model at once. No logits are computed.
         """
         assert self.cache is not None, "allocate() first"
-        self.tap(taps)
+        self.tap(taps or ())
         width = self.feature_width(taps)
         features = [torch.empty(len(p), width, dtype=self.dtype, device=self.device) for p in prompts]
         for start in range(0, max((len(p) for p in prompts), default=0), chunk):
@@ -261,7 +262,7 @@ class Target:
             )[0]
             found = self._gathered(taps, found)
             for i, piece, row in zip(live, pieces, found, strict=True):
-                features[i][start : start + len(piece)] = row[: len(piece)]
+                features[i][start : start + len(piece)] = row[: len(piece), :width]
         return features
 
     def _positions(self, lengths: Tensor, depths: Tensor) -> Tensor:
@@ -291,7 +292,7 @@ class Target:
         ancestors: Tensor,
         view: int,
         first: int = 0,
-        taps: tuple[int, ...] = (),
+        taps: Taps = (),
     ) -> Outputs:
         """One forward over nodes of every sequence's tree, the root being node 0.
 
@@ -302,7 +303,8 @@ class Target:
             ancestors: bool (b, fed, first + fed), row is below or equal to column; parents before children.
             view: columns of the cache that are looked at; at least max(lengths) + first + fed. Best a multiple
                 of 8, for "flex" one of 128.
-            taps: layers whose inputs are wanted as features, see `tap`; () for the input of the LM head.
+            taps: layers whose inputs are wanted as features, see `tap`; () for the input of the LM head, None if
+                nobody will look at features.
         """
         assert self.cache is not None, "allocate() first"
         assert view <= self.cache.capacity, "allocate() more"
@@ -327,7 +329,7 @@ class Target:
         )
 
     @torch.no_grad()
-    def features(self, tokens: Tensor, taps: tuple[int, ...] = ()) -> Outputs:
+    def features(self, tokens: Tensor, taps: Taps = ()) -> Outputs:
         """A plain causal forward without cache, tokens int64 (batch, length), for training and recording."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
         return self._call(self.model, taps, input_ids=tokens, position_ids=positions, use_cache=False)
@@ -355,8 +357,9 @@ class Target:
             return mask
         return folded(mask, self._group)
 
-    def _call(self, forward: Callable[..., Any], taps: tuple[int, ...], **words: Any) -> Outputs:
-        self.tap(taps)
+    def _call(self, forward: Callable[..., Any], taps: Taps, **words: Any) -> Outputs:
+        if taps:
+            self.tap(taps)
         logits = forward(**words).logits
         if self._features is None:
             raise ExecutorError(f"{self.name}: its decoder does not return the input of the LM head")
