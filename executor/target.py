@@ -26,6 +26,7 @@ from executor.attention import (
     tree_mask,
     tree_seen,
     tree_table,
+    tree_windows,
 )
 from executor.cache import Layout, TreeCache, free_bytes, layout_of
 from executor.packing import unpack_linears
@@ -78,7 +79,8 @@ class Target:
         self._features: Tensor | None = None
         self._tapped: dict[int, Tensor] = {}
         self._taps: set[int] = set()
-        self._tables: dict[int, tuple[ref[Tensor], Tensor]] = {}  # by the id of a tree's tensor, while it lives
+        # By the id of a tree's tensor, while it lives, and by reach; a graph that was captured goes on reading them.
+        self._tables: dict[int, tuple[ref[Tensor], dict[int, tuple[Tensor, Tensor]]]] = {}
         self._forward: Callable[..., Any] = model
 
     def _keep_features(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -265,9 +267,8 @@ class Target:
                 features[i][start : start + len(piece)] = row[: len(piece), :width]
         return features
 
-    def _positions(self, lengths: Tensor, depths: Tensor) -> Tensor:
-        """Of nodes; those past the model's context, which no text can reach, are put at its end."""
-        positions = lengths[:, None] + depths
+    def _inside(self, positions: Tensor) -> Tensor:
+        """Positions of nodes; those past the model's context, which no text can reach, are put at its end."""
         if self.context_limit is None or self.cache is None or self.cache.capacity <= self.context_limit:
             return positions
         return positions.clamp(max=self.context_limit - 1)
@@ -308,14 +309,14 @@ class Target:
         """
         assert self.cache is not None, "allocate() first"
         assert view <= self.cache.capacity, "allocate() more"
-        columns = self.cache.columns
-        self.cache.place(lengths[:, None] + columns[first : first + tokens.shape[1]], view)
+        start = lengths[:, None]
+        self.cache.place(start + self.cache.columns[first : first + tokens.shape[1]], view)
 
         def mask(window: int | None) -> Mask:
             if self.attention == "flex":
                 return tree_blocks(lengths, depths, ancestors, view, window)
             if window is None:
-                return tree_mask(lengths, self._table(ancestors), columns[1 : view + 1])
+                return tree_mask(lengths, *self._windows(ancestors, view), view)
             return self._additive(tree_seen(lengths, depths, ancestors, view, window))
 
         return self._call(
@@ -323,7 +324,7 @@ class Target:
             taps,
             input_ids=tokens,
             attention_mask=self._masks(mask),
-            position_ids=self._positions(lengths, depths),
+            position_ids=self._inside(start + depths),
             past_key_values=self.cache,
             use_cache=True,
         )
@@ -339,16 +340,20 @@ class Target:
         masks = {kind: build(window) for kind, window in self.windows.items()}
         return masks.get("", masks)
 
-    def _table(self, ancestors: Tensor) -> Tensor:
-        """The table of a tree; that of a static tree, whose tensor comes again in every step, is made once."""
-        if torch.compiler.is_compiling():
-            return tree_table(ancestors, self.dtype, self._group if self.attention == "packed" else 1)
+    def _windows(self, ancestors: Tensor, view: int) -> tuple[Tensor, Tensor]:
+        """See `tree_windows`; a static tree, whose tensor comes again in every step, has one table for each reach."""
+        reach = 1 << (view - 1).bit_length()
         key = id(ancestors)
-        known = self._tables.get(key)
-        if known is None or known[0]() is not ancestors:
-            table = tree_table(ancestors, self.dtype, self._group if self.attention == "packed" else 1)
-            known = self._tables[key] = ref(ancestors, lambda _: self._tables.pop(key, None)), table
-        return known[1]
+        known = None if torch.compiler.is_compiling() else self._tables.get(key)
+        if known is not None and known[0]() is ancestors and reach in known[1]:
+            return known[1][reach]
+        table = tree_table(ancestors, self.dtype, reach, self._group if self.attention == "packed" else 1)
+        found = tree_windows(table, reach)
+        if not torch.compiler.is_compiling():
+            if known is None or known[0]() is not ancestors:
+                known = self._tables[key] = ref(ancestors, lambda _: self._tables.pop(key, None)), {}
+            known[1][reach] = found
+        return found
 
     def _additive(self, seen: Tensor) -> Tensor:
         """The mask that the attention in use wants."""

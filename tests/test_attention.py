@@ -1,8 +1,20 @@
+from itertools import product
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_mask
 
-from executor.attention import additive, chunk_seen, folded, near, tree_blocks, tree_mask, tree_seen, tree_table
+from executor.attention import (
+    additive,
+    chunk_seen,
+    folded,
+    near,
+    tree_blocks,
+    tree_mask,
+    tree_seen,
+    tree_table,
+    tree_windows,
+)
 from executor.topology import Topology
 
 PARENTS = torch.tensor([[0, 0, 1, 1, 2, 4, 5, 0], [0, 0, 0, 2, 3, 4, 5, 6]])
@@ -46,11 +58,14 @@ def test_later_nodes_alone_see_the_same(window):
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("part", [slice(0, 8), slice(4, 7)])
 def test_looking_a_mask_up_is_the_same(part, group):
-    lengths, depths, ancestors = torch.tensor([5, 9]), TOPOLOGY.depth[:, part], TOPOLOGY.ancestors[:, part, : part.stop]
-    for b in (slice(0, 1), slice(0, 2)):
-        due = additive(tree_seen(lengths, depths[b], ancestors[b], 24), torch.bfloat16)[:, None]
-        found = tree_mask(lengths, tree_table(ancestors[b], torch.bfloat16, group), torch.arange(1, 25))
-        assert torch.equal(found, folded(due, group))
+    depths, ancestors = TOPOLOGY.depth[:, part], TOPOLOGY.ancestors[:, part, : part.stop]
+    for b, lengths in product((slice(0, 1), slice(0, 2)), ([5, 9], [0, 24 - part.stop], [24, 0])):
+        due = additive(tree_seen(torch.tensor(lengths), depths[b], ancestors[b], 24), torch.bfloat16)[:, None]
+        for reach in (24, 32):
+            windows = tree_windows(tree_table(ancestors[b], torch.bfloat16, reach, group), reach)
+            found = tree_mask(torch.tensor(lengths), *windows, 24)
+            assert found.is_contiguous()
+            assert torch.equal(found, folded(due, group))
 
 
 def test_one_topology_serves_all_sequences():
