@@ -123,6 +123,19 @@ def _children(parent: Tensor, own: Tensor, present: Tensor | None, width: int) -
     return table.view(*parent.shape, width + 1)[..., :width]
 
 
+def below(above: Tensor, parents: Tensor) -> Tensor:
+    """What one level's nodes see of a step's fed nodes, themselves at the end: bool (b, nodes, fed + nodes).
+
+    Args:
+        above: bool (b, nodes of the level before, fed), the same of their parents.
+        parents: int64 (b, nodes), places in the level before.
+    """
+    batch, nodes = parents.shape
+    lines = above.expand(batch, -1, -1).gather(1, parents[..., None].expand(-1, -1, above.shape[2]))
+    itself = torch.eye(nodes, dtype=torch.bool, device=parents.device).expand(batch, -1, -1)
+    return torch.cat([lines, itself], 2)
+
+
 @dataclass(frozen=True, eq=False)
 class Draft:
     """What a step proposes.

@@ -11,6 +11,7 @@ from executor.drafters.language_model import LanguageModel
 from executor.graphs import WARM_UP, Graphs, state_of
 from executor.rows import Rows
 from executor.sampling import Warp, seeded
+from tests.drafters import MAKE, random_drafter
 from tests.models import generated, random_heads, random_prompts, small_model, small_target
 from treeopt.errors import UsageError
 from treeopt.policy import DynamicTree
@@ -44,10 +45,12 @@ class Recorder:
 
 
 def drafter(kind: str) -> LanguageModel | object:
+    if kind in MAKE:
+        return random_drafter(kind, small_target())
     return random_heads() if kind == "medusa" else LanguageModel(small_target(seed=1))
 
 
-@pytest.mark.parametrize("kind", ["medusa", "language-model"])
+@pytest.mark.parametrize("kind", ["medusa", "language-model", "hydra++", "eagle3"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_replayed_steps_equal_generate(monkeypatch, kind, shape):
     """Prompts are long enough that a run crosses from one view into the next."""

@@ -19,6 +19,7 @@ from executor.drafters.language_model import LanguageModel
 from executor.rows import Rows
 from executor.sampling import Warp, seeded
 from executor.target import Target
+from tests.drafters import MAKE, random_drafter
 from tests.models import random_heads, random_prompts, small_target
 from treeopt.policy import DynamicTree
 from treeopt.tree import Tree
@@ -104,6 +105,8 @@ GRID = [(rule, tree) for rule in RULES for tree in TREES if allowed(rule, tree)]
 
 
 def drafter(kind: str) -> Drafter:
+    if kind in MAKE:
+        return random_drafter(kind, small_target())
     return random_heads(heads=3) if kind == "medusa" else LanguageModel(small_target(seed=1))
 
 
@@ -150,6 +153,12 @@ PLANTED: dict[str, Callable[[Tensor], object]] = {
     "copy": lambda x: x.cpu(),
     "constant": lambda x: x + torch.tensor([1], device=x.device),
 }
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MAKE if kind != "medusa"])
+@pytest.mark.parametrize("tree", ["chain", "branching", "dynamic"])
+def test_no_drafter_reads(tree, kind):
+    test_a_step_reads_nothing("sample-and-match", tree, kind)
 
 
 @pytest.mark.parametrize("planted", PLANTED)
@@ -220,6 +229,12 @@ def test_a_step_is_one_graph(rule, tree, kind):
     assert counter.frame_count == 1
     assert counter.op_count > 100
     assert torch.equal(*outcomes)
+
+
+@pytest.mark.parametrize("kind", ["hydra++", "coral-router", "eagle3"])
+@pytest.mark.parametrize("tree", ["branching", "dynamic"])
+def test_drafting_is_in_the_graph(tree, kind):
+    test_a_step_is_one_graph("greedy", tree, kind)
 
 
 def test_a_planted_read_breaks_the_graph(monkeypatch):

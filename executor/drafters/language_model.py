@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from executor.cache import TreeCache
 from executor.drafters.base import Committed, Forced
 from executor.target import Target
+from executor.topology import below
 from treeopt.errors import ExecutorError
 
 MAX_DEPTH = 64
@@ -129,7 +130,8 @@ class LanguageModel(nn.Module):
     def _nodes(self, state: LanguageModelState, tokens: Tensor, parents: Tensor) -> Tensor:
         known = None if torch.compiler.is_compiling() else state.known.get(state.level)
         if known is None or known[0] is not parents:
-            known = parents, *_below(state.above, parents, state.level)
+            depths = torch.full((1, parents.shape[1]), state.level, device=parents.device)
+            known = parents, below(state.above, parents), depths
             if not torch.compiler.is_compiling():
                 state.known[state.level] = known  # a static tree's come again in every step
         _, state.above, depths = known
@@ -158,11 +160,3 @@ class LanguageModel(nn.Module):
             logits = nn.functional.pad(logits, (0, target.vocabulary - logits.shape[-1]), value=-torch.inf)
         for k in range(1, depth + 1):
             yield Forced(logits.roll(-k, 1))  # row t is the guess after x_{t+k}; the last k rows have no meaning
-
-
-def _below(above: Tensor, parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """Ancestors and depths of nodes, given the ancestors of the level above and each node's parent there."""
-    nodes = parents.shape[1]
-    lines = above.expand(len(parents), -1, -1).gather(1, parents[..., None].expand(-1, -1, above.shape[2]))
-    itself = torch.eye(nodes, dtype=torch.bool, device=parents.device).expand(len(parents), -1, -1)
-    return torch.cat([lines, itself], 2), torch.full((1, nodes), depth, device=parents.device)

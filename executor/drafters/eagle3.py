@@ -1,0 +1,130 @@
+"""EAGLE-3's drafter (Li et al. 2025, arXiv 2503.01840): three of the target's layers in, an LM head of its own out.
+
+g_t = W [h_low; h_mid; h_high]_t stands for the feature; a decoder layer attends over [norm(E(x_{t+1})); norm(g_t)]
+around the residual g_t. What it puts out is the next pair's g, before the last norm; after it, the head scores a
+reduced vocabulary.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from executor.drafters.layer import Attend, Layer, SelfAttention
+from executor.drafters.recurrent import Recurrent
+from executor.target import Target
+
+
+class PairLayer(Layer):
+    """A decoder layer over pairs; each side has a norm of its own."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        """Of `config`'s shape, with attention twice as wide at its input."""
+        super().__init__(config, 2 * config.hidden_size)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+class Eagle3(Recurrent):
+    """EAGLE-3, with the variants that are found in checkpoints.
+
+    Attributes:
+        draft_ids: int64 (drafted,), token of each row of the LM head, increasing; None for all tokens in order.
+    """
+
+    kind = "eagle3"
+    draft_ids: Tensor | None
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        *,
+        taps: tuple[int, ...],
+        target_hidden: int,
+        vocabulary: int,
+        draft_ids: Tensor | None = None,
+        norm_before_residual: bool = False,
+        feeds_normed: bool = False,
+        own_embeddings: bool = False,
+        norms: Literal["none", "fc", "input"] = "none",
+    ) -> None:
+        """Untrained.
+
+        Args:
+            config: the layer's shape.
+            taps: the target's layers that are read, as Hugging Face's `hidden_states` counts them.
+            target_hidden: width of each.
+            vocabulary: of the target.
+            draft_ids: the tokens that can be drafted; None for all.
+            norm_before_residual: the residual is the normalised feature (speculators' option).
+            feeds_normed: the next pair is given the output after the last norm (speculators' `norm_output`).
+            own_embeddings: embeddings are the drafter's own, not the target's.
+            norms: "fc": each tapped layer is normalised by itself (`fc_norm`); "input": all together (`input_norm`).
+        """
+        super().__init__()
+        self.config, self.taps, self.vocabulary = config, tuple(taps), vocabulary
+        self.norm_before_residual, self.feeds_normed, self.norms = norm_before_residual, feeds_normed, norms
+        hidden, eps, wide = config.hidden_size, config.rms_norm_eps, len(taps) * target_hidden
+        self.fc = nn.Linear(wide, hidden, bias=False)
+        if norms == "fc":
+            self.fc_norm = nn.ModuleList(LlamaRMSNorm(target_hidden, eps=eps) for _ in taps)
+        elif norms == "input":
+            self.input_norm = LlamaRMSNorm(wide, eps=eps)
+        self.layer = PairLayer(config)
+        self.norm = LlamaRMSNorm(hidden, eps=eps)
+        self.lm_head = nn.Linear(hidden, vocabulary if draft_ids is None else len(draft_ids), bias=False)
+        self.embed_tokens = nn.Embedding(vocabulary, hidden) if own_embeddings else None
+        self.register_buffer("draft_ids", draft_ids, persistent=False)
+
+    @property
+    def attention(self) -> SelfAttention:
+        """See `Recurrent.attention`."""
+        return self.layer.self_attn
+
+    def given(self, features: Tensor) -> Tensor:
+        """The tapped layers side by side, made one feature."""
+        features = features.to(self.fc.weight.dtype)
+        if self.norms == "fc":
+            parts = features.chunk(len(self.taps), -1)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        elif self.norms == "input":
+            features = self.input_norm(features)
+        out: Tensor = self.fc(features)
+        return out
+
+    def guess(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, attention: Attend) -> Tensor:
+        """See `Recurrent.guess`."""
+        normed = self.layer.hidden_norm(hidden)
+        pair = torch.cat([self.layer.input_layernorm(embeddings), normed], -1)
+        out: Tensor = self.layer(normed if self.norm_before_residual else hidden, pair, positions, attention)
+        return out
+
+    def scores(self, target: Target, guess: Tensor) -> Tensor:
+        """See `Recurrent.scores`; tokens that cannot be drafted score -inf."""
+        logits: Tensor = self.lm_head(self.norm(guess))
+        if self.draft_ids is None:
+            return logits
+        whole = logits.new_full((*logits.shape[:-1], self.vocabulary), -torch.inf)
+        return whole.index_copy(-1, self.draft_ids, logits)
+
+    def carried(self, guess: Tensor) -> Tensor:
+        """See `Recurrent.carried`."""
+        return self.norm(guess) if self.feeds_normed else guess
+
+    def embed(self, target: Target, tokens: Tensor) -> Tensor:
+        """See `Recurrent.embed`."""
+        if self.embed_tokens is None:
+            return super().embed(target, tokens)
+        found: Tensor = self.embed_tokens(tokens)
+        return found
+
+
+def usual_taps(layers: int) -> tuple[int, int, int]:
+    """The layers that EAGLE-3 reads of a target of so many: (2, L // 2, L - 3), of one below 7 (1, L // 2, L - 1).
+
+    >>> usual_taps(32)
+    (2, 16, 29)
+    """
+    return (2, layers // 2, layers - 3) if layers >= 7 else (1, layers // 2, layers - 1)

@@ -1,0 +1,196 @@
+"""Hydra heads (Ankner et al. 2024, arXiv 2402.05109): each also reads the tokens drafted before it.
+
+Head i (from 0) is given u = [h; E(x_{t+1}); ...; E(x_{t+1+i})], h the target's feature f_t and E its input embeddings:
+z = S u + s + SiLU(A u + a), then z = z + SiLU(B z + b) for each further layer, all of them the same one as in the
+published code, then logits U z + c. In Hydra++, h is what a decoder layer of the drafter's own makes of f_0 ... f_t.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from executor.drafters.base import Committed, Forced
+from executor.drafters.layer import Attend, Layer, LayerCache, Unrolled
+from executor.target import Target
+
+
+class Prefix(Layer):
+    """Hydra++'s layer over the target's features: causal, normalised before and after."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        """A whole one-layer Llama but for its embeddings."""
+        super().__init__(config)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def read(self, features: Tensor, positions: Tensor, attention: Attend) -> Tensor:
+        """Features (b, tokens, hidden) to what the heads are given."""
+        out: Tensor = self.norm(self(features, self.input_layernorm(features), positions, attention))
+        return out
+
+
+class Head(nn.Module):
+    """One head; `inputs` is the number of vectors side by side in what it is given."""
+
+    def __init__(self, inputs: int, hidden: int, vocabulary: int, *, layers: int, dropout: float) -> None:
+        """A starts at zero, S anyhow, as published."""
+        super().__init__()
+        self.first = nn.Linear(inputs * hidden, hidden)
+        self.skip = nn.Linear(inputs * hidden, hidden)
+        self.block = nn.Linear(hidden, hidden) if layers > 1 else None
+        self.output = nn.Linear(hidden, vocabulary)
+        self.layers, self.dropout = layers, dropout
+        for linear in (self.first, self.block):
+            if linear is not None:
+                nn.init.zeros_(linear.weight)
+
+    def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Given (..., inputs x hidden): logits (..., vocabulary) and z (..., hidden)."""
+        given = self._dropped(given)
+        z = self.skip(given) + F.silu(self.first(given))
+        for _ in range(self.layers - 1):
+            assert self.block is not None
+            z = self._dropped(z)
+            z = z + F.silu(self.block(z))
+        return self.output(self._dropped(z)), z
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
+
+@dataclass
+class HydraState:
+    """What the heads are given: h of each sequence, (batch, hidden), and of the last level's nodes what they read.
+
+    Attributes:
+        target: whose embeddings are read.
+        given: (batch, hidden), h before each root.
+        cache: of Hydra++'s layer.
+        above: (batch, nodes, inputs x hidden), read by the nodes of the last level.
+        level: levels drafted in this step.
+    """
+
+    target: Target
+    given: Tensor
+    cache: LayerCache | None
+    above: Tensor = field(default_factory=lambda: torch.zeros(0))
+    level: int = 0
+
+
+class Hydra(nn.Module):
+    """Sequentially dependent heads."""
+
+    kind = "hydra"
+    taps: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        hidden: int,
+        vocabulary: int,
+        *,
+        heads: int = 4,
+        layers: int = 1,
+        prefix: LlamaConfig | None = None,
+        grounded: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        """Untrained heads.
+
+        Args:
+            hidden: width of a feature.
+            vocabulary: of the target.
+            heads: levels.
+            layers: of each head, from the second on the same one.
+            prefix: shape of Hydra++'s layer; None for Hydra.
+            grounded: heads read drafted tokens; without it they are Medusa-like.
+            dropout: probability, in training, before each layer.
+        """
+        super().__init__()
+        self.hidden, self.grounded, self.dropout, self.layers = hidden, grounded, dropout, layers
+        self.heads = nn.ModuleList(
+            Head(i + 2 if grounded else 1, hidden, vocabulary, layers=layers, dropout=dropout) for i in range(heads)
+        )
+        self.prefix = None if prefix is None else Prefix(prefix)
+
+    @torch.no_grad()
+    def start_from(self, target: Target) -> None:
+        """Let every head's output layer begin as the target's LM head, as published."""
+        for head in self.heads:
+            output = head.output
+            assert isinstance(output, nn.Linear)
+            output.weight.copy_(target.head.weight)  # type: ignore[arg-type]
+            output.bias.zero_()
+
+    @property
+    def max_depth(self) -> int:
+        """One level a head."""
+        return len(self.heads)
+
+    def cache_bytes(self, batch: int, capacity: int) -> int:
+        """See `Drafter.cache_bytes`."""
+        if self.prefix is None:
+            return 0
+        return self.prefix.self_attn.layout(self.prefix.norm.weight.dtype).bytes(batch, capacity)
+
+    def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> HydraState:
+        """See `Drafter.begin`."""
+        given = torch.zeros(batch, self.hidden, dtype=target.dtype, device=target.device)
+        cache = None if self.prefix is None else LayerCache(self.prefix.self_attn, batch, capacity, given)
+        return HydraState(target, given, cache)
+
+    def lasting(self, state: HydraState) -> Sequence[Tensor]:
+        """See `Drafter.lasting`."""
+        return (state.given,) if state.cache is None else (state.given, state.cache.lengths)
+
+    @torch.no_grad()
+    def admit(self, state: HydraState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
+        """Keep h before the root, zero for a prompt of one token; see `Drafter.admit`."""
+        state.given[rows] = 0
+        if self.prefix is not None and state.cache is not None:
+            attention = state.cache.prompts(rows, lengths - 1)
+            if features.shape[1]:
+                positions = torch.arange(features.shape[1], device=rows.device)[None]
+                features = self.prefix.read(features, positions, attention)
+        if features.shape[1]:
+            last = (lengths - 2).clamp(min=0)
+            found = features[torch.arange(len(rows), device=rows.device), last]
+            state.given[rows] = torch.where((lengths > 1)[:, None], found, 0)
+
+    @torch.no_grad()
+    def extend(self, state: HydraState, committed: Committed, *, view: int, all_fed: bool) -> None:
+        """Keep h of the last committed position; see `Drafter.extend`."""
+        features, counts = committed.features, committed.counts
+        if self.prefix is not None and state.cache is not None:
+            positions, attention = state.cache.committed(features.shape[1], view)
+            features = self.prefix.read(features, positions, attention)
+            state.cache.advance(counts)
+        last = (counts - 1).clamp(min=0)
+        found = features[torch.arange(len(last), device=last.device), last]
+        state.given.copy_(torch.where((counts > 0)[:, None], found, state.given))
+        state.above, state.level = state.given[:, None], 0
+
+    @torch.no_grad()
+    def level(self, state: HydraState, tokens: Tensor, parents: Tensor) -> Tensor:
+        """One head over the level's nodes; see `Drafter.level`."""
+        if self.grounded:
+            place = parents.expand(len(tokens), -1)[..., None].expand(-1, -1, state.above.shape[2])
+            state.above = torch.cat([state.above.gather(1, place), state.target.embed(tokens)], 2)
+        scores: Tensor = self.heads[state.level](state.above)[0]
+        state.level += 1
+        return scores
+
+    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Forced]:
+        """See `Drafter.teacher_forced`."""
+        given = features.to(self.heads[0].first.weight.dtype)  # type: ignore[union-attr, arg-type]
+        if self.prefix is not None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+            given = self.prefix.read(given, positions, Unrolled())
+        for k, head in enumerate(list(self.heads)[:depth], 1):
+            if self.grounded:
+                given = torch.cat([given, target.embed(tokens.roll(-k, 1)).to(given.dtype)], 2)
+            yield Forced(*head(given))

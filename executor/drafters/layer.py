@@ -1,0 +1,200 @@
+"""One decoder layer as drafters use it: Llama's, fed with features, with a cache of its own.
+
+A layer projects, and is handed the attention that stands for what it is doing: reading prompts and committed tokens,
+drafting a level of a tree (`LayerCache`), or going through all depths of a text at once (`Unrolled`).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from executor.attention import attend, tree_mask, tree_table
+from executor.cache import Layout, TreeCache
+from executor.topology import below
+
+# Queries (b, heads, tokens, width), keys and values (b, key heads, tokens, width) -> (b, tokens, heads, width).
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class SelfAttention(nn.Module):
+    """Projections with rotary positions; `width` is that of the input where it is not the layer's own."""
+
+    is_causal = True
+
+    def __init__(self, config: LlamaConfig, width: int | None = None) -> None:
+        """Of `config.num_attention_heads` heads; biases of queries, keys and values as `attention_bias` says."""
+        super().__init__()
+        self.heads = int(config.num_attention_heads)
+        self.key_heads = int(config.num_key_value_heads or self.heads)
+        self.head_width = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
+        self.num_key_value_groups = self.heads // self.key_heads
+        width, bias = width or config.hidden_size, bool(config.attention_bias)
+        self.q_proj = nn.Linear(width, self.heads * self.head_width, bias=bias)
+        self.k_proj = nn.Linear(width, self.key_heads * self.head_width, bias=bias)
+        self.v_proj = nn.Linear(width, self.key_heads * self.head_width, bias=bias)
+        self.o_proj = nn.Linear(self.heads * self.head_width, config.hidden_size, bias=False)
+        self._rotary = [LlamaRotaryEmbedding(config)]  # in a list: a cast of the drafter leaves its frequencies be
+
+    def forward(self, x: Tensor, positions: Tensor, attention: Attend) -> Tensor:
+        """Of x (b, tokens, width) at positions int64 (b or 1, tokens)."""
+        query, key, value = (
+            project(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = apply_rotary_pos_emb(query, key, *self._rotary[0](query, positions))
+        out: Tensor = self.o_proj(attention(query, key, value).flatten(2))
+        return out
+
+    def layout(self, dtype: torch.dtype) -> Layout:
+        """What a token leaves in the cache."""
+        return Layout(1, self.key_heads, self.head_width, self.head_width, dtype)
+
+
+class Layer(nn.Module):
+    """Attention and MLP around a residual; what is normalised before is the drafter's affair."""
+
+    def __init__(self, config: LlamaConfig, width: int | None = None) -> None:
+        """Parameters are named as in Llama; `width` as of `SelfAttention`."""
+        super().__init__()
+        self.self_attn = SelfAttention(config, width)
+        self.mlp = LlamaMLP(config)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, residual: Tensor, x: Tensor, positions: Tensor, attention: Attend) -> Tensor:
+        """`residual` (b, tokens, hidden) goes around the attention over `x`."""
+        residual = residual + self.self_attn(x, positions, attention)
+        out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        return out
+
+
+class LayerCache:
+    """A layer's keys and values: those of committed positions, and behind them those of a step's nodes.
+
+    Attributes:
+        lengths: int64 (batch,), committed positions.
+    """
+
+    def __init__(self, attention: SelfAttention, batch: int, capacity: int, like: Tensor) -> None:
+        """Room for `batch` sequences of `capacity` positions, of the type and on the device of `like`."""
+        self._module, self._group = attention, attention.num_key_value_groups
+        self.cache = TreeCache(attention.layout(like.dtype), batch, capacity, like.device)
+        self.lengths = torch.zeros(batch, dtype=torch.long, device=like.device)
+        self._dtype, self._view = like.dtype, capacity
+        self._chains: dict[int, Tensor] = {}
+        self._start = torch.zeros(1, 1, 0, dtype=torch.bool, device=like.device)
+        self._above, self._fed, self._level = self._start, 0, 0
+        self._known: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def prompts(self, rows: Tensor, lengths: Tensor) -> Attend:
+        """These rows begin anew with so many positions, right-padded to the longest."""
+        self.cache.fill(rows.tolist(), 0, 0)
+        self.lengths[rows] = lengths
+        return partial(self._attend, None)
+
+    def committed(self, steps: int, view: int) -> tuple[Tensor, Attend]:
+        """Up to `steps` positions more; `advance` says how many count. Their positions, and how they attend."""
+        self._view = view
+        self._above, self._fed, self._level = self._start, 0, 0
+        if torch.compiler.is_compiling():
+            return self._placed(0, steps, self._chain(steps))
+        if steps not in self._chains:
+            self._chains[steps] = self._chain(steps)
+        return self._placed(0, steps, self._chains[steps])
+
+    def advance(self, counts: Tensor) -> None:
+        """So many of the positions read last are there to stay, int64 (batch,)."""
+        self.lengths.add_(counts)
+
+    def nodes(self, parents: Tensor) -> tuple[Tensor, Attend]:
+        """The next level of trees; parents int64 (b, nodes) are places in the level before. As `committed`."""
+        compiling = torch.compiler.is_compiling()
+        known = None if compiling else self._known.get(self._level)
+        if known is None or known[0] is not parents:
+            above = below(self._above, parents)
+            known = parents, above, tree_table(above, self._dtype, self._group)
+            if not compiling:
+                self._known[self._level] = known  # a static tree's come again in every step
+        _, self._above, table = known
+        _, attention = self._placed(self._fed, parents.shape[1], table)
+        positions = (self.lengths + self._level)[:, None].expand(-1, parents.shape[1])
+        self._fed, self._level = self._fed + parents.shape[1], self._level + 1
+        return positions, attention
+
+    def _chain(self, steps: int) -> Tensor:
+        causal = torch.ones(1, steps, steps, dtype=torch.bool, device=self.lengths.device).tril()
+        return tree_table(causal, self._dtype, self._group)
+
+    def _placed(self, first: int, count: int, table: Tensor) -> tuple[Tensor, Attend]:
+        columns = self.cache.columns
+        slots = self.lengths[:, None] + columns[first : first + count]
+        self.cache.place(slots, self._view)
+        return slots, partial(self._attend, tree_mask(self.lengths, table, columns[1 : self._view + 1]))
+
+    def _attend(self, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self.cache.update(key, value, 0)
+        return attend(self._module, query, keys, values, mask)[0]
+
+
+class Unrolled:
+    """Attention of all anchors of a text at one depth after the other ("training-time test", EAGLE-3, Li et al. 2025).
+
+    At depth k the query of anchor t sees the text's keys up to t, and its own of depths 2 .. k: what it would see if
+    it were drafted step by step. Scores that it must not see are minus infinity. Takes memory of length^2 a head and
+    depth.
+    """
+
+    def __init__(self) -> None:
+        """Nothing read yet."""
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The next depth; see `Attend`."""
+        self._keys.append(key)
+        self._values.append(value)
+        batch, shared, length, width = key.shape
+        grouped = query.reshape(batch, shared, -1, length, width) * width**-0.5
+        hidden = torch.ones(length, length, dtype=torch.bool, device=key.device).triu(1)
+        text = (grouped @ self._keys[0][:, :, None].transpose(-1, -2)).masked_fill(hidden, -torch.inf)
+        own = [(grouped * k[:, :, None]).sum(-1, keepdim=True) for k in self._keys[1:]]
+        weights = torch.cat([text, *own], -1).softmax(-1, dtype=torch.float32).to(query.dtype)
+        out = weights[..., :length] @ self._values[0][:, :, None]
+        for i, v in enumerate(self._values[1:]):
+            out = out + weights[..., length + i, None] * v[:, :, None]
+        return out.reshape(batch, -1, length, width).transpose(1, 2)
+
+
+def layer_config(model: Any, **changes: Any) -> LlamaConfig:
+    """A layer of the shape that the model's own have.
+
+    Args:
+        model: a Hugging Face configuration, or one of several parts whose text part counts.
+        changes: fields of a LlamaConfig that shall differ.
+    """
+    text = model.get_text_config()
+    heads = int(text.num_attention_heads)
+    found: dict[str, Any] = {
+        "vocab_size": int(text.vocab_size),
+        "hidden_size": int(text.hidden_size),
+        "intermediate_size": int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(getattr(text, "num_key_value_heads", None) or heads),
+        "head_dim": int(getattr(text, "head_dim", None) or text.hidden_size // heads),
+        "max_position_embeddings": int(getattr(text, "max_position_embeddings", None) or 2048),
+        "rms_norm_eps": float(getattr(text, "rms_norm_eps", None) or 1e-6),
+        "num_hidden_layers": 1,
+    }
+    rope = getattr(text, "rope_parameters", None)
+    if isinstance(rope, dict) and "rope_type" in rope:  # not one a kind of layer
+        found["rope_parameters"] = dict(rope)
+    return LlamaConfig(**found | changes)
