@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +17,13 @@ from transformers import PreTrainedModel
 from executor.architectures import check, query_group, windows
 from executor.attention import (
     KINDS,
+    TreeMasks,
     additive,
     chunk_seen,
     folded,
     set_attention,
     tree_blocks,
-    tree_mask,
     tree_seen,
-    tree_table,
-    tree_windows,
 )
 from executor.cache import Layout, TreeCache, free_bytes, layout_of
 from executor.packing import unpack_linears
@@ -79,8 +76,6 @@ class Target:
         self._features: Tensor | None = None
         self._tapped: dict[int, Tensor] = {}
         self._taps: set[int] = set()
-        # By the id of a tree's tensor, while it lives, and by reach; a graph that was captured goes on reading them.
-        self._tables: dict[int, tuple[ref[Tensor], dict[int, tuple[Tensor, Tensor]]]] = {}
         self._forward: Callable[..., Any] = model
 
     def _keep_features(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -142,6 +137,10 @@ class Target:
     def dtype(self) -> torch.dtype:
         """The type of the weights, and of the cache."""
         return next(self.model.parameters()).dtype
+
+    @cached_property
+    def _tree_masks(self) -> TreeMasks:
+        return TreeMasks(self.dtype, self._group if self.attention == "packed" else 1)
 
     @cached_property
     def hidden(self) -> int:
@@ -316,7 +315,7 @@ class Target:
             if self.attention == "flex":
                 return tree_blocks(lengths, depths, ancestors, view, window)
             if window is None:
-                return tree_mask(lengths, *self._windows(ancestors, view), view)
+                return self._tree_masks(lengths, ancestors, view)
             return self._additive(tree_seen(lengths, depths, ancestors, view, window))
 
         return self._call(
@@ -339,21 +338,6 @@ class Target:
         """One mask, or one for each kind of layer."""
         masks = {kind: build(window) for kind, window in self.windows.items()}
         return masks.get("", masks)
-
-    def _windows(self, ancestors: Tensor, view: int) -> tuple[Tensor, Tensor]:
-        """See `tree_windows`; a static tree, whose tensor comes again in every step, has one table for each reach."""
-        reach = 1 << (view - 1).bit_length()
-        key = id(ancestors)
-        known = None if torch.compiler.is_compiling() else self._tables.get(key)
-        if known is not None and known[0]() is ancestors and reach in known[1]:
-            return known[1][reach]
-        table = tree_table(ancestors, self.dtype, reach, self._group if self.attention == "packed" else 1)
-        found = tree_windows(table, reach)
-        if not torch.compiler.is_compiling():
-            if known is None or known[0]() is not ancestors:
-                known = self._tables[key] = ref(ancestors, lambda _: self._tables.pop(key, None)), {}
-            known[1][reach] = found
-        return found
 
     def _additive(self, seen: Tensor) -> Tensor:
         """The mask that the attention in use wants."""

@@ -176,7 +176,7 @@ def causal(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     def table(ancestors: Tensor, *words: Any) -> Tensor:
         return tree_table(torch.ones_like(ancestors).tril(ancestors.shape[2] - ancestors.shape[1]), *words)
 
-    monkeypatch.setattr("executor.target.tree_table", table)
+    monkeypatch.setattr("executor.attention.tree_table", table)
 
 
 def by_row(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
