@@ -69,7 +69,8 @@ class Target:
         self.name = name or str(model.config.model_type)
         self.attention, self.attention_reason = set_attention(model, attention)
         self.windows = windows(model)
-        self._group = query_group(model)
+        self._group = query_group(model) if self.attention in ("packed", "flex") else 1
+        self._tree_masks = TreeMasks(self.dtype, self._group)
         self.cache: TreeCache | None = None
         self._decoder: nn.Module = model.get_decoder()
         self._decoder.register_forward_hook(self._keep_features)
@@ -137,10 +138,6 @@ class Target:
     def dtype(self) -> torch.dtype:
         """The type of the weights, and of the cache."""
         return next(self.model.parameters()).dtype
-
-    @cached_property
-    def _tree_masks(self) -> TreeMasks:
-        return TreeMasks(self.dtype, self._group if self.attention == "packed" else 1)
 
     @cached_property
     def hidden(self) -> int:
@@ -341,10 +338,7 @@ class Target:
 
     def _additive(self, seen: Tensor) -> Tensor:
         """The mask that the attention in use wants."""
-        mask = additive(seen, self.dtype)[:, None]
-        if self.attention not in ("packed", "flex"):
-            return mask
-        return folded(mask, self._group)
+        return folded(additive(seen, self.dtype)[:, None], self._group)
 
     def _call(self, forward: Callable[..., Any], taps: Taps, **words: Any) -> Outputs:
         if taps:
