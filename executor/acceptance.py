@@ -72,7 +72,7 @@ class Greedy:
 
     def candidates(self, scores: Tensor, width: int) -> Tensor:
         """The best `width`, best first."""
-        return scores.topk(width, dim=-1).indices
+        return scores.max(-1, keepdim=True).indices if width == 1 else scores.topk(width, dim=-1).indices
 
     def accept(self, logits: Tensor, draft: Draft) -> Accepted:
         """The longest path on which every token is the argmax at its parent."""

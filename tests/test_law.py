@@ -183,8 +183,8 @@ def by_row(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node's position is its row instead of its depth; in the target only."""
     verify = decoder.target.verify
 
-    def moved(tokens: Tensor, lengths: Tensor, depths: Tensor, *rest: Any) -> Any:
-        return verify(tokens, lengths, torch.arange(depths.shape[1])[None], *rest)
+    def moved(tokens: Tensor, lengths: Tensor, depths: Tensor, *rest: Any, **words: Any) -> Any:
+        return verify(tokens, lengths, torch.arange(depths.shape[1])[None], *rest, **words)
 
     monkeypatch.setattr(decoder.target, "verify", moved)
 
