@@ -391,7 +391,7 @@ def put(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], object]:
         (put("counts.1", torch.ones(62, dtype=torch.int64)), r"counts.1 must be \(61,\), found \(62,\)"),
         (put("counts.1", torch.full((61,), -1)), "counts.1 must be 0 or more: entry 0 is not"),
         (put("counts.1", torch.full((61,), 2**60)), r"counts.1 must add up to no more than 2\*\*53"),
-        (put("counts.1", torch.ones(61)), r"counts.1 must be int64 \(n,\), found torch.float32 \(61,\)"),
+        (put("counts.1", torch.ones(61)), r"counts.1 must be int32 or int64 \(n,\), found torch.float32 \(61,\)"),
         (put("counts.2", torch.tensor([1, 0, 1])), "counts.2 must be 1 or more: entry 1 is not"),
         (put("counts.2", torch.tensor([1, 1])), r"counts.2 must be \(3,\) as grams.2 is, found \(2,\)"),
         (put("grams.2", torch.zeros(3, 3).int()), r"grams.2 must be int32 \(n, 2\), found torch.int32 \(3, 3\)"),

@@ -59,14 +59,15 @@ def order_of(tables: Mapping[str, Tensor]) -> int:
 
 
 def counts_of(tables: Mapping[str, Tensor], name: str, *, least: int) -> Tensor:
-    """The table `name`, checked.
+    """The table `name`, checked, int64.
 
     Raises:
         ExecutorError: of another shape or type, or with counts below `least`.
     """
     counts = tables[name]
-    if counts.dtype != torch.int64 or counts.ndim != 1:
-        raise ExecutorError(f"{name} must be int64 (n,), found {counts.dtype} {tuple(counts.shape)}")
+    if counts.dtype not in (torch.int32, torch.int64) or counts.ndim != 1:
+        raise ExecutorError(f"{name} must be int32 or int64 (n,), found {counts.dtype} {tuple(counts.shape)}")
+    counts = counts.long()
     refuse(counts < least, f"{name} must be {least} or more")
     if float(counts.double().sum()) > 2**53:
         raise ExecutorError(f"{name} must add up to no more than 2**53")

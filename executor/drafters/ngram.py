@@ -51,8 +51,8 @@ class NGram(nn.Module):
         """Take counts as a checkpoint holds them.
 
         Args:
-            tables: `counts.1`, int64 (vocabulary,); for k = 2 ... order `grams.k`, int32 (n, k), token sequences in
-                lexicographic order, each once, and `counts.k`, int64 (n,), 1 or more.
+            tables: `counts.1`, int32 or int64 (vocabulary,); for k = 2 ... order `grams.k`, int32 (n, k), token
+                sequences in lexicographic order, each once, and `counts.k`, int32 or int64 (n,), 1 or more.
 
         Raises:
             ExecutorError: names the table that is not so.
@@ -118,14 +118,16 @@ class NGram(nn.Module):
         return cls(tables)
 
     def tables(self) -> dict[str, Tensor]:
-        """The counts as `__init__` takes them, on the CPU."""
-        found = {"counts.1": self.unigrams.cpu()}
+        """The counts as `__init__` takes them, on the CPU, in the narrower type that holds them all."""
+        counted = [self.unigrams, *(longer.counts for longer in self.longer if isinstance(longer, Grams))]
+        narrow = torch.int32 if max(int(counts.max()) for counts in counted if len(counts)) < 2**31 else torch.int64
+        found = {"counts.1": self.unigrams.to("cpu", narrow)}
         grams = torch.arange(self.vocabulary)[:, None]
         for k, longer in enumerate(self.longer, 2):
             assert isinstance(longer, Grams)
             keys = longer.keys.cpu()
             grams = torch.cat([grams[keys // self.vocabulary], keys[:, None] % self.vocabulary], 1)
-            found |= {f"grams.{k}": grams.int(), f"counts.{k}": longer.counts.cpu()}
+            found |= {f"grams.{k}": grams.int(), f"counts.{k}": longer.counts.to("cpu", narrow)}
         return found
 
     def forward(self, context: Tensor) -> Tensor:

@@ -1,0 +1,242 @@
+"""All shipped drafters side by side: acceptance, tau, draft cost, predicted and measured speedup.
+
+Run as `python -m tests.benchmarks.bench_drafters` when the models and traces are there (`make drafters`). For each
+drafter: its trace is replayed, step times are measured, a tree is chosen for each batch size from half of the trace's
+requests and predicted on the rest, and the live loop decodes prompts that no trace holds. Prints a table in Markdown
+and writes the figures with `--output`; asserts nothing.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treeopt.estimate import paired_difference, ratio
+from treeopt.files import write_text
+from treeopt.plan import Plan
+from treeopt.provenance import this_run
+from treeopt.searchers.renewal import improve
+from treeopt.trace import Trace, load_trace
+from treeopt.tree import Tree
+from treeopt.walk import replay
+
+TARGET = "stdlib-llama"
+# What the table calls a drafter, and where it is: a folder of data/models, or words for load_drafter. A folder that
+# is a target of its own (Medusa-2 trains it) is one for its heads.
+DRAFTERS = {
+    "prompt lookup": "prompt-lookup",
+    "unigram": "stdlib-unigram",
+    "bigram": "stdlib-bigram",
+    "trigram": "stdlib-trigram",
+    "medusa-1": "stdlib-medusa",
+    "medusa-2": "stdlib-medusa2",
+    "hydra": "stdlib-hydra",
+    "hydra++": "stdlib-hydra++",
+    "eagle": "stdlib-eagle",
+    "hass": "stdlib-hass",
+    "coral": "stdlib-coral",
+    "coral + router": "stdlib-coral-router",
+    "eagle-3": "stdlib-eagle3",
+}
+OWN_TARGET = {"medusa-2": "stdlib-medusa2"}
+# What the papers claim: the first accepts more than the second; by tau of a chain, or at depth 3 and below.
+CLAIMS = (
+    ("hydra", "medusa-1", "tau"),
+    ("hydra++", "hydra", "tau"),
+    ("eagle", "medusa-1", "tau"),
+    ("hass", "eagle", "later"),
+    ("coral", "eagle", "later"),
+)
+CHAIN = 5
+LATER = 3
+SIZES = (25, 63)
+BATCHES = (1, 4)
+
+
+def top_1(trace: Trace, depth: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Of each request: positions whose token the drafter put first at `depth`, and positions that have one."""
+    rank = trace.rank[:, depth - 1]
+    hits = np.bincount(trace.request_index, rank == 0, minlength=trace.requests)
+    return hits, np.bincount(trace.request_index, rank != -2, minlength=trace.requests).astype(float)
+
+
+def later(trace: Trace) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The same of all depths from `LATER` to the chain's end."""
+    parts = [top_1(trace, depth) for depth in range(LATER, min(CHAIN, trace.depth) + 1)]
+    return sum(hits for hits, _ in parts), sum(all_ for _, all_ in parts)  # type: ignore[return-value]
+
+
+def chain_of(trace: Trace) -> Tree:
+    """A chain of five, or of all the levels that there are."""
+    return Tree.chain(min(CHAIN, trace.depth))
+
+
+def acceptance(trace: Trace) -> dict[str, Any]:
+    """Top-1 acceptance by depth and tau of a chain over all requests; of the best trees on requests held out."""
+    counts = replay(chain_of(trace), trace)
+    fit, held = trace.split(share=0.5, rng=np.random.default_rng(0))
+    found: dict[str, Any] = {
+        "requests": trace.requests,
+        "anchors": trace.anchors,
+        "top_1": [asdict(ratio(*top_1(trace, depth))) for depth in range(1, min(CHAIN, trace.depth) + 1)],
+        "tau_chain": asdict(ratio(counts.committed, counts.steps)),
+    }
+    for size in SIZES:
+        best = max((improve(fit, nodes=size, depth=d) for d in range(1, fit.depth + 1)), key=lambda r: r.counts.tau)
+        judged = replay(best.tree, held)
+        found[f"tau_tree_{size}"] = asdict(ratio(judged.committed, judged.steps)) | {"depth": best.tree.depth}
+    return found
+
+
+def claims(traces: Mapping[str, Trace]) -> list[dict[str, Any]]:
+    """Each claim's difference with its interval, paired by request: held, not held, or not decided."""
+    found = []
+    for first, second, what in CLAIMS:
+        if first not in traces or second not in traces:
+            continue
+        pair = [traces[first], traces[second]]
+        if what == "tau":
+            depth = min(CHAIN, *(t.depth for t in pair))  # the same chain for both
+            counts = [replay(Tree.chain(depth), t) for t in pair]
+            difference = paired_difference(*((c.committed, c.steps) for c in counts))
+        else:
+            difference = paired_difference(*(later(t) for t in pair))
+        verdict = "held" if difference.low > 0 else "not held" if difference.high < 0 else "not decided"
+        found.append({"first": first, "second": second, "measure": what, **asdict(difference), "verdict": verdict})
+    return found
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much is measured."""
+
+    data: Path
+    rounds: int = 3
+    steps: int = 10
+    blocks: int = 4
+    requests: int = 64
+    skip: int = 1000
+    new_tokens: int = 32
+
+
+def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]]:
+    """The chosen tree of each batch size: predicted from half of the trace and a profile, and as the loop ran it."""
+    from executor.checkpoints import load_drafter
+    from executor.loading import load_target, load_tokenizer, prepare
+    from executor.measure import measure_profile
+    from executor.prompts import read_prompts
+    from executor.validate import compare
+    from simulate.profile import save_profile
+    from treeopt.optimize import search
+
+    prepare("cpu", threads=2, tensor_parallel=False)
+    models = settings.data / "models"
+    target = load_target(models / OWN_TARGET.get(name, TARGET), dtype="float32", device="cpu", packed=True)
+    path = models / DRAFTERS[name]
+    drafter = load_drafter(path if path.is_dir() else DRAFTERS[name], target, packed=True)
+    tokenizer = load_tokenizer(models / TARGET, vocabulary=target.vocabulary)
+    drawn = read_prompts(settings.data / "prompts" / "stdlib.jsonl")[settings.skip :][: settings.requests]
+    tokens = tokenizer([p.text for p in drawn])["input_ids"]
+    profile = measure_profile(
+        target,
+        drafter,
+        tokens,
+        batches=BATCHES,
+        max_depth=trace.depth,
+        new_tokens=settings.new_tokens,
+        rounds=settings.rounds,
+        steps=settings.steps,
+    )
+    if name != "medusa-1":  # `make profile` measures it at more sizes
+        save_profile(profile, settings.data / "profiles" / f"{file_name(name)}-cpu.json")
+    plan = search(trace, profile, batch=BATCHES)
+    chosen = Plan(tuple(replace(entry, compared=()) for entry in plan.entries), plan.meta)
+    speculative = Plan(tuple(e for e in chosen.entries if e.choice.tree is not None), plan.meta)
+    live = (
+        compare(target, drafter, speculative, tokens, new_tokens=settings.new_tokens, stop=[0], blocks=settings.blocks)
+        if speculative.entries
+        else []
+    )
+    found = []
+    for entry in chosen.entries:
+        tree = entry.choice.tree
+        times = next(b for b in profile.batches if b.batch == entry.batch)
+        cell: dict[str, Any] = {
+            "batch": entry.batch,
+            "nodes": tree.nodes if tree else 0,
+            "depth": tree.depth if tree else 0,
+            "draft_s": dict(times.draft)[tree.depth] if tree else 0.0,
+            "plain_s": times.plain_s,
+            "predicted": asdict(entry.choice.speedup),
+        }
+        ran = next((c for c in live if c.batch == entry.batch), None)
+        if ran is not None:
+            cell["measured"], cell["measured_tau"] = asdict(ran.measured.speedup), asdict(ran.measured.tau)
+        found.append(cell)
+    return found
+
+
+def file_name(name: str) -> str:
+    """The trace's: what the models' folder is called, the family's own name left out."""
+    return DRAFTERS[name].removeprefix("stdlib-")
+
+
+def show(value: Mapping[str, float], digits: int = 2) -> str:
+    """A value and its interval."""
+    return f"{value['value']:.{digits}f} [{value['low']:.{digits}f}, {value['high']:.{digits}f}]"
+
+
+def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """The figures of all drafters in Markdown."""
+    head = ["drafter", "top-1 by depth 1 to 5", "tau, chain of 5"]
+    head += [f"tau, best tree of {size}" for size in SIZES]
+    head += [f"batch {b}: tree, draft ms, speedup predicted / measured" for b in BATCHES]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for name, row in rows.items():
+        cells = [name, " ".join(f"{d['value']:.2f}".lstrip("0") for d in row["top_1"]), show(row["tau_chain"])]
+        cells += [show(row[f"tau_tree_{size}"]) for size in SIZES]
+        for cell in row.get("batches", []):
+            if not cell["nodes"]:
+                cells.append("does not pay")
+                continue
+            ran = show(cell["measured"])
+            cells.append(
+                f"{cell['nodes']} nodes, depth {cell['depth']}; {1e3 * cell['draft_s']:.1f}; "
+                f"{show(cell['predicted'])} / {ran}"
+            )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="All shipped drafters side by side.")
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--only", nargs="+", choices=DRAFTERS, default=list(DRAFTERS))
+    parser.add_argument("--replay-only", action="store_true", help="replay the traces, measure no times")
+    parser.add_argument("--output", type=Path, help="write the figures here (.json)")
+    asked = parser.parse_args(words)
+    settings = Settings(asked.data)
+    traces = {name: load_trace(asked.data / "traces" / f"{file_name(name)}-t0.npz") for name in asked.only}
+    rows: dict[str, dict[str, Any]] = {}
+    for name, trace in traces.items():
+        rows[name] = acceptance(trace)
+        if not asked.replay_only:
+            rows[name]["batches"] = measured(name, trace, settings)
+        print(name, json.dumps(rows[name]), flush=True)
+    claimed = claims(traces)
+    print(table(rows))
+    for claim in claimed:
+        what = f"tau of a chain of {CHAIN}" if claim["measure"] == "tau" else f"top-1 at depths {LATER} to {CHAIN}"
+        print(f"{claim['first']} over {claim['second']}, {what}: {show(claim, 3)}: {claim['verdict']}")
+    if asked.output:
+        record = {"schema": "treeopt.drafters/1", "drafters": rows, "claims": claimed, "provenance": this_run()}
+        write_text(asked.output, json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
