@@ -23,7 +23,7 @@ class Rows:
     Attributes:
         lengths: int64 (batch,), tokens in the cache.
         root: int64 (batch,), the last committed token, not in the cache yet; any for rows without a request.
-        active: bool (batch,), False for rows without a request: they are computed, and stay where they are.
+        idle: bool (batch,), rows without a request: they are computed, and stay where they are.
         outcome: int64 (batch, depth + 3), of the last step: drafted tokens kept; place in the order of feeding of the
             deepest node kept, -1 if it was never fed; tokens committed, in their order.
     """
@@ -58,7 +58,7 @@ class Rows:
             return torch.zeros(*shape, dtype=torch.long, device=device)
 
         self.target, self.drafter, self.growth, self.rule, self.batch = target, drafter, growth, rule, batch
-        self.lengths, self.root, self.active = zeros(batch), zeros(batch), zeros(batch).bool()
+        self.lengths, self.root, self.idle = zeros(batch), zeros(batch), zeros(batch) == 0
         self.outcome = zeros(batch, steps + 2)
         self.taps = None if drafter is None else drafter.taps
         features = torch.zeros(batch, steps, target.feature_width(self.taps), dtype=target.dtype, device=device)
@@ -69,7 +69,7 @@ class Rows:
     def leave(self, rows: Sequence[int]) -> None:
         """These rows have no request any more."""
         for row in rows:
-            self.active[row] = False
+            self.idle[row] = True
             self.lengths[row] = 0
 
     @torch.no_grad()
@@ -80,7 +80,7 @@ class Rows:
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=place.device)
         self.lengths[place] = lengths - 1
         self.root[place] = torch.tensor([prompt[-1] for prompt in prompts], device=place.device)
-        self.active[place] = True
+        self.idle[place] = False
         self.committed.counts[place] = 0
         if self.drafter is not None:
             tokens = [torch.tensor(prompt, device=place.device) for prompt in prompts]
@@ -111,11 +111,12 @@ class Rows:
         assert self.target.cache is not None
         if not self.growth.in_place:
             self.target.cache.compact(self.lengths, accepted.path)
+        if self.drafter is not None:
+            torch.gather(draft.fed.expand(self.batch, -1), 1, accepted.path, out=last.fed)
         if self.taps is not None:
             path = accepted.path[:, :, None].expand(-1, -1, outputs.features.shape[2])
             torch.gather(outputs.features, 1, path, out=last.features)
-        torch.gather(draft.fed.expand(self.batch, -1), 1, accepted.path, out=last.fed)
-        torch.mul(accepted.count + 1, self.active, out=last.counts)
+        torch.add(accepted.count, 1, out=last.counts).masked_fill_(self.idle, 0)
         last.tokens.copy_(accepted.emitted)
         self.lengths.add_(last.counts)
         self.root.copy_(accepted.emitted[:, -1])
