@@ -24,7 +24,7 @@ from executor.rejection import BlockVerification, Leviathan, Sequoia, SpecInfer
 from executor.sampling import Warp
 from executor.topology import Draft
 from executor.verdict import Accepted as Accepted
-from executor.verdict import CoinRule, Siblings, deepest, or_else, rows
+from executor.verdict import CoinRule, Siblings, best_of, deepest, or_else, rows
 from executor.verdict import follow as follow
 from treeopt.errors import UsageError
 from treeopt.tree import Tree
@@ -72,11 +72,11 @@ class Greedy:
 
     def candidates(self, scores: Tensor, width: int) -> Tensor:
         """The best `width`, best first."""
-        return scores.topk(width, dim=-1).indices
+        return scores.max(-1, keepdim=True).indices if width == 1 else scores.topk(width, dim=-1).indices
 
     def accept(self, logits: Tensor, draft: Draft) -> Accepted:
         """The longest path on which every token is the argmax at its parent."""
-        return follow(draft, logits.argmax(-1))
+        return follow(draft, best_of(logits))
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,8 @@ class Typical:
         entries, blank = siblings.entries.flatten(1), torch.zeros_like(log_p[:, :1, 0]).expand(-1, topology.count)
         weight = blank.scatter(1, entries, log_p.gather(-1, siblings.tokens).flatten(1))
         match = blank.bool().scatter(1, entries, kept.flatten(1))
-        count, path = deepest(topology, match, weight)
-        bonus = rows(logits, path[:, -1:]).argmax(-1)
-        tokens = draft.tokens.gather(1, path).roll(-1, 1)
-        return Accepted(count, path, tokens.scatter(1, count[:, None], bonus))
+        count, path = deepest(topology, ~match, weight)
+        return Accepted.of(draft, count, path, best_of(rows(logits, path[:, -1:])))
 
 
 SAMPLING: dict[str, type[CoinRule]] = {

@@ -12,11 +12,12 @@ kind of mask decides what it does:
 import warnings
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -74,20 +75,58 @@ def tree_seen(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, win
     return (seen & inside[:, None]) | committed
 
 
-def tree_table(ancestors: Tensor, dtype: torch.dtype, group: int = 1) -> Tensor:
-    """What `tree_mask` looks up, made once a tree: additive (b, group * fed, count + 2).
+def tree_table(ancestors: Tensor, dtype: torch.dtype, reach: int, group: int = 1) -> Tensor:
+    """What a tree's nodes see of any text up to `reach` tokens: additive (b, group * fed, reach + count + reach).
 
-    Column 0 stands for committed tokens, the last for what lies beyond the tree, those between for its nodes; rows
-    are repeated for `group` query heads, heads outermost.
+    `reach` columns stand for committed tokens, then come the nodes, then what lies beyond the tree: seen from the
+    first column of a text of n tokens, that is from column `reach` - n, it is the mask. Rows are repeated for `group`
+    query heads, heads outermost.
     """
-    edges = torch.ones_like(ancestors[..., :1])
-    return additive(torch.cat([edges, ancestors, ~edges], 2), dtype).repeat(1, group, 1)
+    tree = additive(ancestors, dtype).repeat(1, group, 1)
+    return pad(pad(tree, (reach, 0)), (0, reach), value=torch.finfo(dtype).min)
 
 
-def tree_mask(lengths: Tensor, table: Tensor, columns: Tensor) -> Tensor:
-    """`tree_seen` without a window, additive and folded: (batch, 1, group * fed, view); `columns` are 1, ..., view."""
-    index = (columns - lengths[:, None]).clamp_(0, table.shape[2] - 1)[:, None].expand(-1, table.shape[1], -1)
-    return table.expand(len(lengths), -1, -1).gather(2, index)[:, None]
+class TreeMasks:
+    """`tree_seen` without a window as additive masks, folded for `group` query heads.
+
+    A mask is `view` columns of the tree's table, which is made once for a static tree: its tensor comes again in
+    every step. Tables stay while that tensor does; a captured graph goes on reading them.
+    """
+
+    def __init__(self, dtype: torch.dtype, group: int = 1) -> None:
+        """None made yet."""
+        self._dtype, self._group = dtype, group
+        self._known: dict[int, tuple[ref[Tensor], dict[int, tuple[Tensor, Tensor]]]] = {}  # by id, then by reach
+
+    def __call__(self, lengths: Tensor, ancestors: Tensor, view: int) -> Tensor:
+        """Masks (batch, 1, group * fed, view); for the arguments see `tree_seen`. Those of rows that are longer than
+        `view`, as rows without a request may be, have no meaning.
+        """
+        reach = 1 << (view - 1).bit_length()
+        windows, places = self._windows(ancestors, reach)
+        return windows.narrow(3, 0, view).index_select(0, (places - lengths).clamp_(min=0))
+
+    def _windows(self, ancestors: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_compiling():
+            return _windows(tree_table(ancestors, self._dtype, reach, self._group), reach)
+        key = id(ancestors)
+        known = self._known.get(key)
+        if known is None or known[0]() is not ancestors:
+            known = self._known[key] = ref(ancestors, lambda _: self._known.pop(key, None)), {}
+        made = known[1]
+        if reach not in made:
+            made[reach] = _windows(tree_table(ancestors, self._dtype, reach, self._group), reach)
+        return made[reach]
+
+
+def _windows(table: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    """Whatever `reach` columns of a table are a mask, (places, 1, group * fed, reach), as views of it; and the place
+    of each tree's mask for no text, int64 (b,): that for n tokens stands n places before.
+    """
+    trees, rows, width = table.shape
+    places = (trees - 1) * rows * width + width - reach + 1
+    windows = table.as_strided((places, 1, rows, reach), (1, 0, width, 1))
+    return windows, torch.arange(trees, device=table.device) * (rows * width) + reach
 
 
 def tree_blocks(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, window: int | None = None) -> BlockMask:

@@ -100,6 +100,8 @@ class TreeCache(Cache):
         self._layers = torch.arange(layout.layers, device=device)[:, None, None, None]
         self._batch = torch.arange(batch, device=device)[:, None, None]
         self._heads = torch.arange(layout.heads, device=device)[:, None]
+        lines = torch.arange(layout.layers * batch * layout.heads, device=device) * capacity  # where each begins
+        self._lines = lines.view(layout.layers, batch, layout.heads, 1)
         self._rows: Tensor | None = None
         self._start = 0
         self._slots: Tensor | None = None
@@ -155,11 +157,12 @@ class TreeCache(Cache):
             lengths: int64 (batch,), committed tokens before the step.
             path: int64 (batch, steps), node of each path position, the root (0) first.
         """
-        source = (lengths[:, None] + path)[:, None]
-        goal = (lengths[:, None] + torch.arange(path.shape[1], device=path.device))[:, None]
+        start = lengths[:, None]
+        source = (self._lines + (start + path)[:, None]).flatten()
+        goal = (self._lines + (start + self.columns[: path.shape[1]])[:, None]).flatten()
         for store in self.stores:
-            moved = store[self._layers, self._batch, self._heads, source]
-            store.index_put_((self._layers, self._batch, self._heads, goal), moved)
+            entries = store.flatten(0, 3)
+            entries.index_copy_(0, goal, entries.index_select(0, source))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Always 0: positions and masks are explicit, the model must not derive them from the cache."""

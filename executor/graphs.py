@@ -86,5 +86,5 @@ def state_of(rows: Rows) -> list[Tensor]:
     hold nothing.
     """
     last = rows.committed
-    found = [rows.lengths, rows.root, rows.active, rows.outcome, last.tokens, last.features, last.fed, last.counts]
+    found = [rows.lengths, rows.root, rows.idle, rows.outcome, last.tokens, last.features, last.fed, last.counts]
     return found if rows.drafter is None else [*found, *rows.drafter.lasting(rows.state)]

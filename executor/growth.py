@@ -40,19 +40,13 @@ class Level:
     """How one depth is drafted; the root is node 0, node n of the tree is n + 1.
 
     Attributes:
-        expanded: int64 (e,), nodes one depth above whose children are drafted.
+        expanded: int64 (e,), places among the candidates one depth above of the nodes whose children are drafted.
         parents: int64 (1, e), place of each one's parent among the nodes expanded one level above.
-        nodes: the nodes of this depth, which follow one another.
-        rank: int64 (n,), candidate rank of each node.
-        place: int64 (n,), of each node among the candidates of all expanded nodes, `width` of each.
-        width: candidates needed of each parent, 1 + the largest rank.
+        width: candidates needed of each of them, 1 + the largest rank.
     """
 
     expanded: Tensor
     parents: Tensor
-    nodes: slice
-    rank: Tensor
-    place: Tensor
     width: int
 
 
@@ -61,14 +55,15 @@ class StaticGrowth:
 
     def __init__(self, tree: Tree, device: torch.device) -> None:
         """Lay out the levels of `tree`."""
+        self.tree = tree
         self.depth, self.count, self.room = tree.depth, tree.nodes + 1, tree.nodes + 1
         self.in_place = tree == Tree.chain(tree.depth)
         self.fed_in_place = max(tree.fed_widths, default=1) == 1
         self.topology = Topology.of(tree, device)
         parents = [0, *(parent + 1 for parent in tree.parents)]
         depths, ranks = [0, *tree.depths], [0, *tree.ranks]
-        fed = [-1] * self.count
-        above: list[int] = [0]
+        fed, place = [-1] * self.count, [0] * self.count
+        above, start, end = [0], 0, 1  # the nodes expanded last; where candidates of the level above begin and end
         self.levels: list[Level] = []
 
         def tensor(values: list[int]) -> Tensor:
@@ -80,31 +75,30 @@ class StaticGrowth:
             for node in expanded:
                 fed[node] = 1 + max(fed)
             width = 1 + max(ranks[node] for node in nodes)
+            for node in nodes:
+                place[node] = end + expanded.index(parents[node]) * width + ranks[node]
             self.levels.append(
                 Level(
-                    expanded=tensor(expanded),
+                    expanded=tensor([place[node] - start for node in expanded]),
                     parents=tensor([above.index(parents[node]) for node in expanded])[None],
-                    nodes=slice(nodes[0], nodes[-1] + 1),
-                    rank=tensor([ranks[node] for node in nodes]),
-                    place=tensor([expanded.index(parents[node]) * width + ranks[node] for node in nodes]),
                     width=width,
                 )
             )
-            above = expanded
-        self.fed = tensor(fed)[None]
+            above, start, end = expanded, end, end + len(expanded) * width
+        self.fed, self.place = tensor(fed)[None], tensor(place)
 
     def draft(self, drafter: Drafter | None, state: Any, root: Tensor, rule: Rule) -> Draft:
         """See `Growth.draft`."""
-        tokens = root[:, None].expand(-1, self.count).clone()
-        kept = []
+        candidates, kept = [root[:, None]], []  # of each depth
         for level in self.levels:
             assert drafter is not None
-            scores = drafter.level(state, tokens.index_select(1, level.expanded), level.parents)
-            if scores.shape[1] == 1 and (rule.needs_scores or rule.sampled_candidates):
-                scores = scores.expand(-1, len(level.expanded), -1)
-            best = rule.candidates(scores, level.width).flatten(1)
-            tokens[:, level.nodes] = best.index_select(1, level.place if scores.shape[1] > 1 else level.rank)
+            expanded = len(level.expanded)
+            scores = drafter.level(state, candidates[-1].index_select(1, level.expanded), level.parents)
+            if rule.needs_scores or rule.sampled_candidates:
+                scores = scores.expand(-1, expanded, -1)
+            candidates.append(rule.candidates(scores, level.width).expand(-1, expanded, -1).flatten(1))
             kept.append(scores)
+        tokens = torch.cat(candidates, 1).index_select(1, self.place)
         return Draft(tokens, self.topology, self.fed, torch.cat(kept, 1) if rule.needs_scores and kept else None)
 
 

@@ -22,8 +22,8 @@ class Rows:
 
     Attributes:
         lengths: int64 (batch,), tokens in the cache.
-        root: int64 (batch,), the last committed token, not in the cache yet.
-        active: bool (batch,), False for rows without a request: they are computed, and stay where they are.
+        root: int64 (batch,), the last committed token, not in the cache yet; any for rows without a request.
+        idle: bool (batch,), rows without a request: they are computed, and stay where they are.
         outcome: int64 (batch, depth + 3), of the last step: drafted tokens kept; place in the order of feeding of the
             deepest node kept, -1 if it was never fed; tokens committed, in their order.
     """
@@ -58,17 +58,18 @@ class Rows:
             return torch.zeros(*shape, dtype=torch.long, device=device)
 
         self.target, self.drafter, self.growth, self.rule, self.batch = target, drafter, growth, rule, batch
-        self.lengths, self.root, self.active = zeros(batch), zeros(batch), zeros(batch).bool()
+        self.lengths, self.root, self.idle = zeros(batch), zeros(batch), zeros(batch) == 0
         self.outcome = zeros(batch, steps + 2)
-        self.taps = () if drafter is None else drafter.taps
+        self.taps = None if drafter is None else drafter.taps
         features = torch.zeros(batch, steps, target.feature_width(self.taps), dtype=target.dtype, device=device)
         fed = zeros(batch, steps)
         self.committed = Committed(zeros(batch, steps), features, fed, zeros(batch), growth.fed_in_place)
+        self._committed = [self.committed.first(moved) for moved in range(1, steps)] + [self.committed]
 
     def leave(self, rows: Sequence[int]) -> None:
         """These rows have no request any more."""
         for row in rows:
-            self.active[row] = False
+            self.idle[row] = True
             self.lengths[row] = 0
 
     @torch.no_grad()
@@ -79,7 +80,7 @@ class Rows:
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=place.device)
         self.lengths[place] = lengths - 1
         self.root[place] = torch.tensor([prompt[-1] for prompt in prompts], device=place.device)
-        self.active[place] = True
+        self.idle[place] = False
         self.committed.counts[place] = 0
         if self.drafter is not None:
             tokens = [torch.tensor(prompt, device=place.device) for prompt in prompts]
@@ -98,29 +99,25 @@ class Rows:
             all_fed: see `Drafter.extend`.
         """
         if self.drafter is not None:
-            last = self.committed
-            parts = last.tokens[:, :steps], last.features[:, :steps], last.fed[:, :steps]
-            new = Committed(*parts, last.counts, last.in_place)
-            self.drafter.extend(self.state, new, view=view, all_fed=all_fed)
+            self.drafter.extend(self.state, self._committed[steps - 1], view=view, all_fed=all_fed)
         return self.growth.draft(self.drafter, self.state, self.root, self.rule)
 
     @torch.no_grad()
     def verify(self, draft: Draft, *, view: int) -> None:
         """One forward of the target; accept, and move the cache, the lengths and the roots on."""
-        tree = draft.topology
+        tree, last = draft.topology, self.committed
         outputs = self.target.verify(draft.tokens, self.lengths, tree.depth, tree.ancestors, view, taps=self.taps)
         accepted = self.rule.accept(outputs.logits, draft)
-        moved = torch.where(self.active, accepted.count + 1, 0)
         assert self.target.cache is not None
         if not self.growth.in_place:
             self.target.cache.compact(self.lengths, accepted.path)
         if self.drafter is not None:
+            torch.gather(draft.fed.expand(self.batch, -1), 1, accepted.path, out=last.fed)
+        if self.taps is not None:
             path = accepted.path[:, :, None].expand(-1, -1, outputs.features.shape[2])
-            self.committed.features.copy_(outputs.features.gather(1, path))
-            self.committed.fed.copy_(draft.fed.expand(self.batch, -1).gather(1, accepted.path))
-        self.committed.tokens.copy_(accepted.emitted)
-        self.committed.counts.copy_(moved)
-        self.lengths.add_(moved)
-        count = accepted.count[:, None]
-        self.root.copy_(torch.where(self.active, accepted.emitted.gather(1, count)[:, 0], self.root))
-        self.outcome.copy_(torch.cat([count, self.committed.fed.gather(1, count), accepted.emitted], 1))
+            torch.gather(outputs.features, 1, path, out=last.features)
+        torch.add(accepted.count, 1, out=last.counts).masked_fill_(self.idle, 0)
+        last.tokens.copy_(accepted.emitted)
+        self.lengths.add_(last.counts)
+        self.root.copy_(accepted.emitted[:, -1])
+        torch.cat([accepted.count[:, None], last.fed[:, -1:], accepted.emitted], 1, out=self.outcome)

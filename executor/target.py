@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +17,13 @@ from transformers import PreTrainedModel
 from executor.architectures import check, query_group, windows
 from executor.attention import (
     KINDS,
+    TreeMasks,
     additive,
     chunk_seen,
     folded,
     set_attention,
     tree_blocks,
-    tree_mask,
     tree_seen,
-    tree_table,
 )
 from executor.cache import Layout, TreeCache, free_bytes, layout_of
 from executor.packing import unpack_linears
@@ -35,6 +33,7 @@ CHUNK = 1024  # tokens of a prompt that go through the model at once
 SHAPES = 64  # compiled forwards kept; torch keeps 8 unless told
 
 Mask = Tensor | BlockMask
+Taps = tuple[int, ...] | None  # layers whose inputs are wanted as features; () for the LM head's, None for no features
 
 
 @dataclass(frozen=True)
@@ -70,14 +69,14 @@ class Target:
         self.name = name or str(model.config.model_type)
         self.attention, self.attention_reason = set_attention(model, attention)
         self.windows = windows(model)
-        self._group = query_group(model)
+        self._group = query_group(model) if self.attention in ("packed", "flex") else 1
+        self._tree_masks = TreeMasks(self.dtype, self._group)
         self.cache: TreeCache | None = None
         self._decoder: nn.Module = model.get_decoder()
         self._decoder.register_forward_hook(self._keep_features)
         self._features: Tensor | None = None
         self._tapped: dict[int, Tensor] = {}
         self._taps: set[int] = set()
-        self._tables: dict[int, tuple[ref[Tensor], Tensor]] = {}  # by the id of a tree's tensor, while it lives
         self._forward: Callable[..., Any] = model
 
     def _keep_features(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -115,15 +114,15 @@ class Target:
     def _keep_output(self, layer: int, module: nn.Module, args: Any, output: Any) -> None:
         self._tapped[layer] = output[0] if isinstance(output, tuple) else output
 
-    def _gathered(self, taps: tuple[int, ...], last: Tensor) -> Tensor:
+    def _gathered(self, taps: Taps, last: Tensor) -> Tensor:
         """The features that were asked for; what the layers left is forgotten."""
         found = torch.cat([self._tapped[layer] for layer in taps], -1) if taps else last
         self._features, self._tapped = None, {}
         return found
 
-    def feature_width(self, taps: tuple[int, ...]) -> int:
+    def feature_width(self, taps: Taps) -> int:
         """Width of the features that a drafter with these taps is given."""
-        return self.hidden * max(1, len(taps))
+        return 0 if taps is None else self.hidden * max(1, len(taps))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The input embeddings: int64 (...) -> (..., hidden)."""
@@ -234,15 +233,15 @@ class Target:
         prompts: Sequence[Sequence[int]],
         *,
         chunk: int = CHUNK,
-        taps: tuple[int, ...] = (),
+        taps: Taps = (),
     ) -> list[Tensor]:
-        """Fill cache rows with the prompts; per prompt its features, (len(prompt), hidden).
+        """Fill cache rows with the prompts; per prompt its features, (len(prompt), hidden), see `verify`.
 
         Prompts may be empty (nothing is computed). Right-padded: what lies beyond a prompt's end is never seen.
         At most `chunk` tokens of each go through the model at once. No logits are computed.
         """
         assert self.cache is not None, "allocate() first"
-        self.tap(taps)
+        self.tap(taps or ())
         width = self.feature_width(taps)
         features = [torch.empty(len(p), width, dtype=self.dtype, device=self.device) for p in prompts]
         for start in range(0, max((len(p) for p in prompts), default=0), chunk):
@@ -261,12 +260,11 @@ class Target:
             )[0]
             found = self._gathered(taps, found)
             for i, piece, row in zip(live, pieces, found, strict=True):
-                features[i][start : start + len(piece)] = row[: len(piece)]
+                features[i][start : start + len(piece)] = row[: len(piece), :width]
         return features
 
-    def _positions(self, lengths: Tensor, depths: Tensor) -> Tensor:
-        """Of nodes; those past the model's context, which no text can reach, are put at its end."""
-        positions = lengths[:, None] + depths
+    def _inside(self, positions: Tensor) -> Tensor:
+        """Positions of nodes; those past the model's context, which no text can reach, are put at its end."""
         if self.context_limit is None or self.cache is None or self.cache.capacity <= self.context_limit:
             return positions
         return positions.clamp(max=self.context_limit - 1)
@@ -291,7 +289,7 @@ class Target:
         ancestors: Tensor,
         view: int,
         first: int = 0,
-        taps: tuple[int, ...] = (),
+        taps: Taps = (),
     ) -> Outputs:
         """One forward over nodes of every sequence's tree, the root being node 0.
 
@@ -302,18 +300,19 @@ class Target:
             ancestors: bool (b, fed, first + fed), row is below or equal to column; parents before children.
             view: columns of the cache that are looked at; at least max(lengths) + first + fed. Best a multiple
                 of 8, for "flex" one of 128.
-            taps: layers whose inputs are wanted as features, see `tap`; () for the input of the LM head.
+            taps: layers whose inputs are wanted as features, see `tap`; () for the input of the LM head, None if
+                nobody will look at features.
         """
         assert self.cache is not None, "allocate() first"
         assert view <= self.cache.capacity, "allocate() more"
-        columns = self.cache.columns
-        self.cache.place(lengths[:, None] + columns[first : first + tokens.shape[1]], view)
+        start = lengths[:, None]
+        self.cache.place(start + self.cache.columns[first : first + tokens.shape[1]], view)
 
         def mask(window: int | None) -> Mask:
             if self.attention == "flex":
                 return tree_blocks(lengths, depths, ancestors, view, window)
             if window is None:
-                return tree_mask(lengths, self._table(ancestors), columns[1 : view + 1])
+                return self._tree_masks(lengths, ancestors, view)
             return self._additive(tree_seen(lengths, depths, ancestors, view, window))
 
         return self._call(
@@ -321,12 +320,12 @@ class Target:
             taps,
             input_ids=tokens,
             attention_mask=self._masks(mask),
-            position_ids=self._positions(lengths, depths),
+            position_ids=self._inside(start + depths),
             past_key_values=self.cache,
             use_cache=True,
         )
 
-    def features(self, tokens: Tensor, taps: tuple[int, ...] = (), *, learning: bool = False) -> Outputs:
+    def features(self, tokens: Tensor, taps: Taps = (), *, learning: bool = False) -> Outputs:
         """A plain causal forward without cache, tokens int64 (batch, length), for training and recording.
 
         Only when the target is `learning` itself does it keep what gradients need.
@@ -340,26 +339,13 @@ class Target:
         masks = {kind: build(window) for kind, window in self.windows.items()}
         return masks.get("", masks)
 
-    def _table(self, ancestors: Tensor) -> Tensor:
-        """The table of a tree; that of a static tree, whose tensor comes again in every step, is made once."""
-        if torch.compiler.is_compiling():
-            return tree_table(ancestors, self.dtype, self._group if self.attention == "packed" else 1)
-        key = id(ancestors)
-        known = self._tables.get(key)
-        if known is None or known[0]() is not ancestors:
-            table = tree_table(ancestors, self.dtype, self._group if self.attention == "packed" else 1)
-            known = self._tables[key] = ref(ancestors, lambda _: self._tables.pop(key, None)), table
-        return known[1]
-
     def _additive(self, seen: Tensor) -> Tensor:
         """The mask that the attention in use wants."""
-        mask = additive(seen, self.dtype)[:, None]
-        if self.attention not in ("packed", "flex"):
-            return mask
-        return folded(mask, self._group)
+        return folded(additive(seen, self.dtype)[:, None], self._group)
 
-    def _call(self, forward: Callable[..., Any], taps: tuple[int, ...], **words: Any) -> Outputs:
-        self.tap(taps)
+    def _call(self, forward: Callable[..., Any], taps: Taps, **words: Any) -> Outputs:
+        if taps:
+            self.tap(taps)
         logits = forward(**words).logits
         if self._features is None:
             raise ExecutorError(f"{self.name}: its decoder does not return the input of the LM head")

@@ -17,19 +17,23 @@ class Topology:
         parent: int64 (b, count), before its children; the root is its own parent.
         depth: int64 (b, count), 0 for the root.
         ancestors: bool (b, count, count), row is below or equal to column.
+        below: bool (b, count, count), the same without the root's column, which every row is below.
         path: int64 (b, count, depth + 1), a node's ancestors by depth, then itself repeated.
         children: int64 (b, count, width), a node's children in the order of their entries, which is that of their
             ranks; 0 where there are no more (the root is nobody's child).
         inner: int64 (b, inner), all entries that have children, in order, and perhaps some that have none.
+        which: int64 (b,), 0, 1, ...: an index that gives each sequence its tree.
         present: bool (b, count), False for entries that only fill the shape; None when there are none.
     """
 
     parent: Tensor
     depth: Tensor
     ancestors: Tensor
+    below: Tensor
     path: Tensor
     children: Tensor
     inner: Tensor
+    which: Tensor
     present: Tensor | None = None
 
     @classmethod
@@ -74,7 +78,8 @@ class Topology:
             nodes = own[:, : max(1, parent.shape[1] - 1)]  # the last entry has no children
         else:
             nodes = (children[..., 0] == 0).to(torch.int8).argsort(dim=1, stable=True)[:, : max(1, inner)]
-        return cls(parent, depth, ancestors, path, children, nodes, present)
+        which = torch.arange(len(parent), device=parent.device)
+        return cls(parent, depth, ancestors, ancestors & (own != 0)[:, None], path, children, nodes, which, present)
 
     @property
     def count(self) -> int:
@@ -98,9 +103,11 @@ class Topology:
             grown(self.parent),
             grown(self.depth),
             grown(self.ancestors),
+            grown(self.below),
             grown(self.path),
             grown(self.children),
             grown(self.inner),
+            self.which,
             None if self.present is None else grown(self.present),
         )
 

@@ -25,12 +25,19 @@ class Accepted:
     Attributes:
         count: int64 (batch,), drafted tokens kept.
         path: int64 (batch, depth + 1), nodes of the kept path, the root first; entries beyond `count` repeat.
-        emitted: int64 (batch, depth + 1), tokens committed: kept ones, then the bonus at `count`; beyond it no meaning.
+        emitted: int64 (batch, depth + 1), tokens committed: kept ones, then the bonus at `count` and all beyond it.
     """
 
     count: Tensor
     path: Tensor
     emitted: Tensor
+
+    @classmethod
+    def of(cls, draft: Draft, count: Tensor, path: Tensor, bonus: Tensor) -> "Accepted":
+        """The drafted tokens of a path, then the bonus, int64 (batch, 1)."""
+        step = torch.arange(path.shape[1], device=path.device)
+        kept = draft.tokens.gather(1, path).roll(-1, 1)
+        return cls(count, path, torch.where(step < count[:, None], kept, bonus))
 
     @property
     def last(self) -> Tensor:
@@ -110,9 +117,7 @@ class CoinRule(ABC):
         coins = torch.rand(shares.shape[:2], dtype=torch.float64, device=device, generator=self.generator)
         count, path = toss(draft, shares, coins)
         ends = torch.rand((batch, 1), dtype=torch.float64, device=device, generator=self.generator)
-        bonus = pick(self.residual(logits, draft, path[:, -1]), ends)
-        kept = draft.tokens.gather(1, path).roll(-1, 1)
-        return Accepted(count, path, kept.scatter(1, count[:, None], bonus))
+        return Accepted.of(draft, count, path, pick(self.residual(logits, draft, path[:, -1]), ends))
 
 
 def toss(draft: Draft, shares: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,8 +133,8 @@ def toss(draft: Draft, shares: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
     rank = (coins[..., None] >= edges).sum(-1, keepdim=True)
     entries = rows(topology.children, topology.inner)
     entry = F.pad(entries, (0, 1)).gather(-1, rank)[..., 0]  # 0 when the coin lies beyond
-    match = torch.zeros_like(draft.tokens, dtype=torch.bool).scatter(1, entry, True)
-    return deepest(topology, match)
+    missed = torch.ones_like(draft.tokens, dtype=torch.bool).scatter(1, entry, False)
+    return deepest(topology, missed)
 
 
 def follow(draft: Draft, emitted: Tensor) -> Accepted:
@@ -139,31 +144,37 @@ def follow(draft: Draft, emitted: Tensor) -> Accepted:
         draft: the trees. Siblings hold distinct tokens, so the path is unique.
         emitted: int64 (batch, count), what the rule emits at each node.
     """
-    topology = draft.topology.expand(len(emitted))
-    match = draft.tokens == emitted.gather(1, topology.parent)
-    count, path = deepest(topology, match)
+    above = emitted.gather(1, draft.topology.parent.expand_as(emitted))
+    count, path = deepest(draft.topology, draft.tokens != above)
     return Accepted(count, path, emitted.gather(1, path))
 
 
-def deepest(topology: Topology, match: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The longest path of matching nodes: its length, int64 (batch,), and its nodes, int64 (batch, depth + 1).
+def deepest(topology: Topology, missed: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The longest path of nodes that match: its length, int64 (batch,), and its nodes, int64 (batch, depth + 1).
 
     Args:
-        topology: with b = batch.
-        match: bool (batch, count); the root always counts as a match, an absent entry never.
+        topology: the trees.
+        missed: bool (batch, count), nodes that do not match; the root always does, an absent entry never.
         weight: (batch, count) decides between paths of one length, by its sum over their nodes; else the first is
             taken.
     """
     if topology.present is not None:
-        match = match & topology.present
-    missed = ~match
-    missed[:, 0] = False
-    kept = ~(topology.ancestors & missed[:, None]).any(-1)
-    count, best = torch.where(kept, topology.depth, -1).max(1)
+        missed = missed | ~topology.present
+    lost = (topology.below & missed[:, None]).any(-1)
+    length = topology.depth.masked_fill(lost, -1)
+    count, best = length.max(1)
     if weight is not None:
-        sums = (topology.ancestors * torch.where(missed, 0, weight)[:, None]).sum(-1)
-        best = torch.where(kept & (topology.depth == count[:, None]), sums, -torch.inf).argmax(1)
-    return count, topology.path.gather(1, best[:, None, None].expand(-1, 1, topology.path.shape[2]))[:, 0]
+        sums = (topology.below * torch.where(missed, 0, weight)[:, None]).sum(-1)
+        best = torch.where(length == count[:, None], sums, -torch.inf).argmax(1)
+    return count, topology.path[topology.which, best]
+
+
+def best_of(logits: Tensor) -> Tensor:
+    """The largest of each row, the first of equals: (..., vocabulary) -> int64 (...).
+
+    On CPU `argmax` of bf16 numbers takes four times as long (torch 2.13).
+    """
+    return logits.max(-1).indices
 
 
 def rows(values: Tensor, nodes: Tensor) -> Tensor:

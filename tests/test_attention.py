@@ -1,8 +1,19 @@
+from itertools import product
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_mask
 
-from executor.attention import additive, chunk_seen, folded, near, tree_blocks, tree_mask, tree_seen, tree_table
+from executor.attention import (
+    TreeMasks,
+    additive,
+    chunk_seen,
+    folded,
+    near,
+    tree_blocks,
+    tree_seen,
+    tree_table,
+)
 from executor.topology import Topology
 
 PARENTS = torch.tensor([[0, 0, 1, 1, 2, 4, 5, 0], [0, 0, 0, 2, 3, 4, 5, 6]])
@@ -46,11 +57,25 @@ def test_later_nodes_alone_see_the_same(window):
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("part", [slice(0, 8), slice(4, 7)])
 def test_looking_a_mask_up_is_the_same(part, group):
-    lengths, depths, ancestors = torch.tensor([5, 9]), TOPOLOGY.depth[:, part], TOPOLOGY.ancestors[:, part, : part.stop]
-    for b in (slice(0, 1), slice(0, 2)):
-        due = additive(tree_seen(lengths, depths[b], ancestors[b], 24), torch.bfloat16)[:, None]
-        found = tree_mask(lengths, tree_table(ancestors[b], torch.bfloat16, group), torch.arange(1, 25))
-        assert torch.equal(found, folded(due, group))
+    masks = TreeMasks(torch.bfloat16, group)
+    for b, view in product((slice(0, 1), slice(0, 2)), (24, 32, 40, 24)):
+        depths, ancestors = TOPOLOGY.depth[b, part], TOPOLOGY.ancestors[b, part, : part.stop]
+        for lengths in torch.tensor([[5, 9], [0, view - part.stop], [view, 0]]):
+            due = additive(tree_seen(lengths, depths, ancestors, view), torch.bfloat16)[:, None]
+            found = masks(lengths, ancestors, view)
+            assert found.is_contiguous()
+            assert torch.equal(found, folded(due, group))
+
+
+def test_a_tree_is_laid_out_once_and_forgotten_with_its_tensor(monkeypatch):
+    made = []
+    monkeypatch.setattr("executor.attention.tree_table", lambda *words: made.append(words[2]) or tree_table(*words))
+    masks, ancestors = TreeMasks(torch.float32), TOPOLOGY.ancestors.clone()
+    for length in range(70):
+        masks(torch.tensor([length, 0]), ancestors, length + 8)
+    assert made == [8, 16, 32, 64, 128]
+    del ancestors
+    assert not masks._known
 
 
 def test_one_topology_serves_all_sequences():

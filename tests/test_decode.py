@@ -90,7 +90,7 @@ def test_the_comparison_notices_a_broken_loop(references, monkeypatch, broken):
     elif broken == "mask":
         table = tree_table  # the nodes before a node instead of its ancestors
         monkeypatch.setattr(
-            "executor.target.tree_table", lambda above, *rest: table(torch.ones_like(above).tril(), *rest)
+            "executor.attention.tree_table", lambda above, *rest: table(torch.ones_like(above).tril(), *rest)
         )
     else:  # a node's position is its row instead of its depth
         verify = Target.verify

@@ -35,18 +35,19 @@ class Table:
 @given(tree=trees())
 def test_levels_cover_the_tree(tree):
     growth = StaticGrowth(tree, CPU)
-    rank, above, order = [0] * growth.count, torch.zeros(1, dtype=torch.long), []
+    candidates: list[tuple[int, int]] = [(0, 0)]  # parent and rank of every candidate, in the order of drafting
+    begin, above, order = 0, [0], []
     for level in growth.levels:
-        nodes = range(level.nodes.start, level.nodes.stop)
-        for node, place, r in zip(nodes, level.place.tolist(), level.rank.tolist(), strict=True):
-            assert level.expanded[place // level.width] == growth.topology.parent[0, node]
-            assert place % level.width == r
-            assert r < level.width
-            rank[node] = r
-        assert above[level.parents[0]].tolist() == growth.topology.parent[0, level.expanded].tolist()
-        above = level.expanded
-        order += level.expanded.tolist()
-    assert rank[1:] == list(tree.ranks)
+        drafted = {place: node for node, place in enumerate(growth.place.tolist())}
+        expanded = [drafted[begin + place] for place in level.expanded.tolist()]
+        begin = len(candidates)
+        candidates += [(node, rank) for node in expanded for rank in range(level.width)]
+        assert [above[place] for place in level.parents[0].tolist()] == growth.topology.parent[0, expanded].tolist()
+        above = expanded
+        order += expanded
+    found = [candidates[place] for place in growth.place.tolist()]
+    assert found[1:] == list(zip(growth.topology.parent[0, 1:].tolist(), tree.ranks, strict=True))
+    assert max((rank for _, rank in candidates), default=0) == max(tree.ranks, default=0)
     assert [len(level.expanded) for level in growth.levels] == list(tree.fed_widths)
     assert [n for _, n in sorted((f, n) for n, f in enumerate(growth.fed[0].tolist()) if f >= 0)] == order
 

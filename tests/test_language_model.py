@@ -90,7 +90,7 @@ def compare_trees(
     def verifying(self: Rows, draft: Draft, *, view: int) -> None:
         nonlocal checked
         for row, text in texts.items():
-            checked += _agree(lm, self.growth, text[:-1], draft, row) if bool(self.active[row]) else 0
+            checked += 0 if self.idle[row] else _agree(lm, self.growth, text[:-1], draft, row)
         verify(self, draft, view=view)
         for row, text in texts.items():
             text.extend(self.committed.tokens[row, : int(self.committed.counts[row])].tolist())
@@ -149,8 +149,7 @@ def _agree(lm: LanguageModel, growth: object, prefix: list[int], draft: Draft, r
         order = lm.target.features(text).logits[0, -1].argsort(descending=True).tolist()
         rank = order.index(int(draft.tokens[row, node]))
         if isinstance(growth, StaticGrowth):
-            level = growth.levels[depth - 1]
-            assert rank == int(level.rank[node - level.nodes.start])
+            assert rank == growth.tree.ranks[node - 1]
         else:
             assert isinstance(growth, DynamicGrowth)
             assert rank < growth.policy.children

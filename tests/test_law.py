@@ -176,15 +176,15 @@ def causal(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     def table(ancestors: Tensor, *words: Any) -> Tensor:
         return tree_table(torch.ones_like(ancestors).tril(ancestors.shape[2] - ancestors.shape[1]), *words)
 
-    monkeypatch.setattr("executor.target.tree_table", table)
+    monkeypatch.setattr("executor.attention.tree_table", table)
 
 
 def by_row(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node's position is its row instead of its depth; in the target only."""
     verify = decoder.target.verify
 
-    def moved(tokens: Tensor, lengths: Tensor, depths: Tensor, *rest: Any) -> Any:
-        return verify(tokens, lengths, torch.arange(depths.shape[1])[None], *rest)
+    def moved(tokens: Tensor, lengths: Tensor, depths: Tensor, *rest: Any, **words: Any) -> Any:
+        return verify(tokens, lengths, torch.arange(depths.shape[1])[None], *rest, **words)
 
     monkeypatch.setattr(decoder.target, "verify", moved)
 

@@ -35,11 +35,13 @@ def break_compaction(target, monkeypatch):
 
 
 def break_mask(target, monkeypatch):  # the nodes before a node instead of its ancestors
-    seen, table = executor.target.tree_seen, executor.target.tree_table
+    seen, table = executor.target.tree_seen, executor.attention.tree_table
     monkeypatch.setattr(
         "executor.target.tree_seen", lambda n, d, above, *rest: seen(n, d, torch.ones_like(above).tril(), *rest)
     )
-    monkeypatch.setattr("executor.target.tree_table", lambda above, *rest: table(torch.ones_like(above).tril(), *rest))
+    monkeypatch.setattr(
+        "executor.attention.tree_table", lambda above, *rest: table(torch.ones_like(above).tril(), *rest)
+    )
 
 
 def break_positions(target, monkeypatch):  # a node's position is its row instead of its depth

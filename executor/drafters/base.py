@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from executor.target import Target
+from executor.target import Taps, Target
 
 USUAL_DEPTH = 8  # a language model could go on and on
 
@@ -21,7 +21,7 @@ class Committed:
     Attributes:
         tokens: int64 (batch, steps), the new tokens, the new root last.
         features: (batch, steps, hidden), the target's features of the positions before them; here and elsewhere
-            `hidden` is that of the drafter's taps side by side, where it has some.
+            `hidden` is that of the drafter's taps side by side where it has some, 0 where it reads no features.
         fed: int64 (batch, steps), place in the order of feeding of the node at each of those positions, the old root
             (0) first; -1 where a node was never fed.
         counts: int64 (batch,), 0 for a sequence that did not move or has just joined.
@@ -33,6 +33,11 @@ class Committed:
     fed: Tensor
     counts: Tensor
     in_place: bool
+
+    def first(self, steps: int) -> "Committed":
+        """The same for sequences that moved by `steps` at most; copies nothing."""
+        tokens, features, fed = (part[:, :steps] for part in (self.tokens, self.features, self.fed))
+        return Committed(tokens, features, fed, self.counts, self.in_place)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +58,15 @@ class Drafter(Protocol):
 
     Attributes:
         kind: its name.
-        taps: target layers whose inputs it reads, side by side, in place of the target's last features; () for those.
     """
 
     kind: str
-    taps: tuple[int, ...]
+
+    @property
+    def taps(self) -> Taps:
+        """Target layers whose inputs it reads, side by side, in place of the target's last features; () for those,
+        None if it reads no features: it is then given some of width 0.
+        """
 
     @property
     def max_depth(self) -> int:

@@ -28,8 +28,8 @@ class LanguageModelState:
         vocabulary: of the target.
         cache: of the draft model.
         lengths: int64 (batch,), committed tokens before the root.
-        root: int64 (batch,), the root that was fed last.
-        leaf: int64 (batch,), the token before the root.
+        root: int64 (batch, 1), the root that was fed last.
+        leaf: int64 (batch, 1), the token before the root.
         view: columns of the cache that are looked at.
         late: the leaf is fed in front of the root.
         level: levels drafted in this step.
@@ -55,7 +55,7 @@ class LanguageModel(nn.Module):
     """Any causal language model with the target's token ids; ids that it lacks are never proposed."""
 
     kind = "language-model"
-    taps: tuple[int, ...] = ()
+    taps = None
     max_depth = MAX_DEPTH
 
     def __init__(self, model: Target) -> None:
@@ -77,9 +77,9 @@ class LanguageModel(nn.Module):
         if self.target is target:
             raise ExecutorError("the drafter must be another copy of the model than the target: they need two caches")
         self.target.allocate(batch, capacity)
-        empty = torch.zeros(batch, dtype=torch.long, device=self.target.device)
+        empty = torch.zeros(batch, 1, dtype=torch.long, device=self.target.device)
         assert self.target.cache is not None
-        return LanguageModelState(target.vocabulary, self.target.cache, empty, empty.clone(), empty.clone())
+        return LanguageModelState(target.vocabulary, self.target.cache, empty[:, 0].clone(), empty, empty.clone())
 
     def lasting(self, state: LanguageModelState) -> Sequence[Tensor]:
         """See `Drafter.lasting`."""
@@ -92,21 +92,20 @@ class LanguageModel(nn.Module):
         state.lengths[rows] = lengths - 1
         texts = [prompt[: length - 1] for prompt, length in zip(prompts.tolist(), lengths.tolist(), strict=True)]
         known = self.target.vocabulary
-        self.target.prefill(rows.tolist(), [[t if t < known else 0 for t in text] for text in texts])
-        state.leaf[rows] = prompts.gather(1, (lengths - 2).clamp(min=0)[:, None])[:, 0]
+        self.target.prefill(rows.tolist(), [[t if t < known else 0 for t in text] for text in texts], taps=None)
+        state.leaf[rows] = prompts.gather(1, (lengths - 2).clamp(min=0)[:, None])
 
     def extend(self, state: LanguageModelState, committed: Committed, *, view: int, all_fed: bool) -> None:
         """Move the kept nodes' keys and values into place; see `Drafter.extend`."""
-        counts, steps = committed.counts, committed.tokens.shape[1]
         if self.target.cache is not state.cache:
             raise ExecutorError("another decoder took the drafter's cache: run one after the other, or load it twice")
-        if steps > 1 and not committed.in_place:
+        if committed.tokens.shape[1] > 1 and not committed.in_place:
             state.cache.compact(state.lengths, committed.fed.clamp(min=0))
         state.view, state.late, state.level, state.fed = view, not all_fed, 0, 0
         if state.late:  # else no leaf is fed in this step, and the next one has another
-            before = committed.tokens.gather(1, (counts - 2).clamp(min=0)[:, None])[:, 0]
-            state.leaf.copy_(torch.where(counts == 1, state.root, torch.where(counts > 1, before, state.leaf)))
-        state.lengths.add_(counts)
+            text = torch.cat([state.leaf, state.root, committed.tokens], 1)
+            state.leaf.copy_(text.gather(1, committed.counts[:, None]))
+        state.lengths.add_(committed.counts)
 
     def level(self, state: LanguageModelState, tokens: Tensor, parents: Tensor) -> Tensor:
         """One forward over the level; see `Drafter.level`."""
@@ -115,18 +114,18 @@ class LanguageModel(nn.Module):
         known = logits.shape[-1]
         if known < state.vocabulary:
             return nn.functional.pad(logits, (0, state.vocabulary - known), value=-torch.inf)
-        return logits[..., : state.vocabulary]
+        return logits if known == state.vocabulary else logits[..., : state.vocabulary]
 
     def _root(self, state: LanguageModelState, tokens: Tensor) -> Tensor:
-        state.root.copy_(tokens[:, 0])
+        state.root.copy_(tokens)
         state.fed, state.above = 1, self._alone
         if not state.late:
             return self._feed(state, tokens, state.lengths, self._depths[:, :1], self._alone)
         # The leaf and the root; a sequence without a leaf feeds its root first, and its second entry is ignored.
-        alone = state.lengths == 0
-        pair = torch.stack([torch.where(alone, state.root, state.leaf), state.root], 1)
+        alone = (state.lengths == 0)[:, None]
+        pair = torch.cat([torch.where(alone, tokens, state.leaf), tokens], 1)
         logits = self._feed(state, pair, (state.lengths - 1).clamp(min=0), self._depths, self._pair)
-        return torch.where(alone[:, None, None], logits[:, :1], logits[:, 1:])
+        return torch.where(alone[:, None], logits[:, :1], logits[:, 1:])
 
     def _nodes(self, state: LanguageModelState, tokens: Tensor, parents: Tensor) -> Tensor:
         known = None if torch.compiler.is_compiling() else state.known.get(state.level)

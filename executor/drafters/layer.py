@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from executor.attention import attend, tree_mask, tree_table
+from executor.attention import TreeMasks, attend
 from executor.cache import Layout, TreeCache
 from executor.topology import below
 
@@ -86,14 +86,14 @@ class LayerCache:
 
     def __init__(self, attention: SelfAttention, batch: int, capacity: int, like: Tensor) -> None:
         """Room for `batch` sequences of `capacity` positions, of the type and on the device of `like`."""
-        self._module, self._group = attention, attention.num_key_value_groups
+        self._module, self._masks = attention, TreeMasks(like.dtype, attention.num_key_value_groups)
         self.cache = TreeCache(attention.layout(like.dtype), batch, capacity, like.device)
         self.lengths = torch.zeros(batch, dtype=torch.long, device=like.device)
-        self._dtype, self._view = like.dtype, capacity
+        self._view = capacity
         self._chains: dict[int, Tensor] = {}
         self._start = torch.zeros(1, 1, 0, dtype=torch.bool, device=like.device)
         self._above, self._fed, self._level = self._start, 0, 0
-        self._known: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
 
     def prompts(self, rows: Tensor, lengths: Tensor) -> Attend:
         """These rows begin anew with so many positions, right-padded to the longest."""
@@ -106,10 +106,10 @@ class LayerCache:
         self._view = view
         self._above, self._fed, self._level = self._start, 0, 0
         if torch.compiler.is_compiling():
-            return self._placed(0, steps, self._chain(steps))
+            return self._placed(0, self._chain(steps))
         if steps not in self._chains:
             self._chains[steps] = self._chain(steps)
-        return self._placed(0, steps, self._chains[steps])
+        return self._placed(0, self._chains[steps])
 
     def advance(self, counts: Tensor) -> None:
         """So many of the positions read last are there to stay, int64 (batch,)."""
@@ -120,25 +120,22 @@ class LayerCache:
         compiling = torch.compiler.is_compiling()
         known = None if compiling else self._known.get(self._level)
         if known is None or known[0] is not parents:
-            above = below(self._above, parents)
-            known = parents, above, tree_table(above, self._dtype, self._group)
+            known = parents, below(self._above, parents)
             if not compiling:
                 self._known[self._level] = known  # a static tree's come again in every step
-        _, self._above, table = known
-        _, attention = self._placed(self._fed, parents.shape[1], table)
+        _, self._above = known
+        _, attention = self._placed(self._fed, self._above)
         positions = (self.lengths + self._level)[:, None].expand(-1, parents.shape[1])
         self._fed, self._level = self._fed + parents.shape[1], self._level + 1
         return positions, attention
 
     def _chain(self, steps: int) -> Tensor:
-        causal = torch.ones(1, steps, steps, dtype=torch.bool, device=self.lengths.device).tril()
-        return tree_table(causal, self._dtype, self._group)
+        return torch.ones(1, steps, steps, dtype=torch.bool, device=self.lengths.device).tril()
 
-    def _placed(self, first: int, count: int, table: Tensor) -> tuple[Tensor, Attend]:
-        columns = self.cache.columns
-        slots = self.lengths[:, None] + columns[first : first + count]
+    def _placed(self, first: int, ancestors: Tensor) -> tuple[Tensor, Attend]:
+        slots = self.lengths[:, None] + self.cache.columns[first : first + ancestors.shape[1]]
         self.cache.place(slots, self._view)
-        return slots, partial(self._attend, tree_mask(self.lengths, table, columns[1 : self._view + 1]))
+        return slots, partial(self._attend, self._masks(self.lengths, ancestors, self._view))
 
     def _attend(self, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self.cache.update(key, value, 0)

@@ -43,7 +43,7 @@ class NGram(nn.Module):
     """Counts up to `order`, sorted, looked up on the device."""
 
     kind = "ngram"
-    taps: tuple[int, ...] = ()
+    taps = None
     max_depth = MAX_DEPTH
     unigrams: Tensor
 

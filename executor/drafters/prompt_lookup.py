@@ -50,7 +50,7 @@ class PromptLookup(nn.Module):
     """Continuations of earlier occurrences of the last 1 to `longest` tokens."""
 
     kind = "prompt-lookup"
-    taps: tuple[int, ...] = ()
+    taps = None
     max_depth = MAX_DEPTH
 
     def __init__(self, longest: int = 3) -> None:
