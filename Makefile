@@ -4,9 +4,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 OUT ?= build
 
+# The longest first: they are trained two at a time.
+TRAINED := eagle3 coral coral-router hydra++ medusa2 hass hydra eagle medusa1 bigram unigram
+
 MODELS := --target data/models/stdlib-llama --drafter data/models/stdlib-medusa --prompts data/prompts/stdlib.jsonl
 
-.PHONY: demo test slow check format bench models profile validate gpu clean
+.PHONY: demo test slow check format bench models drafters profile validate gpu clean
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -31,11 +34,18 @@ bench: $(VENV)/.all  ## timings, printed; ratios within one run
 	$(BIN)/python -m tests.benchmarks.bench_search
 	$(BIN)/python -m tests.benchmarks.bench_executor --output data/benchmarks/executor-cpu.json
 
-models: $(VENV)/.all  ## tokenizer, target, heads, prompts and traces from nothing, on 2 cores in about half an hour
-	$(BIN)/python -m executor.train.shipped data
-	$(BIN)/treeopt trace collect $(MODELS) --requests 1000 --new-tokens 32 --output data/traces/medusa-t0.npz
-	$(BIN)/treeopt trace collect $(MODELS) --requests 600 --new-tokens 64 --temperature 1 --seed 1 \
-		--output data/traces/medusa-t1.npz
+models: $(VENV)/.all  ## tokenizer, target, drafters, prompts and traces from nothing, on 2 cores in about an hour
+	$(BIN)/python -m executor.train.shipped data target
+	OMP_NUM_THREADS=1 $(MAKE) -j 2 $(TRAINED:%=drafter-%)
+	$(BIN)/python -m executor.train.traces data
+
+drafter-%: $(VENV)/.all
+	$(BIN)/python -m executor.train.shipped data $*
+
+drafter-coral-router: drafter-coral
+
+drafters: $(VENV)/.all  ## all shipped drafters side by side, from their traces and in the loop
+	$(BIN)/python -m tests.benchmarks.bench_drafters --output data/benchmarks/drafters-cpu.json
 
 profile: $(VENV)/.all  ## step times of the shipped model on this machine, which should be idle
 	$(BIN)/treeopt profile $(MODELS) --skip 1000 --new-tokens 32 --output data/profiles/medusa-cpu.json

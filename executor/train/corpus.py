@@ -92,16 +92,9 @@ def pack(tokenizer: Tokenizer, sources: list[Source], *, length: int) -> NDArray
 
 
 def prompts(
-    tokenizer: Tokenizer,
-    sources: list[Source],
-    *,
-    count: int,
-    shortest: int,
-    longest: int,
-    seed: int,
-    held_out: bool = True,
+    tokenizer: Tokenizer, sources: list[Source], *, count: int, shortest: int, longest: int, seed: int
 ) -> list[Prompt]:
-    """`count` pieces of held-out files (or of the others), each starting at the start of a line, in shuffled order.
+    """`count` pieces of held-out files, each starting at the start of a line, in shuffled order.
 
     Every file is cut into consecutive stretches of `2 * longest` tokens; a prompt is the beginning of one,
     between `shortest` and `longest` tokens long, so prompts never overlap and leave room for what follows.
@@ -109,7 +102,7 @@ def prompts(
     rng = np.random.default_rng(seed)
     found = []
     for source in sources:
-        if source.held_out != held_out:
+        if not source.held_out:
             continue
         encoding = tokenizer.encode(source.text)
         for start in range(0, len(encoding.ids) - 2 * longest, 2 * longest):

@@ -1,14 +1,14 @@
-"""The models in `data/models`, made from nothing: tokenizer, target, prompts, and drafters by every recipe.
+"""The models in `data/models`, made from nothing, each by its name: `python -m executor.train.shipped data NAME...`.
 
-`python -m executor.train.shipped data` is what `make models` runs first, `python -m executor.train.shipped data hydra
-eagle` trains drafters beside the target that is there; traces and profiles follow through the command line.
+`target` is the tokenizer, the language model and the prompts; all other names are drafters beside it. `make models`
+makes them all, two drafters at a time; traces follow in executor/train/traces.py.
 """
 
 import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,12 @@ from executor.loading import load_target, load_tokenizer, prepare
 from executor.prompts import write_prompts
 from executor.target import Target
 from executor.train import corpus
-from executor.train.data import Rows, Text, read_texts
+from executor.train.data import Rows
 from executor.train.fresh import begun
 from executor.train.job import TARGET as TRAINED
 from executor.train.job import Job, Trained, run
+from executor.train.ngram import build as count_ngrams
 from executor.train.recipes import RECIPES, replaced
-from executor.train.rows import encode, packed
-from executor.train.self_distill import Writing, rewrite
 from treeopt.errors import UsageError
 from treeopt.files import write_text
 from treeopt.provenance import this_run
@@ -86,10 +85,29 @@ DRAFTERS: Mapping[str, Shipped] = {
 }
 
 
-def build(data: Path, *, target_steps: int = TARGET_STEPS, drafter_steps: int | None = None) -> None:
-    """Write `data/models/{stdlib-llama,stdlib-medusa}` and `data/prompts/stdlib.jsonl`, with their training logs."""
+NGRAMS = {"unigram": 1, "bigram": 2}  # Leviathan et al. 2023, table 3
+
+
+def build(data: Path, name: str) -> None:
+    """Make one of them: `target`, or one of `NGRAMS` or `DRAFTERS`.
+
+    Raises:
+        UsageError: no such name.
+    """
     started = time.monotonic()
-    torch.set_num_threads(2)
+    if name == "target":
+        build_target(data)
+    elif name in NGRAMS:
+        texts = [source.text for source in corpus.standard_library() if not source.held_out]
+        count_ngrams(data / "models" / NAME, texts, data / "models" / f"stdlib-{name}", order=NGRAMS[name])
+    else:
+        before, after = train_drafter(data, name).acceptance
+        print(f"{name}: top-1 over depths {before:.3f} -> {after:.3f}", file=sys.stderr)
+    print(f"{name}: {(time.monotonic() - started) / 60:.1f} minutes", file=sys.stderr)
+
+
+def build_target(data: Path, *, steps: int = TARGET_STEPS) -> None:
+    """Write `data/models/stdlib-llama` and `data/prompts/stdlib.jsonl`."""
     sources = corpus.standard_library()
     tokenizer = corpus.train_tokenizer(sources)
     train = corpus.pack(tokenizer, [s for s in sources if not s.held_out], length=LENGTH)
@@ -101,36 +119,25 @@ def build(data: Path, *, target_steps: int = TARGET_STEPS, drafter_steps: int | 
     ).save_pretrained(folder)
     config = LlamaConfig(vocab_size=tokenizer.get_vocab_size(), bos_token_id=None, eos_token_id=0, **TARGET)
     meta = {**this_run(), **_meta(sources, train, held_out)}
-    train_target(folder, config, train, held_out, steps=target_steps, meta=meta)
-    train_drafter(data, "medusa1", steps=drafter_steps)
+    train_target(folder, config, train, held_out, steps=steps, meta=meta)
     (data / "prompts").mkdir(exist_ok=True)
     drawn = corpus.prompts(tokenizer, sources, count=PROMPTS, shortest=32, longest=96, seed=SEED)
     write_prompts(data / "prompts" / "stdlib.jsonl", drawn)
-    print(f"made {data / 'models'} in {(time.monotonic() - started) / 60:.1f} minutes", file=sys.stderr)
 
 
-def train_drafters(data: Path, names: Sequence[str] = tuple(DRAFTERS), *, texts: Path | None = None) -> None:
-    """Train the drafters of these recipes, in this order; see `train_drafter`."""
-    for name in names:
-        found = train_drafter(data, name, texts=texts)
-        before, after = found.acceptance
-        print(f"{name}: top-1 over depths {before:.3f} -> {after:.3f} in {found.train_s:.0f} s", file=sys.stderr)
-
-
-def train_drafter(data: Path, name: str, *, steps: int | None = None, texts: Path | None = None) -> Trained:
+def train_drafter(data: Path, name: str, *, steps: int | None = None) -> Trained:
     """Train one of `DRAFTERS` for the target below `data/models`, and write it beside.
 
     Args:
         data: the folder.
         name: of the recipe.
         steps: other than in the table.
-        texts: what the target wrote (`write_texts`), to learn from in place of the corpus.
 
     Raises:
         UsageError: no such recipe.
     """
     if name not in DRAFTERS:
-        raise UsageError(f"recipe must be one of {', '.join(DRAFTERS)}, got {name}")
+        raise UsageError(f"the name must be target or one of {', '.join([*NGRAMS, *DRAFTERS])}, got {name}")
     shipped = DRAFTERS[name]
     recipe = replaced(RECIPES[name], shipped.changes)
     target, tokenizer = _target(data)
@@ -139,11 +146,7 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None, texts: Pat
     held_out = Rows(corpus.pack(raw, [s for s in sources if s.held_out], length=LENGTH)[:256])
     meta: dict[str, Any] = {"corpus": CORPUS, "corpus_sha256": corpus.fingerprint(sources)}
     meta |= {"files": len(sources), "files_held_out": sum(s.held_out for s in sources)}
-    if texts is None:
-        rows = Rows(corpus.pack(raw, [s for s in sources if not s.held_out], length=LENGTH))
-    else:
-        rows, held_out = packed(encode(tokenizer, read_texts([texts])), length=LENGTH).split(0.05)
-        meta["corpus"] = f"what the target wrote after beginnings of {CORPUS}"
+    rows = Rows(corpus.pack(raw, [s for s in sources if not s.held_out], length=LENGTH))
     start = load_drafter(data / "models" / DRAFTERS[shipped.start].folder, target) if shipped.start else None
     drafter = begun(recipe, target, start, rows=rows, seed=SEED)
     job = Job(
@@ -159,18 +162,6 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None, texts: Pat
     if recipe.trainable == "backbone":
         tokenizer.save_pretrained(job.output / TRAINED)
     return found
-
-
-def write_texts(data: Path, output: Path, *, requests: int = 3000, temperature: float = 0.0) -> None:
-    """Let the target continue beginnings of files that are not held out, into `output`; can be interrupted."""
-    target, tokenizer = _target(data)
-    raw = tokenizer.backend_tokenizer
-    drawn = corpus.prompts(
-        raw, corpus.standard_library(), count=requests, shortest=32, longest=96, seed=SEED, held_out=False
-    )
-    asked = [Text(f"beginning {number}", text=p.text, prompt=p.text) for number, p in enumerate(drawn)]
-    writing = Writing(temperature=temperature, new_tokens=96, batch=16, seed=SEED)
-    rewrite(target, tokenizer, asked, output, writing)
 
 
 def _target(data: Path) -> tuple[Target, PreTrainedTokenizerBase]:
@@ -258,7 +249,5 @@ def _arguments(folder: Path, steps: int, learning_rate: float) -> TrainingArgume
 
 
 if __name__ == "__main__":
-    if sys.argv[2:]:
-        train_drafters(Path(sys.argv[1]), sys.argv[2:])
-    else:
-        build(Path(sys.argv[1]))
+    for asked in sys.argv[2:]:
+        build(Path(sys.argv[1]), asked)
