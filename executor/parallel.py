@@ -27,6 +27,15 @@ def launched() -> int:
     return int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
 
 
+def local_device(device: str) -> str:
+    """The device of this process: of several that torchrun started, cuda is that of its local rank.
+
+    >>> local_device("cpu")
+    'cpu'
+    """
+    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and launched() > 1 else device
+
+
 def processes() -> int:
     """How many processes hold the model together; 1 when there is no group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -145,6 +145,7 @@ ORDER = [
     "treeopt.cli.validate",
     "treeopt.cli.results",
     "treeopt.cli.decode",
+    "treeopt.cli.train",
     "treeopt.cli",
 ]
 EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft"}

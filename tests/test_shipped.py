@@ -1,6 +1,7 @@
 """The data that the repository ships: complete, within their limits, and true of the live loop."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from executor.decode import Decoder
 from executor.fingerprint import weights_hash
 from executor.loading import load_target, load_tokenizer
 from executor.prompts import read_prompts
+from executor.train import corpus
+from executor.train import shipped as build
+from executor.train.recipes import RECIPES
 from simulate.profile import load_profile
 from treeopt.files import shipped
 from treeopt.optimize import search
@@ -112,3 +116,25 @@ def test_greedy_text_equals_generate(models, prompts, trees):
     for tree in trees.values():
         found = Decoder(target, drafter, tree=tree, batch=4).generate(prompts[1000:1008], new_tokens=32, stop=[0])
         assert [list(g.tokens) for g in found] == due
+
+
+@pytest.mark.slow
+def test_drafters_are_trained_beside_the_shipped_target(tmp_path, monkeypatch):
+    """A few steps each, from the corpus and from what the target writes; a second stage goes on from the first."""
+    shutil.copytree(shipped("models/stdlib-llama"), tmp_path / "models" / build.NAME)
+    short = [source for source in corpus.standard_library() if 1000 < len(source.text) < 3000]
+    few = [s for s in short if s.held_out][:6] + [s for s in short if not s.held_out][:20]
+    monkeypatch.setattr(corpus, "standard_library", lambda: few)
+    build.write_texts(tmp_path, tmp_path / "texts.jsonl", requests=12)
+    written = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text("utf-8").splitlines()]
+    assert len(written) == 12
+    assert all(record["text"].startswith(record["prompt"]) for record in written)
+    target = load_target(tmp_path / "models" / build.NAME)
+    for name, texts in (("coral", None), ("coral-router", None), ("medusa2", tmp_path / "texts.jsonl")):
+        found = build.train_drafter(tmp_path, name, steps=3, texts=texts)
+        folder = tmp_path / "models" / build.DRAFTERS[name].folder
+        assert load_drafter(folder, target).max_depth >= len(found.after)
+        log = json.loads((folder / "training.json").read_text())
+        assert ("wrote" in log["corpus"]) == (texts is not None)
+        assert log["target"]["name"] == build.NAME
+    assert set(build.DRAFTERS) == set(RECIPES)

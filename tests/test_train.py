@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import LlamaForCausalLM
 
+from executor.checkpoints import load_drafter
 from executor.drafters.eagle import Eagle
 from executor.drafters.medusa import MedusaHeads
 from executor.record import rank_of
@@ -186,9 +187,8 @@ CHANGES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*RECIPES])
-def test_every_recipe_learns(tmp_path, name, monkeypatch):
+def test_every_recipe_learns(tmp_path, name):
     """200 steps on what the target writes: less loss, and more first choices that are right."""
-    monkeypatch.setattr(job, "save_drafter", lambda *words, **more: None)
     target = Target(copy.deepcopy(taught_target().model))
     recipe = replaced(RECIPES[name], CHANGES.get(name, FASTER))
     torch.manual_seed(0)
@@ -204,13 +204,15 @@ def test_every_recipe_learns(tmp_path, name, monkeypatch):
     assert sum(s.loss for s in found.after) < 0.97 * sum(s.loss for s in found.before)
     before, after = found.acceptance
     assert after > before + 0.02
+    plain = replaced(recipe, ["trainable=drafter"])
+    kept = Lesson(load_drafter(tmp_path / name, target), target, plain).eval().measure(**held_out[:])
+    assert [tuple(hits) for hits in kept[:, 2:].int().tolist()] == [score.hits for score in found.after]
     assert json.loads((tmp_path / name / "training.json").read_text())["held_out"][0]["anchors"] == 64 * 22
 
 
 @pytest.mark.parametrize("name", ["medusa1", "hydra", "eagle", "hass", "eagle3"])
-def test_recipes_learn_a_cycle(tmp_path, name, monkeypatch):
+def test_recipes_learn_a_cycle(tmp_path, name):
     """Text that is easy: after 60 steps the first choice is mostly right, at every depth."""
-    monkeypatch.setattr(job, "save_drafter", lambda *words, **more: None)
     target = small_target()
     rows = Rows(np.resize(np.arange(7), 16 * 40).reshape(40, 16).astype(np.int64))
     changes = ["depths=2", "hard_ce_weight=1", "soft_ce_weight=0", "smooth_l1_weight=0", "top_k_weight=0"]
@@ -300,9 +302,8 @@ def test_the_ramp_follows_the_steps(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["medusa1", "hydra++", "eagle", "medusa2"])
-def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, name, monkeypatch):
+def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, name):
     """Noise, dropout and the order of rows included."""
-    monkeypatch.setattr(job, "save_drafter", lambda *words, **more: None)
     recipe = replaced(RECIPES[name], ["depths=2", "learning_rate=1e-2"])
     lora = Lora(rank=2, dropout=0.1) if name == "medusa2" else None
     rows, ends = random_rows(20), {}
@@ -352,9 +353,8 @@ def test_nothing_to_go_on_from(tmp_path):
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=4, dropout=0.0)])
-def test_medusa2_trains_the_target_too(tmp_path, lora, monkeypatch):
+def test_medusa2_trains_the_target_too(tmp_path, lora):
     """The folder is a model that transformers reads, and answers as the trained one."""
-    monkeypatch.setattr(job, "save_drafter", lambda *words, **more: None)
     target = small_target()
     untouched = small_target()
     recipe = replaced(MEDUSA2, ["depths=2", "learning_rate=5e-3"])
@@ -462,8 +462,7 @@ def test_drafters_begin_as_published():
 
 
 @pytest.mark.parametrize("name", ["medusa1", "hydra++", "hass", "eagle3"])
-def test_targets_in_half_precision(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(job, "save_drafter", lambda *words, **more: None)
+def test_targets_in_half_precision(tmp_path, name):
     target = Target(small_model(dtype=torch.bfloat16))
     recipe = replaced(RECIPES[name], ["depths=2"])
     drafter = fresh_drafter(recipe, target)
@@ -497,13 +496,11 @@ import sys
 from pathlib import Path
 import torch
 from executor.parallel import processes
-from executor.train import job
 from executor.train.fresh import fresh_drafter
 from executor.train.job import Job, run
 from executor.train.recipes import RECIPES, replaced
 from tests.models import small_target
 from tests.test_train import random_rows
-job.save_drafter = lambda path, drafter, **more: torch.save(drafter.state_dict(), path / "drafter.pt")
 recipe = replaced(RECIPES[sys.argv[2]], ["depths=2", "noise=none"])
 target = small_target()
 torch.manual_seed(0)
@@ -543,7 +540,7 @@ def test_two_processes_train_what_one_does(tmp_path, launcher, name):
             check=False,
         )
         assert done.returncode == 0, done.stderr
-    one, two = (torch.load(tmp_path / part / "drafter.pt", weights_only=True) for part in ("1", "2"))  # noqa: TID251
+    one, two = (load_drafter(tmp_path / part, small_target()).state_dict() for part in ("1", "2"))
     for key, value in one.items():
         # Adam turns the rounding of a gradient near zero into a step of the learning rate, here and there.
         apart = (two[key] - value).abs()

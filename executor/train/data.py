@@ -98,6 +98,18 @@ def read_texts(paths: Sequence[Path]) -> list[Text]:
     return found
 
 
+def answered(texts: Sequence[Text]) -> Sequence[Text]:
+    """The texts, if in each there is something to learn.
+
+    Raises:
+        ExecutorError: names the first without.
+    """
+    for text in texts:
+        if not text.answered:
+            raise ExecutorError(f"{text.where}: holds no answers: let the target write them (--self-distill)")
+    return texts
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text("utf-8")

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import set_seed
 
 from executor.drafters.base import Drafter
 from executor.drafters.eagle import Eagle
@@ -13,7 +14,9 @@ from executor.drafters.hydra import Hydra
 from executor.drafters.layer import layer_config
 from executor.drafters.medusa import MedusaHeads
 from executor.target import Target
+from executor.train.data import Rows
 from executor.train.recipes import Recipe
+from executor.train.rows import frequent_tokens
 from treeopt.errors import ExecutorError, UsageError
 
 
@@ -55,6 +58,23 @@ def fresh_drafter(recipe: Recipe, target: Target, *, draft_ids: Tensor | None = 
             draft_ids=draft_ids,
         )
     return _ready(drafter, target)
+
+
+def begun(recipe: Recipe, target: Target, start: Drafter | None, *, rows: Rows, seed: int) -> Any:
+    """The drafter that training begins with: `start` where there is one, else an untrained one, drawn by `seed`.
+
+    EAGLE-3's is to propose the recipe's number of tokens, those most often learnt in `rows`.
+
+    Raises:
+        ExecutorError: see `continued`.
+    """
+    set_seed(seed)
+    if start is not None:
+        return continued(recipe, start, target)
+    ids = None
+    if recipe.kind == "eagle3" and 0 < recipe.draft_vocabulary < target.vocabulary:
+        ids = torch.tensor(frequent_tokens(rows, recipe.draft_vocabulary, target.vocabulary))
+    return fresh_drafter(recipe, target, draft_ids=ids)
 
 
 def continued(recipe: Recipe, drafter: Drafter, target: Target) -> Any:

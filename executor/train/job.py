@@ -16,7 +16,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from executor.checkpoints import save_drafter
 from executor.fingerprint import device_name, identity
 from executor.loading import DTYPES
-from executor.parallel import is_main_rank
+from executor.parallel import is_main_rank, launched
 from executor.target import Target
 from executor.train.backbone import Lora, LoraBackbone, WholeBackbone
 from executor.train.data import Rows
@@ -28,6 +28,7 @@ from treeopt.files import write_text
 from treeopt.provenance import this_run
 
 LOG = "training.json"
+SETTINGS = "settings.json"  # of a training that is under way
 TARGET = "target"  # folder of a trained target, below the drafter's
 
 
@@ -99,10 +100,12 @@ def run(
         raise UsageError(f"--lora is for recipes that train the target, {recipe.name} does not")
     if recipe.lm_kl and job.lora is None:
         raise UsageError("lm_kl compares with the target as it was, which only LoRA keeps: give --lora")
-    last = get_last_checkpoint(str(job.output)) if job.resume and job.output.is_dir() else None
+    last = checkpoint(job.output) if job.resume else None
     if job.resume and last is None:
         raise UsageError(f"--resume: no checkpoint in {job.output}")
-    job.output.mkdir(parents=True, exist_ok=True)
+    who = identity(target, None)
+    what = json.loads(json.dumps({**_what(job, rows, held_out), **who}))
+    _kept(job, what)
     settings = arguments(
         job.output,
         recipe,
@@ -115,7 +118,6 @@ def run(
         save_every=job.save_every,
         eval_every=job.eval_every,
     )
-    who = identity(target, None)
     set_seed(job.seed)
     backbone = None
     if recipe.trainable == "backbone":
@@ -140,8 +142,9 @@ def run(
         backbone.finish()
     if is_main_rank():
         record = {
-            **_where_from(job, rows, held_out),
-            **who,
+            **this_run(),
+            **job.meta,
+            **what,
             "train_s": round(train_s, 1),
             "device": device_name(target.device),
             "held_out_before": [_figures(score) for score in before],
@@ -153,14 +156,37 @@ def run(
         meta = {"target": target.name, "recipe": recipe.name}
         save_drafter(job.output, drafter, dtype=job.dtype, meta=meta)
         write_text(job.output / LOG, json.dumps(record, indent=1) + "\n")
+        (job.output / SETTINGS).unlink()
     trainer.accelerator.wait_for_everyone()
     return found
 
 
-def _where_from(job: Job, rows: Rows, held_out: Rows) -> dict[str, Any]:
+def checkpoint(output: Path) -> str | None:
+    """The last checkpoint below a folder."""
+    found: str | None = get_last_checkpoint(str(output)) if output.is_dir() else None
+    return found
+
+
+def _kept(job: Job, what: dict[str, Any]) -> None:
+    """Write down what a new training is made of; one that is gone on with must be made of the same."""
+    path = job.output / SETTINGS
+    if not job.resume:
+        if is_main_rank():
+            job.output.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(what, indent=1) + "\n")
+        return
+    try:
+        was = json.loads(path.read_text("utf-8"))
+        changed = [key for key in what if was.get(key) != what[key]]
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"--resume: {path} cannot be read: {error}") from error
+    if changed:
+        key = changed[0]
+        raise UsageError(f"--resume: {job.output} was begun with {key} {was.get(key)}, not {what[key]}")
+
+
+def _what(job: Job, rows: Rows, held_out: Rows) -> dict[str, Any]:
     return {
-        **this_run(),
-        **job.meta,
         "recipe": asdict(job.recipe),
         "steps": job.steps,
         "batch": job.batch,
@@ -168,6 +194,7 @@ def _where_from(job: Job, rows: Rows, held_out: Rows) -> dict[str, Any]:
         "seed": job.seed,
         "precision": job.precision,
         **({} if job.lora is None else {"lora": asdict(job.lora)}),
+        "processes": launched(),
         "rows": len(rows),
         "rows_held_out": len(held_out),
         "length": rows.tokens.shape[1],

@@ -33,6 +33,11 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[Text]) -> list[En
     return [_encoded(tokenizer, text) for text in texts]
 
 
+def shuffled(texts: Sequence[Text], seed: int) -> list[Text]:
+    """All texts in an order drawn by `seed`."""
+    return [texts[i] for i in np.random.default_rng(seed).permutation(len(texts))]
+
+
 def _encoded(tokenizer: PreTrainedTokenizerBase, text: Text) -> Encoded:
     if text.turns and tokenizer.chat_template:
         whole, learnt = _templated(tokenizer, text)

@@ -7,16 +7,19 @@ same texts as one that was not.
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase
 
 from executor.acceptance import Rule, make_rule
 from executor.decode import Decoder
 from executor.fingerprint import identity
+from executor.parallel import launched
 from executor.sampling import Warp, seeded
 from executor.target import Target
 from executor.train.data import Text
@@ -90,10 +93,35 @@ def rewrite(
             for record in written[max(0, len(done) - start) :]:
                 put(record)
                 progress(1)
+    if target.cache is not None:
+        target.cache.release()
+        target.cache = None
     found = read_lines(unfinished, SCHEMA)
     assert found is not None
     write_text(output, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in found[1]))
     unfinished.unlink()
+
+
+def rewritten(
+    target: Target,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[Text],
+    folder: Path,
+    writing: Writing,
+    *,
+    progress: Callable[[int], None] = lambda pieces: None,
+) -> list[Path]:
+    """The files below `folder` with what `target` wrote; each of several processes writes a share, and all read all.
+
+    What is written already is not written again, see `rewrite`.
+    """
+    count = launched()
+    rank = int(os.environ["RANK"]) if count > 1 else 0
+    files = [folder / f"self-distilled-{number + 1}-of-{count}.jsonl" for number in range(count)]
+    if not files[rank].exists():
+        rewrite(target, tokenizer, texts[rank::count], files[rank], writing, progress=progress)
+    PartialState(cpu=target.device.type == "cpu").wait_for_everyone()
+    return files
 
 
 def stretches(texts: Sequence[Text], tokenizer: PreTrainedTokenizerBase, writing: Writing) -> int:

@@ -27,16 +27,16 @@ from transformers import (
 )
 
 from executor.checkpoints import load_drafter
-from executor.loading import load_target, load_tokenizer
+from executor.loading import load_target, load_tokenizer, prepare
 from executor.prompts import write_prompts
 from executor.target import Target
 from executor.train import corpus
 from executor.train.data import Rows, Text, read_texts
-from executor.train.fresh import continued, fresh_drafter
+from executor.train.fresh import begun
 from executor.train.job import TARGET as TRAINED
 from executor.train.job import Job, Trained, run
 from executor.train.recipes import RECIPES, replaced
-from executor.train.rows import encode, frequent_tokens, packed
+from executor.train.rows import encode, packed
 from executor.train.self_distill import Writing, rewrite
 from treeopt.errors import UsageError
 from treeopt.files import write_text
@@ -99,14 +99,9 @@ def build(data: Path, *, target_steps: int = TARGET_STEPS, drafter_steps: int | 
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=corpus.END, clean_up_tokenization_spaces=False
     ).save_pretrained(folder)
-    _train_target(
-        folder,
-        tokenizer.get_vocab_size(),
-        train,
-        held_out,
-        target_steps,
-        {**this_run(), **_meta(sources, train, held_out)},
-    )
+    config = LlamaConfig(vocab_size=tokenizer.get_vocab_size(), bos_token_id=None, eos_token_id=0, **TARGET)
+    meta = {**this_run(), **_meta(sources, train, held_out)}
+    train_target(folder, config, train, held_out, steps=target_steps, meta=meta)
     train_drafter(data, "medusa1", steps=drafter_steps)
     (data / "prompts").mkdir(exist_ok=True)
     drawn = corpus.prompts(tokenizer, sources, count=PROMPTS, shortest=32, longest=96, seed=SEED)
@@ -149,15 +144,8 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None, texts: Pat
     else:
         rows, held_out = packed(encode(tokenizer, read_texts([texts])), length=LENGTH).split(0.05)
         meta["corpus"] = f"what the target wrote after beginnings of {CORPUS}"
-    set_seed(SEED)
-    if shipped.start:
-        start = load_drafter(data / "models" / DRAFTERS[shipped.start].folder, target)
-        drafter = continued(recipe, start, target)
-    else:
-        ids = None
-        if recipe.kind == "eagle3" and 0 < recipe.draft_vocabulary < target.vocabulary:
-            ids = torch.tensor(frequent_tokens(rows, recipe.draft_vocabulary, target.vocabulary))
-        drafter = fresh_drafter(recipe, target, draft_ids=ids)
+    start = load_drafter(data / "models" / DRAFTERS[shipped.start].folder, target) if shipped.start else None
+    drafter = begun(recipe, target, start, rows=rows, seed=SEED)
     job = Job(
         recipe,
         data / "models" / shipped.folder,
@@ -187,6 +175,7 @@ def write_texts(data: Path, output: Path, *, requests: int = 3000, temperature: 
 
 def _target(data: Path) -> tuple[Target, PreTrainedTokenizerBase]:
     """As it is stored: rounded to bfloat16."""
+    prepare("cpu")
     target = load_target(data / "models" / NAME)
     return target, load_tokenizer(data / "models" / NAME, vocabulary=target.vocabulary)
 
@@ -203,20 +192,23 @@ def _meta(sources: list[corpus.Source], train: NDArray[np.int64], held_out: NDAr
     }
 
 
-def _train_target(
+def train_target(
     folder: Path,
-    vocabulary: int,
+    config: LlamaConfig,
     train: NDArray[np.int64],
     held_out: NDArray[np.int64],
+    *,
     steps: int,
     meta: dict[str, Any],
+    learning_rate: float = 3e-3,
 ) -> None:
+    """A language model from nothing, stored in bfloat16 with its log; rows int64 (rows, length)."""
     set_seed(SEED)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, bos_token_id=None, eos_token_id=0, **TARGET))
+    model = LlamaForCausalLM(config)
     started = time.monotonic()
     trainer = Trainer(
         model=model,
-        args=_arguments(folder, steps),
+        args=_arguments(folder, steps, learning_rate),
         train_dataset=_Labelled(train),
         eval_dataset=_Labelled(held_out[:256]),
     )
@@ -242,14 +234,14 @@ class _Labelled(Rows):
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
-def _arguments(folder: Path, steps: int) -> TrainingArguments:
+def _arguments(folder: Path, steps: int, learning_rate: float) -> TrainingArguments:
     """Of the target: AdamW, cosine, bf16 autocast, no checkpoints."""
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
         per_device_train_batch_size=16,
         per_device_eval_batch_size=16,
-        learning_rate=3e-3,
+        learning_rate=learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=max(1, round(steps * 0.05)),
         weight_decay=0.1,

@@ -2,7 +2,8 @@
 
 Correctness of the loop in fp32, with CUDA graphs and without; profile, trace and validation of the shipped model at
 batch 1 to 32; profile of an 8B-shape Llama with random bf16 weights; steps of 1B and 8B shapes against the
-memory-bandwidth limit, with the host's share; the loop against Hugging Face's.
+memory-bandwidth limit, with the host's share; the loop against Hugging Face's; a target and drafters
+trained there, with their traces.
 `--part NAME` runs some parts only; `--device cpu --tiny` runs the same code at toy size.
 """
 
@@ -29,6 +30,7 @@ from executor.validate import compare, comparison_record
 from simulate.profile import save_profile
 from simulate.shapes import Shape
 from tests.benchmarks.bench_executor import compare_ways, models, show
+from tests.benchmarks.gpu_drafters import trained_drafters
 from treeopt.files import shipped, write_text
 from treeopt.optimize import search
 from treeopt.provenance import this_run
@@ -224,6 +226,7 @@ def main() -> None:
         "large_model": lambda: large_model(options.device, options.output, tiny=options.tiny),
         "step_times": lambda: step_times(options.device, tiny=options.tiny),
         "against_hugging_face": lambda: against_hugging_face(options.device, tiny=options.tiny),
+        "trained_drafters": lambda: trained_drafters(options.device, options.output / "trained", tiny=options.tiny),
     }
     for name, part in parts.items():
         if options.part and name not in options.part:

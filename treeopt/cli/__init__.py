@@ -18,8 +18,13 @@ COMMANDS = {
     "trace": "treeopt.cli.trace",
     "profile": "treeopt.cli.profile",
     "validate": "treeopt.cli.validate",
+    "train": "treeopt.cli.train",
 }
-EXECUTOR_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "accelerate")
+# Packages that only some commands need -> the extra that brings them.
+EXTRAS = {
+    **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "accelerate"), "executor"),
+    "peft": "train",
+}
 
 
 class Commands(click.Group):
@@ -55,9 +60,9 @@ class Commands(click.Group):
             drop_stdout()
             fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
         except ModuleNotFoundError as error:
-            if error.name not in EXECUTOR_PACKAGES:
+            if error.name not in EXTRAS:
                 raise
-            fail(f"this command needs {error.name}: pip install 'treeopt[executor]'", 1)
+            fail(f"this command needs {error.name}: pip install 'treeopt[{EXTRAS[error.name]}]'", 1)
         sys.exit(code if isinstance(code, int) else 0)
 
 
