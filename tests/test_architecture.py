@@ -91,6 +91,7 @@ ORDER = [
     "executor.drafters.eagle3",
     "executor.fingerprint",
     "executor.checkpoints.stored",
+    "executor.checkpoints.files",
     "executor.checkpoints.written",
     "executor.checkpoints.layouts",
     "executor.checkpoints.shared",

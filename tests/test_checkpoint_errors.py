@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from executor.checkpoints import load_drafter, save_drafter, stored
+from executor.checkpoints import files, load_drafter, save_drafter
+from executor.checkpoints.stored import Stored
 from executor.drafters.hydra import Hydra
 from executor.drafters.language_model import LanguageModel
 from tests.drafters import random_drafter
@@ -324,7 +325,7 @@ def test_torn_and_swollen_files(tmp_path, target, good, monkeypatch):
     with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("pytorch_model/data.pkl", b"\0" * 10**6)
     refused(tmp_path, target, "pytorch_model.bin: not a file that torch.save writes: it is compressed")
-    monkeypatch.setattr(stored, "HEADER_LIMIT", 500)
+    monkeypatch.setattr(files, "HEADER_LIMIT", 500)
     put_down(tmp_path, tensors, config, name="pytorch_model.bin")
     refused(tmp_path, target, "more than 500 bytes that are no tensors")
     put_down(tmp_path, tensors, config)
@@ -389,3 +390,15 @@ def test_what_is_no_drafter(tmp_path, target):
 def test_a_language_model_is_still_one(tmp_path, target):
     target.model.save_pretrained(tmp_path)
     assert isinstance(load_drafter(tmp_path, target), LanguageModel)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_nothing_is_read_of_what_does_not_fit(tmp_path, target, good, name, monkeypatch):
+    tensors, config = good[name]
+    key = next(key for key in tensors if key.endswith(("up_proj.weight", "linear.weight", "blocks.1.layers.0.weight")))
+    put_down(tmp_path, tensors | {key: torch.zeros(7, 5)}, config)
+    monkeypatch.setattr(Stored, "read", lambda *words: pytest.fail("values were read"))
+    if "embed_tokens.weight" in tensors and name.startswith("eagle3"):  # compared with the target's, of the same shape
+        monkeypatch.setattr("executor.checkpoints.eagle3.is_embedding", lambda *words: False)
+        monkeypatch.setattr(Stored, "read", lambda self, name: None if "embed" in name else pytest.fail("read"))
+    refused(tmp_path, target, key, "(7, 5)")

@@ -9,11 +9,12 @@ from torch import nn
 
 from executor.checkpoints.eagle import eagle_content, read_eagle
 from executor.checkpoints.eagle3 import eagle3_content, read_eagle3
+from executor.checkpoints.files import opened
 from executor.checkpoints.hydra import hydra_content, read_hydra
 from executor.checkpoints.layouts import kind_of
 from executor.checkpoints.medusa import MEDUSA_FILE, medusa_content, read_medusa
 from executor.checkpoints.ngram import NGRAM_FILE, ngram_content, read_ngram
-from executor.checkpoints.stored import Stored, opened, some
+from executor.checkpoints.stored import Stored, some
 from executor.checkpoints.written import Written, write
 from executor.drafters.base import Drafter
 from executor.drafters.eagle import Eagle

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from executor.checkpoints import load_drafter, save_drafter
-from executor.checkpoints.stored import opened
+from executor.checkpoints.files import opened
 from executor.drafters.base import Drafter
 from executor.loading import DTYPES, load_target, prepare
 from treeopt.errors import ExecutorError, TreeoptError

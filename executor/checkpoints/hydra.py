@@ -30,6 +30,7 @@ _BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|
 _OUTPUT = re.compile(r"hydra_lm_head\.(\d+)\.(?:1\.)?(weight|bias)")
 _HEAD = re.compile(r"heads\.(\d+)\.(first|skip|block|output)\.(weight|bias)")
 PARTS = ("weight", "bias")
+MAX_LAYERS = 64  # believed of a configuration
 
 
 def read_hydra(stored: Stored, target: Target) -> Hydra:
@@ -47,7 +48,7 @@ def read_hydra(stored: Stored, target: Target) -> Hydra:
         config = config_of(stored, LAYER, target, hidden=target.hidden)
     layers = len(places[0])
     said = stored.config.get("hydra_num_layers")
-    if layers == 2 and type(said) is int and said > 2:  # tensors that are copies were left out
+    if layers == 2 and type(said) is int and 2 < said <= MAX_LAYERS:  # tensors that are copies were left out
         layers = said
     own = stored.renamed(lambda name: _own_name(name, places))
     own = replace(own, spelt=partial(_file_name, spread=places[0][0] > 0))

@@ -7,7 +7,6 @@ Where there is none, as beside heads, rotary positions, epsilon and context are 
 import math
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -58,6 +57,8 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int) -> Lla
             f"{stored.path}: {query} rows of {layer}self_attn.q_proj.weight and {key} of k_proj are not whole heads of "
             f"{width} (head_dim in config.json)"
         )
+    if hidden % (query // width):  # transformers' own condition
+        raise ExecutorError(f"{stored.path}: width {hidden} must be a multiple of the {query // width} attention heads")
     epsilon = _number(stored, said, "rms_norm_eps", float(usual.rms_norm_eps))
     limit = _number(stored, said, "max_position_embeddings", float(usual.max_position_embeddings))
     activation = said.get("hidden_act") or "silu"
@@ -82,7 +83,7 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int) -> Lla
             mlp_bias=any(f"{layer}mlp.{part}_proj.bias" in stored.entries for part in ("gate", "up", "down")),
         )
         LlamaRotaryEmbedding(config)
-    except (StrictDataclassError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise ExecutorError(f"{stored.where}: the decoder layer must be one of Llama's kind: {why}") from error
     return config
