@@ -130,6 +130,7 @@ def test_folders_hold_texts_in_order(tmp_path):
     (tmp_path / ".git" / "config").write_text("no text")
     (tmp_path / "b.txt").write_text("two")
     (tmp_path / "a.md").write_text("one")
+    (tmp_path / "cached.pyc").write_bytes(b"\xa7\0")
     (tmp_path / "empty.txt").write_text(" \n")
     (tmp_path / "sub" / "c.jsonl").write_text('{"text": "three"}\n')
     assert [text.text for text in read_texts([tmp_path])] == ["one", "two", "three"]

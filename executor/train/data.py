@@ -80,7 +80,7 @@ class Rows(Dataset[dict[str, Tensor]]):
 
 
 def read_texts(paths: Sequence[Path]) -> list[Text]:
-    """The texts of files and of all files below folders, in order; hidden files are passed over.
+    """The texts of files and of all files below folders, in order; there, hidden and binary files are passed over.
 
     Raises:
         ExecutorError: one cannot be read, or a record is of no known form; names file, line and field.
@@ -90,7 +90,8 @@ def read_texts(paths: Sequence[Path]) -> list[Text]:
         files = [path]
         if path.is_dir():
             below = sorted(p for p in path.rglob("*") if p.is_file())
-            files = [p for p in below if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+            shown = [p for p in below if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+            files = [p for p in shown if not _binary(p)]
         for file in files:
             found += _records(file) if file.suffix in (".jsonl", ".json") else _plain(file)
     if not found:
@@ -115,6 +116,15 @@ def _read(path: Path) -> str:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ExecutorError(f"{path}: text cannot be read: {why(error)}") from error
+
+
+def _binary(path: Path) -> bool:
+    """As git tells: by a zero byte near the beginning."""
+    try:
+        with path.open("rb") as file:
+            return b"\0" in file.read(8000)
+    except OSError:
+        return False  # whoever reads it says why it cannot be read
 
 
 def _plain(path: Path) -> list[Text]:

@@ -307,6 +307,6 @@ def _show(job: "Job", trained: "Trained", *, as_json: bool) -> None:
     for name in ("depth", "anchors", "top-1 before", *(f"top-{top}" for top in TOPS)):
         table.add_column(name, justify="right")
     for depth, (before, after) in enumerate(zip(trained.before, trained.after, strict=True), 1):
-        shares = (f"{share:.3f} ({hits})" for share, hits in zip(after.accuracy, after.hits, strict=True))
+        shares = (f"{share:.3f}" for share in after.accuracy)
         table.add_row(str(depth), str(after.anchors), f"{before.accuracy[0]:.3f}", *shares)
     Console().print(table)
