@@ -25,7 +25,7 @@ from executor.train import corpus, job
 from executor.train.backbone import Lora, LoraBackbone, WholeBackbone
 from executor.train.data import Rows
 from executor.train.fresh import continued, fresh_drafter
-from executor.train.job import Job, run, step_count
+from executor.train.job import Job, checkpoint, run, step_count
 from executor.train.lesson import Lesson
 from executor.train.losses import TERMS, Anchors
 from executor.train.recipes import EAGLE, HASS, HYDRA, MEDUSA1, MEDUSA2, RECIPES, Recipe, replaced
@@ -332,6 +332,19 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, name):
     train("parts", resume=True)
     for key, value in ends["whole"].items():
         assert torch.equal(value, ends["parts"][key]), key
+
+
+@pytest.mark.parametrize("state", [None, '{"global_step'])
+def test_a_checkpoint_that_was_not_finished_is_not_gone_on_from(tmp_path, state):
+    for step in (4, 12, 8):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text('{"global_step": 1}')
+    (tmp_path / "checkpoint-16").mkdir()
+    (tmp_path / "checkpoint-last").mkdir()
+    if state is not None:
+        (tmp_path / "checkpoint-16" / "trainer_state.json").write_text(state)
+    assert checkpoint(tmp_path) == str(tmp_path / "checkpoint-12")
+    assert checkpoint(tmp_path / "none") is None
 
 
 def test_checkpoints_hold_what_learns_and_no_pickled_weights(tmp_path):

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import set_seed
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from executor.checkpoints import save_drafter
 from executor.fingerprint import device_name, identity
@@ -162,9 +163,20 @@ def run(
 
 
 def checkpoint(output: Path) -> str | None:
-    """The last checkpoint below a folder."""
-    found: str | None = get_last_checkpoint(str(output)) if output.is_dir() else None
-    return found
+    """The last whole checkpoint below a folder: the Trainer writes its state after all else, and may be killed before."""
+    steps = {
+        int(number): folder
+        for folder in output.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+        if (number := folder.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")).isdecimal() and _is_whole(folder)
+    }
+    return str(steps[max(steps)]) if steps else None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        return isinstance(json.loads((checkpoint / TRAINER_STATE_NAME).read_text("utf-8")), dict)
+    except (OSError, ValueError):
+        return False
 
 
 def _kept(job: Job, what: dict[str, Any]) -> None:
