@@ -24,7 +24,7 @@ from executor.target import Target
 from executor.train import corpus, job
 from executor.train.backbone import Lora, LoraBackbone, WholeBackbone
 from executor.train.data import Rows
-from executor.train.fresh import continued, fresh_drafter
+from executor.train.fresh import begun, continued, fresh_drafter
 from executor.train.job import Job, checkpoint, run, step_count
 from executor.train.lesson import Lesson
 from executor.train.losses import TERMS, Anchors
@@ -440,6 +440,8 @@ def test_only_the_router_learns(tmp_path):
     assert all(p.grad.abs().sum() > 0 for p in lesson.learnt().values())
     with pytest.raises(ExecutorError, match="router"):
         Lesson(fresh_drafter(EAGLE, target), target, recipe)
+    with pytest.raises(ExecutorError, match="set router_groups"):
+        Lesson(fresh_drafter(EAGLE, target), target, replaced(EAGLE, ["router_ce_weight=1"]))
 
 
 def test_a_drafter_that_is_there_is_gone_on_with():
@@ -453,6 +455,21 @@ def test_a_drafter_that_is_there_is_gone_on_with():
     heads = fresh_drafter(replaced(MEDUSA1, ["depths=2"]), target)
     with pytest.raises(ExecutorError, match="5 depths, the drafter drafts 2"):
         continued(MEDUSA1, heads, target)
+
+
+def test_a_drafter_that_is_gone_on_with_has_the_recipe_s_dropout_and_groups():
+    target = small_target()
+    recipe = replaced(RECIPES["hydra++"], ["dropout=0.5"])
+    heads = continued(recipe, fresh_drafter(replaced(recipe, ["dropout=0"]), target), target)
+    given = torch.randn(64, 2 * HIDDEN)
+    head = heads.heads[0].train()
+    assert (head(given)[0] - head(given)[0]).abs().max() > 1e-3
+    assert torch.equal(head.eval()(given)[0], head(given)[0])
+    router = replaced(RECIPES["coral-router"], ["router_groups=8", "active_groups=3"])
+    start = fresh_drafter(replaced(router, ["active_groups=1"]), target)
+    assert continued(router, start, target).active == 3
+    with pytest.raises(UsageError, match="router_groups must be at most"):
+        begun(replaced(router, ["router_groups=999"]), target, None, rows=random_rows(), seed=0)
 
 
 def test_drafters_begin_as_published():

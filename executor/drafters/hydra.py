@@ -127,6 +127,13 @@ class Hydra(nn.Module):
             output.weight.copy_(target.head.weight)  # type: ignore[arg-type]
             output.bias.zero_()
 
+    def set_dropout(self, dropout: float) -> None:
+        """Another probability, from now on."""
+        self.dropout = dropout
+        for head in self.heads:
+            assert isinstance(head, Head)
+            head.dropout = dropout
+
     @property
     def max_depth(self) -> int:
         """One level a head."""

@@ -163,7 +163,7 @@ def run(
 
 
 def checkpoint(output: Path) -> str | None:
-    """The last whole checkpoint below a folder: the Trainer writes its state after all else, and may be killed before."""
+    """The last whole checkpoint below a folder; the Trainer, which may be killed, writes its state after all else."""
     steps = {
         int(number): folder
         for folder in output.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
