@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 import socket
 import subprocess
@@ -140,6 +141,11 @@ def test_measure_counts_ranks():
         assert row[2:] == [(ranks < top).sum().item() for top in (1, 2, 4, 8)]
         loss = nn.functional.cross_entropy(level.scores[:, : -1 - k][chosen], rows.tokens[:, 1 + k :][chosen])
         assert row[1] / row[0] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_a_score_that_is_no_number_is_no_hit():
+    scores = torch.tensor([[0.0, 2.0, 1.0, 1.0], [math.nan] * 4, [0.0, math.nan, 1.0, -math.inf]])
+    assert rank_of(scores, torch.tensor([3, 0, 2])).tolist() == [2, 4, 1]
 
 
 def test_noise_is_as_published_and_for_training_alone():
@@ -356,6 +362,43 @@ def test_checkpoints_hold_what_learns_and_no_pickled_weights(tmp_path):
     stored = load_file(tmp_path / "c" / "model.safetensors")
     assert set(stored) == set(trainer.lesson.learnt())
     assert all("lora_" in key or key.startswith("drafter.") for key in stored)
+
+
+def test_rows_without_anything_to_learn(tmp_path):
+    """Nothing is written, so that the same folder can be named again."""
+    target, recipe = small_target(), replaced(MEDUSA1, ["depths=3"])
+    rows = random_rows(4, 12)
+    mask = torch.zeros_like(rows.mask)
+    mask[1, 5:8] = True  # depth 2: the first of the three, and the last
+    few = Rows(rows.tokens.numpy(), mask.numpy())
+    assert [few.anchors(depth) for depth in (1, 2, 3, 11, 12, 40)] == [2, 1, 0, 0, 0, 0]
+    assert [Rows(rows.tokens.numpy()).anchors(depth) for depth in (1, 10, 11)] == [40, 4, 0]
+    with pytest.raises(ExecutorError, match="nothing to learn at depth 3"):
+        run(Job(recipe, tmp_path / "o", 2), target, fresh_drafter(recipe, target), few, rows)
+    assert not (tmp_path / "o").exists()
+    wrong = replaced(MEDUSA1, ["trainable=router", "depths=1"])
+    with pytest.raises(ExecutorError, match="trains a router"):
+        run(Job(wrong, tmp_path / "o", 2), target, fresh_drafter(recipe, target), rows, rows)
+    assert not (tmp_path / "o" / "settings.json").exists()
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(tmp_path):
+    target = small_target()
+    drafter = fresh_drafter(MEDUSA1, target)
+    with torch.no_grad():
+        drafter.weight.fill_(math.nan)
+    seen = []
+    with pytest.raises(ExecutorError, match="step 1: the loss is nan"):
+        run(
+            Job(MEDUSA1, tmp_path / "o", 3),
+            target,
+            drafter,
+            random_rows(),
+            random_rows(),
+            report=lambda step, logs: seen.append(logs["loss"]),
+        )
+    assert len(seen) == 1
+    assert math.isnan(seen[0])
 
 
 def test_nothing_to_go_on_from(tmp_path):

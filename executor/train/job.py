@@ -24,7 +24,7 @@ from executor.train.data import Rows
 from executor.train.lesson import DepthScore
 from executor.train.recipes import Recipe
 from executor.train.trainer import DrafterTrainer, Report, arguments
-from treeopt.errors import UsageError
+from treeopt.errors import ExecutorError, UsageError
 from treeopt.files import write_text
 from treeopt.provenance import this_run
 
@@ -94,7 +94,7 @@ def run(
 
     Raises:
         UsageError: nothing to go on from, or settings that do not go together.
-        ExecutorError: the recipe does not fit the drafter.
+        ExecutorError: the recipe does not fit the drafter, rows hold nothing to learn, or the loss is not finite.
     """
     recipe = job.recipe
     if job.lora is not None and recipe.trainable != "backbone":
@@ -106,7 +106,12 @@ def run(
         raise UsageError(f"--resume: no checkpoint in {job.output}")
     who = identity(target, None)
     what = json.loads(json.dumps({**_what(job, rows, held_out), **who}))
-    _kept(job, what)
+    for depth in range(1, recipe.depths + 1):
+        if not rows.anchors(depth):
+            raise ExecutorError(
+                f"nothing to learn at depth {depth}: no row of {rows.tokens.shape[1]} tokens holds a learnt one and "
+                f"another {depth} after it"
+            )
     settings = arguments(
         job.output,
         recipe,
@@ -133,6 +138,7 @@ def run(
         train_dataset=rows,
         eval_dataset=held_out,
     )
+    _kept(job, what)
     before = trainer.measure(held_out)
     started = time.monotonic()
     trainer.train(resume_from_checkpoint=last)

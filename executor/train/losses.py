@@ -43,7 +43,7 @@ class Anchors:
 def hard_ce(at: Anchors) -> Tensor:
     """−log q(x) of the true token; anchors whose token is never proposed are left out."""
     own = _wide(at.scores).log_softmax(-1).gather(-1, at.labels[:, None])[:, 0]
-    return _mean(-own, own > -torch.inf)
+    return _mean(-own, ~own.isneginf())
 
 
 def soft_ce(at: Anchors) -> Tensor:
@@ -134,7 +134,7 @@ def _mean(values: Tensor, counted: Tensor | None = None) -> Tensor:
 
 def _both(at: Anchors) -> tuple[Tensor, Tensor, Tensor]:
     """p (rows, vocabulary) on the tokens that are proposed, log q there (0 elsewhere), and which rows count."""
-    proposed = at.scores > -torch.inf
+    proposed = ~at.scores.isneginf()  # a score that is no number shows in the loss
     known = proposed.gather(-1, at.teacher.argmax(-1, keepdim=True))[:, 0]
     p = _wide(at.teacher).masked_fill(~proposed, -torch.inf).softmax(-1)
     log_q = _wide(at.scores).log_softmax(-1).masked_fill(~proposed, 0)
