@@ -521,8 +521,15 @@ def test_drafters_begin_as_published():
     heads = fresh_drafter(replaced(MEDUSA1, ["own_output=true", "layers=2", "depths=3"]), target)
     assert heads.weight.shape == (3, 2, HIDDEN, HIDDEN)
     assert all(torch.equal(output, target.head.weight) for output in heads.output)
+    biased = small_target()
+    biased.head.bias = torch.nn.Parameter(torch.randn(biased.vocabulary))
+    hydra = fresh_drafter(RECIPES["hydra++"], biased)
+    for head in hydra.heads:
+        assert torch.equal(head.output.weight, biased.head.weight)
+        assert torch.equal(head.output.bias, biased.head.bias)
     hydra = fresh_drafter(RECIPES["hydra++"], target)
     assert hydra.prefix is not None
+    assert not hydra.heads[0].output.bias.any()
     assert hydra.max_depth == 4
     assert hydra.dropout == 0.2
     assert torch.equal(hydra.heads[3].output.weight, target.head.weight)
