@@ -14,8 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging
 
 from executor.architectures import refusal
-from executor.cache import free_bytes
-from executor.packing import pack_linears, packable_bytes
+from executor.packing import pack_where_it_fits
 from executor.parallel import check_agreement, sharding, whole
 from executor.quantization import plain_tensors, quantizer, stored
 from executor.target import Target
@@ -82,8 +81,8 @@ def load_target(
     check_finite(path, model)
     if not settings:
         model.to(torch.device(device))
-    if packed and not settings and packable_bytes(model) < (free_bytes(torch.device(device)) or 0) / 2:
-        pack_linears(model)
+    if packed and not settings:
+        pack_where_it_fits(model)
     target = Target(model, name=Path(path).resolve().name)
     _check_types(path, target)
     if tensor_parallel:

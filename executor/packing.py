@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from executor.cache import free_bytes
+
 ROWS = 16  # the number of rows that blocks are laid out for; any number can be multiplied
 # In fp32 one row times a smaller matrix took longer packed: oneDNN's call costs about 15 us, torch's 4 (AMD EPYC).
 SMALLEST = 2**18
@@ -31,6 +33,13 @@ def pack_linears(model: nn.Module) -> int:
             module.forward = partial(_multiply, module, packed, module.weight, module.weight._version)  # type: ignore[method-assign]
             taken += module.weight.nbytes
     return taken
+
+
+def pack_where_it_fits(model: nn.Module) -> None:
+    """Pack if the copies take less than half of the free memory."""
+    device = next(model.parameters()).device
+    if packable_bytes(model) < (free_bytes(device) or 0) / 2:
+        pack_linears(model)
 
 
 def packable_bytes(model: nn.Module) -> int:

@@ -25,6 +25,7 @@ from executor.drafters.medusa import MedusaHeads
 from executor.drafters.ngram import NGram
 from executor.drafters.prompt_lookup import PromptLookup
 from executor.loading import DTYPES, check_finite, load_target
+from executor.packing import pack_where_it_fits
 from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
 
@@ -50,7 +51,7 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
         path: a folder, or one file, of Medusa or Hydra heads, of EAGLE of any kind or of n-gram counts, or the folder
             of a whole language model; or `prompt-lookup`, or `prompt-lookup:5` to match up to 5 tokens.
         target: what it drafts for.
-        packed: of a language model, see `load_target`.
+        packed: see `load_target`.
 
     Raises:
         ExecutorError: no drafter here, an unknown layout, or tensors that do not fit the target; names the keys.
@@ -77,7 +78,10 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
         return LanguageModel(load_target(path, dtype=dtype, device=str(target.device), packed=packed))
     drafter = READERS[kind](stored, target).to(target.device, target.dtype)
     check_finite(stored.path, drafter)  # in the target's type too
-    return drafter.eval().requires_grad_(False)  # type: ignore[return-value]
+    drafter.eval().requires_grad_(False)
+    if packed:
+        pack_where_it_fits(drafter)
+    return drafter  # type: ignore[return-value]
 
 
 def _prompt_lookup(name: str, longest: str | None) -> PromptLookup:

@@ -131,25 +131,25 @@ class Lesson(nn.Module):
         earlier: list[Tensor] = []
         for k, level in enumerate(forced, 1):
             anchors = tokens.shape[1] - 1 - k
-            chosen = mask[:, 1 : 1 + anchors] & mask[:, 1 + k :]
+            chosen = _Chosen(mask[:, 1 : 1 + anchors] & mask[:, 1 + k :])
             same = [hidden[:, k - j : k - j + anchors] for j, hidden in enumerate(earlier, 1)]
             yield Anchors(
-                scores=level.scores[:, :anchors][chosen],
-                labels=tokens[:, 1 + k :][chosen],
-                teacher=logits[:, k:-1][chosen],
-                features=features[:, k:-1][chosen].detach(),
-                hidden=None if level.hidden is None else level.hidden[:, :anchors][chosen],
-                earlier=torch.stack([hidden[chosen] for hidden in same]) if same else None,
+                scores=chosen(level.scores[:, :anchors]),
+                labels=chosen(tokens[:, 1 + k :]),
+                teacher=chosen(logits[:, k:-1]),
+                features=chosen(features[:, k:-1]).detach(),
+                hidden=None if level.hidden is None else chosen(level.hidden[:, :anchors]),
+                earlier=torch.stack([chosen(hidden) for hidden in same]) if same else None,
                 routes=self._routes(level.hidden, anchors, chosen),
             )
             if level.hidden is not None and self.recipe.csra_weight:
                 earlier.append(level.hidden.detach())
 
-    def _routes(self, hidden: Tensor | None, anchors: int, chosen: Tensor) -> Tensor | None:
+    def _routes(self, hidden: Tensor | None, anchors: int, chosen: "_Chosen") -> Tensor | None:
         if not self.recipe.router_ce_weight or hidden is None:
             return None
         drafter: Any = self.drafter
-        routes: Tensor = drafter.route(hidden[:, :anchors][chosen])
+        routes: Tensor = drafter.route(chosen(hidden[:, :anchors]))
         return routes
 
     def _noisy(self, features: Tensor) -> Tensor:
@@ -164,16 +164,29 @@ class Lesson(nn.Module):
     def _language(self, tokens: Tensor, mask: Tensor, outputs: Outputs) -> Tensor:
         """The target's own loss: of the true text, or from what it was before."""
         assert self.backbone is not None
-        chosen, logits = mask[:, 1:], outputs.logits
+        chosen, logits = _Chosen(mask[:, 1:]), outputs.logits
         teacher = logits.detach()
         if self.recipe.lm_kl:
             with torch.no_grad(), self.backbone.as_it_was():
                 teacher = self.target.features(tokens).logits
         at = Anchors(
-            scores=logits[:, :-1][chosen],
-            labels=tokens[:, 1:][chosen],
-            teacher=teacher[:, :-1][chosen],
-            features=outputs.features[:, :-1][chosen],
+            scores=chosen(logits[:, :-1]),
+            labels=chosen(tokens[:, 1:]),
+            teacher=chosen(teacher[:, :-1]),
+            features=chosen(outputs.features[:, :-1]),
         )
         with torch.autocast(logits.device.type, enabled=False):
             return kl(at) if self.recipe.lm_kl else hard_ce(at)
+
+
+class _Chosen:
+    """Picks the anchors that are supervised out of (batch, length, ...); all of them are not copied."""
+
+    def __init__(self, mask: Tensor) -> None:
+        """Mask bool (batch, length)."""
+        self.rows = None if bool(mask.all()) else mask.flatten().nonzero()[:, 0]
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """(rows, ...)."""
+        values = values.flatten(0, 1)
+        return values if self.rows is None else values.index_select(0, self.rows)

@@ -7,6 +7,7 @@ which the target's best token is not among those counts in no term that needs p 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,16 @@ class Anchors:
     earlier: Tensor | None = None
     routes: Tensor | None = None
 
+    @cached_property
+    def laws(self) -> tuple[Tensor, Tensor, Tensor]:
+        """p (rows, vocabulary) on the tokens that are proposed, log q there (0 elsewhere), and which rows count."""
+        proposed = ~self.scores.isneginf()  # a score that is no number shows in the loss
+        if bool(proposed.all()):
+            return _wide(self.teacher).softmax(-1), _wide(self.scores).log_softmax(-1), proposed[:, 0]
+        known = proposed.gather(-1, self.teacher.argmax(-1, keepdim=True))[:, 0]
+        p = _wide(self.teacher).masked_fill(~proposed, -torch.inf).softmax(-1)
+        return p, _wide(self.scores).log_softmax(-1).masked_fill(~proposed, 0), known
+
 
 def hard_ce(at: Anchors) -> Tensor:
     """−log q(x) of the true token; anchors whose token is never proposed are left out."""
@@ -48,19 +59,19 @@ def hard_ce(at: Anchors) -> Tensor:
 
 def soft_ce(at: Anchors) -> Tensor:
     """−Σ_x p(x) log q(x)."""
-    p, log_q, known = _both(at)
+    p, log_q, known = at.laws
     return _mean(-(p * log_q).sum(-1), known)
 
 
 def kl(at: Anchors) -> Tensor:
     """Σ_x p(x) (log p(x) − log q(x)): `soft_ce` less the target's own entropy."""
-    p, log_q, known = _both(at)
+    p, log_q, known = at.laws
     return _mean((torch.special.xlogy(p, p) - p * log_q).sum(-1), known)
 
 
 def top_k(at: Anchors, *, count: int = 10) -> Tensor:
     """−Σ p(x) log q(x) over the target's best `count` tokens, p not renormalised. HASS, arXiv 2408.15766."""
-    p, log_q, known = _both(at)
+    p, log_q, known = at.laws
     best, index = p.topk(min(count, p.shape[-1]))
     return _mean(-(best * log_q.gather(-1, index)).sum(-1), known)
 
@@ -130,15 +141,6 @@ def _mean(values: Tensor, counted: Tensor | None = None) -> Tensor:
     if counted is None:
         return values.sum() / max(1, values.numel())
     return values.where(counted, 0).sum() / counted.sum().clamp(min=1)
-
-
-def _both(at: Anchors) -> tuple[Tensor, Tensor, Tensor]:
-    """p (rows, vocabulary) on the tokens that are proposed, log q there (0 elsewhere), and which rows count."""
-    proposed = ~at.scores.isneginf()  # a score that is no number shows in the loss
-    known = proposed.gather(-1, at.teacher.argmax(-1, keepdim=True))[:, 0]
-    p = _wide(at.teacher).masked_fill(~proposed, -torch.inf).softmax(-1)
-    log_q = _wide(at.scores).log_softmax(-1).masked_fill(~proposed, 0)
-    return p, log_q, known
 
 
 def _hidden(at: Anchors, term: str) -> Tensor:
