@@ -94,10 +94,13 @@ def along(target: Target, drafter: Drafter, texts: Texts, wanted: Wanted) -> lis
 
 
 def rank_of(scores: Tensor, truth: Tensor) -> Tensor:
-    """How many tokens score above the true one, the first of equals first; scores (..., V), truth (...)."""
+    """How many tokens score above the true one, the first of equals first; scores (..., V), truth (...).
+
+    A true token whose score is no number comes last.
+    """
     own = scores.gather(-1, truth[..., None])
     index = torch.arange(scores.shape[-1], device=scores.device)
-    return ((scores > own) | ((scores == own) & (index < truth[..., None]))).sum(-1)
+    return (~(scores <= own) | ((scores == own) & (index < truth[..., None]))).sum(-1)
 
 
 def _blank(length: int, wanted: Wanted) -> Arrays:

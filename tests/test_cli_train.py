@@ -208,6 +208,13 @@ def test_settings_without_meaning(tiny, tmp_path):
     refused(train(tiny, tmp_path / "o", "--held-out", "1"), "--held-out", code=2)
 
 
+@pytest.mark.parametrize("words", [(), ("--lora",)])
+def test_a_target_that_is_trained_is_not_quantized(tiny, tmp_path, words):
+    """What LoRA learnt would be rounded away when it is merged."""
+    refused(train(tiny, tmp_path / "o", "--quantize", "int8", *words, recipe="medusa2"), "--quantize", "trains", code=2)
+    assert not (tmp_path / "o").exists()
+
+
 def test_inputs_that_are_none(tiny, tmp_path):
     refused(train(tiny, tmp_path / "o", data="none.jsonl"), "none.jsonl", "No such file")
     refused(train(tiny, tmp_path / "o", data="questions.jsonl"), "questions.jsonl, line 1", "--self-distill")

@@ -160,6 +160,13 @@ def test_nothing_supervised_is_no_loss(name):
     assert TERMS[name](none).item() == 0
 
 
+@pytest.mark.parametrize("name", ["hard_ce", "soft_ce", "kl", "top_k"])
+def test_scores_that_are_no_numbers_show(name):
+    at = drawn(missing=True)
+    at.scores[2, 0] = torch.nan
+    assert TERMS[name](at, **OPTIONS.get(name, {})).isnan()
+
+
 def test_terms_say_what_they_need():
     at = drawn()
     bare = Anchors(at.scores, at.labels, at.teacher, at.features)

@@ -73,6 +73,23 @@ def test_changes_without_meaning(change, words):
     assert all(word in str(caught.value) for word in words)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "change", "words"),
+    [
+        ("hass", "layers=2", "layers is of medusa and hydra drafters, recipe hass trains eagle"),
+        ("medusa1", "dropout=0.2", "dropout is of hydra"),
+        ("medusa1", "prefix=true", "prefix is of hydra"),
+        ("hydra++", "detached=true", "detached is of eagle and eagle3"),
+        ("hydra", "router_ce_weight=1", "router_ce_weight is of eagle"),
+        ("eagle", "draft_vocabulary=100", "draft_vocabulary is of eagle3"),
+        ("eagle", "router_groups=4", "only router_ce_weight above 0 trains"),
+    ],
+)
+def test_changes_that_would_change_nothing(recipe, change, words):
+    with pytest.raises(UsageError, match=words):
+        replaced(RECIPES[recipe], [change])
+
+
 def test_recipes_equal_by_value():
     assert replaced(MEDUSA1, []) == MEDUSA1
     assert isinstance(MEDUSA1, Recipe)

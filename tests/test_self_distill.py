@@ -11,7 +11,7 @@ from executor.train.data import Text, read_texts
 from executor.train.self_distill import Writing, rewrite
 from tests.models import SMALL, generated
 from tests.test_data import CHATML, byte_tokenizer
-from treeopt.errors import UsageError
+from treeopt.errors import ExecutorError, UsageError
 
 WRITING = Writing(temperature=1.0, new_tokens=6, prompt_tokens=4, batch=2)
 
@@ -60,6 +60,20 @@ def test_every_turn_is_answered_after_the_answers_before(target, tmp_path, templ
     answer = tokenizer.decode(generated(target.model, asked, 4), skip_special_tokens=True)
     assert first[4]["content"] == answer.split("<|end|>")[0]
     assert [text.turns[0][0] for text in read_texts([tmp_path / "o.jsonl"])] == ["system", "user"]
+
+
+def test_a_conversation_ends_where_the_context_does(target, tmp_path):
+    """And one whose first answer has no room is named before anything is written."""
+    tokenizer, limit = byte_tokenizer(), target.context_limit
+    turns = (("user", "one"), ("user", "x" * (limit - 12)), ("user", "three"))
+    rewrite(target, tokenizer, [Text("", turns=turns)], tmp_path / "o.jsonl", WRITING)
+    (record,) = lines(tmp_path / "o.jsonl")
+    assert [m["role"] for m in record["messages"]] == ["user", "assistant"]
+    fine, place = Text("", text="fine", prompt="fine"), "long.jsonl, line 3"
+    for long in (Text(place, turns=(("user", "x" * limit),)), Text(place, text="a" * limit, prompt="a" * limit)):
+        with pytest.raises(ExecutorError, match=f"{place}: its .* exceed the target's context of {limit}"):
+            rewrite(target, tokenizer, [fine, long], tmp_path / "p.jsonl", WRITING)
+        assert not list(tmp_path.glob("p.jsonl*"))
 
 
 def test_long_texts_are_continued_from_every_stretch(target, tmp_path):

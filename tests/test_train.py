@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 import socket
 import subprocess
@@ -24,8 +25,8 @@ from executor.target import Target
 from executor.train import corpus, job
 from executor.train.backbone import Lora, LoraBackbone, WholeBackbone
 from executor.train.data import Rows
-from executor.train.fresh import continued, fresh_drafter
-from executor.train.job import Job, run, step_count
+from executor.train.fresh import begun, continued, fresh_drafter
+from executor.train.job import Job, checkpoint, run, step_count
 from executor.train.lesson import Lesson
 from executor.train.losses import TERMS, Anchors
 from executor.train.recipes import EAGLE, HASS, HYDRA, MEDUSA1, MEDUSA2, RECIPES, Recipe, replaced
@@ -140,6 +141,11 @@ def test_measure_counts_ranks():
         assert row[2:] == [(ranks < top).sum().item() for top in (1, 2, 4, 8)]
         loss = nn.functional.cross_entropy(level.scores[:, : -1 - k][chosen], rows.tokens[:, 1 + k :][chosen])
         assert row[1] / row[0] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_a_score_that_is_no_number_is_no_hit():
+    scores = torch.tensor([[0.0, 2.0, 1.0, 1.0], [math.nan] * 4, [0.0, math.nan, 1.0, -math.inf]])
+    assert rank_of(scores, torch.tensor([3, 0, 2])).tolist() == [2, 4, 1]
 
 
 def test_noise_is_as_published_and_for_training_alone():
@@ -334,6 +340,19 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, name):
         assert torch.equal(value, ends["parts"][key]), key
 
 
+@pytest.mark.parametrize("state", [None, '{"global_step'])
+def test_a_checkpoint_that_was_not_finished_is_not_gone_on_from(tmp_path, state):
+    for step in (4, 12, 8):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text('{"global_step": 1}')
+    (tmp_path / "checkpoint-16").mkdir()
+    (tmp_path / "checkpoint-last").mkdir()
+    if state is not None:
+        (tmp_path / "checkpoint-16" / "trainer_state.json").write_text(state)
+    assert checkpoint(tmp_path) == str(tmp_path / "checkpoint-12")
+    assert checkpoint(tmp_path / "none") is None
+
+
 def test_checkpoints_hold_what_learns_and_no_pickled_weights(tmp_path):
     recipe = replaced(MEDUSA2, ["depths=2"])
     target = small_target()
@@ -343,6 +362,43 @@ def test_checkpoints_hold_what_learns_and_no_pickled_weights(tmp_path):
     stored = load_file(tmp_path / "c" / "model.safetensors")
     assert set(stored) == set(trainer.lesson.learnt())
     assert all("lora_" in key or key.startswith("drafter.") for key in stored)
+
+
+def test_rows_without_anything_to_learn(tmp_path):
+    """Nothing is written, so that the same folder can be named again."""
+    target, recipe = small_target(), replaced(MEDUSA1, ["depths=3"])
+    rows = random_rows(4, 12)
+    mask = torch.zeros_like(rows.mask)
+    mask[1, 5:8] = True  # depth 2: the first of the three, and the last
+    few = Rows(rows.tokens.numpy(), mask.numpy())
+    assert [few.anchors(depth) for depth in (1, 2, 3, 11, 12, 40)] == [2, 1, 0, 0, 0, 0]
+    assert [Rows(rows.tokens.numpy()).anchors(depth) for depth in (1, 10, 11)] == [40, 4, 0]
+    with pytest.raises(ExecutorError, match="nothing to learn at depth 3"):
+        run(Job(recipe, tmp_path / "o", 2), target, fresh_drafter(recipe, target), few, rows)
+    assert not (tmp_path / "o").exists()
+    wrong = replaced(MEDUSA1, ["trainable=router", "depths=1"])
+    with pytest.raises(ExecutorError, match="trains a router"):
+        run(Job(wrong, tmp_path / "o", 2), target, fresh_drafter(recipe, target), rows, rows)
+    assert not (tmp_path / "o" / "settings.json").exists()
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(tmp_path):
+    target = small_target()
+    drafter = fresh_drafter(MEDUSA1, target)
+    with torch.no_grad():
+        drafter.weight.fill_(math.nan)
+    seen = []
+    with pytest.raises(ExecutorError, match="step 1: the loss is nan"):
+        run(
+            Job(MEDUSA1, tmp_path / "o", 3),
+            target,
+            drafter,
+            random_rows(),
+            random_rows(),
+            report=lambda step, logs: seen.append(logs["loss"]),
+        )
+    assert len(seen) == 1
+    assert math.isnan(seen[0])
 
 
 def test_nothing_to_go_on_from(tmp_path):
@@ -427,6 +483,8 @@ def test_only_the_router_learns(tmp_path):
     assert all(p.grad.abs().sum() > 0 for p in lesson.learnt().values())
     with pytest.raises(ExecutorError, match="router"):
         Lesson(fresh_drafter(EAGLE, target), target, recipe)
+    with pytest.raises(ExecutorError, match="set router_groups"):
+        Lesson(fresh_drafter(EAGLE, target), target, replaced(EAGLE, ["router_ce_weight=1"]))
 
 
 def test_a_drafter_that_is_there_is_gone_on_with():
@@ -442,14 +500,36 @@ def test_a_drafter_that_is_there_is_gone_on_with():
         continued(MEDUSA1, heads, target)
 
 
+def test_a_drafter_that_is_gone_on_with_has_the_recipe_s_dropout_and_groups():
+    target = small_target()
+    recipe = replaced(RECIPES["hydra++"], ["dropout=0.5"])
+    heads = continued(recipe, fresh_drafter(replaced(recipe, ["dropout=0"]), target), target)
+    given = torch.randn(64, 2 * HIDDEN)
+    head = heads.heads[0].train()
+    assert (head(given)[0] - head(given)[0]).abs().max() > 1e-3
+    assert torch.equal(head.eval()(given)[0], head(given)[0])
+    router = replaced(RECIPES["coral-router"], ["router_groups=8", "active_groups=3"])
+    start = fresh_drafter(replaced(router, ["active_groups=1"]), target)
+    assert continued(router, start, target).active == 3
+    with pytest.raises(UsageError, match="router_groups must be at most"):
+        begun(replaced(router, ["router_groups=999"]), target, None, rows=random_rows(), seed=0)
+
+
 def test_drafters_begin_as_published():
     """Own output layers are the LM head; the recipe's parts are there."""
     target = small_target()
     heads = fresh_drafter(replaced(MEDUSA1, ["own_output=true", "layers=2", "depths=3"]), target)
     assert heads.weight.shape == (3, 2, HIDDEN, HIDDEN)
     assert all(torch.equal(output, target.head.weight) for output in heads.output)
+    biased = small_target()
+    biased.head.bias = torch.nn.Parameter(torch.randn(biased.vocabulary))
+    hydra = fresh_drafter(RECIPES["hydra++"], biased)
+    for head in hydra.heads:
+        assert torch.equal(head.output.weight, biased.head.weight)
+        assert torch.equal(head.output.bias, biased.head.bias)
     hydra = fresh_drafter(RECIPES["hydra++"], target)
     assert hydra.prefix is not None
+    assert not hydra.heads[0].output.bias.any()
     assert hydra.max_depth == 4
     assert hydra.dropout == 0.2
     assert torch.equal(hydra.heads[3].output.weight, target.head.weight)

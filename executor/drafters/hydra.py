@@ -125,7 +125,18 @@ class Hydra(nn.Module):
             output = head.output
             assert isinstance(output, nn.Linear)
             output.weight.copy_(target.head.weight)  # type: ignore[arg-type]
-            output.bias.zero_()
+            bias = getattr(target.head, "bias", None)
+            if bias is None:
+                output.bias.zero_()
+            else:
+                output.bias.copy_(bias)
+
+    def set_dropout(self, dropout: float) -> None:
+        """Another probability, from now on."""
+        self.dropout = dropout
+        for head in self.heads:
+            assert isinstance(head, Head)
+            head.dropout = dropout
 
     @property
     def max_depth(self) -> int:

@@ -72,6 +72,10 @@ class Rows(Dataset[dict[str, Tensor]]):
         """A row, or several, as a lesson takes them."""
         return {"input_ids": self.tokens[index], "loss_mask": self.mask[index]}
 
+    def anchors(self, depth: int) -> int:
+        """How many are supervised at a depth (from 1); see `Lesson`."""
+        return int((self.mask[:, 1:-depth] & self.mask[:, 1 + depth :]).sum()) if depth < self.mask.shape[1] else 0
+
     def split(self, share: float) -> "tuple[Rows, Rows]":
         """All but the last `share` of the rows, and those; at least one row on either side where there are two."""
         held = min(len(self) - 1, max(1, round(len(self) * share))) if share else 0

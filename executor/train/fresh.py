@@ -66,8 +66,11 @@ def begun(recipe: Recipe, target: Target, start: Drafter | None, *, rows: Rows, 
     EAGLE-3's is to propose the recipe's number of tokens, those most often learnt in `rows`.
 
     Raises:
+        UsageError: a router of more groups than there are tokens; see also `continued`.
         ExecutorError: see `continued`.
     """
+    if recipe.router_groups > target.vocabulary:
+        raise UsageError(f"router_groups must be at most {target.vocabulary} (the vocabulary): {recipe.router_groups}")
     set_seed(seed)
     if start is not None:
         return continued(recipe, start, target)
@@ -79,6 +82,8 @@ def begun(recipe: Recipe, target: Target, start: Drafter | None, *, rows: Rows, 
 
 def continued(recipe: Recipe, drafter: Drafter, target: Target) -> Any:
     """A drafter that is there already, made ready for the recipe; a router is added where the recipe wants one.
+
+    Its dropout and the groups that a router picks are the recipe's, its shape stays what it is.
 
     Raises:
         ExecutorError: it is of another kind, or does not go as deep as the recipe.
@@ -101,7 +106,12 @@ def continued(recipe: Recipe, drafter: Drafter, target: Target) -> Any:
         )
         drafter.load_state_dict(bare, strict=False)
     assert isinstance(drafter, nn.Module)
-    return _ready(copy.deepcopy(drafter), target)
+    found = _ready(copy.deepcopy(drafter), target)
+    if isinstance(found, Hydra):  # files do not say it
+        found.set_dropout(recipe.dropout)
+    if isinstance(found, Eagle) and recipe.router_groups:
+        found.active = min(recipe.active_groups, found.groups)
+    return found
 
 
 def _ready(drafter: nn.Module, target: Target) -> nn.Module:

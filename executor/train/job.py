@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import set_seed
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from executor.checkpoints import save_drafter
 from executor.fingerprint import device_name, identity
@@ -23,7 +24,7 @@ from executor.train.data import Rows
 from executor.train.lesson import DepthScore
 from executor.train.recipes import Recipe
 from executor.train.trainer import DrafterTrainer, Report, arguments
-from treeopt.errors import UsageError
+from treeopt.errors import ExecutorError, UsageError
 from treeopt.files import write_text
 from treeopt.provenance import this_run
 
@@ -93,7 +94,7 @@ def run(
 
     Raises:
         UsageError: nothing to go on from, or settings that do not go together.
-        ExecutorError: the recipe does not fit the drafter.
+        ExecutorError: the recipe does not fit the drafter, rows hold nothing to learn, or the loss is not finite.
     """
     recipe = job.recipe
     if job.lora is not None and recipe.trainable != "backbone":
@@ -105,7 +106,12 @@ def run(
         raise UsageError(f"--resume: no checkpoint in {job.output}")
     who = identity(target, None)
     what = json.loads(json.dumps({**_what(job, rows, held_out), **who}))
-    _kept(job, what)
+    for depth in range(1, recipe.depths + 1):
+        if not rows.anchors(depth):
+            raise ExecutorError(
+                f"nothing to learn at depth {depth}: no row of {rows.tokens.shape[1]} tokens holds a learnt one and "
+                f"another {depth} after it"
+            )
     settings = arguments(
         job.output,
         recipe,
@@ -132,6 +138,7 @@ def run(
         train_dataset=rows,
         eval_dataset=held_out,
     )
+    _kept(job, what)
     before = trainer.measure(held_out)
     started = time.monotonic()
     trainer.train(resume_from_checkpoint=last)
@@ -162,9 +169,20 @@ def run(
 
 
 def checkpoint(output: Path) -> str | None:
-    """The last checkpoint below a folder."""
-    found: str | None = get_last_checkpoint(str(output)) if output.is_dir() else None
-    return found
+    """The last whole checkpoint below a folder; the Trainer, which may be killed, writes its state after all else."""
+    steps = {
+        int(number): folder
+        for folder in output.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+        if (number := folder.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")).isdecimal() and _is_whole(folder)
+    }
+    return str(steps[max(steps)]) if steps else None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        return isinstance(json.loads((checkpoint / TRAINER_STATE_NAME).read_text("utf-8")), dict)
+    except (OSError, ValueError):
+        return False
 
 
 def _kept(job: Job, what: dict[str, Any]) -> None:

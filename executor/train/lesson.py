@@ -72,6 +72,8 @@ class Lesson(nn.Module):
             if not isinstance(drafter, Eagle) or drafter.router is None:
                 raise ExecutorError(f"recipe {recipe.name} trains a router, and the drafter has none")
             drafter.router.requires_grad_(True)
+        if recipe.router_ce_weight and getattr(drafter, "router", None) is None:
+            raise ExecutorError("router_ce_weight trains a router, and the drafter has none: set router_groups")
         if getattr(drafter, "taps", ()) and (recipe.smooth_l1_weight or recipe.csra_weight):
             raise ExecutorError("a drafter that reads several layers is not compared with the target's last features")
 

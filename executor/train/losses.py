@@ -43,7 +43,7 @@ class Anchors:
     @cached_property
     def laws(self) -> tuple[Tensor, Tensor, Tensor]:
         """p (rows, vocabulary) on the tokens that are proposed, log q there (0 elsewhere), and which rows count."""
-        proposed = self.scores > -torch.inf
+        proposed = ~self.scores.isneginf()  # a score that is no number shows in the loss
         if bool(proposed.all()):
             return _wide(self.teacher).softmax(-1), _wide(self.scores).log_softmax(-1), proposed[:, 0]
         known = proposed.gather(-1, self.teacher.argmax(-1, keepdim=True))[:, 0]
@@ -54,7 +54,7 @@ class Anchors:
 def hard_ce(at: Anchors) -> Tensor:
     """−log q(x) of the true token; anchors whose token is never proposed are left out."""
     own = _wide(at.scores).log_softmax(-1).gather(-1, at.labels[:, None])[:, 0]
-    return _mean(-own, own > -torch.inf)
+    return _mean(-own, ~own.isneginf())
 
 
 def soft_ce(at: Anchors) -> Tensor:

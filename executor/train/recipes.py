@@ -8,6 +8,19 @@ from typing import Any
 from treeopt.errors import UsageError
 
 RAMPS = ("constant", "linear", "sine", "sine_r")
+# What only some kinds of drafter have.
+OWN = {
+    "layers": ("medusa", "hydra"),
+    "own_output": ("medusa",),
+    "prefix": ("hydra",),
+    "grounded": ("hydra",),
+    "dropout": ("hydra",),
+    "detached": ("eagle", "eagle3"),
+    "router_ce_weight": ("eagle",),
+    "router_groups": ("eagle",),
+    "active_groups": ("eagle",),
+    "draft_vocabulary": ("eagle3",),
+}
 TERMS = ("hard_ce", "soft_ce", "kl", "smooth_l1", "top_k", "csra", "router_ce")
 
 
@@ -86,7 +99,7 @@ class Recipe:
     draft_vocabulary: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse values without meaning.
+        """Refuse values without meaning, and those that would change nothing.
 
         Raises:
             UsageError: names the field.
@@ -102,6 +115,9 @@ class Recipe:
             value = getattr(self, field.name)
             if field.name in choices and value not in choices[field.name]:
                 raise UsageError(f"{field.name} must be one of {', '.join(choices[field.name])}, got {value}")
+            if value != field.default and self.kind not in OWN.get(field.name, (self.kind,)):
+                kinds = " and ".join(OWN[field.name])
+                raise UsageError(f"{field.name} is of {kinds} drafters, recipe {self.name} trains {self.kind}")
             if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0):
                 raise UsageError(f"{field.name} must be a number of at least 0, got {value}")
         for name in ("depths", "top_k", "layers", "active_groups"):
@@ -113,6 +129,8 @@ class Recipe:
         for name in ("beta1", "beta2", "dropout"):
             if getattr(self, name) >= 1:
                 raise UsageError(f"{name} must be below 1, got {getattr(self, name)}")
+        if self.router_groups and not self.router_ce_weight:
+            raise UsageError("router_groups adds a router, which only router_ce_weight above 0 trains")
         if not any(self.terms()):
             raise UsageError(f"one of {', '.join(f'{term}_weight' for term in TERMS)} must be above 0, all are 0")
 

@@ -24,7 +24,7 @@ from executor.sampling import Warp, seeded
 from executor.target import Target
 from executor.train.data import Text
 from executor.train.rows import rendered
-from treeopt.errors import UsageError
+from treeopt.errors import ExecutorError, UsageError
 from treeopt.files import write_text
 from treeopt.lines import appended, read_lines
 from treeopt.provenance import this_run
@@ -65,7 +65,8 @@ def rewrite(
     """Let `target` write anew what `texts` ask for, into `output`, JSON lines of `messages` or of `text`.
 
     What users and the system say is kept, each answer is the target's own; a text without turns is cut into
-    stretches whose beginnings are continued. An unfinished file beside `output` is gone on with.
+    stretches whose beginnings are continued. A conversation ends before the turn whose answer the target's context does
+    not hold. An unfinished file beside `output` is gone on with.
 
     Args:
         target: who writes.
@@ -77,9 +78,11 @@ def rewrite(
 
     Raises:
         UsageError: an unfinished file is of other texts, another target or other settings.
-        ExecutorError: a text does not fit the target's context.
+        ExecutorError: not even the first answer fits the target's context; names the text.
     """
     asked = [piece for text in texts for piece in _begun(tokenizer, text, writing)]
+    for text in asked:
+        _check_room(target, tokenizer, text, writing)
     meta = {**_meta(target, asked, writing), "provenance": this_run()}
     unfinished = output.with_name(output.name + ".unfinished")
     done = _resumed(unfinished, meta)
@@ -188,13 +191,16 @@ def _written(
         for i, text in enumerate(chunk):
             if not text.turns:
                 if i not in texts:
-                    prompts[i] = tokenizer(text.text, add_special_tokens=True)["input_ids"]
+                    prompts[i] = _first(tokenizer, text)
                 continue
             asked = next((n for n, turn in enumerate(waiting[i]) if turn["role"] == "user"), None)
             if asked is not None:
                 said[i] += waiting[i][: asked + 1]
                 waiting[i] = waiting[i][asked + 1 :]
                 prompts[i] = _asked(tokenizer, said[i], text.where)
+                if not _fits(target, prompts[i], writing):
+                    del prompts[i], waiting[i][:]
+                    said[i] = said[i][: 1 + max(n for n, turn in enumerate(said[i]) if turn["role"] == "assistant")]
         if not prompts:
             break
         for i, (answer, cut) in _continued(target, tokenizer, prompts, writing, rule).items():
@@ -207,6 +213,28 @@ def _written(
             yield {"messages": said[i]}
         else:
             yield texts[i]
+
+
+def _first(tokenizer: PreTrainedTokenizerBase, text: Text) -> list[int]:
+    """The tokens after which the first answer, or the continuation, is written."""
+    if not text.turns:
+        return list(tokenizer(text.text, add_special_tokens=True, verbose=False)["input_ids"])
+    asked = next(n for n, (role, _) in enumerate(text.turns) if role == "user")
+    turns = [{"role": role, "content": content} for role, content in text.turns[: asked + 1]]
+    return _asked(tokenizer, turns, text.where)
+
+
+def _fits(target: Target, prompt: Sequence[int], writing: Writing) -> bool:
+    return target.context_limit is None or len(prompt) + writing.new_tokens <= target.context_limit
+
+
+def _check_room(target: Target, tokenizer: PreTrainedTokenizerBase, text: Text, writing: Writing) -> None:
+    prompt = _first(tokenizer, text)
+    if not _fits(target, prompt, writing):
+        raise ExecutorError(
+            f"{text.where}: its {len(prompt)} tokens and {writing.new_tokens} more exceed the target's context of "
+            f"{target.context_limit}"
+        )
 
 
 def _asked(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], where: str) -> list[int]:

@@ -1,5 +1,6 @@
 """Training a drafter on the Hugging Face Trainer: its optimiser, checkpoints, resumption and processes."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from executor.target import Target
 from executor.train.data import Rows
 from executor.train.lesson import TOPS, Backbone, DepthScore, Lesson
 from executor.train.recipes import Recipe
+from treeopt.errors import ExecutorError
 from treeopt.files import whole
 
 Report = Callable[[int, dict[str, Any]], None]
@@ -127,6 +129,8 @@ class _Steps(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if self.report is not None and logs:
             self.report(state.global_step, dict(logs))
+        if logs and not math.isfinite(logs.get("loss", 0)):
+            raise ExecutorError(f"step {state.global_step}: the loss is {logs['loss']}: lower the learning rate")
 
 
 def arguments(
@@ -177,6 +181,7 @@ def arguments(
         fp16=precision == "float16",
         use_cpu=device == "cpu",
         logging_steps=max(1, steps // 40),
+        logging_nan_inf_filter=False,  # which would log 0 instead
         disable_tqdm=True,
         save_strategy="no" if save_every is None else "steps",
         save_steps=save_every or steps,

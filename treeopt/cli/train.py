@@ -149,6 +149,10 @@ def train(
     Several processes, started by torchrun or accelerate, share out the rows.
     """
     recipe = training.chosen()
+    if models.quantize and recipe.trainable == "backbone":
+        raise UsageError(
+            f"--quantize: recipe {recipe.name} trains the target, whose weights cannot be rounded meanwhile"
+        )
     first = os.environ.get("RANK", "0") == "0"  # of the processes that were started, the one that prints and writes
     if first:
         _check_output(output, resume)
