@@ -26,6 +26,7 @@ from executor.attention import (
     tree_seen,
 )
 from executor.cache import Layout, TreeCache, free_bytes, layout_of
+from executor.logits import head_scaling
 from executor.packing import unpack_linears
 from treeopt.errors import ExecutorError
 
@@ -159,6 +160,28 @@ class Target:
     def head(self) -> nn.Module:
         """The LM head: features to logits, without any scaling the model applies after it."""
         return self.model.get_output_embeddings()  # type: ignore[no-any-return]
+
+    @cached_property
+    def head_scaling(self) -> tuple[float, float | None]:
+        """A factor on the LM head's output, and a soft cap; found by a forward of one token, once.
+
+        Raises:
+            ExecutorError: the model does something else.
+        """
+        outputs = self.features(torch.zeros(1, 1, dtype=torch.long, device=self.device))
+        with torch.no_grad():
+            return head_scaling(self.model.config, self.head(outputs.features), outputs.logits)
+
+    def scored(self, features: Tensor) -> Tensor:
+        """The logits that the model gives features: (..., hidden) -> (..., vocabulary)."""
+        found: Tensor = self.head(features)
+        return self.after_head(found)
+
+    def after_head(self, raw: Tensor) -> Tensor:
+        """What the model does to its LM head's output, entry by entry."""
+        factor, cap = self.head_scaling
+        raw = raw if factor == 1 else raw * factor
+        return raw if cap is None else cap * torch.tanh(raw / cap)
 
     @cached_property
     def context_limit(self) -> int | None:

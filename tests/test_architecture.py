@@ -71,6 +71,7 @@ ORDER = [
     "executor.architectures",
     "executor.attention",
     "executor.packing",
+    "executor.logits",
     "executor.target",
     "executor.parallel",
     "executor.quantization",

@@ -72,8 +72,7 @@ class Eagle(Recurrent):
     def scores(self, target: Target, guess: Tensor) -> Tensor:
         """Logits of the target's LM head, or log-probabilities of the blocks that the router picks."""
         if self.router is None or not self.routed:
-            logits: Tensor = target.head(guess)
-            return logits
+            return target.scored(guess)
         return self._routed(target, guess, self.router(guess))
 
     def route(self, guess: Tensor) -> Tensor:
@@ -97,12 +96,12 @@ class Eagle(Recurrent):
             tokens = (picked[:, None] * size + torch.arange(size, device=guess.device)).flatten()
             bias = getattr(target.head, "bias", None)
             rows = tokens.clamp(max=target.vocabulary - 1)
-            logits = F.linear(guess, weight[rows], None if bias is None else bias[rows])
+            logits = target.after_head(F.linear(guess, weight[rows], None if bias is None else bias[rows]))
             logits = logits.masked_fill(tokens >= target.vocabulary, -torch.inf)
         else:
             picked = torch.arange(self.groups, device=guess.device)
             tokens = torch.arange(self.groups * size, device=guess.device)
-            logits = F.pad(target.head(guess), (0, self.groups * size - target.vocabulary), value=-torch.inf)
+            logits = F.pad(target.scored(guess), (0, self.groups * size - target.vocabulary), value=-torch.inf)
         inside = logits.unflatten(-1, (-1, size)).log_softmax(-1)
         own = groups.masked_fill(mine == 0, -torch.inf)[..., picked]
         found = (inside + own[..., None]).flatten(-2)

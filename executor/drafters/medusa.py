@@ -57,8 +57,7 @@ class MedusaHeads(nn.Module):
             weight, bias = self.weight[:depth, layer], self.bias[:depth, layer, None]
             z = z + nn.functional.silu(torch.baddbmm(bias, z, weight.transpose(1, 2)))
         if self.output is None:
-            logits: Tensor = target.head(z)
-            return logits
+            return target.scored(z)
         return z @ self.output[:depth].transpose(1, 2)
 
     def cache_bytes(self, batch: int, capacity: int) -> int:
@@ -67,6 +66,7 @@ class MedusaHeads(nn.Module):
 
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> MedusaState:
         """See `Drafter.begin`."""
+        assert target.head_scaling  # known from now on: a step asks the model nothing
         return MedusaState(target, torch.zeros(batch, target.hidden, dtype=target.dtype, device=target.device), depth)
 
     def lasting(self, state: MedusaState) -> Sequence[Tensor]:

@@ -76,6 +76,7 @@ class Recurrent(nn.Module, ABC):
 
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> RecurrentState:
         """See `Drafter.begin`."""
+        assert target.head_scaling  # known from now on: a step asks the model nothing
         weight = self.attention.o_proj.weight
         guess = torch.zeros(batch, weight.shape[0], dtype=weight.dtype, device=weight.device)
         return RecurrentState(target, LayerCache(self.attention, batch, capacity, guess), guess)

@@ -1,0 +1,37 @@
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Cohere2Config, Gemma2Config, GraniteConfig
+
+from executor.logits import head_scaling
+from executor.target import Target
+from tests.models import SMALL, small_target
+from treeopt.errors import ExecutorError
+
+CONFIGS = {
+    "cohere2": (Cohere2Config(**SMALL, logit_scale=0.125, sliding_window=8), (0.125, None)),
+    "granite": (GraniteConfig(**SMALL, logits_scaling=8.0), (0.125, None)),
+    "gemma2": (Gemma2Config(**SMALL, head_dim=8, num_key_value_heads=2, final_logit_softcapping=3.0), (1.0, 3.0)),
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_scored_features_are_the_model_s_logits(kind):
+    config, (factor, cap) = CONFIGS[kind]
+    torch.manual_seed(0)
+    target = Target(AutoModelForCausalLM.from_config(config).eval())
+    outputs = target.features(torch.randint(0, 61, (2, 7)))
+    assert not torch.allclose(target.head(outputs.features), outputs.logits, atol=1e-2)
+    torch.testing.assert_close(target.scored(outputs.features), outputs.logits)
+    assert target.head_scaling[0] == pytest.approx(factor, rel=1e-5)
+    assert target.head_scaling[1] == cap
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_plain_head_is_left_alone(dtype):
+    assert small_target(dtype=dtype).head_scaling == (1.0, None)
+
+
+def test_what_is_not_known_is_refused():
+    raw = torch.randn(1, 1, 61)
+    with pytest.raises(ExecutorError, match="llama models change their logits in a way that is not known"):
+        head_scaling(small_target().model.config, raw, raw.square())
