@@ -393,8 +393,11 @@ def put(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], object]:
         (put("counts.1", torch.ones(61)), r"counts.1 must be int32 or int64 \(n,\), found torch.float32 \(61,\)"),
         (put("counts.2", torch.tensor([1, 0, 1])), "counts.2 must be 1 or more: entry 1 is not"),
         (put("counts.2", torch.tensor([1, 1])), r"counts.2 must be \(3,\) as grams.2 is, found \(2,\)"),
-        (put("grams.2", torch.zeros(3, 3).int()), r"grams.2 must be int32 \(n, 2\), found torch.int32 \(3, 3\)"),
-        (put("grams.2", torch.zeros(3, 2)), "grams.2 must be int32"),
+        (
+            put("grams.2", torch.zeros(3, 3).int()),
+            r"grams.2 must be int16 or int32 \(n, 2\), found torch.int32 \(3, 3\)",
+        ),
+        (put("grams.2", torch.zeros(3, 2)), "grams.2 must be int16 or int32"),
         (put("grams.2", torch.tensor([[0, 1], [1, -1], [1, 2]]).int()), "grams.2 must hold tokens .* entry 1 is not"),
         (put("grams.2", torch.tensor([[0, 1], [2, 0], [1, 60]]).int()), "grams.2 must be sorted.*: entry 2 is not"),
         (put("grams.2", torch.tensor([[0, 1], [0, 1], [1, 60]]).int()), "grams.2 must be sorted.*: entry 1 is not"),

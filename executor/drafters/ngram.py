@@ -51,8 +51,8 @@ class NGram(nn.Module):
         """Take counts as a checkpoint holds them.
 
         Args:
-            tables: `counts.1`, int32 or int64 (vocabulary,); for k = 2 ... order `grams.k`, int32 (n, k), token
-                sequences in lexicographic order, each once, and `counts.k`, int32 or int64 (n,), 1 or more.
+            tables: `counts.1`, int32 or int64 (vocabulary,); for k = 2 ... order `grams.k`, int16 or int32 (n, k),
+                token sequences in lexicographic order, each once, and `counts.k`, int32 or int64 (n,), 1 or more.
 
         Raises:
             ExecutorError: names the table that is not so.
@@ -75,8 +75,10 @@ class NGram(nn.Module):
             contexts = len(keys)
 
     def _keys(self, name: str, grams: Tensor, length: int) -> Tensor:
-        if grams.dtype != torch.int32 or grams.ndim != 2 or grams.shape[1] != length:
-            raise ExecutorError(f"{name} must be int32 (n, {length}), found {grams.dtype} {tuple(grams.shape)}")
+        if grams.dtype not in (torch.int16, torch.int32) or grams.ndim != 2 or grams.shape[1] != length:
+            shape = tuple(grams.shape)
+            raise ExecutorError(f"{name} must be int16 or int32 (n, {length}), found {grams.dtype} {shape}")
+        grams = grams.int()
         outside = ((grams < 0) | (grams >= self.vocabulary)).any(1)
         refuse(outside, f"{name} must hold tokens of the vocabulary of {self.vocabulary}")
         node, found = self._find(grams[:, :-1].long())
@@ -118,7 +120,7 @@ class NGram(nn.Module):
         return cls(tables)
 
     def tables(self) -> dict[str, Tensor]:
-        """The counts as `__init__` takes them, on the CPU, in the narrower type that holds them all."""
+        """The counts as `__init__` takes them, on the CPU, in the narrowest types that hold them."""
         counted = [self.unigrams, *(longer.counts for longer in self.longer if isinstance(longer, Grams))]
         narrow = torch.int32 if max(int(counts.max()) for counts in counted if len(counts)) < 2**31 else torch.int64
         found = {"counts.1": self.unigrams.to("cpu", narrow)}
@@ -127,7 +129,10 @@ class NGram(nn.Module):
             assert isinstance(longer, Grams)
             keys = longer.keys.cpu()
             grams = torch.cat([grams[keys // self.vocabulary], keys[:, None] % self.vocabulary], 1)
-            found |= {f"grams.{k}": grams.int(), f"counts.{k}": longer.counts.to("cpu", narrow)}
+            found |= {
+                f"grams.{k}": grams.to(torch.int16 if self.vocabulary <= 2**15 else torch.int32),
+                f"counts.{k}": longer.counts.to("cpu", narrow),
+            }
         return found
 
     def forward(self, context: Tensor) -> Tensor:
