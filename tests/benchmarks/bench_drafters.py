@@ -97,10 +97,10 @@ class Settings:
     """How much is measured."""
 
     data: Path
-    rounds: int = 3
-    steps: int = 10
+    rounds: int = 2
+    steps: int = 8
     blocks: int = 4
-    requests: int = 64
+    requests: int = 48
     skip: int = 1000
     new_tokens: int = 32
 
