@@ -194,24 +194,29 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--only", nargs="+", choices=DRAFTERS, default=list(DRAFTERS))
     parser.add_argument("--replay-only", action="store_true", help="replay the traces, measure no times")
-    parser.add_argument("--output", type=Path, help="write the figures here (.json)")
+    parser.add_argument(
+        "--output", type=Path, help="write the figures here (.json); those there of other drafters are kept"
+    )
     asked = parser.parse_args(words)
     settings = Settings(asked.data)
-    traces = {name: load_trace(asked.data / "traces" / f"{name}-t0.npz") for name in asked.only}
+    traces = {n: load_trace(p) for n in DRAFTERS if (p := asked.data / "traces" / f"{n}-t0.npz").is_file()}
     rows: dict[str, dict[str, Any]] = {}
-    for name, trace in traces.items():
-        rows[name] = acceptance(trace)
+    if asked.output and asked.output.is_file():
+        rows = json.loads(asked.output.read_text("utf-8"))["drafters"]
+    for name in asked.only:
+        rows[name] = acceptance(traces[name])
         if not asked.replay_only:
-            rows[name]["batches"] = measured(name, trace, settings)
+            rows[name]["batches"] = measured(name, traces[name], settings)
         print(name, json.dumps(rows[name]), flush=True)
-    claimed = claims(traces)
+        rows = {n: rows[n] for n in DRAFTERS if n in rows}
+        claimed = claims(traces)
+        if asked.output:
+            record = {"schema": "treeopt.drafters/1", "drafters": rows, "claims": claimed, "provenance": this_run()}
+            write_text(asked.output, json.dumps(record, indent=1) + "\n")
     print(table(rows))
     for claim in claimed:
         what = f"tau of a chain of {CHAIN}" if claim["measure"] == "tau" else f"top-1 at depths {LATER} to {CHAIN}"
         print(f"{claim['first']} over {claim['second']}, {what}: {show(claim, 3)}: {claim['verdict']}")
-    if asked.output:
-        record = {"schema": "treeopt.drafters/1", "drafters": rows, "claims": claimed, "provenance": this_run()}
-        write_text(asked.output, json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
