@@ -6,7 +6,7 @@ subclass; no modelling code is copied. What is known of families is in architect
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from executor.attention import (
     tree_seen,
 )
 from executor.cache import Layout, TreeCache, free_bytes, layout_of
+from executor.features import Features, Taps
 from executor.logits import head_scaling
 from executor.packing import unpack_linears
 from treeopt.errors import ExecutorError
@@ -34,7 +35,6 @@ CHUNK = 1024  # tokens of a prompt that go through the model at once
 SHAPES = 64  # compiled forwards kept; torch keeps 8 unless told
 
 Mask = Tensor | BlockMask
-Taps = tuple[int, ...] | None  # layers whose inputs are wanted as features; () for the LM head's, None for no features
 
 
 @dataclass(frozen=True)
@@ -74,52 +74,9 @@ class Target:
         self._tree_masks = TreeMasks(self.dtype, self._group)
         self.cache: TreeCache | None = None
         self._decoder: nn.Module = model.get_decoder()
-        self._decoder.register_forward_hook(self._keep_features)
-        self._features: Tensor | None = None
-        self._tapped: dict[int, Tensor] = {}
-        self._taps: set[int] = set()
+        layers = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
+        self._features = Features(self._decoder, layers, self.name)
         self._forward: Callable[..., Any] = model
-
-    def _keep_features(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._features = output[0]
-
-    def tap(self, layers: Sequence[int]) -> None:
-        """From now on keep what these layers are given, as Hugging Face's `hidden_states` counts them.
-
-        Layer 0 is given the embeddings; one past the last stands for what the last layer puts out, before the norm.
-
-        Raises:
-            ExecutorError: there is no such layer, or the layers cannot be found.
-        """
-        for layer in set(layers) - self._taps:
-            modules = self._layers
-            if not 0 <= layer <= len(modules):
-                raise ExecutorError(f"{self.name}: layer {layer} is to be read, there are 0 to {len(modules)}")
-            if layer < len(modules):
-                modules[layer].register_forward_pre_hook(partial(self._keep_input, layer), with_kwargs=True)
-            else:
-                modules[-1].register_forward_hook(partial(self._keep_output, layer))
-            self._taps.add(layer)
-
-    @cached_property
-    def _layers(self) -> nn.ModuleList:
-        count = self.model.config.get_text_config().num_hidden_layers
-        for module in self._decoder.children():
-            if isinstance(module, nn.ModuleList) and len(module) == count:
-                return module
-        raise ExecutorError(f"{self.name}: its layers are not a list that could be read from")
-
-    def _keep_input(self, layer: int, module: nn.Module, args: Any, words: Any) -> None:
-        self._tapped[layer] = args[0] if args else words["hidden_states"]
-
-    def _keep_output(self, layer: int, module: nn.Module, args: Any, output: Any) -> None:
-        self._tapped[layer] = output[0] if isinstance(output, tuple) else output
-
-    def _gathered(self, taps: Taps, last: Tensor) -> Tensor:
-        """The features that were asked for; what the layers left is forgotten."""
-        found = torch.cat([self._tapped[layer] for layer in taps], -1) if taps else last
-        self._features, self._tapped = None, {}
-        return found
 
     def feature_width(self, taps: Taps) -> int:
         """Width of the features that a drafter with these taps is given."""
@@ -206,7 +163,7 @@ class Target:
             ExecutorError: layers differ, or the decoder's output is not what the LM head is given.
         """
         found = layout_of(self.model)
-        self._features, self._tapped = None, {}
+        self._features.drop()
         return found
 
     def cache_bytes(self, batch: int, capacity: int) -> int:
@@ -264,7 +221,7 @@ class Target:
         At most `chunk` tokens of each go through the model at once. No logits are computed.
         """
         assert self.cache is not None, "allocate() first"
-        self.tap(taps or ())
+        self._features.tap(taps or ())
         width = self.feature_width(taps)
         features = [torch.empty(len(p), width, dtype=self.dtype, device=self.device) for p in prompts]
         for start in range(0, max((len(p) for p in prompts), default=0), chunk):
@@ -274,14 +231,14 @@ class Target:
             tokens = torch.tensor([[*piece, *[0] * (count - len(piece))] for piece in pieces], device=self.device)
             view = min(-(-(start + count) // 8) * 8, self.cache.capacity)  # masks of odd width are copied on CUDA
             self.cache.fill([rows[i] for i in live], start, view)
-            found = self._decoder(
+            self._decoder(
                 input_ids=tokens,
                 attention_mask=self._chunk_mask(start, count, view, len(live)),
                 position_ids=torch.arange(start, start + count, device=self.device).expand(len(live), -1),
                 past_key_values=self.cache,
                 use_cache=True,
-            )[0]
-            found = self._gathered(taps, found)
+            )
+            found = self._features.take(taps)
             for i, piece, row in zip(live, pieces, found, strict=True):
                 features[i][start : start + len(piece)] = row[: len(piece), :width]
         return features
@@ -368,8 +325,6 @@ class Target:
 
     def _call(self, forward: Callable[..., Any], taps: Taps, **words: Any) -> Outputs:
         if taps:
-            self.tap(taps)
+            self._features.tap(taps)
         logits = forward(**words).logits
-        if self._features is None:
-            raise ExecutorError(f"{self.name}: its decoder does not return the input of the LM head")
-        return Outputs(logits, self._gathered(taps, self._features))
+        return Outputs(logits, self._features.take(taps))

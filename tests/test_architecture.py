@@ -72,6 +72,7 @@ ORDER = [
     "executor.attention",
     "executor.packing",
     "executor.logits",
+    "executor.features",
     "executor.target",
     "executor.parallel",
     "executor.quantization",

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from executor.target import Taps, Target
+from executor.features import Taps
+from executor.target import Target
 
 USUAL_DEPTH = 8  # a language model could go on and on
 

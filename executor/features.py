@@ -1,0 +1,73 @@
+"""What a model's forward leaves for drafters: the input of its LM head, and that of any of its layers."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from treeopt.errors import ExecutorError
+
+Taps = tuple[int, ...] | None  # layers whose inputs are wanted as features; () for the LM head's, None for no features
+
+
+class Features:
+    """Hooks on a decoder, which keep what its last forward passed until it is taken."""
+
+    def __init__(self, decoder: nn.Module, layers: int, name: str) -> None:
+        """Of a decoder with so many layers; `name` is the model's in errors."""
+        self._decoder, self._count, self._name = decoder, layers, name
+        self._last: Tensor | None = None
+        self._inputs: dict[int, Tensor] = {}
+        self._tapped: set[int] = set()
+        decoder.register_forward_hook(self._keep_last)
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """From now on keep what these layers are given, as Hugging Face's `hidden_states` counts them.
+
+        Layer 0 is given the embeddings; one past the last stands for what the last layer puts out, before the norm.
+
+        Raises:
+            ExecutorError: there is no such layer, or the layers cannot be found.
+        """
+        for layer in set(layers) - self._tapped:
+            modules = self._layers()
+            if not 0 <= layer <= len(modules):
+                raise ExecutorError(f"{self._name}: layer {layer} is to be read, there are 0 to {len(modules)}")
+            if layer < len(modules):
+                modules[layer].register_forward_pre_hook(partial(self._keep_input, layer), with_kwargs=True)
+            else:
+                modules[-1].register_forward_hook(partial(self._keep_output, layer))
+            self._tapped.add(layer)
+
+    def take(self, taps: Taps) -> Tensor:
+        """The features that are wanted, tapped layers side by side: (batch, tokens, width); nothing is kept.
+
+        Raises:
+            ExecutorError: the decoder did not run.
+        """
+        if self._last is None:
+            raise ExecutorError(f"{self._name}: its decoder does not return the input of the LM head")
+        found = torch.cat([self._inputs[layer] for layer in taps], -1) if taps else self._last
+        self.drop()
+        return found
+
+    def drop(self) -> None:
+        """Keep nothing of the last forward."""
+        self._last, self._inputs = None, {}
+
+    def _layers(self) -> nn.ModuleList:
+        for module in self._decoder.children():
+            if isinstance(module, nn.ModuleList) and len(module) == self._count:
+                return module
+        raise ExecutorError(f"{self._name}: its layers are not a list that could be read from")
+
+    def _keep_last(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._last = output[0]
+
+    def _keep_input(self, layer: int, module: nn.Module, args: Any, words: Any) -> None:
+        self._inputs[layer] = args[0] if args else words["hidden_states"]
+
+    def _keep_output(self, layer: int, module: nn.Module, args: Any, output: Any) -> None:
+        self._inputs[layer] = output[0] if isinstance(output, tuple) else output
