@@ -11,7 +11,7 @@ from executor.decode import Decoder
 from executor.fingerprint import weights_hash
 from executor.loading import load_target, load_tokenizer
 from executor.prompts import read_prompts
-from executor.train import corpus
+from executor.train import corpus, traces
 from executor.train import shipped as build
 from executor.train.recipes import RECIPES
 from simulate.profile import load_profile
@@ -76,11 +76,28 @@ def test_everything_is_of_the_same_models(models):
 
 def test_models_are_small_and_say_where_they_come_from():
     files = [path for path in shipped("models").rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 20e6
-    for name in ("stdlib-llama", "stdlib-medusa"):
+    assert sum(path.stat().st_size for path in files) < 40e6
+    trained = [build.NAME, *(drafter.folder for drafter in build.DRAFTERS.values())]
+    for name in trained:
         record = json.loads((shipped("models") / name / "training.json").read_text())
         assert record["files_held_out"] > 0
         assert record["log"]
+
+
+@pytest.mark.parametrize("name", traces.DRAFTERS)
+def test_every_drafter_s_trace_replays_to_its_live_steps(name):
+    data = shipped("models").parent
+    folder = traces.target_of(data, name)
+    target = load_target(folder)
+    drafter = load_drafter(traces.place_of(data, name), target)
+    trace = load_trace(data / "traces" / f"{name}-t0.npz")
+    texts = [prompt.text for prompt in read_prompts(data / "prompts" / "stdlib.jsonl")[:4]]
+    tokens = load_tokenizer(folder, vocabulary=target.vocabulary)(texts)["input_ids"]
+    tree = Tree.from_paths([(0, 0, 0), (0, 1), (1, 0), (2,)])
+    steps = visit(tree, trace)
+    live = Decoder(target, drafter, tree=tree, batch=4).generate(tokens, new_tokens=32, stop=[0])
+    for request, generation in enumerate(live):
+        assert list(generation.accepted) == steps.accepted[steps.request == request].tolist()
 
 
 def check(models, prompts, trees, batch: int, requests: int) -> None:
