@@ -66,8 +66,10 @@ class MedusaHeads(nn.Module):
 
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> MedusaState:
         """See `Drafter.begin`."""
-        assert target.head_scaling  # known from now on: a step asks the model nothing
-        return MedusaState(target, torch.zeros(batch, target.hidden, dtype=target.dtype, device=target.device), depth)
+        feature = torch.zeros(batch, target.hidden, dtype=target.dtype, device=target.device)
+        if self.output is None:
+            target.scored(feature[:1])  # what that takes is known from now on: a step asks the model nothing
+        return MedusaState(target, feature, depth)
 
     def lasting(self, state: MedusaState) -> Sequence[Tensor]:
         """See `Drafter.lasting`."""

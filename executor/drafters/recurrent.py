@@ -76,9 +76,9 @@ class Recurrent(nn.Module, ABC):
 
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> RecurrentState:
         """See `Drafter.begin`."""
-        assert target.head_scaling  # known from now on: a step asks the model nothing
         weight = self.attention.o_proj.weight
         guess = torch.zeros(batch, weight.shape[0], dtype=weight.dtype, device=weight.device)
+        self.scores(target, guess[:1, None])  # what that takes is known from now on: a step asks the model nothing
         return RecurrentState(target, LayerCache(self.attention, batch, capacity, guess), guess)
 
     def lasting(self, state: RecurrentState) -> Sequence[Tensor]:

@@ -83,9 +83,11 @@ def claims(traces: Mapping[str, Trace]) -> list[dict[str, Any]]:
         pair = [traces[first], traces[second]]
         if what == "tau":
             depth = min(CHAIN, *(t.depth for t in pair))  # the same chain for both
+            what = f"tau of a chain of {depth}"
             counts = [replay(Tree.chain(depth), t) for t in pair]
             difference = paired_difference(*((c.committed, c.steps) for c in counts))
         else:
+            what = f"top-1 at depths {LATER} to {CHAIN}"
             difference = paired_difference(*(later(t) for t in pair))
         verdict = "held" if difference.low > 0 else "not held" if difference.high < 0 else "not decided"
         found.append({"first": first, "second": second, "measure": what, **asdict(difference), "verdict": verdict})
@@ -215,8 +217,7 @@ def main(words: Sequence[str] | None = None) -> None:
             write_text(asked.output, json.dumps(record, indent=1) + "\n")
     print(table(rows))
     for claim in claimed:
-        what = f"tau of a chain of {CHAIN}" if claim["measure"] == "tau" else f"top-1 at depths {LATER} to {CHAIN}"
-        print(f"{claim['first']} over {claim['second']}, {what}: {show(claim, 3)}: {claim['verdict']}")
+        print(f"{claim['first']} over {claim['second']}, {claim['measure']}: {show(claim, 3)}: {claim['verdict']}")
 
 
 if __name__ == "__main__":
