@@ -9,7 +9,7 @@ TRAINED := eagle3 coral coral-router hydra++ medusa2 hass hydra eagle medusa1 bi
 
 MODELS := --target data/models/stdlib-llama --drafter data/models/stdlib-medusa --prompts data/prompts/stdlib.jsonl
 
-.PHONY: demo test slow check format bench models drafters profile validate gpu clean
+.PHONY: demo test slow check format bench regret models drafters published profile validate gpu clean
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -32,7 +32,11 @@ format: $(VENV)/.all
 
 bench: $(VENV)/.all  ## timings, printed; ratios within one run
 	$(BIN)/python -m tests.benchmarks.bench_search
+	$(BIN)/python -m tests.benchmarks.bench_small_data --output data/benchmarks/small_data.json
 	$(BIN)/python -m tests.benchmarks.bench_executor --output data/benchmarks/executor-cpu.json
+
+regret: $(VENV)/.all  ## improved trees against the best of all trees, on traces small enough to replay them all
+	$(BIN)/python -m tests.benchmarks.bench_regret --output data/benchmarks/regret.json
 
 models: $(VENV)/.all  ## tokenizer, target, drafters, prompts and traces from nothing, on 2 cores in about an hour
 	$(BIN)/python -m executor.train.shipped data target
@@ -46,6 +50,11 @@ drafter-coral-router: drafter-coral
 
 drafters: $(VENV)/.all  ## all shipped drafters side by side, from their traces and in the loop
 	$(BIN)/python -m tests.benchmarks.bench_drafters --output data/benchmarks/drafters-cpu.json
+
+published: $(VENV)/.all  ## chosen trees against published ones, on the shipped traces and profiles
+	$(BIN)/treeopt trace collect --target data/models/stdlib-llama --drafter data/models/stdlib-eagle --prompts data/prompts/stdlib.jsonl \
+		--requests 200 --new-tokens 32 --depth 6 --candidates depth=6,beam=10,width=10 --output $(VENV)/eagle-candidates.npz
+	$(BIN)/python -m tests.benchmarks.bench_published --candidates $(VENV)/eagle-candidates.npz --output data/benchmarks/published.json
 
 profile: $(VENV)/.all  ## step times of the shipped model on this machine, which should be idle
 	$(BIN)/treeopt profile $(MODELS) --skip 1000 --new-tokens 32 --output data/profiles/medusa-cpu.json

@@ -17,6 +17,7 @@ from executor.cache import TreeCache, free_bytes
 from executor.drafters.base import Drafter
 from executor.graphs import Graphs
 from executor.growth import DynamicGrowth, Growth, StaticGrowth
+from executor.imposed import Imposed
 from executor.rows import Rows, Tokens
 from executor.steps import Gathered, Generation, Step
 from executor.target import Target
@@ -28,13 +29,18 @@ BUCKETS = {"cpu": 16}  # the cache is looked at in multiples of so many tokens; 
 BUCKET = 256
 PLAIN = Tree((), ())
 
+Limits = int | Sequence[int]
+
 
 @dataclass
 class _Row:
-    """The host's view of a row: which request, how far it is, and how much further steps on their way may take it."""
+    """The host's view of a row: which request, how far it is, how many new tokens it may have, and how much further
+    steps on their way may take it.
+    """
 
     request: int = -1
     length: int = 0
+    limit: int = 0
     ahead: int = 0
     tokens: list[int] = field(default_factory=list)
 
@@ -115,6 +121,8 @@ class Decoder:
                 raise ExecutorError(f"the tree uses rank {max(tree.ranks)} of a vocabulary of {self.target.vocabulary}")
             self.rule.check(tree)
             return StaticGrowth(tree, self.target.device)
+        if isinstance(self.rule, Imposed):
+            raise ExecutorError("acceptance is imposed on static trees only")
         if self.rule.sampled_candidates:
             raise ExecutorError(
                 "a dynamic tree keeps the candidates that look best, which biases a rule that samples them; "
@@ -124,7 +132,7 @@ class Decoder:
             raise ExecutorError(f"the tree wants {tree.children} children of {self.target.vocabulary} tokens")
         return DynamicGrowth(tree, adaptive=adaptive)
 
-    def generate(self, prompts: Sequence[Tokens], *, new_tokens: int, stop: Sequence[int] = ()) -> list[Generation]:
+    def generate(self, prompts: Sequence[Tokens], *, new_tokens: Limits, stop: Sequence[int] = ()) -> list[Generation]:
         """Continue every prompt by up to `new_tokens`; see `steps`."""
         gathered = Gathered()
         found = {
@@ -134,25 +142,25 @@ class Decoder:
         }
         return [found[request] for request in range(len(prompts))]
 
-    def steps(self, prompts: Sequence[Tokens], *, new_tokens: int, stop: Sequence[int] = ()) -> Iterator[Step]:
+    def steps(self, prompts: Sequence[Tokens], *, new_tokens: Limits, stop: Sequence[int] = ()) -> Iterator[Step]:
         """Decode all prompts, in order of arrival, and yield every step; what cannot be is refused when called.
 
         Args:
             prompts: token ids of each request, at least one each.
-            new_tokens: limit of each request.
+            new_tokens: limit of every request, or of each.
             stop: tokens that end a request.
 
         Raises:
-            UsageError: an empty prompt, tokens outside the vocabulary, or a limit below 1.
+            UsageError: an empty prompt, tokens outside the vocabulary, a limit below 1, or not one for each request.
             ExecutorError: a request does not fit the model's context, or the caches do not fit the device.
         """
         rows = self._begin(prompts, new_tokens)
-        return self._steps(rows, self.target.cache, prompts, new_tokens, stop)
+        return self._steps(rows, self.target.cache, prompts, _each(new_tokens, len(prompts)), stop)
 
     def _steps(
-        self, rows: Rows, cache: TreeCache | None, prompts: Sequence[Tokens], new_tokens: int, stop: Sequence[int]
+        self, rows: Rows, cache: TreeCache | None, prompts: Sequence[Tokens], limits: list[int], stop: Sequence[int]
     ) -> Iterator[Step]:
-        waiting = deque(enumerate(prompts))
+        waiting = deque(_Waiting(*one) for one in zip(range(len(prompts)), prompts, limits, strict=True))
         hosts = [_Row() for _ in range(self.batch)]
         launched: deque[_Launched] = deque()
         known = _Known(self.growth.depth + 1, False)
@@ -175,14 +183,14 @@ class Decoder:
             outcome = step.read()
             if self.late == 0:
                 known = _Known(1 + max(count for count, *_ in outcome), all(fed >= 0 for _, fed, *_ in outcome))
-            requests, committed, accepted = _settle(hosts, step, outcome, new_tokens, stop)
+            requests, committed, accepted = _settle(hosts, step, outcome, stop)
             ended = tuple(host.request < 0 <= request for host, request in zip(hosts, requests, strict=True))
             rows.leave([i for i, over in enumerate(ended) if over])
             if max(requests) >= 0:  # else all its rows had ended
                 rest_s = step.verify_s + self._now() - arrived
                 yield Step(requests, committed, accepted, ended, step.draft_s, rest_s, step.admit_s)
 
-    def memory(self, prompts: Sequence[Tokens], *, new_tokens: int) -> str:
+    def memory(self, prompts: Sequence[Tokens], *, new_tokens: Limits) -> str:
         """What the caches of a run will take, in words; raises as `steps` does."""
         _, capacity = self._checked(prompts, new_tokens)
         target = self.target.cache_bytes(self.batch, capacity)
@@ -202,7 +210,7 @@ class Decoder:
             torch.cuda.synchronize(self.target.device)
         return time.perf_counter()
 
-    def _begin(self, prompts: Sequence[Tokens], new_tokens: int) -> Rows:
+    def _begin(self, prompts: Sequence[Tokens], new_tokens: Limits) -> Rows:
         length, capacity = self._checked(prompts, new_tokens)
         if self.target.cache is None:  # later runs use memory again; each cache is then checked alone
             needed, free = self._cache_bytes(capacity), free_bytes(self.target.device)
@@ -215,16 +223,15 @@ class Decoder:
         self._replayed = Graphs(rows) if self.graphs else None
         return rows
 
-    def _checked(self, prompts: Sequence[Tokens], new_tokens: int) -> tuple[int, int]:
+    def _checked(self, prompts: Sequence[Tokens], new_tokens: Limits) -> tuple[int, int]:
         """Positions that a sequence may reach, and entries of its cache; what cannot be continued is refused."""
-        if new_tokens < 1:
-            raise UsageError(f"new tokens must be at least 1, got {new_tokens}")
+        limits = _each(new_tokens, len(prompts))
         for number, prompt in enumerate(prompts):
             if len(prompt) == 0:
                 raise UsageError(f"prompt {number} is empty: decoding starts from a token")
             if not 0 <= min(prompt) <= max(prompt) < self.target.vocabulary:
                 raise UsageError(f"prompt {number} holds tokens outside the vocabulary of {self.target.vocabulary}")
-        length = max((len(prompt) for prompt in prompts), default=1) + new_tokens
+        length = max((len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)), default=1)
         self.target.check_length(length)
         # The last step may pass the limit by a whole path, and so may every step that the host has not read yet.
         beyond = self.growth.depth + self.late * (self.growth.depth + 1)
@@ -272,19 +279,40 @@ class _Known:
     all_fed: bool
 
 
-def _admit(rows: Rows, hosts: list[_Row], waiting: "deque[tuple[int, Tokens]]") -> None:
+@dataclass(frozen=True)
+class _Waiting:
+    """A request without a row."""
+
+    request: int
+    prompt: Tokens
+    limit: int
+
+
+def _each(new_tokens: Limits, requests: int) -> list[int]:
+    """The limit of each request."""
+    limits = [new_tokens] * max(1, requests) if isinstance(new_tokens, int) else list(new_tokens)
+    if min(limits, default=1) < 1:
+        raise UsageError(f"new tokens must be at least 1, got {min(limits)}")
+    if isinstance(new_tokens, int):
+        return limits[:requests]
+    if len(limits) != requests:
+        raise UsageError(f"new tokens must be given for each of {requests} requests, got {len(limits)} numbers")
+    return limits
+
+
+def _admit(rows: Rows, hosts: list[_Row], waiting: "deque[_Waiting]") -> None:
     """Give idle rows to waiting requests."""
-    joined: dict[int, Tokens] = {}
+    joined: dict[int, _Waiting] = {}
     for i, host in enumerate(hosts):
         if host.request < 0 and waiting:
-            request, joined[i] = waiting.popleft()
-            hosts[i] = _Row(request, len(joined[i]) - 1)
+            joined[i] = one = waiting.popleft()
+            hosts[i] = _Row(one.request, len(one.prompt) - 1, one.limit)
     if joined:
-        rows.admit(list(joined), list(joined.values()))
+        rows.admit(list(joined), [one.prompt for one in joined.values()], [one.request for one in joined.values()])
 
 
 def _settle(
-    hosts: list[_Row], step: _Launched, outcome: list[list[int]], new_tokens: int, stop: Sequence[int]
+    hosts: list[_Row], step: _Launched, outcome: list[list[int]], stop: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]:
     """Requests, committed and accepted of a step: cut what lies past each request's end, free rows that ended."""
     requests: list[int] = []
@@ -297,11 +325,11 @@ def _settle(
         else:
             host.length += count + 1
             host.ahead -= len(path)
-            tokens = tuple(path[: count + 1])[: new_tokens - len(host.tokens)]
+            tokens = tuple(path[: count + 1])[: host.limit - len(host.tokens)]
             ends = next((i for i, token in enumerate(tokens) if token in stop), None)
             tokens = tokens if ends is None else tokens[: ends + 1]
             host.tokens.extend(tokens)
-            if ends is not None or len(host.tokens) >= new_tokens:
+            if ends is not None or len(host.tokens) >= host.limit:
                 host.request, host.length, host.ahead = -1, 0, 0
         requests.append(request)
         committed.append(tokens)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,6 +59,18 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     return name if processes() == 1 else f"{processes()} x {name}"
+
+
+def clock_mhz(device: torch.device) -> float | None:
+    """The processors' clock at this moment, in MHz, the mean of all cores; None where nobody says."""
+    try:
+        if device.type == "cuda":
+            return float(torch.cuda.clock_rate(device))
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except (OSError, RuntimeError, ModuleNotFoundError):
+        return None
+    clocks = [float(line.split(":", 1)[1]) for line in lines if line.startswith("cpu MHz")]
+    return sum(clocks) / len(clocks) if clocks else None
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from executor.acceptance import Rule
 from executor.drafters.base import Drafter
-from executor.odds import chances
+from executor.odds import Kept, chances
 from executor.rejection import Rounds
 from executor.target import Outputs, Target
 from treeopt.trace import MISSED, PAST_END
@@ -29,6 +29,7 @@ class Wanted:
         rule: of verification.
         probabilities: the drafter's of its candidates, and entropies.
         accept: probabilities that the rule keeps them.
+        kept: probabilities that it kept the text's own tokens.
         draws: simulated where acceptance has no closed form.
     """
 
@@ -37,6 +38,7 @@ class Wanted:
     rule: Rule
     probabilities: bool = False
     accept: bool = False
+    kept: bool = False
     draws: int = 16
 
 
@@ -71,6 +73,7 @@ class Texts:
 def along(target: Target, drafter: Drafter, texts: Texts, wanted: Wanted) -> list[Arrays]:
     """Of each text the arrays of a trace by name, one row a token: `rank` and what else is wanted."""
     found = [_blank(length, wanted) for length in texts.written]
+    own = [Kept(wanted.rule, wanted.width, draws=wanted.draws) for _ in found if isinstance(wanted.rule, Rounds)]
     passes = drafter.teacher_forced(target, texts.tokens, texts.outputs.features, wanted.depth)
     for k, forced in enumerate(passes, 1):
         for i, arrays in enumerate(found):
@@ -90,6 +93,8 @@ def along(target: Target, drafter: Drafter, texts: Texts, wanted: Wanted) -> lis
             if wanted.accept:
                 kept = chances(wanted.rule, logits, scores, wanted.width, draws=wanted.draws)
                 _put(arrays, "accept", np.s_[:inside, k - 1], kept)
+            if wanted.kept:
+                _put(arrays, "kept", np.s_[:inside, k - 1], own[i].level(logits, scores, truth))
     return found
 
 
@@ -111,6 +116,8 @@ def _blank(length: int, wanted: Wanted) -> Arrays:
     shapes = half if wanted.probabilities else {}
     if wanted.accept:
         shapes = shapes | {"accept": (*nodes, wanted.width)}
+    if wanted.kept:
+        shapes = shapes | {"kept": (*nodes, wanted.width)}
     return arrays | {name: np.zeros(shape, dtype=np.float16) for name, shape in shapes.items()}
 
 

@@ -87,4 +87,6 @@ def state_of(rows: Rows) -> list[Tensor]:
     """
     last = rows.committed
     found = [rows.lengths, rows.root, rows.idle, rows.outcome, last.tokens, last.features, last.fed, last.counts]
+    if rows.imposed is not None:
+        found.append(rows.imposed.anchor)
     return found if rows.drafter is None else [*found, *rows.drafter.lasting(rows.state)]

@@ -19,8 +19,9 @@ from executor.prompts import Prompt
 from executor.recording import Recording
 from executor.target import Target
 from treeopt.errors import UsageError
+from treeopt.parts import joined
 from treeopt.provenance import this_run
-from treeopt.shards import Shards, joined, note, told
+from treeopt.shards import Shards, note, told
 from treeopt.trace import Candidates, Trace
 
 NGRAM = 4

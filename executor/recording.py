@@ -12,6 +12,7 @@ from executor.candidates import check_candidates
 from executor.drafters.base import Drafter, usual_depth
 from executor.forced import Wanted
 from executor.odds import check_recorded, manner
+from executor.rejection import BlockVerification
 from executor.sampling import Warp, seeded
 from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
@@ -25,7 +26,8 @@ class Recording:
 
     Temperature 0 writes greedily; above, the text is a sample of the target, whatever the rule. Its ranks are what
     sample-and-match keeps, just as those of greedy text are what greedy keeps; for rules that draw candidates from
-    the drafter's law the trace also says how likely each is to be kept (`accept`, see odds.py).
+    the drafter's law the trace also says how likely each is to be kept, and how likely the text's own tokens were
+    (`accept` and `kept`, see odds.py).
 
     Attributes:
         new_tokens: tokens written after each prompt.
@@ -103,8 +105,9 @@ class Recording:
 
     def wanted(self, drafter: Drafter, rule: Rule) -> Wanted:
         """What is looked at in the teacher-forced pass."""
-        accept = rule.sampled_candidates or (self.probabilities and self.temperature > 0)
-        return Wanted(self.levels(drafter), self.width, rule, self.probabilities, accept, self.draws)
+        drawn = rule.sampled_candidates
+        accept = (drawn or (self.probabilities and self.temperature > 0)) and not isinstance(rule, BlockVerification)
+        return Wanted(self.levels(drafter), self.width, rule, self.probabilities, accept, drawn, self.draws)
 
     def provenance(self, target: Target, drafter: Drafter) -> dict[str, Any]:
         """What a trace says of it."""
@@ -116,6 +119,8 @@ class Recording:
             told["top_p"] = self.top_p
         if self.wanted(drafter, rule).accept:
             told["accept"] = manner(rule, self.width, self.draws)
+        if self.wanted(drafter, rule).kept:
+            told["kept"] = manner(rule, self.width, self.draws)
         if self.probabilities:
             told["draft_prob"] = "warped" if rule.sampled_candidates else "temperature 1"
         if policy is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from executor.acceptance import Rule
 from executor.drafters.base import Committed, Drafter
 from executor.growth import Growth
+from executor.imposed import Imposed
 from executor.target import Target
 from executor.topology import Draft
 
@@ -58,6 +59,9 @@ class Rows:
             return torch.zeros(*shape, dtype=torch.long, device=device)
 
         self.target, self.drafter, self.growth, self.rule, self.batch = target, drafter, growth, rule, batch
+        self.imposed = rule if isinstance(rule, Imposed) else None
+        if self.imposed is not None:
+            self.imposed.begin(batch, device)
         self.lengths, self.root, self.idle = zeros(batch), zeros(batch), zeros(batch) == 0
         self.outcome = zeros(batch, steps + 2)
         self.taps = None if drafter is None else drafter.taps
@@ -73,9 +77,14 @@ class Rows:
             self.lengths[row] = 0
 
     @torch.no_grad()
-    def admit(self, rows: Sequence[int], prompts: Sequence[Tokens]) -> None:
-        """Requests begin in these rows: all tokens but the last go into the caches, the last is the root."""
+    def admit(self, rows: Sequence[int], prompts: Sequence[Tokens], requests: Sequence[int] = ()) -> None:
+        """Requests begin in these rows: all tokens but the last go into the caches, the last is the root.
+
+        `requests`, their numbers, matter only where acceptance is imposed.
+        """
         place = torch.tensor(rows, device=self.root.device)
+        if self.imposed is not None:
+            self.imposed.admit(place, list(requests))
         features = self.target.prefill(rows, [prompt[:-1] for prompt in prompts], taps=self.taps)
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=place.device)
         self.lengths[place] = lengths - 1

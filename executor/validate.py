@@ -1,68 +1,82 @@
-"""Predicted against measured: the same trees in the real loop, on prompts that the plan has not seen."""
+"""Predicted against measured: the same trees in the real loop, live on fresh prompts or with acceptance of a trace."""
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from executor.decode import Decoder
+from executor.decode import Decoder, Limits
 from executor.drafters.base import Drafter
+from executor.imposed import Imposed
 from executor.steps import Step
 from executor.target import Target
+from simulate.agreement import Comparison, Figures
+from simulate.predictions import ClosedForms, trees_of
 from treeopt.errors import UsageError
 from treeopt.estimate import Estimate, ratio
-from treeopt.plan import Choice, Plan, PlanEntry
+from treeopt.plan import Plan, PlanEntry
+from treeopt.trace import Trace
 from treeopt.tree import Tree
 
 PLAIN = Tree((), ())
-TREES = 3  # trees measured at each batch size, the chosen one first
+WARM_UP = 3  # steps of each way before any is measured: libraries allocate, processors wake
 
 
 @dataclass(frozen=True)
-class Figures:
-    """tau (tokens a step and sequence), seconds of a step, speedup over plain decoding."""
-
-    tau: Estimate
-    step_s: float
-    speedup: Estimate
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One tree at one batch size.
+class Requests:
+    """What is decoded.
 
     Attributes:
-        batch: sequences.
-        name: what the plan calls it.
-        tree: the topology.
-        predicted: from the plan: requests held out, profiled times.
-        measured: live. The speedup is tau times the median over blocks of (plain step / step), both medians over
-            steps with all rows busy.
-        end_to_end: measured tokens a second over plain decoding's, prefill and draining included.
+        prompts: token ids; every request is decoded once by every way.
+        new_tokens: decoded after every prompt, or after each.
+        stop: tokens that end a request.
+        replayed: a trace of as many requests, whose acceptance is imposed; None: greedy verification decides.
     """
 
-    batch: int
-    name: str
-    tree: Tree
-    predicted: Figures
-    measured: Figures
-    end_to_end: float
+    prompts: Sequence[Sequence[int]]
+    new_tokens: Limits = 64
+    stop: Sequence[int] = ()
+    replayed: Trace | None = None
+
+    def __post_init__(self) -> None:
+        """Check that trace and prompts go together.
+
+        Raises:
+            UsageError: their numbers differ.
+        """
+        if self.replayed is not None and self.replayed.requests != len(self.prompts):
+            raise UsageError(f"{len(self.prompts)} prompts cannot replay a trace of {self.replayed.requests} requests")
 
     @property
-    def error(self) -> float:
-        """Predicted speedup over measured, minus 1."""
-        return self.predicted.speedup.value / self.measured.speedup.value - 1
+    def limits(self) -> list[int]:
+        """Most new tokens of each request: no more than the trace has, where one is replayed."""
+        given = self.new_tokens
+        limits = [given] * len(self.prompts) if isinstance(given, int) else list(given)
+        if self.replayed is None:
+            return limits
+        lengths = (self.replayed.stops - self.replayed.starts).tolist()
+        return [min(pair) for pair in zip(limits, lengths, strict=True)]
+
+    @property
+    def context(self) -> int:
+        """Tokens a sequence in the cache, about, the mean over a run in which no text ends early."""
+        return round(float(np.mean([len(prompt) for prompt in self.prompts]) + np.mean(self.limits) / 2))
+
+    def part(self, which: NDArray[np.int64]) -> "Requests":
+        """Some of them, given by rising numbers."""
+        chosen, limits = which.tolist(), self.limits
+        trace = None if self.replayed is None else self.replayed.select(which)
+        return Requests([self.prompts[i] for i in chosen], [limits[i] for i in chosen], self.stop, trace)
 
 
 @dataclass
 class _Run:
     """What the blocks of one way to decode added up to."""
 
-    steps_of: dict[int, int]
-    committed_of: dict[int, int]
-    step_s: list[list[float]]
+    steps_of: dict[int, int] = field(default_factory=dict)
+    committed_of: dict[int, int] = field(default_factory=dict)
+    step_s: list[list[float]] = field(default_factory=list)
     wall_s: float = 0.0
 
     def add(self, steps: Sequence[Step], first: int) -> None:
@@ -84,74 +98,113 @@ class _Run:
         return sum(self.committed_of.values())
 
 
+def check_run(target: Target, drafter: Drafter, plan: Plan, requests: Requests, *, blocks: int) -> None:
+    """Refuse what could not be measured to its end.
+
+    Raises:
+        UsageError: a plan without trees, or too few prompts to fill the largest batch in every block.
+        ExecutorError: a tree that the drafter cannot draft, or requests beyond the target's context.
+        TraceError: a tree that the replayed trace does not cover.
+    """
+    if not any(trees_of(entry) for entry in plan.entries):
+        raise UsageError("the plan holds no tree: there is nothing to validate")
+    for entry in plan.entries:
+        for tree in trees_of(entry):
+            _decoder(target, drafter, tree, entry.batch, requests)
+    largest, count = max(entry.batch for entry in plan.entries), len(requests.prompts)
+    if count < 2 * blocks * largest:
+        raise UsageError(
+            f"{blocks} blocks at batch {largest} need at least {2 * blocks * largest} prompts, got {count}"
+        )
+    deepest = max((tree for entry in plan.entries for tree in trees_of(entry)), key=lambda tree: tree.nodes)
+    _decoder(target, drafter, deepest, 1, requests).memory(requests.prompts, new_tokens=requests.limits)
+
+
 def compare(
     target: Target,
     drafter: Drafter,
     plan: Plan,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int]] | Requests,
     *,
     new_tokens: int = 64,
     stop: Sequence[int] = (),
     blocks: int = 6,
     seed: int = 0,
+    forms: Mapping[tuple[int, str], ClosedForms] | None = None,
     progress: Callable[[int], None] = lambda blocks: None,
 ) -> list[Comparison]:
-    """Decode `prompts` plainly and with three trees of each entry of the plan, in shuffled blocks.
+    """Decode the prompts plainly and with every static tree of each entry of the plan, in shuffled blocks.
+
+    In each block the batch sizes come in random order, and within each so do plain decoding and the trees, which
+    thereby share what the machine does at the time.
 
     Args:
-        target: the model that the plan's trace was recorded with.
+        target: the model that the plan's trace was recorded with; any where a trace is replayed.
         drafter: its drafter.
         plan: what is to be checked.
-        prompts: token ids of requests that are not in the trace; every one is decoded once by every way.
-        new_tokens: tokens decoded after each prompt.
+        prompts: token ids of requests that are not in the trace, or more said of them.
+        new_tokens: tokens decoded after each prompt; with `Requests` these say it, as of `stop`.
         stop: tokens that end a request.
         blocks: parts that the prompts are cut into; every part is decoded by all ways before the next.
         seed: of the order.
+        forms: closed forms to keep with each tree, by batch size and tree id.
         progress: told every finished block of one way.
 
     Raises:
-        UsageError: a plan without trees, too few prompts to fill the largest batch in every block.
+        UsageError, ExecutorError, TraceError: see `check_run`.
     """
-    if not any(checked(entry) for entry in plan.entries):
-        raise UsageError("the plan holds no tree: there is nothing to validate")
-    for entry in plan.entries:  # a tree that cannot run is refused before the others are measured
-        for tree in checked(entry):
-            Decoder(target, drafter, tree=tree, batch=entry.batch)
-    largest = max(entry.batch for entry in plan.entries)
-    if len(prompts) < 2 * blocks * largest:
-        raise UsageError(
-            f"{blocks} blocks at batch {largest} need at least {2 * blocks * largest} prompts, got {len(prompts)}"
-        )
+    asked = prompts if isinstance(prompts, Requests) else Requests(prompts, new_tokens, stop)
+    check_run(target, drafter, plan, asked, blocks=blocks)
     rng = np.random.default_rng(seed)
-    found = []
-    for entry in plan.entries:
-        choices = checked(entry)
-        decoders = {tree: Decoder(target, drafter, tree=tree, batch=entry.batch, timed=True) for tree in choices}
-        decoders[PLAIN] = Decoder(target, batch=entry.batch, timed=True)
-        runs = {tree: _Run({}, {}, []) for tree in decoders}
-        for part in np.array_split(np.arange(len(prompts)), blocks):
-            for index in rng.permutation(len(decoders)).tolist():
-                tree = list(decoders)[index]
-                drawn = [prompts[i] for i in part.tolist()]
-                runs[tree].add(list(decoders[tree].steps(drawn, new_tokens=new_tokens, stop=stop)), int(part[0]))
+    ways = {entry.batch: [PLAIN, *trees_of(entry)] for entry in plan.entries}
+    runs = {(batch, tree): _Run() for batch, trees in ways.items() for tree in trees}
+    parts = np.array_split(np.arange(len(asked.prompts)), blocks)
+    for batch, tree in runs:
+        _warm(target, drafter, tree, batch, asked.part(parts[0]))
+    for part in parts:
+        drawn = asked.part(part)
+        for batch in rng.permutation(list(ways)).tolist():
+            for index in rng.permutation(len(ways[batch])).tolist():
+                tree = ways[batch][index]
+                decoder = _decoder(target, drafter, tree, batch, drawn)
+                steps = list(decoder.steps(drawn.prompts, new_tokens=drawn.limits, stop=drawn.stop))
+                runs[batch, tree].add(steps, int(part[0]))
                 progress(1)
-        plain = runs[PLAIN]
-        for tree, choice in choices.items():
-            predicted = Figures(choice.tau, choice.step_s, choice.speedup)
-            end_to_end = runs[tree].tokens / runs[tree].wall_s * plain.wall_s / plain.tokens
-            found.append(
-                Comparison(entry.batch, choice.name, tree, predicted, _measured(runs[tree], plain), end_to_end)
-            )
+    return [
+        found
+        for entry in plan.entries
+        for found in _compared(entry, {tree: runs[entry.batch, tree] for tree in ways[entry.batch]}, forms or {})
+    ]
+
+
+def blocks_of(plan: Plan, blocks: int) -> int:
+    """Blocks that `compare` runs, all ways together."""
+    return blocks * sum(1 + len(trees_of(entry)) for entry in plan.entries)
+
+
+def _decoder(target: Target, drafter: Drafter, tree: Tree, batch: int, requests: Requests) -> Decoder:
+    rule = None if requests.replayed is None else Imposed(requests.replayed, tree)
+    return Decoder(target, drafter if tree.nodes else None, tree=tree, batch=batch, timed=True, rule=rule)
+
+
+def _warm(target: Target, drafter: Drafter, tree: Tree, batch: int, requests: Requests) -> None:
+    decoder = _decoder(target, drafter, tree, batch, requests)
+    steps = decoder.steps(requests.prompts, new_tokens=requests.limits, stop=requests.stop)
+    for _ in zip(range(WARM_UP), steps, strict=False):
+        pass
+
+
+def _compared(
+    entry: PlanEntry, runs: Mapping[Tree, _Run], forms: Mapping[tuple[int, str], ClosedForms]
+) -> list[Comparison]:
+    plain, found = runs[PLAIN], []
+    for tree, choice in trees_of(entry).items():
+        run = runs[tree]
+        end_to_end = run.tokens / run.wall_s * plain.wall_s / plain.tokens
+        predicted = Figures(choice.tau, choice.step_s, choice.speedup)
+        form = forms.get((entry.batch, tree.id), ClosedForms())
+        found.append(Comparison(entry.batch, choice.name, tree, predicted, _measured(run, plain), end_to_end, form))
     return found
-
-
-def checked(entry: PlanEntry) -> dict[Tree, Choice]:
-    """The trees that are measured at a batch size: the chosen one and others of the plan, three in all."""
-    trees: dict[Tree, Choice] = {}
-    for choice in (entry.choice, *entry.compared):
-        if choice.tree is not None and choice.tree not in trees and len(trees) < TREES:
-            trees[choice.tree] = choice
-    return trees
 
 
 def _measured(run: _Run, plain: _Run) -> Figures:
@@ -160,21 +213,3 @@ def _measured(run: _Run, plain: _Run) -> Figures:
     quotients = np.array([np.median(p) / np.median(s) for p, s in zip(plain.step_s, run.step_s, strict=True)])
     spread = ratio(quotients, np.ones(len(quotients)))
     return Figures(run.tau, step_s, run.tau.times(float(np.median(quotients)), relative_error=spread.relative))
-
-
-def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """The figures as JSON values: `cells`, and mean and largest |predicted / measured − 1| of their speedups."""
-    errors = [abs(c.error) for c in comparisons]
-    cells = [
-        {
-            "batch": c.batch,
-            "name": c.name,
-            "tree": {"id": c.tree.id, "paths": [list(path) for path in c.tree.paths]},
-            "predicted": asdict(c.predicted),
-            "measured": asdict(c.measured),
-            "end_to_end": c.end_to_end,
-            "error": c.error,
-        }
-        for c in comparisons
-    ]
-    return {"mean_error": math.fsum(errors) / len(errors), "max_error": max(errors), "cells": cells}

@@ -132,23 +132,48 @@ def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
 
 
 def find_hardware(name: str, *, path: Path | str | None = None) -> Hardware:
-    """The device called `name`, in upper or lower case.
+    """The device called `name`, or the only one whose name begins so, in upper or lower case.
 
     Args:
-        name: as in the file, such as "H100 SXM".
+        name: as in the file, such as "H100 SXM", or its beginning, such as "h100".
         path: a file like data/hardware.json; None: that one.
 
     Raises:
-        CostError: lists the names that are known.
+        CostError: lists the names that are known, or those that begin so.
 
-    >>> find_hardware("h100 sxm").multiprocessors
+    >>> find_hardware("h100").multiprocessors
     132
     """
     devices = load_hardware(path)
+    asked = name.strip().casefold()
     for known, device in devices.items():
-        if known.casefold() == name.strip().casefold():
+        if known.casefold() == asked:
             return device
-    raise CostError(f"hardware must be one of {', '.join(devices)}; got {name!r}")
+    begun = [known for known in devices if asked and known.casefold().startswith(asked)]
+    if len(begun) == 1:
+        return devices[begun[0]]
+    raise CostError(f"hardware must be one of {', '.join(begun or devices)}; got {name!r}")
+
+
+def own_hardware(name: str, *, bandwidth: float, flops: float, like: Hardware, same_class: bool = False) -> Hardware:
+    """A device in figures of one's own; cache and multiprocessors, which no cost depends on, are those of `like`.
+
+    Args:
+        name: what to call it.
+        bandwidth: B/s of device memory.
+        flops: FLOP/s, dense bf16 with fp32 accumulation.
+        like: the device that comes nearest to it.
+        same_class: it is of that device's class, so that its fitted constants are of its own class.
+
+    Raises:
+        CostError: names the figure that is wrong.
+
+    >>> own_hardware("mine", bandwidth=1e12, flops=1e14, like=find_hardware("h100")).generation
+    'like Hopper'
+    """
+    generation = like.generation if same_class else f"like {like.generation}"
+    source = f"given by the user; l2_bytes and multiprocessors of {like.name}"
+    return Hardware(name, generation, flops, bandwidth, like.l2_bytes, like.multiprocessors, source)
 
 
 def _hardware(entry: object) -> Hardware:

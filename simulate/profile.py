@@ -1,101 +1,54 @@
 """A measured profile as a cost model: step times of one target and drafter on one device, nothing beyond them.
 
-step = draft(batch, depth) + rest(batch, tokens): drafting was measured for depths, everything else for the
-tokens a sequence that are verified; between measured sizes time is interpolated linearly, outside it is refused.
+step = draft(batch, levels) + rest(batch, tokens), both by context. At measured sizes time is what was measured, dips
+and breaks included. Between them the measurement over the fitted `Basis` is interpolated, so that a tile's edge stays
+where it is; without a basis time itself is. Outside what was measured it is refused.
 """
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from treeopt.cost import StepShape
+from simulate.basis import Basis
+from simulate.experts import Experts
+from simulate.tables import BatchTimes as BatchTimes
+from simulate.tables import Points, interpolated
+from treeopt.cost import CostParts, StepShape
 from treeopt.errors import CostError
 from treeopt.files import why, write_text
-from treeopt.records import RecordError, get, of_kind, parse
+from treeopt.records import RecordError, get, given, of_kind, parse
 
-SCHEMA = "treeopt.profile/1"
-
-
-@dataclass(frozen=True)
-class BatchTimes:
-    """Medians measured at one batch size.
-
-    Attributes:
-        batch: sequences.
-        plain_s: seconds of a plain decoding step.
-        draft: (depth, seconds) by rising depth, from depth 1.
-        rest: (tokens, seconds) by rising tokens a sequence; everything in a step but drafting.
-    """
-
-    batch: int
-    plain_s: float
-    draft: tuple[tuple[int, float], ...]
-    rest: tuple[tuple[int, float], ...]
-
-    def __post_init__(self) -> None:
-        """Check signs and order.
-
-        Raises:
-            CostError: names the field and the index.
-        """
-        if self.batch < 1:
-            raise CostError(f"batch must be at least 1, found {self.batch}")
-        if not (math.isfinite(self.plain_s) and self.plain_s > 0):
-            raise CostError(f"plain_s must be positive, found {self.plain_s}")
-        for name, points in (("draft", self.draft), ("rest", self.rest)):
-            if not points:
-                raise CostError(f"{name} is empty")
-            for i, (size, seconds) in enumerate(points):
-                if size < 1 or (i and size <= points[i - 1][0]):
-                    raise CostError(f"{name}[{i}] must have a rising size of at least 1, found {size}")
-                if not (math.isfinite(seconds) and seconds > 0):
-                    raise CostError(f"{name}[{i}] must have positive seconds, found {seconds}")
-
-    def step_s(self, shapes: Sequence[StepShape]) -> NDArray[np.float64]:
-        """Seconds of steps of this batch size."""
-        tokens = np.array([shape.tokens for shape in shapes])
-        depths = np.array([len(shape.widths) for shape in shapes])
-        self._covers("tokens", tokens, self.rest)
-        if (depths > 0).any():
-            self._covers("depth", depths[depths > 0], self.draft)
-        draft = np.where(depths > 0, _interpolate(depths, self.draft), 0.0)
-        return draft + _interpolate(tokens, self.rest)
-
-    def _covers(self, name: str, asked: NDArray[np.int64], points: tuple[tuple[int, float], ...]) -> None:
-        low, high = points[0][0], points[-1][0]
-        outside = (asked < low) | (asked > high)
-        if outside.any():
-            raise CostError(
-                f"{name} {asked[outside][0]} at batch {self.batch}: the profile measured {name} {low} to {high}"
-            )
-
-
-def _interpolate(sizes: NDArray[np.int64], points: tuple[tuple[int, float], ...]) -> NDArray[np.float64]:
-    table = np.array(points)
-    return np.asarray(np.interp(sizes, table[:, 0], table[:, 1]))
+SCHEMA = "treeopt.profile/2"
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Measured step times: a `CostModel` for the batch sizes, tree sizes, depths and contexts that were measured.
+    """Measured step times: a `CostModel` for the batch sizes, tree sizes, levels and contexts that were measured.
 
     Attributes:
-        batches: by rising batch size.
+        batches: by rising batch size, and by rising context where one was measured at several.
         context: fewest and most tokens a sequence in the cache while measuring.
         relative_error: half-width of the 95 % interval of a step time over a plain step time, as a share.
         meta: provenance.
+        basis: how time moves between measured sizes; None: on straight lines.
+        committed: tokens a sequence that a step is taken to commit, see `at`.
+        captured: tokens of a batch for which CUDA graphs are captured, rising: steps are padded to the next of them.
+            Empty: none, and none beyond the largest.
     """
 
     batches: tuple[BatchTimes, ...]
     context: tuple[int, int]
     relative_error: float
     meta: Mapping[str, Any] = field(default_factory=dict)
+    basis: Basis | None = None
+    committed: float = 1.0
+    captured: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Check order and signs.
@@ -103,50 +56,133 @@ class Profile:
         Raises:
             CostError: names the field.
         """
-        sizes = [times.batch for times in self.batches]
-        if not sizes or sizes != sorted(set(sizes)):
-            raise CostError(f"batches must be of rising size, found {sizes}")
+        places = [(times.batch, times.context) for times in self.batches]
+        if not places or places != sorted(set(places)):
+            shown = [batch for batch, _ in places]
+            raise CostError(f"batches must be of rising size, and of rising context at one size, found {shown}")
         if not 0 <= self.context[0] <= self.context[1]:
             raise CostError(f"context must be a range of token counts, found {self.context}")
         if not (math.isfinite(self.relative_error) and self.relative_error >= 0):
             raise CostError(f"relative_error must be 0 or more, found {self.relative_error}")
+        if not (math.isfinite(self.committed) and self.committed >= 1):
+            raise CostError(f"committed must be 1 or more, found {self.committed}")
+        if list(self.captured) != sorted(set(self.captured)) or any(size < 1 for size in self.captured):
+            raise CostError(f"captured must be rising sizes of at least 1, found {list(self.captured)}")
 
     @property
     def separable(self) -> bool:
-        """True: level widths do not enter."""
-        return True
+        """True where the nodes fed to a level made no difference to its drafting."""
+        return not any(times.widths for times in self.batches)
+
+    def at(self, *, committed: float) -> "Profile":
+        """The profile for steps that commit so many tokens a sequence: keys and values of the others need not move.
+
+        Raises:
+            CostError: below 1.
+        """
+        more = committed - self.committed
+        moved = (
+            replace(t, rest=tuple((size, max(s + more * t.commit_s, 0.5 * s)) for size, s in t.rest))
+            for t in self.batches
+        )
+        return replace(self, batches=tuple(moved), committed=committed)
 
     def step_s(self, shapes: Sequence[StepShape]) -> NDArray[np.float64]:
         """See `CostModel.step_s`."""
         seconds = np.empty(len(shapes))
-        for size in {shape.batch for shape in shapes}:
-            chosen = [i for i, shape in enumerate(shapes) if shape.batch == size]
-            for i in chosen:
-                self._check_context(shapes[i].context)
-            seconds[chosen] = self._at(size).step_s([shapes[i] for i in chosen])
+        for batch, context in {(shape.batch, shape.context) for shape in shapes}:
+            chosen = [i for i, shape in enumerate(shapes) if (shape.batch, shape.context) == (batch, context)]
+            asked, tables = [shapes[i] for i in chosen], self._at(batch, context)
+            tokens = self._padded(batch, [shape.tokens for shape in asked])
+            try:
+                for _, times in tables:
+                    times.sizes(tokens)
+                draft = sum(share * times.drafts(asked) for share, times in tables)
+            except CostError as error:
+                raise CostError(f"{error}{self._remedy(batch, asked, tables)}") from error
+            seconds[chosen] = draft + self._rest_s(tokens, tables, context)
         return seconds
+
+    def parts(self, *, batch: int, tokens: int, depth: int, width: int, context: int | None = None) -> CostParts:
+        """See `CostModel.parts`; a level costs what one more level adds to the drafting."""
+        tables = self._at(batch, context)
+        draft = sum(share * times.levels(depth, width) for share, times in tables)
+        sizes = np.append(0.0, self._padded(batch, np.arange(1, tokens + 1)))
+        inside = np.logical_and.reduce([times.inside(sizes) for _, times in tables])
+        verify = np.full(tokens + 1, np.inf)
+        verify[inside] = self._rest_s(sizes[inside], tables, context)
+        return CostParts(verify, np.asarray(draft))
 
     def plain_s(self, *, batch: int, context: int | None = None) -> float:
         """See `CostModel.plain_s`."""
-        self._check_context(context)
-        return self._at(batch).plain_s
+        return math.fsum(share * times.plain_s for share, times in self._at(batch, context))
 
-    def _at(self, batch: int) -> BatchTimes:
-        for times in self.batches:
-            if times.batch == batch:
-                return times
-        measured = ", ".join(str(times.batch) for times in self.batches)
-        raise CostError(f"batch {batch} is not in the profile, which measured batch {measured}")
+    def error(self, batch: int) -> float:
+        """Half-width of the 95 % interval of step / plain step at one batch size, as a share."""
+        own = [times.relative_error for times in self.batches if times.batch == batch]
+        return max((error for error in own if error is not None), default=self.relative_error)
 
-    def _check_context(self, context: int | None) -> None:
+    def _remedy(self, batch: int, asked: Sequence[StepShape], tables: list[tuple[float, BatchTimes]]) -> str:
+        """What to ask for instead of shapes that are too large; empty where they are not, or where nothing fits."""
+        tokens, depth = (max(sizes) for sizes in zip(*((s.tokens, len(s.widths)) for s in asked), strict=True))
+        sizes = self._padded(batch, np.arange(1, tokens + 1))  # by nodes, from none
+        fitting = np.flatnonzero(np.logical_and.reduce([times.inside(sizes) for _, times in tables]))
+        deepest = min(times.deepest for _, times in tables)
+        said = ""
+        if len(fitting) and 0 < fitting[-1] < tokens - 1:
+            said += f"; choose fewer nodes (search: --max-nodes {fitting[-1]})"
+        if depth > deepest:
+            said += f"; choose fewer levels (search: --max-depth {deepest})"
+        return said
+
+    def _at(self, batch: int, context: int | None) -> list[tuple[float, BatchTimes]]:
+        """The tables on both sides of a context and their shares, above 0; without one, those of the shortest."""
         low, high = self.context
         if context is not None and not low <= context <= high:
             raise CostError(f"context {context} lies outside what the profile measured, {low} to {high} tokens")
+        tables = [times for times in self.batches if times.batch == batch]
+        if not tables:
+            measured = ", ".join(str(size) for size in dict.fromkeys(times.batch for times in self.batches))
+            raise CostError(f"batch {batch} is not in the profile, which measured batch {measured}")
+        contexts = [times.context for times in tables]
+        place = float(np.interp(contexts[0] if context is None else context, contexts, range(len(tables))))
+        first = int(place)
+        shares = ((first, 1 - (place - first)), (first + 1, place - first))
+        return [(share, tables[i]) for i, share in shares if share > 0]
+
+    def _padded(self, batch: int, tokens: ArrayLike) -> NDArray[np.float64]:
+        """Tokens a sequence that are computed: of the next captured size, or as they are beyond the largest."""
+        asked = np.asarray(tokens, dtype=np.float64)
+        sizes = np.array([*self.captured, np.inf])
+        padded = sizes[np.searchsorted(sizes, asked * batch)]
+        return np.where(np.isinf(padded), asked, padded / batch)
+
+    def _rest_s(
+        self, tokens: NDArray[np.float64], tables: list[tuple[float, BatchTimes]], context: int | None
+    ) -> NDArray[np.float64]:
+        """Seconds of everything but drafting; tokens within the tables."""
+        if self.basis is None:
+            return np.asarray(sum(share * interpolated(tokens, times.rest) for share, times in tables))
+        contexts = [times.context for times in self.batches if times.batch == tables[0][1].batch]
+        here = contexts[0] if context is None else min(max(context, contexts[0]), contexts[-1])
+        over = sum(share * interpolated(tokens, over_basis(times, self.basis)) for share, times in tables)
+        return np.asarray(over * self.basis.rest_s(tokens, batch=tables[0][1].batch, context=here))
+
+
+def over_basis(times: BatchTimes, basis: Basis) -> Points:
+    """What was measured besides drafting over what the basis says, by tokens."""
+    tokens, seconds = zip(*times.rest, strict=True)
+    due = basis.rest_s(tokens, batch=times.batch, context=times.context)
+    return tuple(zip(tokens, (np.array(seconds) / due).tolist(), strict=True))
 
 
 def save_profile(profile: Profile, path: Path) -> None:
     """Write a profile as JSON, whole or not at all."""
-    record = {"schema": SCHEMA, **asdict(profile)}
+    basis = profile.basis
+    record = {"schema": SCHEMA, **asdict(replace(profile, basis=None))}
+    if basis is not None:
+        experts = None if basis.experts is None else asdict(basis.experts)
+        record["basis"] = {"seconds": dict(basis.seconds), "experts": experts, "spread": basis.spread}
     write_text(path, json.dumps(record, indent=1) + "\n")
 
 
@@ -166,22 +202,42 @@ def load_profile(path: Path) -> Profile:
             _read_batch(times, f"batches[{i}]") for i, times in enumerate(get(record, "batches", list, "profile"))
         )
         low, high = _pair(get(record, "context", list, "profile"), "context", int)
-        spread = get(record, "relative_error", float, "profile")
-        return Profile(batches, (low, high), spread, get(record, "meta", dict, "profile"))
+        captured = get(record, "captured", list, "profile")
+        return Profile(
+            batches,
+            (low, high),
+            get(record, "relative_error", float, "profile"),
+            get(record, "meta", dict, "profile"),
+            _read_basis(record["basis"]) if given(record, "basis", "profile") else None,
+            get(record, "committed", float, "profile"),
+            tuple(of_kind(size, int, f"`captured`[{i}]") for i, size in enumerate(captured)),
+        )
     except (RecordError, CostError) as error:
         raise CostError(f"{path}: {error}") from error
 
 
 def _read_batch(record: Any, where: str) -> BatchTimes:
-    batch, plain_s = get(record, "batch", int, where), get(record, "plain_s", float, where)
-    draft, rest = (
+    draft, rest, widths = (
         tuple(_pair(point, f"{where}.{name}[{i}]", float) for i, point in enumerate(get(record, name, list, where)))
-        for name in ("draft", "rest")
+        for name in ("draft", "rest", "widths")
     )
+    batch = get(record, "batch", int, where)
+    plain_s, context, commit_s = (get(record, name, float, where) for name in ("plain_s", "context", "commit_s"))
+    error = get(record, "relative_error", float, where) if given(record, "relative_error", where) else None
     try:
-        return BatchTimes(batch, plain_s, draft, rest)
-    except CostError as error:
-        raise CostError(f"{where}: {error}") from error
+        return BatchTimes(batch, plain_s, draft, rest, widths, context, commit_s, error)
+    except CostError as error_:
+        raise CostError(f"{where}: {error_}") from error_
+
+
+def _read_basis(record: Any) -> Basis:
+    seconds = get(record, "seconds", dict, "basis")
+    seconds = {name: of_kind(value, float, f"basis: `{name}`") for name, value in seconds.items()}
+    experts = None
+    if given(record, "experts", "basis"):
+        of = get(record, "experts", dict, "basis")
+        experts = Experts(*(get(of, name, int, "basis.experts") for name in ("count", "active")))
+    return Basis(seconds, experts, get(record, "spread", float, "basis"))
 
 
 def _pair(values: Any, name: str, second: type) -> tuple[int, Any]:

@@ -1,7 +1,8 @@
 """Counts from a Hugging Face config.json: weights, weights read a step, K/V bytes, FLOP. No time, no tensors.
 
-Covers dense decoders of the Llama kind (arcee, gemma, llama, mistral, qwen2, qwen3) and follows transformers
-in which fields of a config each of them reads. Refuses by name what it would count wrongly.
+Covers decoders of the Llama kind (arcee, gemma, llama, mistral, qwen2, qwen3; with experts in every layer mixtral and
+qwen3_moe) and follows transformers in which fields of a config each of them reads. Refuses by name what it would
+count wrongly.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simulate.experts import Experts
 from treeopt.errors import CostError, UsageError
 
 
@@ -26,6 +28,8 @@ class _Family:
     tied: bool = False
     reads: tuple[str, ...] = ()
     requires: tuple[str, ...] = ("num_key_value_heads",)
+    experts: str | None = None
+    intermediate: str = "intermediate_size"
 
 
 _FAMILIES = {
@@ -33,23 +37,28 @@ _FAMILIES = {
     "gemma": _Family(tied=True, reads=("attention_bias",), requires=("num_key_value_heads", "head_dim")),
     "llama": _Family(reads=("attention_bias", "mlp_bias"), requires=()),
     "mistral": _Family(reads=("sliding_window",)),
+    "mixtral": _Family(reads=("sliding_window",), experts="num_local_experts"),
     "qwen2": _Family(qkv_bias=True, reads=("use_sliding_window",)),
     "qwen3": _Family(
         qk_norm=True,
         reads=("attention_bias", "use_sliding_window"),
         requires=("num_key_value_heads", "head_dim"),
     ),
+    "qwen3_moe": _Family(
+        qk_norm=True,
+        reads=("attention_bias",),
+        requires=("num_key_value_heads", "head_dim", "moe_intermediate_size"),
+        experts="num_experts",
+        intermediate="moe_intermediate_size",
+    ),
 }
 _REFUSED = {
-    "num_experts": "experts",
-    "num_local_experts": "experts",
     "n_routed_experts": "experts",
-    "num_experts_per_tok": "experts",
-    "moe_intermediate_size": "experts",
     "kv_lora_rank": "latent attention",
     "q_lora_rank": "latent attention",
 }
-_WINDOW = 4096  # of a config without `sliding_window`, as in transformers
+_OF_EXPERTS = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size")
+_WINDOW = 4096  # of a config without `sliding_window`, as in transformers; mixtral's have none then
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class Shape:
     Attributes:
         layers: decoder layers.
         hidden: width of the residual stream.
-        intermediate: width inside the MLP.
+        intermediate: width inside the MLP, or inside each expert.
         heads: query heads.
         kv_heads: key and value heads; divides `heads`.
         head_dim: width of a head.
@@ -71,6 +80,7 @@ class Shape:
         qk_norm: queries and keys are normalised per head, with `head_dim` weights each.
         gated: the MLP has a gate beside its up projection.
         window: positions that a layer with a sliding window sees, None without such layers.
+        experts: what stands in the MLP's place in every layer, None without.
 
     Raises:
         CostError: names the first field that is wrong.
@@ -94,6 +104,7 @@ class Shape:
     qk_norm: bool = False
     gated: bool = True
     window: int | None = None
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -101,6 +112,9 @@ class Shape:
             value = getattr(self, field.name)
             if field.type is bool:
                 _switch(field.name, value)
+            elif field.name == "experts":
+                if value is not None and not isinstance(value, Experts):
+                    raise CostError(f"experts must be Experts or None, got {value!r:.80}")
             elif field.name != "window" or value is not None:
                 _size(field.name, value)
         if self.heads % self.kv_heads:
@@ -131,7 +145,10 @@ class Shape:
 
     @property
     def layer_matrices(self) -> dict[str, tuple[int, int]]:
-        """(outputs, inputs) of a layer's matrices; q-k-v and gate-up are one each, as engines fuse them."""
+        """(outputs, inputs) of a layer's matrices; q-k-v and gate-up are one each, as engines fuse them.
+
+        With experts, gate-up and down are those of one of them.
+        """
         attention, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
             "qkv": (attention + 2 * keys, self.hidden),
@@ -142,26 +159,39 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of one decoder layer: matrices, biases, two norms and those of queries and keys."""
+        """Weights of one decoder layer: matrices, biases, router, two norms and those of queries and keys."""
+        return self._layer_weights(1 if self.experts is None else self.experts.count)
+
+    def _layer_weights(self, mlps: int) -> int:
+        """Weights of one decoder layer with so many MLPs, all its experts or those that are read."""
         outputs = {name: rows for name, (rows, _) in self.layer_matrices.items()}
         biases = self.qkv_bias * outputs["qkv"] + self.output_bias * outputs["output"]
-        biases += self.mlp_bias * (outputs["gate_up"] + outputs["down"])
-        return self._layer_products + biases + 2 * self.hidden + self.qk_norm * 2 * self.head_dim
+        biases += mlps * self.mlp_bias * (outputs["gate_up"] + outputs["down"])
+        return self._layer_products(mlps) + biases + 2 * self.hidden + self.qk_norm * 2 * self.head_dim
+
+    def _layer_products(self, mlps: int) -> int:
+        """Multiply-adds of one token with the matrices of one layer that has so many MLPs."""
+        products = {name: rows * columns for name, (rows, columns) in self.layer_matrices.items()}
+        router = 0 if self.experts is None else self.experts.count * self.hidden
+        return products["qkv"] + products["output"] + router + mlps * (products["gate_up"] + products["down"])
 
     @property
-    def _layer_products(self) -> int:
-        """Multiply-adds of one token with the matrices of one layer."""
-        return sum(rows * columns for rows, columns in self.layer_matrices.values())
+    def _active(self) -> int:
+        return 1 if self.experts is None else self.experts.active
 
     @property
     def step_parameters(self) -> int:
-        """Weights that a decoding step reads: the LM head, tied or not, but no embedding (CORAL, Table 1)."""
-        return self.layers * self.layer_parameters + self.hidden + self.vocab * self.hidden
+        """Weights that a decoding step reads: the LM head, tied or not, but no embedding (CORAL, Table 1).
+
+        Of a layer's experts, those that one token picks.
+        """
+        return self.layers * self._layer_weights(self._active) + self.hidden + self.vocab * self.hidden
 
     @property
     def parameters(self) -> int:
-        """Weights of the model; those of a tied LM head once."""
-        return self.step_parameters + (not self.tied) * self.vocab * self.hidden
+        """Weights of the model, all experts among them; those of a tied LM head once."""
+        layers = self.layers * self.layer_parameters
+        return layers + self.hidden + (2 - self.tied) * self.vocab * self.hidden
 
     def kv_bytes(self, *, element_bytes: int = 2) -> int:
         """Bytes that the keys and values of a token take in all layers; `element_bytes` is 2 for bf16.
@@ -201,7 +231,7 @@ class Shape:
             longest = np.max(fed + cached)
             raise CostError(f"context + tokens must fit the sliding window, {self.window}, got {longest:g}")
         attention = 2 * self.heads * self.head_dim * (cached + fed)
-        layers = self.layers * (self._layer_products + attention) * fed
+        layers = self.layers * (self._layer_products(self._active) + attention) * fed
         total = 2 * (layers + self.vocab * self.hidden * rows)
         return float(total) if np.ndim(total) == 0 else np.asarray(total)
 
@@ -216,6 +246,8 @@ def eagle_parameters(target: Shape, *, fc_bias: bool = False) -> int:
     >>> eagle_parameters(shape)
     968
     """
+    if target.experts is not None:
+        raise CostError("an EAGLE drafter of a target with experts has a layer of its own shape")
     fc = 2 * target.hidden**2 + fc_bias * target.hidden
     return fc + target.layer_parameters - target.hidden + target.vocab * target.hidden
 
@@ -241,6 +273,13 @@ def _read(config: Mapping[str, Any]) -> Shape:
     for name, what in _REFUSED.items():
         if config.get(name):
             raise CostError(f"{name} must be absent, {what} cannot be counted; got {config[name]!r:.80}")
+    for name in _OF_EXPERTS:
+        if family.experts is None and config.get(name):
+            raise CostError(f"{name} must be absent, {model_type} has no experts; got {config[name]!r:.80}")
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise CostError("mlp_only_layers must be empty and decoder_sparse_step 1, every layer having experts")
+    if model_type == "qwen3_moe" and config.get("use_sliding_window"):
+        raise CostError("use_sliding_window must be false for model_type qwen3_moe")
     for name in family.requires:
         if name not in config:
             raise CostError(f"{name} must be given for model_type {model_type}")
@@ -262,11 +301,11 @@ def _read(config: Mapping[str, Any]) -> Shape:
         kinds = config.get("layer_types")
         first = size("max_window_layers", 28)
         slides = "sliding_attention" in kinds if isinstance(kinds, list) else first < layers
-    slides = slides and config.get("sliding_window", _WINDOW) is not None
+    slides = slides and config.get("sliding_window", None if model_type == "mixtral" else _WINDOW) is not None
     return Shape(
         layers=layers,
         hidden=hidden,
-        intermediate=size("intermediate_size"),
+        intermediate=size(family.intermediate),
         heads=heads,
         kv_heads=size("num_key_value_heads", heads),
         head_dim=size("head_dim", hidden // heads),
@@ -278,6 +317,7 @@ def _read(config: Mapping[str, Any]) -> Shape:
         qk_norm=family.qk_norm,
         gated=family.gated,
         window=size("sliding_window", _WINDOW) if slides else None,
+        experts=None if family.experts is None else Experts(size(family.experts), size("num_experts_per_tok")),
     )
 
 

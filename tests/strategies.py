@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from treeopt.trace import Candidates, Trace
 from treeopt.tree import Tree
 
-ARRAYS = ("request", "position", "rank", "accept", "draft_prob", "draft_entropy", "target_entropy", "domain")
+ARRAYS = ("request", "position", "rank", "accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "domain")
 
 _json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -119,7 +119,7 @@ def traces(
     if not parts:
         return plain
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    has_accept, has_draft, has_entropy, has_candidates, has_domain = draw(st.tuples(*[st.booleans()] * 5))
+    has_accept, has_kept, has_draft, has_entropy, has_candidates, has_domain = draw(st.tuples(*[st.booleans()] * 6))
     steps = draw(st.lists(st.integers(1, 3), min_size=len(lengths), max_size=len(lengths)))
     names = draw(st.lists(st.text(max_size=5), min_size=1, max_size=3))
     return Trace(
@@ -129,6 +129,7 @@ def traces(
         width=width,
         meta=draw(metas),
         accept=_probabilities(rng, anchors, depth, width) if has_accept else None,
+        kept=_probabilities(rng, anchors, depth, width) if has_kept else None,
         draft_prob=_probabilities(rng, anchors, depth, width) if has_draft else None,
         draft_entropy=rng.exponential(size=(anchors, depth)).astype(np.float16) if has_entropy else None,
         target_entropy=rng.exponential(size=anchors).astype(np.float16) if has_entropy else None,
@@ -161,6 +162,62 @@ def _candidates(rng: np.random.Generator, anchors: int) -> Candidates:
         logprob=-rng.exponential(size=total).astype(np.float32),
         hit=np.array(hit, dtype=np.bool_),
     )
+
+
+def grown_trace(
+    lengths: Sequence[int],
+    *,
+    depth: int,
+    width: int,
+    rng: np.random.Generator,
+    beam: int | None = None,
+    grain: float = 0.25,
+    skill: float = 0.8,
+) -> Trace:
+    """A trace whose anchors hold drafted candidate trees, in the order in which the executor records them.
+
+    Args:
+        lengths: of the requests.
+        depth: levels.
+        width: children of each expanded node.
+        rng: of log-probabilities and hits.
+        beam: nodes expanded on a level, the most probable ones; None all.
+        grain: log-probabilities are multiples of it, so that there are ties.
+        skill: how often a node's children hold the true token, most often the first.
+    """
+    ends = np.concatenate([np.arange(length, 0, -1) for length in lengths])
+    found: list[tuple[int, int, float, bool]] = []  # parent, rank, log-probability, hit
+    sizes, ranks = [], np.full((len(ends), depth), -1)
+    for anchor, left in enumerate(ends.tolist()):
+        own: list[tuple[int, int, float, bool]] = []
+        value: list[np.float32] = []
+        level, true = [-1], -1
+        for d in range(depth):
+            start = len(own)
+            right = int(rng.geometric(0.5)) - 1 if rng.random() < skill and d < left else width
+            for parent in level:
+                for rank, steps in enumerate(np.sort(rng.integers(1, 12, width)).tolist()):
+                    log = np.float32(-steps * grain)
+                    hit = parent == true and rank == right and (d == 0 or true >= 0)
+                    own.append((parent, rank, float(log), hit))
+                    value.append(log if parent < 0 else value[parent] + log)
+            hits = [start + place for place, node in enumerate(own[start:]) if node[3]]
+            true = hits[0] if hits else -2
+            if hits:
+                ranks[anchor, d] = own[true][1]
+            best = sorted(range(start, len(own)), key=lambda node: (-value[node], node))
+            level = sorted(best[: len(best) if beam is None else beam])
+        found += own
+        sizes.append(len(own))
+    parent, rank, logs, hit = zip(*found, strict=True)
+    candidates = Candidates(
+        offset=np.append(0, np.cumsum(sizes)).astype(np.int64),
+        parent=np.array(parent, dtype=np.int16),
+        rank=np.array(rank, dtype=np.uint8),
+        logprob=np.array(logs, dtype=np.float32),
+        hit=np.array(hit, dtype=np.bool_),
+    )
+    return with_lengths(ranks, lengths, width=width, candidates=candidates)
 
 
 def assert_equal_traces(first: Trace, second: Trace) -> None:

@@ -1,7 +1,6 @@
 """Most frequent prefixes against all trees there are, positional tables against a heap and Sequoia."""
 
 import heapq
-from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise, product
 
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tests.pools import all_trees
 from tests.strategies import trace_of, traces, with_lengths
 from treeopt.errors import UsageError
 from treeopt.searchers.best_first import Frontier, count_prefixes, from_table
@@ -30,20 +30,6 @@ def prefixes(trace: Trace, weights: list[Fraction] | None = None) -> dict[Path, 
             path = tuple(row[:k])
             found[path] = found.get(path, Fraction(0)) + weight
     return {path: value / sum(weights) for path, value in found.items() if value > 0}
-
-
-def all_trees(paths: list[Path], nodes: int) -> Iterator[tuple[Path, ...]]:
-    """Every prefix-closed set of at most `nodes` of the paths, each once."""
-    paths = sorted(paths, key=lambda path: (len(path), path))
-
-    def extend(held: tuple[Path, ...], start: int) -> Iterator[tuple[Path, ...]]:
-        yield held
-        if len(held) < nodes:
-            for i in range(start, len(paths)):
-                if len(paths[i]) == 1 or paths[i][:-1] in held:
-                    yield from extend((*held, paths[i]), i + 1)
-
-    return extend((), 0)
 
 
 def best_by_size(values: dict[Path, Fraction], *, nodes: int, cap: int) -> list[Fraction]:

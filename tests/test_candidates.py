@@ -16,8 +16,9 @@ from executor.sampling import Warp
 from tests.drafters import DRAFTERS
 from tests.models import random_heads, random_prompts, small_target
 from treeopt.errors import ExecutorError, TraceError, UsageError
-from treeopt.growth import UNKNOWN, accepted_lengths, replay, visit
+from treeopt.growth import UNKNOWN, Batches, accepted_lengths, replay, visit
 from treeopt.policy import DynamicTree
+from treeopt.shortlist import shortlists
 from treeopt.trace import Candidates, Trace, load_trace, save_trace
 
 TOKENS = random_prompts((9, 4, 17, 2, 6, 12, 3), seed=8)
@@ -62,6 +63,27 @@ def test_a_budget_is_that_of_a_sequence_alone(each):
     policy = DynamicTree(nodes=20, depth=4, beam=5, width=6, budget=4)
     live = Decoder(target, drafter, tree=policy, batch=1).generate(TOKENS, new_tokens=NEW, stop=[7])
     assert_same_steps(visit(policy, trace), live)
+
+
+def test_a_shared_budget_is_replayed_in_running_batches(each):
+    """As long as the queue lasts, rows are those of the live loop; then the replay repeats requests, the loop idles."""
+    target, drafter, trace = each
+    policy = DynamicTree(nodes=20, depth=4, beam=5, width=6, budget=11)
+    batches = Batches(trace, batch=3, seed=1)
+    steps = batches.steps(policy, shortlists(trace, policy.drafting, nodes=policy.nodes))
+    (order,) = batches.queues.tolist()
+    full = steps.counted.all((1, 2))
+    decoder = Decoder(target, drafter, tree=policy, batch=3)
+    live = decoder.steps([TOKENS[request] for request in order], new_tokens=NEW, stop=[7])
+    compared = 0
+    for time, step in zip(range(int(full.argmin())), live, strict=False):
+        for row, request in enumerate(step.requests):
+            anchor = int(steps.anchors[time, 0, row])
+            left = int(trace.stops[order[request]]) - anchor
+            assert trace.request_index[anchor] == order[request]
+            assert len(step.committed[row]) == min(int(steps.accepted[time, 0, row]) + 1, left)
+            compared += 1
+    assert compared > 40
 
 
 NARROW = [
@@ -145,10 +167,19 @@ def test_a_trace_without_candidates_and_a_policy_beyond_them(each):
     *_, trace = each
     with pytest.raises(TraceError, match="the trace has none"):
         visit(POLICIES[0], replace(trace, candidates=None))
-    deeper = DynamicTree(nodes=9, depth=5, beam=5, width=6)
     wider = DynamicTree(nodes=9, depth=2, beam=5, width=7)
-    for policy in (deeper, wider):
-        assert (accepted_lengths(policy, trace) == UNKNOWN).all()
+    assert (accepted_lengths(wider, trace) == UNKNOWN).all()
+    stopping = DynamicTree(nodes=9, depth=5, beam=5, width=6, min_probability=1e-30)
+    assert (accepted_lengths(stopping, trace) == UNKNOWN).all()
+
+
+def test_what_lies_deeper_matters_only_where_it_could_be_chosen(each):
+    target, drafter, trace = each
+    deeper = DynamicTree(nodes=9, depth=5, beam=5, width=6)
+    found = accepted_lengths(deeper, trace)
+    due = accepted_lengths(deeper, recorded(target, drafter, candidates=replace(deeper, nodes=1)))
+    assert (due != UNKNOWN).all()
+    assert (found[found != UNKNOWN] == due[found != UNKNOWN]).all()
 
 
 def test_what_cannot_be_recorded_is_refused():

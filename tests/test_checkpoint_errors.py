@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from executor import saved
 from executor.checkpoints import files, load_drafter, save_drafter
 from executor.checkpoints.stored import Stored
 from executor.drafters.hydra import Hydra
@@ -296,9 +297,12 @@ def test_pickles_of_other_things(tmp_path, target):
     for held, message in [
         ([torch.zeros(2)], "must hold a dictionary of tensors, found list"),
         ({"fc.weight": 3}, "'fc.weight' must be a plain tensor, found int"),
-        ({3: torch.zeros(2)}, "3 must be a plain tensor"),
+        ({3: torch.zeros(2)}, "3 must be the name of a tensor"),
         ({"fc.weight": torch.zeros(2, 2).to_sparse()}, "'fc.weight' must be a plain tensor"),
-        ({"fc.weight": torch.zeros(1).expand(10**6, 10**6)}, "fc.weight claims (1000000, 1000000), which is more than"),
+        (
+            {"fc.weight": torch.zeros(1).expand(10**6, 10**6)},
+            "'fc.weight' claims (1000000, 1000000), which is more than",
+        ),
     ]:
         torch.save(held, file)
         refused(tmp_path, target, "pytorch_model.bin", message)
@@ -326,6 +330,7 @@ def test_torn_and_swollen_files(tmp_path, target, good, monkeypatch):
         archive.writestr("pytorch_model/data.pkl", b"\0" * 10**6)
     refused(tmp_path, target, "pytorch_model.bin: not a file that torch.save writes: it is compressed")
     monkeypatch.setattr(files, "HEADER_LIMIT", 500)
+    monkeypatch.setattr(saved, "OTHERS_LIMIT", 500)
     put_down(tmp_path, tensors, config, name="pytorch_model.bin")
     refused(tmp_path, target, "more than 500 bytes that are no tensors")
     put_down(tmp_path, tensors, config)

@@ -67,7 +67,6 @@ def test_rules_above_temperature_0(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("more", "words", "code"),
     [
-        (("--rule", "block", "--temperature", "1"), ("rule block",), 2),
         (("--rule", "typical", "--temperature", "1"), ("rule typical",), 2),
         (("--rule", "sequoia"), ("--temperature",), 2),
         (("--top-k", "3"), ("--temperature",), 2),

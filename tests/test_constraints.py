@@ -1,17 +1,147 @@
 """Each rule against a statement of it that shares no code with it."""
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.constraints import ChainOnly, DepthAtMost, FitsPool, RanksBelow, branching, broken, pool
+from tests.rules import kept, rules
+from treeopt.constraints import (
+    ChainOnly,
+    ChildrenAtMost,
+    Constraint,
+    ContiguousRanks,
+    DepthAtLeast,
+    DepthAtMost,
+    ExpandPrefix,
+    FitsPool,
+    FullTree,
+    LevelsAtMost,
+    NodesAtMost,
+    RanksBelow,
+    RootRanksContiguous,
+    SizesAmong,
+    UniformBranching,
+    branching,
+    broken,
+    joined,
+    pool,
+)
+from treeopt.errors import UsageError
 from treeopt.tree import Tree
 
 SOURCE = "engine/file.py"
 
-trees = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=14).map(Tree.from_paths)
+# Random paths, and the regular trees that they seldom make.
+trees = (
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=14).map(Tree.from_paths)
+    | st.lists(st.integers(1, 3), max_size=3).map(Tree.cartesian)
+    | st.integers(0, 5).map(Tree.chain)
+)
+
+
+def siblings(tree: Tree) -> dict[tuple[int, ...], list[int]]:
+    """Ranks of the children of each node that has some, the root's under ()."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for path in tree.paths:
+        found.setdefault(path[:-1], []).append(path[-1])
+    return found
+
+
+def first_ranks(ranks: list[int]) -> bool:
+    return ranks == list(range(len(ranks)))
+
+
+def continues_the_best(tree: Tree) -> bool:
+    inner = siblings(tree)
+    by_parent: dict[tuple[int, ...], list[int]] = {}
+    for path in sorted(path for path in inner if path):
+        by_parent.setdefault(path[:-1], []).append(path[-1])
+    return all(map(first_ranks, by_parent.values()))
+
+
+STATEMENTS: dict[Constraint, Callable[[Tree], bool]] = {
+    NodesAtMost(5, SOURCE): lambda tree: len(tree.paths) <= 5,
+    SizesAmong((1, 4, 6), SOURCE): lambda tree: tree.nodes in (0, 1, 4, 6),
+    DepthAtLeast(2, SOURCE): lambda tree: tree.nodes == 0 or any(len(path) >= 2 for path in tree.paths),
+    LevelsAtMost((3, 2), SOURCE): lambda tree: all(
+        width <= (3 if level == 0 else 2) for level, width in enumerate(tree.level_widths)
+    ),
+    ChildrenAtMost(2, SOURCE): lambda tree: all(len(ranks) <= 2 for ranks in siblings(tree).values()),
+    ContiguousRanks(SOURCE): lambda tree: all(map(first_ranks, siblings(tree).values())),
+    RootRanksContiguous(SOURCE): lambda tree: first_ranks(siblings(tree).get((), [])),
+    ExpandPrefix(SOURCE): continues_the_best,
+    UniformBranching(SOURCE): lambda tree: any(
+        tree == Tree.cartesian(widths) for widths in product(range(1, 5), repeat=tree.depth)
+    ),
+    FullTree(SOURCE): lambda tree: tree == Tree.full(branching(tree), tree.depth),
+}
+NAMES = [type(rule).__name__ for rule in STATEMENTS]
+
+
+@pytest.mark.parametrize("rule", STATEMENTS, ids=NAMES)
+@given(tree=trees)
+def test_a_rule_refuses_just_what_breaks_it(rule: Constraint, tree: Tree) -> None:
+    reason = rule.check(tree)
+    assert (reason is None) == STATEMENTS[rule](tree)
+    if reason is not None:
+        assert offender(reason) in tree.paths
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in STATEMENTS if not isinstance(rule, SizesAmong)], ids=lambda r: r.name
+)
+@given(tree=trees)
+def test_a_rule_names_where_it_is_first_broken(rule: Constraint, tree: Tree) -> None:
+    """Without the named path and all that come after it the tree breaks the rule no more."""
+    reason = rule.check(tree)
+    if reason is None or isinstance(rule, DepthAtLeast | UniformBranching | FullTree):
+        return
+    before = tree.paths[: tree.paths.index(offender(reason))]
+    assert rule.check(Tree.from_paths(before)) is None
+
+
+@given(trees, rules)
+def test_limits_say_what_the_rules_say(tree: Tree, chosen: list[Constraint]) -> None:
+    assert kept(joined(chosen), tree) == (broken(tree, chosen) is None)
+
+
+@given(rules)
+def test_no_rule_keeps_an_engine_from_drafting_nothing(chosen: list[Constraint]) -> None:
+    assert broken(Tree.chain(0), chosen) is None
+    assert all(rule.name and rule.source == SOURCE for rule in chosen)
+
+
+@pytest.mark.parametrize(
+    ("rule", "paths", "message"),
+    [
+        (SizesAmong((2,), SOURCE), [(0,)], "path [0] is node 1, only trees of 2 nodes can be run"),
+        (SizesAmong((2, 4, 8), SOURCE), [(0,)], "path [0] is node 1, only trees of 2, 4 or 8 nodes can be run"),
+        (ExpandPrefix(SOURCE), [(2, 0), (0, 0)], "path [2, 0] continues rank 2 while rank 1 has no children"),
+        (
+            ContiguousRanks(SOURCE),
+            [(0,), (0, 2)],
+            "path [0, 2] skips rank 0, siblings must have the ranks 0, 1, 2, ...",
+        ),
+    ],
+)
+def test_messages(rule: Constraint, paths: list[tuple[int, ...]], message: str) -> None:
+    assert rule.check(Tree.from_paths(paths)) == message
+
+
+@pytest.mark.parametrize("made", [lambda: SizesAmong((), SOURCE), lambda: LevelsAtMost((3, 0), SOURCE)])
+def test_rules_that_leave_nothing_are_refused(made: Callable[[], Constraint]) -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        made()
+
+
+def test_widest_node() -> None:
+    tree = Tree.from_paths([(0, 0), (0, 1), (0, 5), (1,)])
+    assert branching(tree) == max(Counter(tree.parents).values()) == 3
 
 
 def offender(reason: str) -> tuple[int, ...]:

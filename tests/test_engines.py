@@ -6,6 +6,7 @@ import subprocess
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from treeopt.engines import ENGINES, medusa, sglang, vllm
 from treeopt.engines.base import Export
 from treeopt.errors import EngineError, PlanError, UsageError
 from treeopt.estimate import Estimate
-from treeopt.optimize import CHAIN
-from treeopt.plan import Choice, Plan, PlanEntry, Proof, save_plan
+from treeopt.plan import Choice, Grown, Plan, PlanEntry, Proof
+from treeopt.planfile import save_plan
+from treeopt.policy import DynamicTree
 from treeopt.published import MEDUSA, published_trees
+from treeopt.rivals import CHAIN
 from treeopt.tree import Tree
 
 EAGLE3: dict[str, Any] = {"method": "eagle3", "model": "someone/eagle3"}
@@ -484,3 +487,41 @@ def test_command_loads_nothing_heavy() -> None:
     root = Path(__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+# Policies
+
+
+def grown(batch: int, live: DynamicTree | None) -> PlanEntry:
+    policy = Grown("eagle2" if live else "opt-tree", {}, nodes=7.5, depth=3.0, live=live)
+    return replace(entry(batch, None), choice=replace(choice("eagle2", None, 1.8), grown=policy))
+
+
+def test_sglang_runs_the_policy_that_it_has() -> None:
+    result = sglang.export(plan_of(grown(2, DynamicTree(nodes=15, depth=5, beam=4))))
+    assert sglang_triple(result.text) == (5, 4, 16)
+    assert "planned for batch 2 alone" in result.notes
+
+
+@pytest.mark.parametrize(
+    "live",
+    [
+        None,
+        DynamicTree(nodes=15, depth=5, beam=4, width=3),
+        DynamicTree(nodes=15, depth=5, beam=4, min_probability=0.1),
+        DynamicTree(nodes=15, depth=5, beam=4, budget=20),
+    ],
+)
+def test_sglang_refuses_other_policies(live: DynamicTree | None) -> None:
+    with pytest.raises(EngineError, match=r"SGLang .* cannot run policy (eagle2|opt-tree) \(batch 2\).*nearest"):
+        sglang.export(plan_of(grown(2, live)))
+    assert "gave way to a chain of 3" in sglang.export(plan_of(grown(2, live)), nearest="chain").notes[0]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_policy_is_never_taken_for_no_speculation(name: str) -> None:
+    needed = {"method": "eagle", "model": "m"} if name == "vllm" else {}
+    plan = plan_of(grown(2, None))
+    with pytest.raises(EngineError, match=r"cannot run policy opt-tree .*nearest"):
+        ENGINES[name](plan, **needed)
+    assert "policy opt-tree (7.5 nodes) gave way" in ENGINES[name](plan, **needed, nearest="chain").notes[0]

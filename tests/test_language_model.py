@@ -83,9 +83,9 @@ def compare_trees(
     texts, checked = {}, 0
     admit, verify = Rows.admit, Rows.verify
 
-    def admitting(self: Rows, rows, prompts) -> None:
+    def admitting(self: Rows, rows, prompts, requests) -> None:
         texts.update({row: list(prompt) for row, prompt in zip(rows, prompts, strict=True)})
-        admit(self, rows, prompts)
+        admit(self, rows, prompts, requests)
 
     def verifying(self: Rows, draft: Draft, *, view: int) -> None:
         nonlocal checked

@@ -31,6 +31,7 @@ from executor.target import Target
 from tests.models import noisy
 from treeopt.errors import ExecutorError
 from treeopt.policy import DynamicTree
+from treeopt.trace import CHAINS, DRAWN
 from treeopt.tree import Tree
 
 VOCABULARY, HIDDEN, NEW = 8, 16, 4
@@ -45,8 +46,6 @@ TREES: dict[str, Tree | DynamicTree] = {  # of depth 2 and 3: an accepted path m
     "dynamic": DynamicTree(nodes=7, depth=3, beam=3, width=3),
     "shared": DynamicTree(nodes=7, depth=2, beam=3, width=3, min_probability=0.01, budget=2000),
 }
-CHAINS = ("leviathan", "block")
-DRAWN = ("leviathan", "block", "specinfer", "sequoia")
 
 
 @cache

@@ -133,7 +133,7 @@ def draws_of(rule: Rule) -> Draws:
     return kept_out if isinstance(rule, Sequoia) else put_back if isinstance(rule, Rounds) else best
 
 
-def law_of(
+def stops_of(
     rule: Rule,
     tree: Tree,
     target: Tables,
@@ -142,8 +142,8 @@ def law_of(
     draws: Draws | None = None,
     drawn_from: Warp | None = None,
     topology: Topology | None = None,
-) -> Tensor:
-    """The exact law of the first depth + 1 tokens of the text: steps end early, and then the target goes on.
+) -> list[Tensor]:
+    """Of steps that keep 0, 1, ... tokens: P(they do, and emit these), by the 1, 2, ... tokens that are emitted.
 
     Args:
         rule: whose shares and residuals are summed up; a rule without them decides for certain.
@@ -178,10 +178,24 @@ def law_of(
         mass = (chance * reach[:, node])[:, None] * ends[node]
         index = codes[:, node, None] * vocabulary + torch.arange(vocabulary)
         stops[depth].index_add_(0, index.flatten(), mass.flatten())
-    law = stops[0]
-    for d in range(1, tree.depth + 1):
-        p = warp.log_probabilities(target.levels[d]).exp() if warp else one_hot(target.levels[d])
-        law = (law[:, None] * p).flatten() + stops[d]
+    return stops
+
+
+def continued(law: Tensor, target: Tables, depth: int, rule: Rule) -> Tensor:
+    """A law of texts after the target has written one more token, of depth `depth`."""
+    warp = getattr(rule, "warp", None)
+    p = warp.log_probabilities(target.levels[depth]).exp() if warp else one_hot(target.levels[depth])
+    return (law[:, None] * p).flatten()
+
+
+def law_of(rule: Rule, tree: Tree, target: Tables, drafter: Tables, **settings: Any) -> Tensor:
+    """The exact law of the first depth + 1 tokens of the text: steps end early, and then the target goes on.
+
+    Args: as of `stops_of`.
+    """
+    law, *stops = stops_of(rule, tree, target, drafter, **settings)
+    for d, stop in enumerate(stops, 1):
+        law = continued(law, target, d, rule) + stop
     return law
 
 

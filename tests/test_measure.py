@@ -1,15 +1,29 @@
 """Profiles and validations of a tiny model: their structure and arithmetic, never how long anything took."""
 
+import json
+import time
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from executor.measure import PLAIN, Times, _batch_times, grid, measure_profile
+from executor.blocks import Block, block, cell_of, keeping
+from executor.decode import Decoder
+from executor.imposed import Imposed
+from executor.measure import measure_profile
 from executor.prompts import Prompt
 from executor.record import collect
-from executor.validate import checked, compare, comparison_record
+from executor.schedule import MARGIN, fitted
+from executor.target import Target
+from executor.validate import compare
+from executor.ways import LEAST, TOKENS, Way, ranked_ways
+from simulate.agreement import comparison_record
+from simulate.predictions import trees_of
 from tests.models import random_heads, random_prompts, small_target
 from treeopt.cost import StepShape
-from treeopt.errors import CostError, UsageError
+from treeopt.errors import CostError, ExecutorError, UsageError
 from treeopt.optimize import search
 from treeopt.tree import Tree
 from treeopt.walk import replay
@@ -41,36 +55,232 @@ def test_profile_covers_what_was_asked(profile):
     }
 
 
-def test_grid_reaches_every_size_and_depth():
-    trees = grid(63, 5)
-    assert max(tree.nodes for tree in trees) == 63
-    assert {tree.depth for tree in trees} >= {1, 2, 3, 4, 5}
-    assert len(set(trees)) == len(trees)
-    assert max(tree.depth for tree in grid(63, 2)) == 2
-    assert max(tree.nodes for tree in grid(7, 5)) == 7
+def test_ways_reach_every_size_depth_and_width():
+    found = ranked_ways((1, 4), (None,), max_nodes=63, max_depth=5)
+    assert [importance for importance, _ in found] == sorted(importance for importance, _ in found)
+    for batch in (1, 4):
+        trees = [way.tree for _, way in found if way.batch == batch and way.kept is None]
+        assert len(set(trees)) == len(trees)
+        assert {tree.nodes for tree in trees} >= {0, *(n - 1 for n in TOKENS)}
+        assert {Tree.chain(depth) for depth in range(1, 6)} <= set(trees)
+        assert max(tree.nodes for tree in trees) == 63
+        assert {2, 4, 8, 16} <= {tree.fed_widths[-1] for tree in trees if tree.nodes}
+        sizes = {tree.nodes + 1 for tree in trees}
+        for edge in (16, 32, 64, 128):  # tokens of the batch
+            assert edge > 64 * batch or edge // batch in sizes
+            assert edge >= 64 * batch or edge // batch + 1 in sizes
+    least = {way.tree.nodes for importance, way in found if importance == LEAST}
+    assert least == {0, 1, 5, 63}
+    assert {way.kept for _, way in found if way.tree == Tree.chain(5)} == {None, 0, 5}
+    assert [way.batch for _, way in found[:4]] == [1, 4, 1, 4]  # none is left out before the other
 
 
-def test_tables_are_medians_by_size_and_depth():
-    def times(draft: float, rest: float) -> Times:
-        found = Times()
-        for shift in (0.0, 5.0, 0.1):  # one outlying block
-            found.draft_s.append([draft + shift] * 3)
-            found.rest_s.append([rest + shift] * 3)
-        return found
+def test_ways_stay_small_and_shallow():
+    assert max(way.tree.depth for _, way in ranked_ways((1,), (None,), max_nodes=63, max_depth=2)) == 2
+    assert max(way.tree.nodes for _, way in ranked_ways((1,), (None,), max_nodes=7, max_depth=5)) == 7
+    assert {way.tree.nodes for _, way in ranked_ways((1,), (None,), max_nodes=1, max_depth=5)} == {0, 1}
 
-    table = _batch_times(
-        3,
-        {
-            PLAIN: times(0.0, 1.0),
-            Tree.chain(1): times(0.5, 2.0),
-            Tree.chain(2): times(0.7, 3.0),
-            Tree.from_paths([(0,), (1,)]): times(0.3, 5.0),
-        },
-    )
-    assert table.batch == 3
-    assert table.plain_s == pytest.approx(1.2)
-    assert table.draft == ((1, pytest.approx(0.5)), (2, pytest.approx(0.8)))
-    assert table.rest == ((2, pytest.approx(2.1)), (3, pytest.approx(4.1)))
+
+def test_further_contexts_are_measured_at_fewer_sizes():
+    found = [way for _, way in ranked_ways((2,), (64, 512), max_nodes=63, max_depth=5)]
+    near, far = ([way for way in found if way.context == context] for context in (64, 512))
+    assert len(far) < len(near) / 2
+    assert {way.tree.nodes for way in far} >= {0, 1, 63}
+    assert {way.tree for way in far} <= {way.tree for way in near}
+
+
+RANKED = ranked_ways((1, 2), (None,), max_nodes=31, max_depth=4)
+
+
+@given(st.integers(2, 9), st.floats(1, 1e4))
+def test_a_schedule_fits_its_budget(rounds, budget_s):
+    def block_s(way):
+        return 0.5 + 0.1 * way.batch * (way.tree.nodes + 1)
+
+    least = sum(importance == LEAST for importance, _ in RANKED)
+    try:
+        found = fitted(RANKED, rounds=rounds, block_s=block_s, budget_s=budget_s)
+    except UsageError:
+        assert 2 * MARGIN * sum(block_s(way) for _, way in RANKED[:least]) > budget_s
+        return
+    assert found.rounds * MARGIN * sum(map(block_s, found.ways)) <= budget_s + 1e-9
+    assert (*found.ways, *found.left_out) == tuple(way for _, way in RANKED)
+    assert len(found.ways) >= least
+    assert found.rounds >= min(rounds, 3) or len(found.ways) < least + len(RANKED)
+    if found.left_out:  # one more would not have fitted
+        more = sum(map(block_s, [*found.ways, found.left_out[0]]))
+        assert found.rounds * MARGIN * more > budget_s
+    if found.rounds == rounds and not found.left_out:
+        return
+    assert rounds * MARGIN * sum(block_s(way) for _, way in RANKED) > budget_s
+
+
+def test_a_cell_is_the_median_of_its_blocks():
+    tree = Tree.from_paths([(0, 0), (1,)])
+    blocks = [Block((0.5 + d,) * 3, (2.0 + d,) * 3, 1.5, 9.0, 1.0) for d in (0.0, 5.0, 0.1)]  # one outlying block
+    cell = cell_of(Way(3, 7, tree), blocks, context=7)
+    assert (cell.batch, cell.context, cell.tokens, cell.widths, cell.committed) == (3, 7, 4, (1, 1), 1.5)
+    assert (cell.draft_s, cell.rest_s) == (pytest.approx(0.6), pytest.approx(2.1))
+    apart = 0.2 / 2.7  # blocks of 2.5, 2.7 and 12.5 seconds
+    assert cell.error == pytest.approx(1.4826 * 1.2533 * apart / 3**0.5)
+    assert not cell.forced
+    assert cell_of(Way(3, 7, tree, 2), blocks, context=7).forced
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_imposed_steps_keep_what_they_are_told(models, kept):
+    target, heads = models
+    tree = Tree.from_paths([(0, 0, 0), (1,)])
+    rule = Imposed(keeping(kept, tree, 2, 40), tree)
+    decoder = Decoder(target, heads, tree=tree, batch=2, rule=rule, timed=True)
+    steps = block(decoder, random_prompts([6, 6]), steps=5, new_tokens=40)
+    assert [step.accepted for step in steps] == [(kept, kept)] * 5
+
+
+class Clock:
+    """Time that passes by looking at it, and by verifying tokens; in binary fractions, so that sums are exact."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        self.now += 2**-10
+        return self.now
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made, verify = Clock(), Target.verify
+
+    def timed(self, tokens, *rest, **more):
+        made.now += tokens.numel() * 2**-10
+        return verify(self, tokens, *rest, **more)
+
+    monkeypatch.setattr(Target, "verify", timed)
+    for module in ("executor.decode", "executor.measure"):
+        monkeypatch.setattr(f"{module}.time", made)
+    return made
+
+
+TOLD = {"batches": (1, 2), "contexts": (6, 24), "max_nodes": 5, "max_depth": 3, "rounds": 2, "steps": 2}
+
+
+def same(profile):
+    """What must not depend on when it was measured."""
+    meta = {key: value for key, value in profile.meta.items() if key not in ("provenance", "clock_mhz")}
+    return replace(profile, meta=meta)
+
+
+@pytest.mark.parametrize("budget_s", [None, 20.0])
+def test_a_resumed_measurement_is_the_uninterrupted_one(models, clock, tmp_path, budget_s):
+    prompts = random_prompts([5] * 4)
+    told = TOLD | {"budget_s": budget_s}
+    whole = measure_profile(*models, prompts, **told)
+    work = tmp_path / "p.json.work"
+    done = 0
+
+    def stop(blocks):
+        nonlocal done
+        done += blocks
+        if done in (1, 20):
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            measure_profile(*models, prompts, work=work, progress=stop, **told)
+    with work.open("ab") as file:
+        file.write(b'{"way": 3, "rou')  # the end of a record that was cut off
+    left = []
+    found = measure_profile(*models, prompts, work=work, progress=left.append, **told)
+    assert same(found) == same(whole)
+    schedule_size = len(work.read_text("utf-8").splitlines()) - 2
+    assert len(left) == schedule_size - 20
+    again = []
+    assert same(measure_profile(*models, prompts, work=work, progress=again.append, **told)) == same(whole)
+    assert again == []
+
+
+def test_a_work_file_of_other_settings_is_refused(models, clock, tmp_path):
+    prompts, work = random_prompts([5] * 4), tmp_path / "p.json.work"
+    measure_profile(*models, prompts, work=work, **TOLD)
+    for other, name in (({"steps": 3}, "steps 2, now 3"), ({"batches": (1,)}, r"batches \[1, 2\], now \[1\]")):
+        with pytest.raises(UsageError, match=f"was begun with other settings .{name}"):
+            measure_profile(*models, prompts, work=work, **(TOLD | other))
+    with pytest.raises(UsageError, match=r"other settings \(prompts"):
+        measure_profile(*models, random_prompts([5] * 4, seed=1), work=work, **TOLD)
+    lines = work.read_text("utf-8").splitlines()
+    work.write_text("\n".join([*lines[:2], '{"way": 1}', ""]), "utf-8")
+    with pytest.raises(UsageError, match="line 3 is no block"):
+        measure_profile(*models, prompts, work=work, **TOLD)
+    work.write_text("{}\n", "utf-8")
+    with pytest.raises(UsageError, match="remove it to begin anew"):
+        measure_profile(*models, prompts, work=work, **TOLD)
+
+
+def test_a_work_file_without_a_block_is_removed(models, tmp_path):
+    work = tmp_path / "p.json.work"
+    with pytest.raises(ExecutorError, match="context"):
+        measure_profile(*models, random_prompts([5] * 4), work=work, **(TOLD | {"contexts": (600,)}))
+    assert not work.exists()
+
+
+def test_a_budget_leaves_out_what_does_not_fit(models, clock):
+    prompts = random_prompts([5] * 4)
+    whole = measure_profile(*models, prompts, **TOLD)
+    short = measure_profile(*models, prompts, **(TOLD | {"budget_s": 2.0, "rounds": 4}))
+    assert whole.meta["left_out"] == []
+    assert "context" in short.meta["left_out"][0]
+    for profile in (whole, short):  # the bounds are always there
+        shapes = [
+            StepShape(batch, tokens, (1,), context) for batch in (1, 2) for tokens in (2, 6) for context in (6, 24)
+        ]
+        assert (profile.step_s(shapes) > 0).all()
+    with pytest.raises(UsageError, match=r"the least that makes a profile takes about \d+ s"):
+        measure_profile(*models, prompts, **(TOLD | {"budget_s": 0.3}))
+
+
+def test_a_profile_says_what_the_clock_said(models, clock):
+    """Two looks at the clock while drafting is timed and one after it, and a tick a token."""
+    profile = measure_profile(*models, random_prompts([5] * 4), **TOLD)
+    tick = 2**-10
+    for times in profile.batches:
+        assert dict(times.rest) == {n: tick * (2 + n * times.batch) for n, _ in times.rest}
+        assert {seconds for _, seconds in times.draft} == {tick}
+        assert times.plain_s == tick * (3 + times.batch)
+    assert profile.separable
+    assert profile.relative_error < 0.3  # few sizes
+
+
+def test_imposed_acceptance_is_compared_at_one_context(models, clock, tmp_path):
+    """Steps that keep more move on faster: what they take longer must not be the context's."""
+    work = tmp_path / "work"
+    measure_profile(*models, random_prompts([5] * 4), work=work, **(TOLD | {"steps": 3}))
+    ways_here = [way for _, way in ranked_ways((1, 2), (6, 24), max_nodes=5, max_depth=3)]
+    lengths: dict[tuple[int, Tree], dict[int, float]] = {}
+    for line in work.read_text("utf-8").splitlines()[2:]:
+        record = json.loads(line)
+        way = ways_here[record["way"]]
+        if way.kept is not None:
+            assert record["block"]["committed"] == 1 + way.kept
+            lengths.setdefault((way.batch, way.tree), {})[way.kept] = record["block"]["length"]
+    assert {len(found) for found in lengths.values()} == {2}
+    assert all(len(set(found.values())) == 1 for found in lengths.values())
+
+
+def test_contexts_are_measured_at_the_lengths_asked_for(models, clock):
+    profile = measure_profile(*models, random_prompts([5] * 4), **TOLD)
+    places = [(times.batch, times.context) for times in profile.batches]
+    assert [batch for batch, _ in places] == [1, 1, 2, 2]
+    near, far = (context for _, context in places[:2])
+    assert 6 < near < 16
+    assert 24 < far < 34
+    assert profile.context[0] == 6
+    assert profile.context[1] >= far
+    with pytest.raises(CostError, match="context 5 lies outside"):
+        profile.plain_s(batch=1, context=5)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +291,8 @@ def test_tables_are_medians_by_size_and_depth():
         ({"batches": (9,)}, "batch 9 needs as many prompts, got 8"),
         ({"batches": (1,), "max_nodes": 64}, "max-nodes must be in 1..63"),
         ({"batches": (1,), "rounds": 1}, "at least 2 rounds"),
+        ({"batches": (1,), "contexts": (1,)}, "contexts must be at least 2 tokens"),
+        ({"batches": (1,), "max_depth": 6}, "max-depth must be in 1..5"),
     ],
 )
 def test_settings_without_meaning(models, settings, message):
@@ -95,13 +307,13 @@ def test_validation_measures_what_the_plan_names(models, profile):
     plan = search(trace, profile, batch=(1, 2), max_nodes=15)
     fresh = tokens[24:]
     cells = compare(target, heads, plan, fresh, new_tokens=12, blocks=4)
-    assert [cell.batch for cell in cells] == [1, 1, 1, 2, 2, 2] or {c.batch for c in cells} == {1, 2}
+    assert {c.batch for c in cells} == {1, 2}
     again = collect(target, heads, [Prompt("x")] * 16, fresh, new_tokens=12, width=12)
     for cell in cells:
         counts = replay(cell.tree, again)
         assert cell.measured.tau.value == pytest.approx(counts.tau)  # live tau is the replay of these prompts
         entry = plan.entries[[e.batch for e in plan.entries].index(cell.batch)]
-        assert checked(entry)[cell.tree].speedup == cell.predicted.speedup
+        assert trees_of(entry)[cell.tree].speedup == cell.predicted.speedup
         assert cell.error == pytest.approx(cell.predicted.speedup.value / cell.measured.speedup.value - 1)
         assert cell.end_to_end > 0
     record = comparison_record(cells)

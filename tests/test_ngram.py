@@ -189,9 +189,9 @@ def test_drafted_trees_equal_the_slow_ones(references, monkeypatch, shape, name,
     drafter, texts, checked = drafter_of(name, learnt), {}, 0
     slow, admit, verify = scores_of(drafter, learnt), Rows.admit, Rows.verify
 
-    def admitting(self: Rows, rows, prompts) -> None:
+    def admitting(self: Rows, rows, prompts, requests) -> None:
         texts.update({row: list(prompt) for row, prompt in zip(rows, prompts, strict=True)})
-        admit(self, rows, prompts)
+        admit(self, rows, prompts, requests)
 
     def verifying(self: Rows, draft: Draft, *, view: int) -> None:
         nonlocal checked

@@ -1,11 +1,9 @@
 """Search against brute force, its two parts of the requests kept apart, and plans that survive a file."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,15 +13,24 @@ from hypothesis import strategies as st
 
 from tests.strategies import drawn_trace, traces, with_lengths
 from treeopt import optimize
-from treeopt.cost import StepShape
-from treeopt.errors import CostError, PlanError, TraceError, UsageError
+from treeopt.ask import Ask
+from treeopt.constraints import ChainOnly, DepthAtLeast, NodesAtMost, broken
+from treeopt.cost import CostParts, StepShape
+from treeopt.engines import PROFILES
+from treeopt.errors import CostError, EngineError, InfeasibleError, TraceError, UsageError
 from treeopt.estimate import Estimate, paired_difference, ratio
+from treeopt.judge import Judge
+from treeopt.objective import LATENCY, OBJECTIVES, THROUGHPUT, WORST_DOMAIN
 from treeopt.optimize import BASELINES, search
-from treeopt.plan import Choice, Plan, PlanEntry, Proof, load_plan, save_plan
+from treeopt.plan import Choice
+from treeopt.planfile import from_json, load_plan, save_plan, to_json
+from treeopt.policy import DynamicTree
+from treeopt.proposals import Proposals
 from treeopt.provenance import this_run
 from treeopt.published import published_trees
-from treeopt.searchers.renewal import grow
-from treeopt.trace import Trace
+from treeopt.searchers.best_first import count_prefixes
+from treeopt.searchers.renewal import grow, improve
+from treeopt.trace import Candidates, Trace
 from treeopt.tree import Tree
 from treeopt.walk import replay
 
@@ -74,6 +81,13 @@ class Cost:
     def plain_s(self, *, batch: int, context: int | None = None) -> float:
         return self.one(StepShape(batch, 1, (), context))
 
+    def parts(self, *, batch: int, tokens: int, depth: int, width: int, context: int | None = None) -> CostParts:
+        sizes = range(1, min(tokens, self.largest) + 1)
+        verify = np.full(tokens + 1, np.inf)
+        verify[1 : len(sizes) + 1] = [self.one(StepShape(batch, size, (), context)) for size in sizes]
+        fed = [self.draft + self.level * math.ceil(width * batch / 2) for width in range(1, width + 1)]
+        return CostParts(verify, np.tile([0.0, *fed], (depth, 1)))
+
 
 COSTS = {
     "smooth": Cost(),
@@ -122,16 +136,19 @@ MIXED = drawn_trace([[0.8, 0.1, 0.05], [0.3, 0.2, 0.1]], [40] * 30, depth=5, rng
 def test_the_choice_is_the_fastest_on_the_fitted_requests(name, trace, batch, seed):
     # At most 15 trees here, so the shortlist holds them all.
     cost = COSTS[name]
-    (entry,) = search(trace, cost, batch=batch, max_nodes=5, method="best-first", seed=seed).entries
+    (entry,) = search(trace, cost, batch=batch, max_nodes=5, method="best-first", near=0, shrink=0, seed=seed).entries
     fit, _ = parts(trace, seed=seed)
     best = max(rate(tree, fit, cost, batch) for tree in candidates(fit, 5, trace.depth))
     plain = 1 / cost.plain_s(batch=batch)
     if entry.choice.tree is None:
         assert entry.choice.name == "no speculation"
-        assert best <= plain
+        assert best <= plain * (1 + 1e-12)  # a tie in the last place
     else:
-        assert rate(entry.choice.tree, fit, cost, batch) == pytest.approx(best, rel=1e-12)
-        assert best > plain
+        own = rate(entry.choice.tree, fit, cost, batch)
+        if cost.separable:
+            assert own == pytest.approx(best, rel=1e-12)
+        assert own >= best * (1 - 1e-12)  # where level widths cost time, an integer programme may find a better one
+        assert own > plain
     chain = next(choice for choice in entry.compared if choice.name == "best chain")
     due = max(rate(Tree.chain(k), fit, cost, batch) for k in range(1, min(trace.depth, 5) + 1))
     assert rate(chain.tree, fit, cost, batch) == pytest.approx(due, rel=1e-12)
@@ -155,7 +172,9 @@ def test_refining_never_loses_on_the_fitted_requests(name):
     for batch in (1, 4, 16):
         speeds = {}
         for method in ("best-first", "renewal", "hydra"):
-            tree = search(MIXED, cost, batch=batch, max_nodes=20, method=method).entries[0].choice.tree
+            tree = (
+                search(MIXED, cost, batch=batch, max_nodes=20, method=method, near=0, shrink=0).entries[0].choice.tree
+            )
             speeds[method] = 1 / cost.plain_s(batch=batch) if tree is None else rate(tree, fit, cost, batch)
         assert speeds["renewal"] >= speeds["best-first"]
         grown = max(rate(tree, fit, cost, batch) for tree in grow(fit, nodes=20, depth=5))
@@ -163,20 +182,33 @@ def test_refining_never_loses_on_the_fitted_requests(name):
         assert speeds["hydra"] == pytest.approx(max(grown, chains, 1 / cost.plain_s(batch=batch)), rel=1e-12)
 
 
-def two_regimes(first: float, second: float) -> Trace:
+def two_regimes(first: float, second: float, requests: int = 100) -> Trace:
     """Half the requests with this first-rank acceptance, half with that, the rest halving by rank."""
     regimes = [[best, *((1 - best) * 0.5**rank for rank in range(1, 6))] for best in (first, second)]
-    return drawn_trace(regimes, [100] * 100, depth=6, rng=np.random.default_rng(0))
+    return drawn_trace(regimes, [100] * requests, depth=6, rng=np.random.default_rng(0))
 
 
 def test_renewal_finds_a_tree_that_averages_miss():
-    # test_renewal.py shows the gap; here it must reach the plan. 1.9 % with this seed.
-    trace = two_regimes(0.85, 0.35)
+    # test_renewal.py shows the gap; here it must reach the plan, on requests that nothing was chosen on.
+    trace, cost = two_regimes(0.92, 0.3, requests=400), Cost()
     trees = [
-        search(trace, Cost(draft=0.0), max_nodes=31, method=m).entries[0].choice.tree for m in ("best-first", "renewal")
+        search(trace, cost, max_nodes=31, method=m, near=0).entries[0].choice.tree for m in ("best-first", "renewal")
     ]
-    fit, _ = parts(trace)
-    assert rate(trees[1], fit, Cost(draft=0.0), 1) > 1.01 * rate(trees[0], fit, Cost(draft=0.0), 1)
+    _, held = parts(trace)
+    assert rate(trees[1], held, cost, 1) > 1.005 * rate(trees[0], held, cost, 1)
+
+
+def test_refining_is_not_believed_on_few_requests():
+    # Improved trees of 31 nodes gain 3 to 5 % where they are found and lose on other requests.
+    trace = two_regimes(0.85, 0.35)
+    fit, held = parts(trace)
+    ask = Ask((1,), "renewal", nodes=31, depth=6)
+    proposals = Proposals(Judge(fit, held, Cost(draft=0.0), THROUGHPUT), ask, ())
+    start = count_prefixes(fit, nodes=31, depth=6).tree(31, 6)
+    better = improve(fit, nodes=31, depth=6).tree
+    assert replay(better, fit).tau > 1.02 * replay(start, fit).tau
+    assert replay(better, held).tau < replay(start, held).tau
+    assert better not in proposals.trees(1)
 
 
 @pytest.mark.parametrize("method", ["best-first", "renewal"])
@@ -188,11 +220,20 @@ def test_the_shortlist_holds_a_tree_close_to_the_best_of_all_where_requests_diff
     assert rate(tree, fit, cost, 1) > 0.99 * max(rate(other, fit, cost, 1) for other in candidates(fit, 31, 6))
 
 
-def test_shapes_that_are_priced_are_those_of_the_trees():
-    cost = Cost(level=0.01)
-    search(MIXED, cost, batch=3, max_nodes=12, method="best-first", context=777)
-    fit, _ = parts(MIXED)
-    assert set(cost.asked) == {StepShape.of(tree, batch=3, context=777) for tree in candidates(fit, 12, 5)}
+@pytest.mark.parametrize("method", ["best-first", "hydra"])
+@pytest.mark.parametrize("name", COSTS)
+def test_what_is_priced_are_the_trees(name, method):
+    fit, held = parts(MIXED)
+    judge = Judge(fit, held, COSTS[name], THROUGHPUT, context=777)
+    proposals = Proposals(judge, Ask((3,), method, nodes=12, depth=4, shrink=0), ())
+    options, seconds = proposals.options, proposals.seconds(3)
+    trees = [options.tree(i) for i in range(len(seconds))]
+    assert len(set(trees)) == len(trees) >= 12
+    assert options.nodes.tolist() == [tree.nodes for tree in trees]
+    shapes = [StepShape.of(tree, batch=3, context=777) for tree in trees]
+    np.testing.assert_allclose(seconds, [COSTS[name].one(shape) for shape in shapes], rtol=1e-12)
+    if method == "best-first":
+        assert set(trees) <= set(candidates(fit, 12, 4))
 
 
 def test_the_larger_the_batch_the_smaller_the_tree():
@@ -205,7 +246,7 @@ def test_the_larger_the_batch_the_smaller_the_tree():
 
 
 def test_free_drafts_and_tokens_take_all_there_is():
-    (entry,) = search(MIXED, Cost(token=0, draft=0), max_nodes=31, method="best-first").entries
+    (entry,) = search(MIXED, Cost(token=0, draft=0), max_nodes=31, method="best-first", near=0, shrink=0).entries
     fit, _ = parts(MIXED)
     assert entry.choice.tree in list(candidates(fit, 31, 5))
     assert entry.choice.tree.nodes >= 28
@@ -270,6 +311,141 @@ def test_a_baseline_outside_the_calibrated_range_is_skipped_not_fatal():
     assert "EAGLE-1's tree" in [choice.name for choice in entry.compared]
 
 
+def test_the_smaller_of_equal_trees_is_chosen():
+    for near, batch in ((0.05, 1), (0.1, 1), (0.05, 4)):
+        cost = Cost(token=0.003, relative_error=0.05)
+        exact = search(MIXED, cost, batch=batch, max_nodes=31, near=0).entries[0].choice.tree
+        small = search(MIXED, cost, batch=batch, max_nodes=31, near=near).entries[0].choice.tree
+        fit, _ = parts(MIXED)
+        assert small.nodes < exact.nodes
+        assert rate(small, fit, cost, batch) >= (1 - near) * rate(exact, fit, cost, batch)
+
+
+def test_a_difference_beyond_the_noise_is_kept():
+    # The same text throughout: intervals are points, and nothing overlaps.
+    trace = with_lengths(np.zeros((4000, 5)), [10] * 400, width=1)
+    for near in (0.0, 0.2):
+        (entry,) = search(trace, Cost(token=0.3), max_nodes=5, near=near).entries
+        fit, _ = parts(trace)
+        best = max((Tree.chain(k) for k in range(1, 6)), key=lambda tree: rate(tree, fit, Cost(token=0.3), 1))
+        assert entry.choice.tree == best
+
+
+def test_not_speculating_is_the_smallest_of_all():
+    # The best tree is faster than plain decoding by less than 1 %, and the interval holds 1.
+    cost = Cost(base=0.0, token=1.0, draft=0.0, relative_error=0.05)
+    taus = {tree: rate(tree, parts(MIXED)[0], Cost(1.0, 0.0, 0.0), 1) for tree in map(Tree.chain, (1, 2))}
+    cost.token = (taus[Tree.chain(1)] - 1) / 1.004  # of a second token, over a first one that costs 1
+    cost.base = 1 - cost.token
+    fast, plain = (search(MIXED, cost, max_nodes=1, near=near).entries[0].choice for near in (0, 0.01))
+    assert fast.tree == Tree.chain(1)
+    assert plain.tree is None
+
+
+def test_nothing_near_the_best_is_slower_than_plain_decoding():
+    for token in np.linspace(0.2, 0.5, 13):
+        cost = Cost(token=token, draft=0.0, relative_error=0.2)
+        fit, _ = parts(MIXED)
+        tree = search(MIXED, cost, max_nodes=15, near=0.05).entries[0].choice.tree
+        assert tree is None or rate(tree, fit, cost, 1) > 1 / cost.plain_s(batch=1)
+
+
+# --- all batch sizes together
+
+
+@pytest.mark.parametrize("shapes", [1, 2, 3])
+def test_no_more_shapes_than_asked_for(shapes):
+    batches = (1, 2, 4, 8, 16, 64)
+    free = search(MIXED, Cost(token=0.02), batch=batches, max_nodes=31)
+    few = search(MIXED, Cost(token=0.02), batch=batches, max_nodes=31, shapes=shapes)
+    used = {entry.choice.tree for entry in few.entries} - {None}
+    assert len(used) <= shapes < len({entry.choice.tree for entry in free.entries} - {None})
+    assert few.meta["search"]["shapes"] == shapes
+    fit, _ = parts(MIXED)
+    for entry in few.entries:
+        plain = 1 / Cost(token=0.02).plain_s(batch=entry.batch)
+        own = plain if entry.choice.tree is None else rate(entry.choice.tree, fit, Cost(token=0.02), entry.batch)
+        assert own >= plain
+        for other in used:
+            assert own >= rate(other, fit, Cost(token=0.02), entry.batch) * (1 - 1e-8)
+
+
+def test_enough_shapes_change_nothing():
+    free, many = (search(MIXED, Cost(), batch=(1, 8), max_nodes=15, shapes=shapes).entries for shapes in (None, 2))
+    assert [entry.choice for entry in free] == [entry.choice for entry in many]
+    assert "the smallest within 1% of the best found by replay" in free[0].proof.statement
+    assert "serves all batch sizes best with 2 shapes" in many[0].proof.statement
+
+
+def test_switches_lie_where_shapes_change():
+    plan = search(MIXED, Cost(token=0.02), batch=(64, 1, 8), max_nodes=15)
+    trees = {entry.batch: entry.choice.tree for entry in plan.entries}
+    assert len(set(trees.values())) == 3
+    assert [(each.small, each.large) for each in plan.switches] == [(1, 8), (8, 64)]
+
+
+def test_most_tokens_are_made_at_the_largest_batch_that_keeps_the_ceiling():
+    cost = Cost(token=0.02)
+    free = search(MIXED, cost, batch=(1, 4, 16), max_nodes=15)
+    assert free.best == max(free.entries, key=lambda entry: entry.choice.tokens_s(entry.batch)).batch == 16
+    tpot = {entry.batch: entry.tpot_s for entry in free.entries}
+    ceiling = (tpot[4] + tpot[16]) / 2
+    held = search(MIXED, cost, batch=(1, 4, 16), max_nodes=15, max_tpot_s=ceiling)
+    assert held.best == 4
+    assert held.entries == free.entries
+    assert [each for each in held.warnings if each.startswith("batch 16: no way tried stays below")]
+    with pytest.raises(InfeasibleError, match="max-tpot: batch 1: no way tried stays below 1 ms a token on"):
+        search(MIXED, cost, batch=1, max_nodes=15, max_tpot_s=1e-3)
+
+
+def test_latency_prefers_the_batch_of_least_time_a_token():
+    plan = search(MIXED, Cost(token=0.02), batch=(16, 1, 4), max_nodes=15, objective=LATENCY)
+    assert plan.best == 1
+    assert plan.meta["search"]["objective"] == "latency"
+    assert plan.entries[0].proof.objective == "replayed tokens a second, latency"
+
+
+# --- other ways to count
+
+
+def two_domains() -> Trace:
+    """Easy requests, twice as many as hard ones; the hard ones match other ranks."""
+    easy, hard = [0.85, 0.05, 0.02, 0.01], [0.05, 0.05, 0.3, 0.3]
+    trace = drawn_trace([easy, easy, hard], [40] * 90, depth=4, rng=np.random.default_rng(0))
+    return replace(trace, domain=np.tile(np.int16([0, 0, 1]), 30), domain_names=("easy", "hard"))
+
+
+def test_the_worst_domain_gains_what_the_average_loses():
+    trace, cost = two_domains(), Cost(token=0.05)
+    fit, _ = parts(trace)
+    trees = {
+        name: search(trace, cost, max_nodes=15, near=0, objective=each).entries[0].choice.tree
+        for name, each in OBJECTIVES.items()
+    }
+
+    def worst(tree):
+        steps = replay(tree, fit).steps
+        return min(
+            (fit.stops - fit.starts)[fit.domain == d].sum() / steps[fit.domain == d].sum() for d in (0, 1)
+        ) / cost.one(StepShape.of(tree, batch=1))
+
+    assert worst(trees["worst-domain"]) > 1.05 * worst(trees["throughput"])
+    assert rate(trees["throughput"], fit, cost, 1) > 1.05 * rate(trees["worst-domain"], fit, cost, 1)
+
+
+def test_every_objective_counts_its_own_tokens_on_the_requests_held_out():
+    trace = two_domains()
+    _, held = parts(trace)
+    for objective in OBJECTIVES.values():
+        (entry,) = search(trace, Cost(), max_nodes=15, objective=objective).entries
+        for choice in (entry.choice, *entry.compared):
+            if choice.tree is not None:
+                counts = replay(choice.tree, held)
+                factor = Cost().plain_s(batch=1) / choice.step_s
+                assert choice.tau == ratio(counts.committed, counts.steps)
+                assert choice.speedup == objective.estimate(counts.steps, held).times(factor)
+
+
 # --- the prediction
 
 
@@ -291,7 +467,8 @@ def test_predictions_are_replayed_on_the_requests_held_out(method, held_out, see
             counts = replay(choice.tree, held)
             assert choice.tau == ratio(counts.committed, counts.steps)
             assert choice.step_s == cost.one(StepShape.of(choice.tree, batch=entry.batch))
-            assert choice.speedup == choice.tau.times(plain_s / choice.step_s, relative_error=0.02)
+            due = choice.tau.times(plain_s / choice.step_s, relative_error=0.02)
+            assert astuple(choice.speedup) == pytest.approx(astuple(due), rel=1e-12)
             assert choice.tokens_s(entry.batch) == pytest.approx(entry.batch * counts.tau / choice.step_s)
 
 
@@ -327,6 +504,10 @@ def test_the_gain_over_the_chain_is_paired_by_request():
     chain = next(choice.tree for choice in entry.compared if choice.name == "best chain")
     ours, theirs = replay(entry.choice.tree, held), replay(chain, held)
     assert entry.gain == paired_difference((ours.committed, ours.steps), (theirs.committed, theirs.steps))
+    own_s, chain_s = (float(tokens_s) for tokens_s in (entry.choice.tokens_s(1), entry.compared[1].tokens_s(1)))
+    assert entry.choice.behind is None
+    assert entry.compared[1].behind.value == pytest.approx(1 - chain_s / own_s)
+    assert 0 < entry.compared[1].behind.low < entry.compared[1].behind.high
     assert entry.gain.value > 0
 
 
@@ -337,8 +518,159 @@ def test_nothing_is_called_optimal_that_is_not_proved():
             assert entry.proof.objective == "replayed tokens a second"
             assert not entry.proof.optimal
             assert "at most 7 nodes and depth 5" in entry.proof.statement
-            assert ("proved optimal" in entry.proof.statement) == (cost.separable and method != "hydra")
-            assert ("depends on level widths" in entry.proof.statement) == (not cost.separable and method != "hydra")
+            averaged = "proved optimal for tokens averaged over positions of shrunk counts"
+            assert (averaged in entry.proof.statement) == (cost.separable and method != "hydra")
+            widths = not cost.separable and method != "hydra"
+            assert ("depends on level widths" in entry.proof.statement) == widths
+            assert ("by integer programme, averaged over positions: proved optimal" in entry.proof.statement) == widths
+
+
+# --- rules
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_what_an_engine_cannot_run_is_not_chosen(name):
+    rules = PROFILES[name].rules
+    batches = (1, 8)
+    free = search(MIXED, Cost(), batch=batches, max_nodes=31, near=0, shrink=0)
+    plan = search(MIXED, Cost(), batch=batches, max_nodes=31, near=0, shrink=0, rules=rules, solver_s=0.2)
+    fit, _ = parts(MIXED)
+    for entry, best in zip(plan.entries, free.entries, strict=True):
+        trees = [choice.tree for choice in (entry.choice, *entry.compared) if choice.name not in BASELINES]
+        assert [broken(tree, rules) for tree in trees if tree is not None] == [None] * (len(trees) - 1)
+        loose = 1.01 * rate(best.choice.tree, fit, Cost(), entry.batch)  # that one was the best of a shortlist
+        assert rate(entry.choice.tree, fit, Cost(), entry.batch) <= loose
+        binding = {rule.name for rule in rules if broken(best.choice.tree, [rule])}
+        assert {price.rule for price in entry.prices} == binding
+        for price in entry.prices:
+            assert price.source in [rule.source for rule in rules]
+            assert price.share.low < price.share.value < 1
+
+
+def test_the_price_of_a_rule_is_what_the_best_tree_without_it_gains():
+    rule = ChainOnly(source="engine.py")
+    (entry,) = search(MIXED, Cost(), max_nodes=31, rules=[rule]).entries
+    (best,) = search(MIXED, Cost(), max_nodes=31).entries
+    (price,) = entry.prices
+    assert entry.choice.tree.is_chain
+    assert price.share.value == pytest.approx(1 - entry.choice.tokens_s(1) / best.choice.tokens_s(1))
+    assert price.share.low > 0
+
+
+def test_rules_that_nothing_keeps_are_named():
+    rules = [NodesAtMost(3, source="a.py"), DepthAtLeast(4, source="b.py")]
+    with pytest.raises(EngineError, match=r"no tree .* keeps the rule `.*` \(b.py\) beside"):
+        search(MIXED, Cost(), max_nodes=15, rules=rules)
+
+
+def test_the_worst_domain_says_what_it_costs_on_average():
+    (entry,) = search(two_domains(), Cost(token=0.05), max_nodes=15, objective=WORST_DOMAIN).entries
+    (price,) = entry.prices
+    assert (price.rule, price.source) == ("objective worst-domain", "against throughput")
+    assert price.share.low > 0.02
+
+
+def test_growing_names_the_rule_too():
+    with pytest.raises(EngineError, match="no tree"):
+        search(
+            MIXED, Cost(), max_nodes=6, method="hydra", rules=[DepthAtLeast(4, source="a"), NodesAtMost(3, source="b")]
+        )
+
+
+def test_the_worst_domain_needs_requests_on_either_side():
+    trace = with_lengths(np.zeros((80, 2)), [10] * 8, width=2, domain=np.int16([0] * 7 + [1]), domain_names=("a", "b"))
+    with pytest.raises(TraceError, match=r"the worst domain needs 2 requests of each .*, domain 'b' has [01]"):
+        search(trace, Cost(), objective=WORST_DOMAIN)
+
+
+def test_few_requests_to_choose_on_are_told_of():
+    assert "of the requests that trees are chosen on" in " ".join(search(MIXED, Cost(), max_nodes=63).warnings)
+    plan = search(MIXED, Cost(), max_nodes=7, held_out=0.95)
+    assert "trees are chosen on 2 requests: by chance more than by merit" in plan.warnings
+
+
+# --- policies
+
+
+def sure_or_not(requests: int = 40, length: int = 30) -> Trace:
+    """Where the drafter is sure, its best chain of 4 is right; elsewhere any of its 4 first candidates may be."""
+    rng = np.random.default_rng(0)
+    sure = rng.random(requests * length) < 0.5
+    first = np.where(sure, 0, rng.integers(0, 4, len(sure)))
+    rank = np.full((len(sure), 4), -1)
+    rank[:, 0], rank[sure, 1:] = first, 0
+    plain = with_lengths(rank, [length] * requests, width=4)
+    parent = [-1] * 4 + [up for level in (0, 4, 20) for up in range(level, level + 4) for _ in range(4)]
+    ranks = np.tile(np.arange(4), len(parent) // 4)
+    log = np.where(ranks == 0, np.log(0.97), np.log(0.01))
+    path = np.array([0, 4, 20, 36])
+    hit = np.zeros((len(sure), len(parent)), dtype=bool)
+    hit[np.ix_(sure, path)] = True
+    hit[~sure, first[~sure]] = True
+    return replace(
+        plain,
+        candidates=Candidates(
+            offset=np.arange(len(sure) + 1) * len(parent),
+            parent=np.tile(np.int16(parent), len(sure)),
+            rank=np.tile(ranks.astype(np.uint8), len(sure)),
+            logprob=np.where(sure[:, None], log, np.log(0.25)).astype(np.float32).ravel(),
+            hit=hit.ravel(),
+        ),
+    )
+
+
+def test_a_policy_is_chosen_where_it_is_faster_and_the_loop_has_it():
+    plan = search(sure_or_not(), Cost(token=0.05), batch=(1, 2), max_nodes=16, policies=("eagle2", "opt-tree"))
+    for entry in plan.entries:
+        choice = entry.choice
+        assert choice.grown.kind == "eagle2"
+        assert choice.grown.live == DynamicTree(**choice.grown.settings)
+        assert choice.tree is None
+        assert choice.behind is None
+        names = [other.name for other in entry.compared]
+        assert names[:3] == ["no speculation", "best static tree", "best chain"]
+        assert names[-2:] == ["opt-tree", "bound on any policy"]
+        own = choice.tokens_s(entry.batch)
+        for other in entry.compared:
+            assert other.behind.value == pytest.approx(1 - other.tokens_s(entry.batch) / own)
+        assert own > 1.05 * entry.compared[1].tokens_s(entry.batch)
+        assert entry.compared[-1].behind.value < 0
+        assert entry.gain.low > 0
+    assert from_json(to_json(plan)) == plan
+
+
+def test_a_policy_that_the_loop_lacks_is_compared_and_not_chosen():
+    (entry,) = search(sure_or_not(), Cost(token=0.05), max_nodes=16, policies=("opt-tree",)).entries
+    assert entry.choice.tree is not None
+    opt_tree = next(other for other in entry.compared if other.name == "opt-tree")
+    assert opt_tree.grown.live is None
+    assert opt_tree.behind.value < 0
+
+
+def test_rules_and_shapes_are_not_overridden_by_a_policy():
+    trace, cost = sure_or_not(), Cost(token=0.05)
+    for more in ({"shapes": 1}, {"rules": [ChainOnly(source="engine.py")]}):
+        plan = search(trace, cost, batch=(1, 2), max_nodes=16, policies=("eagle2",), **more)
+        for entry in plan.entries:
+            assert entry.choice.grown is None
+            (policy,) = [other for other in entry.compared if other.name == "eagle2"]
+            assert policy.behind.value < 0
+
+
+def test_a_chosen_policy_is_said_to_be():
+    plan = search(sure_or_not(), Cost(token=0.05), max_nodes=16, policies=("eagle2",))
+    assert plan.entries[0].proof.statement.startswith("policy eagle2 is the fastest of ")
+    nodes = plan.entries[0].choice.grown.live.nodes
+    assert plan.captures == ((1, nodes + 1),)
+
+
+def test_policies_need_candidates_and_throughput():
+    with pytest.raises(TraceError, match="candidates"):
+        search(MIXED, Cost(), policies=("eagle2",))
+    with pytest.raises(UsageError, match="policies are swept for throughput, not for latency"):
+        search(sure_or_not(), Cost(), policies=("eagle2",), objective=LATENCY)
+    with pytest.raises(UsageError, match="kind must be one of"):
+        search(sure_or_not(), Cost(), policies=("magic",))
 
 
 # --- the same again
@@ -364,8 +696,17 @@ def test_a_plan_says_where_it_comes_from(monkeypatch):
     meta = search(trace, Cost(), max_nodes=7, max_depth=99, context=5, seed=8).meta
     assert meta["search"] == {
         "method": "renewal",
+        "objective": "throughput",
         "max_nodes": 7,
         "max_depth": 5,
+        "rules": [],
+        "shapes": None,
+        "max_tpot_s": None,
+        "near": 0.01,
+        "shrink": 160.0,
+        "solver_s": 2.0,
+        "policies": [],
+        "padding": None,
         "held_out": 0.5,
         "seed": 8,
         "requests_chosen_on": 15,
@@ -420,6 +761,15 @@ def test_baselines_are_compared_or_skipped_with_a_reason(depth, width, skipped):
         ({"held_out": 0.0}, "held-out must lie between 0 and 1, got 0.0"),
         ({"held_out": 1}, "held-out must lie between 0 and 1, got 1"),
         ({"held_out": math.nan}, "held-out must lie between 0 and 1, got nan"),
+        ({"batch": 1.5}, "batch must be an integer, got 1.5"),
+        ({"batch": "4"}, "batch must be an integer, got '4'"),
+        ({"max_nodes": 8.5}, "max-nodes must be an integer, got 8.5"),
+        ({"max_nodes": 5000}, "max-nodes must be at most 4096, got 5000"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ({"solver_s": -1.0}, "solver seconds must be 0 or more, got -1.0"),
+        ({"shapes": 0}, "shapes must be at least 1, got 0"),
+        ({"max_tpot_s": 0.0}, "max-tpot must be positive, got 0.0 s"),
+        ({"near": 1.0}, r"near must lie in \[0, 1\), got 1.0"),
         ({"method": "magic"}, "method must be renewal, best-first or hydra, got magic"),
     ],
 )
@@ -449,64 +799,6 @@ def test_batch_sizes_from_numpy(batch, tmp_path):
     assert load_plan(tmp_path / "plan.json") == plan
 
 
-# --- plans in files
-
-
-def plan_of(entries: int = 2) -> Plan:
-    """A plan with every kind of entry: a tree, no speculation, a gain, a reason."""
-    tree = Tree.from_paths([(0, 0), (0, 1), (2,)])
-    fast = Choice("chosen tree", tree, Estimate(2.5, 2.25, 2.75), 0.025, Estimate(2.0, 1.8, 2.2))
-    chain = Choice("best chain", Tree.chain(2), Estimate(2.0, 1.9, 2.1), 0.025, Estimate(1.6, 1.5, 1.7))
-    plain = Choice("no speculation", None, Estimate(1, 1, 1), 0.02, Estimate(1, 1, 1))
-    proof = Proof("replayed tokens a second", optimal=False, statement="best found")
-    first = PlanEntry(1, fast, Estimate(0.5, 0.25, 0.75), (plain, chain), {"Medusa's tree": "too deep"}, proof)
-    second = PlanEntry(64, plain, None, (chain,), {}, replace(proof, optimal=True))
-    return Plan((first, second)[:entries], {"seed": 1, "trace": {"target": "γ"}})
-
-
-@given(searchable)
-@settings(max_examples=30)
-def test_plans_survive_json(trace):
-    plan = search(trace, Cost(), batch=(1, 8), max_nodes=6)
-    assert Plan.from_json(plan.to_json()) == plan
-
-
-def test_plans_survive_a_file(tmp_path):
-    save_plan(plan_of(), tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json") == plan_of()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
-
-
-def test_a_failing_write_leaves_the_old_plan(tmp_path, monkeypatch):
-    save_plan(plan_of(), tmp_path / "plan.json")
-
-    def fail(_handle):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        save_plan(plan_of(1), tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json") == plan_of()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
-
-
-def test_the_record_of_a_plan():
-    # What other programs read.
-    record = json.loads(plan_of().to_json())
-    assert record["schema"] == "treeopt.plan/1"
-    assert record["meta"] == {"seed": 1, "trace": {"target": "γ"}}
-    assert record["entries"][0]["choice"] == {
-        "name": "chosen tree",
-        "tree": {"id": Tree.from_paths([(0, 0), (0, 1), (2,)]).id, "paths": [[0], [2], [0, 0], [0, 1]]},
-        "tau": {"value": 2.5, "low": 2.25, "high": 2.75},
-        "step_s": 0.025,
-        "speedup": {"value": 2.0, "low": 1.8, "high": 2.2},
-    }
-    assert record["entries"][0]["gain_over_chain"] == {"value": 0.5, "low": 0.25, "high": 0.75}
-    assert record["entries"][1]["gain_over_chain"] is None
-    assert record["entries"][1]["choice"]["tree"] is None
-
-
 def test_one_request_held_out_is_refused():
     # Its interval would be infinite.
     trace = with_lengths(np.zeros((40, 2)), [10] * 4, width=2)
@@ -514,183 +806,8 @@ def test_one_request_held_out_is_refused():
         search(trace, Cost(), held_out=0.2)
 
 
-def test_a_plan_as_a_frame():
-    frame = plan_of().frame()
-    assert frame["batch"].tolist() == [1, 1, 1, 64, 64]
-    assert frame["name"].tolist() == [
-        "chosen tree",
-        "no speculation",
-        "best chain",
-        "no speculation",
-        "best chain",
-    ]
-    assert frame["chosen"].tolist() == [True, False, False, True, False]
-    assert frame["nodes"].tolist() == [4, 0, 2, 0, 2]
-    assert frame["depth"].tolist() == [2, 0, 2, 0, 2]
-    assert frame["tau"].tolist() == [2.5, 1, 2, 1, 2]
-    assert frame["tokens_s"].tolist() == pytest.approx([100, 50, 80, 3200, 5120])
-
-
-def refused(path, text: str | bytes) -> str:
-    """The message with which a file is refused, after its path."""
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(PlanError) as caught:
-        load_plan(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    return str(caught.value).removeprefix(f"{path}: ")
-
-
-def at(record: Any, path: Sequence[str | int]) -> Any:
-    for key in path:
-        record = record[key]
-    return record
-
-
-KEYS = [
-    *(("entries", 0, key) for key in ("batch", "choice", "gain_over_chain", "compared", "skipped", "proof")),
-    *(("entries", 0, "choice", key) for key in ("name", "tree", "tau", "step_s", "speedup")),
-    *(("entries", 1, "proof", key) for key in ("objective", "optimal", "statement")),
-    *(("entries", 0, "choice", "tau", key) for key in ("value", "low", "high")),
-    *(("entries", 0, "gain_over_chain", key) for key in ("value", "low", "high")),
-    ("entries", 0, "choice", "tree", "paths"),
-    ("entries", 0, "compared", 1, "tau"),
-    ("entries",),
-    ("meta",),
-    ("schema",),
-]
-
-
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: ".".join(map(str, key)))
-def test_missing_keys_are_named(tmp_path, key):
-    record = json.loads(plan_of().to_json())
-    del at(record, key[:-1])[key[-1]]
-    message = refused(tmp_path / "plan.json", json.dumps(record))
-    assert str(key[-1]) in message
-    if len(key) > 2:
-        assert message.startswith(f"entries[{key[1]}]")
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        (("schema",), "treeopt.plan/2", "schema must be 'treeopt.plan/1', found 'treeopt.plan/2'"),
-        (("entries",), [], "`entries`"),
-        (("entries",), {}, "`entries` must be a list"),
-        (("entries", 0), 1, "entries[0]"),
-        (("entries", 1), [], "entries[1]"),
-        (("entries", 0, "batch"), 0, "entries[0]: `batch` must be at least 1, found 0"),
-        (("entries", 0, "batch"), 1.5, "entries[0]: `batch`"),
-        (("entries", 0, "batch"), True, "entries[0]: `batch`"),
-        (("entries", 0, "choice"), None, "entries[0]"),
-        (("entries", 0, "choice"), [], "entries[0]"),
-        (
-            ("entries", 0, "choice", "step_s"),
-            -0.025,
-            "entries[0].choice: `step_s` must be positive, found -0.025",
-        ),
-        (
-            ("entries", 0, "choice", "step_s"),
-            0,
-            "entries[0].choice: `step_s` must be positive, found 0",
-        ),
-        (
-            ("entries", 0, "choice", "step_s"),
-            math.nan,
-            "entries[0].choice: `step_s` must be a finite number",
-        ),
-        (("entries", 0, "choice", "step_s"), 10**400, "entries[0]"),
-        (("entries", 0, "choice", "step_s"), "fast", "entries[0]"),
-        (("entries", 1, "compared", 0, "step_s"), None, "entries[1]"),
-        (("entries", 0, "compared"), None, "entries[0]"),
-        (("entries", 0, "compared"), [1], "entries[0]"),
-        (("entries", 0, "skipped"), [], "entries[0]"),
-        (("entries", 0, "proof"), "proved", "entries[0]"),
-        (("entries", 0, "proof", "optimal"), "false", "entries[0]"),
-        (("entries", 0, "choice", "tau"), 2.5, "entries[0]"),
-        (("entries", 0, "choice", "tau", "value"), math.nan, "entries[0]"),
-        (("entries", 0, "choice", "tau", "value"), None, "entries[0]"),
-        (("entries", 0, "gain_over_chain"), 0.5, "entries[0]"),
-        (("entries", 0, "choice", "tree"), [[0]], "entries[0]"),
-        (
-            ("entries", 0, "choice", "tree", "id"),
-            "0123456789ab",
-            "entries[0].choice.tree: `id` 0123456789ab does not",
-        ),
-        (("entries", 0, "choice", "tree", "paths"), [[0], [1]], "entries[0].choice.tree: `id` "),
-        (
-            ("entries", 0, "choice", "tree", "paths"),
-            [[0], [1.5]],
-            "entries[0].choice.tree: path 1 must hold integers, got 1.5",
-        ),
-        (("entries", 0, "choice", "tree", "paths"), [0], "entries[0]"),
-        (("entries", 0, "choice", "tree", "paths", 0), [-1], "entries[0].choice.tree: ranks[0] must be in"),
-        (("meta",), [], "`meta` must be an object"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_wrong_values_are_named(tmp_path, key, value, message):
-    record = json.loads(plan_of().to_json())
-    at(record, key[:-1])[key[-1]] = value
-    assert message in refused(tmp_path / "plan.json", json.dumps(record))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"", "not JSON"),
-        (b"{", "not JSON"),
-        (b"plan", "not JSON"),
-        (b"\xff\xfe", "cannot be read"),
-        (b"[]", "schema must be 'treeopt.plan/1', found 'list'"),
-        (b"null", "schema must be 'treeopt.plan/1', found 'NoneType'"),
-        (b"{}", "schema must be 'treeopt.plan/1', found None"),
-        (b"[" * 100_000, "not JSON"),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_files_that_are_no_plan(tmp_path, text, message):
-    assert message in refused(tmp_path / "plan.json", text)
-
-
-def test_missing_files_and_directories(tmp_path):
-    for path in (tmp_path / "nowhere.json", tmp_path):
-        with pytest.raises(PlanError, match=f"{path}: cannot be read"):
-            load_plan(path)
-
-
-def test_every_truncated_plan_is_refused(tmp_path):
-    text = plan_of().to_json()
-    for size in range(0, len(text), 7):
-        assert refused(tmp_path / "plan.json", text[:size])
-
-
-def places(record: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    if path:
-        yield path
-    items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
-    for key, value in items:
-        yield from places(value, (*path, key))
-
-
-RECORD = json.loads(plan_of().to_json())
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-    lambda inner: (
-        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["value", "paths", "id"]), inner, max_size=2)
-    ),
-    max_leaves=3,
-)
-
-
-@given(st.sampled_from(list(places(RECORD))), values)
-@settings(max_examples=300)
-def test_any_value_anywhere_loads_or_is_a_plan_error(place, value):
-    record = deepcopy(RECORD)
-    at(record, place[:-1])[place[-1]] = value
-    try:
-        plan = Plan.from_json(json.dumps(record))
-    except PlanError:
-        return
-    # What was let in must be a plan that can be used and written.
-    assert len(plan.frame()) == sum(1 + len(entry.compared) for entry in plan.entries)
-    assert Plan.from_json(plan.to_json()).entries == plan.entries
+@given(searchable)
+@settings(max_examples=30)
+def test_plans_survive_json(trace):
+    plan = search(trace, Cost(), batch=(1, 8), max_nodes=6)
+    assert from_json(to_json(plan)) == plan

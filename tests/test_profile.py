@@ -5,6 +5,7 @@ import math
 import os
 import re
 from copy import deepcopy
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulate.basis import Basis
+from simulate.experts import Experts
 from simulate.profile import SCHEMA, BatchTimes, Profile, load_profile, save_profile
 from tests.strategies import metas
 from treeopt.cost import StepShape
@@ -52,6 +55,23 @@ def profiles(draw):
         draw(st.floats(0, 2)),
         draw(metas),
     )
+
+
+@st.composite
+def rich_profiles(draw):
+    """Valid profiles with widths, contexts, a basis and captured sizes."""
+    plain = draw(profiles())
+    batches = []
+    for times in plain.batches:
+        contexts = draw(st.lists(st.integers(0, 999), min_size=1, max_size=3, unique=True).map(sorted))
+        widths = draw(st.just(()) | st.builds(lambda s: ((1, 0.0), (4, s)), seconds))
+        batches += [
+            replace(times, context=float(c), widths=widths, commit_s=draw(seconds), relative_error=0.1)
+            for c in contexts
+        ]
+    basis = Basis({"step": draw(seconds), "cache": draw(seconds), "experts": 1.0}, Experts(8, 2), 0.5)
+    captured = tuple(draw(st.lists(st.integers(1, 99), max_size=3, unique=True).map(sorted)))
+    return replace(plain, batches=tuple(batches), basis=basis, committed=1.5, captured=captured)
 
 
 def shape(batch, tokens, depth, context=None):
@@ -96,6 +116,35 @@ def test_sizes_between_are_linear(profile, data):
     # Two products and three sums in float64, of positive numbers.
     np.testing.assert_allclose(found, due, rtol=1e-13)
     assert found.tolist() == [profile.step_s([one])[0] for one in shapes]
+
+
+@given(profile=profiles(), data=st.data())
+def test_parts_price_what_the_profile_prices(profile, data):
+    times = data.draw(st.sampled_from(profile.batches))
+    if times.draft[0][0] > 1:
+        with pytest.raises(CostError, match="measured from depth"):
+            profile.parts(batch=times.batch, tokens=4, depth=2, width=1)
+        return
+    size, depth, width = data.draw(st.tuples(st.integers(1, 90), st.integers(0, 14), st.integers(1, 5)))
+    tables = profile.parts(batch=times.batch, tokens=size, depth=depth, width=width, context=profile.context[0])
+    assert (tables.verify_s.shape, tables.draft_s.shape) == ((size + 1,), (depth, width + 1))
+    for tokens in range(1, size + 1):
+        for levels in range(depth + 1):
+            widths = data.draw(st.integers(1, width)) if levels else 1
+            found = tables.step_s(np.array([tokens]), np.array([[widths] * levels], dtype=np.int64))[0]
+            try:
+                due = profile.step_s([StepShape(times.batch, tokens, (widths,) * levels)])[0]
+            except CostError:
+                due = math.inf
+            # Differences of the drafting times, summed up again: rounding of the largest of them.
+            assert found == pytest.approx(due, rel=1e-12, abs=1e-15 * max(s for _, s in times.draft) * 20)
+
+
+def test_parts_are_refused_where_prices_are():
+    with pytest.raises(CostError, match="batch 2"):
+        PROFILE.parts(batch=2, tokens=4, depth=2, width=1)
+    with pytest.raises(CostError, match="context 7"):
+        PROFILE.parts(batch=1, tokens=4, depth=2, width=1, context=7)
 
 
 def test_widths_do_not_enter():
@@ -166,10 +215,101 @@ def test_a_profile_checks_itself(changes, word):
         Profile(**{**whole, **changes})
 
 
+# --- widths, contexts, bases, captured sizes
+
+WIDE = replace(
+    PROFILE,
+    batches=(
+        replace(PROFILE.batches[0], widths=((1, 0.0), (4, 0.003), (8, 0.003)), context=10.0),
+        BatchTimes(1, 0.020, ((1, 0.002), (3, 0.006)), ((2, 0.031), (40, 0.05)), ((1, 0.0), (8, 0.0)), 90.0),
+    ),
+)
+
+
+def test_widths_enter_level_by_level():
+    assert not WIDE.separable
+    found = WIDE.step_s([StepShape(1, 2, (1, 4, 2)), StepShape(1, 2, (1, 1, 1))])
+    assert found[0] - found[1] == pytest.approx(0.003 + 0.001)
+    table = WIDE.parts(batch=1, tokens=4, depth=3, width=9)
+    assert table.step_s(np.array([2]), np.array([[1, 4, 2]]))[0] == pytest.approx(found[0])
+    assert np.isinf(table.draft_s[:, 9]).all()
+    with pytest.raises(CostError, match="width 9 at batch 1: the profile measured width 1 to 8"):
+        WIDE.step_s([StepShape(1, 2, (1, 9))])
+
+
+def test_time_between_contexts_lies_between_theirs():
+    near, middle, far = (WIDE.step_s([shape(1, 2, 1, c)])[0] for c in (8, 50, 95))
+    assert near == WIDE.step_s([shape(1, 2, 1)])[0] == 0.012
+    assert far == pytest.approx(0.033)
+    assert middle == pytest.approx((near + far) / 2)
+    assert WIDE.plain_s(batch=1, context=50) == pytest.approx(0.015)
+    assert WIDE.parts(batch=1, tokens=2, depth=1, width=1, context=50).step_s(
+        np.array([2]), np.array([[1]])
+    ) == pytest.approx(middle)
+    with pytest.raises(CostError, match="tokens 41 at batch 1: the profile measured tokens 2 to 40"):
+        WIDE.step_s([shape(1, 41, 1, 50)])
+
+
+def test_shapes_that_are_too_large_come_with_what_to_ask_for():
+    """The largest sizes named are covered, one more is not."""
+    padded = replace(PROFILE, captured=(8, 24))
+    for profile, batch in ((PROFILE, 1), (padded, 1), (PROFILE, 4)):
+        deepest = min(times.deepest for times in profile.batches if times.batch == batch)
+        with pytest.raises(CostError, match="the profile measured tokens") as refused:
+            profile.step_s([shape(batch, 900, deepest), shape(batch, 500, deepest)])
+        assert "--max-depth" not in str(refused.value)
+        most = int(re.search(r"; choose fewer nodes \(search: --max-nodes (\d+)\)$", str(refused.value))[1])
+        assert profile.step_s([shape(batch, most + 1, deepest)]) > 0
+        with pytest.raises(CostError, match=f"--max-nodes {most}"):
+            profile.step_s([shape(batch, most + 2, deepest)])
+        with pytest.raises(CostError, match=rf"the profile measured depth .*\(search: --max-depth {deepest}\)$"):
+            profile.step_s([shape(batch, most + 1, deepest + 1)])
+    with pytest.raises(CostError, match=r"the profile measured tokens 4 to 4$"):  # padded sizes pass over what was
+        padded.step_s([shape(4, 4, 2)])
+    with pytest.raises(CostError, match=r"the profile measured tokens 2 to \d+$"):
+        PROFILE.step_s([shape(1, 1, 0)])
+
+
+@given(sizes=st.lists(st.integers(2, 64), min_size=2, max_size=9, unique=True).map(sorted), data=st.data())
+def test_a_law_of_the_basis_is_met_between_measured_sizes(sizes, data):
+    """The breaks of a known law stay where they are, whichever sizes were measured."""
+    law = Basis({"step": 0.01, "tile16": 1e-4, "cache": 1e-5, "mask": 1e-6})
+    tables = [
+        BatchTimes(3, 1.0, ((1, 1e-3),), tuple((n, law.rest_s(n, batch=3, context=c).item()) for n in sizes), context=c)
+        for c in (100.0, 400.0)
+    ]
+    profile = Profile(tuple(tables), (100, 400), 0.0, basis=law)
+    tokens = data.draw(st.integers(sizes[0], sizes[-1]))
+    context = data.draw(st.integers(100, 400))
+    found = profile.step_s([StepShape(3, tokens, (), context)])[0]
+    assert found == pytest.approx(law.rest_s(tokens, batch=3, context=context).item(), rel=1e-12)
+
+
+def test_captured_sizes_are_paid_for():
+    padded = replace(PROFILE, captured=(8, 24))
+    assert padded.step_s([shape(1, 3, 1)]) == PROFILE.step_s([shape(1, 8, 1)])
+    assert padded.step_s([shape(1, 24, 1)]) == PROFILE.step_s([shape(1, 24, 1)])
+    assert padded.step_s([shape(1, 25, 1)]) == PROFILE.step_s([shape(1, 25, 1)])  # beyond the largest
+    table = padded.parts(batch=1, tokens=30, depth=1, width=1)
+    assert table.verify_s[9] == table.verify_s[24] == PROFILE.step_s([shape(1, 24, 0)])[0]
+    with pytest.raises(CostError, match="tokens 6 at batch 4: the profile measured tokens 4 to 4"):
+        padded.step_s([shape(4, 4, 2)])
+
+
+def test_more_committed_tokens_take_longer():
+    moving = replace(PROFILE, batches=tuple(replace(t, commit_s=1e-4) for t in PROFILE.batches), committed=1.5)
+    found = moving.at(committed=3.5)
+    assert found.step_s([shape(1, 2, 1)]) - moving.step_s([shape(1, 2, 1)]) == pytest.approx(2e-4)
+    assert found.plain_s(batch=1) == moving.plain_s(batch=1)
+    assert found.committed == 3.5
+    with pytest.raises(CostError, match=r"committed must be 1 or more, found 0\.5"):
+        moving.at(committed=0.5)
+
+
 # --- the file
 
 
-@given(profile=profiles())
+@given(profile=profiles() | rich_profiles())
 def test_a_profile_survives_its_file(tmp_path_factory, profile):
     path = tmp_path_factory.mktemp("profile") / "p.json"
     save_profile(profile, path)
@@ -181,12 +321,33 @@ def test_a_profile_survives_its_file(tmp_path_factory, profile):
 RECORD = {
     "schema": SCHEMA,
     "batches": [
-        {"batch": 1, "plain_s": 0.01, "draft": [[1, 0.001], [2, 0.002]], "rest": [[2, 0.011], [64, 0.04]]},
-        {"batch": 4, "plain_s": 0.02, "draft": [[1, 0.003]], "rest": [[2, 0.02], [3, 0.03]]},
+        {
+            "batch": 1,
+            "plain_s": 0.01,
+            "draft": [[1, 0.001], [2, 0.002]],
+            "rest": [[2, 0.011], [64, 0.04]],
+            "widths": [],
+            "context": 0.0,
+            "commit_s": 0.0,
+            "relative_error": None,
+        },
+        {
+            "batch": 4,
+            "plain_s": 0.02,
+            "draft": [[1, 0.003]],
+            "rest": [[2, 0.02], [3, 0.03]],
+            "widths": [[1, 0.0], [8, 0.001]],
+            "context": 0.0,
+            "commit_s": 1e-6,
+            "relative_error": 0.02,
+        },
     ],
     "context": [8, 100],
     "relative_error": 0.03,
     "meta": {"device": "made up"},
+    "basis": {"seconds": {"step": 0.01, "experts": 0.001}, "experts": {"count": 8, "active": 2}, "spread": 0.5},
+    "committed": 1.5,
+    "captured": [2, 12],
 }
 MISSING = object()
 
@@ -219,7 +380,9 @@ def assert_refused(path, *words):
 def test_the_record_by_hand_is_valid(tmp_path):
     path = tmp_path / "p.json"
     path.write_text(json.dumps(RECORD))
-    assert load_profile(path).step_s([shape(1, 2, 2), shape(4, 3, 1)]).tolist() == [0.002 + 0.011, 0.033]
+    assert load_profile(path).step_s([shape(1, 2, 2), shape(4, 3, 1)]) == pytest.approx([0.002 + 0.011, 0.033])
+    assert load_profile(path).error(1) == 0.03
+    assert load_profile(path).error(4) == 0.02
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -241,22 +404,23 @@ def test_what_is_not_json_is_refused(tmp_path, content):
     assert_refused(path)
 
 
-@pytest.mark.parametrize("value", [[], [RECORD], 3, "text", None, {}, {"schema": "treeopt.profile/2"}])
+@pytest.mark.parametrize("value", [[], [RECORD], 3, "text", None, {}, {"schema": "treeopt.profile/1"}])
 def test_another_schema_is_refused(tmp_path, value):
     path = tmp_path / "p.json"
     path.write_text(json.dumps(value))
     assert_refused(path, "schema")
 
 
-WHOLE = [("batches",), ("context",), ("relative_error",), ("meta",)]
-PARTS = [("batches", 1, part) for part in ("batch", "plain_s", "draft", "rest")]
+WHOLE = [(name,) for name in ("batches", "context", "relative_error", "meta", "basis", "committed", "captured")]
+PARTS = [("batches", 1, part) for part in RECORD["batches"][1]]
+PARTS += [("basis", part) for part in ("seconds", "experts", "spread")]
 
 
 @pytest.mark.parametrize("place", WHOLE + PARTS, ids=lambda place: ".".join(map(str, place)))
 def test_a_missing_field_is_named(tmp_path, place):
     path = tmp_path / "p.json"
     path.write_text(json.dumps(broken(place, MISSING)))
-    assert_refused(path, "missing", place[-1], *(["batches[1]"] if len(place) > 1 else []))
+    assert_refused(path, "missing", place[-1], *(["batches[1]"] if len(place) > 2 else []))
 
 
 COUNTS = [
@@ -265,9 +429,17 @@ COUNTS = [
     ("batches", 1, "batch"),
     ("batches", 1, "draft", 0, 0),
     ("batches", 1, "rest", 1, 0),
+    ("captured", 0),
+    ("basis", "experts", "count"),
 ]
 SHARES = [
     ("relative_error",),
+    ("committed",),
+    ("basis", "spread"),
+    ("basis", "seconds", "step"),
+    ("batches", 1, "widths", 1, 1),
+    ("batches", 1, "context"),
+    ("batches", 1, "commit_s"),
     ("batches", 1, "plain_s"),
     ("batches", 1, "draft", 0, 1),
     ("batches", 1, "rest", 1, 1),
@@ -276,7 +448,7 @@ SHARES = [
 
 def called(place):
     """What a message should call it."""
-    return place[2] if place[0] == "batches" else place[0]
+    return place[2] if place[0] in ("batches", "basis") and len(place) > 2 else place[0]
 
 
 def where(value):
@@ -303,7 +475,13 @@ def test_seconds_are_not_made_from_other_things(tmp_path, place, value):
 @pytest.mark.parametrize("place", COUNTS, ids=where)
 @pytest.mark.parametrize("value", [0.5, True, "1"], ids=where)
 def test_counts_are_not_made_from_other_things(tmp_path, place, value):
-    whole = {("context", 1): 100, ("batches", 1, "batch"): 4, ("batches", 1, "rest", 1, 0): 3}.get(place, 1)
+    whole = {
+        ("basis", "experts", "count"): 8,
+        ("captured", 0): 2,
+        ("context", 1): 100,
+        ("batches", 1, "batch"): 4,
+        ("batches", 1, "rest", 1, 0): 3,
+    }.get(place, 1)
     made = {0.5: whole + 0.5, "1": str(whole)}.get(value, value)
     if value is True:  # True counts as 1: let 1 be valid there
         if place == ("context", 1):
@@ -346,6 +524,19 @@ def test_counts_are_not_made_from_other_things(tmp_path, place, value):
         (("batches", 1, "draft", 0, 0), 0, "draft[0]"),
         (("batches", 1, "draft", 0, 1), 0, "draft[0]"),
         (("batches", 0, "draft"), [[2, 0.1], [1, 0.2]], "draft[1]"),
+        (("batches", 1, "widths"), [[2, 0.0]], "widths[0]"),
+        (("batches", 1, "widths", 0, 1), 0.5, "widths[0]"),
+        (("batches", 1, "relative_error"), -1, "relative_error"),
+        (("captured",), [16, 8], "captured"),
+        (("captured",), [8, 8], "captured"),
+        (("captured",), 8, "captured"),
+        (("committed",), 0.5, "committed"),
+        (("basis", "seconds"), {}, "a term that any step has"),
+        (("basis", "seconds"), {"cache": 1.0}, "a term that any step has"),
+        (("basis", "seconds"), {"luck": 1.0}, "no term 'luck'"),
+        (("basis", "experts"), None, "needs their counts"),
+        (("basis", "experts"), {"count": 2, "active": 3}, "active"),
+        (("basis", "spread"), 2, "spread"),
         (("context",), [100, 8], "context"),
         (("context",), [8], "context"),
         (("context",), [8, 9, 10], "context"),

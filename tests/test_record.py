@@ -3,12 +3,13 @@ import pytest
 import torch
 
 from executor import record
-from executor.acceptance import SampleAndMatch
+from executor.acceptance import SampleAndMatch, make_rule
 from executor.decode import Decoder
 from executor.fingerprint import weights_hash
 from executor.prompts import Prompt
 from executor.record import collect, repeated_share
 from executor.sampling import Warp
+from simulate.sampling import expected_replay
 from tests.drafters import DRAFTERS
 from tests.models import random_heads, random_prompts, small_model, small_target
 from treeopt.errors import ExecutorError, UsageError
@@ -115,7 +116,7 @@ def test_probabilities_and_entropies_match_an_uncached_recursion(recorded):
             assert trace.target_entropy[anchor] == pytest.approx(float(-(p * p.log()).sum()), rel=2e-3)
 
 
-@pytest.mark.parametrize("rule", ["sample-and-match", "point-mass", "leviathan", "specinfer", "sequoia"])
+@pytest.mark.parametrize("rule", ["sample-and-match", "point-mass", "leviathan", "block", "specinfer", "sequoia"])
 def test_acceptance_is_that_of_the_warped_laws(recorded, rule, monkeypatch):
     """A trace holds no text: what was written is looked at on its way."""
     target, heads, tokens, _ = recorded
@@ -132,26 +133,31 @@ def test_acceptance_is_that_of_the_warped_laws(recorded, rule, monkeypatch):
     assert trace.meta["verification"] == rule
     for t in range(6):
         anchor = int(trace.starts[2]) + t
-        text = seen["texts"][2]
+        text, ratios = seen["texts"][2], []
         for k in range(min(5, 6 - t)):
             q = by_position(target, heads, tokens[2], text, t)[0][k]
             logits = by_position(target, heads, tokens[2], text, t + k)[1]
             p = warp.log_probabilities(logits).exp()
             best, warped = q.topk(3).indices, warp.log_probabilities(q).exp()
-            drawn = rule in ("leviathan", "specinfer", "sequoia")
-            due = torch.minimum(p, warped).sum()[None] if drawn else p[best]
-            np.testing.assert_allclose(trace.accept[anchor, k, : len(due)], due, rtol=2e-3, atol=1e-3)
+            drawn = rule in ("leviathan", "block", "specinfer", "sequoia")
+            if rule != "block":
+                due = torch.minimum(p, warped).sum()[None] if drawn else p[best]
+                np.testing.assert_allclose(trace.accept[anchor, k, : len(due)], due, rtol=2e-3, atol=1e-3)
+            if drawn:
+                ratios.append(float(warped[text[t + k]] / p[text[t + k]]))
+                least = np.minimum.accumulate([1, *np.cumprod(ratios)])
+                own = min(1, ratios[-1]) if rule != "block" else least[-1] / least[-2] if least[-2] else 0
+                assert trace.kept[anchor, k, 0] == pytest.approx(own, rel=2e-3, abs=1e-3)
             law = warped if drawn else q.softmax(-1)
             np.testing.assert_allclose(trace.draft_prob[anchor, k], law[best], rtol=2e-3, atol=1e-3)
             if rule == "leviathan":
                 assert not trace.accept[anchor, k, 1:].any()
 
 
-def test_rules_that_a_trace_cannot_speak_of(recorded):
+def test_a_rule_that_a_trace_cannot_speak_of(recorded):
     target, heads, tokens, _ = recorded
-    for rule, reason in (("typical", "the target's own text"), ("block", "rule leviathan")):
-        with pytest.raises(UsageError, match=reason):
-            collect(target, heads, prompts_for(tokens), tokens, new_tokens=4, width=4, rule=rule, temperature=1.0)
+    with pytest.raises(UsageError, match="the target's own text"):
+        collect(target, heads, prompts_for(tokens), tokens, new_tokens=4, width=4, rule="typical", temperature=1.0)
 
 
 def test_domains_and_provenance(recorded, tmp_path):
@@ -198,6 +204,25 @@ def test_sampled_traces_predict_sampled_decoding():
     error = np.sqrt(replayed.var() / 400 + measured.var() / 400)
     assert abs(difference) < 4.5 * error
     assert error < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["leviathan", "block", "specinfer", "sequoia"])
+def test_traces_of_drawn_candidates_predict_live_decoding(rule):
+    """As above, for rules that draw their candidates: the mean over their coins, along the texts of a trace."""
+    target, heads = small_target(), random_heads()
+    tokens = random_prompts([6] * 400, seed=9)
+    how = {"new_tokens": 24, "width": 3, "rule": rule, "temperature": 1.0}
+    trace = collect(target, heads, prompts_for(tokens), tokens, **how, seed=1)
+    tree = Tree.chain(3) if rule in ("leviathan", "block") else Tree.from_paths([(0, 0), (0, 1), (1, 0), (2,)])
+    expected = expected_replay(tree, trace).steps
+    live_rule = make_rule(rule, warp=Warp(), generator=torch.Generator().manual_seed(77))
+    live = Decoder(target, heads, tree=tree, batch=16, rule=live_rule).generate(tokens, new_tokens=24)
+    measured = np.array([len(g.accepted) for g in live])
+    error = np.sqrt(expected.var() / 400 + measured.var() / 400)
+    assert abs(expected.mean() - measured.mean()) < 4.5 * error
+    assert error < 0.5
+    assert measured.mean() < 23  # something is kept
 
 
 def test_settings_without_meaning(recorded):

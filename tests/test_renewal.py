@@ -1,6 +1,7 @@
 """Trees for their own walk: never worse than averages, bounded by all small trees, grown like Hydra's."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.benchmarks.bench_regret import FAMILIES, instance, regrets
 from tests.strategies import drawn_trace, trace_of, traces
 from treeopt.errors import UsageError
 from treeopt.estimate import ratio
+from treeopt.objective import OBJECTIVES, THROUGHPUT, WORST_DOMAIN
 from treeopt.searchers.best_first import count_prefixes
-from treeopt.searchers.renewal import grow, improve
+from treeopt.searchers.renewal import grow, improve, ready
 from treeopt.trace import Trace
 from treeopt.tree import Path, Tree
 from treeopt.walk import replay, visit
@@ -51,16 +54,55 @@ def two_regimes(seed: int) -> Trace:
 # --- re-weighting
 
 
-@given(traces(length=25), st.integers(0, 12), st.integers(0, 4))
+def with_domains(trace: Trace) -> Trace:
+    """Every other request of another domain."""
+    return replace(trace, domain=np.arange(trace.requests, dtype=np.int16) % 2, domain_names=("code", "chat"))
+
+
+@given(traces(length=25).map(with_domains), st.integers(0, 12), st.integers(0, 4), st.sampled_from([*OBJECTIVES]))
 @settings(max_examples=300)
-def test_never_below_the_position_averaged_tree(trace, nodes, depth):
-    found = improve(trace, nodes=nodes, depth=depth)
-    assert found.counts.tau >= averaged(trace, nodes, depth)
+def test_never_below_the_position_averaged_tree(trace, nodes, depth, name):
+    objective = OBJECTIVES[name]
+    found = improve(trace, nodes=nodes, depth=depth, objective=objective)
+    average = count_prefixes(trace, nodes=nodes, depth=depth).tree(nodes, depth)
+    tokens = objective.tokens(found.counts.steps, trace)
+    assert tokens >= objective.tokens(replay(average, trace).steps, trace) * (1 - 1e-12)
     assert found.tree.nodes <= nodes
     assert found.tree.depth <= min(depth, trace.depth)
     again = replay(found.tree, trace)
     assert found.counts.steps.tolist() == again.steps.tolist()
     assert found.counts.committed.tolist() == again.committed.tolist()
+
+
+@given(traces(length=25), st.integers(0, 12), st.integers(0, 4))
+@settings(max_examples=100)
+def test_a_replayer_made_for_larger_trees_serves_smaller_ones(trace, nodes, depth):
+    replayer = ready(trace, nodes=12, depth=4)
+    found = improve(trace, nodes=nodes, depth=depth, replayer=replayer)
+    assert found.counts.tau >= averaged(trace, nodes, depth)
+    assert found.tree.nodes <= nodes
+    assert found.tree.depth <= min(depth, trace.depth)
+    for cap in range(1, 5):
+        assert replayer.chosen(count_prefixes(trace, nodes=12, depth=cap).tree(nodes, cap)) is not None
+
+
+def test_a_replayer_of_another_trace_is_refused():
+    with pytest.raises(UsageError, match="must be of the trace"):
+        improve(two_regimes(0), nodes=1, depth=1, replayer=ready(two_regimes(0), nodes=1, depth=1))
+
+
+def test_effort_bounds_the_work():
+    trace = two_regimes(2)
+    taus = [improve(trace, nodes=15, depth=8, effort=effort).counts.tau for effort in (0.0, 1e-3, 1.0)]
+    assert averaged(trace, 15, 8) <= taus[0] <= taus[1] <= taus[2]
+    assert taus[0] < taus[2]
+
+
+def test_the_worst_domain_gains_what_the_others_lose():
+    trace = with_domains(two_regimes(4))
+    common, fair = (improve(trace, nodes=15, depth=8, objective=each).counts for each in (THROUGHPUT, WORST_DOMAIN))
+    assert WORST_DOMAIN.tokens(fair.steps, trace) > 1.02 * WORST_DOMAIN.tokens(common.steps, trace)
+    assert common.tau > fair.tau
 
 
 @given(small)
@@ -80,12 +122,15 @@ def test_strictly_better_where_requests_differ(seed, nodes):
     assert found > 1.015 * averaged(trace, nodes, 8)
 
 
-def test_close_to_the_best_of_all_trees_on_a_cut_of_the_two_regimes():
-    # Nothing promises it: 1 % is what this trace gives.
-    trace = two_regimes(0).select(np.arange(8))
-    part = Trace(trace.request, trace.position, np.where(trace.rank[:, :3] > 1, -1, trace.rank[:, :3]), 2)
-    best = max(replay(tree, part).tau for tree in all_trees(part, 5))
-    assert improve(part, nodes=5, depth=3).counts.tau >= 0.99 * best
+def test_regret_on_instances_like_those_of_the_benchmark():
+    # The shipped figures are of 400 instances; here 24, with fixed seeds: 0.1 % in the mean is the target.
+    found = [regrets(instance(family, seed), nodes=5) for family in FAMILIES for seed in range(6)]
+    for each in found:
+        for objective in each.values():
+            assert 0 <= objective["improved"] <= objective["averaged"] + 1e-12
+    for name in OBJECTIVES:
+        improved, average = (np.mean([r[name][k] for r in found if name in r]) for k in ("improved", "averaged"))
+        assert improved <= 0.001 < average
 
 
 def test_the_walk_takes_the_harmonic_mean_of_the_regimes():

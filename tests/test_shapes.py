@@ -68,16 +68,23 @@ def configs(draw, model_type):
         "num_key_value_heads": kv_heads,
         "tie_word_embeddings": draw(st.booleans()),
     }
-    if model_type in ("qwen3", "gemma") or draw(st.booleans()):
+    if model_type in ("qwen3", "qwen3_moe", "gemma") or draw(st.booleans()):
         config["head_dim"] = 2 * draw(st.integers(1, 8))
-    if model_type in ("llama", "qwen3", "gemma", "arcee"):
+    if model_type in ("mixtral", "qwen3_moe"):
+        count = draw(st.integers(1, 5))
+        config["num_experts" if model_type == "qwen3_moe" else "num_local_experts"] = count
+        config["num_experts_per_tok"] = draw(st.integers(1, count))
+        config["moe_intermediate_size"] = draw(st.integers(1, 20))
+        if model_type == "mixtral":
+            del config["moe_intermediate_size"]
+    if model_type in ("llama", "qwen3", "qwen3_moe", "gemma", "arcee"):
         config["attention_bias"] = draw(st.booleans())
     if model_type in ("llama", "arcee"):
         config["mlp_bias"] = draw(st.booleans())
     return config
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "gemma", "arcee"])
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "gemma", "arcee", "mixtral", "qwen3_moe"])
 def test_counts_are_those_of_the_real_model(model_type):
     @settings(max_examples=25)
     @given(config=configs(model_type))
@@ -86,7 +93,9 @@ def test_counts_are_those_of_the_real_model(model_type):
         assert shape.parameters == sum(weight.numel() for weight in model.parameters())
         embedding = model.get_input_embeddings().weight
         looked_up = 0 if config["tie_word_embeddings"] else embedding.numel()
-        assert shape.step_parameters == shape.parameters - looked_up
+        idle = 0 if shape.experts is None else shape.experts.count - shape.experts.active
+        unread = shape.layers * idle * 3 * shape.hidden * shape.intermediate
+        assert shape.step_parameters == shape.parameters - looked_up - unread
         layer = model.model.layers[0]
         assert shape.layer_parameters == sum(weight.numel() for weight in layer.parameters())
         keys, values = layer.self_attn.k_proj, layer.self_attn.v_proj
@@ -235,10 +244,10 @@ def test_a_sliding_window_is_found_and_never_ignored(change, window):
     ("change", "message"),
     [
         ({"model_type": "gpt2"}, "model_type must be one of arcee, .*, got 'gpt2'"),
-        ({"model_type": "mixtral"}, "model_type must be .* got 'mixtral'"),
+        ({"model_type": "mamba"}, "model_type must be .* got 'mamba'"),
         ({"model_type": None}, "model_type must be .* got None"),
         ({"model_type": ["llama"]}, "model_type must be"),
-        ({"num_local_experts": 8}, "num_local_experts must be absent, experts cannot be counted; got 8"),
+        ({"num_local_experts": 8}, "num_local_experts must be absent, llama has no experts; got 8"),
         ({"n_routed_experts": 64}, "n_routed_experts must be absent"),
         ({"kv_lora_rank": 512}, "kv_lora_rank must be absent, latent attention cannot be counted; got 512"),
         ({"hidden_size": 0}, "hidden_size must be a positive integer, got 0"),

@@ -1,7 +1,9 @@
 """Shards: an interrupted collection goes on and equals an uninterrupted one; damaged folders are refused; merging."""
 
 import json
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ from tests.models import random_heads, random_prompts, small_target
 from tests.strategies import assert_equal_traces, trace_of, traces
 from tests.test_trace import rows
 from treeopt.errors import TraceError, UsageError
+from treeopt.parts import joined, merged
 from treeopt.policy import DynamicTree
-from treeopt.shards import MANIFEST, Shards, joined, merged
+from treeopt.shards import MANIFEST, Shards, note, optional_in, ranks_of
 from treeopt.trace import save_trace
 
 TOKENS = random_prompts([5, 3, 8, 2, 6, 4, 7, 3, 5, 2, 9, 4, 3, 6, 2, 5, 4, 3, 8, 2], seed=8)
@@ -174,6 +177,33 @@ def test_notes_that_are_none(tmp_path):
     shards.add(trace_of([[[0]]], width=1, meta={"texts": 3}))
     with pytest.raises(TraceError, match="`meta` of shard 0: `texts` must be a list"):
         Shards.read(tmp_path / "s").whole()
+
+
+@given(traces(requests=(1, 5), parts=True), st.data())
+def test_ranks_are_streamed_without_the_rest(trace, data):
+    cuts = sorted(data.draw(st.sets(st.integers(1, trace.requests - 1)))) if trace.requests > 1 else []
+    pieces = [trace.select(part) for part in np.split(np.arange(trace.requests), cuts)]
+    with tempfile.TemporaryDirectory() as folder:
+        shards = Shards.begin(Path(folder) / "s", {"repeated_4grams": {}}, {}, trace.requests)
+        for number, piece in enumerate(pieces):
+            shards.add(replace(piece, meta=note([str(number)], 4, 1)))
+        plain = dict.fromkeys(("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "candidates"))
+        whole = shards.whole()
+        assert_equal_traces(ranks_of(Path(folder) / "s"), replace(whole, **plain))
+        held = [name for name in (*plain, "domain") if getattr(trace, name) is not None]
+        assert optional_in(Path(folder) / "s") == held
+
+
+def test_streamed_shards_are_checked_like_any(tmp_path):
+    shards = Shards.begin(tmp_path / "s", {"repeated_4grams": {}}, {}, 2)
+    with pytest.raises(TraceError, match=r"shard-00000\.npz: not a complete"):
+        optional_in(tmp_path / "s")
+    shards.add(trace_of([[[0]]], width=1, meta=note(["a"], 0, 0)))
+    with pytest.raises(TraceError, match="holds 1 of 2 requests"):
+        ranks_of(tmp_path / "s")
+    shards.shard(0).write_bytes(b"else")
+    with pytest.raises(TraceError, match=r"shard-00000\.npz: is not the file of checksum"):
+        ranks_of(tmp_path / "s")
 
 
 # --- joining

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,9 +16,11 @@ from executor.train import corpus, traces
 from executor.train import shipped as build
 from executor.train.recipes import RECIPES
 from simulate.profile import load_profile
+from treeopt import growth
 from treeopt.errors import UsageError
 from treeopt.files import shipped
 from treeopt.optimize import search
+from treeopt.policy import DynamicTree
 from treeopt.published import MEDUSA, published_trees
 from treeopt.trace import load_trace
 from treeopt.tree import Tree
@@ -98,6 +101,27 @@ def test_every_drafter_s_trace_replays_to_its_live_steps(name):
     live = Decoder(target, drafter, tree=tree, batch=4).generate(tokens, new_tokens=32, stop=[0])
     for request, generation in enumerate(live):
         assert list(generation.accepted) == steps.accepted[steps.request == request].tolist()
+
+
+def test_recorded_candidates_replay_to_live_dynamic_steps():
+    data = shipped("models").parent
+    trace = load_trace(data / "traces" / "eagle-candidates-t0.npz")
+    assert trace.requests == 200
+    assert np.diff(trace.candidates.offset).min() >= 190
+    target = load_target(data / "models/stdlib-llama")
+    drafter = load_drafter(data / "models/stdlib-eagle", target)
+    texts = [prompt.text for prompt in read_prompts(data / "prompts" / "stdlib.jsonl")[:4]]
+    tokens = load_tokenizer(data / "models/stdlib-llama", vocabulary=target.vocabulary)(texts)["input_ids"]
+    policy = DynamicTree(nodes=20, depth=6, beam=8, width=5)
+    steps = growth.visit(policy, trace)
+    live = Decoder(target, drafter, tree=policy, batch=4).generate(tokens, new_tokens=32, stop=[0])
+    for request, generation in enumerate(live):
+        assert list(generation.accepted) == steps.accepted[steps.request == request].tolist()
+
+
+def test_a_trace_that_is_not_shipped_is_not_recorded(tmp_path):
+    with pytest.raises(UsageError, match=r"one of bigram, .* got eagle-t2"):
+        traces.record(tmp_path, ["eagle", "eagle-t2"])
 
 
 def check(models, prompts, trees, batch: int, requests: int) -> None:

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from rich.console import Console
 
-from executor.validate import Comparison, Figures, comparison_record
+from simulate.agreement import Comparison, Figures, comparison_record
+from simulate.predictions import ClosedForms
 from tests.strategies import trace_of, traces
 from treeopt.estimate import Estimate
-from treeopt.plan import Choice, Plan, PlanEntry, Proof
-from treeopt.report.tables import describe, show_plan, show_trace, show_validation
+from treeopt.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
+from treeopt.report.tables import describe, show_plan, show_trace
+from treeopt.report.validation import show_validation
 from treeopt.trace import Trace
 from treeopt.tree import Tree
 
@@ -73,7 +75,7 @@ def test_describe_counts_what_is_there(trace):
     assert tokens["mean"] == pytest.approx(sum(lengths) / len(lengths), rel=1e-12)
     assert found["distinct_rank_paths"] == len({tuple(ranks) for ranks in trace.rank.tolist()})
     assert found["domains"] == len(trace.domain_names)
-    parts = ("accept", "draft_prob", "draft_entropy", "target_entropy", "candidates", "domain")
+    parts = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "candidates", "domain")
     present = [name for name in parts if getattr(trace, name) is not None]
     assert sorted(found["optional"]) == sorted(present)
     assert found.pop("meta") == dict(trace.meta)  # JSON, but it may hold Infinity
@@ -136,10 +138,11 @@ WIDE = Tree.full(4, 2)
 CHOSEN = Choice("chosen tree", TREE, Estimate(2.346, 2.1, 2.6), 0.01234, Estimate(1.789, 1.6, 1.98))
 PLAIN = Choice("no speculation", None, Estimate(1.0, 1.0, 1.0), 0.0100, Estimate(1.0, 1.0, 1.0))
 BEST_CHAIN = Choice("best chain", CHAIN, Estimate(1.5, 1.25, 1.75), 0.0111, Estimate(1.35, 1.12, 1.58))
+BEHIND = replace(BEST_CHAIN, behind=Estimate(0.288, 0.2, 0.376))
 PROOF = Proof("replayed tokens a second", optimal=False, statement="best found, not proved")
 PLAN = Plan(
     (
-        PlanEntry(4, CHOSEN, Estimate(0.845, 0.7, 0.99), (PLAIN, BEST_CHAIN), {"Medusa's tree": "too deep"}, PROOF),
+        PlanEntry(4, CHOSEN, Estimate(0.845, 0.7, 0.99), (PLAIN, BEHIND), {"Medusa's tree": "too deep"}, PROOF),
         PlanEntry(32, PLAIN, None, (BEST_CHAIN,), {}, PROOF),
     ),
     {
@@ -169,11 +172,12 @@ def test_show_plan_shows_every_way_of_decoding():
         "12.34",
         "760",
         "1.79 [1.60, 1.98]",
+        "",
     ]
-    assert row(first, "no speculation") == ["no speculation", "0", "0", "1", "10.00", "400", "1"]
-    chain = ["best chain", "2", "2", "1.50 [1.25, 1.75]", "11.10", "541", "1.35 [1.12, 1.58]"]
+    assert row(first, "no speculation") == ["no speculation", "0", "0", "1", "10.00", "400", "1", ""]
+    chain = ["best chain", "2", "2", "1.50 [1.25, 1.75]", "11.10", "541", "1.35 [1.12, 1.58]", "28.8 [20.0, 37.6]"]
     assert row(first, "best chain") == chain
-    assert row(second, "no speculation") == ["no speculation", "0", "0", "1", "10.00", "3200", "1"]
+    assert row(second, "no speculation") == ["no speculation", "0", "0", "1", "10.00", "3200", "1", ""]
     assert row(second, "best chain")[5] == "4324"
 
 
@@ -189,6 +193,38 @@ def test_show_plan_says_which_tree_and_why():
     assert "Do not speculate" in second
     assert "tau over" not in second
     assert "more" not in first
+
+
+def test_show_plan_says_what_holds_for_all_batch_sizes():
+    text = "\n".join(shown(show_plan, PLAN))
+    assert "Verify forwards to capture (batch x tokens a sequence): 4 x 7, 32 x 1" in text
+    assert "Most tokens a second" not in text
+    assert "Warning" not in text
+    search = PLAN.meta["search"] | {"objective": "latency", "max_tpot_s": 0.02}
+    whole = replace(
+        PLAN,
+        switches=(Switch(small=4, large=32, up=32, down=4),),
+        best=4,
+        warnings=("assumed: depths are independent",),
+        meta=PLAN.meta | {"search": search},
+    )
+    text = "\n".join(shown(show_plan, whole))
+    assert "Best for latency below 20 ms a token: batch 4, 760 tokens/s, 5.26 ms a token and sequence" in text
+    assert "From batch 4's way to batch 32's: change at 32, back at 4, between them keep what runs" in text
+    assert "Warning: assumed: depths are independent." in text
+    assert "tokens counted for latency" in text
+
+
+def test_show_plan_shows_policies_and_prices():
+    grown = Grown("eagle2", {"nodes": 8, "beam": 4, "budget": None}, nodes=7.5, depth=3.25)
+    policy = replace(CHOSEN, name="eagle2", tree=None, grown=grown)
+    price = Price("contiguous ranks", "engine.py", Estimate(0.0081, -0.001, 0.0172))
+    lines = shown(show_plan, replace(PLAN, entries=(replace(PLAN.entries[0], choice=policy, prices=(price,)),)))
+    assert row(lines, "eagle2")[1:4] == ["7.5", "3.25", "2.35 [2.10, 2.60]"]
+    text = "\n".join(lines)
+    assert "Trees drawn anew at each step: eagle2 with nodes=8, beam=4; nodes and depth are means" in text
+    assert "contiguous ranks (engine.py): costs 0.8 [-0.1, 1.7] % of tokens a second by itself" in text
+    assert "Do not speculate" not in text
 
 
 def test_show_plan_cuts_long_trees():
@@ -236,7 +272,7 @@ def test_show_plan_of_a_plan_without_provenance():
 PREDICTED = Figures(Estimate(2.0, 1.9, 2.1), 0.0200, Estimate(1.50, 1.4, 1.6))
 MEASURED = Figures(Estimate(2.2, 2.0, 2.4), 0.0190, Estimate(1.60, 1.5, 1.7))
 COMPARISONS = [
-    Comparison(4, "chosen tree", TREE, PREDICTED, MEASURED, 1.44),
+    Comparison(4, "chosen tree", TREE, PREDICTED, MEASURED, 1.44, ClosedForms(1.28, 2.4)),
     Comparison(8, "best chain", CHAIN, MEASURED, PREDICTED, 0.98),
 ]
 RECORD = {
@@ -248,6 +284,9 @@ RECORD = {
         "new_tokens": 77,
         "blocks": 6,
         "seed": 3,
+        "acceptance": "replay",
+        "predictions": {"sha256": "0123456789abcdef0123"},
+        "skipped": {"8": {"best tree of 63": "too large"}},
         "provenance": {"processor": "Some CPU", "date": "2024-06-07"},
     },
     **comparison_record(COMPARISONS),
@@ -267,11 +306,12 @@ def test_the_record_holds_every_figure():
     assert first["tree"] == {"id": TREE.id, "paths": [list(path) for path in TREE.paths]}
     assert first["predicted"] == asdict(PREDICTED)
     assert first["measured"] == asdict(MEASURED)
+    assert first["closed_forms"] == {"leviathan": 1.28, "coral": 2.4}
     assert json.loads(json.dumps(RECORD, allow_nan=False)) == RECORD
 
 
 def test_show_validation_shows_predicted_beside_measured():
-    lines = shown(show_validation, RECORD)
+    lines = shown(show_validation, RECORD, width=200)
     assert row(lines, "chosen tree") == [
         "4",
         "chosen tree",
@@ -283,14 +323,27 @@ def test_show_validation_shows_predicted_beside_measured():
         "1.50 [1.40, 1.60]",
         "1.60 [1.50, 1.70]",
         "-6.2%",
+        "yes",
+        "1.28",
+        "2.40",
         "1.44",
     ]
-    assert row(lines, "best chain")[-2:] == ["+6.7%", "0.98"]
+    assert row(lines, "best chain")[-5:] == ["+6.7%", "yes", "", "", "0.98"]
     text = "\n".join(lines)
     for words in ("mean 6.5%", "largest 6.7%", "24 prompts", "77 new tokens", "6 blocks", "tiny-llama bfloat16"):
         assert words in text, words
     for words in ("3 medusa heads", "Some GPU", "Some CPU", "2024-06-07", "95 %"):
         assert words in text, words
+    for words in (
+        "Leviathan Thm 3.8: mean 20.0%, largest 20.0%; CORAL Eq. 6: mean 50.0%, largest 50.0%",
+        "Predicted 95% intervals hold what was measured in 2 of 2 cells, 100% [16%, 100%]; 2 of 2 cells with",
+        "Batch 4: chosen tree was predicted to be the fastest, chosen tree was; 0.0% apart, within 2%.",
+        "Batch 8: best tree of 63 not measured: too large.",
+        "24 prompts, which keep what as many requests of a trace keep",
+        "Predictions fixed before: sha256 0123456789abcdef.",
+    ):
+        assert words in text, words
+    assert "none" not in text.lower()
 
 
 # --- names with brackets

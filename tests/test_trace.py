@@ -6,7 +6,7 @@ import re
 import struct
 import tracemalloc
 import zipfile
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.strategies import ARRAYS, assert_equal_arrays, assert_equal_traces, trace_of, traces, with_lengths
+from treeopt import checks
 from treeopt.errors import TraceError
-from treeopt.trace import BY_ANCHOR, SCHEMA, Candidates, Trace, load_trace, save_trace
+from treeopt.trace import BY_ANCHOR, RANKS, SCHEMA, Candidates, Trace, load_trace, save_trace
 
 # A directory made once serves all examples: each overwrites the file.
 shared_directory = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -32,6 +33,7 @@ def full_trace() -> Trace:
         numbers=[3, 7],
         meta={"target": {"name": "byte model", "hash": "abc"}, "temperature": 0.5, "seed": 1},
         accept=probability,
+        kept=probability.copy(),
         draft_prob=probability.copy(),
         draft_entropy=np.full((4, 2), 1.5, dtype=np.float16),
         target_entropy=np.array([0, 0.5, 2, 1], dtype=np.float16),
@@ -513,8 +515,10 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("chunk", [2, checks.CHUNK])
 @pytest.mark.parametrize("case", BAD)
-def test_bad_content_is_refused_with_field_and_index(tmp_path, case):
+def test_bad_content_is_refused_with_field_and_index(tmp_path, monkeypatch, case, chunk):
+    monkeypatch.setattr(checks, "CHUNK", chunk)  # large arrays are checked in parts
     name, array, message = BAD[case]
     found = refused(tmp_path / "t.npz", arrays_of(full_trace()) | {name: array})
     assert re.match(message, found), found
@@ -524,6 +528,31 @@ def test_the_full_trace_itself_is_accepted(tmp_path):
     # Otherwise the table above proves nothing.
     np.savez(tmp_path / "t.npz", **arrays_of(full_trace()))
     assert_equal_traces(load_trace(tmp_path / "t.npz"), full_trace())
+
+
+def test_arrays_that_are_not_wanted_are_not_read(tmp_path):
+    np.savez(tmp_path / "t.npz", **arrays_of(full_trace()) | {"accept": np.zeros(3, dtype="U1")})
+    found = load_trace(tmp_path / "t.npz", arrays=RANKS)
+    plain = dict.fromkeys(("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "candidates"))
+    assert_equal_traces(found, replace(full_trace(), **plain))
+    np.savez(tmp_path / "t.npz", **arrays_of(full_trace()) | {"other": np.zeros(3)})
+    with pytest.raises(TraceError, match="unknown array `other`"):
+        load_trace(tmp_path / "t.npz", arrays=RANKS)
+
+
+@given(traces(length=30), st.integers(1, 20), st.data())
+def test_positions_are_checked_alike_in_parts_of_any_size(trace, chunk, data):
+    position = trace.position.copy()
+    at = data.draw(st.integers(0, trace.anchors - 1))
+    position[at] = data.draw(st.integers(-3, 40) | st.just(2**31 - 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "CHUNK", chunk)
+        if position[at] == trace.position[at]:
+            replace(trace, position=position)
+        else:
+            due = rf"position\[{at}\] must be {trace.position[at]} .*, found {position[at]}"
+            with pytest.raises(TraceError, match=due):
+                replace(trace, position=position)
 
 
 # --- the constructor checks as much as the loader

@@ -2,7 +2,8 @@
 
 from treeopt.errors import TreeoptError
 from treeopt.optimize import search
-from treeopt.plan import Plan, load_plan, save_plan
+from treeopt.plan import Plan
+from treeopt.planfile import load_plan, save_plan
 from treeopt.trace import Trace, load_trace, save_trace
 from treeopt.tree import Tree
 from treeopt.walk import replay

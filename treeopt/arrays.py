@@ -5,6 +5,7 @@ What the values must be is in checks.py.
 
 import zipfile
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ FORMAT: dict[str, tuple[type[np.generic], tuple[type[np.generic], ...], int]] = 
     "position": (np.int32, (), 1),
     "rank": (np.int16, (), 2),
     "accept": (np.float16, (), 3),
+    "kept": (np.float16, (), 3),
     "draft_prob": (np.float16, (), 3),
     "draft_entropy": (np.float16, (), 2),
     "target_entropy": (np.float16, (), 1),
@@ -37,8 +39,8 @@ FORMAT: dict[str, tuple[type[np.generic], tuple[type[np.generic], ...], int]] = 
 REQUIRED = ("request", "position", "rank", "meta")
 
 
-def read_arrays(path: Path) -> dict[str, Array]:
-    """The arrays of the file, each of the right type.
+def read_arrays(path: Path, wanted: Collection[str] = FORMAT) -> dict[str, Array]:
+    """The arrays of the file that are wanted, each of the right type; others are not even unpacked.
 
     Raises:
         TraceError: no such file, or what it holds is not such arrays.
@@ -52,7 +54,8 @@ def read_arrays(path: Path) -> dict[str, Array]:
                 name = member.filename.removesuffix(".npy")
                 if name not in FORMAT:
                     raise TraceError(f"unknown array `{name}`")
-                arrays[name] = _read_array(archive, member, name)
+                if name in wanted:
+                    arrays[name] = _read_array(archive, member, name)
     except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, OSError) as error:
         raise TraceError(f"not a complete .npz file: {error}") from error
     except TraceError:

@@ -1,5 +1,6 @@
 """What the values of a trace must be. Each check names the field and the index of the first value that is not so."""
 
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ MISSED = -1
 PAST_END = -2
 MAX_DEPTH = 64
 MAX_WIDTH = 1024
+CHUNK = 1 << 20  # entries looked at together, so that checks of large arrays take little memory
 
 
 def check(trace: "Trace") -> None:
@@ -34,10 +36,17 @@ def check(trace: "Trace") -> None:
         _check_candidates(trace.candidates, trace.anchors)
 
 
-def _first(bad: NDArray[np.bool_]) -> str:
-    """Index of the first true entry, as `[i]` or `[i, j]`."""
-    index = np.unravel_index(int(np.argmax(bad)), bad.shape)
-    return "[" + ", ".join(str(int(i)) for i in index) + "]"
+def _first(bad: NDArray[np.bool_], start: int = 0) -> str:
+    """Index of the first true entry of a part whose rows begin at `start`, as `[i]` or `[i, j]`."""
+    row, *rest = np.unravel_index(int(np.argmax(bad)), bad.shape)
+    return "[" + ", ".join(str(int(i)) for i in (start + row, *rest)) + "]"
+
+
+def _chunks(values: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Parts of some rows each, with the number of the first row."""
+    rows = max(CHUNK // max(int(np.prod(values.shape[1:])), 1), 1)
+    for start in range(0, len(values), rows):
+        yield start, values[start : start + rows]
 
 
 def _check_types(trace: "Trace") -> None:
@@ -59,15 +68,21 @@ def _check_anchors(trace: "Trace") -> None:
         raise TraceError("`request` is empty: a trace has at least one anchor")
     if request[0] < 0:
         raise TraceError(f"request[0] must be 0 or more, found {request[0]}")
-    backwards = request[1:] < request[:-1]
-    if backwards.any():
-        i = int(np.argmax(backwards)) + 1
-        raise TraceError(f"request[{i}] must not fall below {request[i - 1]}, found {request[i]}")
-    fresh = np.append(True, request[1:] > request[:-1])
-    due = np.arange(len(request)) - np.maximum.accumulate(np.where(fresh, np.arange(len(request)), 0))
-    if (position != due).any():
-        i = int(np.argmax(position != due))
-        raise TraceError(f"position[{i}] must be {due[i]} (consecutive from 0 in each request), found {position[i]}")
+    for start, here in _chunks(request[1:]):
+        backwards = here < request[start : start + len(here)]
+        if backwards.any():
+            i = start + int(np.argmax(backwards)) + 1
+            raise TraceError(f"request[{i}] must not fall below {request[i - 1]}, found {request[i]}")
+    if position[0] != 0:
+        raise TraceError(f"position[0] must be 0 (consecutive from 0 in each request), found {position[0]}")
+    for start, here in _chunks(position[1:]):
+        part = slice(start, start + len(here))
+        due = np.where(request[1:][part] > request[part], 0, position[part] + 1)  # right where what precedes is
+        if (here != due).any():
+            j = int(np.argmax(here != due))
+            raise TraceError(
+                f"position[{start + j + 1}] must be {due[j]} (consecutive from 0 in each request), found {here[j]}"
+            )
 
 
 def _check_ranks(trace: "Trace") -> None:
@@ -76,32 +91,38 @@ def _check_ranks(trace: "Trace") -> None:
         raise TraceError(f"`rank` must be ({trace.anchors}, 1..{MAX_DEPTH}), found {rank.shape}")
     if not 1 <= width <= MAX_WIDTH:
         raise TraceError(f"`width` must be in 1..{MAX_WIDTH}, found {width}")
-    bad = (rank < PAST_END) | (rank >= width)
-    if bad.any():
-        raise TraceError(f"rank{_first(bad)} must be in [-2, {width - 1}] (width {width}), found {rank[bad][0]}")
-    left = (trace.stops[trace.request_index] - np.arange(trace.anchors))[:, None]
-    past = np.arange(trace.depth) >= left
-    wrong = (rank == PAST_END) != past
-    if wrong.any():
-        due = "-2 (past the end of its request)" if past[wrong][0] else "-1 or more (inside its request)"
-        raise TraceError(f"rank{_first(wrong)} must be {due}, found {rank[wrong][0]}")
+    for start, here in _chunks(rank):
+        bad = (here < PAST_END) | (here >= width)
+        if bad.any():
+            raise TraceError(
+                f"rank{_first(bad, start)} must be in [-2, {width - 1}] (width {width}), found {here[bad][0]}"
+            )
+    for start, here in _chunks(rank):
+        anchors = np.arange(start, start + len(here))
+        left = trace.stops[trace.request_index[start : start + len(here)]] - anchors
+        past = np.arange(trace.depth) >= left[:, None]
+        wrong = (here == PAST_END) != past
+        if wrong.any():
+            must = "-2 (past the end of its request)" if past[wrong][0] else "-1 or more (inside its request)"
+            raise TraceError(f"rank{_first(wrong, start)} must be {must}, found {here[wrong][0]}")
 
 
 def _check_probabilities(trace: "Trace") -> None:
-    for name in ("accept", "draft_prob"):
+    for name in ("accept", "kept", "draft_prob"):
         values = getattr(trace, name)
         if values is None:
             continue
         shape = (trace.anchors, trace.depth, trace.width)
         if values.shape != shape:
             raise TraceError(f"`{name}` must have shape {shape}, found {values.shape}")
-        bad = ~((values >= 0) & (values <= 1))
-        if bad.any():
-            raise TraceError(f"{name}{_first(bad)} must be in [0, 1], found {values[bad][0]}")
-        total = values.sum(axis=2, dtype=np.float32)
-        over = total > 1.01  # float16 rounds each of W values by at most 2^-11 of itself
-        if over.any():
-            raise TraceError(f"{name}{_first(over)} must sum to at most 1, found {total[over][0]:.4f}")
+        for start, here in _chunks(values):
+            bad = ~((here >= 0) & (here <= 1))
+            if bad.any():
+                raise TraceError(f"{name}{_first(bad, start)} must be in [0, 1], found {here[bad][0]}")
+            total = here.sum(axis=2, dtype=np.float32)
+            over = total > 1.01  # float16 rounds each of W values by at most 2^-11 of itself
+            if over.any():
+                raise TraceError(f"{name}{_first(over, start)} must sum to at most 1, found {total[over][0]:.4f}")
 
 
 def _check_entropies(trace: "Trace") -> None:
@@ -112,9 +133,10 @@ def _check_entropies(trace: "Trace") -> None:
             continue
         if values.shape != shape:
             raise TraceError(f"`{name}` must have shape {shape}, found {values.shape}")
-        bad = ~(np.isfinite(values) & (values >= 0))
-        if bad.any():
-            raise TraceError(f"{name}{_first(bad)} must be 0 or more and finite, found {values[bad][0]}")
+        for start, here in _chunks(values):
+            bad = ~(np.isfinite(here) & (here >= 0))
+            if bad.any():
+                raise TraceError(f"{name}{_first(bad, start)} must be 0 or more and finite, found {here[bad][0]}")
 
 
 def _check_domains(trace: "Trace") -> None:

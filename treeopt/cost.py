@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import UsageError
+from treeopt.errors import CostError, UsageError
 from treeopt.tree import Tree
 
 
@@ -48,6 +48,53 @@ class StepShape:
         return cls(batch, tree.nodes + 1, tree.fed_widths, context)
 
 
+@dataclass(frozen=True, eq=False)
+class CostParts:
+    """Everything that steps of one batch size and context may cost, as two tables.
+
+    Attributes:
+        verify_s: float64 (tokens + 1,), seconds by verified tokens a sequence; inf where they are not known.
+        draft_s: float64 (depth, width + 1), seconds of drafting level d + 1 by the nodes fed to it; column 0, a
+            level that is not drafted, is 0; inf where they are not known.
+
+    >>> parts = CostParts(np.array([np.inf, 5.0, 6.0]), np.array([[0, 1.0], [0, 2.0]]))
+    >>> parts.step_s(np.array([1, 2, 2, 9]), np.array([[0, 0], [1, 0], [1, 1], [1, 1]])).tolist()
+    [5.0, 7.0, 9.0, inf]
+    """
+
+    verify_s: NDArray[np.float64]
+    draft_s: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        """Check the shapes.
+
+        Raises:
+            CostError: names the table.
+        """
+        if self.verify_s.ndim != 1 or len(self.verify_s) < 1 or np.isnan(self.verify_s).any():
+            raise CostError("verify_s must be one row of seconds, inf where they are not known")
+        if self.draft_s.ndim != 2 or np.isnan(self.draft_s).any() or not (self.draft_s[:, :1] == 0).all():
+            raise CostError("draft_s must hold a row of seconds a level, 0 first, inf where they are not known")
+
+    def step_s(self, tokens: NDArray[np.int64], widths: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Seconds of each step, float64 (n,): `verify_s` of its tokens and `draft_s` of each of its levels.
+
+        Args:
+            tokens: int (n,), verified tokens a sequence.
+            widths: int (n, levels), nodes fed to the drafter at each level, 0 where nothing is drafted.
+
+        Returns:
+            inf where either lies outside the tables.
+        """
+        depth, width = self.draft_s.shape
+        levels = widths[:, :depth]
+        inside = (tokens < len(self.verify_s)) & (levels < width).all(axis=1) & (widths[:, depth:] == 0).all(axis=1)
+        seconds = self.verify_s[np.where(inside, tokens, 0)].copy()
+        for level in range(levels.shape[1]):
+            seconds += self.draft_s[level][np.where(inside, levels[:, level], 0)]
+        return np.where(inside, seconds, np.inf)
+
+
 class CostModel(Protocol):
     """Seconds of steps, on one device with one target and drafter."""
 
@@ -75,4 +122,14 @@ class CostModel(Protocol):
 
         Raises:
             CostError: as for `step_s`.
+        """
+
+    def parts(self, *, batch: int, tokens: int, depth: int, width: int, context: int | None = None) -> CostParts:
+        """Seconds of all steps of up to `tokens` verified tokens a sequence, `depth` levels and `width` fed nodes.
+
+        Exact searches need them all at once. Where `step_s` prices a shape, `CostParts.step_s` gives the same;
+        where it refuses one for its size, that is inf.
+
+        Raises:
+            CostError: a batch size or context outside what the model was calibrated for.
         """

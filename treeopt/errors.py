@@ -6,6 +6,7 @@
     ├── TraceError              a trace that does not say what it must
     ├── CostError               a shape whose cost is not known
     ├── PlanError               a plan that cannot be read
+    ├── InfeasibleError         a search whose conditions nothing meets
     ├── EngineError             a topology that an engine cannot express
     └── ExecutorError           a model, checkpoint or request that the executor cannot run
 
@@ -39,6 +40,10 @@ class CostError(TreeoptError):
 
 class PlanError(TreeoptError):
     """A plan that cannot be read."""
+
+
+class InfeasibleError(TreeoptError):
+    """A search whose conditions nothing meets; the message names the condition."""
 
 
 class EngineError(TreeoptError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import TraceError
+from treeopt.errors import TraceError, UsageError
 
 CONFIDENCE = 0.95
 
@@ -60,6 +60,25 @@ def paired_difference(first: tuple[Counts, Counts], second: tuple[Counts, Counts
         raise TraceError(f"paired counts must be of one length, found {len(a_influence)} and {len(b_influence)}")
     half = _half_width(a_influence - b_influence)
     return Estimate(a - b, a - b - half, a - b + half)
+
+
+def share(successes: int, trials: int) -> Estimate:
+    """The share of independent trials that succeeded, with its exact interval (Clopper and Pearson 1934).
+
+    Raises:
+        UsageError: no trials, or not 0 to `trials` successes.
+
+    >>> share(0, 1).high
+    0.975
+    """
+    from scipy.special import betaincinv  # slow to import, needed only here
+
+    if not 0 <= successes <= trials or trials < 1:
+        raise UsageError(f"successes must be 0 to the number of trials, at least 1, got {successes} of {trials}")
+    tail = (1 - CONFIDENCE) / 2
+    low = float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
+    high = float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0
+    return Estimate(successes / trials, low, high)
 
 
 def _influence(numerator: Counts, denominator: Counts) -> tuple[float, NDArray[np.float64]]:

@@ -1,5 +1,6 @@
 """Files written whole or not at all, and where the data shipped with treeopt lie."""
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -34,6 +35,12 @@ def write_text(path: Path, text: str) -> None:
     """Write `text` as UTF-8, whole or not at all."""
     with whole(path) as temporary:
         temporary.write_text(text, "utf-8")
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def why(error: OSError | UnicodeDecodeError) -> str:

@@ -1,46 +1,45 @@
 """Replay of dynamic trees along a trace: which of the recorded candidates a policy would have verified.
 
-Each step expands and re-ranks as the live loop does (EAGLE-2, Li et al. 2024, arXiv 2406.16858, section 4): values
-are the drafter's log-probabilities added up in single precision from the root on, ties fall to the candidate that is
-recorded first. So the steps of a greedy trace are those of the live loop, one by one.
+Shortlists are those of the live loop (see `shortlist`), so the steps of a greedy trace are its steps, one by one. What
+the recording cannot tell is not guessed: a replay that comes there is refused.
 
-A policy may be narrower than the recording. Where it would expand a candidate whose children were not recorded, what
-follows is not known, and a replay that comes there is refused. A budget is that of a sequence decoded alone.
+Rows of a batch may depend on each other: they share a budget, and levels are drafted for all of them or for none.
+`Batches` replays such policies in running batches, each with a queue of requests of its own: when one ends, the next
+takes its row. A queue that is empty begins again, and what it repeats fills the rows but is not counted: so every step
+that counts is one of a full batch.
 """
 
-import math
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import TraceError
-from treeopt.policy import DynamicTree
-from treeopt.trace import Candidates, Trace
+from treeopt.errors import TraceError, UsageError
+from treeopt.policy import Chosen, Policy
+from treeopt.shortlist import Shortlists, shortlists
+from treeopt.trace import Trace
 from treeopt.walk import StepCounts, Walk, count, walked
 
 UNKNOWN = -1
-CHUNK = 2**22  # candidates looked at together
+CHUNK = 2**22  # entries of shortlists that are chosen from together
+ROUNDS = 2  # requests of each row of a running batch, about
 
 
-def accepted_lengths(policy: DynamicTree, trace: Trace) -> NDArray[np.int64]:
+def accepted_lengths(policy: Policy, trace: Trace) -> NDArray[np.int64]:
     """Drafted tokens that a step would keep, for a start at every anchor; int64 (P,), UNKNOWN where it cannot be told.
+
+    A budget is that of a sequence decoded alone.
 
     Raises:
         TraceError: the trace holds no candidates.
     """
-    if trace.candidates is None:
-        raise TraceError("replaying dynamic trees needs recorded candidates, the trace has none")
-    found = np.full(trace.anchors, UNKNOWN, dtype=np.int64)
-    sizes = np.diff(trace.candidates.offset)
-    for size in np.unique(sizes[sizes > 0]):
-        alike = np.flatnonzero(sizes == size)
-        for part in np.array_split(alike, -(-len(alike) * size // CHUNK)):
-            found[part] = _accepted(policy, trace.candidates, trace.candidates.offset[part, None] + np.arange(size))
-    return found
+    lists = shortlists(trace, policy.drafting, nodes=policy.nodes, calibration=policy.calibration)
+    chosen = choose_alone(policy, lists)
+    return np.where(chosen.known, lists.accepted(chosen.levels, chosen.nodes), UNKNOWN)
 
 
-def visit(policy: DynamicTree, trace: Trace) -> Walk:
+def visit(policy: Policy, trace: Trace) -> Walk:
     """The steps that the policy takes through every request.
 
     Raises:
@@ -49,71 +48,109 @@ def visit(policy: DynamicTree, trace: Trace) -> Walk:
     steps = walked(np.maximum(accepted := accepted_lengths(policy, trace), 0), trace)
     unknown = accepted[steps.anchors] == UNKNOWN
     if unknown.any():
-        anchor = int(steps.anchors[np.argmax(unknown)])
-        raise TraceError(
-            f"anchor {anchor}: the policy expands a candidate whose children were not recorded; record candidates at "
-            "every position, as deep and as wide as the policy, with a larger beam"
-        )
+        raise _not_recorded(int(steps.anchors[np.argmax(unknown)]))
     return steps
 
 
-def replay(policy: DynamicTree, trace: Trace) -> StepCounts:
+def replay(policy: Policy, trace: Trace) -> StepCounts:
     """Counts of the policy's walk through every request; raises as `visit` does.
 
+    >>> from treeopt.policy import DynamicTree
+    >>> from treeopt.trace import Candidates
     >>> tree = Candidates(np.int64([0, 2, 4]), *(np.int16([-1, 0] * 2), np.uint8([0] * 4)),
     ...     np.float32([-0.5, -1] * 2), np.array([True, True, True, False]))
     >>> trace = Trace(np.int32([0, 0]), np.int32([0, 1]), np.int16([[0, 0], [0, -2]]), 2, candidates=tree)
     >>> replay(DynamicTree(nodes=2, depth=2, beam=1), trace).tau
     2.0
     """
-    return count(visit(policy, trace), trace, depth=policy.depth)
+    return count(visit(policy, trace), trace, depth=policy.drafting.depth)
 
 
-def _accepted(policy: DynamicTree, candidates: Candidates, place: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of anchors with equally many candidates, which stand at `place` (anchors, size)."""
-    parent, rank = candidates.parent[place], candidates.rank[place]
-    logs = candidates.logprob[place].astype(np.float32, copy=False)
-    least = math.log(policy.min_probability) if policy.min_probability else -math.inf
-    anchors, size = parent.shape
-    row = np.arange(anchors)[:, None]
-    value = np.zeros((anchors, size), dtype=np.float32)
-    seen: NDArray[np.bool_] = np.zeros((anchors, size), dtype=bool)
-    expanded: NDArray[Any] = seen
-    known = np.ones(anchors, dtype=bool)
-    level = parent < 0
-    due = np.ones(anchors, dtype=np.int64)  # nodes to be expanded
-    for depth in range(policy.depth):
-        columns = np.flatnonzero(level.any(0))
-        here, above = level[:, columns], parent[:, columns]
-        drafted = here & (rank[:, columns] < policy.children) & ((depth == 0) | expanded[row, above])
-        start = value[row, above] if depth else np.float32(0)
-        value[:, columns] = np.where(here, start + logs[:, columns], value[:, columns])
-        known &= drafted.sum(1) == due * policy.children
-        seen[:, columns] |= drafted
-        if depth + 1 == policy.depth:
-            break
-        # A child is less probable than its parent: below a node that is left out nothing is verified, nor missed.
-        order = np.where(drafted, -value[:, columns], np.nan).argsort(1, kind="stable")
-        best = order[:, : policy.expanded[depth + 1]]
-        expanded = np.zeros_like(seen)
-        expanded[row, columns[best]] = drafted[row, best]
-        expanded &= value >= least
-        due = expanded.sum(1)
-        level = (parent >= 0) & level[row, parent]
-    kept = _chosen(policy, value, seen, np.argwhere(seen & candidates.hit[place]), least)
-    return np.where(known, np.bincount(kept, minlength=anchors), UNKNOWN)
+def choose_alone(policy: Policy, lists: Shortlists) -> Chosen:
+    """What the policy chooses for each of (P,) anchors, decoded by itself; each (P,)."""
+    anchors = len(lists.log)
+    size = max(1, CHUNK // max(1, lists.log[0].size))
+    parts = [policy.choose(lists[start : start + size][:, None]) for start in range(0, anchors, size)]
+    return Chosen(*(np.concatenate([getattr(part, f.name)[:, 0] for part in parts]) for f in fields(Chosen)))
 
 
-def _chosen(
-    policy: DynamicTree, value: NDArray[np.float32], seen: NDArray[np.bool_], nodes: NDArray[np.int64], least: float
-) -> NDArray[np.int64]:
-    """The rows of those nodes, int64 (n, 2) of row and column, that are verified."""
-    most = policy.nodes if policy.budget is None else min(policy.nodes, policy.budget)
-    found = []
-    for part in np.array_split(nodes, max(1, -(-nodes.size * value.shape[1] // CHUNK))):
-        rows, columns = part[:, 0], part[:, 1, None]
-        own = value[rows[:, None], columns]
-        before = (value[rows] > own) | ((value[rows] == own) & (np.arange(value.shape[1]) < columns))
-        ahead = (before & seen[rows]).sum(1)
-        found.append(rows[(ahead < most) & (own[:, 0] >= least)])
-    return np.concatenate(found)
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The steps of running batches: `time` steps of `batches` batches with `rows` rows.
+
+    Attributes:
+        anchors: int64 (time, batches, rows), where each row stands.
+        counted: bool, as many; False where a row repeats a request to fill the batch.
+        accepted: int64, as many; drafted tokens that are kept.
+        nodes: int64, as many; nodes that are verified.
+        levels: int64 (time, batches), levels that are drafted for the batch.
+    """
+
+    anchors: NDArray[np.int64]
+    counted: NDArray[np.bool_]
+    accepted: NDArray[np.int64]
+    nodes: NDArray[np.int64]
+    levels: NDArray[np.int64]
+
+
+class Batches:
+    """Running batches of a trace's requests, which any policy may be replayed in."""
+
+    def __init__(self, trace: Trace, *, batch: int, seed: int = 0) -> None:
+        """Deal the requests out to queues, at random.
+
+        Args:
+            trace: with candidates.
+            batch: rows.
+            seed: of the order of the requests.
+
+        Raises:
+            UsageError: batch below 1.
+        """
+        if batch < 1:
+            raise UsageError(f"batch must be at least 1, got {batch}")
+        self.trace, self.batch = trace, batch
+        order = np.random.default_rng(seed).permutation(trace.requests)
+        queues = np.array_split(order, max(1, trace.requests // (ROUNDS * batch)))
+        self.lengths = np.array([len(queue) for queue in queues])
+        self.queues = np.stack([np.resize(queue, max(self.lengths)) for queue in queues])
+
+    def steps(self, policy: Policy, lists: Shortlists) -> Steps:
+        """The steps of a policy, from the shortlists of all anchors; they may be longer and deeper than it needs.
+
+        Raises:
+            TraceError: candidates that it needs were not recorded.
+        """
+        everywhere = choose_alone(policy, lists) if policy.alone or self.batch == 1 else None
+        kept = None if everywhere is None else lists.accepted(everywhere.levels, everywhere.nodes)
+        lane = np.arange(len(self.queues))[:, None]
+        turn = np.tile(np.arange(self.batch), (len(lane), 1))  # which request of its queue each row decodes
+        request = self._request(lane, turn)
+        anchors = self.trace.starts[request]
+        log: list[tuple[Any, ...]] = []
+        while (turn < self.lengths[:, None]).any():
+            if everywhere is None or kept is None:
+                own = lists[anchors]
+                chosen = policy.choose(own)
+                accepted = own.accepted(chosen.levels, chosen.nodes)
+            else:
+                chosen, accepted = everywhere[anchors], kept[anchors]
+            if not chosen.known.all():
+                raise _not_recorded(int(anchors[~chosen.known][0]))
+            log.append((anchors, turn < self.lengths[:, None], accepted, chosen.nodes, chosen.levels.max(1)))
+            anchors = anchors + accepted + 1
+            over = anchors >= self.trace.stops[request]
+            turn = np.where(over, turn.max(1, keepdims=True) + over.cumsum(1), turn)
+            request = self._request(lane, turn)
+            anchors = np.where(over, self.trace.starts[request], anchors)
+        return Steps(*(np.stack(part) for part in zip(*log, strict=True)))
+
+    def _request(self, lane: NDArray[np.int64], turn: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.asarray(self.queues[lane, turn % self.lengths[:, None]])
+
+
+def _not_recorded(anchor: int) -> TraceError:
+    return TraceError(
+        f"anchor {anchor}: the policy expands a candidate whose children were not recorded; record candidates at "
+        "every position, as deep and as wide as the policy, with a larger beam"
+    )

@@ -1,36 +1,28 @@
-"""From a trace and a cost model to a plan: enumerate, price, replay, refine, report on requests held out.
+"""From a trace and a cost model to a plan: propose, replay, choose, report on requests held out."""
 
-Every size and depth cap is enumerated, so steps in the cost (kernel tiles, graph sizes) need no special care.
-"""
-
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from operator import index
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from treeopt.cost import CostModel, StepShape
-from treeopt.errors import CostError, TraceError, UsageError
-from treeopt.estimate import Estimate, paired_difference, ratio
-from treeopt.plan import Choice, Plan, PlanEntry, Proof
-from treeopt.provenance import this_run
+from treeopt.ask import Ask, Method
+from treeopt.choosing import changes, choose, prices
+from treeopt.constraints import Constraint
+from treeopt.cost import CostModel
+from treeopt.errors import InfeasibleError, TraceError, UsageError
+from treeopt.judge import Judge
+from treeopt.learning import MIN_REQUESTS, advice
+from treeopt.objective import THROUGHPUT, WORST_DOMAIN, Objective
+from treeopt.plan import Plan, PlanEntry, Proof
+from treeopt.proposals import Proposals
+from treeopt.provenance import assumed_in, this_run
 from treeopt.published import EAGLE, MEDUSA, published_trees
-from treeopt.searchers.best_first import Frontier, count_prefixes
-from treeopt.searchers.renewal import grow, improve
-from treeopt.trace import Trace
+from treeopt.rivals import Rivals
+from treeopt.searchers.pricing import Padding
+from treeopt.trace import DRAWN, Trace
 from treeopt.tree import Tree
-from treeopt.walk import StepCounts, replay
 
-Method = Literal["renewal", "best-first", "hydra"]
 BASELINES = {"Medusa's tree": MEDUSA, "EAGLE-1's tree": EAGLE}
-CHAIN = "best chain"
-SHORTLIST = 16
-REPLAYED = 8  # sizes of each depth cap that are replayed before the shortlist is drawn
-REFINED = 2
-DRAWN = ("leviathan", "block", "specinfer", "sequoia")  # rules whose candidates are drawn from the drafter's law
-MIN_REQUESTS = 4
 
 
 def search(
@@ -41,6 +33,16 @@ def search(
     max_nodes: int = 63,
     max_depth: int | None = None,
     method: Method = "renewal",
+    objective: Objective = THROUGHPUT,
+    shapes: int | None = None,
+    max_tpot_s: float | None = None,
+    near: float = 0.01,
+    rules: Sequence[Constraint] = (),
+    policies: Sequence[str] = (),
+    padding: Padding = "widest",
+    shrink: float | None = None,
+    solver_s: float = 2.0,
+    compare: Mapping[str, Tree] | None = None,
     held_out: float = 0.5,
     context: int | None = None,
     seed: int = 0,
@@ -55,6 +57,17 @@ def search(
         max_depth: deepest tree tried, the trace's depth at most.
         method: `best-first` takes the best position-averaged trees and replays a shortlist; `renewal` also
             refines them for the positions they visit; `hydra` grows by replay, one node at a time.
+        objective: how tokens are counted.
+        shapes: most different trees in the plan; default one a batch size.
+        max_tpot_s: most seconds a token that the recommended batch size may take.
+        near: of trees as fast up to this share, and with overlapping intervals, the smallest is taken.
+        rules: that trees must keep; what the binding ones cost is told.
+        policies: kinds of trees that are drawn anew at each step, swept by replay on the trace's candidates.
+        padding: how their trees of different sizes become one forward, see `treeopt.searchers.pricing`.
+        shrink: anchors' worth of a back-off that path counts are shrunk towards; default found on the requests, 0 none.
+        solver_s: seconds for an integer programme, a batch size, where the cost depends on level widths or where rules
+            leave trees that enumeration does not prove best; 0 for none.
+        compare: further trees to judge, by name; default Medusa's and EAGLE-1's.
         held_out: share of requests that predictions are made on.
         context: tokens a sequence in the cache; default what the cost model was made for.
         seed: of the split.
@@ -63,29 +76,59 @@ def search(
         UsageError: a setting without meaning.
         TraceError: too few requests to hold some out, or a rule whose acceptance ranks do not tell.
         CostError: a batch size or tree size that the cost model does not cover.
+        EngineError: no tree keeps the rules; names the one that cannot be kept.
+        InfeasibleError: no batch size keeps `max_tpot_s`.
     """
-    sizes: Sequence[int] = [batch] if isinstance(batch, int | np.integer) else batch
-    batches = tuple(index(size) for size in sizes)
-    max_depth = trace.depth if max_depth is None else min(max_depth, trace.depth)
-    _check(batches, max_nodes, max_depth, held_out, method)
-    if trace.meta.get("verification") in DRAWN:
-        raise TraceError(
-            f"rule {trace.meta['verification']} draws its candidates, so ranks do not say what it keeps: "
-            "record sample-and-match"
-        )
-    if trace.requests < MIN_REQUESTS:
-        raise TraceError(f"search holds requests out and needs at least {MIN_REQUESTS}, the trace has {trace.requests}")
-    fit, held = trace.split(share=1 - held_out, rng=np.random.default_rng(seed))
-    if held.requests < 2:
-        raise TraceError(f"an interval needs at least 2 requests held out, {held_out} of {trace.requests} are fewer")
-    bench = _Bench(fit, held, cost, context)
-    options = _options(bench, method, max_nodes, max_depth)
-    entries = tuple(_entry(bench, options, size, method, max_nodes, max_depth) for size in batches)
+    sizes = np.atleast_1d(np.asarray(batch)).tolist()
+    ask = Ask(
+        tuple(sizes),
+        method,
+        max_nodes,
+        trace.depth if max_depth is None else min(max_depth, trace.depth),
+        tuple(rules),
+        shapes,
+        near,
+        max_tpot_s,
+        shrink,
+        solver_s,
+    )
+    if policies and objective is not THROUGHPUT:
+        raise UsageError(f"policies are swept for throughput, not for {objective.name}")
+    fit, held = hold_out(trace, held_out=held_out, seed=seed)
+    if objective is WORST_DOMAIN:
+        _check_domains(fit, held)
+    judge = Judge(fit, held, cost, objective, context=context)
+    proposals = Proposals(judge, ask, ask.rules)
+    chosen = choose(judge, ask, proposals)
+    costs = prices(judge, replace(ask, shrink=proposals.shrink), chosen)
+    rivals = Rivals(
+        proposals.chains,
+        baselines() if compare is None else compare,
+        tuple(policies),
+        padding,
+        ask.nodes,
+        ask.depth,
+        seed,
+        take_policies=not ask.rules and shapes is None,
+        near=near,
+    )
+    entries = tuple(
+        rivals.entry(judge, size, chosen[size], _proof(judge, proposals, size), costs[size]) for size in ask.batches
+    )
     meta = {
         "search": {
             "method": method,
-            "max_nodes": max_nodes,
-            "max_depth": max_depth,
+            "objective": objective.name,
+            "max_nodes": ask.nodes,
+            "max_depth": ask.depth,
+            "rules": [f"{rule.name} ({rule.source})" for rule in rules],
+            "shapes": shapes,
+            "max_tpot_s": max_tpot_s,
+            "near": near,
+            "shrink": proposals.shrink,
+            "solver_s": solver_s,
+            "policies": list(policies),
+            "padding": padding if policies else None,
             "held_out": held_out,
             "seed": seed,
             "requests_chosen_on": fit.requests,
@@ -96,181 +139,114 @@ def search(
         "cost": dict(cost.meta),
         "provenance": this_run(),
     }
-    return Plan(entries, meta)
+    best, over = _preferred(judge, entries, max_tpot_s)
+    largest = max((tree.nodes for tree in chosen.values() if tree is not None), default=1)
+    warnings = (*over, *(f"assumed: {each}" for each in assumed_in(trace.meta)), *_few(fit, largest))
+    return Plan(entries, meta, changes(judge, chosen, near=near), best, warnings)
 
 
-def _check(batches: Sequence[int], max_nodes: int, max_depth: int, held_out: float, method: str) -> None:
-    if not batches:
-        raise UsageError("at least one batch size is needed")
-    for size in batches:
-        if size < 1:
-            raise UsageError(f"batch must be at least 1, got {size}")
-    if len(set(batches)) < len(batches):
-        raise UsageError(f"batch sizes must differ, got {', '.join(map(str, batches))}")
-    if max_nodes < 1 or max_depth < 1:
-        raise UsageError(f"max-nodes and max-depth must be at least 1, got {max_nodes} and {max_depth}")
+def hold_out(trace: Trace, *, held_out: float = 0.5, seed: int = 0) -> tuple[Trace, Trace]:
+    """The requests that `search` chooses on, and those that it predicts on.
+
+    Raises:
+        UsageError: a share that is none.
+        TraceError: too few requests, or ranks that do not tell what the rule keeps.
+    """
+    if type(seed) is not int or seed < 0:
+        raise UsageError(f"seed must be an integer of at least 0, got {seed!r}")
     if not 0 < held_out < 1:
         raise UsageError(f"held-out must lie between 0 and 1, got {held_out}")
-    if method not in ("renewal", "best-first", "hydra"):
-        raise UsageError(f"method must be renewal, best-first or hydra, got {method}")
+    rule = trace.meta.get("verification")
+    if rule in DRAWN and not trace.meta.get("drawn_ranks"):
+        raise TraceError(
+            f"rule {rule} draws its candidates, so ranks do not say what it keeps: record sample-and-match, or draw "
+            "ranks from `kept` (simulate.sampling.drawn_ranks)"
+        )
+    if trace.requests < MIN_REQUESTS:
+        raise TraceError(f"search holds requests out and needs at least {MIN_REQUESTS}, the trace has {trace.requests}")
+    fit, held = trace.split(share=1 - held_out, rng=np.random.default_rng(seed))
+    if held.requests < 2:
+        raise TraceError(f"an interval needs at least 2 requests held out, {held_out} of {trace.requests} are fewer")
+    return fit, held
 
 
-@dataclass
-class _Bench:
-    """The two parts of the trace and what was replayed on them so far."""
-
-    fit: Trace
-    held: Trace
-    cost: CostModel
-    context: int | None
-    _fitted: dict[Tree, StepCounts] = field(default_factory=dict)
-    _judged: dict[Tree, StepCounts] = field(default_factory=dict)
-
-    def step_s(self, tree: Tree, batch: int) -> float:
-        return float(self.cost.step_s([StepShape.of(tree, batch=batch, context=self.context)])[0])
-
-    def tau(self, tree: Tree) -> float:
-        """Replayed on the part that choices are made on."""
-        if tree not in self._fitted:
-            self._fitted[tree] = replay(tree, self.fit)
-        return self._fitted[tree].tau
-
-    def rate(self, tree: Tree, batch: int) -> float:
-        """Tokens a second and sequence on the part that choices are made on."""
-        return self.tau(tree) / self.step_s(tree, batch)
-
-    def judged(self, tree: Tree) -> StepCounts:
-        if tree not in self._judged:
-            self._judged[tree] = replay(tree, self.held)
-        return self._judged[tree]
-
-    def choice(self, name: str, tree: Tree | None, batch: int) -> Choice:
-        plain_s = self.cost.plain_s(batch=batch, context=self.context)
-        if tree is None:
-            one = Estimate(1.0, 1.0, 1.0)
-            return Choice(name, None, one, plain_s, one)
-        counts = self.judged(tree)
-        tau = ratio(counts.committed, counts.steps)
-        step_s = self.step_s(tree, batch)
-        return Choice(name, tree, tau, step_s, tau.times(plain_s / step_s, relative_error=self.cost.relative_error))
+def _check_domains(fit: Trace, held: Trace) -> None:
+    """Of every domain two requests on either side: one has no interval, none is not looked at."""
+    for words, part in (("to choose on", fit), ("held out", held)):
+        for number, name in enumerate(part.domain_names):
+            count = 0 if part.domain is None else int((part.domain == number).sum())
+            if part.domain is not None and count < 2:
+                raise TraceError(
+                    f"the worst domain needs 2 requests of each {words}, domain {name!r} has {count}: record more, or "
+                    "choose another seed or share"
+                )
 
 
-@dataclass(frozen=True, eq=False)
-class _Options:
-    """Trees worth pricing, struct of arrays; `tree(i)` makes one.
-
-    Attributes:
-        tokens: float64 (n,), estimated tau on the fitted part.
-        nodes: sizes.
-        widths: fed widths of each.
-        tree: the i-th topology.
-    """
-
-    tokens: NDArray[np.float64]
-    nodes: Sequence[int]
-    widths: Sequence[tuple[int, ...]]
-    tree: Callable[[int], Tree]
+def _few(fit: Trace, nodes: int) -> tuple[str, ...]:
+    """What to beware of in the part that choices are made on."""
+    if fit.requests < MIN_REQUESTS:
+        return (f"trees are chosen on {fit.requests} requests: by chance more than by merit",)
+    return tuple(f"of the requests that trees are chosen on, {each}" for each in advice(fit, nodes))
 
 
-def _options(bench: _Bench, method: Method, max_nodes: int, max_depth: int) -> _Options:
-    if method == "hydra":
-        trees = grow(bench.fit, nodes=max_nodes, depth=max_depth)
-        taus = np.array([bench.tau(tree) for tree in trees])
-        return _Options(taus, [t.nodes for t in trees], [t.fed_widths for t in trees], trees.__getitem__)
-    return _enumerate(bench, count_prefixes(bench.fit, nodes=max_nodes, depth=max_depth), max_depth)
+def baselines() -> dict[str, Tree]:
+    """Published trees that every plan is compared with, by name."""
+    return {name: published_trees()[key] for name, key in BASELINES.items()}
 
 
-def _enumerate(bench: _Bench, frontier: Frontier, max_depth: int) -> _Options:
-    """Best position-averaged trees of every size and depth cap; a cap that is not reached adds nothing."""
-    tokens: list[NDArray[np.float64]] = []
-    sizes: list[tuple[int, int]] = []
-    widths: list[tuple[int, ...]] = []
-    for cap in range(1, max_depth + 1):
-        order = frontier.order(cap)
-        expected = frontier.tokens(cap)
-        fed = np.zeros(cap, dtype=np.int64)
-        fed[0] = 1
-        inner: set[int] = set()
-        reached, first = 0, len(sizes)
-        for nodes, node in enumerate(order.tolist(), 1):
-            parent, depth = int(frontier.parent[node]), int(frontier.depth[node])
-            reached = max(reached, depth)
-            if parent >= 0 and parent not in inner:
-                inner.add(parent)
-                fed[depth - 1] += 1
-            if reached == cap:
-                sizes.append((nodes, cap))
-                widths.append(tuple(fed.tolist()))
-        tokens.append(_expected_on_walk(bench, frontier, [n for n, _ in sizes[first:]], cap, expected))
-    return _Options(np.concatenate(tokens), [n for n, _ in sizes], widths, lambda i: frontier.tree(*sizes[i]))
-
-
-def _expected_on_walk(
-    bench: _Bench, frontier: Frontier, nodes: list[int], cap: int, expected: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """tau of each size: its average over positions, times the walk's share of it at a few sizes, interpolated.
-
-    Averages promise too much, of deep trees most of all; ranked by them alone, a shortlist holds deep trees only.
-    """
-    if not nodes:
-        return np.empty(0)
-    spread = np.geomspace(nodes[0], nodes[-1], REPLAYED)
-    grid = sorted({min(nodes, key=lambda n: abs(n - size)) for size in spread.tolist()})
-    shares = [bench.tau(frontier.tree(n, cap)) / expected[n] for n in grid]
-    return np.asarray(expected[nodes] * np.interp(np.log(nodes), np.log(grid), shares))
-
-
-def _entry(bench: _Bench, options: _Options, batch: int, method: Method, max_nodes: int, max_depth: int) -> PlanEntry:
-    chain = max(
-        (Tree.chain(k) for k in range(1, min(max_depth, max_nodes) + 1)),
-        key=lambda tree: bench.rate(tree, batch),
-    )
-    plain_s = bench.cost.plain_s(batch=batch, context=bench.context)
-    best = _best(bench, options, batch, method)
-    if best is None or bench.rate(chain, batch) >= bench.rate(best, batch):
-        best = chain
-    speculate = bench.rate(best, batch) > 1 / plain_s
-    choice = bench.choice("chosen tree", best, batch) if speculate else bench.choice("no speculation", None, batch)
-
-    compared = [bench.choice("no speculation", None, batch)] if speculate else []
-    compared.append(bench.choice(CHAIN, chain, batch))
-    skipped = {}
-    for name, key in BASELINES.items():
-        try:
-            compared.append(bench.choice(name, published_trees()[key], batch))
-        except (TraceError, CostError) as error:  # too deep, too wide or too large for what was recorded
-            skipped[name] = str(error)
-    gain = None
-    if speculate and best != chain:
-        a, b = bench.judged(best), bench.judged(chain)
-        gain = paired_difference((a.committed, a.steps), (b.committed, b.steps))
-    return PlanEntry(batch, choice, gain, tuple(compared), skipped, _proof(bench.cost, method, max_nodes, max_depth))
-
-
-def _best(bench: _Bench, options: _Options, batch: int, method: Method) -> Tree | None:
-    """The tree of most replayed tokens a second on the fitted part."""
-    if len(options.tokens) == 0:
-        return None
-    shapes = [
-        StepShape(batch, nodes + 1, widths, bench.context)
-        for nodes, widths in zip(options.nodes, options.widths, strict=True)
-    ]
-    rates = options.tokens / bench.cost.step_s(shapes)
-    shortlist = [options.tree(i) for i in np.argsort(-rates, kind="stable")[:SHORTLIST].tolist()]
-    shortlist.sort(key=lambda tree: -bench.rate(tree, batch))
-    if method == "renewal":
-        shortlist += [improve(bench.fit, nodes=tree.nodes, depth=tree.depth).tree for tree in shortlist[:REFINED]]
-    return max(shortlist, key=lambda tree: bench.rate(tree, batch))
-
-
-def _proof(cost: CostModel, method: Method, max_nodes: int, max_depth: int) -> Proof:
-    limits = f"trees of at most {max_nodes} nodes and depth {max_depth}"
-    if method == "hydra":
-        return Proof("replayed tokens a second", optimal=False, statement=f"best of the trees grown; {limits}")
-    proved = cost.separable
+def _proof(judge: Judge, proposals: Proposals, batch: int) -> Proof:
+    what = "replayed tokens a second"
+    if judge.objective is not THROUGHPUT:
+        what += f", {judge.objective.name}"
+    kept = " that keep the rules" if proposals.rules else ""
+    trees = f"trees of at most {proposals.ask.nodes} nodes and depth {proposals.ask.depth}{kept}"
+    if proposals.ask.method == "hydra":
+        return Proof(what, optimal=False, statement=f"best of the trees grown; {trees}")
+    averaged = f"tokens averaged over positions{' of shrunk counts' if proposals.shrink else ''}"
+    if not proposals.options.exact:
+        claim = f"grown for {averaged}, which proves nothing under these rules"
+    elif judge.cost.separable:
+        claim = f"proved optimal for {averaged}"
+    else:
+        claim = f"optimal for {averaged} alone: this cost depends on level widths"
+    found = "the best found by replay on the fitted requests"
+    if proposals.ask.shapes is not None:
+        found = f"what serves all batch sizes best with {proposals.ask.shapes} shapes, by replay on the fitted requests"
+    elif proposals.ask.near:
+        found = f"the smallest within {proposals.ask.near:.0%} of the best found by replay on the fitted requests"
     statement = (
-        f"the candidates of each size and depth are {'proved ' if proved else ''}optimal for tokens averaged over "
-        f"positions{'' if proved else ' alone: this cost depends on level widths'}; among them the choice is the "
-        f"best found by replay on the fitted requests, not proved; {limits}"
+        f"the candidates of each size and depth are {claim}; among them the choice is {found}, not proved; {trees}"
     )
-    return Proof("replayed tokens a second", optimal=False, statement=statement)
+    if refined := proposals.refined(batch):
+        statement += f"; by integer programme, averaged over positions: {refined.statement}"
+    return Proof(what, optimal=False, statement=statement)
+
+
+def _preferred(
+    judge: Judge, entries: Sequence[PlanEntry], max_tpot_s: float | None
+) -> tuple[int | None, tuple[str, ...]]:
+    """The batch size that the objective prefers within the ceiling, and which sizes exceed it.
+
+    Decided, as all choices, on the fitted requests; of a policy by what it is predicted.
+    """
+    rates = {
+        entry.batch: entry.choice.tau.value / entry.choice.step_s
+        if entry.choice.grown
+        else judge.rate(entry.choice.tree, entry.batch)
+        for entry in entries
+    }
+    within, over = rates, []
+    if max_tpot_s is not None:
+        within = {batch: rate for batch, rate in rates.items() if 1 / rate <= max_tpot_s * (1 + 1e-12)}
+        over = [
+            f"batch {batch}: no way tried stays below {max_tpot_s * 1e3:g} ms a token on the fitted requests, the "
+            f"fastest takes {1e3 / rate:.3f} ms"
+            for batch, rate in rates.items()
+            if batch not in within
+        ]
+        if not within:
+            raise InfeasibleError("max-tpot: " + "; ".join(over))
+    if len(entries) == 1:
+        return None, tuple(over)
+    throughput = judge.objective is THROUGHPUT
+    return max(within, key=lambda batch: within[batch] * (batch if throughput else 1)), tuple(over)

@@ -43,6 +43,16 @@ def look(meta: Any, *keys: str) -> Any:
     return meta
 
 
+def assumed_in(meta: Any) -> list[str]:
+    """What an imported trace had to assume, in sentences, from its provenance.
+
+    >>> assumed_in({"assumed": ["depths are independent of each other"]})
+    ['depths are independent of each other']
+    """
+    found = look(meta, "assumed")
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+
 def _without_folder(word: str) -> str:
     """A word of the command line, absolute paths cut to their last part."""
     option, equals, value = word.partition("=")

@@ -4,7 +4,7 @@ Knows the arrays, their checks and the one-file format (`data/README.md`). Knows
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.arrays import Array, read_arrays
+from treeopt.arrays import FORMAT, REQUIRED, Array, read_arrays
 from treeopt.checks import MAX_DEPTH as MAX_DEPTH
 from treeopt.checks import MAX_WIDTH as MAX_WIDTH
 from treeopt.checks import MISSED as MISSED
@@ -23,7 +23,11 @@ from treeopt.errors import TraceError
 from treeopt.files import whole
 
 SCHEMA = "treeopt.trace/1"
-BY_ANCHOR = ("accept", "draft_prob", "draft_entropy", "target_entropy")  # optional arrays, one row an anchor
+RANKS = (*REQUIRED, "domain")
+BY_ANCHOR = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy")  # optional arrays, one row an anchor
+OPTIONAL = (*BY_ANCHOR, "candidates", "domain")
+CHAINS = ("leviathan", "block")  # rules of `meta["verification"]` that verify chains only
+DRAWN = (*CHAINS, "specinfer", "sequoia")  # rules whose candidates are drawn from the drafter's law: `kept` is theirs
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +62,8 @@ class Trace:
         width: W, candidates that were looked at.
         meta: provenance; JSON values only.
         accept: float16 (P, D, W) or None, probability that sibling r is the accepted one, its ancestors accepted.
+        kept: float16 (P, D, W) or None, probability that the text's own token was kept as sibling r, given the text and
+            that its ancestors were kept; of rules that draw their candidates.
         draft_prob: float16 (P, D, W) or None, drafter's probabilities of its first W candidates.
         draft_entropy: float16 (P, D) or None, entropy of the drafter's law there, in nats.
         target_entropy: float16 (P,) or None, entropy of the target's law of the token at this anchor, in nats.
@@ -77,6 +83,7 @@ class Trace:
     width: int
     meta: Mapping[str, Any] = field(default_factory=dict)
     accept: NDArray[np.float16] | None = None
+    kept: NDArray[np.float16] | None = None
     draft_prob: NDArray[np.float16] | None = None
     draft_entropy: NDArray[np.float16] | None = None
     target_entropy: NDArray[np.float16] | None = None
@@ -119,9 +126,11 @@ class Trace:
         return len(self.starts)
 
     @cached_property
-    def request_index(self) -> NDArray[np.int64]:
-        """Of each anchor, the index (0 .. R − 1) of its request, int64 (P,)."""
-        return np.repeat(np.arange(self.requests), self.stops - self.starts)
+    def request_index(self) -> NDArray[np.int32]:
+        """Of each anchor, the index (0 .. R − 1) of its request, int32 (P,)."""
+        index = np.cumsum(self.position == 0, dtype=np.int32)
+        index -= 1
+        return index
 
     def select(self, requests: NDArray[np.int64]) -> "Trace":
         """The trace of some requests, given as increasing indices into 0 .. R − 1; request numbers are kept.
@@ -136,7 +145,9 @@ class Trace:
         whole_numbers = requests.dtype.kind in "iu"
         if not whole_numbers or (np.diff(requests) <= 0).any() or requests[0] < 0 or requests[-1] >= self.requests:
             raise TraceError(f"a selection must be increasing indices below {self.requests}, got {requests}")
-        keep = np.isin(self.request_index, requests)
+        chosen_requests = np.zeros(self.requests, dtype=bool)
+        chosen_requests[requests] = True
+        keep = chosen_requests[self.request_index]
         chosen = None if self.candidates is None else _select_candidates(self.candidates, keep)
         parts: dict[str, Any] = {}
         for name in BY_ANCHOR:
@@ -182,8 +193,13 @@ def save_trace(trace: Trace, path: Path) -> None:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def load_trace(path: Path) -> Trace:
+def load_trace(path: Path, *, arrays: Collection[str] = FORMAT) -> Trace:
     """Read and check a trace.
+
+    Args:
+        path: the file.
+        arrays: names of the arrays to read (treeopt.arrays.FORMAT); `RANKS` are those that static trees are
+            searched by, without probabilities and candidates.
 
     Raises:
         TraceError: the file is missing, truncated, pickled, of another schema, or breaks the format; the
@@ -191,9 +207,8 @@ def load_trace(path: Path) -> Trace:
     """
     path = Path(path)
     try:
-        arrays = read_arrays(path)
-        header = _read_header(arrays)
-        return _assemble(arrays, header)
+        found = read_arrays(path, arrays)
+        return _assemble(found, _read_header(found))
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
 

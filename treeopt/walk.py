@@ -13,6 +13,8 @@ from treeopt.errors import TraceError
 from treeopt.trace import Trace
 from treeopt.tree import Tree
 
+ROUND = 1000  # what a round of steps costs on its own, in anchors of one round of doubling
+
 
 @dataclass(frozen=True, eq=False)
 class StepCounts:
@@ -49,8 +51,8 @@ class Walk:
     request: NDArray[np.int64]
 
 
-def accepted_lengths(tree: Tree, trace: Trace) -> NDArray[np.int64]:
-    """Drafted tokens that a step would keep, for a start at every anchor; int64 (P,).
+def deepest(tree: Tree, trace: Trace) -> NDArray[np.int64]:
+    """The deepest node of the tree that the text at every anchor follows, −1 for the root; int64 (P,).
 
     Raises:
         TraceError: the tree is deeper than the trace, or looks at ranks that were not recorded.
@@ -62,15 +64,19 @@ def accepted_lengths(tree: Tree, trace: Trace) -> NDArray[np.int64]:
     # child[node + 1, rank] is the node there, or -1; the last column stands for "not recorded".
     child = np.full((tree.nodes + 1, trace.width + 1), -1, dtype=np.int64)
     child[np.asarray(tree.parents, dtype=np.int64) + 1, list(tree.ranks)] = np.arange(tree.nodes)
-    accepted = np.zeros(trace.anchors, dtype=np.int64)
-    alive = np.arange(trace.anchors)
-    node = np.full(trace.anchors, -1, dtype=np.int64)
+    found = np.full(trace.anchors, -1, dtype=np.int64)
+    alive, node = np.arange(trace.anchors), found
     for depth in range(tree.depth):
         rank = trace.rank[alive, depth]
         node = child[node + 1, np.where(rank >= 0, rank, trace.width)]
         alive, node = alive[node >= 0], node[node >= 0]
-        accepted[alive] = depth + 1
-    return accepted
+        found[alive] = node
+    return found
+
+
+def accepted_lengths(tree: Tree, trace: Trace) -> NDArray[np.int64]:
+    """Drafted tokens that a step would keep, for a start at every anchor; int64 (P,). Raises as `deepest` does."""
+    return np.array([*tree.depths, 0])[deepest(tree, trace)]
 
 
 def visit(tree: Tree, trace: Trace) -> Walk:
@@ -85,19 +91,60 @@ def visit(tree: Tree, trace: Trace) -> Walk:
 
 def walked(accepted: NDArray[np.int64], trace: Trace) -> Walk:
     """The steps through every request, given what a step from each anchor keeps, int64 (P,)."""
-    here = np.arange(trace.anchors)
-    goal = here + accepted + 1
-    goal = np.where(goal < trace.stops[trace.request_index], goal, trace.anchors)
     visited = np.zeros(trace.anchors + 1, dtype=bool)
     visited[trace.starts] = True
-    jump = np.append(goal, trace.anchors)
+    jump = _jumps(accepted, trace)
     # After round k every anchor within 2^(k+1) - 1 steps of a start is marked.
-    longest = int((trace.stops - trace.starts).max())
-    for _ in range(max(longest - 1, 0).bit_length()):
+    for _ in range((longest(trace) - 1).bit_length()):
         visited[jump[np.flatnonzero(visited)]] = True
         jump = jump[jump]
     anchors = np.flatnonzero(visited[:-1])
-    return Walk(anchors, accepted[anchors], trace.request_index[anchors])
+    return Walk(anchors, accepted[anchors], trace.request_index[anchors].astype(np.int64))
+
+
+def remaining_steps(accepted: NDArray[np.int64], trace: Trace) -> NDArray[np.int32]:
+    """Steps from every anchor to the end of its request, V(t) = 1 + V(t + 1 + accepted(t)); int32 (P,).
+
+    Args:
+        accepted: int64 (P,), what a step from each anchor keeps.
+        trace: the requests.
+
+    >>> trace = Trace(np.int32([0, 0, 0]), np.int32([0, 1, 2]), np.int16([[0], [0], [0]]), 1)
+    >>> remaining_steps(np.array([1, 0, 0]), trace).tolist()
+    [2, 2, 1]
+    """
+    jump = _jumps(accepted, trace)
+    steps = np.ones(trace.anchors + 1, dtype=np.int32)
+    steps[-1] = 0
+    if not in_step(trace):
+        for _ in range(longest(trace).bit_length()):
+            steps += steps[jump]
+            jump = jump[jump]
+        return steps[:-1]
+    lengths = trace.stops - trace.starts
+    by_length = np.argsort(-lengths, kind="stable")
+    starts = trace.starts[by_length]
+    longer = np.searchsorted(-lengths[by_length], -np.arange(lengths.max()))  # than each position
+    for position in range(len(longer) - 1, -1, -1):
+        here = starts[: longer[position]] + position
+        steps[here] += steps[jump[here]]
+    return steps[:-1]
+
+
+def in_step(trace: Trace, trees: int = 1) -> bool:
+    """Whether all requests, under so many trees, are better walked side by side than each by doubling its steps."""
+    return longest(trace) * ROUND <= trees * trace.anchors * longest(trace).bit_length()
+
+
+def longest(trace: Trace) -> int:
+    """Anchors of the longest request."""
+    return int((trace.stops - trace.starts).max())
+
+
+def _jumps(accepted: NDArray[np.int64], trace: Trace) -> NDArray[np.int64]:
+    """Where the step from each anchor leads, int64 (P + 1,); P, which leads to itself, for the end of a request."""
+    goal = np.arange(1, trace.anchors + 1) + accepted
+    return np.append(np.where(goal < trace.stops[trace.request_index], goal, trace.anchors), trace.anchors)
 
 
 def replay(tree: Tree, trace: Trace) -> StepCounts:

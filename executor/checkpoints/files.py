@@ -7,17 +7,15 @@ into memory and unpickled by torch's reader of plain tensors only.
 import json
 import re
 import struct
-import zipfile
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from executor.checkpoints.stored import Entry, Stored, some
+from executor.saved import check_tensor, load_saved
 from treeopt.errors import ExecutorError
 from treeopt.files import why
 
@@ -27,7 +25,6 @@ SAFETENSORS = ("ngram.safetensors", "medusa_lm_head.safetensors", "hydra_lm_head
 TORCH = ("medusa_lm_head.pt", "hydra_lm_head.pt", "pytorch_model.bin", "model.pt")
 # What trainers leave beside the weights.
 OTHERS = re.compile(r"(optimizer|scheduler|scaler|training_args|random_states|rng_state|trainer_state).*")
-_GLOBAL = re.compile(r"(?:GLOBAL|class) ([\w.]+)")
 _TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -125,31 +122,15 @@ def _safetensors(file: Path) -> dict[str, Entry]:
 
 
 def _torch(file: Path) -> dict[str, Entry]:
-    """Refused: compressed records, since a small file could then fill the memory; pickles of other than tensors."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            records = archive.infolist()
-        if any(r.compress_type != zipfile.ZIP_STORED for r in records):
-            raise ExecutorError(f"{file}: not a file that torch.save writes: it is compressed")
-        if sum(r.file_size for r in records if not re.search(r"/data/\d+$", r.filename)) > HEADER_LIMIT:
-            raise ExecutorError(f"{file}: more than {HEADER_LIMIT} bytes that are no tensors")
-        found = torch.load(file, map_location="cpu", mmap=True, weights_only=True)  # noqa: TID251 - no code is run
-    except UnpicklingError as error:
-        named = _GLOBAL.search(str(error))
-        raise ExecutorError(
-            f"{file}: refused: it holds {named[1] if named else 'code or objects'}, where plain tensors must be"
-        ) from error
-    except (zipfile.BadZipFile, OSError, RuntimeError, ValueError, EOFError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ExecutorError(f"{file}: not a readable file of torch.save (a zip archive): {first}") from error
+    """Files of `torch.save`, whose pickles may hold tensors only."""
+    found = load_saved(file)
     for wrapper in ("state_dict", "model", "module"):
         if isinstance(found, dict) and isinstance(found.get(wrapper), dict):
             found = found[wrapper]
     if not isinstance(found, dict):
         raise ExecutorError(f"{file}: must hold a dictionary of tensors, found {type(found).__name__}")
     for key, value in found.items():
-        if not isinstance(key, str) or type(value) not in (Tensor, torch.nn.Parameter) or value.is_sparse:
-            raise ExecutorError(f"{file}: {key!r} must be a plain tensor, found {type(value).__name__}")
-        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise ExecutorError(f"{file}: {key} claims {tuple(value.shape)}, which is more than its data")
+        if not isinstance(key, str):
+            raise ExecutorError(f"{file}: {key!r} must be the name of a tensor")
+        check_tensor(value, repr(key), file)
     return {key: Entry(key, tuple(t.shape), t.dtype, t.detach) for key, t in found.items()}

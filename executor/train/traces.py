@@ -13,6 +13,8 @@ from executor.loading import load_target, load_tokenizer
 from executor.prompts import read_prompts
 from executor.record import collect
 from executor.train.shipped import NAME
+from treeopt.errors import UsageError
+from treeopt.policy import DynamicTree
 from treeopt.trace import save_trace
 
 # The name of a drafter's traces, and the drafter below data/models or in words.
@@ -35,6 +37,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "t0": {"requests": 1000, "new_tokens": 32},
     "t1": {"requests": 600, "new_tokens": 64, "temperature": 1.0, "seed": 1},
 }
+# With whole candidate trees, for policies that choose at run time; they take some 100 times the space of ranks.
+CANDIDATES: dict[str, dict[str, Any]] = {
+    "candidates-t0": {
+        "requests": 200,
+        "new_tokens": 32,
+        "depth": 6,
+        "candidates": DynamicTree(nodes=1, depth=6, beam=8, width=5),
+    },
+}
+WITH_CANDIDATES = ("eagle",)
 
 
 def place_of(data: Path, name: str) -> Path | str:
@@ -48,19 +60,39 @@ def target_of(data: Path, name: str) -> Path:
     return data / "models" / OWN_TARGET.get(name, NAME)
 
 
+def kinds_of(name: str) -> dict[str, dict[str, Any]]:
+    """The traces of a drafter and their settings."""
+    return SETTINGS | (CANDIDATES if name in WITH_CANDIDATES else {})
+
+
 def record(data: Path, names: Sequence[str] = tuple(DRAFTERS)) -> None:
-    """Write `data/traces/NAME-t0.npz` (greedy) and `NAME-t1.npz` (sampled, for sample-and-match) of each drafter."""
+    """Write `data/traces/NAME-t0.npz` (greedy) and `NAME-t1.npz` (sampled, for sample-and-match) of each drafter.
+
+    Of some also `NAME-candidates-t0.npz`: fewer requests, with whole candidate trees. A name may be that of a drafter
+    or of one of its traces.
+
+    Raises:
+        UsageError: there is no such drafter or trace.
+    """
+    known = {name for drafter in DRAFTERS for name in (drafter, *(f"{drafter}-{kind}" for kind in kinds_of(drafter)))}
+    if set(names) - known:
+        raise UsageError(f"the name must be one of {', '.join(sorted(known))}, got {min(set(names) - known)}")
     prompts = read_prompts(data / "prompts" / "stdlib.jsonl")
     written: dict[tuple[Path, str], dict[int, list[list[int]]]] = {}
-    for name in names:
+    for name in DRAFTERS:
+        wanted = [kind for kind in kinds_of(name) if {name, f"{name}-{kind}"} & set(names)]
+        if not wanted:
+            continue
         folder = target_of(data, name)
         target = load_target(folder, packed=True)
         drafter = load_drafter(place_of(data, name), target, packed=True)
         tokens = load_tokenizer(folder, vocabulary=target.vocabulary)([p.text for p in prompts])["input_ids"]
-        for kind, settings in SETTINGS.items():
-            count, rest = settings["requests"], {k: v for k, v in settings.items() if k != "requests"}
+        for kind in wanted:
+            settings = dict(kinds_of(name)[kind])
+            count = settings.pop("requests")
             texts = written.setdefault((folder, kind), {})
-            found = collect(target, drafter, prompts[:count], tokens[:count], written=texts, width=16, stop=[0], **rest)
+            settings |= {"written": texts, "width": 16, "stop": [0]}
+            found = collect(target, drafter, prompts[:count], tokens[:count], **settings)
             save_trace(found, data / "traces" / f"{name}-{kind}.npz")
             print(f"{name}-{kind}: {found.anchors} anchors", file=sys.stderr)
 

@@ -19,24 +19,19 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from executor.decode import Decoder
 from executor.drafters.language_model import LanguageModel
 from executor.fingerprint import device_name
 from executor.packing import pack_linears
+from executor.shaped import SHAPES, shape_config
 from executor.target import Target
 from treeopt.files import write_text
 from treeopt.provenance import this_run
 from treeopt.tree import Tree
 
-SHAPES = {  # hidden, intermediate, layers, heads, key heads, vocabulary
-    "toy": (64, 128, 2, 4, 2, 512),
-    "100m": (768, 2048, 14, 12, 4, 8192),
-    "1b": (2048, 8192, 16, 32, 8, 128256),
-    "8b": (4096, 14336, 32, 32, 8, 128256),
-}
 PROMPT, NEW = 128, 64
 ASSISTED = (2, 3, 4, 5, 6, 7, 8)
 TREES = {
@@ -46,30 +41,12 @@ TREES = {
 }
 
 
-def configuration(shape: str) -> LlamaConfig:
-    """A Llama of that shape, without tokens that end a text."""
-    hidden, intermediate, layers, heads, shared, vocabulary = SHAPES[shape]
-    return LlamaConfig(
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=shared,
-        vocab_size=vocabulary,
-        max_position_embeddings=4096,
-        initializer_range=0.05,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-
-
 def models(
     shape: str, dtype: torch.dtype, device: str, damping: float = 0.05
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Target and assistant, in evaluation mode."""
     torch.manual_seed(0)
-    config = configuration(shape)
+    config = shape_config(shape)
     with torch.device(device):
         target = LlamaForCausalLM._from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
     with torch.no_grad():

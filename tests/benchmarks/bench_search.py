@@ -1,4 +1,4 @@
-"""Seconds and peak memory of the core: best trees of a large trace, a search, a table.
+"""Seconds and peak memory of the core: best trees of a large trace, replays, improved trees, a search, a table.
 
 Run as `python -m tests.benchmarks.bench_search`. Prints; asserts nothing about time. Each benchmark has a
 process of its own, so that peaks do not mix; `before` is the peak of making its input.
@@ -6,18 +6,26 @@ process of its own, so that peaks do not mix; `before` is the peak of making its
 
 import multiprocessing
 import resource
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.cost import StepShape
+from treeopt.cost import CostParts, StepShape
+from treeopt.engines import PROFILES
 from treeopt.optimize import search
+from treeopt.replayer import Replayer
 from treeopt.searchers.best_first import count_prefixes, from_table
+from treeopt.searchers.renewal import improve
+from treeopt.shards import Shards, note, ranks_of
 from treeopt.trace import Trace
+from treeopt.walk import replay
 
 
 class Cost:
@@ -34,6 +42,12 @@ class Cost:
 
     def plain_s(self, *, batch: int, context: int | None = None) -> float:
         return float(self.step_s([StepShape(batch, 1, (), context)])[0])
+
+    def parts(self, *, batch: int, tokens: int, depth: int, width: int, context: int | None = None) -> CostParts:
+        verify = self.step_s([StepShape(batch, size, (), context) for size in range(1, tokens + 1)])
+        draft = np.full((depth, width + 1), 0.001)
+        draft[:, 0] = 0
+        return CostParts(np.append(np.inf, verify), draft)
 
 
 def peak_mib() -> float:
@@ -109,6 +123,45 @@ def bench_prefixes() -> str:
     )
 
 
+def bench_replay() -> str:
+    """Many trees on one trace, against one at a time; long and short requests."""
+    lines = []
+    for length in (500, 32):
+        trace = synthetic_trace(1_000_000, length=length)
+        frontier = count_prefixes(trace, nodes=512, depth=8)
+        trees = [frontier.tree(size, 8) for size in (8, 63, 256)]
+        before = peak_mib()
+        ready_s, replayer = timed(lambda: Replayer(trace, frontier.tree(1024, 8)))  # noqa: B023
+        peak = peak_mib()
+        ours_s, found = timed(lambda: [replayer.replay(tree) for tree in trees])  # noqa: B023
+        plain_s, due = timed(lambda: [replay(tree, trace) for tree in trees])  # noqa: B023
+        apart = sum(int(np.abs(a.steps - b.steps).sum()) for a, b in zip(found, due, strict=True))
+        lines.append(
+            f"replay, 1 M anchors in requests of {length}, depth 8, trees of 8, 63 and 256 nodes:  "
+            f"{ours_s / 3 * 1e3:.1f} ms a tree after {ready_s:.2f} s (peak {peak:.0f} MiB, before {before:.0f}), "
+            f"plainly {plain_s / 3 * 1e3:.0f} ms, ratio {plain_s / ours_s:.0f}; steps that differ: {apart}"
+        )
+    return "\n".join(lines)
+
+
+def bench_improve() -> str:
+    """Trees of 63 nodes for their own walk."""
+    lines = []
+    for anchors in (100_000, 1_000_000):
+        trace = synthetic_trace(anchors)
+        average = count_prefixes(trace, nodes=63, depth=8).tree(63, 8)
+        before = peak_mib()
+        first = time.process_time()
+        seconds, found = timed(lambda: improve(trace, nodes=63, depth=8), repeats=2)  # noqa: B023
+        core_s = (time.process_time() - first) / 2
+        tau = replay(average, trace).tau
+        lines.append(
+            f"improve, {anchors} anchors, 63 nodes, depth 8:  {seconds:.2f} s, {core_s:.2f} s of a core, peak "
+            f"{peak_mib():.0f} MiB (before {before:.0f}); tau {found.counts.tau:.4f}, position-averaged {tau:.4f}"
+        )
+    return "\n".join(lines)
+
+
 def bench_search() -> str:
     """A whole search with four batch sizes on 100 k anchors."""
     trace = synthetic_trace(100_000)
@@ -118,6 +171,51 @@ def bench_search() -> str:
     return (
         f"search, 100 k anchors, 4 batch sizes, 63 nodes:  {seconds:.2f} s without start-up, "
         f"peak {peak_mib():.0f} MiB (before {before:.0f}); chosen nodes {nodes}"
+    )
+
+
+def write_shards(folder: Path, shards: int, anchors: int) -> None:
+    """A folder of synthetic shards with probabilities, whose anchors are `anchors` each."""
+    requests = shards * -(-anchors // 500)
+    found = Shards.begin(folder, {"verification": "greedy", "repeated_4grams": {}}, {}, requests)
+    for number in range(shards):
+        trace = synthetic_trace(anchors, seed=number)
+        blank = np.zeros((anchors, trace.depth, trace.width), dtype=np.float16)
+        found.add(replace(trace, draft_prob=blank, meta=note([str(number)], 0, 0)))
+        found.traces[-1] = trace  # lets the probabilities go
+
+
+def bench_large(shards: int = 10, anchors: int = 1_000_000) -> str:
+    """A search on 10 M anchors from shards on the disk, written by another process."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "shards"
+        with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            pool.submit(write_shards, folder, shards, anchors).result()
+        before = peak_mib()
+        read_s, trace = timed(lambda: ranks_of(folder), repeats=1)
+        read = peak_mib()
+    seconds, plan = timed(lambda: search(trace, Cost(), batch=(1, 4)), repeats=1)
+    nodes = [entry.choice.tree.nodes if entry.choice.tree else 0 for entry in plan.entries]
+    return (
+        f"search, {trace.anchors} anchors from {shards} shards with probabilities, 2 batch sizes, 63 nodes:  "
+        f"{read_s:.1f} s to read, {seconds:.1f} s to search, peak {peak_mib():.0f} MiB (reading {read:.0f}, before "
+        f"{before:.0f}); chosen nodes {nodes}"
+    )
+
+
+def bench_engines() -> str:
+    """Searches over eight batch sizes and a million anchors, under the rules of every engine; no integer programmes."""
+    trace, batches = synthetic_trace(1_000_000), (1, 2, 4, 8, 16, 32, 64, 128)
+    before, spent = peak_mib(), {}
+    for name, profile in PROFILES.items():
+        start = time.process_time()
+        search(trace, Cost(), batch=batches, max_nodes=128, rules=profile.rules, solver_s=0, compare={})
+        spent[name] = time.process_time() - start
+    slowest = max(spent, key=lambda name: spent[name])
+    return (
+        f"search, 1 M anchors, 8 batch sizes, 128 nodes:  {spent['treeopt']:.1f} s of one core without rules, under "
+        f"those of {len(spent) - 1} engines {min(spent.values()):.1f} to {spent[slowest]:.1f} s ({slowest}), "
+        f"peak {peak_mib():.0f} MiB (before {before:.0f})"
     )
 
 
@@ -139,7 +237,7 @@ def bench_table() -> str:
 def main() -> None:
     """Run all, each in a fresh process."""
     fresh = multiprocessing.get_context("spawn")
-    for bench in (bench_prefixes, bench_search, bench_table):
+    for bench in (bench_prefixes, bench_replay, bench_improve, bench_search, bench_engines, bench_large, bench_table):
         with ProcessPoolExecutor(max_workers=1, mp_context=fresh) as pool:
             print(pool.submit(bench).result(), flush=True)
 

@@ -26,7 +26,8 @@ from executor.measure import block, measure_profile
 from executor.prompts import read_prompts
 from executor.record import collect, device_name
 from executor.target import Target
-from executor.validate import compare, comparison_record
+from executor.validate import compare
+from simulate.agreement import comparison_record
 from simulate.profile import save_profile
 from simulate.shapes import Shape
 from tests.benchmarks.bench_executor import compare_ways, models, show

@@ -17,6 +17,8 @@ COMMANDS = {
     "export": "treeopt.cli.export",
     "trace": "treeopt.cli.trace",
     "profile": "treeopt.cli.profile",
+    "simulate": "treeopt.cli.simulate",
+    "whatif": "treeopt.cli.whatif",
     "validate": "treeopt.cli.validate",
     "train": "treeopt.cli.train",
 }
@@ -24,6 +26,7 @@ COMMANDS = {
 EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "accelerate"), "executor"),
     "peft": "train",
+    "simpy": "serving",
 }
 
 

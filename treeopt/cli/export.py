@@ -10,7 +10,7 @@ import click
 from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
 from treeopt.files import write_text
-from treeopt.plan import load_plan
+from treeopt.planfile import load_plan
 
 
 @click.command()

@@ -40,9 +40,18 @@ class Models:
     quantize: str | None
     tensor_parallel: bool
     threads: int | None
+    random_weights: bool = False
 
 
-def _models(*, drafter: bool) -> Callable[[Any], Any]:
+_RANDOM = click.option(
+    "--random-weights",
+    is_flag=True,
+    help="Draw the weights: --target is then a folder with a config.json, or toy, 100m, 1b, 8b, 14b or 70b; --drafter "
+    "is medusa:K (heads), layers:N (the target's first N layers, so to speak) or eagle.",
+)
+
+
+def _models(*more: Callable[[Any], Any], drafter: bool) -> Callable[[Any], Any]:
     return options.bundle(
         "models",
         Models,
@@ -52,6 +61,7 @@ def _models(*, drafter: bool) -> Callable[[Any], Any]:
         click.option(
             "--drafter", type=options.FOLDER, required=drafter, help="Folder of the drafter, or prompt-lookup."
         ),
+        *more,
         click.option("--device", default="cpu", show_default=True, help="Where to run: cpu, cuda, cuda:1, ..."),
         click.option(
             "--dtype",
@@ -69,6 +79,7 @@ def _models(*, drafter: bool) -> Callable[[Any], Any]:
 
 
 models, models_without_drafter = _models(drafter=True), _models(drafter=False)
+models_or_shapes = _models(_RANDOM, drafter=True)
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,7 @@ class Prompts:
     requests: int | None
     skip: int
     texts: tuple[str, ...] = ()
+    prompt_tokens: int | None = None
 
     def read(self) -> "list[Prompt]":
         """The prompts.
@@ -118,6 +130,13 @@ prompts = options.bundle(
     click.option("--prompts", "prompts_file", type=options.FILE, required=True, help=_PROMPTS),
     *_choice,
 )
+prompts_or_random = options.bundle(
+    "prompts",
+    Prompts,
+    click.option("--prompts", "prompts_file", type=options.FILE, help=_PROMPTS),
+    click.option("--prompt-tokens", type=click.IntRange(min=2), help="In place of --prompts: so many random tokens."),
+    *_choice,
+)
 prompts_or_texts = options.bundle(
     "prompts",
     Prompts,
@@ -152,6 +171,8 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
     if launched() > 1 and not models.tensor_parallel:
         raise UsageError(f"{launched()} processes were started for one target: give --tensor-parallel, or start one")
     prepare(models.device, threads=models.threads, tensor_parallel=models.tensor_parallel)
+    if models.random_weights:
+        return _drawn_models(models)
     target = load_target(
         models.target,
         dtype=models.dtype,
@@ -161,6 +182,17 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
         packed=True,
     )
     return target, None if models.drafter is None else load_drafter(models.drafter, target, packed=True)
+
+
+def _drawn_models(models: Models) -> "tuple[Target, Drafter]":
+    """Target and drafter with random weights."""
+    if models.quantize is not None or models.tensor_parallel or models.dtype == "auto":
+        raise UsageError("--random-weights goes without --quantize, --tensor-parallel and --dtype auto")
+    from executor.loading import DTYPES
+    from executor.shaped import random_drafter, random_target
+
+    target = random_target(models.target, dtype=DTYPES[models.dtype], device=models.device, packed=True)
+    return target, random_drafter(str(models.drafter), target, packed=True)
 
 
 def is_main_rank() -> bool:
@@ -200,9 +232,34 @@ def load_prompts(models: Models, model: "Target", prompts: Prompts, *, shortest:
     return Requests(drawn, tokens, sorted(stop), tokenizer)
 
 
-def warn_of_others(plan: "Plan", here: Mapping[str, Any]) -> None:
-    """Warn on stderr if a plan was made for other models than those `here`, which `identity` told."""
+RANDOM_REQUESTS = 64  # random prompts unless told
+
+
+def load_tokens(models: Models, model: "Target", prompts: Prompts) -> tuple[list[list[int]], list[int]]:
+    """Token ids of the prompts, of a file's or random ones, and the tokens that end a text.
+
+    Raises:
+        UsageError: not one source, or as `load_prompts` does.
+    """
+    if (prompts.prompts_file is None) == (prompts.prompt_tokens is None):
+        raise UsageError("give either --prompts or --prompt-tokens")
+    if prompts.prompt_tokens is None:
+        asked = load_prompts(models, model, prompts)
+        return asked.tokens, asked.stop
+    import numpy as np
+
+    size = (prompts.skip + (prompts.requests or RANDOM_REQUESTS), prompts.prompt_tokens)
+    drawn: list[list[int]] = np.random.default_rng(0).integers(0, model.vocabulary, size).tolist()
+    return drawn[prompts.skip :], []
+
+
+def warn_of_others(plan: "Plan", here: Mapping[str, Any], *, source: str = "trace") -> None:
+    """Warn on stderr if a plan was made for other models than those `here`, which `identity` told.
+
+    `source` is what the plan was made of and must fit: its trace, or its cost where acceptance is none of the models'.
+    """
+    told = {"trace": "trace was recorded", "cost": "step times were measured"}[source]
     for part in ("target", "drafter"):
-        wanted = look(plan.meta, "trace", part, "weights")
+        wanted = look(plan.meta, source, part, "weights")
         if wanted not in (None, look(here, part, "weights")) and part in here and is_main_rank():
-            click.echo(f"Warning: the plan's trace was recorded with another {part} or number type", err=True)
+            click.echo(f"Warning: the plan's {told} with another {part} or number type", err=True)

@@ -17,30 +17,73 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path)
 
 
-class Batches(click.ParamType[tuple[int, ...]]):
-    """Batch sizes such as `4` or `1,2,4,8`."""
+class Sizes(click.ParamType[tuple[int, ...]]):
+    """Sizes such as `4`, `1,2,4,8` or `1-8` (which doubles), of batches or of what else is said."""
+
+    name = "sizes"
+
+    def __init__(self, what: str = "batch") -> None:
+        """Named in errors."""
+        self.what = what
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Integers between commas, or ranges such as 1-32, which double."""
+        if isinstance(value, tuple):
+            return value
+        sizes: list[int] = []
+        try:
+            for part in str(value).split(","):
+                first, dash, last = part.strip().partition("-")
+                sizes += _doubled(int(first), int(last)) if first and dash else [int(part)]
+        except ValueError:
+            self.fail(f"{value!r} is not a list of {self.what} sizes such as 1,2,4", param, ctx)
+        for size in sizes:
+            if size < 1:
+                self.fail(f"{self.what} must be at least 1, got {size}", param, ctx)
+        return tuple(sizes)
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """Whole numbers such as `1,2,8`, `512,8k` (k: 1024) or `1-64`, which doubles from 1 to 64."""
 
     name = "sizes"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Integers between commas."""
+        """Numbers and ranges between commas, each once."""
         if isinstance(value, tuple):
             return value
+        found: list[int] = []
         try:
-            sizes = tuple(int(part) for part in str(value).split(","))
+            for part in str(value).split(","):
+                first, dash, last = part.partition("-")
+                found += _doubled(_number(first), _number(last)) if dash else [_number(first)]
         except ValueError:
-            self.fail(f"{value!r} is not a list of batch sizes such as 1,2,4", param, ctx)
-        for size in sizes:
-            if size < 1:
-                self.fail(f"batch must be at least 1, got {size}", param, ctx)
-        return sizes
+            self.fail(f"{value!r} is not a list of whole numbers above 0, such as 512,8k or 1-64", param, ctx)
+        return tuple(dict.fromkeys(found))
+
+
+def _number(text: str) -> int:
+    text = text.strip()
+    number = int(text[:-1]) * 1024 if text.lower().endswith("k") else int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _doubled(low: int, high: int) -> list[int]:
+    if low > high:
+        raise ValueError
+    found = [low]
+    while found[-1] * 2 < high:
+        found.append(found[-1] * 2)
+    return found if low == high else [*found, high]
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, alone, on stdout.")
 seed = click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of every random choice."
 )
-batches = click.option("--batch", type=Batches(), required=True, help="Batch sizes, such as 4 or 1,2,4,8.")
+batches = click.option("--batch", type=Sizes(), required=True, help="Batch sizes, such as 4 or 1,2,4,8.")
 
 
 def bundle(name: str, kind: type, *given: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -59,7 +102,7 @@ def bundle(name: str, kind: type, *given: Callable[[Any], Any]) -> Callable[[Any
     return decorate
 
 
-def check_output(path: Path | None) -> None:
+def check_output(path: Path | None, option: str = "--output") -> None:
     """Fail before any work when the output could not be written.
 
     Raises:
@@ -68,12 +111,12 @@ def check_output(path: Path | None) -> None:
     if path is None:
         return
     if not path.parent.is_dir():
-        raise UsageError(f"--output {path}: there is no folder {path.parent}")
+        raise UsageError(f"{option} {path}: there is no folder {path.parent}")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise UsageError(f"--output {path}: cannot write there: {error.strerror}") from error
+        raise UsageError(f"{option} {path}: cannot write there: {error.strerror}") from error
 
 
 def print_json(value: Any) -> None:

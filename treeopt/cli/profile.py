@@ -1,18 +1,33 @@
 """`treeopt profile`: measure step times."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from treeopt.cli import inputs, options
 
+if TYPE_CHECKING:
+    from executor.measure import Measurement
+
+BUDGET_S = 300.0
+SHOWN = 6  # ways that did not fit, in words
+
 
 @click.command()
-@inputs.models
-@inputs.prompts
+@inputs.models_or_shapes
+@inputs.prompts_or_random
 @inputs.new_tokens
-@click.option("--batch", type=options.Batches(), default="1,2,4,8", show_default=True, help="Batch sizes.")
+@click.option(
+    "--batch", type=options.Sizes(), default="1,2,4,8", show_default=True, help="Batch sizes; 1-32: 1, 2, 4, ... 32."
+)
+@click.option(
+    "--context",
+    "contexts",
+    type=options.Numbers(),
+    default=(),
+    help="Tokens of the prompts, such as 64,512: cut from those given. Default: prompts as they are.",
+)
 @click.option("--output", type=options.FILE, required=True, help="Write the profile here (.json).")
 @click.option("--max-nodes", type=click.IntRange(1, 63), default=63, show_default=True, help="Largest tree.")
 @click.option(
@@ -26,43 +41,64 @@ from treeopt.cli import inputs, options
     help="Blocks of each tree and batch.",
 )
 @click.option("--steps", type=click.IntRange(min=1), default=16, show_default=True, help="Steps of a block.")
+@click.option(
+    "--budget",
+    "budget_s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that measuring may take: fewer rounds, then the least important sizes left out; default 300, of "
+    "several processes as long as it takes.",
+)
 @options.seed
 def profile(
     models: inputs.Models,
     prompts: inputs.Prompts,
     batch: tuple[int, ...],
     output: Path,
-    rounds: int,
-    max_nodes: int,
-    max_depth: int | None,
+    budget_s: float | None,
     **settings: Any,
 ) -> None:
-    """Measure plain and speculative steps in the real loop, over batch sizes, tree sizes and depths."""
+    """Measure plain and speculative steps in the real loop, over batch sizes, contexts, tree sizes, depths and widths.
+
+    What is finished is kept in OUTPUT.work until the profile is written: the same command goes on after an
+    interruption.
+    """
     options.check_output(output)
     model, heads = inputs.load_models(models)
-    asked = inputs.load_prompts(models, model, prompts)
-    from executor.drafters.base import usual_depth
-    from executor.measure import grid, measure_profile
+    tokens, _ = inputs.load_tokens(models, model, prompts)
+    from executor.measure import Measurement, Settings
+    from executor.parallel import processes
     from simulate.profile import save_profile
 
-    blocks = rounds * len(set(batch)) * (1 + len(grid(max_nodes, max_depth or usual_depth(heads))))
-    with options.progress("measuring", blocks) as advance:
-        found = measure_profile(
-            model,
-            heads,
-            asked.tokens,
-            batches=batch,
-            rounds=rounds,
-            max_nodes=max_nodes,
-            max_depth=max_depth,
-            progress=advance,
-            **settings,
-        )
+    work = output.with_name(f"{output.name}.work")
+    if budget_s is None and processes() == 1:
+        budget_s = BUDGET_S
+    wanted = Settings(batches=batch, budget_s=budget_s, **settings)
+    with Measurement(model, heads, tokens, wanted, work=work) as measurement:
+        _tell(measurement)
+        with options.progress("measuring", measurement.left) as advance:
+            found = measurement.run(advance)
     if not inputs.is_main_rank():
         return
     save_profile(found, output)
+    work.unlink(missing_ok=True)
+    shown = ", ".join(dict.fromkeys(str(times.batch) for times in found.batches))
     click.echo(
-        f"profile of batch {', '.join(map(str, batch))} written to {output}; a left-out size is predicted "
+        f"profile of batch {shown} written to {output}; a left-out size is predicted "
         f"within {found.relative_error:.1%} in 95 % of cases",
         err=True,
     )
+
+
+def _tell(measurement: "Measurement") -> None:
+    """What the time budget leaves out, and what is there from before."""
+    schedule = measurement.schedule
+    blocks = len(schedule.ways) * schedule.rounds
+    if schedule.left_out and inputs.is_main_rank():
+        some = "; ".join(map(str, schedule.left_out[:SHOWN])) + ("; ..." if len(schedule.left_out) > SHOWN else "")
+        click.echo(
+            f"{schedule.rounds} rounds of {len(schedule.ways)} ways to decode fit the budget; "
+            f"{len(schedule.left_out)} are left out: {some}",
+            err=True,
+        )
+    if measurement.left < blocks and inputs.is_main_rank():
+        click.echo(f"going on: {blocks - measurement.left} of {blocks} blocks are there", err=True)

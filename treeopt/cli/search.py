@@ -1,25 +1,46 @@
 """`treeopt search`: the fastest topology for each batch size."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
+import numpy as np
 
 from treeopt.cli import options
+from treeopt.cli.trees import NamedTree
+from treeopt.constraints import Constraint, ContiguousRanks, DepthAtMost, broken
+from treeopt.engines import PROFILES
 from treeopt.errors import CostError, UsageError
 from treeopt.files import shipped
+from treeopt.learning import requests_needed
+from treeopt.objective import OBJECTIVES, THROUGHPUT
+from treeopt.optimize import baselines
 from treeopt.optimize import search as find
-from treeopt.plan import Plan, save_plan
+from treeopt.plan import Plan
+from treeopt.planfile import save_plan, to_json
 from treeopt.provenance import look
+from treeopt.published import published_trees
+from treeopt.searchers.dynamic import KINDS
+from treeopt.searchers.pricing import Padding
+from treeopt.shards import Shards, ranks_of
 from treeopt.trace import Trace, load_trace
+from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from simulate.profile import Profile
 
 
 @click.command()
-@click.option("--trace", "trace_file", type=options.FILE, required=True, help="What the drafter got right (.npz).")
+@click.option(
+    "--trace",
+    "trace_file",
+    type=options.FOLDER,
+    required=True,
+    help="What the drafter got right: .npz, or the folder of `trace collect --parts`.",
+)
 @options.batches
 @click.option(
     "--profile",
@@ -36,6 +57,60 @@ if TYPE_CHECKING:
     show_default=True,
     help="How trees are proposed.",
 )
+@click.option(
+    "--objective",
+    type=click.Choice(list(OBJECTIVES)),
+    default=THROUGHPUT.name,
+    show_default=True,
+    help="Tokens over all requests, request by request, or in the worst domain.",
+)
+@click.option("--max-tpot-ms", type=click.FloatRange(min=0, min_open=True), help="Most milliseconds a token.")
+@click.option("--shapes", type=click.IntRange(min=1), help="Most different trees; default one a batch size.")
+@click.option(
+    "--near",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.01,
+    show_default=True,
+    help="Take the smallest tree within this share of the fastest, where intervals overlap.",
+)
+@click.option(
+    "--shrink",
+    type=click.FloatRange(min=0),
+    help="Anchors' worth of what is known of similar paths, added to the counts of each; default found on the "
+    "requests, 0 takes counts as they are.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(list(PROFILES)),
+    help="Only trees that this engine can run; says what each binding rule costs.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    type=click.Choice([*KINDS, "all"]),
+    multiple=True,
+    help="Also sweep trees that are drawn anew at each step, on a trace with candidates; may be given several times.",
+)
+@click.option(
+    "--padding",
+    type=click.Choice(get_args(Padding)),
+    default="widest",
+    show_default=True,
+    help="Of policies' trees: to the largest (CUDA graphs), to the widest of the batch (treeopt's loop), none.",
+)
+@click.option(
+    "--target-interval",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Say how many more requests make the intervals of tau this narrow: 0.01 for 1 %.",
+)
+@click.option(
+    "--compare",
+    "compared",
+    type=NamedTree(),
+    multiple=True,
+    help="Also judge this tree: FILE[:NAME], a choice list or growmap; may be given several times.",
+)
+@click.option("--published", is_flag=True, help="Also judge all published trees, not only Medusa's and EAGLE-1's.")
 @click.option("--held-out", type=float, default=0.5, show_default=True, help="Share of requests to predict on.")
 @click.option("--context", type=click.IntRange(min=0), help="Tokens a sequence in the cache; default as profiled.")
 @options.seed
@@ -47,6 +122,13 @@ def search(
     profile_file: Path | None,
     output: Path | None,
     as_json: bool,
+    objective: str,
+    max_tpot_ms: float | None,
+    compared: tuple[tuple[str, Tree], ...],
+    published: bool,
+    engine: str | None,
+    policies: tuple[str, ...],
+    target_interval: float | None,
     **settings: Any,
 ) -> None:
     """Choose the topology that makes most tokens a second, for each batch size.
@@ -57,22 +139,83 @@ def search(
     from simulate.profile import load_profile
 
     options.check_output(output)
-    trace = load_trace(trace_file)
+    trace = load(trace_file, whole=bool(policies))
     profile = load_profile(profile_file) if profile_file else own_profile(trace, trace_file)
     _check_fits(trace, profile)
     if settings["max_depth"] is not None and settings["max_depth"] > trace.depth:
         raise UsageError(f"max-depth {settings['max_depth']}: the trace records depth {trace.depth}")
+    settings |= {"objective": OBJECTIVES[objective], "max_tpot_s": None if max_tpot_ms is None else max_tpot_ms / 1e3}
+    settings["policies"] = KINDS if "all" in policies else tuple(dict.fromkeys(policies))
+    settings["rules"] = rules_of(engine, trace)
+    rivals = published_trees() if published else baselines()
+    settings["compare"] = rivals | dict(compared)
+    if trace.kept is not None:
+        trace = drawn(trace, settings)
     plan = find(trace, profile, batch=batch, **settings)
+    if target_interval is not None:
+        plan = replace(plan, meta={**plan.meta, "missing": missing(plan, target_interval)})
     if output:
         save_plan(plan, output)
     if as_json:
-        click.echo(plan.to_json())
+        click.echo(to_json(plan))
         return
     from treeopt.report.tables import show_plan
 
     show_plan(plan, checks=live_checks(plan))
+    if target_interval is not None:
+        for line in plan.meta["missing"]:
+            click.echo(line)
     if output:
         click.echo(f"plan written to {output}", err=True)
+
+
+def load(path: Path, *, whole: bool) -> Trace:
+    """A trace, or the ranks of a folder of shards, or all of it."""
+    if not path.is_dir():
+        return load_trace(path)
+    return Shards.read(path).whole() if whole else ranks_of(path)
+
+
+def drawn(trace: Trace, settings: dict[str, Any]) -> Trace:
+    """A trace of a rule that draws its candidates, with ranks that it might have kept; settings get its rules."""
+    from simulate.sampling import drawn_ranks, rules
+
+    own = rules(trace)
+    settings["rules"] = (*own, *settings["rules"])
+    for name, tree in list(settings["compare"].items()):
+        if reason := broken(tree, own):
+            del settings["compare"][name]
+            click.echo(f"not judged: {name}: {reason}", err=True)
+    return drawn_ranks(trace, np.random.default_rng(settings["seed"]))
+
+
+def rules_of(engine: str | None, trace: Trace) -> tuple[Constraint, ...]:
+    """What the engine can run; of a drafter with heads, no deeper than these.
+
+    A rank of Sequoia's vectors is worth what they say only where the ranks before it are drafted, too.
+    """
+    if look(trace.meta, "imported", "format") == "sequoia-vector":
+        return (ContiguousRanks(source="the vector's own"), *(() if engine is None else PROFILES[engine].rules))
+    if engine is None:
+        return ()
+    heads = look(trace.meta, "drafter", "heads")
+    deep = (DepthAtMost(heads, source="one head a depth"),) if type(heads) is int and heads < trace.depth else ()
+    return (*PROFILES[engine].rules, *deep)
+
+
+def missing(plan: Plan, target: float) -> list[str]:
+    """How many more requests each batch size's interval of tau needs, one line each."""
+    held, share = (look(plan.meta, "search", key) for key in ("requests_judged_on", "held_out"))
+    found = []
+    for entry in plan.entries:
+        if entry.choice.plain:
+            continue
+        more = requests_needed(entry.choice.tau, held, target)
+        found.append(
+            f"batch {entry.batch}: tau is known to {entry.choice.tau.relative:.1%}; "
+            + (f"{math.ceil(more / share)} more requests would make it {target:.1%}" if more else "that is enough")
+        )
+    return found
 
 
 def own_profile(trace: Trace, trace_file: Path) -> "Profile":
@@ -102,8 +245,12 @@ def live_checks(plan: Plan) -> dict[int, str]:
     found: dict[int, str] = {}
     if look(plan.meta, "trace", "verification") != "greedy":  # validations decode greedily
         return found
+    from simulate.agreement import SCHEMA
+
     for path in sorted(shipped("validations").glob("*.json")):
         record = json.loads(path.read_text("utf-8"))
+        if record["schema"] != SCHEMA:  # predictions lie beside them
+            continue
         if None in _models(record["meta"]) or _models(record["meta"]) != _models(plan.meta["trace"]):
             continue
         if _machine(record["meta"]) != _machine(plan.meta["cost"]):

@@ -1,4 +1,4 @@
-"""`treeopt trace`: collect a trace, join several, and say what one holds."""
+"""`treeopt trace`: collect a trace, import one, join several or split one, and say what one holds."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,14 +6,21 @@ from typing import Any
 
 import click
 
-from treeopt.cli import inputs, options, sampling, trees
-from treeopt.shards import Shards, merged
+from treeopt.cli import imports, inputs, options, sampling, trees
+from treeopt.errors import TraceError, UsageError
+from treeopt.learning import advice, learning_curves
+from treeopt.parts import halves, merged
+from treeopt.provenance import assumed_in
+from treeopt.shards import Shards, optional_in, ranks_of
 from treeopt.trace import load_trace, save_trace
 
 
 @click.group()
 def trace() -> None:
     """Traces: what a drafter gets right."""
+
+
+trace.add_command(imports.bring)
 
 
 @trace.command()
@@ -88,13 +95,55 @@ def merge(traces: tuple[Path, ...], output: Path) -> None:
 
 @trace.command()
 @click.argument("trace_file", type=options.FILE)
+@click.option("--output", type=options.FILE, required=True, help="Write the first part here (.npz).")
+@click.option("--rest", type=options.FILE, required=True, help="Write the other part here (.npz).")
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.5,
+    show_default=True,
+    help="Of the requests, in the first part.",
+)
+@options.seed
+def split(trace_file: Path, output: Path, rest: Path, share: float, seed: int) -> None:
+    """Divide a trace's requests in two by chance, such as to choose a tree on one part and to judge it on the other."""
+    paths = (output, rest)
+    for path in paths:
+        options.check_output(path)
+    if output.resolve() == rest.resolve():
+        raise UsageError("--output and --rest must be two files")
+    for part, path in zip(halves(load_trace(trace_file), share=share, seed=seed), paths, strict=True):
+        save_trace(part, path)
+        click.echo(f"{part.anchors} anchors of {part.requests} requests written to {path}", err=True)
+
+
+@trace.command()
+@click.argument("trace_file", type=options.FOLDER)
+@click.option(
+    "--learning-curve", is_flag=True, help="Also choose trees on few and more of the requests and judge them on others."
+)
+@click.option(
+    "--nodes", type=options.Sizes("nodes"), default="4,16,63", show_default=True, help="Sizes of trees to speak of."
+)
+@options.seed
 @options.as_json
-def info(trace_file: Path, as_json: bool) -> None:
-    """Say what a trace holds: size, models, acceptance by depth, repeated text."""
+def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: int, as_json: bool) -> None:
+    """Say what a trace or a folder of shards holds: size, models, acceptance by depth, repeated text, what to mind."""
+    from treeopt.report.curves import curve_record, show_curves
     from treeopt.report.tables import describe, show_trace
 
-    found = load_trace(trace_file)
+    found = ranks_of(trace_file) if trace_file.is_dir() else load_trace(trace_file)
+    try:
+        warnings = advice(found, max(nodes))
+    except TraceError as error:  # what it holds can be said all the same
+        warnings = (str(error),)
+    curves = learning_curves(found, nodes=nodes, depth=found.depth, seed=seed) if learning_curve else ()
     if as_json:
-        options.print_json(describe(found))
-    else:
-        show_trace(found)
+        held = {"optional": optional_in(trace_file)} if trace_file.is_dir() else {}
+        drawn = {"learning_curves": [curve_record(curve) for curve in curves]} if learning_curve else {}
+        options.print_json(describe(found) | held | {"advice": warnings} | drawn)
+        return
+    show_trace(found)
+    show_curves(curves)
+    for warning in (*(f"assumed: {each}" for each in assumed_in(found.meta)), *warnings):
+        click.echo(f"Beware: {warning}.")

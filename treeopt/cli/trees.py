@@ -1,6 +1,7 @@
 """What to draft, as a command line says it: a plan's choice, a tree, or the settings of dynamic ones."""
 
 import json
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import click
 
 from treeopt.cli import options
-from treeopt.errors import PlanError, TreeError, UsageError
-from treeopt.plan import Plan, load_plan
+from treeopt.errors import PlanError, TreeError, TreeoptError, UsageError
+from treeopt.imports.trees import read_tree
+from treeopt.plan import Choice, Plan
+from treeopt.planfile import load_plan
 from treeopt.policy import DynamicTree
 from treeopt.tree import Tree
 
@@ -17,13 +20,59 @@ PLAIN = Tree((), ())
 SETTINGS = tuple(field.name for field in fields(DynamicTree))
 
 
+def load_tree(path: Path, *, name: str | None = None) -> Tree:
+    """The tree of a growmap or choice list, files of `torch.save` too; says on stderr if prefixes were implied.
+
+    Raises:
+        TreeError: see `treeopt.imports.trees.read_tree`.
+        ExecutorError: a `.pt` that holds other than plain values.
+    """
+
+    def saved(file: Path) -> Any:
+        from executor.saved import read_saved
+
+        return read_saved(file)
+
+    found = read_tree(path, name=name, saved=saved)
+    if found.reading == "leaves only":
+        click.echo(f"{path}: read as a list of leaves, which implies {found.tree.nodes} nodes", err=True)
+    return found.tree
+
+
+class TreeFile(click.ParamType[Tree]):
+    """A tree in a file, FILE or FILE:NAME."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Tree:
+        """`choices.py:mc_sim_7b_63`, or the only tree of a file."""
+        if isinstance(value, Tree):
+            return value
+        path, _, name = value.rpartition(":")
+        whole = os.path.exists(value) or not path
+        try:
+            return load_tree(Path(value)) if whole else load_tree(Path(path), name=name)
+        except TreeoptError as error:
+            self.fail(str(error), param, ctx)
+
+
+class NamedTree(click.ParamType[tuple[str, Tree]]):
+    """A tree in a file and what to call it: as it was given."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Tree]:
+        """FILE or FILE:NAME."""
+        return value if isinstance(value, tuple) else (value, TreeFile().convert(value, param, ctx))
+
+
 class Static(click.ParamType[Tree]):
-    """A static tree: the length of a chain, or rank paths as JSON."""
+    """A static tree: the length of a chain, rank paths as JSON, or a file of them."""
 
     name = "tree"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Tree:
-        """`5`, or `[[0,0],[1]]`."""
+        """`5`, `[[0,0],[1]]`, `FILE` or `FILE:NAME`."""
         if isinstance(value, Tree):
             return value
         try:
@@ -32,7 +81,10 @@ class Static(click.ParamType[Tree]):
         except TreeError as error:
             self.fail(f"{value!r}: {error}", param, ctx)
         except (ValueError, TypeError, RecursionError):
-            self.fail(f"{value[:80]!r} is neither the length of a chain nor rank paths such as [[0,0],[1]]", param, ctx)
+            if any(os.path.isfile(word) for word in (value, value.rpartition(":")[0])):
+                return TreeFile().convert(value, param, ctx)
+            forms = "the length of a chain, rank paths such as [[0,0],[1]], nor a file of them"
+            self.fail(f"{value[:80]!r} is neither {forms}", param, ctx)
 
 
 class Dynamic(click.ParamType[DynamicTree]):
@@ -94,15 +146,32 @@ class Trees:
             raise UsageError(f"the plan is for batch {', '.join(map(str, sizes))}: say which with --batch")
         for entry in plan.entries:
             if self.batch in (None, entry.batch):
-                return entry.choice.tree or PLAIN, entry.batch, plan
+                return _shape(entry.choice), entry.batch, plan
         raise PlanError(f"{self.plan_file}: the plan is for batch {', '.join(map(str, sizes))}, not {self.batch}")
+
+
+def _shape(choice: Choice) -> Tree | DynamicTree:
+    """What the loop is to draft.
+
+    Raises:
+        PlanError: a policy that the loop cannot run.
+    """
+    if choice.grown is None:
+        return choice.tree or PLAIN
+    if choice.grown.live is None:
+        raise PlanError(f"the plan's policy {choice.grown.kind} is not one that the decoding loop can run")
+    return choice.grown.live
 
 
 trees = options.bundle(
     "trees",
     Trees,
     click.option("--plan", "plan_file", type=options.FILE, help="Decode as this plan says for the batch size."),
-    click.option("--tree", type=Static(), help="A static tree: the length of a chain, or rank paths as JSON."),
+    click.option(
+        "--tree",
+        type=Static(),
+        help="A static tree: the length of a chain, rank paths as JSON, or FILE[:NAME], a choice list or growmap.",
+    ),
     click.option(
         "--dynamic",
         type=Dynamic(),

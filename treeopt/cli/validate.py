@@ -1,34 +1,26 @@
 """`treeopt validate`: predicted against measured."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from treeopt.cli import inputs, options
-from treeopt.cli.search import own_profile
-from treeopt.errors import UsageError
+from treeopt.cli.predicting import Sources, opened, sources_asked
 from treeopt.files import write_text
-from treeopt.optimize import search
-from treeopt.plan import load_plan
 from treeopt.provenance import this_run
-from treeopt.trace import load_trace
-
-BATCHES = (1, 2, 4, 8)
 
 if TYPE_CHECKING:
-    from treeopt.plan import Plan
+    from simulate.predictions import Predictions
 
 
 @click.command()
-@inputs.models
-@inputs.prompts
+@inputs.models_or_shapes
+@inputs.prompts_or_random
 @inputs.new_tokens
-@click.option("--plan", "plan_file", type=options.FILE, help="The plan to check; or --trace to make one.")
-@click.option("--trace", "trace_file", type=options.FILE, help="Search this trace for the plan to check.")
-@click.option("--profile", "profile_file", type=options.FILE, help="Step times for the search.")
-@click.option("--batch", type=options.Batches(), help="Batch sizes to search for; default 1,2,4,8.")
+@sources_asked
 @click.option("--blocks", type=click.IntRange(min=2), default=6, show_default=True, help="Parts of the prompts.")
 @options.seed
 @click.option("--output", type=options.FILE, help="Write the comparison here (.json).")
@@ -37,78 +29,73 @@ def validate(
     models: inputs.Models,
     prompts: inputs.Prompts,
     new_tokens: int,
-    plan_file: Path | None,
-    trace_file: Path | None,
-    profile_file: Path | None,
-    batch: tuple[int, ...] | None,
+    sources: Sources,
     blocks: int,
     seed: int,
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Run a plan's trees in the real loop and print predicted beside measured, for each batch size.
+    """Run trees in the real loop and print predicted beside measured, for each batch size.
 
-    Use prompts that are not in the trace (--skip).
+    Use prompts that are not in the trace (--skip). With --acceptance replay:TRACE.npz request i of the prompts keeps
+    what request i of that trace keeps, --skip and --requests choosing from both; such requests are left out of
+    predictions from the same trace. What is decoded then has no meaning, so weights may be random.
     """
     options.check_output(output)
-    plan = _plan(plan_file, trace_file, profile_file, batch, seed)
+    if not sources.written:
+        options.check_output(sources.predictions_file, "--predictions")
+    files = opened(sources, skip=prompts.skip, requests=prompts.requests)
+    replayed = files.replayed
+    if replayed is not None:
+        prompts = replace(prompts, requests=replayed.requests)
     model, heads = inputs.load_models(models)
-    asked = inputs.load_prompts(models, model, prompts)
+    tokens, stop = inputs.load_tokens(models, model, prompts)
     from executor.fingerprint import device_name, identity
-    from executor.validate import TREES, compare, comparison_record
+    from executor.reading import weights_read
+    from executor.validate import Requests, blocks_of, check_run, compare
+    from simulate.agreement import SCHEMA, comparison_record
 
     here = identity(model, heads)
-    inputs.warn_of_others(plan, here)
-    with options.progress("decoding", len(plan.entries) * blocks * (TREES + 1)) as advance:
-        found = compare(
-            model,
-            heads,
-            plan,
-            asked.tokens,
-            new_tokens=new_tokens,
-            stop=asked.stop,
-            blocks=blocks,
-            seed=seed,
-            progress=advance,
-        )
+    asked = Requests(tokens, new_tokens, stop if replayed is None else (), replayed)
+    predictions = files.predictions(context=asked.context, weights=weights_read(model, heads), seed=seed)
+    plan = predictions.plan
+    inputs.warn_of_others(plan, here, source="trace" if replayed is None else "cost")
+    check_run(model, heads, plan, asked, blocks=blocks)
+    if not sources.written and inputs.is_main_rank():
+        _write(predictions, sources.predictions_file, output)
+    with options.progress("decoding", blocks_of(plan, blocks)) as advance:
+        found = compare(model, heads, plan, asked, blocks=blocks, seed=seed, forms=predictions.forms, progress=advance)
     meta: dict[str, Any] = {
         **here,
         "device": device_name(model.device),
-        "prompts": len(asked.tokens),
+        "acceptance": "live" if replayed is None else "replay",
+        "predictions": {"sha256": predictions.sha256, **predictions.meta},
+        "prompts": len(tokens),
+        "prompt_tokens": [min(map(len, tokens)), max(map(len, tokens))],
         "new_tokens": new_tokens,
         "blocks": blocks,
         "seed": seed,
+        "skipped": {str(entry.batch): dict(entry.skipped) for entry in plan.entries if entry.skipped},
         "provenance": this_run(),
     }
     if not inputs.is_main_rank():
         return
-    record = {"schema": "treeopt.validation/1", "meta": meta, **comparison_record(found)}
+    record = {"schema": SCHEMA, "meta": meta, **comparison_record(found)}
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
     if as_json:
         options.print_json(record)
     else:
-        from treeopt.report.tables import show_validation
+        from treeopt.report.validation import show_validation
 
         show_validation(record)
 
 
-def _plan(
-    plan_file: Path | None,
-    trace_file: Path | None,
-    profile_file: Path | None,
-    batch: tuple[int, ...] | None,
-    seed: int,
-) -> "Plan":
-    if (plan_file is None) == (trace_file is None):
-        raise UsageError("give either --plan or --trace")
-    if plan_file is not None:
-        if batch is not None or profile_file is not None:
-            raise UsageError("--batch and --profile are for a search; with --plan they mean nothing")
-        return load_plan(plan_file)
-    assert trace_file is not None
-    from simulate.profile import load_profile
+def _write(predictions: "Predictions", path: Path | None, output: Path | None) -> None:
+    """To the file that was named, else beside the output, else nowhere."""
+    from simulate.predictions import save_predictions
 
-    trace = load_trace(trace_file)
-    cost = load_profile(profile_file) if profile_file else own_profile(trace, trace_file)
-    return search(trace, cost, batch=batch or BATCHES, seed=seed)
+    path = path or (output and output.with_suffix(".predictions.json"))
+    if path is not None:
+        save_predictions(predictions, path)
+        click.echo(f"predictions {predictions.sha256[:16]} written to {path}; now they are measured", err=True)

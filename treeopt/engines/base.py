@@ -8,12 +8,25 @@ from typing import Any, Literal, NoReturn
 
 from treeopt.constraints import Constraint, broken
 from treeopt.errors import EngineError, PlanError, UsageError
-from treeopt.optimize import CHAIN
 from treeopt.plan import Choice, Plan, PlanEntry
 from treeopt.provenance import this_run
+from treeopt.rivals import CHAIN
 from treeopt.tree import Tree
 
 Nearest = Literal["chain", "triple"]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Which static trees an engine can run.
+
+    Attributes:
+        engine: name and version, for messages.
+        rules: all of which a tree must keep.
+    """
+
+    engine: str
+    rules: tuple[Constraint, ...]
 
 
 @dataclass(frozen=True)
@@ -99,18 +112,18 @@ def fit(
         EngineError: the tree breaks a rule; names the nearest that the engine can run.
     """
     tree = entry.choice.tree
-    if tree is None or tree.nodes == 0:
+    if entry.choice.plain or (tree is not None and tree.nodes == 0):
         return Fit(entry.batch, None)
-    reason = broken(tree, rules)
+    reason = "its trees are drawn anew at each step" if tree is None else broken(tree, rules)
     if reason is None:
         return Fit(entry.batch, tree)
     chain = _best_chain(entry, rules)
     if chain is not None and nearest == "chain":
-        return Fit(entry.batch, chain.tree, _replaced(entry, tree, chain))
+        return Fit(entry.batch, chain.tree, _replaced(entry, chain))
     ways = [_chain_words(chain, entry), *others]
     raise EngineError(
-        f"{engine} cannot run tree {tree.id} (batch {entry.batch}, {tree.nodes} nodes, depth {tree.depth}): "
-        f"{reason}; nearest: {'; '.join(ways)}"
+        f"{engine} cannot run {_named(entry.choice)} (batch {entry.batch}, {entry.choice.nodes:.3g} nodes, depth "
+        f"{entry.choice.depth:.3g}): {reason}; nearest: {'; '.join(ways)}"
     )
 
 
@@ -209,11 +222,14 @@ def _chain_words(chain: Choice | None, entry: PlanEntry) -> str:
     )
 
 
-def _replaced(entry: PlanEntry, tree: Tree, chain: Choice) -> str:
+def _replaced(entry: PlanEntry, chain: Choice) -> str:
     slower = ", slower than no speculation" if chain.speedup.value < 1 else ""
-    return (
-        f"batch {entry.batch}: tree {tree.id} ({tree.nodes} nodes) gave way to a {_chain_words(chain, entry)}{slower}"
-    )
+    gone = f"{_named(entry.choice)} ({entry.choice.nodes:.3g} nodes)"
+    return f"batch {entry.batch}: {gone} gave way to a {_chain_words(chain, entry)}{slower}"
+
+
+def _named(choice: Choice) -> str:
+    return f"policy {choice.grown.kind}" if choice.grown else f"tree {choice.tree.id}" if choice.tree else choice.name
 
 
 @cache

@@ -83,6 +83,8 @@ def export(
     words = [f"--speculative-algorithm {algorithm}"] if algorithm else []
     words += [f"--speculative-draft-model-path {shlex.quote(model)}"] if model else []
     notes = _notes(plan, algorithm, largest=entries[-1].batch)
+    if nearest != "chain" and any(entry.choice.grown for entry in entries):
+        return _grown(entries, words, notes)
     if nearest == "triple" and any(_branches(entry) for entry in entries):
         return _dynamic(entries, words, notes)
     fits = [fit(entry, engine=ENGINE, rules=CHAINS, nearest=nearest, others=_triple_words(entry)) for entry in entries]
@@ -127,22 +129,42 @@ def adaptive_config(fits: Sequence[Fit]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}"
 
 
-def _dynamic(entries: Sequence[PlanEntry], words: Sequence[str], notes: Sequence[str]) -> Export:
+def _grown(entries: Sequence[PlanEntry], words: Sequence[str], notes: Sequence[str]) -> Export:
+    """The planned policy itself, where it is the one that SGLang has."""
+    entry = _only(entries)
+    assert entry.choice.grown is not None
+    live = entry.choice.grown.live
+    if live is None or live.children != live.beam or live.min_probability or live.budget:
+        raise EngineError(
+            f"{ENGINE} cannot run policy {entry.choice.grown.kind} (batch {entry.batch}): it expands and re-ranks by "
+            "steps, topk and draft tokens alone; nearest: policy eagle2, or `chain`"
+        )
+    text = " ".join([*words, flags(steps=live.depth, topk=live.beam, nodes=live.nodes)])
+    return Export(text, ".txt", "", (*notes, *_many_topk(live.beam), f"planned for batch {entry.batch} alone"))
+
+
+def _only(entries: Sequence[PlanEntry]) -> PlanEntry:
     if len(entries) > 1:
         raise EngineError(
             f"{ENGINE} cannot change a dynamic tree by batch size, adaptive steps need topk 1 "
             f"({ROUTER}); nearest: one batch size of {listed(entries)}, or `chain`"
         )
-    whole = fit(entries[0], engine=ENGINE, rules=TRIPLES, nearest=None)
+    return entries[0]
+
+
+def _many_topk(topk: int) -> tuple[str, ...]:
+    return ("topk above 1 with pages above 1 needs attention by flashinfer, fa3 or triton",) if topk > 1 else ()
+
+
+def _dynamic(entries: Sequence[PlanEntry], words: Sequence[str], notes: Sequence[str]) -> Export:
+    whole = fit(_only(entries), engine=ENGINE, rules=TRIPLES, nearest=None)
     tree = whole.tree
     assert tree is not None
     replaced = (
         f"batch {whole.batch}: tree {tree.id} gave way to a dynamic tree of as many nodes, drawn anew "
         "at every step: the plan's prediction no longer holds"
     )
-    notes = [replaced, *notes, coverage_note([whole]), origin_note([whole])]
-    if branching(tree) > 1:
-        notes.append("topk above 1 with pages above 1 needs attention by flashinfer, fa3 or triton")
+    notes = [replaced, *notes, coverage_note([whole]), origin_note([whole]), *_many_topk(branching(tree))]
     text = " ".join([*words, flags(steps=tree.depth, topk=branching(tree), nodes=tree.nodes)])
     return Export(text, ".txt", "", tuple(notes))
 

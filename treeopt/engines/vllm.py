@@ -1,7 +1,9 @@
 """vLLM 0.33.0: a chain, whose length may depend on the batch size; the JSON of `--speculative-config`.
 
-K counts drafted tokens without the root, as `Tree.depth` does. Static trees left in 0.21.0 (vllm#42121),
-Medusa after 0.32.0. A schedule is a list of inclusive batch ranges [start, end, K]; vLLM checks it in its
+K counts drafted tokens without the root, as `Tree.depth` does. Static trees left in 0.21.0 (vllm#42121): until
+0.20.2 `speculative_token_tree` took a list of paths, of which it drafted as many children for each node of a level
+as that level has nodes for each node above, so that any other tree was silently another one. Medusa left after
+0.32.0. A schedule is a list of inclusive batch ranges [start, end, K]; vLLM checks it in its
 scheduler alone (vllm/v1/spec_decode/dynamic/utils.py): the first range starts at 1, ranges are sorted and
 apart, gaps and the tail keep the K before them, K above `num_speculative_tokens` is clamped in silence. A
 batch between two planned sizes takes the smaller's K, one below all takes the smallest's. Unknown keys are
@@ -14,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from treeopt.constraints import ChainOnly
+from treeopt.constraints import ChainOnly, UniformBranching
 from treeopt.engines.base import (
     Export,
     Fit,
@@ -32,6 +34,8 @@ from treeopt.plan import Plan
 
 ENGINE = "vLLM 0.33.0"
 CONSTRAINTS = (ChainOnly(source="static trees removed in 0.21.0, vllm#42121"),)
+ENGINE_WITH_TREES = "vLLM 0.20.2"
+TREES = (UniformBranching(source="child_drafts_per_level, 0.10.1 to 0.20.2"),)
 
 METHODS: Mapping[str, frozenset[str]] = {
     "custom_class": frozenset({"custom_class"}),

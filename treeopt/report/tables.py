@@ -1,6 +1,7 @@
 """Tables on the terminal (rich), and the same figures as records for JSON."""
 
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -19,47 +20,52 @@ PATHS_SHOWN = 12
 
 def show_plan(plan: Plan, console: Console | None = None, *, checks: Mapping[int, str] | None = None) -> None:
     """Print a table for each batch size, what is known from live runs of its choice, then the conditions."""
-    console = console or _console()
+    console = console or terminal()
     for entry in plan.entries:
         console.print(_plan_table(entry))
         console.print(_verdict(entry), soft_wrap=True, markup=False)
         if checks and entry.batch in checks:
             console.print(checks[entry.batch], soft_wrap=True, markup=False)
         console.print()
+    for line in _together(plan):
+        console.print(line, soft_wrap=True, markup=False)
     console.print(_conditions(plan), style="dim", soft_wrap=True, markup=False)
 
 
-def _console() -> Console:
-    """Standard output; wide enough for a table when it is no terminal."""
+def terminal(width: int = 160) -> Console:
+    """Standard output; `width` columns, enough for a table, when it is no terminal."""
     console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=160)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=width)
 
 
 def _plan_table(entry: PlanEntry) -> Table:
     table = Table(title=f"batch {entry.batch}", title_justify="left", title_style="bold")
     table.add_column("way of decoding")
-    for name in ("nodes", "depth", "tau", "step ms", "tokens/s", "speedup"):
+    for name in ("nodes", "depth", "tau", "step ms", "tokens/s", "speedup", "% behind"):
         table.add_column(name, justify="right")
     for choice in (entry.choice, *entry.compared):
-        tree = choice.tree
         table.add_row(
             Text(choice.name),
-            str(tree.nodes if tree else 0),
-            str(tree.depth if tree else 0),
-            _interval(choice.tau) if tree else "1",
+            f"{choice.nodes:.3g}",
+            f"{choice.depth:.3g}",
+            "1" if choice.plain else interval(choice.tau),
             f"{choice.step_s * 1e3:.2f}",
             f"{choice.tokens_s(entry.batch):.0f}",
-            _interval(choice.speedup) if tree else "1",
+            "1" if choice.plain else interval(choice.speedup),
+            "" if choice.behind is None else _percent(choice.behind),
             style="bold green" if choice is entry.choice else None,
         )
     for name, reason in entry.skipped.items():
-        table.add_row(Text(name), *[""] * 5, Text(f"not judged: {reason}"), style="dim")
+        table.add_row(Text(name), *[""] * 6, Text(f"not judged: {reason}"), style="dim")
     return table
 
 
 def _verdict(entry: PlanEntry) -> str:
     choice, lines = entry.choice, []
-    if choice.tree is None:
+    if choice.grown is not None:
+        words = ", ".join(f"{key}={value:g}" for key, value in choice.grown.settings.items() if value is not None)
+        lines.append(f"Trees drawn anew at each step: {choice.grown.kind} with {words}; nodes and depth are means")
+    elif choice.tree is None:
         lines.append("Do not speculate: no tree or chain tried is predicted to pay.")
     else:
         paths = [list(path) for path in choice.tree.paths[:PATHS_SHOWN]]
@@ -70,40 +76,88 @@ def _verdict(entry: PlanEntry) -> str:
             f"tau over the best chain: {entry.gain.value:+.3f} [{entry.gain.low:+.3f}, {entry.gain.high:+.3f}]"
             + ("" if entry.gain.low > 0 else ": within the noise, the chain may be as good")
         )
+    for price in entry.prices:
+        lines.append(f"{price.rule} ({price.source}): costs {_percent(price.share)} % of tokens a second by itself")
     lines.append(f"Proof: {entry.proof.statement}.")
     return "\n".join(lines)
+
+
+def _together(plan: Plan) -> list[str]:
+    """What holds for several batch sizes, and what to beware of; an empty line last where there is anything."""
+    lines = []
+    if plan.best is not None:
+        lines.append(_preferred(plan, next(entry for entry in plan.entries if entry.batch == plan.best)))
+    for switch in plan.switches:
+        back = f"back at {switch.down}"
+        lines.append(
+            f"From batch {switch.small}'s way to batch {switch.large}'s: change at {switch.up}, {back}, between them "
+            "keep what runs"
+        )
+    if len(plan.entries) > 1:
+        shapes = ", ".join(f"{batch} x {tokens}" for batch, tokens in plan.captures)
+        lines.append(f"Verify forwards to capture (batch x tokens a sequence): {shapes}")
+    lines += [f"Warning: {warning}." for warning in plan.warnings]
+    return [*lines, ""] if lines else []
+
+
+def _preferred(plan: Plan, entry: PlanEntry) -> str:
+    objective, ceiling = (look(plan.meta, "search", key) for key in ("objective", "max_tpot_s"))
+    what = "Most tokens a second" if objective == "throughput" else f"Best for {_shown(objective)}"
+    below = f" below {ceiling * 1e3:g} ms a token" if ceiling else ""
+    return (
+        f"{what}{below}: batch {entry.batch}, {entry.choice.tokens_s(entry.batch):.0f} tokens/s, "
+        f"{entry.tpot_s * 1e3:.2f} ms a token and sequence"
+    )
 
 
 def _conditions(plan: Plan) -> str:
     def show(*keys: str) -> str:
         return _shown(look(plan.meta, *keys))
 
+    objective = look(plan.meta, "search", "objective")
+    counted = "" if objective in (None, "throughput") else f" and tokens counted for {objective}"
     return (
         f"Predictions by replay on {show('search', 'requests_judged_on')} requests held out, trees chosen on "
         f"{show('search', 'requests_chosen_on')} others (seed {show('search', 'seed')}); 95 % intervals, clustered "
-        f"by request, speedups with the profile's error.\n"
-        f"Trace: {_models(look(plan.meta, 'trace'))}; {show('trace', 'verification')}, temperature "
+        f"by request, speedups with the profile's error{counted}. % behind: tokens a second lost to the first line, "
+        f"paired by request.\n"
+        f"Trace: {models_told(look(plan.meta, 'trace'))}; {show('trace', 'verification')}, temperature "
         f"{show('trace', 'temperature')}; {show('trace', 'new_tokens')} new tokens a request.\n"
-        f"Step times: {_models(look(plan.meta, 'cost'))} on {show('cost', 'device')} "
+        f"Step times: {models_told(look(plan.meta, 'cost'))} on {show('cost', 'device')} "
         f"({show('cost', 'provenance', 'processor')}), {show('cost', 'provenance', 'date')}."
     )
 
 
-def _models(meta: Any) -> str:
+def models_told(meta: Any) -> str:
+    """Target and drafter of a trace or profile, or what a trace was imported from, as its provenance says."""
+    kind, heads = look(meta, "drafter", "kind"), look(meta, "drafter", "heads")
+    drafter = f"{'' if heads is None else f'{heads} '}{_shown(kind)} heads"
+    source, engine = look(meta, "imported"), look(meta, "imported", "engine")
+    if source is not None and look(meta, "target") is None:
+        what = f"{_shown(look(source, 'format'))}{'' if engine is None else f' of {engine}'}"
+        return f"imported: {what}, {_shown(look(source, 'file'))}{'' if kind is None else f', {drafter}'}"
     words = [_shown(look(meta, "target", key)) for key in ("name", "dtype")]
     words += [str(kind) for kind in (look(meta, "target", "quantization"),) if kind is not None]
-    kind, heads = look(meta, "drafter", "kind"), look(meta, "drafter", "heads")
     if kind == "language-model":
         return f"target {' '.join(words)}, a language model as drafter"
-    return f"target {' '.join(words)}, {'' if heads is None else f'{heads} '}{_shown(kind)} heads"
+    return f"target {' '.join(words)}, {drafter}"
 
 
 def _shown(value: Any) -> str:
     return "?" if value is None else str(value)
 
 
-def _interval(estimate: Estimate, digits: int = 2) -> str:
+def interval(estimate: Estimate, digits: int = 2) -> str:
+    """A value and its interval.
+
+    >>> interval(Estimate(1.5, 1.25, 1.75))
+    '1.50 [1.25, 1.75]'
+    """
     return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+
+
+def _percent(share: Estimate) -> str:
+    return interval(Estimate(*(100 * part for part in astuple(share))), digits=1)
 
 
 def describe(trace: Trace) -> dict[str, Any]:
@@ -134,7 +188,7 @@ def describe(trace: Trace) -> dict[str, Any]:
 
 def show_trace(trace: Trace, console: Console | None = None) -> None:
     """Print what a trace holds."""
-    console = console or _console()
+    console = console or terminal()
     facts = describe(trace)
     meta = facts["meta"]
     console.print(
@@ -143,15 +197,15 @@ def show_trace(trace: Trace, console: Console | None = None) -> None:
         f"depth {facts['depth']}, width {facts['width']}"
         + (f", {facts['domains']} domains" if facts["domains"] else "")
     )
-    verification, temperature, seed = (_shown(look(meta, key)) for key in ("verification", "temperature", "seed"))
-    console.print(
-        f"{_models(meta)}; {verification}, temperature {temperature}, seed {seed}", soft_wrap=True, markup=False
-    )
+    how = {"": look(meta, "verification"), "temperature ": look(meta, "temperature"), "seed ": look(meta, "seed")}
+    if look(meta, "imported") is not None:
+        how = {name: value for name, value in how.items() if value is not None}
+    settings = ", ".join(f"{name}{_shown(value)}" for name, value in how.items())
+    console.print(f"{models_told(meta)}{settings and '; '}{settings}", soft_wrap=True, markup=False)
     written, prompts = (look(meta, "repeated_4grams", part) for part in ("written", "prompts"))
     if isinstance(written, float) and isinstance(prompts, float):
         console.print(
-            f"repeated 4-grams: {written:.1%} of what the target wrote, {prompts:.1%} of the prompts. "
-            "A loop flatters every drafter: mistrust a large difference.",
+            f"repeated 4-grams: {written:.1%} of what the target wrote, {prompts:.1%} of the prompts",
             soft_wrap=True,
         )
     console.print("true token among the drafter's best, over all positions (tau needs a replay):")
@@ -162,40 +216,3 @@ def show_trace(trace: Trace, console: Console | None = None) -> None:
     for depth, shares in enumerate(facts["top_1_2_4_8_by_depth"], 1):
         table.add_row(str(depth), *("" if share is None else f"{share:.3f}" for share in shares))
     console.print(table)
-
-
-def show_validation(record: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print predicted beside measured; `record` is what `treeopt validate` writes."""
-    console = console or _console()
-    meta = record["meta"]
-    table = Table(title="predicted | measured", title_justify="left", title_style="bold")
-    for name in ("batch", "tree", "nodes"):
-        table.add_column(name, justify="left" if name == "tree" else "right")
-    for name in ("tau", "step ms", "speedup"):
-        table.add_column(f"{name}\npredicted", justify="right")
-        table.add_column("\nmeasured", justify="right")
-    table.add_column("error", justify="right")
-    table.add_column("end to\nend", justify="right")
-    for cell in record["cells"]:
-        p, m = cell["predicted"], cell["measured"]
-        table.add_row(
-            str(cell["batch"]),
-            Text(cell["name"]),
-            str(len(cell["tree"]["paths"])),
-            *(_interval(Estimate(**side["tau"])) for side in (p, m)),
-            *(f"{side['step_s'] * 1e3:.2f}" for side in (p, m)),
-            *(_interval(Estimate(**side["speedup"])) for side in (p, m)),
-            f"{cell['error']:+.1%}",
-            f"{cell['end_to_end']:.2f}",
-        )
-    console.print(table)
-    console.print(
-        f"Error of the predicted speedup: mean {record['mean_error']:.1%}, largest {record['max_error']:.1%}.\n"
-        f"{meta['prompts']} prompts besides the trace's, {meta['new_tokens']} new tokens each, in "
-        f"{meta['blocks']} blocks of shuffled order; {_models(meta)} on {meta['device']} "
-        f"({meta['provenance']['processor']}), {meta['provenance']['date']}. Medians of steps with all rows busy; "
-        "end to end counts prefill and draining too. 95 % intervals.",
-        style="dim",
-        markup=False,
-        soft_wrap=True,
-    )

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
+from treeopt.searchers.back_off import BackOff, kinds_below
 from treeopt.trace import Trace
 from treeopt.tree import Path, Tree
 
@@ -40,6 +41,11 @@ class Frontier:
     rank: NDArray[np.int64]
     limit: int
 
+    @property
+    def floor(self) -> float:
+        """No node that is missing here has a value above it."""
+        return float(self.value[self.limit - 1]) if 0 < self.limit <= len(self.value) else 0.0
+
     def order(self, max_depth: int) -> NDArray[np.int64]:
         """Nodes no deeper than `max_depth`, best first, at most `limit` of them."""
         return np.flatnonzero(self.depth <= max_depth)[: self.limit]
@@ -61,14 +67,23 @@ class Frontier:
         return Tree.from_paths(self.paths[i] for i in self.order(max_depth)[:nodes].tolist())
 
 
-def count_prefixes(trace: Trace, *, nodes: int, depth: int, weights: NDArray[np.float64] | None = None) -> Frontier:
+def count_prefixes(
+    trace: Trace, *, nodes: int, depth: int, weights: NDArray[np.float64] | None = None, shrink: float = 0.0
+) -> Frontier:
     """Best trees of up to `nodes` nodes and `depth` levels, by the frequency of rank prefixes.
+
+    Counts of few anchors flatter the paths that happened to occur. With `shrink` k, a child's share of its parent
+    is (count of child + k b) / (count of parent + k), b being its rank's share below all paths like the parent
+    (treeopt.searchers.back_off), also where the child or the parent never occurred. Shares are at most 1, so values
+    fall from parent to child and the best trees are the most valuable prefixes as before.
 
     Args:
         trace: what the drafter got right.
         nodes: largest size wanted.
         depth: deepest level wanted; the trace's depth at most.
-        weights: float64 (P,), weight of each anchor, not negative; None weights all alike.
+        weights: float64 (P,), weight of each anchor, not negative; None weights all alike. For shrinking they are
+            scaled to add up to the effective number of anchors, (Σ w)² / Σ w² (Kish, Survey Sampling, 1965, §11.7).
+        shrink: anchors' worth of the back-off at every path; 0 counts alone. `shrinkage.fitted` finds a good one.
 
     >>> trace = Trace(np.int32([0, 0]), np.int32([0, 1]), np.int16([[0, 0], [1, -2]]), 2)
     >>> count_prefixes(trace, nodes=2, depth=2).tree(2, 2).paths
@@ -79,25 +94,66 @@ def count_prefixes(trace: Trace, *, nodes: int, depth: int, weights: NDArray[np.
         weights.shape == (trace.anchors,) and (weights >= 0).all() and 0 < weights.sum() < np.inf
     ):
         raise UsageError("weights must be finite, not negative and not all 0, one an anchor")
-    total = float(trace.anchors if weights is None else weights.sum())
-    alive = np.arange(trace.anchors)  # anchors whose text follows a kept node, and that node's child
-    node = np.zeros(trace.anchors, dtype=np.int64)
-    children = np.array([0, 1])  # numbers of the children returned last, and a bound on them
+    if not 0 <= shrink < np.inf:
+        raise UsageError(f"shrink must be 0 or more and finite, got {shrink}")
+    prefixes = _Prefixes(trace, weights)
+    return _grow(prefixes.shrunk(depth, shrink) if shrink else prefixes.expand, nodes=nodes, depth=depth)
 
-    def expand(level: int, kept: NDArray[np.int64]) -> Children:
-        nonlocal alive, node, children
-        index = np.full(int(children[-1]), -1, dtype=np.int64)
-        index[children[kept]] = np.arange(len(kept))
-        rank = trace.rank[alive, level].astype(np.int64)
-        follows = (index[node] >= 0) & (rank >= 0)
-        alive = alive[follows]
-        node = index[node[follows]] * trace.width + rank[follows]
-        size = len(kept) * trace.width
-        value = np.bincount(node, None if weights is None else weights[alive], minlength=size) / total
-        children = np.append(np.flatnonzero(value > 0), size)  # `size` bounds the numbers
-        return children[:-1] // trace.width, children[:-1] % trace.width, value[children[:-1]]
 
-    return _grow(expand, nodes=nodes, depth=depth)
+class _Prefixes:
+    """Anchors that follow the nodes kept so far, counted level by level."""
+
+    def __init__(self, trace: Trace, weights: NDArray[np.float64] | None) -> None:
+        self.trace, self.weights = trace, weights
+        self.total = float(trace.anchors if weights is None else weights.sum())
+        self.alive = np.arange(trace.anchors)  # anchors whose text follows a kept node, and that node's child
+        self.node = np.zeros(trace.anchors, dtype=np.int64)
+        self.children = np.array([0, 1])  # numbers of the children returned last, and a bound on them
+
+    def counts(self, level: int, kept: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Weight of the anchors that follow each child of the nodes kept, float64 (kept · width,)."""
+        index = np.full(int(self.children[-1]), -1, dtype=np.int64)
+        index[self.children[kept]] = np.arange(len(kept))
+        rank = self.trace.rank[self.alive, level].astype(np.int64)
+        follows = (index[self.node] >= 0) & (rank >= 0)
+        self.alive = self.alive[follows]
+        self.node = index[self.node[follows]] * self.trace.width + rank[follows]
+        weights = None if self.weights is None else self.weights[self.alive]
+        found = np.bincount(self.node, weights, minlength=len(kept) * self.trace.width)
+        return found.astype(np.float64, copy=False)
+
+    def expand(self, level: int, kept: NDArray[np.int64]) -> Children:
+        """Children that occur, by their frequency."""
+        return self.number(self.counts(level, kept) / self.total)
+
+    def number(self, value: NDArray[np.float64]) -> Children:
+        """Children with any value, of all that there are."""
+        self.children = np.append(np.flatnonzero(value > 0), len(value))
+        found = self.children[:-1]
+        return found // self.trace.width, found % self.trace.width, value[found]
+
+    def shrunk(self, depth: int, shrink: float) -> Expand:
+        """Children by their frequency, shrunk towards that of their rank below paths of the same kind."""
+        trace, scale = self.trace, 1.0
+        weights = self.weights
+        if weights is not None:
+            top = float(weights.max())  # squares of very small weights would be 0
+            scale = self.total / top / float(np.square(weights / top).sum()) / top
+            weights = weights * scale
+        back_off = BackOff.of(trace.rank, depth=depth, width=trace.width, weights=weights)
+        value, count, kind = np.ones(1), np.array([self.total * scale]), np.zeros(1, dtype=np.int8)
+
+        def expand(level: int, kept: NDArray[np.int64]) -> Children:
+            nonlocal value, count, kind
+            above, total, kinds = value[kept, None], count[kept, None], kind[kept]
+            counts = self.counts(level, kept) * scale
+            share = (counts.reshape(-1, trace.width) + shrink * back_off.share[level, kinds]) / (total + shrink)
+            parent, rank, value = self.number((above * share).ravel())
+            count = counts[self.children[:-1]]
+            kind = kinds_below(kinds[parent], rank)
+            return parent, rank, value
+
+        return expand
 
 
 def from_table(table: NDArray[np.float64], *, nodes: int) -> Frontier:

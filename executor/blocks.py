@@ -1,0 +1,92 @@
+"""Blocks: a few consecutive steps of one way to decode, timed, and the cell that all blocks of a way come to."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from executor.decode import Decoder
+from executor.steps import Step
+from executor.ways import Way
+from simulate.cells import Cell
+from treeopt.errors import UsageError
+from treeopt.trace import Trace
+from treeopt.tree import Tree
+
+WARM_UP = 2  # steps at the beginning of a block that do not count
+MAD_TO_ERROR = 1.4826 * 1.2533  # of a median, over the median absolute deviation; of a normal law
+
+Tokens = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive steps of one way to decode.
+
+    Attributes:
+        draft_s: seconds of drafting of each step.
+        rest_s: seconds of everything else.
+        committed: tokens a sequence and step, mean.
+        length: tokens a sequence in the cache, mean; of prompts as they are that of the shortest.
+        took_s: seconds of the whole block, prompts and warm-up included.
+    """
+
+    draft_s: tuple[float, ...]
+    rest_s: tuple[float, ...]
+    committed: float
+    length: float
+    took_s: float
+
+    @classmethod
+    def of(cls, steps: Sequence[Step], *, prompt: int, took_s: float) -> "Block":
+        """What `block` found after prompts of so many tokens."""
+        committed = float(np.mean([len(row) for step in steps for row in step.committed]))
+        length = prompt - 1 + committed * (WARM_UP + (len(steps) - 1) / 2)
+        drafts, rests = tuple(step.draft_s for step in steps), tuple(step.rest_s for step in steps)
+        return cls(drafts, rests, committed, length, took_s)
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> "Block":
+        """From the fields as JSON has them."""
+        drafts, rests = (tuple(record[name]) for name in ("draft_s", "rest_s"))
+        return cls(drafts, rests, record["committed"], record["length"], record["took_s"])
+
+    @property
+    def step_s(self) -> float:
+        """Median seconds of a step."""
+        return float(np.median(np.add(self.draft_s, self.rest_s)))
+
+
+def block(decoder: Decoder, prompts: Sequence[Tokens], *, steps: int, new_tokens: int) -> list[Step]:
+    """`steps` steps with every row busy, after two that warm up; fewer if the prompts run out."""
+    full = (step for step in decoder.steps(prompts, new_tokens=new_tokens) if step.full)
+    found = list(islice(full, steps + WARM_UP))
+    if len(found) <= WARM_UP:
+        raise UsageError(f"{len(prompts)} prompts and new-tokens {new_tokens} make fewer than 3 steps of a full batch")
+    return found[WARM_UP:]
+
+
+def cell_of(way: Way, blocks: Sequence[Block], *, context: float) -> Cell:
+    """Medians over all steps, the mean of what they committed, and the standard error of the blocks' median."""
+    draft, rest = (
+        float(np.median(np.concatenate([getattr(b, name) for b in blocks]))) for name in ("draft_s", "rest_s")
+    )
+    steps = np.array([b.step_s for b in blocks])
+    error = float(MAD_TO_ERROR * np.median(np.abs(steps / np.median(steps) - 1)) / np.sqrt(len(steps)))
+    committed = float(np.mean([b.committed for b in blocks]))
+    forced, tokens = way.kept is not None, way.tree.nodes + 1
+    return Cell(way.batch, context, tokens, way.tree.fed_widths, draft, rest, committed, error, forced)
+
+
+def keeping(kept: int, tree: Tree, requests: int, length: int) -> Trace:
+    """A trace along which the first ranks are right for exactly `kept` levels everywhere, ends of requests apart."""
+    depth, width = tree.depth, 1 + max(tree.ranks)
+    rank = np.full((requests, length, depth), -1, dtype=np.int16)
+    rank[..., :kept] = 0
+    beyond = np.arange(length)[:, None] + np.arange(depth) >= length
+    rank[:, beyond] = -2
+    position = np.tile(np.arange(length, dtype=np.int32), requests)
+    request = np.repeat(np.arange(requests, dtype=np.int32), length)
+    return Trace(request, position, rank.reshape(-1, depth), width)

@@ -1,0 +1,79 @@
+"""What `torch.save` wrote: read by torch's reader of plain values only, so that no code is run, and as numpy."""
+
+import re
+import zipfile
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treeopt.errors import ExecutorError
+
+OTHERS_LIMIT = 2**24  # bytes of what is no tensor
+NESTED = 8  # lists in lists; the formats read here have three
+_GLOBAL = re.compile(r"(?:GLOBAL|class) ([\w.]+)")
+
+
+def load_saved(file: Path) -> Any:
+    """What the file holds, tensors mapped into memory on the CPU.
+
+    Raises:
+        ExecutorError: not such a file; compressed records, since a small file could then fill the memory; code, or
+            objects of other classes than tensors.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            records = archive.infolist()
+        if any(r.compress_type != zipfile.ZIP_STORED for r in records):
+            raise ExecutorError(f"{file}: not a file that torch.save writes: it is compressed")
+        if sum(r.file_size for r in records if not re.search(r"/data/\d+$", r.filename)) > OTHERS_LIMIT:
+            raise ExecutorError(f"{file}: more than {OTHERS_LIMIT} bytes that are no tensors")
+        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)  # noqa: TID251 - no code is run
+    except UnpicklingError as error:
+        named = _GLOBAL.search(str(error))
+        raise ExecutorError(
+            f"{file}: refused: it holds {named[1] if named else 'code or objects'}, where plain tensors must be"
+        ) from error
+    except (zipfile.BadZipFile, OSError, RuntimeError, ValueError, EOFError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ExecutorError(f"{file}: not a readable file of torch.save (a zip archive): {first}") from error
+
+
+def check_tensor(value: Any, name: str, file: Path) -> Tensor:
+    """`value`, which is a plain tensor whose data are there.
+
+    Raises:
+        ExecutorError: names what it is instead.
+    """
+    if type(value) not in (Tensor, torch.nn.Parameter) or value.is_sparse:
+        raise ExecutorError(f"{file}: {name} must be a plain tensor, found {type(value).__name__}")
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        raise ExecutorError(f"{file}: {name} claims {tuple(value.shape)}, which is more than its data")
+    return value  # type: ignore[no-any-return]
+
+
+def read_saved(file: Path) -> Any:
+    """What the file holds as plain values: arrays for tensors, in the lists and dictionaries that it has.
+
+    Raises:
+        ExecutorError: see `load_saved`; or other values than tensors, numbers and texts.
+    """
+    return _plain(load_saved(file), "it", file, NESTED)
+
+
+def _plain(value: Any, name: str, file: Path, nested: int) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if nested == 0:
+        raise ExecutorError(f"{file}: {name} lies {NESTED} lists deep")
+    if isinstance(value, list | tuple):
+        return [_plain(part, f"{name}[{i}]", file, nested - 1) for i, part in enumerate(value)]
+    if isinstance(value, dict):
+        return {key: _plain(part, f"{name}[{key!r}]", file, nested - 1) for key, part in value.items()}
+    tensor = check_tensor(value, name, file).detach()
+    try:
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy().copy()
+    except (TypeError, RuntimeError) as error:
+        raise ExecutorError(f"{file}: {name} cannot be read as numbers: {error}") from error

@@ -1,0 +1,126 @@
+"""How well predictions agree with what was measured: errors, coverage of intervals, and whether the best is found."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from simulate.predictions import ClosedForms
+from treeopt.estimate import CONFIDENCE, Estimate, share
+from treeopt.tree import Tree
+
+SCHEMA = "treeopt.validation/2"
+NEAR = 0.02  # of the measured best: top-1 regret that a predicted best may have
+
+
+@dataclass(frozen=True)
+class Figures:
+    """tau (tokens a step and sequence), seconds of a step, speedup over plain decoding."""
+
+    tau: Estimate
+    step_s: float
+    speedup: Estimate
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tree at one batch size.
+
+    Attributes:
+        batch: sequences.
+        name: what the plan calls it.
+        tree: the topology.
+        predicted: from the plan: requests held out, profiled times.
+        measured: live. The speedup is tau times the median over blocks of (plain step / step), both medians over
+            steps with all rows busy.
+        end_to_end: measured tokens a second over plain decoding's, prefill and draining included.
+        forms: what the closed forms predicted.
+    """
+
+    batch: int
+    name: str
+    tree: Tree
+    predicted: Figures
+    measured: Figures
+    end_to_end: float
+    forms: ClosedForms = field(default_factory=ClosedForms)
+
+    @property
+    def error(self) -> float:
+        """Predicted speedup over measured, minus 1."""
+        return self.predicted.speedup.value / self.measured.speedup.value - 1
+
+    @property
+    def covered(self) -> bool:
+        """The predicted interval holds the measured speedup."""
+        return self.predicted.speedup.low <= self.measured.speedup.value <= self.predicted.speedup.high
+
+    @property
+    def consistent(self) -> bool:
+        """The interval of the difference holds 0: that of the prediction widened by what measuring leaves open."""
+        half = [(side.speedup.high - side.speedup.low) / 2 for side in (self.predicted, self.measured)]
+        return abs(self.predicted.speedup.value - self.measured.speedup.value) <= math.hypot(*half)
+
+
+def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """The figures as JSON values.
+
+    `cells`; mean and largest |predicted / measured − 1| of their speedups, ours and the closed forms'; `coverage`, the
+    share of cells whose predicted interval holds the measured speedup (`consistent`: with the measurement's own
+    interval counted in), each with its exact binomial interval, cells taken as independent; `best`, for each batch
+    size which tree was predicted to be the fastest and how far it lies behind the one that was.
+    """
+    found = comparisons
+    return {
+        **_errors([c.error for c in found]),
+        "closed_forms": {name: _form_errors(found, name) for name in asdict(ClosedForms())},
+        "coverage": {
+            "nominal": CONFIDENCE,
+            "cells": len(found),
+            **{
+                name: {"cells": (kept := sum(getattr(c, name) for c in found)), **asdict(share(kept, len(found)))}
+                for name in ("covered", "consistent")
+            },
+        },
+        "best": [_best([c for c in found if c.batch == batch]) for batch in dict.fromkeys(c.batch for c in found)],
+        "cells": [
+            {
+                "batch": c.batch,
+                "name": c.name,
+                "tree": {"id": c.tree.id, "paths": [list(path) for path in c.tree.paths]},
+                "predicted": asdict(c.predicted),
+                "closed_forms": asdict(c.forms),
+                "measured": asdict(c.measured),
+                "end_to_end": c.end_to_end,
+                "error": c.error,
+                "covered": c.covered,
+            }
+            for c in found
+        ],
+    }
+
+
+def _errors(errors: Sequence[float]) -> dict[str, float]:
+    sizes = [abs(error) for error in errors]
+    return {"mean_error": math.fsum(sizes) / len(sizes), "max_error": max(sizes)}
+
+
+def _form_errors(comparisons: Sequence[Comparison], name: str) -> dict[str, float] | None:
+    """Of one closed form, over the cells that it has a figure for; None if it has none."""
+    pairs = [(getattr(c.forms, name), c.measured.speedup.value) for c in comparisons]
+    errors = [predicted / measured - 1 for predicted, measured in pairs if predicted is not None]
+    return {"cells": len(errors), **_errors(errors)} if errors else None
+
+
+def _best(cells: Sequence[Comparison]) -> dict[str, Any]:
+    predicted = max(cells, key=lambda c: c.predicted.speedup.value)
+    measured = max(cells, key=lambda c: c.measured.speedup.value)
+    behind = 1 - predicted.measured.speedup.value / measured.measured.speedup.value
+    return {
+        "batch": predicted.batch,
+        "predicted": predicted.name,
+        "measured": measured.name,
+        "behind": behind,
+        "near": NEAR,
+        "within": behind <= NEAR,
+    }

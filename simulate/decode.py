@@ -1,0 +1,204 @@
+"""Runs of a batch: a trace's walks and a cost model put together, step by step, into times of requests and tokens.
+
+A ragged batch lets every sequence advance by what it accepted, as treeopt's loop and most engines do; in lock-step
+all advance by the smallest. Rows of requests that ended are given to the next ones, whose prompts are prefilled one
+after the other while the others wait; a draining batch takes new requests only when all of its own have ended.
+"""
+
+import heapq
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulate.timeline import Emissions, Floats, Ints, Timeline
+from treeopt.cost import CostModel, StepShape
+from treeopt.errors import CostError, UsageError
+from treeopt.trace import Trace
+from treeopt.tree import Tree
+from treeopt.walk import accepted_lengths, walked
+
+Seconds = Callable[[int, int | None], float]
+
+
+def run(
+    trace: Trace,
+    tree: Tree | None,
+    cost: CostModel,
+    *,
+    batch: int,
+    prefill_s: float | Floats = 0.0,
+    prompt_tokens: int | Ints | None = None,
+    accepted: Ints | None = None,
+    drain: bool = False,
+    lock_step: bool = False,
+    pad: bool = False,
+) -> Timeline:
+    """Every request of the trace, decoded in the trace's order.
+
+    Args:
+        trace: the requests, and what is right of what was drafted.
+        tree: drafted at every step; None decodes plainly.
+        cost: seconds of a step; it is asked for every number of requests that a step holds.
+        batch: requests decoded together, at most.
+        prefill_s: seconds of prefill, of every request or of each, (R,).
+        prompt_tokens: of every request or of each, (R,): a step costs what its mean sequence length says. None leaves
+            the context to the cost model.
+        accepted: drafted tokens that a step from each anchor keeps, int64 (P,); default what the ranks say.
+        drain: start the next batch when the last request of this one has ended.
+        lock_step: all sequences advance by the smallest number of tokens that one of them committed. Sequences whose
+            own step would end them hold nobody back.
+        pad: a step of a batch that the cost model lacks costs what the nearest batch above does, up to twice `batch`.
+
+    Raises:
+        UsageError: a batch below 1, or negative prefill or prompts.
+        TraceError: the tree is deeper or wider than the trace.
+        CostError: names the batch sizes that have no cost.
+
+    >>> from simulate.profile import BatchTimes, Profile
+    >>> trace = Trace(np.int32([0, 0, 0, 1]), np.int32([0, 1, 2, 0]), np.int16([[0]] * 4), 1)
+    >>> profile = Profile((BatchTimes(1, 0.5, ((1, 0.25),), ((2, 0.75),)),), (0, 9), 0.0)
+    >>> run(trace, Tree.chain(1), profile, batch=1).done_s.tolist()  # two steps, then one, of a second each
+    [2.0, 3.0]
+    """
+    if batch < 1:
+        raise UsageError(f"batch must be at least 1, got {batch}")
+    prefill = each(prefill_s, trace.requests, "prefill_s")
+    if accepted is None:
+        accepted = accepted_lengths(tree or Tree((), ()), trace)
+    given = _in_lock_step(accepted, trace, batch, drain) if lock_step else _ragged(accepted, trace, batch, drain)
+    occupancy = np.bincount(given.step)
+    context = None
+    if prompt_tokens is not None:
+        context = _context(given, each(prompt_tokens, trace.requests, "prompt_tokens"), occupancy)
+    step_s = step_seconds(occupancy, context, pricing(tree, cost, pad_to=2 * batch if pad else 0))
+
+    joined = given.step[np.flatnonzero(np.diff(given.request, prepend=-1))]
+    before_s = np.bincount(joined, prefill, len(step_s))
+    end_s = np.cumsum(before_s + step_s)
+    return Timeline.of(
+        given,
+        started_s=end_s - step_s,
+        step_s=step_s,
+        prefill_s=prefill,
+        admitted_s=np.append(0.0, end_s[:-1])[joined],
+    )
+
+
+def each(value: float | NDArray[np.float64] | NDArray[np.int64], requests: int, name: str) -> Floats:
+    """One value for every request, float64 (R,).
+
+    Raises:
+        UsageError: another number of values, or one that is negative or no number.
+    """
+    values = np.asarray(value, dtype=np.float64)
+    if values.shape not in ((), (requests,)):
+        raise UsageError(f"{name} must be one number or {requests}, found shape {values.shape}")
+    wrong = ~(np.isfinite(values) & (values >= 0))
+    if wrong.any():
+        place = f"[{int(wrong.argmax())}]" if values.ndim else ""
+        raise UsageError(f"{name}{place} must be 0 or more and finite, got {values[wrong].flat[0]}")
+    return np.broadcast_to(values, (requests,))
+
+
+def pricing(tree: Tree | None, cost: CostModel, *, pad_to: int = 0) -> Seconds:
+    """Seconds of a step by batch and context; a batch without cost takes the nearest above, up to `pad_to`."""
+
+    def price(batch: int, context: int | None) -> float:
+        if tree is None or tree.nodes == 0:
+            return cost.plain_s(batch=batch, context=context)
+        return float(cost.step_s([StepShape.of(tree, batch=batch, context=context)])[0])
+
+    def seconds(batch: int, context: int | None) -> float:
+        try:
+            return price(batch, context)
+        except CostError:
+            for size in range(batch + 1, pad_to + 1):
+                try:
+                    return price(size, context)
+                except CostError:
+                    continue
+            raise
+
+    return seconds
+
+
+def step_seconds(occupancy: Ints, context: Ints | None, seconds: Seconds) -> Floats:
+    """Seconds of steps, float64 (N,), each different one priced once.
+
+    Raises:
+        CostError: names all batch sizes that have no cost.
+    """
+    pairs = np.stack([occupancy, np.zeros_like(occupancy) if context is None else context])
+    kinds, which = np.unique(pairs, axis=1, return_inverse=True)
+    found, missing, why = np.empty(kinds.shape[1]), dict[int, None](), ""
+    for i, (size, length) in enumerate(kinds.T.tolist()):
+        try:
+            found[i] = seconds(size, None if context is None else length)
+        except CostError as error:
+            missing[size] = None
+            why = why or str(error)
+    if missing:
+        sizes = ", ".join(map(str, missing))
+        others = set(kinds[0].tolist()) - set(missing)
+        hint = "; padding takes the nearest batch above" if others else ""
+        raise CostError(f"steps of batch {sizes} have no cost ({why}){hint}")
+    return found[which.ravel()]
+
+
+def _ragged(accepted: Ints, trace: Trace, batch: int, drain: bool) -> Emissions:
+    """Who is in which step: a request takes as many steps as it takes alone, so only beginnings depend on others."""
+    walk = walked(accepted, trace)
+    request = walk.request.astype(np.int64)
+    steps = np.bincount(request, minlength=trace.requests)
+    first = np.cumsum(steps) - steps
+    begins = _begins(steps.tolist(), batch, drain)
+    number = np.arange(len(request)) - first[request]
+    tokens = np.diff(walk.anchors, append=trace.anchors)  # requests stand one after the other
+    return Emissions(request, begins[request] + number, tokens)
+
+
+def _begins(steps: list[int], batch: int, drain: bool) -> Ints:
+    """The step at which each request begins, given how many it takes."""
+    if drain:
+        longest = [max(steps[i : i + batch]) for i in range(0, len(steps), batch)]
+        starts = np.cumsum([0, *longest[:-1]])
+        return np.repeat(starts, batch)[: len(steps)]
+    free, begins = [0] * batch, []
+    for count in steps:
+        begins.append(free[0])
+        heapq.heapreplace(free, free[0] + count)
+    return np.array(begins, dtype=np.int64)
+
+
+def _in_lock_step(accepted: Ints, trace: Trace, batch: int, drain: bool) -> Emissions:
+    requests, steps, tokens = list[Ints](), list[Ints](), list[Ints]()
+    request, here, waiting = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 0
+    while True:
+        if waiting < trace.requests and (not drain or len(request) == 0):
+            joined = np.arange(waiting, min(waiting + batch - len(request), trace.requests))
+            request, here = np.append(request, joined), np.append(here, trace.starts[joined])
+            waiting += len(joined)
+        if len(request) == 0:
+            break
+        own, left = accepted[here] + 1, trace.stops[request] - here
+        held = own < left
+        taken = np.minimum(own[held].min() if held.any() else own.max(), left)
+        requests.append(request)
+        steps.append(np.full(len(request), len(steps)))
+        tokens.append(taken)
+        here = here + taken
+        going = taken < left
+        request, here = request[going], here[going]
+    flat = np.concatenate(requests)
+    order = flat.argsort(kind="stable")
+    return Emissions(flat[order], np.concatenate(steps)[order], np.concatenate(tokens)[order])
+
+
+def _context(given: Emissions, prompts: Floats, occupancy: Ints) -> Ints:
+    """Tokens a sequence before each step, the mean of those in it, rounded; int64 (N,)."""
+    total = np.cumsum(given.tokens) - given.tokens
+    first = np.flatnonzero(np.diff(given.request, prepend=-1))
+    cached = prompts[given.request] + total - total[first][given.request]
+    mean = np.bincount(given.step, cached) / occupancy
+    return np.rint(mean).astype(np.int64)

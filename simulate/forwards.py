@@ -1,0 +1,178 @@
+"""What one forward of a target or of a drafter multiplies and attends to. Sizes only: no device, no time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simulate.experts import Experts
+from simulate.shapes import Shape
+from treeopt.errors import CostError, UsageError
+
+Matrix = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Matrix products and attention of one forward.
+
+    Attributes:
+        matrices: (copies, outputs, inputs), applied to every token that is fed.
+        head: (outputs, inputs) of the LM head, applied to the tokens whose logits are wanted; None without.
+        layers: layers with attention.
+        heads: query heads.
+        kv_heads: key and value heads.
+        head_dim: width of a head.
+        experts: how many of them a token picks in every layer; None without.
+        expert_matrices: (outputs, inputs) of one expert.
+        window: tokens that a layer sees at most, None without such layers.
+
+    >>> Forward(matrices=((2, 8, 4),), head=(16, 4)).weights
+    128
+    """
+
+    matrices: tuple[Matrix, ...]
+    head: tuple[int, int] | None = None
+    layers: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    experts: Experts | None = None
+    expert_matrices: tuple[tuple[int, int], ...] = ()
+    window: int | None = None
+
+    @classmethod
+    def of(cls, shape: Shape) -> "Forward":
+        """A forward of a whole model.
+
+        >>> shape = Shape(layers=2, hidden=8, intermediate=16, heads=4, kv_heads=2, head_dim=2, vocab=32)
+        >>> forward = Forward.of(shape)
+        >>> forward.matrices, forward.head
+        (((2, 16, 8), (2, 8, 8), (2, 32, 8), (2, 8, 16)), (32, 8))
+        """
+        named = shape.layer_matrices
+        dense = ["qkv", "output"] if shape.experts else list(named)
+        router = ((shape.layers, shape.experts.count, shape.hidden),) if shape.experts else ()
+        return cls(
+            matrices=tuple((shape.layers, *named[name]) for name in dense) + router,
+            head=(shape.vocab, shape.hidden),
+            layers=shape.layers,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            experts=shape.experts,
+            expert_matrices=tuple(named[name] for name in named if name not in dense),
+            window=shape.window,
+        )
+
+    @property
+    def weights(self) -> int:
+        """Weights in the matrices that a forward of one token reads; norms and biases are not counted."""
+        active = self.layers * self.experts.active if self.experts else 0
+        routed = active * sum(rows * columns for rows, columns in self.expert_matrices)
+        head = self.head[0] * self.head[1] if self.head else 0
+        return sum(copies * rows * columns for copies, rows, columns in self.matrices) + routed + head
+
+    @property
+    def kv_elements(self) -> int:
+        """Numbers that keys and values of one token are, in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class DrafterShape:
+    """What a drafter does for each level of a tree.
+
+    Attributes:
+        level: the forward of a level; its head is applied to all nodes that are fed.
+        parallel: levels come from one pass over the last token (Medusa), not from each other.
+        opening: (copies, outputs, inputs) that only the first forward of a step applies (EAGLE-3's fusion).
+
+    >>> target = Shape(layers=2, hidden=8, intermediate=16, heads=4, kv_heads=2, head_dim=2, vocab=32)
+    >>> DrafterShape.medusa(target).level.weights
+    320
+    """
+
+    level: Forward
+    parallel: bool = False
+    opening: tuple[Matrix, ...] = ()
+
+    @classmethod
+    def eagle(cls, layer: Shape) -> "DrafterShape":
+        """EAGLE, EAGLE-2, HASS or CORAL: a fusion of token and feature, one layer, the target's LM head.
+
+        Args:
+            layer: the target, or a shape whose layers and vocabulary are the drafter's.
+
+        Raises:
+            CostError: it has experts, which the drafter's layer has not.
+        """
+        _dense(layer)
+        fusion = (1, layer.hidden, 2 * layer.hidden)
+        matrices = (fusion, *((1, *matrix) for matrix in layer.layer_matrices.values()))
+        return cls(_one_layer(layer, matrices, layer.vocab))
+
+    @classmethod
+    def eagle3(cls, layer: Shape, *, draft_vocab: int | None = None) -> "DrafterShape":
+        """EAGLE-3: three features are fused first; the layer reads token and feature side by side.
+
+        Args:
+            layer: the target, or a shape whose layers are the drafter's.
+            draft_vocab: tokens that the drafter's own LM head knows; None: all.
+
+        Raises:
+            CostError: it has experts.
+        """
+        _dense(layer)
+        named = layer.layer_matrices | {"qkv": (layer.layer_matrices["qkv"][0], 2 * layer.hidden)}
+        forward = _one_layer(layer, tuple((1, *matrix) for matrix in named.values()), draft_vocab or layer.vocab)
+        return cls(forward, opening=((1, layer.hidden, 3 * layer.hidden),))
+
+    @classmethod
+    def language_model(cls, shape: Shape) -> "DrafterShape":
+        """A small language model."""
+        return cls(Forward.of(shape))
+
+    @classmethod
+    def medusa(cls, target: Shape, *, blocks: int = 1) -> "DrafterShape":
+        """Medusa heads: for each depth residual blocks and an LM head of its own."""
+        return cls(Forward(((blocks, target.hidden, target.hidden),), (target.vocab, target.hidden)), parallel=True)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | Path | str, *, kind: str) -> "DrafterShape":
+        """The drafter that a config.json describes: of an EAGLE layer, of a language model, or of Medusa's target.
+
+        Args:
+            config: as for `Shape.from_config`; the target's will do for heads and layers made like it.
+            kind: eagle, eagle3, language-model or medusa.
+
+        Raises:
+            UsageError: another kind.
+            CostError: names file and field.
+        """
+        makers = {
+            "eagle": cls.eagle,
+            "eagle3": cls.eagle3,
+            "language-model": cls.language_model,
+            "medusa": cls.medusa,
+        }
+        if kind not in makers:
+            raise UsageError(f"drafter must be one of {', '.join(makers)}; got {kind!r}")
+        return makers[kind](Shape.from_config(config))
+
+
+def _one_layer(layer: Shape, matrices: tuple[Matrix, ...], vocab: int) -> Forward:
+    return Forward(
+        matrices,
+        head=(vocab, layer.hidden),
+        layers=1,
+        heads=layer.heads,
+        kv_heads=layer.kv_heads,
+        head_dim=layer.head_dim,
+        window=layer.window,
+    )
+
+
+def _dense(layer: Shape) -> None:
+    if layer.experts is not None:
+        raise CostError("an EAGLE drafter's layer has no experts: give the drafter's own sizes, not its target's")

@@ -1,0 +1,172 @@
+"""Predictions fixed before anything is measured: a plan, closed forms beside it, and a hash over both."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulate.closed_form import walltime_speedup, weight_speedup
+from treeopt.cost import CostModel
+from treeopt.errors import PlanError
+from treeopt.files import why, write_text
+from treeopt.plan import Choice, Plan, PlanEntry
+from treeopt.planfile import from_json, to_json
+from treeopt.records import RecordError, get, given, parse
+from treeopt.trace import Trace
+from treeopt.tree import Tree
+from treeopt.walk import StepCounts, replay
+
+SCHEMA = "treeopt.predictions/1"
+
+
+@dataclass(frozen=True)
+class ClosedForms:
+    """Speedups by the baselines; None where their inputs are not known.
+
+    Attributes:
+        leviathan: Theorem 3.8, of the measured cost ratio and acceptance.
+        coral: Eq. 6, of the predicted tau and weight counts.
+    """
+
+    leviathan: float | None = None
+    coral: float | None = None
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What was predicted of trees at batch sizes.
+
+    Attributes:
+        plan: with every tree that is to be measured, and its intervals.
+        forms: by batch size and tree id.
+        meta: hashes of what the predictions were made of, and provenance; JSON values only.
+    """
+
+    plan: Plan
+    forms: Mapping[tuple[int, str], ClosedForms] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """As JSON values, without the hash."""
+        return {
+            "schema": SCHEMA,
+            "plan": json.loads(to_json(self.plan)),
+            "closed_forms": [{"batch": b, "tree": tree, **asdict(each)} for (b, tree), each in self.forms.items()],
+            "meta": dict(self.meta),
+        }
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the canonical JSON: keys sorted, no spaces, ASCII."""
+        return _hash(self.record)
+
+
+def trees_of(entry: PlanEntry) -> dict[Tree, Choice]:
+    """The static trees of an entry, the chosen one first; one that has several names is called by all of them."""
+    names: dict[Tree, list[str]] = {}
+    choices: dict[Tree, Choice] = {}
+    for choice in (entry.choice, *entry.compared):
+        if choice.tree is not None and choice.tree.nodes:
+            names.setdefault(choice.tree, []).append(choice.name)
+            choices.setdefault(choice.tree, choice)
+    return {
+        tree: Choice(", ".join(names[tree]), tree, choice.tau, choice.step_s, choice.speedup)
+        for tree, choice in choices.items()
+    }
+
+
+def closed_forms(
+    plan: Plan,
+    *,
+    trace: Trace | None = None,
+    cost: CostModel | None = None,
+    weights: tuple[int, int] | None = None,
+    context: int | None = None,
+) -> dict[tuple[int, str], ClosedForms]:
+    """The baselines for every tree of a plan, by batch size and tree id.
+
+    Args:
+        plan: with tau of every tree.
+        trace: requests that acceptance is measured on; with `cost` it gives Leviathan's form.
+        cost: seconds of drafting and of plain steps.
+        weights: read by one drafter forward and by a plain step of the target; they give CORAL's form.
+        context: tokens a sequence in the cache; None leaves it to the cost model.
+    """
+    found = {}
+    for entry in plan.entries:
+        for tree, choice in trees_of(entry).items():
+            leviathan = coral = None
+            if trace is not None and cost is not None:
+                alpha = acceptance(replay(tree, trace))
+                plain_s = cost.plain_s(batch=entry.batch, context=context)
+                ratio = draft_s(tree, cost, entry.batch, context=context) / tree.depth / plain_s
+                if np.isfinite(ratio):
+                    leviathan = float(walltime_speedup(alpha=alpha, gamma=tree.depth, cost_ratio=ratio))
+            if weights is not None:
+                draft, target = weights
+                tau = max(1.0, choice.tau.value)
+                coral = float(weight_speedup(tau=tau, gamma=tree.depth, draft_weights=draft, target_weights=target))
+            found[entry.batch, tree.id] = ClosedForms(leviathan, coral)
+    return found
+
+
+def acceptance(counts: StepCounts) -> float:
+    """Share of the levels reached at which a node was kept: Leviathan's alpha of a chain, and the like of a tree.
+
+    >>> acceptance(StepCounts(np.array([4]), np.array([7]), np.array([2, 1, 1])))  # kept 0, 0, 1 and 2 of a chain of 2
+    0.5
+    """
+    kept = np.arange(len(counts.accepted_counts))
+    reached = np.minimum(kept + 1, len(kept) - 1)
+    return float((kept * counts.accepted_counts).sum() / (reached * counts.accepted_counts).sum())
+
+
+def draft_s(tree: Tree, cost: CostModel, batch: int, *, context: int | None = None) -> float:
+    """Seconds that drafting takes of a step with this tree; inf where they are not known level by level."""
+    widths = tree.fed_widths
+    parts = cost.parts(batch=batch, tokens=tree.nodes + 1, depth=tree.depth, width=max(widths), context=context)
+    return float(parts.draft_s[np.arange(tree.depth), list(widths)].sum())
+
+
+def save_predictions(predictions: Predictions, path: Path) -> None:
+    """Write predictions and their hash, whole or not at all."""
+    write_text(path, json.dumps({**predictions.record, "sha256": predictions.sha256}, indent=1) + "\n")
+
+
+def load_predictions(path: Path) -> Predictions:
+    """Read predictions that nobody has changed since they were written.
+
+    Raises:
+        PlanError: missing, broken or changed; names file and field.
+    """
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path}: cannot be read: {why(error)}") from error
+    try:
+        record = parse(text, SCHEMA)
+        said = get(record, "sha256", str, "predictions")
+        own = _hash({key: value for key, value in record.items() if key != "sha256"})
+        if said != own:
+            raise RecordError(f"was changed after it was written: its `sha256` is {said:.16}, its content's {own:.16}")
+        plan = from_json(json.dumps(get(record, "plan", dict, "predictions")))
+        forms = {}
+        for i, each in enumerate(get(record, "closed_forms", list, "predictions")):
+            where = f"closed_forms[{i}]"
+            leviathan, coral = (
+                get(each, name, float, where) if given(each, name, where) else None for name in ("leviathan", "coral")
+            )
+            forms[get(each, "batch", int, where), get(each, "tree", str, where)] = ClosedForms(leviathan, coral)
+        return Predictions(plan, forms, get(record, "meta", dict, "predictions"))
+    except (RecordError, PlanError) as error:
+        raise PlanError(f"{path}: {error}") from error
+
+
+def _hash(record: Mapping[str, Any]) -> str:
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()

@@ -1,0 +1,222 @@
+"""An analytic cost model for hardware on which nothing was measured: sizes of the models, a data sheet, host time.
+
+A step verifies batch x tokens rows (`simulate.kernels`), runs the drafter once a level, moves the keys and values of
+what was accepted, and spends host time as `Overheads` says. Not covered: several devices; in the drafter's attention
+the nodes of earlier levels (a level's own are counted).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulate.forwards import DrafterShape, Forward
+from simulate.hardware import Hardware
+from simulate.kernels import Kernels, Split
+from simulate.shapes import Shape
+from treeopt.cost import CostParts, StepShape
+from treeopt.errors import CostError, UsageError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Seconds that no byte and no FLOP explains, on an engine with little host time.
+
+    Attributes:
+        step_s: host time of a speculative step. SpecDecode-Bench (arXiv 2601.11580), vLLM on H100: 1.207 ms.
+        plain_s: host time of a plain step. Published steps of good engines exceed the device's time by 0.4 to 1.2 ms.
+        level_s: host time of a drafted level. SpecBundle (SGLang, H200): 0.35 ms a level, of which about 0.24 are the
+            device's by these equations.
+        request_s: host time a sequence and step. Fitted by BLIS to serving runs on H100.
+        attention_s: a layer's attention beyond its bytes and FLOP. Operator timings on Hopper: about 12 us.
+        layer_s: a layer's norms, rotations and activations; with four products and attention 35 us a layer on H100,
+            where BLIS fitted 32.
+
+    Raises:
+        UsageError: one is below 0 or not finite.
+
+    >>> Overheads.none().step_s
+    0.0
+    """
+
+    step_s: float = 1.2e-3
+    plain_s: float = 0.8e-3
+    level_s: float = 1.1e-4
+    request_s: float = 4.4e-6
+    attention_s: float = 12e-6
+    layer_s: float = 8e-6
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if not (math.isfinite(value) and value >= 0):
+                raise UsageError(f"{entry.name} must be a finite number, 0 or more, got {value}")
+
+    @classmethod
+    def none(cls) -> "Overheads":
+        """No overhead at all: products with their c0, bytes and FLOP alone."""
+        return cls(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Predicted step times of a target and a drafter on a device: a `CostModel` with a stated error, nothing measured.
+
+    Attributes:
+        target: sizes of the target.
+        drafter: sizes of the drafter.
+        device: data sheet.
+        like: a device whose fitted constants are taken where `device` and its class have none.
+        context: tokens a sequence in the cache where a shape does not say.
+        overheads: host time and launches.
+        weight_bytes: bytes a weight, 2 for bf16; arithmetic is taken to be bf16's whatever it is.
+        kv_bytes: bytes of a number in the cache.
+        spread: lambda of `Experts.touched`; real routing touches 0.8 to 0.9 of what uniform routing does.
+        committed: tokens a sequence that a step is taken to commit: the drafter reads them first, and their keys and
+            values are moved.
+        captured: rows for which CUDA graphs were captured, rising; a target's forward is padded to the next.
+
+    Raises:
+        CostError: no fitted constants for the device, or a size that is none.
+    """
+
+    target: Shape
+    drafter: DrafterShape
+    device: Hardware
+    like: Hardware | None = None
+    context: int = 512
+    overheads: Overheads = field(default_factory=Overheads)
+    weight_bytes: float = 2.0
+    kv_bytes: float = 2.0
+    spread: float = 0.85
+    committed: float = 1.0
+    captured: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the sizes, and that constants are known."""
+        for name, least in (("context", 0), ("committed", 1)):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= least):
+                raise CostError(f"{name} must be {least} or more, got {getattr(self, name)}")
+        for name in ("weight_bytes", "kv_bytes"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise CostError(f"{name} must be above 0, got {getattr(self, name)}")
+        if not 0 < self.spread <= 1:
+            raise CostError(f"spread must be above 0 and at most 1, got {self.spread}")
+        if list(self.captured) != sorted(set(self.captured)) or any(size < 1 for size in self.captured):
+            raise CostError(f"captured must be rising sizes of at least 1, got {self.captured}")
+        _ = self.kernels.constants
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """The device with the settings of this model."""
+        return Kernels(
+            self.device,
+            self.like,
+            attention_s=self.overheads.attention_s,
+            layer_s=self.overheads.layer_s,
+            weight_bytes=self.weight_bytes,
+            kv_bytes=self.kv_bytes,
+            spread=self.spread,
+        )
+
+    @cached_property
+    def forward(self) -> Forward:
+        """The target's forward."""
+        return Forward.of(self.target)
+
+    @property
+    def separable(self) -> bool:
+        """True for parallel heads: no level is drafted from the nodes of another."""
+        return self.drafter.parallel
+
+    @property
+    def relative_error(self) -> float:
+        """See `Kernels.relative_error`; stated, not measured."""
+        return self.kernels.relative_error
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """Provenance: that nothing was measured, the device, its constants and all settings."""
+        settings = ("context", "weight_bytes", "kv_bytes", "spread", "committed", "captured")
+        return {
+            "kind": "roofline: predicted from sizes and a data sheet, nothing measured",
+            "device": self.device.name,
+            "source": self.device.source,
+            "constants": asdict(self.kernels.constants),
+            "target": asdict(self.target),
+            "drafter": asdict(self.drafter),
+            "overheads": asdict(self.overheads),
+            "settings": {name: getattr(self, name) for name in settings},
+        }
+
+    def step_s(self, shapes: Sequence[StepShape]) -> Floats:
+        """See `CostModel.step_s`."""
+        seconds = np.empty(len(shapes))
+        for batch, context in {(shape.batch, shape.context) for shape in shapes}:
+            chosen = [i for i, shape in enumerate(shapes) if (shape.batch, shape.context) == (batch, context)]
+            depth = max(len(shapes[i].widths) for i in chosen)
+            padded = [shapes[i].widths + (0,) * (depth - len(shapes[i].widths)) for i in chosen]
+            widths = np.array(padded, dtype=np.int64).reshape(len(chosen), depth)
+            tokens = np.array([shapes[i].tokens for i in chosen])
+            width = int(widths.max(initial=0))
+            table = self.parts(batch=batch, tokens=int(tokens.max()), depth=depth, width=width, context=context)
+            seconds[chosen] = table.step_s(tokens, widths)
+        return seconds
+
+    def plain_s(self, *, batch: int, context: int | None = None) -> float:
+        """See `CostModel.plain_s`."""
+        return float(self.plain(batch=batch, context=context).total_s)
+
+    def parts(self, *, batch: int, tokens: int, depth: int, width: int, context: int | None = None) -> CostParts:
+        """See `CostModel.parts`."""
+        verify = self.verify(np.arange(1, tokens + 1), batch=batch, context=context).total_s
+        draft, fed = np.zeros((depth, width + 1)), np.arange(1, width + 1)
+        for level in range(min(depth, 2)):  # all levels after the first are alike
+            draft[level:, 1:] = self.level(fed, batch=batch, first=level == 0, context=context).total_s
+        return CostParts(np.concatenate(([np.inf], verify)), draft)
+
+    def plain(self, *, batch: int, context: int | None = None) -> Split:
+        """A plain decoding step; arrays without dimensions."""
+        rows = self._padded(np.asarray(batch, dtype=np.float64))
+        logits = np.full_like(rows, batch)
+        step = self.kernels.forward(self.forward, rows, logits, batch=batch, context=self._context(context))
+        return step + Split.fixed(self.overheads.plain_s + self.overheads.request_s * batch, rows)
+
+    def verify(self, tokens: ArrayLike, *, batch: int, context: int | None = None) -> Split:
+        """What a speculative step does besides drafting, by verified tokens a sequence; float64, of their shape."""
+        rows = self._padded(batch * np.asarray(tokens, dtype=np.float64))
+        step = self.kernels.forward(self.forward, rows, rows, batch=batch, context=self._context(context))
+        moved = 2 * self.committed * batch * self.forward.kv_elements * self.kv_bytes
+        host = self.overheads.step_s + self.overheads.request_s * batch
+        return step + Split(np.full_like(rows, host), np.full_like(rows, moved / self.kernels.kv_rate))
+
+    def level(self, fed: ArrayLike, *, batch: int, first: bool = False, context: int | None = None) -> Split:
+        """Drafting one level, by nodes a sequence that the drafter is fed; float64, of their shape.
+
+        The first level of a sequential drafter also reads what the last step committed; parallel heads read one
+        token a sequence whatever is fed, and the host waits for them once.
+        """
+        nodes = np.asarray(fed, dtype=np.float64)
+        wait = 0.0 if self.drafter.parallel and not first else self.overheads.level_s
+        logits = np.full_like(nodes, batch) if self.drafter.parallel else batch * nodes
+        rows = logits + (0 if self.drafter.parallel or not first else batch * (self.committed - 1))
+        step = self.kernels.forward(self.drafter.level, rows, logits, batch=batch, context=self._context(context))
+        for copies, outputs, inputs in self.drafter.opening if first else ():
+            step += self.kernels.product(copies, outputs, inputs, rows)
+        return step + Split.fixed(wait, rows)
+
+    def _context(self, context: int | None) -> int:
+        return self.context if context is None else context
+
+    def _padded(self, rows: Floats) -> Floats:
+        """Rows that are computed: those of the next captured size, or as they are beyond the largest."""
+        sizes = np.array([*self.captured, np.inf])
+        padded = sizes[np.searchsorted(sizes, rows)]
+        return np.where(np.isinf(padded), rows, padded)

@@ -1,0 +1,152 @@
+"""What if: the plan for each device, context and batch size, and where speculation stops paying."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simulate.closed_form import expected_tau
+from treeopt.cost import CostModel, StepShape
+from treeopt.errors import CostError
+from treeopt.optimize import search
+from treeopt.plan import Choice
+from treeopt.trace import Trace
+from treeopt.tree import Tree
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The plan for one device, context and batch size.
+
+    Attributes:
+        device: its name.
+        context: tokens a sequence in the cache.
+        batch: sequences.
+        choice: what to use, with its prediction.
+        plain_s: seconds of a plain step.
+        break_even: least acceptance of each drafted token at which a chain pays; None if none pays even at 1.
+    """
+
+    device: str
+    context: int
+    batch: int
+    choice: Choice
+    plain_s: float
+    break_even: float | None
+
+    @property
+    def pays(self) -> bool:
+        """Whether speculation is predicted to be faster."""
+        return not self.choice.plain
+
+    @property
+    def surely(self) -> bool:
+        """Whether the whole interval of the speedup is above 1."""
+        return self.pays and self.choice.speedup.low > 1
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A device and a context to look at.
+
+    Attributes:
+        device: its name.
+        context: tokens a sequence in the cache.
+        cost: seconds of steps there.
+    """
+
+    device: str
+    context: int
+    cost: CostModel
+
+
+def explore(
+    trace: Trace,
+    settings: Sequence[Setting],
+    *,
+    batch: Sequence[int],
+    done: Callable[[int], None] = lambda _: None,
+    **how: Any,
+) -> tuple[Scenario, ...]:
+    """A search for each setting and all batch sizes, in that order.
+
+    Args:
+        trace: what the drafter got right; taken to hold on every device and at every context.
+        settings: devices and contexts.
+        batch: batch sizes.
+        done: called with 1 after each setting.
+        how: further arguments of `treeopt.search`.
+
+    Raises:
+        TreeoptError: what `search` raises.
+    """
+    found = []
+    for setting in settings:
+        plan = search(trace, setting.cost, batch=tuple(batch), context=setting.context, **how)
+        deepest = plan.meta["search"]["max_depth"]
+        for entry in plan.entries:
+            at = {"batch": entry.batch, "context": setting.context}
+            needed = break_even(setting.cost, depth=deepest, **at)
+            plain_s = setting.cost.plain_s(**at)
+            found.append(Scenario(setting.device, setting.context, entry.batch, entry.choice, plain_s, needed))
+        done(1)
+    return tuple(found)
+
+
+def break_even(cost: CostModel, *, batch: int, depth: int, context: int | None = None) -> float | None:
+    """The least acceptance of every drafted token, independent of the others, at which a chain of up to `depth` pays.
+
+    A chain of k pays where tau(alpha, k) = (1 - alpha**(k + 1)) / (1 - alpha) exceeds its step over a plain step.
+    Found to 1e-9 by bisection, tau growing with alpha. None: not even at 1.
+
+    Raises:
+        CostError: no chain is covered by the cost model.
+    """
+    lengths: list[int] = []
+    ratios: list[float] = []
+    plain_s = cost.plain_s(batch=batch, context=context)
+    for k in range(1, depth + 1):
+        try:
+            step_s = cost.step_s([StepShape.of(Tree.chain(k), batch=batch, context=context)])[0]
+        except CostError:
+            if not lengths:
+                raise
+            break
+        lengths.append(k)
+        ratios.append(float(step_s) / plain_s)
+    gamma, due = np.array(lengths), np.array(ratios)
+    low, high = np.zeros(len(gamma)), np.where(due <= 1, 0.0, 1.0)
+    for _ in range(30):
+        middle = (low + high) / 2
+        pays = expected_tau(alpha=middle, gamma=gamma) >= due
+        low, high = np.where(pays, low, middle), np.where(pays, middle, high)
+    possible = gamma + 1 >= due
+    return float(high[possible].min()) if possible.any() else None
+
+
+def limits(found: Sequence[Scenario]) -> Mapping[tuple[str, int], tuple[int | None, int | None]]:
+    """By device and context the largest batch size at which speculation pays, and surely pays; None: at none.
+
+    Of the batch sizes looked at, and counted while it pays at every smaller one too.
+    """
+    reached: dict[tuple[str, int], tuple[int | None, int | None]] = {}
+    for device, context in dict.fromkeys((each.device, each.context) for each in found):
+        cells = sorted(
+            (each for each in found if (each.device, each.context) == (device, context)), key=lambda each: each.batch
+        )
+        reached[device, context] = (
+            _last([(each.batch, each.pays) for each in cells]),
+            _last([(each.batch, each.surely) for each in cells]),
+        )
+    return reached
+
+
+def _last(cells: Sequence[tuple[int, bool]]) -> int | None:
+    """The last batch size before the first that fails."""
+    last = None
+    for batch, holds in cells:
+        if not holds:
+            break
+        last = batch
+    return last

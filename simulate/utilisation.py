@@ -1,0 +1,102 @@
+"""Utilisation carried over: a measured profile on another device that does the same work as well as its rates allow."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulate.kernels import ACROSS_CLASS_ERROR, SAME_CLASS_ERROR, Split
+from simulate.profile import BatchTimes, Profile
+from simulate.roofline import Roofline
+from treeopt.errors import CostError
+
+Floats = NDArray[np.float64]
+
+
+def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: int | None = None) -> Profile:
+    """What the profile would be on another device, were its work done with the same utilisation.
+
+    A measured time is parted into what is fixed (launches and host, as `measured_on` models them; never scaled) and the
+    rest, which shrinks or grows as the modelled work does. Its `Overheads` should therefore be those of the engine that
+    was measured: host time that they leave out is scaled as if it were work. Drafting is scaled level by level as a
+    chain is; the profile's context is taken to be the middle of its range, or that of
+    the measurement nearest to `context`. Time between measured sizes is then on straight lines.
+
+    Args:
+        profile: measured.
+        measured_on: the models on the device that was measured.
+        to: the same models on the other one.
+        context: tokens a sequence in the cache there; None: the profile's own range.
+
+    Returns:
+        A profile whose `relative_error` also holds the error of carrying it over: 10 % within a class of devices, 25 %
+        across classes. Its `meta` says what was done.
+
+    Raises:
+        CostError: the two are not of the same models and sizes of numbers.
+    """
+    for name in ("target", "drafter", "weight_bytes", "kv_bytes"):
+        if getattr(measured_on, name) != getattr(to, name):
+            raise CostError(f"{name} must be the same on both devices")
+    before = sum(profile.context) // 2
+    after = before if context is None else context
+    carried = profile.batches
+    if context is not None:  # of each batch size what was measured nearest to it
+        farthest_first = sorted(carried, key=lambda times: -abs(times.context - context))
+        nearest = {times.batch: times for times in farthest_first}
+        carried = tuple(nearest[batch] for batch in sorted(nearest))
+    same = measured_on.device.generation == to.device.generation
+    error = SAME_CLASS_ERROR if same else ACROSS_CLASS_ERROR
+    note = {"from": measured_on.device.name, "to": to.device.name, "relative_error": error, "context": [before, after]}
+    return replace(
+        profile,
+        batches=tuple(_carried(times, measured_on, to, before, context, error) for times in carried),
+        basis=None,
+        context=profile.context if context is None else (after, after),
+        relative_error=math.hypot(profile.relative_error, error),
+        meta={**profile.meta, "transfer": note},
+    )
+
+
+def _carried(
+    times: BatchTimes, measured_on: Roofline, to: Roofline, middle: int, context: int | None, error: float
+) -> BatchTimes:
+    """The times of one batch size on the other device."""
+    tokens, rest_s = zip(*times.rest, strict=True)
+    depths, draft_s = zip(*times.draft, strict=True)
+
+    before = round(times.context) or middle
+    after = before if context is None else context
+    here, there = ({"batch": times.batch, "context": tokens} for tokens in (before, after))
+    plain = _scaled(times.plain_s, measured_on.plain(**here), to.plain(**there))
+    rest = _scaled(rest_s, measured_on.verify(tokens, **here), to.verify(tokens, **there))
+    draft = _scaled(draft_s, _chains(measured_on, depths, **here), _chains(to, depths, **there))
+    fed, more_s = zip(*(times.widths or ((1, 0.0),)), strict=True)
+    levels = [model.level(fed, batch=times.batch, context=at) for model, at in ((measured_on, before), (to, after))]
+    more = np.array(more_s) * levels[1].work_s / levels[0].work_s
+    return replace(
+        times,
+        context=times.context if context is None else float(context),
+        relative_error=None if times.relative_error is None else math.hypot(times.relative_error, error),
+        widths=tuple(zip(fed, more.tolist(), strict=True)) if times.widths else (),
+        plain_s=float(plain),
+        rest=tuple(zip(tokens, rest.tolist(), strict=True)),
+        draft=tuple(zip(depths, draft.tolist(), strict=True)),
+    )
+
+
+def _chains(model: Roofline, depths: Sequence[int], *, batch: int, context: int) -> Split:
+    """Drafting of chains; float64 (depths,)."""
+    first = model.level(1, batch=batch, first=True, context=context)
+    later = model.level(1, batch=batch, context=context)
+    more = np.array(depths, dtype=np.float64) - 1
+    return Split(first.fixed_s + more * later.fixed_s, first.work_s + more * later.work_s)
+
+
+def _scaled(measured_s: ArrayLike, before: Split, after: Split) -> Floats:
+    """Measured seconds with their fixed part kept and the rest scaled by the modelled work."""
+    seconds = np.asarray(measured_s, dtype=np.float64)
+    fixed = np.minimum(seconds, before.fixed_s)
+    return np.asarray(fixed + (seconds - fixed) * after.work_s / before.work_s)

@@ -1,0 +1,229 @@
+"""`treeopt simulate` as people meet it: its figures are those of the library, its refusals say why in one line."""
+
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from simulate.decode import run
+from simulate.profile import BatchTimes, Profile, load_profile, save_profile
+from simulate.sampling import drawn_ranks
+from simulate.serving import serve
+from simulate.switching import Switching
+from simulate.timeline import speedup
+from simulate.workload import drawn, poisson
+from tests.strategies import drawn_trace
+from tests.test_cli import done, refused
+from tests.test_cli import run as command
+from treeopt.optimize import search
+from treeopt.plan import Grown
+from treeopt.planfile import load_plan, save_plan
+from treeopt.rivals import STATIC
+from treeopt.trace import Trace, load_trace, save_trace
+from treeopt.tree import Tree
+
+TREE = "[[0,0],[1]]"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("simulate")
+    trace = drawn_trace([[0.6, 0.2], [0.3, 0.1]], [20, 30, 1, 25] * 6, depth=3, rng=np.random.default_rng(0))
+    save_trace(trace, folder / "t.npz")
+    batches = tuple(
+        BatchTimes(b, 0.01 * b**0.3, ((1, 1e-3), (3, 2e-3)), ((2, 0.011 * b**0.3), (64, 0.05 * b))) for b in (1, 2, 4)
+    )
+    profile = Profile(batches, (8, 200), 0.02)
+    save_profile(profile, folder / "p.json")
+    save_plan(search(trace, profile, batch=(1, 4)), folder / "plan.json")
+    return folder
+
+
+def words(files, *more):
+    return ["simulate", "--trace", files / "t.npz", "--profile", files / "p.json", *more]
+
+
+def test_figures_are_the_librarys(files, tmp_path):
+    out = tmp_path / "run.json"
+    settings = ["--batch", "4", "--tree", TREE, "--pad", "--prefill-s-per-token", "0.0001", "--prompt-tokens", "50"]
+    shown = done(*words(files, *settings, "--prefill-s", "0.02", "--drain", "--json", "--output", out))
+    record = json.loads(shown.stdout)
+    assert record == json.loads(out.read_text("utf-8"))
+    trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
+    how = {"batch": 4, "prefill_s": 0.025, "prompt_tokens": 50, "drain": True, "pad": True}
+    tree, plain = (run(trace, t, profile, **how) for t in (Tree.from_paths([(0, 0), (1,)]), None))
+    assert [way["name"] for way in record["ways"]] == ["tree", "no speculation"]
+    for way, due in zip(record["ways"], (tree, plain), strict=True):
+        assert way["tokens_s"]["value"] == due.rate.value
+        assert way["total_s"] == due.total_s
+        assert way["ttft_s"]["p95"]["value"] == due.percentiles("ttft", (0.95,))[0].value
+        assert way["itl_s"]["p50"]["high"] == due.percentiles("itl", (0.5,))[0].high
+    gain = speedup(tree, plain, relative_error=0.02)
+    assert record["speedup"]["throughput"]["value"] == gain.throughput.value
+    assert record["speedup"]["per_request"]["low"] == gain.per_request.low
+    table = done(*words(files, *settings)).stdout
+    assert "Speedup, tokens/s over plain decoding's: " in table
+    assert "Prefill 5 ms a prompt of 50 tokens; batches that were not measured cost" in table
+
+
+def test_a_plan_says_tree_and_batch(files):
+    record = json.loads(done(*words(files, "--plan", files / "plan.json", "--batch", "4", "--pad", "--json")).stdout)
+    plan = json.loads((files / "plan.json").read_text("utf-8"))
+    chosen = plan["entries"][1]["choice"]
+    assert record["tree"] == chosen["tree"]
+    assert record["ways"][0]["name"] == chosen["name"]
+    assert record["batch"] == 4
+    refused(command(*words(files, "--plan", files / "plan.json")), "the plan is for batch 1, 4: say which", code=2)
+    refused(command(*words(files, "--plan", files / "plan.json", "--batch", "2")), "is for batch 1, 4, not 2")
+
+
+def with_policy(plan, *, held=True):
+    """The plan with a policy in place of its choices, which stay as best static trees if held."""
+    policy = Grown("eagle2", {"nodes": 3}, 3.0, 2.0)
+    entries = []
+    for entry in plan.entries:
+        compared = (replace(entry.choice, name=STATIC), *entry.compared) if held else entry.compared
+        choice = replace(entry.choice, name="eagle2", tree=None, grown=policy)
+        entries.append(replace(entry, choice=choice, compared=compared))
+    return replace(plan, entries=tuple(entries))
+
+
+def test_a_plans_policy_gives_way_to_its_best_static_tree(files, tmp_path):
+    plan = load_plan(files / "plan.json")
+    save_plan(with_policy(plan), tmp_path / "policy.json")
+    how = ("--batch", "4", "--pad", "--json")
+    due = json.loads(done(*words(files, "--plan", files / "plan.json", *how)).stdout)
+    found = done(*words(files, "--plan", tmp_path / "policy.json", *how))
+    assert json.loads(found.stdout)["tree"] == due["tree"]
+    assert json.loads(found.stdout)["ways"][0] == due["ways"][0] | {"name": STATIC}
+    said = "the plan's choice 'eagle2' for batch 4 grows a tree at each step"
+    assert found.stderr == f"Note: {said}; runs are of static trees: its {STATIC} is taken.\n"
+    server = ("--arrivals", "5", "--requests", "30", "--pad", "--json")
+    due = json.loads(done(*words(files, "--plan", files / "plan.json", *server)).stdout)
+    found = done(*words(files, "--plan", tmp_path / "policy.json", *server))
+    assert json.loads(found.stdout)["ways"] == due["ways"]
+    assert found.stderr.count("Note: ") == 2
+    save_plan(with_policy(plan, held=False), tmp_path / "policy.json")
+    for more in (how, server):
+        refused(command(*words(files, "--plan", tmp_path / "policy.json", *more)), f"the plan holds no {STATIC}")
+
+
+def test_plain_decoding_stands_alone(files):
+    shown = done(*words(files, "--batch", "1")).stdout
+    assert "no speculation" in shown
+    assert "Speedup" not in shown
+    record = json.loads(done(*words(files, "--batch", "1", "--tree", "0", "--json")).stdout)
+    assert record["speedup"] is None
+    assert len(record["ways"]) == 1
+
+
+def test_single_tokens_have_no_time_between_them(files, tmp_path):
+    save_trace(load_trace(files / "t.npz").select(np.array([2, 6])), tmp_path / "short.npz")
+    settings = ["simulate", "--trace", tmp_path / "short.npz", "--profile", files / "p.json", "--batch", "1"]
+    record = json.loads(done(*settings, "--json").stdout)
+    assert record["ways"][0]["tpot_s"] == {"p50": None, "p95": None, "p99": None}
+    assert record["ways"][0]["e2e_s"]["p50"]["value"] == 0.01
+    done(*settings)
+
+
+# --- a server
+
+
+def test_a_server_of_a_plan(files, tmp_path):
+    out = tmp_path / "served.json"
+    settings = ["--plan", files / "plan.json", "--arrivals", "5", "--requests", "60", "--replications", "3", "--pad"]
+    limits = ["--ttft-s", "0.2", "--tpot-s", "0.02", "--switch-s", "0.001", "--hysteresis", "1"]
+    record = json.loads(done(*words(files, *settings, *limits, "--json", "--output", out)).stdout)
+    assert record == json.loads(out.read_text("utf-8"))
+    assert [way["name"] for way in record["ways"]] == ["plan", "no speculation"]
+    assert record["rows"] == 4
+    plan = load_plan(files / "plan.json")
+    trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
+    switching = Switching.of(plan, hysteresis=1, switch_s=0.001)
+    rng = np.random.default_rng(np.random.SeedSequence(0).spawn(3)[0])
+    work = drawn(trace, poisson(60, rate=5, rng=rng), rng=rng)
+    served = serve(trace, work, switching, profile, rows=4, pad=True)
+    assert (
+        record["ways"][0]["first_day"]["running"]
+        == served.running(np.linspace(0, float(work.arrived_s[-1]), 60)).tolist()
+    )
+    assert record["ways"][0]["up"] == list(switching.up)
+    figures = record["ways"][0]["figures"]
+    assert 0 < figures["goodput_s"]["value"] <= 5 * 1.5
+    assert figures["ttft_s_p50"]["low"] <= figures["ttft_s_p50"]["value"]
+    shown = done(*words(files, *settings, *limits)).stdout
+    for text in ("goodput", "60 requests arrive 5 a second (Poisson)", "Goodput: within TTFT 0.2 s and TPOT 0.02 s."):
+        assert text in shown
+
+
+def test_a_server_of_one_tree_fed_by_a_file(files, tmp_path):
+    log = tmp_path / "log.jsonl"
+    lines = [{"prompt_tokens": 20 + i, "tokens": 1 + i, "arrived_s": i / 8} for i in range(24)]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = words(files, "--tree", "2", "--batch", "2", "--requests-file", log, "--prefill-s-per-token", "0.001")
+    record = json.loads(done(*settings, "--json").stdout)
+    assert [way["name"] for way in record["ways"]] == ["tree", "no speculation"]
+    assert record["conditions"][0].startswith("The file's requests arrive when the file says, texts drawn")
+    done(*settings, "--arrivals", "3", "--requests", "30")
+    plain = words(files, "--batch", "2", "--arrivals", "3", "--requests", "9")
+    assert len(json.loads(done(*plain, "--json").stdout)["ways"]) == 1
+
+
+def test_a_server_that_cannot_be_is_refused(files, tmp_path):
+    server = words(files, "--batch", "2", "--arrivals", "3")
+    refused(command(*server, "--drain"), "--drain is for a run without arrivals", code=2)
+    refused(command(*server, "--hysteresis", "1"), "are for a --plan of several trees", code=2)
+    refused(command(*words(files, "--arrivals", "3")), "give --batch, the rows of the server", code=2)
+    refused(
+        command(*words(files, "--batch", "1", "--ttft-s", "1")), "--ttft-s is for a server: give --arrivals", code=2
+    )
+    refused(command(*server[:-2], "--batch", "3", "--arrivals", "99"), "3 requests came to decode together")
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"prompt_tokens": 20, "tokens": 3}')
+    fed = words(files, "--batch", "2", "--requests-file", log)
+    refused(command(*fed), "its requests have no `arrived_s`: give --arrivals", code=2)
+    refused(command(*fed, "--prompt-tokens", "9"), "give one of --prompt-tokens and --requests-file", code=2)
+
+
+def test_without_simpy_a_server_says_what_it_needs(files, monkeypatch):
+    monkeypatch.setitem(sys.modules, "simpy", None)
+    refused(command(*words(files, "--batch", "2", "--arrivals", "3")), "needs simpy: pip install 'treeopt[serving]'")
+
+
+# --- refusals
+
+
+def test_what_cannot_be_is_refused(files, tmp_path):
+    refused(command(*words(files)), "give --batch, or a --plan", code=2)
+    both = words(files, "--plan", files / "plan.json", "--tree", "2", "--batch", "1")
+    refused(command(*both), "give one of --plan and --tree", code=2)
+    refused(command(*words(files, "--batch", "4", "--tree", "2")), "steps of batch 3 have no cost", "padding takes")
+    refused(command(*words(files, "--batch", "1", "--tree", "7")), "the tree has depth 7, the trace records depth 3")
+    refused(command(*words(files, "--batch", "1", "--prefill-s-per-token", "1")), "needs --prompt-tokens", code=2)
+    refused(
+        command(*words(files, "--batch", "1", "--prompt-tokens", "500")),
+        "(context 500 lies outside what the profile measured, 8 to 200 tokens)",
+    )
+    trace = load_trace(files / "t.npz")
+    drawn = Trace(trace.request, trace.position, trace.rank, trace.width, {"verification": "specinfer"})
+    save_trace(drawn, tmp_path / "drawn.npz")
+    settings = ["simulate", "--trace", tmp_path / "drawn.npz", "--profile", files / "p.json", "--batch", "1"]
+    refused(command(*settings), "rule specinfer draws its candidates: what it keeps is in `kept`")
+
+
+def test_drawn_candidates_are_judged_by_what_is_kept(files, tmp_path):
+    trace = load_trace(files / "t.npz")
+    kept = np.zeros((trace.anchors, trace.depth, trace.width), dtype=np.float16)
+    kept[trace.rank >= 0, 0] = 0.5
+    drawn = Trace(trace.request, trace.position, trace.rank, trace.width, {"verification": "specinfer"}, kept=kept)
+    save_trace(drawn, tmp_path / "drawn.npz")
+    settings = ["simulate", "--trace", tmp_path / "drawn.npz", "--profile", files / "p.json", "--batch", "1"]
+    record = json.loads(done(*settings, "--tree", "1", "--seed", "5", "--json").stdout)
+    same = drawn_ranks(drawn, np.random.default_rng(5))
+    due = run(same, Tree.chain(1), load_profile(files / "p.json"), batch=1)
+    assert record["ways"][0]["total_s"] == due.total_s
+    assert "what is kept is drawn, given the texts" in record["conditions"][-2]
+    refused(command(*settings, "--tree", "[[1]]"), "tries draws in order")
+    refused(command(*settings, "--tree", "[[1]]", "--arrivals", "1"), "tries draws in order")

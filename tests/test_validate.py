@@ -1,0 +1,226 @@
+"""Validation with a clock that counts tokens in place of seconds: what is measured is known beforehand."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from executor import decode
+from executor.drafters.language_model import LanguageModel
+from executor.drafters.medusa import MedusaHeads
+from executor.reading import weights_read
+from executor.shaped import SHAPES, random_drafter, random_target, shape_config
+from executor.target import Target
+from executor.validate import Requests, blocks_of, compare
+from simulate.agreement import comparison_record
+from simulate.predictions import closed_forms, trees_of
+from simulate.profile import BatchTimes, Profile
+from simulate.shapes import Shape
+from tests.models import random_heads, random_prompts, small_target
+from tests.strategies import drawn_trace
+from treeopt.errors import ExecutorError, TraceError, UsageError
+from treeopt.optimize import search
+from treeopt.sized import parse_sizes, sized_trees
+from treeopt.trace import Trace
+from treeopt.tree import Tree
+from treeopt.walk import replay
+
+BASE_S, TOKEN_S, DRAFT_S = 0.010, 0.001, 0.002  # of a forward, of each token in it, of each level drafted
+BATCHES, BLOCKS = (1, 2), 3
+
+
+class Clock:
+    """Stands still unless somebody works."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    """A verify forward of n tokens a sequence at batch b takes BASE_S + TOKEN_S b n; a drafted level DRAFT_S."""
+    found = Clock()
+    verify, level = Target.verify, MedusaHeads.level
+
+    def timed_verify(self, tokens, *args, **kwargs):
+        found.now += BASE_S + TOKEN_S * tokens.numel()
+        return verify(self, tokens, *args, **kwargs)
+
+    def timed_level(self, *args, **kwargs):
+        found.now += DRAFT_S
+        return level(self, *args, **kwargs)
+
+    monkeypatch.setattr(Target, "verify", timed_verify)
+    monkeypatch.setattr(MedusaHeads, "level", timed_level)
+    monkeypatch.setattr(decode, "time", found)
+    return found
+
+
+def step_s(batch: int, tree: Tree) -> float:
+    return BASE_S + TOKEN_S * batch * (tree.nodes + 1) + DRAFT_S * tree.depth
+
+
+def a_profile() -> Profile:
+    """What the clock does, measured without error."""
+    return Profile(
+        tuple(
+            BatchTimes(
+                b,
+                BASE_S + TOKEN_S * b,
+                tuple((d, DRAFT_S * d) for d in (1, 4)),
+                tuple((n, BASE_S + TOKEN_S * b * n) for n in (2, 64)),
+            )
+            for b in BATCHES
+        ),
+        (0, 500),
+        0.02,
+    )
+
+
+def a_trace(requests: int, seed: int) -> Trace:
+    lengths = np.random.default_rng(seed).integers(6, 16, requests).tolist()
+    return drawn_trace([[0.5, 0.2, 0.1], [0.7, 0.1, 0.1]], lengths, depth=4, rng=np.random.default_rng(seed))
+
+
+@pytest.fixture(scope="module")
+def plan():
+    """Chains of 2 and 4 and best trees of 7 and 15, besides what search finds."""
+    trace = a_trace(40, 0)
+    return search(
+        trace,
+        a_profile(),
+        batch=BATCHES,
+        max_nodes=15,
+        compare=sized_trees(parse_sizes("chain:2,chain:4,best:7,best:15"), trace),
+    )
+
+
+def test_replayed_acceptance_is_measured_as_it_is(plan, clock):
+    """tau of every cell is the replay's, step times are the clock's, speedup follows from both."""
+    replayed = a_trace(2 * BLOCKS * max(BATCHES) + 1, 5)
+    requests = Requests(random_prompts([4] * replayed.requests), 64, replayed=replayed)
+    told: list[int] = []
+    forms = closed_forms(plan, weights=(1, 9))
+    cells = compare(
+        small_target(), random_heads(), plan, requests, blocks=BLOCKS, forms=forms, progress=told.append, seed=2
+    )
+    assert sum(told) == blocks_of(plan, BLOCKS)
+    assert [(c.batch, c.tree) for c in cells] == [(e.batch, tree) for e in plan.entries for tree in trees_of(e)]
+    assert len(cells) >= 2 * 4
+    for cell in cells:
+        step, plain = step_s(cell.batch, cell.tree), step_s(cell.batch, Tree((), ()))
+        tau = replay(cell.tree, replayed).tau
+        assert cell.measured.tau.value == pytest.approx(tau, rel=1e-12)
+        assert cell.measured.step_s == pytest.approx(step, rel=1e-9)
+        assert cell.measured.speedup.value == pytest.approx(tau * plain / step, rel=1e-9)
+        assert cell.predicted.step_s == pytest.approx(step, rel=1e-9)
+        assert cell.error == pytest.approx(cell.predicted.tau.value / tau - 1, rel=1e-6, abs=1e-9)
+        assert cell.forms == forms[cell.batch, cell.tree.id]
+    assert {best["batch"] for best in comparison_record(cells)["best"]} == set(BATCHES)
+
+
+def test_ways_and_batches_come_in_another_order_in_each_block(plan, clock, monkeypatch):
+    """Every way decodes every part once, after a few steps to warm up; two blocks are hardly ever alike."""
+    seen, steps = [], decode.Decoder.steps
+
+    def spied(self, prompts, **words):
+        seen.append((self.batch, self.tree, len(prompts)))
+        return steps(self, prompts, **words)
+
+    monkeypatch.setattr(decode.Decoder, "steps", spied)
+    count = 2 * BLOCKS * max(BATCHES)
+    compare(small_target(), random_heads(), plan, random_prompts([4] * count), new_tokens=5, blocks=BLOCKS)
+    ways = blocks_of(plan, 1)
+    orders = [[way[:2] for way in seen[start : start + ways]] for start in range(ways, len(seen), ways)]
+    assert len(seen) == ways * (1 + BLOCKS)
+    assert all(size == count // BLOCKS for *_, size in seen)
+    assert all(set(order) == set(orders[0]) and len(set(order)) == ways for order in orders)
+    assert len({tuple(order) for order in orders}) == BLOCKS  # by chance alike: below 1 in 10!
+
+
+def test_a_limit_below_the_trace_s_ends_requests_earlier(plan, clock):
+    replayed = a_trace(2 * BLOCKS * max(BATCHES), 6)
+    requests = Requests(random_prompts([4] * replayed.requests), 7, replayed=replayed)
+    assert requests.limits == [min(7, n) for n in (replayed.stops - replayed.starts).tolist()]
+    assert requests.context == round(4 + sum(requests.limits) / len(requests.limits) / 2)
+    part = requests.part(np.array([1, 4]))
+    assert part.limits == [requests.limits[1], requests.limits[4]]
+    assert part.replayed is not None
+    np.testing.assert_array_equal(part.replayed.rank, replayed.select(np.array([1, 4])).rank)
+
+
+def test_refusals(plan):
+    target, heads = small_target(), random_heads()
+    replayed, prompts = a_trace(12, 1), random_prompts([4] * 12)
+    with pytest.raises(UsageError, match="11 prompts cannot replay a trace of 12 requests"):
+        Requests(prompts[:11], replayed=replayed)
+    with pytest.raises(UsageError, match="3 blocks at batch 2 need at least 12 prompts, got 11"):
+        compare(target, heads, plan, prompts[:11], blocks=3)
+    shallow = drawn_trace([[0.5]], [9] * 12, depth=1, rng=np.random.default_rng(0))
+    with pytest.raises(TraceError, match="the trace records"):
+        compare(target, heads, plan, Requests(prompts, replayed=shallow), blocks=3)
+    with pytest.raises(ExecutorError, match="context"):
+        compare(target, heads, plan, prompts, new_tokens=600, blocks=3)
+
+
+# --- models of a shape
+
+
+def test_shapes_have_the_sizes_of_the_models_they_are_named_after():
+    """Published parameter counts: Llama 3.1 8.03 B and 70.6 B, Llama 3.2 1.24 B with tied embeddings (0.26 B more)."""
+    counts = {name: Shape.from_config(shape_config(name).to_dict()).parameters / 1e9 for name in SHAPES}
+    due = {"100m": 0.11, "1b": 1.24 + 0.26, "8b": 8.03, "70b": 70.6, "14b": 14.77}
+    for name, count in due.items():
+        assert counts[name] == pytest.approx(count, rel=0.01 if name != "100m" else 0.1), name
+
+
+def test_random_models_are_the_same_each_time(tmp_path):
+    first, again = random_target("toy"), random_target("toy")
+    assert first.name == "random-toy"
+    for one, other in zip(first.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    LlamaConfig(**shape_config("toy").to_dict() | {"num_hidden_layers": 3}).save_pretrained(tmp_path)
+    mine = random_target(tmp_path, dtype=torch.bfloat16)
+    assert (mine.dtype, mine.model.config.num_hidden_layers) == (torch.bfloat16, 3)
+
+
+@pytest.mark.parametrize("source", ["medusa:3", "layers:1", "eagle"])
+def test_random_drafters_draft(source):
+    target = random_target("toy")
+    drafter = random_drafter(source, target)
+    decoder = decode.Decoder(target, drafter, tree=Tree.chain(3))
+    assert len(decoder.generate([[1, 2, 3]], new_tokens=6)[0].tokens) == 6
+
+
+def test_weights_are_counted_where_shapes_tell():
+    target = random_target("toy")
+    shape = Shape.from_config(target.model.config.to_dict())
+    one_layer = random_drafter("layers:1", target)
+    assert isinstance(one_layer, LanguageModel)
+    assert weights_read(target, one_layer) == (
+        shape.step_parameters - shape.layer_parameters,
+        shape.step_parameters,
+    )
+    head = shape.hidden**2 + shape.hidden
+    assert weights_read(target, random_drafter("medusa:3", target)) == (
+        head + shape.vocab * shape.hidden,
+        shape.step_parameters,
+    )
+    assert weights_read(small_target("gpt_neox"), random_heads()) is None
+
+
+@pytest.mark.parametrize("source", ["medusa", "medusa:0", "layers:x", "hydra", ""])
+def test_other_random_drafters_are_refused(source):
+    with pytest.raises(UsageError, match="medusa:K"):
+        random_drafter(source, random_target("toy"))
+
+
+def test_other_shapes_are_refused(tmp_path):
+    with pytest.raises(ExecutorError, match="neither a shape"):
+        random_target(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "no such"}')
+    with pytest.raises(ExecutorError, match="cannot read this configuration"):
+        random_target(tmp_path)

@@ -1,0 +1,187 @@
+"""What-if: each cell is the plan that search makes there, and break-even is where a chain's speedup is 1."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulate.closed_form import expected_tau
+from simulate.forwards import DrafterShape
+from simulate.hardware import find_hardware
+from simulate.profile import BatchTimes, Profile, save_profile
+from simulate.roofline import Overheads, Roofline
+from simulate.scenarios import Scenario, Setting, break_even, explore, limits
+from simulate.shapes import Shape
+from simulate.utilisation import transfer
+from tests.strategies import drawn_trace
+from tests.test_cli import done, refused, run
+from tests.test_shapes import LLAMA_3_8B
+from treeopt.cost import StepShape
+from treeopt.errors import CostError
+from treeopt.estimate import Estimate
+from treeopt.optimize import search
+from treeopt.plan import Choice
+from treeopt.trace import Trace, load_trace, save_trace
+from treeopt.tree import Tree
+
+L3 = Shape.from_config(LLAMA_3_8B)
+
+
+def roofline(device="h100", **how):
+    return Roofline(L3, DrafterShape.eagle(L3), find_hardware(device), **how)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whatif")
+    trace = drawn_trace([[0.6, 0.2], [0.5, 0.1]], [20, 30, 1, 25] * 6, depth=3, rng=np.random.default_rng(0))
+    save_trace(trace, folder / "t.npz")
+    (folder / "config.json").write_text(json.dumps(LLAMA_3_8B), "utf-8")
+    return folder
+
+
+def words(files, *more, hardware="h100,l40s"):
+    return ["whatif", "--trace", files / "t.npz", "--target", files, "--hardware", hardware, *more]
+
+
+@settings(deadline=None)
+@given(alpha=st.floats(0, 1), batch=st.sampled_from([1, 16, 256]), step_s=st.floats(0, 0.05))
+def test_break_even_is_where_a_chain_begins_to_pay(alpha, batch, step_s):
+    cost = roofline(overheads=Overheads(step_s=step_s))
+    plain_s = cost.plain_s(batch=batch)
+    shapes = [StepShape.of(Tree.chain(k), batch=batch) for k in range(1, 6)]
+    tau = expected_tau(alpha=alpha, gamma=np.arange(1, 6))
+    gain = float((tau * plain_s / cost.step_s(shapes)).max())
+    needed = break_even(cost, batch=batch, depth=5)
+    if abs(gain - 1) > 1e-6:
+        assert (gain > 1) == (needed is not None and alpha >= needed)
+
+
+def test_break_even_of_what_never_pays_or_is_not_covered():
+    assert break_even(roofline(overheads=Overheads(step_s=10)), batch=1, depth=3) is None
+    profile = Profile((BatchTimes(1, 1.0, ((1, 0.25),), ((2, 1.25),)),), (0, 9), 0.0)
+    # a chain of one costs 1.5 plain steps: tau = 1 + alpha
+    assert break_even(profile, batch=1, depth=4) == pytest.approx(0.5, abs=1e-8)
+    with pytest.raises(CostError, match="tokens 2 at batch 1"):
+        break_even(Profile((BatchTimes(1, 1.0, ((1, 0.25),), ((3, 1.25),)),), (0, 9), 0.0), batch=1, depth=4)
+
+
+def test_each_cell_is_the_plan_of_a_search(files):
+    trace = load_trace(files / "t.npz")
+    asked = [Setting(name, context, roofline(name)) for name in ("h100", "l40s") for context in (512, 8192)]
+    seen = []
+    found = explore(trace, asked, batch=(1, 64), done=seen.append, max_nodes=15)
+    assert len(seen) == 4
+    assert [(each.device, each.context, each.batch) for each in found[:3]] == [
+        ("h100", 512, 1),
+        ("h100", 512, 64),
+        ("h100", 8192, 1),
+    ]
+    for each in found:
+        plan = search(trace, roofline(each.device), batch=each.batch, context=each.context, max_nodes=15)
+        assert each.choice == plan.entries[0].choice
+        assert each.plain_s == roofline(each.device).plain_s(batch=each.batch, context=each.context)
+
+
+def cell(batch, *, pays=True, low=1.1, device="x"):
+    value = Estimate(1.2, low, 1.3)
+    choice = Choice("any", Tree.chain(1) if pays else None, value, 1.0, value)
+    return Scenario(device, 512, batch, choice, 1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("cells", "due"),
+    [
+        ([cell(1), cell(2), cell(4)], (4, 4)),
+        ([cell(4, pays=False), cell(2, low=0.9), cell(1)], (2, 1)),
+        ([cell(1, pays=False), cell(2)], (None, None)),
+        ([cell(1), cell(2, pays=False), cell(4)], (1, 1)),
+    ],
+)
+def test_where_speculation_stops_paying(cells, due):
+    assert limits(cells) == {("x", 512): due}
+
+
+def test_the_command_prints_what_the_library_finds(files, tmp_path):
+    out = tmp_path / "whatif.json"
+    settings = ["--batch", "1-4,64", "--context", "512,8k", "--max-nodes", "9"]
+    record = json.loads(done(*words(files, *settings, "--json", "--output", out)).stdout)
+    assert record == json.loads(out.read_text("utf-8"))
+    assert record["schema"] == "treeopt.whatif/1"
+    assert [(c["context"], c["batch"]) for c in record["cells"][:8]] == [
+        (context, batch) for context in (512, 8192) for batch in (1, 2, 4, 64)
+    ]
+    trace = load_trace(files / "t.npz")
+    for each in record["cells"]:
+        cost = roofline("h100" if each["device"] == "H100 SXM" else "l40s")
+        (entry,) = search(trace, cost, batch=each["batch"], context=each["context"], max_nodes=9).entries
+        assert (each["tree"] or {"id": None})["id"] == (entry.choice.tree.id if entry.choice.tree else None)
+        assert each["speedup"]["value"] == entry.choice.speedup.value
+        assert each["tau"]["low"] == entry.choice.tau.low
+        assert each["break_even_acceptance"] == break_even(cost, batch=each["batch"], depth=3, context=each["context"])
+    assert [limit["context"] for limit in record["limits"]] == [512, 8192, 512, 8192]
+    shown = done(*words(files, *settings)).stdout
+    assert "Context 8192: speculation pays" in shown
+    assert "break-even acceptance" in shown
+    assert "nothing was measured" in shown
+    assert "H100 SXM 10%, L40S 10%" in shown
+
+
+def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
+    here = roofline()
+    rest = here.verify([2, 40], batch=2, context=512).total_s
+    first, later = (float(here.level(1, batch=2, first=f, context=512).total_s) for f in (True, False))
+    times = BatchTimes(
+        2, 1.1 * here.plain_s(batch=2), ((1, first), (3, first + 2 * later)), ((2, rest[0]), (40, rest[1]))
+    )
+    profile = Profile((times,), (512, 512), 0.03, {"device": "a machine"})
+    save_profile(profile, tmp_path / "p.json")
+    asked = [
+        "--batch",
+        "2",
+        "--context",
+        "2k",
+        "--profile",
+        tmp_path / "p.json",
+        "--measured-on",
+        "h100",
+        "--max-nodes",
+        "9",
+    ]
+    record = json.loads(done(*words(files, *asked, "--json", hardware="h200")).stdout)
+    carried = transfer(profile, measured_on=here, to=roofline("h200"), context=2048)
+    assert record["cells"][0]["plain_s"] == carried.plain_s(batch=2)
+    shown = done(*words(files, *asked, hardware="h200")).stdout
+    assert "carried over from a machine" in shown
+    assert "H200 10%" in shown
+
+
+def test_a_device_in_ones_own_figures(files):
+    own = ["--bandwidth", "1000", "--flops", "200", "--like", "l40s", "--batch", "1"]
+    record = json.loads(done(*words(files, *own, "--json", hardware="mine")).stdout)
+    assert record["cells"][0]["device"] == "mine"
+    reads = 2 * L3.step_parameters / (1e12 * 0.8)
+    assert reads < record["cells"][0]["plain_s"] < reads + 3e-3
+    assert "mine 25%" in record["conditions"][0]
+
+
+def test_what_cannot_be_is_refused(files, tmp_path):
+    refused(run(*words(files, hardware="h300")), "hardware must be one of A6000", "got 'h300'")
+    refused(run(*words(files, hardware="mi300x")), "MI300X: no constants are known", "say which device it is like")
+    refused(run(*words(files, "--bandwidth", "1000")), "--bandwidth and --flops need each other", code=2)
+    refused(run(*words(files, "--bandwidth", "1", "--flops", "1")), "describe one device", code=2)
+    refused(run(*words(files, "--measured-on", "h100")), "--profile and --measured-on need each other", code=2)
+    for spoilt in ("0", "8-1", "many", "1,,2", "-3"):
+        refused(run(*words(files, f"--context={spoilt}")), "is not a list of whole numbers above 0", code=2)
+    refused(run(*words(tmp_path)), "t.npz")
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}', "utf-8")
+    asked = ["whatif", "--trace", files / "t.npz", "--hardware", "h100", "--target", tmp_path]
+    refused(run(*asked), "config.json: model_type must be one of arcee", "got 'mamba'")
+    trace = load_trace(files / "t.npz")
+    drawn = Trace(trace.request, trace.position, trace.rank, trace.width, {"verification": "sequoia"})
+    save_trace(drawn, tmp_path / "drawn.npz")
+    refused(
+        run("whatif", "--trace", tmp_path / "drawn.npz", "--hardware", "h100", "--target", files), "rule sequoia draws"
+    )

@@ -1,0 +1,75 @@
+"""The question that a search answers, checked."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from treeopt.constraints import Constraint
+from treeopt.errors import UsageError
+from treeopt.tree import MAX_NODES
+
+Method = Literal["renewal", "best-first", "hydra"]
+METHODS = ("renewal", "best-first", "hydra")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What trees are looked for.
+
+    Attributes:
+        batches: batch sizes.
+        method: how trees come about.
+        nodes: largest tree.
+        depth: deepest tree.
+        rules: that trees must keep.
+        shapes: most different trees; None: one a batch size.
+        near: of ways as fast up to this share, and with overlapping intervals, the smallest is taken.
+        max_tpot_s: most seconds a token, where any tree keeps them.
+        shrink: of path counts; None finds out.
+        solver_s: seconds for an integer programme where enumeration proves nothing; 0 for none.
+    """
+
+    batches: tuple[int, ...]
+    method: Method
+    nodes: int
+    depth: int
+    rules: tuple[Constraint, ...] = ()
+    shapes: int | None = None
+    near: float = 0.0
+    max_tpot_s: float | None = None
+    shrink: float | None = None
+    solver_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            UsageError: names the one that has no meaning.
+        """
+        for name, value in (
+            *(("batch", size) for size in self.batches),
+            ("max-nodes", self.nodes),
+            ("max-depth", self.depth),
+        ):
+            if type(value) is not int:
+                raise UsageError(f"{name} must be an integer, got {value!r}")
+        if not self.batches:
+            raise UsageError("at least one batch size is needed")
+        for size in self.batches:
+            if size < 1:
+                raise UsageError(f"batch must be at least 1, got {size}")
+        if len(set(self.batches)) < len(self.batches):
+            raise UsageError(f"batch sizes must differ, got {', '.join(map(str, self.batches))}")
+        if self.nodes < 1 or self.depth < 1:
+            raise UsageError(f"max-nodes and max-depth must be at least 1, got {self.nodes} and {self.depth}")
+        if self.nodes > MAX_NODES:
+            raise UsageError(f"max-nodes must be at most {MAX_NODES}, got {self.nodes}")
+        if self.method not in METHODS:
+            raise UsageError(f"method must be {', '.join(METHODS[:-1])} or {METHODS[-1]}, got {self.method}")
+        if self.shapes is not None and self.shapes < 1:
+            raise UsageError(f"shapes must be at least 1, got {self.shapes}")
+        if not 0 <= self.near < 1:
+            raise UsageError(f"near must lie in [0, 1), got {self.near}")
+        if self.max_tpot_s is not None and not self.max_tpot_s > 0:
+            raise UsageError(f"max-tpot must be positive, got {self.max_tpot_s} s")
+        if not self.solver_s >= 0:
+            raise UsageError(f"solver seconds must be 0 or more, got {self.solver_s}")

@@ -1,0 +1,89 @@
+"""Which tree serves which batch size, under rules or none, and what each condition costs by itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from treeopt.ask import Ask
+from treeopt.constraints import broken
+from treeopt.errors import CostError
+from treeopt.judge import Judge
+from treeopt.objective import THROUGHPUT
+from treeopt.plan import Price, Switch
+from treeopt.portfolio import assign, switches
+from treeopt.proposals import Proposals
+from treeopt.tree import Tree
+
+Chosen = Mapping[int, Tree | None]  # by batch size; None decodes plainly
+
+
+def choose(judge: Judge, ask: Ask, proposals: Proposals) -> Chosen:
+    """The tree of each batch size; None where not speculating is better."""
+    tried = {size: proposals.trees(size) for size in ask.batches}
+    own = {size: _fastest(judge, trees, size, ask) for size, trees in tried.items()}
+    if ask.shapes is None or len(set(own.values()) - {None}) <= ask.shapes:
+        return own
+    pool = list(dict.fromkeys(tree for trees in tried.values() for tree in trees))
+    rates = np.array([[_rate(judge, tree, size) for tree in pool] for size in tried])
+    plain = np.array([judge.rate(None, size) for size in tried])
+    picked = assign(rates, plain, shapes=ask.shapes)
+    return {size: None if j < 0 else pool[j] for size, j in zip(tried, picked, strict=True)}
+
+
+def prices(judge: Judge, ask: Ask, chosen: Chosen) -> dict[int, tuple[Price, ...]]:
+    """By batch size, what each binding rule costs by itself, and the objective against plain throughput.
+
+    Trees that conditions are priced with are not refined for their walk, on either side.
+    """
+    ask = replace(ask, method="best-first", solver_s=0.0)
+    found: dict[int, list[Price]] = {size: [] for size in ask.batches}
+    if ask.rules:
+        free = choose(judge, ask, Proposals(judge, ask, ()))
+        for rule in ask.rules:
+            binding = [size for size, tree in free.items() if tree is not None and broken(tree, [rule])]
+            alone = choose(judge, ask, Proposals(judge, ask, (rule,))) if binding else {}
+            for size in binding:
+                share = judge.loss(judge.seconds(alone[size], size), judge.seconds(free[size], size))
+                found[size].append(Price(rule.name, rule.source, share))
+        for size in ask.batches:
+            if len(found[size]) > 1:
+                share = judge.loss(judge.seconds(chosen[size], size), judge.seconds(free[size], size))
+                found[size].append(Price("all rules together", "chosen tree", share))
+    if judge.objective is not THROUGHPUT:
+        average = Judge(judge.fit, judge.held, judge.cost, THROUGHPUT, context=judge.context)
+        fastest = choose(average, ask, Proposals(average, ask, ask.rules))
+        for size, tree in chosen.items():
+            share = average.loss(average.seconds(tree, size), average.seconds(fastest[size], size))
+            found[size].append(Price(f"objective {judge.objective.name}", "against throughput", share))
+    return {size: tuple(each) for size, each in found.items()}
+
+
+def changes(judge: Judge, chosen: Chosen, *, near: float) -> tuple[Switch, ...]:
+    """Where a running engine changes from tree to tree."""
+    sizes = sorted(chosen)
+    ways = list(dict.fromkeys(chosen[size] for size in sizes))
+    rates = np.array([[_rate(judge, way, size) for way in ways] for size in sizes])
+    return switches(sizes, [ways.index(chosen[size]) for size in sizes], rates, margin=near)
+
+
+def _rate(judge: Judge, tree: Tree | None, batch: int) -> float:
+    """0 where the cost model does not cover the tree."""
+    try:
+        return judge.rate(tree, batch)
+    except CostError:
+        return 0.0
+
+
+def _fastest(judge: Judge, trees: Sequence[Tree], batch: int, ask: Ask) -> Tree | None:
+    """The smallest of the ways that are as good as the fastest; not speculating is the smallest of all."""
+    rates = {tree: judge.rate(tree, batch) for tree in trees}
+    best, plain = max(trees, key=lambda tree: rates[tree], default=None), judge.rate(None, batch)
+    if best is None or rates[best] <= plain:
+        return None
+    least = max((1 - ask.near) * rates[best], 0 if ask.max_tpot_s is None else min(1 / ask.max_tpot_s, rates[best]))
+    low = judge.fitted(best, batch).low
+    if plain >= least and low <= 1:
+        return None
+    close = [tree for tree in trees if rates[tree] >= max(least, plain) and judge.fitted(tree, batch).high >= low]
+    return min(close, key=lambda tree: (tree.nodes, tree.depth, -rates[tree]))

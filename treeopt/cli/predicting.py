@@ -1,0 +1,222 @@
+"""What `treeopt validate` predicts, and of what: a plan, a trace with step times, or a file of predictions."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import numpy as np
+
+from treeopt.cli import options
+from treeopt.cli.search import own_profile
+from treeopt.cost import CostModel, StepShape
+from treeopt.errors import CostError, UsageError
+from treeopt.files import checksum
+from treeopt.optimize import hold_out, search
+from treeopt.plan import Plan
+from treeopt.planfile import load_plan
+from treeopt.provenance import look, this_run
+from treeopt.sized import USUAL, parse_sizes, sized_trees
+from treeopt.trace import Trace, load_trace
+from treeopt.tree import Tree
+
+if TYPE_CHECKING:
+    from simulate.predictions import Predictions
+
+BATCHES = (1, 2, 4, 8)
+REPLAY = "replay:"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the predictions are made of: a plan, or a trace and step times; none of them where a file holds them."""
+
+    plan_file: Path | None
+    trace_file: Path | None
+    profile_file: Path | None
+    batch: tuple[int, ...] | None
+    sizes: str | None
+    predictions_file: Path | None
+    acceptance: str
+
+    @property
+    def replay_file(self) -> Path | None:
+        """The trace whose acceptance is imposed; None decides live.
+
+        Raises:
+            UsageError: neither of the two.
+        """
+        if self.acceptance == "live":
+            return None
+        if not self.acceptance.startswith(REPLAY) or self.acceptance == REPLAY:
+            raise UsageError(f"--acceptance must be live or {REPLAY}TRACE.npz, got {self.acceptance}")
+        return Path(self.acceptance.removeprefix(REPLAY))
+
+    @property
+    def same(self) -> bool:
+        """What is replayed is of the trace that predictions are made of."""
+        files = self.trace_file, self.replay_file
+        return None not in files and len({checksum(path) for path in files if path is not None}) == 1
+
+    @property
+    def written(self) -> bool:
+        """The predictions are a file's, made before."""
+        return self.predictions_file is not None and self.plan_file is None and self.trace_file is None
+
+    def check(self) -> None:
+        """Refuse options that do not go together.
+
+        Raises:
+            UsageError: names them.
+        """
+        if not self.written and (self.plan_file is None) == (self.trace_file is None):
+            raise UsageError("give either --plan or --trace, or a --predictions file that was written before")
+        if self.sizes is not None:
+            parse_sizes(self.sizes)
+        if self.trace_file is None and (self.batch, self.profile_file, self.sizes) != (None, None, None):
+            raise UsageError("--batch, --profile and --shapes are for a search; with --plan they mean nothing")
+        if self.trace_file is not None and self.replay_file is not None and self.profile_file is None:
+            raise UsageError("with --acceptance replay step times are the models' own: name them with --profile")
+
+
+sources_asked = options.bundle(
+    "sources",
+    Sources,
+    click.option("--plan", "plan_file", type=options.FILE, help="The plan to check; or --trace to make one."),
+    click.option("--trace", "trace_file", type=options.FILE, help="Search this trace for the plan to check."),
+    click.option("--profile", "profile_file", type=options.FILE, help="Step times for the search."),
+    click.option("--batch", type=options.Sizes(), help="Batch sizes to search for; default 1,2,4,8."),
+    click.option(
+        "--shapes",
+        "sizes",
+        help="Also measure these trees, chosen on the trace; default chain:2,chain:4,best:7,best:15,best:31,best:63.",
+    ),
+    click.option(
+        "--predictions",
+        "predictions_file",
+        type=options.FILE,
+        help="Write the predictions here before anything is measured, default beside --output; without --plan and "
+        "--trace read them, if nobody has changed them.",
+    ),
+    click.option(
+        "--acceptance",
+        default="live",
+        show_default=True,
+        help="live: the models decide; replay:TRACE.npz: accepted lengths are those of the trace's requests.",
+    ),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """What the files hold.
+
+    Attributes:
+        sources: where from.
+        replayed: requests whose acceptance is imposed, None for live.
+        plan: to be checked, where a file holds it.
+        trace: to search, without what is replayed of it.
+        cost: step times for the search.
+        fixed: predictions of a file.
+    """
+
+    sources: Sources
+    replayed: Trace | None
+    plan: Plan | None = None
+    trace: Trace | None = None
+    cost: CostModel | None = None
+    fixed: "Predictions | None" = None
+
+    def predictions(self, *, context: int, weights: tuple[int, int] | None, seed: int) -> "Predictions":
+        """Those of a file; else a plan, with closed forms and the hashes of what all was made of.
+
+        Args:
+            context: tokens a sequence in the cache while measuring, the mean.
+            weights: read by a drafter forward and by a plain step of the target, see `closed_forms`.
+            seed: of the search.
+        """
+        if self.fixed is not None:
+            return self.fixed
+        from simulate.predictions import Predictions, closed_forms
+
+        plan, judged = self.plan, None
+        if plan is None:
+            assert self.trace is not None
+            assert self.cost is not None
+            cost, batches = self.cost, self.sources.batch or BATCHES
+            fit, judged = hold_out(self.trace, seed=seed)
+            sizes = USUAL if self.sources.sizes is None else parse_sizes(self.sources.sizes)
+
+            def covered(tree: Tree) -> bool:
+                return all(_covers(cost, StepShape.of(tree, batch=batch, context=context)) for batch in batches)
+
+            trees = sized_trees(sizes, fit, covered=covered)
+            plan = search(self.trace, cost, batch=batches, compare=trees, context=context, seed=seed)
+        forms = closed_forms(plan, trace=judged, cost=self.cost, weights=weights, context=context)
+        files = {
+            "plan": self.sources.plan_file,
+            "trace": self.sources.trace_file,
+            "profile": self.sources.profile_file,
+            "replayed": self.sources.replay_file,
+        }
+        hashes = {name: None if path is None else checksum(path) for name, path in files.items()}
+        counts = None if weights is None else list(weights)
+        meta = {**hashes, "weights_read": counts, "context": context, "seed": seed, "provenance": this_run()}
+        return Predictions(plan, forms, meta)
+
+
+def opened(sources: Sources, *, skip: int, requests: int | None) -> Opened:
+    """Read the files; `skip` and `requests` choose what is replayed, which no prediction of the same trace sees.
+
+    Raises:
+        TreeoptError: as the readers do, or options that do not go together.
+    """
+    sources.check()
+    replayed = _replayed(sources, skip, requests)
+    if sources.plan_file is not None:
+        return Opened(sources, replayed, plan=load_plan(sources.plan_file))
+    if sources.trace_file is None:
+        return _fixed(sources, replayed)
+    from simulate.profile import load_profile
+
+    trace = load_trace(sources.trace_file)
+    cost = load_profile(sources.profile_file) if sources.profile_file else own_profile(trace, sources.trace_file)
+    if sources.same and requests is not None:
+        numbers = np.arange(trace.requests)
+        trace = trace.select(numbers[(numbers < skip) | (numbers >= skip + requests)])
+    return Opened(sources, replayed, trace=trace, cost=cost)
+
+
+def _replayed(sources: Sources, skip: int, requests: int | None) -> Trace | None:
+    path = sources.replay_file
+    if path is None:
+        return None
+    trace = load_trace(path)
+    if skip + (requests or 1) > trace.requests:
+        raise UsageError(
+            f"{path}: {requests or 1} requests wanted after skipping {skip}, the trace has {trace.requests}"
+        )
+    if requests is None and sources.same:
+        raise UsageError("--trace and --acceptance name the same trace: say with --requests how much of it is replayed")
+    return trace.select(np.arange(skip, trace.requests if requests is None else skip + requests))
+
+
+def _fixed(sources: Sources, replayed: Trace | None) -> Opened:
+    """The predictions of a file, made for this kind of acceptance."""
+    from simulate.predictions import load_predictions
+
+    assert sources.predictions_file is not None
+    found = load_predictions(sources.predictions_file)
+    wanted, path = look(found.meta, "replayed"), sources.replay_file
+    if wanted != (None if path is None else checksum(path)):
+        made = "live acceptance" if wanted is None else f"the replay of a trace of sha256 {wanted:.16}"
+        raise UsageError(f"{sources.predictions_file}: predicts {made}, --acceptance is {sources.acceptance}")
+    return Opened(sources, replayed, fixed=found)
+
+
+def _covers(cost: CostModel, shape: StepShape) -> bool:
+    try:
+        cost.step_s([shape])
+    except CostError:
+        return False
+    return True

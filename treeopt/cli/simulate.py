@@ -1,0 +1,275 @@
+"""`treeopt simulate`: what a run of many requests, or a server's day, adds up to."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from treeopt.cli import options, serving
+from treeopt.cli.search import own_profile
+from treeopt.cli.trees import Static
+from treeopt.errors import PlanError, UsageError
+from treeopt.files import write_text
+from treeopt.plan import Plan, PlanEntry
+from treeopt.planfile import load_plan
+from treeopt.provenance import look, this_run
+from treeopt.rivals import STATIC
+from treeopt.trace import Trace, load_trace
+from treeopt.tree import Tree
+
+if TYPE_CHECKING:
+    from simulate.timeline import Timeline
+    from treeopt.cost import CostModel
+
+PLAIN = "no speculation"
+
+
+@click.command()
+@click.option("--trace", "trace_file", type=options.FILE, required=True, help="Requests, and what is kept (.npz).")
+@click.option("--profile", "profile_file", type=options.FILE, help="Step times; default the trace's own, if found.")
+@click.option("--plan", "plan_file", type=options.FILE, help="Decode as this plan says for the batch size.")
+@click.option("--tree", type=Static(), help="A static tree: the length of a chain, or rank paths as JSON.")
+@click.option("--batch", type=click.IntRange(min=1), help="Requests decoded together, at most; default the plan's.")
+@click.option("--prefill-s", type=click.FloatRange(min=0), default=0.0, help="Seconds of every prompt's prefill.")
+@click.option("--prefill-s-per-token", type=click.FloatRange(min=0), help="More of them for each of its tokens.")
+@click.option("--prompt-tokens", type=click.IntRange(min=1), help="Of every prompt; steps are then priced by context.")
+@click.option("--drain", is_flag=True, help="Begin a batch when all requests of the last have ended.")
+@click.option("--lock-step", is_flag=True, help="All sequences advance by the smallest number of tokens.")
+@click.option("--pad", is_flag=True, help="Batches that the profile lacks cost what the nearest above does.")
+@serving.load
+@options.seed
+@click.option("--output", type=options.FILE, help="Write the result here (.json).")
+@options.as_json
+def simulate(
+    trace_file: Path,
+    profile_file: Path | None,
+    plan_file: Path | None,
+    tree: Tree | None,
+    batch: int | None,
+    prefill_s: float,
+    prefill_s_per_token: float | None,
+    prompt_tokens: int | None,
+    load: serving.Load,
+    seed: int,
+    output: Path | None,
+    as_json: bool,
+    **how: bool,
+) -> None:
+    """Predict a run of all requests of a trace: tokens a second, latencies and their percentiles.
+
+    Every request is replayed step by step, with steps priced at the number of requests that are in them. With
+    --arrivals or --requests-file requests come to a server of --batch rows, which changes between a plan's trees as
+    its load changes; simpy is needed for that.
+    """
+    from simulate.profile import load_profile
+
+    options.check_output(output)
+    if load.given:
+        for name in ("drain", "lock_step"):
+            if how[name]:
+                raise UsageError(f"--{name.replace('_', '-')} is for a run without arrivals")
+        if prompt_tokens is not None and load.requests_file is not None:
+            raise UsageError("give one of --prompt-tokens and --requests-file")
+    if prefill_s_per_token is not None and prompt_tokens is None and load.requests_file is None:
+        raise UsageError("--prefill-s-per-token needs --prompt-tokens" + (" or --requests-file" if load.given else ""))
+    if plan_file is not None and tree is not None:
+        raise UsageError("give one of --plan and --tree")
+    plan = None if plan_file is None else load_plan(plan_file)
+    trace = load_trace(trace_file)
+    cost = load_profile(profile_file) if profile_file else own_profile(trace, trace_file)
+    settings: dict[str, Any] = {
+        "prefill_s": prefill_s,
+        "prefill_s_per_token": prefill_s_per_token or 0.0,
+        "prompt_tokens": prompt_tokens,
+    }
+    if load.given:
+        record = _server(trace, cost, plan, tree, batch, load, seed=seed, pad=how["pad"], **settings)
+    else:
+        record = _batch(trace, cost, plan, tree, batch, how, seed=seed, **settings)
+    record["meta"] = {
+        "settings": settings | how | {"seed": seed},
+        "trace": dict(trace.meta),
+        "cost": dict(cost.meta),
+        "provenance": this_run(),
+    }
+    if output:
+        write_text(output, json.dumps(record, indent=1) + "\n")
+    if as_json:
+        options.print_json(record)
+        return
+    from treeopt.report.runs import show_runs, show_serving
+
+    (show_serving if load.given else show_runs)(record)
+
+
+def _batch(
+    trace: Trace,
+    cost: "CostModel",
+    plan: Plan | None,
+    tree: Tree | None,
+    batch: int | None,
+    how: dict[str, bool],
+    *,
+    prefill_s: float,
+    prefill_s_per_token: float,
+    prompt_tokens: int | None,
+    seed: int,
+) -> dict[str, Any]:
+    """A run of all requests, as JSON values."""
+    from simulate.decode import run
+    from simulate.timeline import speedup
+
+    name, chosen, size = _way(plan, tree, batch)
+    trace = _with_ranks(trace, [chosen], seed)
+    prefill_s += prefill_s_per_token * (prompt_tokens or 0)
+    settings: dict[str, Any] = {"batch": size, "prefill_s": prefill_s, "prompt_tokens": prompt_tokens, **how}
+    plain = run(trace, None, cost, **settings)
+    ways = {PLAIN: plain}
+    gain = None
+    if chosen is not None and chosen.nodes:
+        ways = {name: run(trace, chosen, cost, **settings)} | ways
+        gain = asdict(speedup(ways[name], plain, relative_error=cost.relative_error))
+    told = (
+        f"{trace.requests} requests, {trace.anchors} tokens. A request's time to first token counts from when its row "
+        "is free. 95 % intervals by request; speedups with the profile's error."
+    )
+    return {
+        "schema": "treeopt.run/1",
+        "batch": size,
+        "mode": _mode(how),
+        "tree": None if chosen is None else {"id": chosen.id, "paths": [list(path) for path in chosen.paths]},
+        "ways": [{"name": way, **_figures(timeline, seed)} for way, timeline in ways.items()],
+        "speedup": gain,
+        "conditions": [told, *_conditions(trace, cost.meta, prefill_s, prompt_tokens, how["pad"])],
+    }
+
+
+def _server(
+    trace: Trace,
+    cost: "CostModel",
+    plan: Plan | None,
+    tree: Tree | None,
+    batch: int | None,
+    load: serving.Load,
+    *,
+    pad: bool,
+    seed: int,
+    **prefill: Any,
+) -> dict[str, Any]:
+    """A server's days, as JSON values."""
+    from simulate.switching import Switching
+
+    ways = {PLAIN: Switching((None,))}
+    if plan is not None:
+        plan = replace(plan, entries=tuple(static(entry) for entry in plan.entries))
+        switching = Switching.of(plan, hysteresis=load.hysteresis or 0, switch_s=load.switch_s or 0.0)
+        ways = {"plan": switching} | ways
+        batch = batch or max(entry.batch for entry in plan.entries)
+    elif load.hysteresis is not None or load.switch_s is not None:
+        raise UsageError("--hysteresis and --switch-s are for a --plan of several trees")
+    elif tree is not None and tree.nodes:
+        ways = {"tree": Switching((tree,))} | ways
+    if batch is None:
+        raise UsageError("give --batch, the rows of the server, or a --plan")
+    trace = _with_ranks(trace, [tree for switching in ways.values() for tree in switching.trees], seed)
+    record = serving.serving_record(trace, cost, ways, load, rows=batch, pad=pad, seed=seed, **prefill)
+    prefill_s, prompts = prefill["prefill_s"], prefill["prompt_tokens"]
+    prefill_s += prefill["prefill_s_per_token"] * (prompts or 0)
+    conditions = [serving.serving_conditions(load, trace), *_conditions(trace, cost.meta, prefill_s, prompts, pad)]
+    return {"schema": "treeopt.serving/1", **record, "conditions": conditions}
+
+
+def _with_ranks(trace: Trace, trees: Sequence[Tree | None], seed: int) -> Trace:
+    """The trace with ranks that say what its rule keeps of these trees: its own, or drawn.
+
+    Raises:
+        TraceError: the trace cannot say, or the rule cannot verify a tree.
+    """
+    from simulate.sampling import check_tree, drawn_ranks, evidence
+
+    if evidence(trace) == "rank":
+        return trace
+    drawn = drawn_ranks(trace, np.random.default_rng(seed))
+    for tree in trees:
+        if tree is not None:
+            check_tree(tree, trace)
+    return drawn
+
+
+def static(entry: PlanEntry) -> PlanEntry:
+    """The entry, with the best static tree in place of a choice that grows its trees at each step; stderr says so.
+
+    Raises:
+        PlanError: the entry holds no static tree.
+    """
+    if entry.choice.grown is None:
+        return entry
+    said = f"the plan's choice {entry.choice.name!r} for batch {entry.batch} grows a tree at each step"
+    for choice in entry.compared:
+        if choice.name == STATIC:
+            click.echo(f"Note: {said}; runs are of static trees: its {STATIC} is taken.", err=True)
+            return replace(entry, choice=choice)
+    raise PlanError(f"{said}; runs are of static trees, and the plan holds no {STATIC}")
+
+
+def _way(plan: Plan | None, tree: Tree | None, batch: int | None) -> tuple[str, Tree | None, int]:
+    """Name and tree of the way to decode, and the batch size."""
+    if plan is None:
+        if batch is None:
+            raise UsageError("give --batch, or a --plan for one batch size")
+        return "tree", tree, batch
+    sizes = ", ".join(str(entry.batch) for entry in plan.entries)
+    if batch is None and len(plan.entries) > 1:
+        raise UsageError(f"the plan is for batch {sizes}: say which with --batch")
+    for entry in plan.entries:
+        if batch in (None, entry.batch):
+            choice = static(entry).choice
+            return choice.name, choice.tree, entry.batch
+    raise PlanError(f"the plan is for batch {sizes}, not {batch}")
+
+
+def _mode(how: dict[str, bool]) -> str:
+    batches = "draining batches" if how["drain"] else "rows refilled at once"
+    return f"{batches}, in lock-step" if how["lock_step"] else batches
+
+
+def _figures(timeline: "Timeline", seed: int) -> dict[str, Any]:
+    """What is told of a run, as JSON values."""
+    from treeopt.report.runs import LATENCIES, PERCENTS
+
+    shares = tuple(percent / 100 for percent in PERCENTS)
+    latencies = {
+        key: {
+            f"p{percent}": None if math.isnan(value.value) else asdict(value)
+            for percent, value in zip(PERCENTS, timeline.percentiles(key[:-2], shares, seed=seed), strict=True)
+        }
+        for key in LATENCIES
+    }
+    return {
+        "tokens": int(timeline.tokens.sum()),
+        "steps": len(timeline.step_s),
+        "total_s": timeline.total_s,
+        "tokens_s": asdict(timeline.rate),
+        "tau": timeline.tau,
+        "occupancy": timeline.mean_occupancy,
+        **latencies,
+    }
+
+
+def _conditions(trace: Trace, cost: Any, prefill_s: float, prompts: int | None, pad: bool) -> list[str]:
+    from treeopt.report.tables import models_told
+
+    return [
+        f"Prefill {prefill_s * 1e3:.3g} ms a prompt"
+        + ("" if prompts is None else f" of {prompts} tokens")
+        + ("; batches that were not measured cost what the nearest above does." if pad else "."),
+        f"Trace: {models_told(trace.meta)}; {look(trace.meta, 'verification')}, temperature "
+        f"{look(trace.meta, 'temperature')}{'' if trace.kept is None else '; what is kept is drawn, given the texts'}.",
+        f"Step times: {models_told(cost)} on {look(cost, 'device')} ({look(cost, 'provenance', 'processor')}), "
+        f"{look(cost, 'provenance', 'date')}.",
+    ]

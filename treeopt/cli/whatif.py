@@ -1,0 +1,196 @@
+"""`treeopt whatif`: the best plan on devices, batch sizes and contexts that were not measured."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treeopt.cli import options
+from treeopt.errors import UsageError
+from treeopt.files import write_text
+from treeopt.provenance import look, this_run
+from treeopt.trace import Trace, load_trace
+
+if TYPE_CHECKING:
+    from simulate.profile import Profile
+    from simulate.roofline import Roofline
+    from simulate.scenarios import Scenario, Setting
+
+KINDS = ("eagle", "eagle3", "language-model", "medusa")
+
+
+@click.command()
+@click.option("--trace", "trace_file", type=options.FILE, required=True, help="What the drafter got right (.npz).")
+@click.option("--hardware", required=True, help="Devices, such as h100,h200,l40s; names of data/hardware.json.")
+@click.option("--target", type=options.FOLDER, required=True, help="The target's folder or config.json: its sizes.")
+@click.option("--drafter", type=options.FOLDER, help="The drafter's folder or config.json; default as the target's.")
+@click.option("--kind", type=click.Choice(KINDS), default="eagle", show_default=True, help="What the drafter is.")
+@click.option("--batch", type=options.Numbers(), default="1-64", show_default=True, help="Batch sizes; 1-64 doubles.")
+@click.option(
+    "--context", type=options.Numbers(), default="512", show_default=True, help="Tokens in the cache; 8k is 8192."
+)
+@click.option("--profile", "profile_file", type=options.FILE, help="Step times measured on another device.")
+@click.option("--measured-on", help="The device of --profile.")
+@click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), help="GB/s of a device of your own.")
+@click.option("--flops", type=click.FloatRange(min=0, min_open=True), help="Its TFLOP/s, dense bf16.")
+@click.option("--like", help="A known device that it is like; for one of no fitted class, whose constants to take.")
+@click.option(
+    "--weight-bytes",
+    type=click.FloatRange(min=0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="Bytes of a weight as it is stored and read.",
+)
+@click.option(
+    "--kv-bytes",
+    type=click.FloatRange(min=0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="Bytes of a number in the cache of keys and values.",
+)
+@click.option("--max-nodes", type=click.IntRange(min=1), default=63, show_default=True, help="Largest tree.")
+@click.option("--max-depth", type=click.IntRange(min=1), help="Deepest tree; default the trace's depth.")
+@options.seed
+@click.option("--output", type=options.FILE, help="Write the result here (.json).")
+@options.as_json
+def whatif(
+    trace_file: Path,
+    hardware: str,
+    target: Path,
+    drafter: Path | None,
+    kind: str,
+    batch: tuple[int, ...],
+    context: tuple[int, ...],
+    profile_file: Path | None,
+    output: Path | None,
+    as_json: bool,
+    seed: int,
+    max_nodes: int,
+    max_depth: int | None,
+    **device: Any,
+) -> None:
+    """Choose a tree for each device, context and batch size, and say where speculation stops paying.
+
+    Step times come from the models' sizes and the devices' data sheets; with --profile, from times measured on
+    another device, scaled to each. Acceptance is the trace's everywhere.
+    """
+    from simulate.profile import load_profile
+    from simulate.scenarios import explore, limits
+
+    options.check_output(output)
+    trace = load_trace(trace_file)
+    if (profile_file is None) != (device["measured_on"] is None):
+        raise UsageError("--profile and --measured-on need each other")
+    profile = load_profile(profile_file) if profile_file else None
+    settings = _settings(hardware, context, target, drafter, kind, profile, device)
+    with options.progress("searching", len(settings)) as done:
+        how: dict[str, Any] = {"seed": seed, "max_nodes": max_nodes, "max_depth": max_depth, "compare": {}}
+        found = explore(trace, settings, batch=batch, done=done, **how)
+    record = {
+        "schema": "treeopt.whatif/1",
+        "cells": [_cell(scenario) for scenario in found],
+        "limits": [
+            {"device": name, "context": tokens, "pays_up_to": pays, "surely_up_to": surely}
+            for (name, tokens), (pays, surely) in limits(found).items()
+        ],
+        "conditions": _conditions(trace, settings, profile),
+        "meta": {
+            "settings": {"kind": kind, "batch": batch, "context": context, **device, **how},
+            "trace": dict(trace.meta),
+            "costs": [dict(setting.cost.meta) for setting in settings],
+            "provenance": this_run(),
+        },
+    }
+    if output:
+        write_text(output, json.dumps(record, indent=1) + "\n")
+    if as_json:
+        options.print_json(record)
+        return
+    from treeopt.report.scenarios import show_scenarios
+
+    show_scenarios(record)
+
+
+def _settings(
+    hardware: str,
+    contexts: tuple[int, ...],
+    target: Path,
+    drafter: Path | None,
+    kind: str,
+    profile: "Profile | None",
+    device: dict[str, Any],
+) -> "list[Setting]":
+    """A cost model for each device and context."""
+    from simulate.forwards import DrafterShape
+    from simulate.hardware import find_hardware, own_hardware
+    from simulate.roofline import Roofline
+    from simulate.scenarios import Setting
+    from simulate.shapes import Shape
+    from simulate.utilisation import transfer
+
+    like = find_hardware(device["like"]) if device["like"] else None
+    names = [name.strip() for name in hardware.split(",")]
+    if (device["bandwidth"] is None) != (device["flops"] is None):
+        raise UsageError("--bandwidth and --flops need each other")
+    if device["bandwidth"] is None:
+        devices = [find_hardware(name) for name in names]
+    else:
+        if like is None or len(names) > 1:
+            raise UsageError("--bandwidth and --flops describe one device: name it with --hardware, and --like another")
+        rates = {"bandwidth": device["bandwidth"] * 1e9, "flops": device["flops"] * 1e12}
+        devices = [own_hardware(names[0], **rates, like=like)]
+    shape, drafts = Shape.from_config(target), DrafterShape.from_config(drafter or target, kind=kind)
+    sizes = {name: device[name] for name in ("weight_bytes", "kv_bytes")}
+
+    def roofline(on: Any) -> "Roofline":
+        return Roofline(shape, drafts, on, like=like, **sizes)
+
+    settings = []
+    for on in devices:
+        for tokens in contexts:
+            cost: Any = roofline(on)
+            if profile is not None:
+                here = roofline(find_hardware(device["measured_on"]))
+                cost = transfer(profile, measured_on=here, to=cost, context=tokens)
+            settings.append(Setting(on.name, tokens, cost))
+    return settings
+
+
+def _cell(scenario: "Scenario") -> dict[str, Any]:
+    choice = scenario.choice
+    tree = choice.tree
+    return {
+        "device": scenario.device,
+        "context": scenario.context,
+        "batch": scenario.batch,
+        "name": choice.name,
+        "tree": None
+        if tree is None
+        else {"id": tree.id, "nodes": tree.nodes, "depth": tree.depth, "paths": [list(path) for path in tree.paths]},
+        "tau": asdict(choice.tau),
+        "step_s": choice.step_s,
+        "plain_s": scenario.plain_s,
+        "tokens_s": choice.tokens_s(scenario.batch),
+        "speedup": asdict(choice.speedup),
+        "break_even_acceptance": scenario.break_even,
+    }
+
+
+def _conditions(trace: Trace, settings: "list[Setting]", profile: "Profile | None") -> list[str]:
+    from treeopt.report.tables import models_told
+
+    errors = {setting.device: setting.cost.relative_error for setting in settings}
+    stated = ", ".join(f"{name} {error:.0%}" for name, error in errors.items())
+    times = (
+        "Step times are predicted from sizes and data sheets, nothing was measured"
+        if profile is None
+        else f"Step times are carried over from {look(profile.meta, 'device')}, where they were measured"
+    )
+    return [
+        f"{times}; error of step over plain step, part of the intervals: {stated}.",
+        "Break-even acceptance: of each drafted token, independently, at which the best chain pays.",
+        f"Trace: {models_told(trace.meta)}; {look(trace.meta, 'verification')}, temperature "
+        f"{look(trace.meta, 'temperature')}; taken to hold on every device and at every context.",
+    ]

@@ -1,0 +1,99 @@
+"""Growmaps, the trees of Sequoia and UMbreLLa: a dictionary that says the same topology in six ways.
+
+Node 0 is the root; nodes are numbered breadth-first, children are consecutive and the first of them has rank 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from treeopt.errors import TreeError
+from treeopt.tree import MAX_NODES, Tree
+
+KEYS = ("roots", "branches", "Successors", "mask", "depth", "size")
+SHOWN = 8
+
+RankPath = tuple[int, ...]
+
+
+def tree_of_growmap(held: Mapping[str, Any]) -> Tree:
+    """The topology of a growmap; the root is its node 0.
+
+    Raises:
+        TreeError: names the key and the place that break the format, or where a key says other than `Successors`.
+    """
+    for key in KEYS:
+        if key not in held:
+            raise TreeError(f"a growmap must have `{key}`")
+    successors = _lists(held["Successors"], "Successors")
+    parents = [-1] * len(successors)
+    following = 1
+    for node, children in enumerate(successors):
+        for child in children:
+            if child != following or child >= len(successors) or node >= child:
+                raise TreeError(
+                    f"Successors[{node}] must go on with {following} (breadth-first, every node once, "
+                    f"{len(successors)} in all), found {child}"
+                )
+            parents[child] = node
+            following += 1
+    if following != len(successors):
+        raise TreeError(f"Successors has {len(successors)} entries, but names {following - 1} nodes besides the root")
+    paths: list[RankPath] = [()]
+    for node in range(1, len(successors)):
+        parent = parents[node]
+        paths.append((*paths[parent], node - successors[parent][0]))
+    _agree(held, successors, parents, [len(path) for path in paths])
+    return Tree.from_paths(paths[1:])
+
+
+def _agree(held: Mapping[str, Any], successors: list[list[int]], parents: list[int], depths: list[int]) -> None:
+    """The other keys of a growmap say the same as `Successors`."""
+    if type(held["size"]) is not int or held["size"] != len(successors):
+        raise TreeError(f"size must be {len(successors)}, the entries of Successors, found {held['size']!r:.40}")
+    levels = [[node for node, depth in enumerate(depths) if depth == level] for level in range(depths[-1] + 1)]
+    due = {"roots": levels, "branches": [[len(successors[node]) for node in level] for level in levels]}
+    for key, value in due.items():
+        found = _lists(held[key], key)
+        if found != value:
+            level = next((i for i, (a, b) in enumerate(zip(found, value, strict=False)) if a != b), None)
+            where = f"{key} must have {len(value)} levels, found {len(found)}"
+            if level is not None:
+                where = f"{key}[{level}] must be {in_words(value[level])}, found {in_words(found[level])}"
+            raise TreeError(f"{where} (Successors says otherwise)")
+    _same(held["depth"], np.array(depths), "depth")
+    mask = np.eye(len(successors), dtype=np.int64)
+    for node, parent in enumerate(parents[1:], 1):
+        mask[node] |= mask[parent]
+    _same(held["mask"], mask, "mask")
+
+
+def _same(found: Any, due: np.ndarray[Any, Any], key: str) -> None:
+    try:
+        array = np.asarray(found)
+    except ValueError as error:
+        raise TreeError(f"{key} must be numbers of shape {due.shape}") from error
+    if array.shape != due.shape or array.dtype.kind not in "iufb":
+        raise TreeError(f"{key} must be numbers of shape {due.shape}, found {array.dtype} of {array.shape}")
+    if (array != due).any():
+        at = tuple(int(i) for i in np.argwhere(array != due)[0])
+        raise TreeError(f"{key}{list(at)} must be {due[at]}, found {array[at]} (Successors says otherwise)")
+
+
+def _lists(value: Any, key: str) -> list[list[int]]:
+    """A list of lists of node numbers; each may be an array."""
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_NODES + 1:
+        raise TreeError(f"{key} must be a list of 1 to {MAX_NODES + 1} lists")
+    found = []
+    for number, part in enumerate(value):
+        numbers = part.tolist() if isinstance(part, np.ndarray) else part
+        if not isinstance(numbers, list | tuple) or not all(type(n) is int and n >= 0 for n in numbers):
+            raise TreeError(f"{key}[{number}] must be a list of node numbers")
+        found.append(list(numbers))
+    return found
+
+
+def in_words(path: Sequence[Any]) -> str:
+    """The first numbers of a list, for messages."""
+    return f"[{', '.join(map(str, path[:SHOWN]))}{', ...' if len(path) > SHOWN else ''}]"

@@ -1,0 +1,109 @@
+"""Traces in parts: several as one, and one as two. Knows nothing of files."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from treeopt.errors import TraceError, UsageError
+from treeopt.trace import BY_ANCHOR, OPTIONAL, Candidates, Trace
+
+SAME = ("target", "drafter", "verification", "temperature", "top_k", "top_p")  # for traces to be one
+
+
+def joined(traces: Sequence[Trace], meta: Mapping[str, Any]) -> Trace:
+    """All requests of several traces, numbered anew from 0.
+
+    Raises:
+        TraceError: one is of another depth or width, or holds other arrays than the first.
+    """
+    first = traces[0]
+    for number, trace in enumerate(traces):
+        for name in ("depth", "width"):
+            if getattr(trace, name) != getattr(first, name):
+                raise TraceError(f"trace {number} has {name} {getattr(trace, name)}, trace 0 {getattr(first, name)}")
+        for name in OPTIONAL:
+            if (getattr(trace, name) is None) != (getattr(first, name) is None):
+                raise TraceError(f"trace {number} and trace 0 do not both hold `{name}`")
+    before = np.cumsum([0, *(trace.requests for trace in traces)])
+    names = sorted({name for trace in traces for name in trace.domain_names})
+    parts: dict[str, Any] = {
+        name: np.concatenate([getattr(trace, name) for trace in traces])
+        for name in ("position", "rank", *BY_ANCHOR)
+        if getattr(first, name) is not None
+    }
+    if first.candidates is not None:
+        parts["candidates"] = _joined_candidates([t.candidates for t in traces if t.candidates is not None])
+    if first.domain is not None:
+        labels = [[names.index(t.domain_names[label]) for label in t.domain] for t in traces if t.domain is not None]
+        parts["domain"] = np.concatenate(labels).astype(np.int16)
+    return Trace(
+        request=np.concatenate(
+            [trace.request_index + np.int32(start) for trace, start in zip(traces, before, strict=False)]
+        ),
+        width=first.width,
+        meta=meta,
+        domain_names=tuple(names),
+        **parts,
+    )
+
+
+def _joined_candidates(parts: Sequence[Candidates]) -> Candidates:
+    sizes = np.concatenate([np.diff(part.offset) for part in parts])
+    return Candidates(
+        np.append(0, sizes.cumsum()),
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("parent", "rank", "logprob", "hit")),
+    )
+
+
+def merged(traces: Sequence[Trace]) -> Trace:
+    """Traces of the same models and rule, as one.
+
+    In `meta`, `merged` has what they differ in, in order, and `assumed` whatever any of them assumed.
+
+    Raises:
+        TraceError: they are of other models or rules, of the same texts, or do not fit; see `joined`.
+    """
+    for number, trace in enumerate(traces):
+        for key in SAME:
+            if trace.meta.get(key) != traces[0].meta.get(key):
+                found, due = (json.dumps(each.meta.get(key)) for each in (trace, traces[0]))
+                raise TraceError(f"trace {number} has {key} {found}, trace 0 {due}")
+        texts = trace.meta.get("text_sha256")
+        if texts is not None and any(other.meta.get("text_sha256") == texts for other in traces[:number]):
+            raise TraceError(f"trace {number} holds texts that stand in the list before it")
+    metas = [dict(trace.meta) for trace in traces]
+    same = {key: value for key, value in metas[0].items() if all(meta.get(key, ...) == value for meta in metas)}
+    if len(traces) == 1:
+        return joined(traces, same)
+    assumed = dict.fromkeys(sentence for meta in metas for sentence in meta.get("assumed", ()))
+    same |= {"assumed": list(assumed)} if assumed else {}
+    rest = [{key: value for key, value in meta.items() if key not in same} for meta in metas]
+    counts = [{"requests": trace.requests} for trace in traces]
+    return joined(traces, same | {"merged": [each | own for each, own in zip(counts, rest, strict=True)]})
+
+
+def halves(trace: Trace, *, share: float, seed: int) -> tuple[Trace, Trace]:
+    """The two parts of `Trace.split`, with what they are in `meta`.
+
+    `text_sha256` of a part is derived from the whole's: the parts may be merged, but neither with itself.
+
+    Raises:
+        UsageError: a share that is not between 0 and 1.
+        TraceError: see `Trace.split`.
+    """
+    if not 0 < share < 1:
+        raise UsageError(f"share must lie between 0 and 1, got {share}: each part has requests")
+    parts = trace.split(share=share, rng=np.random.default_rng(seed))
+    whole = trace.meta.get("text_sha256")
+    found = []
+    for name, part in zip(("first", "rest"), parts, strict=True):
+        own = {"share": share, "seed": seed, "part": name, "requests": trace.requests}
+        meta = {**trace.meta, "split": own | ({"before": trace.meta["split"]} if "split" in trace.meta else {})}
+        if whole is not None:
+            meta["text_sha256"] = hashlib.sha256(json.dumps([whole, own]).encode()).hexdigest()[:16]
+        found.append(replace(part, meta=meta))
+    return found[0], found[1]

@@ -1,0 +1,106 @@
+"""Validations on the terminal: predicted beside measured, closed forms beside both, and how well they agree."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from treeopt.estimate import Estimate
+from treeopt.provenance import look
+from treeopt.report.tables import interval, models_told, terminal
+
+WIDTH = 200
+FORMS = {"leviathan": "Leviathan\nThm 3.8", "coral": "CORAL\nEq. 6"}
+COVERAGE = {"covered": "", "consistent": " with the measurement's own"}
+
+
+def show_validation(record: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print predicted beside measured; `record` is what `treeopt validate` writes."""
+    console = console or terminal(WIDTH)
+    console.print(_table(record))
+    for line in (*_errors(record), *_coverage(record), *_best(record), *_skipped(record)):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(_conditions(record["meta"]), style="dim", markup=False, soft_wrap=True)
+
+
+def _table(record: Mapping[str, Any]) -> Table:
+    table = Table(title="predicted | measured", title_justify="left", title_style="bold")
+    for name in ("batch", "tree", "nodes"):
+        table.add_column(name, justify="left" if name == "tree" else "right")
+    for name in ("tau", "step ms", "speedup"):
+        table.add_column(f"{name}\npredicted", justify="right")
+        table.add_column("\nmeasured", justify="right")
+    for name in ("error", "in the\ninterval", *FORMS.values(), "end to\nend"):
+        table.add_column(name, justify="right")
+    for cell in record["cells"]:
+        p, m = cell["predicted"], cell["measured"]
+        table.add_row(
+            str(cell["batch"]),
+            Text(cell["name"]),
+            str(len(cell["tree"]["paths"])),
+            *(interval(Estimate(**side["tau"])) for side in (p, m)),
+            *(f"{side['step_s'] * 1e3:.2f}" for side in (p, m)),
+            *(interval(Estimate(**side["speedup"])) for side in (p, m)),
+            f"{cell['error']:+.1%}",
+            "yes" if cell["covered"] else "no",
+            *("" if cell["closed_forms"][form] is None else f"{cell['closed_forms'][form]:.2f}" for form in FORMS),
+            f"{cell['end_to_end']:.2f}",
+        )
+    return table
+
+
+def _errors(record: Mapping[str, Any]) -> list[str]:
+    lines = [f"Error of the predicted speedup: mean {record['mean_error']:.1%}, largest {record['max_error']:.1%}."]
+    told = [(FORMS[name].replace("\n", " "), each) for name, each in record["closed_forms"].items() if each]
+    if told:
+        words = (f"{name}: mean {e['mean_error']:.1%}, largest {e['max_error']:.1%}" for name, e in told)
+        lines.append(f"Errors of the closed forms: {'; '.join(words)}.")
+    return lines
+
+
+def _coverage(record: Mapping[str, Any]) -> list[str]:
+    coverage = record["coverage"]
+    words = []
+    for name, told in COVERAGE.items():
+        kept = coverage[name]
+        words.append(
+            f"{kept['cells']} of {coverage['cells']} cells{told}, {kept['value']:.0%} "
+            f"[{kept['low']:.0%}, {kept['high']:.0%}]"
+        )
+    return [f"Predicted {coverage['nominal']:.0%} intervals hold what was measured in {'; '.join(words)}."]
+
+
+def _best(record: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for best in record["best"]:
+        verdict = "within" if best["within"] else "NOT within"
+        lines.append(
+            f"Batch {best['batch']}: {best['predicted']} was predicted to be the fastest, {best['measured']} was; "
+            f"{best['behind']:.1%} apart, {verdict} {best['near']:.0%}."
+        )
+    return lines
+
+
+def _skipped(record: Mapping[str, Any]) -> list[str]:
+    reasons = look(record["meta"], "skipped") or {}
+    return [
+        f"Batch {batch}: {name} not measured: {reason}."
+        for batch, skipped in reasons.items()
+        for name, reason in skipped.items()
+    ]
+
+
+def _conditions(meta: Mapping[str, Any]) -> str:
+    replayed = look(meta, "acceptance") == "replay"
+    prompts = "prompts, which keep what as many requests of a trace keep" if replayed else "prompts besides the trace's"
+    sha256 = look(meta, "predictions", "sha256")
+    fixed = f" Predictions fixed before: sha256 {sha256:.16}." if sha256 else ""
+    return (
+        f"{meta['prompts']} {prompts}, {meta['new_tokens']} new tokens each, in "
+        f"{meta['blocks']} blocks of shuffled order; {models_told(meta)} on {meta['device']} "
+        f"({meta['provenance']['processor']}), {meta['provenance']['date']}. Medians of steps with all rows busy; "
+        f"end to end counts prefill and draining too. 95 % intervals, those of coverage as if cells were independent."
+        f"{fixed}"
+    )

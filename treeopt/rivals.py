@@ -1,0 +1,145 @@
+"""An entry of a plan: the chosen tree of a batch size beside all that it is compared with."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import CostError, TraceError
+from treeopt.estimate import paired_difference
+from treeopt.judge import PLAIN, Judge
+from treeopt.plan import Choice, Grown, PlanEntry, Price, Proof
+from treeopt.policy import settings
+from treeopt.searchers.dynamic import Judged, best_policy
+from treeopt.searchers.oracle import upper_bound
+from treeopt.searchers.pricing import Padding, Prices, Timed
+from treeopt.tree import Tree
+
+CHAIN = "best chain"
+CHOSEN = "chosen tree"
+STATIC = "best static tree"
+BOUND = "bound on any policy"
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """What is compared with the chosen tree.
+
+    Attributes:
+        chains: of which the best is shown.
+        trees: others, by name.
+        policies: kinds of `treeopt.searchers.dynamic`, each swept.
+        padding: of the policies' trees, see `treeopt.searchers.pricing`.
+        max_nodes: of the policies' trees.
+        max_depth: of the policies' trees.
+        seed: of the order in which policies meet requests.
+        take_policies: whether one may be chosen: rules and shapes are of static trees.
+        near: share by which a policy must be faster on the fitted requests to be chosen.
+    """
+
+    chains: Sequence[Tree]
+    trees: Mapping[str, Tree]
+    policies: Sequence[str]
+    padding: Padding
+    max_nodes: int
+    max_depth: int
+    seed: int
+    take_policies: bool
+    near: float
+
+    def entry(self, judge: Judge, batch: int, best: Tree | None, proof: Proof, prices: tuple[Price, ...]) -> PlanEntry:
+        """The entry of a batch size.
+
+        A policy that treeopt's loop can run takes the place of the tree where it is faster on the fitted requests, and
+        neither rules nor a number of shapes are asked for.
+        """
+        plain, own = _static(judge, PLAIN, None, batch), _static(judge, CHOSEN, best, batch)
+        policies = [self._judged(judge, kind, batch) for kind in self.policies]
+        able = [each for each in policies if each.live and self.take_policies]
+        live = max(able, key=_fitted, default=None)
+        ways, skipped = self._trees(judge, batch)
+        ways = [plain, *ways]
+        if live is not None and _fitted(live) > judge.rate(best, batch) / (1 - self.near):
+            chosen = _swept(judge, live, batch)
+            swept = (
+                f"policy {live.kind} is the fastest of {len(live.tried)} settings on the fitted requests, not proved"
+            )
+            proof = replace(proof, statement=f"{swept}; of static trees, {proof.statement}")
+            ways[1:1] = [] if best is None else [replace(own, choice=replace(own.choice, name=STATIC))]
+        else:
+            live, chosen = None, plain if best is None else own
+        ways += [_swept(judge, each, batch) for each in policies if each is not live]
+        ways += [self._bound(judge, batch)] if policies else []
+        compared = [
+            replace(way.choice, behind=judge.loss(way.seconds, chosen.seconds)) for way in ways if way is not chosen
+        ]
+        chain = next((way for way in ways if way.choice.name == CHAIN), None)
+        gain = None
+        if chain is not None and not chosen.choice.plain and chain.choice.tree != chosen.choice.tree:
+            gain = paired_difference((chosen.committed, chosen.steps), (chain.committed, chain.steps))
+        return PlanEntry(batch, chosen.choice, gain, tuple(compared), skipped, proof, prices)
+
+    def _trees(self, judge: Judge, batch: int) -> tuple[list["_Way"], dict[str, str]]:
+        """The best chain and the trees by name, and why some of these cannot be judged."""
+        found, skipped = [], {}
+        if self.chains:
+            found.append(_static(judge, CHAIN, max(self.chains, key=lambda tree: judge.rate(tree, batch)), batch))
+        for name, tree in self.trees.items():
+            try:
+                found.append(_static(judge, name, tree, batch))
+            except (TraceError, CostError) as error:  # too deep, too wide or too large for what was recorded
+                skipped[name] = str(error)
+        return found, skipped
+
+    def _judged(self, judge: Judge, kind: str, batch: int) -> Judged:
+        return best_policy(
+            judge.fit,
+            judge.held,
+            judge.cost,
+            kind=kind,
+            batch=batch,
+            max_nodes=self.max_nodes,
+            max_depth=self.max_depth,
+            context=judge.context,
+            padding=self.padding,
+            seed=self.seed,
+        )
+
+    def _bound(self, judge: Judge, batch: int) -> "_Way":
+        prices = Prices(judge.cost, batch, self.padding, judge.context)
+        held = upper_bound(judge.held, prices, nodes=self.max_nodes, depth=self.max_depth)
+        steps = float(held.steps.sum())
+        grown = Grown(BOUND, {}, float(held.nodes.sum()) / steps, float(held.levels.sum()) / steps)
+        return _grown(judge, held, grown, batch)
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """A way of decoding and what it counted on the requests held out, arrays (R,)."""
+
+    choice: Choice
+    seconds: NDArray[np.float64]
+    committed: NDArray[np.int64]
+    steps: NDArray[np.int64]
+
+
+def _static(judge: Judge, name: str, tree: Tree | None, batch: int) -> _Way:
+    committed = judge.held.stops - judge.held.starts
+    steps = committed if tree is None else judge.counts(tree).steps
+    return _Way(judge.choice(name, tree, batch), judge.seconds(tree, batch), committed, steps)
+
+
+def _swept(judge: Judge, each: Judged, batch: int) -> _Way:
+    return _grown(judge, each.held, Grown(each.kind, settings(each.policy), each.nodes, each.levels, each.live), batch)
+
+
+def _grown(judge: Judge, held: Timed, grown: Grown, batch: int) -> _Way:
+    speedup = held.tokens_s.times(judge.plain_s(batch), relative_error=judge.cost.relative_error)
+    choice = Choice(grown.kind, None, held.tau, float(held.seconds.sum() / held.steps.sum()), speedup, grown)
+    return _Way(choice, held.seconds, held.committed, held.steps)
+
+
+def _fitted(each: Judged) -> float:
+    """Tokens a second on the requests that the policy was chosen on."""
+    return dict(each.tried)[each.policy]

@@ -1,0 +1,213 @@
+"""Grids of settings for each kind of dynamic policy, replayed one by one on the requests that choices are made on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from treeopt.drafting import Drafting
+from treeopt.errors import CostError, TraceError
+from treeopt.growth import Batches
+from treeopt.policy import DynamicTree, OptTree, Policy
+from treeopt.searchers.calibrated import Calibrated, cost_aware
+from treeopt.searchers.pricing import Prices, Timed, timed
+from treeopt.shortlist import Calibration, Shortlists, calibrate, shortlists
+from treeopt.trace import Trace
+from treeopt.tree import MAX_NODES
+
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 63, 80, 96, 127, 160, 192, 255)
+PROBABILITIES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.35, 0.5)
+THRESHOLDS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
+FACTORS = (3, 1, 2, 5, 8)  # nodes of a sequence, at most, over its share of a budget
+
+
+class Bench:
+    """A part of the trace, and the shortlists that were made of it last."""
+
+    def __init__(self, trace: Trace, prices: Prices, *, beam: int, seed: int) -> None:
+        """Order the requests by `seed`; `beam` is what was recorded."""
+        self.trace, self.prices, self.beam = trace, prices, beam
+        self.batches = Batches(trace, batch=prices.batch, seed=seed)
+        self._lists: dict[object, Shortlists] = {}
+
+    def lists(self, drafting: Drafting, nodes: int, calibration: Calibration | None) -> Shortlists:
+        """Shortlists of at least so many nodes and so many levels."""
+        key = (drafting.beam, drafting.width, calibration)
+        found = self._lists.get(key)
+        if found is None or found.log.shape[1] < drafting.depth or found.log.shape[2] < nodes:
+            found = shortlists(self.trace, drafting, nodes=nodes, calibration=calibration)
+            self._lists = {key: found}  # one at a time: they are large
+        return found
+
+    def replayed(self, policy: Policy) -> Timed:
+        """What the policy counts and takes; raises as `Batches.steps` and `timed` do."""
+        drafting = policy.drafting
+        if isinstance(policy, OptTree) and policy.nodes <= drafting.beam < self.beam:
+            drafting = replace(drafting, beam=self.beam)  # which finds the same nodes, and is at hand
+        lists = self.lists(drafting, policy.nodes, policy.calibration)
+        return timed(self.trace, self.batches.steps(policy, lists), policy, self.prices)
+
+
+@dataclass
+class Sweep:
+    """What was replayed so far on the part that choices are made on.
+
+    Attributes:
+        bench: that part.
+        drafting: how far candidates may be drafted.
+        max_nodes: of a sequence.
+        rates: tokens a second of each policy.
+        refused: settings -> why not.
+    """
+
+    bench: Bench
+    drafting: Drafting
+    max_nodes: int
+    rates: dict[Policy, float] = field(default_factory=dict)
+    refused: dict[str, TraceError | CostError] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Policy:
+        """The policy of most tokens a second; there must be one."""
+        return max(self.rates, key=self.rates.__getitem__)
+
+    def sizes(self, depth: int) -> list[int]:
+        """Numbers of nodes worth trying at a depth, the most that there may be among them."""
+        most = min(self.max_nodes, replace(self.drafting, depth=depth).candidates)
+        return [*(n for n in SIZES if n < most), most]
+
+    def depths(self) -> range:
+        """Numbers of levels."""
+        return range(1, self.drafting.depth + 1)
+
+    def prepare(self, calibration: Calibration | None = None) -> Shortlists:
+        """Make the shortlists that all settings share."""
+        nodes = min(self.max_nodes, self.drafting.candidates)
+        return self.bench.lists(self.drafting, nodes, calibration)
+
+    def consider(self, policy: Policy) -> None:
+        """Replay a policy, or note why that cannot be."""
+        if policy in self.rates or str(policy) in self.refused:
+            return
+        try:
+            self.rates[policy] = self.bench.replayed(policy).rate
+        except (TraceError, CostError) as error:
+            self.refused[str(policy)] = error
+
+    def consider_stops(self, make: Callable[[int, int, float], Policy], stops: tuple[float, ...]) -> None:
+        """Try policies `make(nodes, depth, stop)`: all without a stop, then from the best on two settings at a time."""
+        tried = {make(n, depth, stops[0]): (n, depth) for depth in self.depths() for n in self.sizes(depth)}
+        before = None
+        while True:
+            for policy in tried:
+                self.consider(policy)
+            if not self.rates or self.best == before:
+                return
+            before = self.best
+            nodes, depth = tried[before]
+            for stop in stops:
+                tried |= {make(n, depth, stop): (n, depth) for n in self.sizes(depth)}
+                tried |= {make(nodes, d, stop): (nodes, d) for d in self.depths() if nodes in self.sizes(d)}
+
+
+def eagle2(sweep: Sweep) -> None:
+    """`DynamicTree` of every size and depth; of narrower beams too, where they save anything."""
+    beams = [sweep.drafting.beam]
+    while not sweep.bench.prices.cost.separable and beams[-1] > 1:
+        beams.append(beams[-1] // 2)
+    for beam in beams:
+        own = replace(sweep, drafting=replace(sweep.drafting, beam=beam))
+        own.prepare()
+        for depth in own.depths():
+            for nodes in own.sizes(depth):
+                own.consider(DynamicTree(nodes, depth, beam, sweep.drafting.width))
+
+
+def opt_tree(sweep: Sweep) -> None:
+    """`OptTree` of sizes, depths and thresholds."""
+    separable, most, width = sweep.bench.prices.cost.separable, sweep.drafting.beam, sweep.drafting.width
+    sweep.prepare()
+
+    def make(nodes: int, depth: int, stop: float) -> Policy:
+        return OptTree(nodes, depth, stop, most if separable else min(nodes, most), width)
+
+    sweep.consider_stops(make, THRESHOLDS)
+
+
+def best_first(sweep: Sweep) -> None:
+    """`DynamicTree` of sizes, depths and confidence stops."""
+    beam, width = sweep.drafting.beam, sweep.drafting.width
+    sweep.prepare()
+    sweep.consider_stops(lambda nodes, depth, stop: DynamicTree(nodes, depth, beam, width, stop), PROBABILITIES)
+
+
+def calibrated(sweep: Sweep) -> None:
+    """`Calibrated` of sizes, depths and confidence stops."""
+    beam, width = sweep.drafting.beam, sweep.drafting.width
+    curves = calibrate(sweep.bench.trace, sweep.drafting)
+    sweep.prepare(curves)
+    sweep.consider_stops(lambda nodes, depth, stop: Calibrated(nodes, depth, beam, width, stop, curves), PROBABILITIES)
+
+
+def cost_awares(sweep: Sweep) -> None:
+    """`CostAware` of every depth."""
+    curves = calibrate(sweep.bench.trace, sweep.drafting)
+    lists = sweep.prepare(curves)
+    for depth in sweep.depths():
+        drafting = replace(sweep.drafting, depth=depth)
+        for nodes in reversed(sweep.sizes(depth)):  # the most that the cost model covers; all, if all are paid
+            try:
+                policy, found = cost_aware(
+                    sweep.bench.batches, lists, sweep.bench.prices, nodes=nodes, drafting=drafting, calibration=curves
+                )
+            except (TraceError, CostError) as error:
+                sweep.refused[f"cost-aware, {nodes} nodes, {drafting}"] = error
+            else:
+                sweep.rates[policy] = found.rate
+                if sweep.bench.prices.padding != "full":
+                    break
+
+
+def shared_budget(sweep: Sweep) -> None:
+    """`DynamicTree` and `Calibrated` of every depth and budget for the batch; the best with other limits a sequence."""
+    beam, width = sweep.drafting.beam, sweep.drafting.width
+    curves = calibrate(sweep.bench.trace, sweep.drafting)
+
+    def plain(nodes: int, depth: int, budget: int) -> Policy:
+        return DynamicTree(nodes, depth, beam, width, budget=budget)
+
+    def fitted(nodes: int, depth: int, budget: int) -> Policy:
+        return Calibrated(nodes, depth, beam, width, 0.0, curves, budget)
+
+    for calibration, make in ((None, plain), (curves, fitted)):
+        sweep.prepare(calibration)
+        _budgets(sweep, make)
+
+
+def _budgets(sweep: Sweep, make: Callable[[int, int, int], Policy]) -> None:
+    batch = sweep.bench.prices.batch
+
+    def consider(share: int, depth: int, factor: int) -> Policy:
+        most = min(sweep.max_nodes, replace(sweep.drafting, depth=depth).candidates)
+        policy = make(min(share * factor, most), depth, share * batch)
+        sweep.consider(policy)
+        return policy
+
+    tried = {
+        consider(share, depth, FACTORS[0]): (share, depth)
+        for depth in sweep.depths()
+        for share in sweep.sizes(depth)
+        if share * batch <= MAX_NODES
+    }
+    able = [policy for policy in tried if policy in sweep.rates]
+    if able:
+        for factor in FACTORS[1:]:
+            consider(*tried[max(able, key=sweep.rates.__getitem__)], factor)
+
+
+GRIDS: dict[str, Callable[[Sweep], None]] = {
+    "eagle2": eagle2,
+    "opt-tree": opt_tree,
+    "best-first": best_first,
+    "calibrated": calibrated,
+    "cost-aware": cost_awares,
+    "shared-budget": shared_budget,
+}
