@@ -71,7 +71,8 @@ def run(
     context = None
     if prompt_tokens is not None:
         context = _context(given, each(prompt_tokens, trace.requests, "prompt_tokens"), occupancy)
-    step_s = step_seconds(occupancy, context, pricing(tree, cost, pad_to=2 * batch if pad else 0))
+    price = pricing(tree, cost, committed=float(given.tokens.mean()), pad_to=2 * batch if pad else 0)
+    step_s = step_seconds(occupancy, context, price)
 
     joined = given.step[np.flatnonzero(np.diff(given.request, prepend=-1))]
     before_s = np.bincount(joined, prefill, len(step_s))
@@ -101,13 +102,16 @@ def each(value: float | NDArray[np.float64] | NDArray[np.int64], requests: int, 
     return np.broadcast_to(values, (requests,))
 
 
-def pricing(tree: Tree | None, cost: CostModel, *, pad_to: int = 0) -> Seconds:
-    """Seconds of a step by batch and context; a batch without cost takes the nearest above, up to `pad_to`."""
+def pricing(tree: Tree | None, cost: CostModel, *, committed: float, pad_to: int = 0) -> Seconds:
+    """Seconds of a step by batch and context; a batch without cost takes the nearest above, up to `pad_to`.
+
+    Every step is taken to commit the mean, `committed` tokens a sequence.
+    """
 
     def price(batch: int, context: int | None) -> float:
         if tree is None or tree.nodes == 0:
             return cost.plain_s(batch=batch, context=context)
-        return float(cost.step_s([StepShape.of(tree, batch=batch, context=context)])[0])
+        return float(cost.step_s([StepShape.of(tree, batch=batch, context=context, committed=committed)])[0])
 
     def seconds(batch: int, context: int | None) -> float:
         try:

@@ -18,6 +18,7 @@ from treeopt.errors import CostError
 Floats = NDArray[np.float64]
 
 SAME_CLASS_ERROR = 0.10  # products: H100's constants err by 7 % (H200) and 9 % (B200) in the median
+FEW_ROWS = 64  # up to which kernels are as the constants say
 ACROSS_CLASS_ERROR = 0.25  # by 20 to 22 % on A100; other simulators report 13 to 16 % end to end
 ACTIVATION_BYTES = 2
 _BEFORE = {"Blackwell": "Hopper"}  # whose share of bandwidth for K/V is taken where a class has none of its own
@@ -92,18 +93,17 @@ class Kernels:
             found = replace(found, kv_bandwidth_share=other.kv_bandwidth_share)
         return found
 
-    @property
-    def relative_error(self) -> float:
-        """The stated error: 10 % with constants of the device or its class, 25 % where any is of another class.
+    def error(self, rows: int) -> float:
+        """The stated error of forwards of so many rows, 95 %, as a share.
 
-        It is that of products on the whole. Beyond 64 rows kernels change in ways that no data sheet tells: measured
-        Llama-2-7B layers (Vidur) take at 72 and 136 rows 1.29 and 1.52 times one row on H100, 1.23 and 1.89 on A100.
-        Here it is up to 24 % less.
+        10 % with constants of the device or its class, 25 % where any is of another class or beyond 64 rows: there
+        kernels change in ways that no data sheet tells. Measured Llama-2-7B layers (Vidur) take at 72 and 136 rows
+        1.29 and 1.52 times one row on H100, 1.23 and 1.89 on A100; here it is up to 24 % less.
         """
         own = self.device.fitted or _fitted(self.device.generation)
         if own is None and self.like is not None and self.like.generation == self.device.generation:
             own = self.like.fitted
-        return SAME_CLASS_ERROR if own and own.kv_bandwidth_share else ACROSS_CLASS_ERROR
+        return SAME_CLASS_ERROR if rows <= FEW_ROWS and own and own.kv_bandwidth_share else ACROSS_CLASS_ERROR
 
     @property
     def byte_rate(self) -> float:

@@ -37,7 +37,7 @@ class Profile:
         relative_error: half-width of the 95 % interval of a step time over a plain step time, as a share.
         meta: provenance.
         basis: how time moves between measured sizes; None: on straight lines.
-        committed: tokens a sequence that a step is taken to commit, see `at`.
+        committed: tokens a sequence that a step is taken to commit where a shape does not say.
         captured: tokens of a batch for which CUDA graphs are captured, rising: steps are padded to the next of them.
             Empty: none, and none beyond the largest.
     """
@@ -74,21 +74,8 @@ class Profile:
         """True where the nodes fed to a level made no difference to its drafting."""
         return not any(times.widths for times in self.batches)
 
-    def at(self, *, committed: float) -> "Profile":
-        """The profile for steps that commit so many tokens a sequence: keys and values of the others need not move.
-
-        Raises:
-            CostError: below 1.
-        """
-        more = committed - self.committed
-        moved = (
-            replace(t, rest=tuple((size, max(s + more * t.commit_s, 0.5 * s)) for size, s in t.rest))
-            for t in self.batches
-        )
-        return replace(self, batches=tuple(moved), committed=committed)
-
     def step_s(self, shapes: Sequence[StepShape]) -> NDArray[np.float64]:
-        """See `CostModel.step_s`."""
+        """See `CostModel.step_s`; what committing more or fewer tokens takes never halves the time besides drafting."""
         seconds = np.empty(len(shapes))
         for batch, context in {(shape.batch, shape.context) for shape in shapes}:
             chosen = [i for i, shape in enumerate(shapes) if (shape.batch, shape.context) == (batch, context)]
@@ -100,7 +87,10 @@ class Profile:
                 draft = sum(share * times.drafts(asked) for share, times in tables)
             except CostError as error:
                 raise CostError(f"{error}{self._remedy(batch, asked, tables)}") from error
-            seconds[chosen] = draft + self._rest_s(tokens, tables, context)
+            rest = self._rest_s(tokens, tables, context)
+            more = np.array([0.0 if s.committed is None else s.committed - self.committed for s in asked])
+            per_token = math.fsum(share * times.commit_s for share, times in tables)
+            seconds[chosen] = draft + np.maximum(rest + more * per_token, 0.5 * rest)
         return seconds
 
     def parts(self, *, batch: int, tokens: int, depth: int, width: int, context: int | None = None) -> CostParts:
@@ -117,9 +107,9 @@ class Profile:
         """See `CostModel.plain_s`."""
         return math.fsum(share * times.plain_s for share, times in self._at(batch, context))
 
-    def error(self, batch: int) -> float:
-        """Half-width of the 95 % interval of step / plain step at one batch size, as a share."""
-        own = [times.relative_error for times in self.batches if times.batch == batch]
+    def error(self, shape: StepShape) -> float:
+        """See `CostModel.error`; that of the batch size where enough of it was measured, else of all."""
+        own = [times.relative_error for times in self.batches if times.batch == shape.batch]
         return max((error for error in own if error is not None), default=self.relative_error)
 
     def _remedy(self, batch: int, asked: Sequence[StepShape], tables: list[tuple[float, BatchTimes]]) -> str:

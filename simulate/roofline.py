@@ -7,7 +7,7 @@ the nodes of earlier levels (a level's own are counted).
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -79,8 +79,8 @@ class Roofline:
         weight_bytes: bytes a weight, 2 for bf16; arithmetic is taken to be bf16's whatever it is.
         kv_bytes: bytes of a number in the cache.
         spread: lambda of `Experts.touched`; real routing touches 0.8 to 0.9 of what uniform routing does.
-        committed: tokens a sequence that a step is taken to commit: the drafter reads them first, and their keys and
-            values are moved.
+        committed: tokens a sequence that a step is taken to commit where a shape does not say: the drafter reads them
+            first, and their keys and values are moved.
         captured: rows for which CUDA graphs were captured, rising; a target's forward is padded to the next.
 
     Raises:
@@ -137,11 +137,6 @@ class Roofline:
         return self.drafter.parallel
 
     @property
-    def relative_error(self) -> float:
-        """See `Kernels.relative_error`; stated, not measured."""
-        return self.kernels.relative_error
-
-    @property
     def meta(self) -> Mapping[str, Any]:
         """Provenance: that nothing was measured, the device, its constants and all settings."""
         settings = ("context", "weight_bytes", "kv_bytes", "spread", "committed", "captured")
@@ -159,16 +154,22 @@ class Roofline:
     def step_s(self, shapes: Sequence[StepShape]) -> Floats:
         """See `CostModel.step_s`."""
         seconds = np.empty(len(shapes))
-        for batch, context in {(shape.batch, shape.context) for shape in shapes}:
-            chosen = [i for i, shape in enumerate(shapes) if (shape.batch, shape.context) == (batch, context)]
+        for at in {(shape.batch, shape.context, shape.committed) for shape in shapes}:
+            chosen = [i for i, shape in enumerate(shapes) if (shape.batch, shape.context, shape.committed) == at]
+            batch, context, committed = at
+            model = self if committed is None else replace(self, committed=committed)
             depth = max(len(shapes[i].widths) for i in chosen)
             padded = [shapes[i].widths + (0,) * (depth - len(shapes[i].widths)) for i in chosen]
             widths = np.array(padded, dtype=np.int64).reshape(len(chosen), depth)
             tokens = np.array([shapes[i].tokens for i in chosen])
             width = int(widths.max(initial=0))
-            table = self.parts(batch=batch, tokens=int(tokens.max()), depth=depth, width=width, context=context)
+            table = model.parts(batch=batch, tokens=int(tokens.max()), depth=depth, width=width, context=context)
             seconds[chosen] = table.step_s(tokens, widths)
         return seconds
+
+    def error(self, shape: StepShape) -> float:
+        """See `Kernels.error`; stated, not measured."""
+        return self.kernels.error(shape.batch * shape.tokens)
 
     def plain_s(self, *, batch: int, context: int | None = None) -> float:
         """See `CostModel.plain_s`."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulate.closed_form import expected_tau
 from treeopt.cost import CostModel, StepShape
@@ -26,6 +27,7 @@ class Scenario:
         choice: what to use, with its prediction.
         plain_s: seconds of a plain step.
         break_even: least acceptance of each drafted token at which a chain pays; None if none pays even at 1.
+        error: of the choice's step over a plain step, part of the speedup's interval; 0 where nothing is drafted.
     """
 
     device: str
@@ -34,6 +36,7 @@ class Scenario:
     choice: Choice
     plain_s: float
     break_even: float | None
+    error: float = 0.0
 
     @property
     def pays(self) -> bool:
@@ -89,7 +92,9 @@ def explore(
             at = {"batch": entry.batch, "context": setting.context}
             needed = break_even(setting.cost, depth=deepest, **at)
             plain_s = setting.cost.plain_s(**at)
-            found.append(Scenario(setting.device, setting.context, entry.batch, entry.choice, plain_s, needed))
+            tree = entry.choice.tree
+            error = 0.0 if tree is None else setting.cost.error(StepShape.of(tree, **at))
+            found.append(Scenario(setting.device, setting.context, entry.batch, entry.choice, plain_s, needed, error))
         done(1)
     return tuple(found)
 
@@ -97,31 +102,36 @@ def explore(
 def break_even(cost: CostModel, *, batch: int, depth: int, context: int | None = None) -> float | None:
     """The least acceptance of every drafted token, independent of the others, at which a chain of up to `depth` pays.
 
-    A chain of k pays where tau(alpha, k) = (1 - alpha**(k + 1)) / (1 - alpha) exceeds its step over a plain step.
-    Found to 1e-9 by bisection, tau growing with alpha. None: not even at 1.
+    A chain of k pays where tau(alpha, k) = (1 - alpha**(k + 1)) / (1 - alpha) exceeds its step over a plain step. The
+    step commits as many tokens, and is taken to grow linearly from one that keeps none to one that keeps all. Found to
+    1e-9 by bisection, tau growing with alpha. None: not even at 1.
 
     Raises:
         CostError: no chain is covered by the cost model.
     """
     lengths: list[int] = []
-    ratios: list[float] = []
+    ratios: list[NDArray[np.float64]] = []
     plain_s = cost.plain_s(batch=batch, context=context)
     for k in range(1, depth + 1):
+        none, every = (StepShape.of(Tree.chain(k), batch=batch, context=context, committed=kept) for kept in (1, k + 1))
         try:
-            step_s = cost.step_s([StepShape.of(Tree.chain(k), batch=batch, context=context)])[0]
+            step_s = cost.step_s([none, every])
         except CostError:
             if not lengths:
                 raise
             break
         lengths.append(k)
-        ratios.append(float(step_s) / plain_s)
-    gamma, due = np.array(lengths), np.array(ratios)
-    low, high = np.zeros(len(gamma)), np.where(due <= 1, 0.0, 1.0)
+        ratios.append(step_s / plain_s)
+    gamma = np.array(lengths)
+    least, most = np.array(ratios).T  # over a plain step, of a step that keeps none and one that keeps all
+
+    low, high = np.zeros(len(gamma)), np.where(least <= 1, 0.0, 1.0)
     for _ in range(30):
         middle = (low + high) / 2
-        pays = expected_tau(alpha=middle, gamma=gamma) >= due
+        tau = np.asarray(expected_tau(alpha=middle, gamma=gamma))
+        pays = tau >= least + (most - least) * (tau - 1) / gamma
         low, high = np.where(pays, low, middle), np.where(pays, middle, high)
-    possible = gamma + 1 >= due
+    possible = gamma + 1 >= most
     return float(high[possible].min()) if possible.any() else None
 
 

@@ -19,7 +19,7 @@ from treeopt.cost import CostModel
 from treeopt.errors import CostError, UsageError
 from treeopt.trace import Trace
 from treeopt.tree import Tree
-from treeopt.walk import accepted_lengths
+from treeopt.walk import accepted_lengths, walked
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,11 @@ class _Server:
             if tree not in known:
                 known[tree] = accepted_lengths(tree or Tree((), ()), trace)
         self.advance = [known[tree] + 1 for tree in switching.trees]
-        self.seconds = [_once(pricing(tree, cost, pad_to=2 * rows if pad else 0)) for tree in switching.trees]
+        pad_to = 2 * rows if pad else 0
+        self.seconds = [
+            _once(pricing(tree, cost, committed=_mean_committed(known[tree], trace), pad_to=pad_to))
+            for tree in switching.trees
+        ]
         self.start = trace.starts[work.request]
         self.stop = self.start + work.tokens
         self.arrived_s, self.admitted_s = work.arrived_s.copy(), np.zeros(len(work.tokens))
@@ -184,6 +188,10 @@ class _Server:
         )
         idle_s = np.array(self.idle_s, dtype=np.float64).reshape(-1, 2)
         return Served(timeline, np.array(ways), np.array(self.switched_s), idle_s)
+
+
+def _mean_committed(accepted: Ints, trace: Trace) -> float:
+    return trace.anchors / len(walked(accepted, trace).anchors)
 
 
 def _once(seconds: Seconds) -> Seconds:

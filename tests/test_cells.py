@@ -187,7 +187,7 @@ def test_batch_sizes_have_intervals_of_their_own_where_enough_was_left_out():
     quiet = [c for c in cells_of(STAIRS, noise=0.002, contexts=(100.0, 200.0)) if c.batch != 8]
     loud = [c for c in cells_of(STAIRS, noise=0.1, contexts=(100.0, 200.0)) if c.batch == 8]
     profile = profile_of([*quiet, *loud], context=(64, 256))
-    assert profile.error(1) < 0.05 < profile.error(8)
+    assert profile.error(StepShape(1, 8, ())) < 0.05 < profile.error(StepShape(8, 8, ()))
 
 
 def test_between_contexts_keys_and_values_are_charged():
@@ -215,10 +215,9 @@ def test_committed_tokens_are_told_from_forced_runs():
     profile = profile_of([*cells, *(c for c in forced if c.batch < 8)], context=(64, 128))  # 8: as the next, 4
     assert [t.commit_s for t in profile.batches] == pytest.approx([5e-5] * 4)
     for committed in (1.0, 2.5):
-        moved = profile.at(committed=committed)
         for tokens in (3, 20, 40):
             due = 1e-3 + 5e-5 * (committed - 1)
-            assert moved.step_s([StepShape(8, tokens, ())])[0] == pytest.approx(due, rel=1e-9)
+            assert profile.step_s([StepShape(8, tokens, (), committed=committed)])[0] == pytest.approx(due, rel=1e-9)
 
 
 # --- drafting

@@ -195,7 +195,8 @@ def test_what_is_told_of_a_narrower_recording_is_true(beam, policy, seed):
     )
     found, due = choose_alone(policy, of(policy, part)), choose_alone(policy, of(policy, whole))
     assert due.known.all()
-    assert found.known.all() or beam < policy.drafting.beam or policy.drafting.width < WIDTH
+    # A wider beam may hold other nodes than a narrow one would: children of a node that the narrow one leaves.
+    assert found.known.all() or beam != policy.drafting.beam or policy.drafting.width < WIDTH
     for name in ("levels", "nodes"):
         assert (getattr(found, name) == getattr(due, name))[found.known].all()
     accepted = of(policy, part).accepted(found.levels, found.nodes)
@@ -264,13 +265,11 @@ def test_depths_without_candidates_are_as_the_depth_above():
 class Stairs:
     """Seconds that rise in steps with nodes and levels; every fed node costs something if `wide`."""
 
-    relative_error = 0.0
-
-    def __init__(self, seed, *, wide=0.0, most=64):
+    def __init__(self, seed, *, wide=0.0, most=64, commit=0.0):
         rng = np.random.default_rng(seed)
         self.nodes = 1 + rng.integers(0, 3, most).cumsum() * 0.1
         self.levels = rng.integers(0, 3, 12).cumsum() * 0.2
-        self.wide, self.most, self.meta = wide, most, {}
+        self.wide, self.most, self.commit, self.meta = wide, most, commit, {}
 
     @property
     def separable(self):
@@ -280,16 +279,25 @@ class Stairs:
         if max(shape.tokens for shape in shapes) > self.most:
             raise CostError(f"tokens {max(shape.tokens for shape in shapes)}: at most {self.most}")
         return np.array(
-            [self.nodes[s.tokens - 1] + self.levels[len(s.widths)] + self.wide * sum(s.widths) for s in shapes]
+            [
+                self.nodes[s.tokens - 1]
+                + self.levels[len(s.widths)]
+                + self.wide * sum(s.widths)
+                + self.commit * ((s.committed or 1) - 1)
+                for s in shapes
+            ]
         )
 
     def plain_s(self, *, batch, context=None):
         return 0.9
 
+    def error(self, shape):
+        return 0.0
+
 
 @pytest.mark.parametrize(("padding", "nodes", "levels"), [("full", 9, 3), ("widest", 7, 2), ("none", 4, 2)])
 def test_a_batch_is_priced_as_one_forward(padding, nodes, levels):
-    cost = Stairs(0, wide=0.01)
+    cost = Stairs(0, wide=0.01, commit=0.1)
     steps = Steps(
         anchors=np.array([[[0, 1]]]),
         counted=np.array([[[True, False]]]),
@@ -298,7 +306,7 @@ def test_a_batch_is_priced_as_one_forward(padding, nodes, levels):
         levels=np.array([[2]]),
     )
     policy = DynamicTree(9, 3, 2, 3)
-    due = cost.step_s([StepShape(2, nodes + 1, policy.expanded[:levels])])
+    due = cost.step_s([StepShape(2, nodes + 1, policy.expanded[:levels], committed=1.5)])
     assert Prices(cost, 2, padding).of(policy, steps).tolist() == [due.tolist()]
     found = timed(
         grown_trace([2, 1], depth=1, width=1, rng=np.random.default_rng(0)), steps, policy, Prices(cost, 2, padding)
@@ -368,7 +376,7 @@ def test_cost_aware_is_as_good_as_every_fixed_size_of_a_still_world():
     st.sampled_from([0.0, 0.02]),
 )
 def test_no_policy_is_faster_than_the_bound_on_any_request(trace, policy, batch, seed, padding, wide):
-    prices = Prices(Stairs(seed, wide=wide), batch, padding)
+    prices = Prices(Stairs(seed, wide=wide, commit=wide), batch, padding)
     found = timed(trace, Batches(trace, batch=batch, seed=seed).steps(policy, of(policy, trace)), policy, prices)
     bound = upper_bound(trace, prices, nodes=14, depth=DEPTH)
     assert (bound.seconds <= found.seconds + 1e-9).all()

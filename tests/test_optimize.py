@@ -56,7 +56,8 @@ class Cost:
     stairs: int = 1
     level: float = 0.0
     largest: int = 10**9
-    relative_error: float = 0.0
+    off: float = 0.0
+    commit: float = 0.0
     asked: list[StepShape] = field(default_factory=list)
 
     @property
@@ -72,7 +73,7 @@ class Cost:
             raise CostError(f"calibrated up to {self.largest} tokens, asked for {shape.tokens}")
         tokens = math.ceil(shape.batch * shape.tokens / self.stairs) * self.stairs
         levels = sum(self.draft + self.level * math.ceil(width * shape.batch / 2) for width in shape.widths)
-        return self.base + self.token * tokens + levels
+        return self.base + self.token * tokens + levels + self.commit * (shape.committed or 1)
 
     def step_s(self, shapes: Sequence[StepShape]) -> np.ndarray:
         self.asked.extend(shapes)
@@ -80,6 +81,9 @@ class Cost:
 
     def plain_s(self, *, batch: int, context: int | None = None) -> float:
         return self.one(StepShape(batch, 1, (), context))
+
+    def error(self, shape: StepShape) -> float:
+        return self.off * shape.batch
 
     def parts(self, *, batch: int, tokens: int, depth: int, width: int, context: int | None = None) -> CostParts:
         sizes = range(1, min(tokens, self.largest) + 1)
@@ -313,7 +317,7 @@ def test_a_baseline_outside_the_calibrated_range_is_skipped_not_fatal():
 
 def test_the_smaller_of_equal_trees_is_chosen():
     for near, batch in ((0.05, 1), (0.1, 1), (0.05, 4)):
-        cost = Cost(token=0.003, relative_error=0.05)
+        cost = Cost(token=0.003, off=0.05 / batch)
         exact = search(MIXED, cost, batch=batch, max_nodes=31, near=0).entries[0].choice.tree
         small = search(MIXED, cost, batch=batch, max_nodes=31, near=near).entries[0].choice.tree
         fit, _ = parts(MIXED)
@@ -333,7 +337,7 @@ def test_a_difference_beyond_the_noise_is_kept():
 
 def test_not_speculating_is_the_smallest_of_all():
     # The best tree is faster than plain decoding by less than 1 %, and the interval holds 1.
-    cost = Cost(base=0.0, token=1.0, draft=0.0, relative_error=0.05)
+    cost = Cost(base=0.0, token=1.0, draft=0.0, off=0.05)
     taus = {tree: rate(tree, parts(MIXED)[0], Cost(1.0, 0.0, 0.0), 1) for tree in map(Tree.chain, (1, 2))}
     cost.token = (taus[Tree.chain(1)] - 1) / 1.004  # of a second token, over a first one that costs 1
     cost.base = 1 - cost.token
@@ -344,7 +348,7 @@ def test_not_speculating_is_the_smallest_of_all():
 
 def test_nothing_near_the_best_is_slower_than_plain_decoding():
     for token in np.linspace(0.2, 0.5, 13):
-        cost = Cost(token=token, draft=0.0, relative_error=0.2)
+        cost = Cost(token=token, draft=0.0, off=0.2)
         fit, _ = parts(MIXED)
         tree = search(MIXED, cost, max_nodes=15, near=0.05).entries[0].choice.tree
         assert tree is None or rate(tree, fit, cost, 1) > 1 / cost.plain_s(batch=1)
@@ -452,7 +456,7 @@ def test_every_objective_counts_its_own_tokens_on_the_requests_held_out():
 @pytest.mark.parametrize(("held_out", "seed"), [(0.5, 0), (0.3, 1), (0.9, 2)])
 @pytest.mark.parametrize("method", ["best-first", "renewal", "hydra"])
 def test_predictions_are_replayed_on_the_requests_held_out(method, held_out, seed):
-    cost = Cost(relative_error=0.02)
+    cost = Cost(off=0.02, commit=0.05)
     plan = search(MIXED, cost, batch=(1, 4), max_nodes=15, method=method, held_out=held_out, seed=seed)
     fit, held = parts(MIXED, held_out=held_out, seed=seed)
     assert held.requests == round(held_out * 30)
@@ -466,8 +470,9 @@ def test_predictions_are_replayed_on_the_requests_held_out(method, held_out, see
                 continue
             counts = replay(choice.tree, held)
             assert choice.tau == ratio(counts.committed, counts.steps)
-            assert choice.step_s == cost.one(StepShape.of(choice.tree, batch=entry.batch))
-            due = choice.tau.times(plain_s / choice.step_s, relative_error=0.02)
+            kept = replay(choice.tree, fit).tau
+            assert choice.step_s == cost.one(StepShape.of(choice.tree, batch=entry.batch, committed=kept))
+            due = choice.tau.times(plain_s / choice.step_s, relative_error=0.02 * entry.batch)
             assert astuple(choice.speedup) == pytest.approx(astuple(due), rel=1e-12)
             assert choice.tokens_s(entry.batch) == pytest.approx(entry.batch * counts.tau / choice.step_s)
 

@@ -19,7 +19,7 @@ from simulate.experts import Experts
 from simulate.profile import SCHEMA, BatchTimes, Profile, load_profile, save_profile
 from tests.strategies import metas
 from treeopt.cost import StepShape
-from treeopt.errors import CostError, TreeoptError
+from treeopt.errors import CostError, TreeoptError, UsageError
 from treeopt.tree import Tree
 
 PROFILE = Profile(
@@ -298,12 +298,14 @@ def test_captured_sizes_are_paid_for():
 
 def test_more_committed_tokens_take_longer():
     moving = replace(PROFILE, batches=tuple(replace(t, commit_s=1e-4) for t in PROFILE.batches), committed=1.5)
-    found = moving.at(committed=3.5)
-    assert found.step_s([shape(1, 2, 1)]) - moving.step_s([shape(1, 2, 1)]) == pytest.approx(2e-4)
-    assert found.plain_s(batch=1) == moving.plain_s(batch=1)
-    assert found.committed == 3.5
-    with pytest.raises(CostError, match=r"committed must be 1 or more, found 0\.5"):
-        moving.at(committed=0.5)
+    usual, more, none = (replace(shape(1, 2, 1), committed=committed) for committed in (None, 3.5, 1))
+    found = moving.step_s([usual, more, none])
+    assert found - found[0] == pytest.approx([0, 2e-4, -5e-5])
+    assert found[0] == moving.step_s([replace(usual, committed=1.5)])[0]
+    dear = replace(moving, batches=tuple(replace(t, commit_s=1e3) for t in moving.batches))
+    assert dear.step_s([none])[0] > PROFILE.step_s([none])[0] / 2  # never less than half of what was measured
+    with pytest.raises(UsageError, match=r"committed must be at least 1 and finite, got 0\.5"):
+        replace(usual, committed=0.5)
 
 
 # --- the file
@@ -381,8 +383,8 @@ def test_the_record_by_hand_is_valid(tmp_path):
     path = tmp_path / "p.json"
     path.write_text(json.dumps(RECORD))
     assert load_profile(path).step_s([shape(1, 2, 2), shape(4, 3, 1)]) == pytest.approx([0.002 + 0.011, 0.033])
-    assert load_profile(path).error(1) == 0.03
-    assert load_profile(path).error(4) == 0.02
+    assert load_profile(path).error(shape(1, 2, 1)) == 0.03
+    assert load_profile(path).error(shape(4, 4, 2)) == 0.02
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -22,9 +22,9 @@ class Priced:
     """A cost model in one line; sizes that it lacks are refused."""
 
     separable = True
-    relative_error = 0.0
     sizes: frozenset[int] = frozenset(range(1, 100))
     meta: dict[str, str] = field(default_factory=dict)
+    commit: float = 0.0
 
     def price(self, batch, tokens, context):
         if batch not in self.sizes:
@@ -32,7 +32,7 @@ class Priced:
         return 1.0 + 0.25 * batch + 0.125 * tokens + (context or 0) / 64
 
     def step_s(self, shapes):
-        return np.array([self.price(s.batch, s.tokens, s.context) for s in shapes])
+        return np.array([self.price(s.batch, s.tokens, s.context) + (s.committed - 1) * self.commit for s in shapes])
 
     def plain_s(self, *, batch, context=None):
         return self.price(batch, 1, context)
@@ -152,6 +152,13 @@ def test_one_request_alone_takes_its_steps_times_their_cost(case):
     assert speed.throughput.value == pytest.approx(plain.total_s / alone.total_s)
     quotients = counts.committed * COST.price(1, 1, None) / (counts.steps * step_s)
     assert speed.per_request.value == pytest.approx(quotients.mean())
+
+
+def test_steps_are_priced_with_what_the_tree_commits():
+    trace = drawn_trace([[0.7], [0.3]], [20] * 30, depth=2, rng=np.random.default_rng(3))
+    tree = Tree.chain(2)
+    plainly, dearly = (run(trace, tree, Priced(commit=c), batch=3) for c in (0.0, 0.5))
+    assert dearly.step_s - plainly.step_s == pytest.approx(0.5 * (replay(tree, trace).tau - 1))
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16])

@@ -14,7 +14,7 @@ from simulate.levels import Slo, figures, replicate
 from simulate.serving import serve
 from simulate.switching import Switching
 from simulate.workload import Workload, drawn, poisson, read_requests
-from tests.strategies import traces, trees, with_lengths
+from tests.strategies import drawn_trace, traces, trees, with_lengths
 from tests.test_runs import COST, Priced
 from treeopt.errors import CostError, UsageError
 from treeopt.estimate import Estimate
@@ -94,6 +94,18 @@ def cases(draw):
     prompts = draw(st.none() | st.lists(st.integers(1, 50), min_size=number, max_size=number).map(np.array))
     prefill = draw(st.lists(st.sampled_from([0.0, 0.5]), min_size=number, max_size=number))
     return trace, Workload(arrived_s, request, tokens, prompts), switching, draw(st.integers(1, 5)), prefill
+
+
+def test_steps_are_priced_with_what_each_tree_commits():
+    trace = drawn_trace([[0.7], [0.3]], [20] * 8, depth=2, rng=np.random.default_rng(3))
+    work = Workload(np.linspace(0, 5, 8), np.arange(8), trace.stops - trace.starts)
+    switching = Switching((Tree.chain(2), None), up=(2,), down=(1,))
+    served = serve(trace, work, switching, Priced(commit=0.5), rows=3)
+    way, size = served.way, served.timeline.occupancy
+    due = [COST.price(n, 1 if w else 3, None) for w, n in zip(way, size, strict=True)]
+    assert set(way) == {0, 1}
+    more = np.where(way == 0, 0.5 * (replay(Tree.chain(2), trace).tau - 1), 0)
+    assert served.timeline.step_s == pytest.approx(due + more)
 
 
 @given(cases())

@@ -51,9 +51,13 @@ def words(files, *more, hardware="h100,l40s"):
 def test_break_even_is_where_a_chain_begins_to_pay(alpha, batch, step_s):
     cost = roofline(overheads=Overheads(step_s=step_s))
     plain_s = cost.plain_s(batch=batch)
-    shapes = [StepShape.of(Tree.chain(k), batch=batch) for k in range(1, 6)]
-    tau = expected_tau(alpha=alpha, gamma=np.arange(1, 6))
-    gain = float((tau * plain_s / cost.step_s(shapes)).max())
+    gamma = np.arange(1, 6)
+    tau = expected_tau(alpha=alpha, gamma=gamma)
+    none, every = (
+        cost.step_s([StepShape.of(Tree.chain(k), batch=batch, committed=kept(k)) for k in range(1, 6)])
+        for kept in (lambda k: 1, lambda k: k + 1)
+    )
+    gain = float((tau * plain_s / (none + (every - none) * (tau - 1) / gamma)).max())
     needed = break_even(cost, batch=batch, depth=5)
     if abs(gain - 1) > 1e-6:
         assert (gain > 1) == (needed is not None and alpha >= needed)
@@ -64,6 +68,8 @@ def test_break_even_of_what_never_pays_or_is_not_covered():
     profile = Profile((BatchTimes(1, 1.0, ((1, 0.25),), ((2, 1.25),)),), (0, 9), 0.0)
     # a chain of one costs 1.5 plain steps: tau = 1 + alpha
     assert break_even(profile, batch=1, depth=4) == pytest.approx(0.5, abs=1e-8)
+    moving = Profile((BatchTimes(1, 1.0, ((1, 0.25),), ((2, 1.25),), commit_s=0.2),), (0, 9), 0.0)
+    assert break_even(moving, batch=1, depth=4) == pytest.approx(0.625, abs=1e-8)  # 1 + alpha = 1.5 + 0.2 alpha
     with pytest.raises(CostError, match="tokens 2 at batch 1"):
         break_even(Profile((BatchTimes(1, 1.0, ((1, 0.25),), ((3, 1.25),)),), (0, 9), 0.0), batch=1, depth=4)
 
@@ -126,7 +132,7 @@ def test_the_command_prints_what_the_library_finds(files, tmp_path):
     assert "Context 8192: speculation pays" in shown
     assert "break-even acceptance" in shown
     assert "nothing was measured" in shown
-    assert "H100 SXM 10%, L40S 10%" in shown
+    assert "H100 SXM 10% or 25%, L40S 10% or 25%" in shown
 
 
 def test_times_measured_elsewhere_are_carried_over(files, tmp_path):

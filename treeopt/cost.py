@@ -20,32 +20,37 @@ class StepShape:
         tokens: tokens a sequence that the verify forward sees, nodes + 1.
         widths: nodes that the drafter is fed at each level, 1 (the root) first; its length is the tree's depth.
         context: tokens a sequence already in the cache; None leaves it to the cost model.
+        committed: tokens a sequence that the step commits, on average: their keys and values move, and sequential
+            drafters read them; None leaves it to the cost model.
     """
 
     batch: int
     tokens: int
     widths: tuple[int, ...]
     context: int | None = None
+    committed: float | None = None
 
     def __post_init__(self) -> None:
         """Check the counts.
 
         Raises:
-            UsageError: batch or tokens below 1.
+            UsageError: batch, tokens or committed below 1.
         """
         if self.batch < 1:
             raise UsageError(f"batch must be at least 1, got {self.batch}")
         if self.tokens < 1:
             raise UsageError(f"tokens must be at least 1, got {self.tokens}")
+        if self.committed is not None and not 1 <= self.committed < np.inf:
+            raise UsageError(f"committed must be at least 1 and finite, got {self.committed}")
 
     @classmethod
-    def of(cls, tree: Tree, *, batch: int, context: int | None = None) -> "StepShape":
+    def of(cls, tree: Tree, *, batch: int, context: int | None = None, committed: float | None = None) -> "StepShape":
         """The shape of a step with this tree.
 
         >>> StepShape.of(Tree.chain(2), batch=4)
-        StepShape(batch=4, tokens=3, widths=(1, 1), context=None)
+        StepShape(batch=4, tokens=3, widths=(1, 1), context=None, committed=None)
         """
-        return cls(batch, tree.nodes + 1, tree.fed_widths, context)
+        return cls(batch, tree.nodes + 1, tree.fed_widths, context, committed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +108,6 @@ class CostModel(Protocol):
         """True when a step's time depends on its tokens and depth, not on the widths of its levels."""
 
     @property
-    def relative_error(self) -> float:
-        """Half-width of the 95 % interval of (step time / plain step time), as a share."""
-
-    @property
     def meta(self) -> Mapping[str, Any]:
         """Provenance: what was measured, on what."""
 
@@ -124,11 +125,14 @@ class CostModel(Protocol):
             CostError: as for `step_s`.
         """
 
+    def error(self, shape: StepShape) -> float:
+        """Half-width of the 95 % interval of (step time / plain step time) of a shape, as a share."""
+
     def parts(self, *, batch: int, tokens: int, depth: int, width: int, context: int | None = None) -> CostParts:
         """Seconds of all steps of up to `tokens` verified tokens a sequence, `depth` levels and `width` fed nodes.
 
         Exact searches need them all at once. Where `step_s` prices a shape, `CostParts.step_s` gives the same;
-        where it refuses one for its size, that is inf.
+        where it refuses one for its size, that is inf. What a step commits is left to the cost model.
 
         Raises:
             CostError: a batch size or context outside what the model was calibrated for.

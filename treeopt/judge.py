@@ -40,8 +40,8 @@ class Judge:
         self._fitted.pool = self._judged.pool = pool
 
     def step_s(self, tree: Tree, batch: int) -> float:
-        """Seconds of a step."""
-        return float(self.cost.step_s([StepShape.of(tree, batch=batch, context=self.context)])[0])
+        """Seconds of a step, committing what it does on the requests that choices are made on."""
+        return float(self.cost.step_s([self._shape(tree, batch)])[0])
 
     def plain_s(self, batch: int) -> float:
         """Seconds of a plain step."""
@@ -91,7 +91,10 @@ class Judge:
     def _speedup(self, tree: Tree, batch: int, counts: StepCounts, part: Trace) -> Estimate:
         tokens = self.objective.estimate(counts.steps, part)
         ratio_s = self.plain_s(batch) / self.step_s(tree, batch)
-        return tokens.times(ratio_s, relative_error=self.cost.relative_error)
+        return tokens.times(ratio_s, relative_error=self.cost.error(self._shape(tree, batch)))
+
+    def _shape(self, tree: Tree, batch: int) -> StepShape:
+        return StepShape.of(tree, batch=batch, context=self.context, committed=self._fitted[tree].tau)
 
 
 class _Replays:

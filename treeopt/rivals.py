@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.cost import StepShape
 from treeopt.errors import CostError, TraceError
 from treeopt.estimate import paired_difference
 from treeopt.judge import PLAIN, Judge
@@ -135,7 +136,8 @@ def _swept(judge: Judge, each: Judged, batch: int) -> _Way:
 
 
 def _grown(judge: Judge, held: Timed, grown: Grown, batch: int) -> _Way:
-    speedup = held.tokens_s.times(judge.plain_s(batch), relative_error=judge.cost.relative_error)
+    usual = StepShape(batch, 1 + max(1, round(grown.nodes)), (1,) * max(1, round(grown.depth)), judge.context)
+    speedup = held.tokens_s.times(judge.plain_s(batch), relative_error=judge.cost.error(usual))
     choice = Choice(grown.kind, None, held.tau, float(held.seconds.sum() / held.steps.sum()), speedup, grown)
     return _Way(choice, held.seconds, held.committed, held.steps)
 

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from simulate.profile import Profile, load_profile
+from treeopt.cost import StepShape
 from treeopt.files import shipped, write_text
 from treeopt.judge import Judge
 from treeopt.objective import THROUGHPUT
@@ -59,7 +60,9 @@ def eagle2_defaults(file: Path) -> list[dict[str, Any]]:
         rows += [row("eagle, candidates", entry.batch, choice) for choice in (entry.choice, *entry.compared)]
         bench = Bench(held, Prices(cost, entry.batch, "widest"), seed=0, beam=10)
         found = bench.replayed(DynamicTree(nodes=59, depth=6, beam=10))
-        speedup = found.tokens_s.times(judge.plain_s(entry.batch), relative_error=cost.relative_error)
+        speedup = found.tokens_s.times(
+            judge.plain_s(entry.batch), relative_error=cost.error(StepShape(entry.batch, 60, (1,) * 6))
+        )
         choice = Choice(
             "EAGLE-2 defaults (59 nodes, 6 levels, top 10)",
             None,

@@ -32,7 +32,6 @@ class Cost:
     """A made-up device: weights once, 64 tokens free, a draft pass a level."""
 
     separable = True
-    relative_error = 0.0
     meta: Mapping[str, Any] = {"device": "made up"}
 
     def step_s(self, shapes: Sequence[StepShape]) -> NDArray[np.float64]:
@@ -42,6 +41,9 @@ class Cost:
 
     def plain_s(self, *, batch: int, context: int | None = None) -> float:
         return float(self.step_s([StepShape(batch, 1, (), context)])[0])
+
+    def error(self, shape: StepShape) -> float:
+        return 0.0
 
     def parts(self, *, batch: int, tokens: int, depth: int, width: int, context: int | None = None) -> CostParts:
         verify = self.step_s([StepShape(batch, size, (), context) for size in range(1, tokens + 1)])

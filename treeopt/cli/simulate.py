@@ -13,6 +13,7 @@ import numpy as np
 from treeopt.cli import options, serving
 from treeopt.cli.search import own_profile
 from treeopt.cli.trees import Static
+from treeopt.cost import StepShape
 from treeopt.errors import PlanError, UsageError
 from treeopt.files import write_text
 from treeopt.plan import Plan, PlanEntry
@@ -133,7 +134,7 @@ def _batch(
     gain = None
     if chosen is not None and chosen.nodes:
         ways = {name: run(trace, chosen, cost, **settings)} | ways
-        gain = asdict(speedup(ways[name], plain, relative_error=cost.relative_error))
+        gain = asdict(speedup(ways[name], plain, relative_error=cost.error(StepShape.of(chosen, batch=size))))
     told = (
         f"{trace.requests} requests, {trace.anchors} tokens. A request's time to first token counts from when its row "
         "is free. 95 % intervals by request; speedups with the profile's error."

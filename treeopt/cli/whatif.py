@@ -95,7 +95,7 @@ def whatif(
             {"device": name, "context": tokens, "pays_up_to": pays, "surely_up_to": surely}
             for (name, tokens), (pays, surely) in limits(found).items()
         ],
-        "conditions": _conditions(trace, settings, profile),
+        "conditions": _conditions(trace, found, profile),
         "meta": {
             "settings": {"kind": kind, "batch": batch, "context": context, **device, **how},
             "trace": dict(trace.meta),
@@ -174,15 +174,19 @@ def _cell(scenario: "Scenario") -> dict[str, Any]:
         "plain_s": scenario.plain_s,
         "tokens_s": choice.tokens_s(scenario.batch),
         "speedup": asdict(choice.speedup),
+        "relative_error": scenario.error,
         "break_even_acceptance": scenario.break_even,
     }
 
 
-def _conditions(trace: Trace, settings: "list[Setting]", profile: "Profile | None") -> list[str]:
+def _conditions(trace: Trace, found: "tuple[Scenario, ...]", profile: "Profile | None") -> list[str]:
     from treeopt.report.tables import models_told
 
-    errors = {setting.device: setting.cost.relative_error for setting in settings}
-    stated = ", ".join(f"{name} {error:.0%}" for name, error in errors.items())
+    errors: dict[str, set[str]] = {}
+    for each in found:
+        if each.pays:
+            errors.setdefault(each.device, set()).add(f"{each.error:.0%}")
+    stated = ", ".join(f"{name} {' or '.join(sorted(all_of))}" for name, all_of in errors.items()) or "none speculates"
     times = (
         "Step times are predicted from sizes and data sheets, nothing was measured"
         if profile is None

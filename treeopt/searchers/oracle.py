@@ -55,11 +55,12 @@ def upper_bound(trace: Trace, prices: Prices, *, nodes: int, depth: int) -> Time
 
 
 def _prices(prices: Prices, nodes: int, depth: int) -> NDArray[np.float64]:
-    """Of chains with 0, 1, ... tokens."""
-    table = prices.table(Drafting(depth, 1, 1), nodes)
+    """Of chains with 0, 1, ... tokens, the other rows of the batch keeping none."""
+    chain = Drafting(depth, 1, 1)
     plain = prices.cost.plain_s(batch=prices.batch, context=prices.context)
-    found = [min(plain, float(table.min()))]
+    found = [min(plain, float(prices.table(chain, nodes, committed=1).min()))]
     for tokens in range(1, min(nodes, depth) + 1):
         room = -(-tokens // prices.batch) if prices.padding == "none" else tokens
+        table = prices.table(chain, nodes, committed=1 + tokens / prices.batch)
         found.append(float(table[tokens - 1 :, room - 1 :].min()))
     return np.array(found)

@@ -52,24 +52,28 @@ class Prices:
         if self.padding not in get_args(Padding):
             raise UsageError(f"padding must be one of {', '.join(get_args(Padding))}, got {self.padding!r}")
 
-    def seconds(self, drafting: Drafting, nodes: Sequence[int], levels: Sequence[int]) -> NDArray[np.float64]:
+    def seconds(
+        self, drafting: Drafting, nodes: Sequence[int], levels: Sequence[int], committed: Sequence[float | None]
+    ) -> NDArray[np.float64]:
         """Of steps that verify so many nodes in every row after so many drafted levels, float64 as many.
 
-        A step without nodes is given one: something was drafted.
+        A step without nodes is given one: something was drafted. `committed` is a row's mean; None leaves it to the
+        cost model.
 
         Raises:
             CostError: a step that the cost model does not cover.
         """
         shapes = [
-            StepShape(self.batch, 1 + max(1, n), drafting.expanded[:level], self.context)
-            for n, level in zip(nodes, levels, strict=True)
+            StepShape(self.batch, 1 + max(1, n), drafting.expanded[:level], self.context, tokens)
+            for n, level, tokens in zip(nodes, levels, committed, strict=True)
         ]
         return self.cost.step_s(shapes)
 
-    def table(self, drafting: Drafting, nodes: int) -> NDArray[np.float64]:
+    def table(self, drafting: Drafting, nodes: int, *, committed: float | None = None) -> NDArray[np.float64]:
         """Of steps with 1, 2, ... levels and 1, 2, ... nodes in every row, float64 (depth, nodes); raises likewise."""
         levels, sizes = np.indices((drafting.depth, nodes)).reshape(2, -1) + 1
-        return self.seconds(drafting, sizes.tolist(), levels.tolist()).reshape(drafting.depth, nodes)
+        tokens = [committed] * levels.size
+        return self.seconds(drafting, sizes.tolist(), levels.tolist(), tokens).reshape(drafting.depth, nodes)
 
     def of(self, policy: Policy, steps: Steps) -> NDArray[np.float64]:
         """Of replayed steps, float64 (time, batches); raises likewise."""
@@ -80,8 +84,12 @@ class Prices:
             nodes = steps.nodes.max(-1)
         else:
             nodes = -(-steps.nodes.sum(-1) // steps.nodes.shape[-1])
-        shapes, which = np.unique(np.stack([nodes.ravel(), levels.ravel()]), axis=1, return_inverse=True)
-        return self.seconds(policy.drafting, *shapes.tolist())[which].reshape(levels.shape)
+        kept = steps.accepted.sum(-1)
+        shapes, which = np.unique(np.stack([a.ravel() for a in (nodes, levels, kept)]), axis=1, return_inverse=True)
+        nodes, levels, kept = shapes
+        committed = 1 + kept / steps.accepted.shape[-1]
+        priced = self.seconds(policy.drafting, nodes.tolist(), levels.tolist(), committed.tolist())
+        return priced[which].reshape(steps.levels.shape)
 
 
 @dataclass(frozen=True, eq=False)
