@@ -7,6 +7,7 @@ OUT ?= build
 # The longest first: they are trained two at a time.
 TRAINED := eagle3 coral coral-router hydra++ medusa2 hass hydra eagle medusa1 bigram unigram
 
+RANDOM := --target 100m --drafter medusa:5 --random-weights --prompt-tokens 128
 MODELS := --target data/models/stdlib-llama --drafter data/models/stdlib-medusa --prompts data/prompts/stdlib.jsonl
 
 .PHONY: demo test slow check format bench regret models drafters published profile validate gpu clean
@@ -56,12 +57,16 @@ published: $(VENV)/.all  ## chosen trees against published ones, on the shipped 
 		--requests 200 --new-tokens 32 --depth 6 --candidates depth=6,beam=10,width=10 --output $(VENV)/eagle-candidates.npz
 	$(BIN)/python -m tests.benchmarks.bench_published --candidates $(VENV)/eagle-candidates.npz --output data/benchmarks/published.json
 
-profile: $(VENV)/.all  ## step times of the shipped model on this machine, which should be idle
+profile: $(VENV)/.all  ## step times of the shipped model and of a 100 M shape on this machine, which should be idle
 	$(BIN)/treeopt profile $(MODELS) --skip 1000 --new-tokens 32 --output data/profiles/medusa-cpu.json
+	$(BIN)/treeopt profile $(RANDOM) --requests 64 --new-tokens 32 --output data/profiles/random-100m-cpu.json
 
-validate: $(VENV)/.all  ## predicted against measured on this machine, on prompts that no trace holds
+validate: $(VENV)/.all  ## predicted against measured on this machine: live on prompts that no trace holds, and replayed
 	$(BIN)/treeopt validate $(MODELS) --skip 1000 --requests 160 --blocks 8 --new-tokens 32 --trace data/traces/medusa-t0.npz \
 		--profile data/profiles/medusa-cpu.json --output data/validations/medusa-cpu.json
+	$(BIN)/treeopt validate $(RANDOM) --requests 128 --blocks 8 --new-tokens 32 --trace data/traces/medusa-t0.npz \
+		--acceptance replay:data/traces/medusa-t0.npz --profile data/profiles/random-100m-cpu.json \
+		--output data/validations/random-100m-cpu.json
 
 gpu:  ## on a CUDA machine, with the Python that is there: correctness, profiles, validation, written below OUT
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.benchmarks.gpu --output $(OUT)

@@ -70,7 +70,8 @@ def profile_of(
 
     The basis is used where it predicts left-out sizes better than straight lines do. `relative_error` is half the
     jackknife+ interval of step / plain step, every token count of a batch size and context left out in turn
-    (with a share of what the plain step itself is uncertain by), and each batch size's own where it has enough.
+    (with a share of what the plain step itself is uncertain by), and each batch size's own where it has enough. Under
+    `left_out_sizes` provenance says how many were, and by how much they were missed in the median.
 
     Args:
         cells: of every batch size and context a plain one, and chains from 1 token deep.
@@ -96,7 +97,9 @@ def profile_of(
     plain = {cell.batch: NORMAL_95 * cell.error for cell in level if not cell.widths}
     pooled = float(np.hypot(pooled, np.median(list(plain.values()))))
     errors = {batch: float(np.hypot(half, plain[batch])) for batch, half in own.items()}
-    return best.profile(best.tables, pooled, errors, meta or {})
+    median = float(np.median(found.residual)) if len(found.residual) else None
+    sizes = {"cells": len(found.residual), "median_error": median}
+    return best.profile(best.tables, pooled, errors, {**(meta or {}), "left_out_sizes": sizes})
 
 
 @dataclass(frozen=True)

@@ -172,8 +172,13 @@ def test_the_stated_error_follows_the_noise():
     quiet, loud = (profile_of(cells_of(STAIRS, noise=noise), context=(64, 128)) for noise in (0.005, 0.05))
     assert quiet.relative_error < 0.03
     assert 0.08 < loud.relative_error < 0.3
+    missed = [profile.meta["left_out_sizes"] for profile in (quiet, loud)]
+    assert 0 < missed[0]["median_error"] < 0.01 < missed[1]["median_error"] < 0.1
+    assert missed[0]["cells"] > 20
     few = [cell for cell in cells_of(STAIRS, noise=0.05) if cell.tokens in (1, 2)]
-    assert profile_of(few, context=(64, 128)).relative_error == 0.0  # nothing could be left out
+    alone = profile_of(few, context=(64, 128))
+    assert alone.relative_error == 0.0  # nothing could be left out
+    assert alone.meta["left_out_sizes"] == {"cells": 0, "median_error": None}
 
 
 def test_the_plain_step_adds_its_own_uncertainty():

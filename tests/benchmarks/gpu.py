@@ -1,8 +1,8 @@
 """Everything that needs a CUDA device; results as JSON below `--output`, part by part.
 
 Correctness of the loop in fp32, with CUDA graphs and without; profile, trace and validation of the shipped model at
-batch 1 to 32; profile of an 8B-shape Llama with random bf16 weights; steps of 1B and 8B shapes against the
-memory-bandwidth limit, with the host's share; the loop against Hugging Face's; a target and drafters
+batch 1 to 32; profiles of 1B, 8B and 14B shapes over contexts and what they predict of replayed acceptance at batch 1
+to 64; steps of 1B and 8B shapes against the memory-bandwidth limit, with the host's share; the loop against Hugging Face's; a target and drafters
 trained there, with their traces.
 `--part NAME` runs some parts only; `--device cpu --tiny` runs the same code at toy size.
 """
@@ -19,10 +19,11 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from executor.checkpoints import load_drafter
+from executor.blocks import block
 from executor.decode import Decoder
 from executor.drafters.medusa import MedusaHeads
 from executor.loading import load_target, load_tokenizer
-from executor.measure import block, measure_profile
+from executor.measure import measure_profile
 from executor.prompts import read_prompts
 from executor.record import collect, device_name
 from executor.target import Target
@@ -32,6 +33,7 @@ from simulate.profile import save_profile
 from simulate.shapes import Shape
 from tests.benchmarks.bench_executor import compare_ways, models, show
 from tests.benchmarks.gpu_drafters import trained_drafters
+from tests.benchmarks.gpu_replay import replayed
 from treeopt.files import shipped, write_text
 from treeopt.optimize import search
 from treeopt.provenance import this_run
@@ -80,25 +82,11 @@ def shipped_model(device: str, output: Path, *, tiny: bool) -> dict[str, Any]:
         steps=4 if tiny else 12,
     )
     save_profile(profile, output / "profile-shipped.json")
-    plan = search(trace, profile, batch=batches)
+    plan = search(trace, profile, batch=batches, solver_s=0.0)
     cells = compare(target, drafter, plan, fresh, new_tokens=32, stop=[0], blocks=2 if tiny else 4)
     record = comparison_record(cells)
     write_text(output / "validation.json", json.dumps(record, indent=1) + "\n")
     return {"mean_error": record["mean_error"], "max_error": record["max_error"]}
-
-
-def large_model(device: str, output: Path, *, tiny: bool) -> dict[str, Any]:
-    """Profile of an 8B shape with random bf16 weights and random Medusa heads."""
-    shape = "toy" if tiny else "8b"
-    model, _ = models(shape, torch.bfloat16, device)
-    target = Target(model, name=f"random-{shape}")
-    heads = MedusaHeads(4, target.hidden).to(device, torch.bfloat16).eval().requires_grad_(False)
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, target.vocabulary, 128 if tiny else 512).tolist() for _ in range(32)]
-    batches = (1, 2) if tiny else (1, 4, 16)
-    profile = measure_profile(target, heads, prompts, batches=batches, new_tokens=64, rounds=2, steps=4 if tiny else 8)
-    save_profile(profile, output / "profile-large.json")
-    return {"plain_s": {times.batch: times.plain_s for times in profile.batches}}
 
 
 def step_times(device: str, *, tiny: bool) -> dict[str, Any]:
@@ -224,7 +212,7 @@ def main() -> None:
     parts = {
         "correctness": lambda: correctness(options.device, requests=4 if options.tiny else 64),
         "shipped_model": lambda: shipped_model(options.device, options.output, tiny=options.tiny),
-        "large_model": lambda: large_model(options.device, options.output, tiny=options.tiny),
+        "replayed": lambda: replayed(options.device, options.output, tiny=options.tiny),
         "step_times": lambda: step_times(options.device, tiny=options.tiny),
         "against_hugging_face": lambda: against_hugging_face(options.device, tiny=options.tiny),
         "trained_drafters": lambda: trained_drafters(options.device, options.output / "trained", tiny=options.tiny),

@@ -82,9 +82,10 @@ def profile(
     save_profile(found, output)
     work.unlink(missing_ok=True)
     shown = ", ".join(dict.fromkeys(str(times.batch) for times in found.batches))
+    missed = found.meta["left_out_sizes"]["median_error"]
     click.echo(
-        f"profile of batch {shown} written to {output}; a left-out size is predicted "
-        f"within {found.relative_error:.1%} in 95 % of cases",
+        f"profile of batch {shown} written to {output}; a left-out size is predicted within {found.relative_error:.1%} "
+        "in 95 % of cases" + ("" if missed is None else f", {missed:.1%} off in the median"),
         err=True,
     )
 

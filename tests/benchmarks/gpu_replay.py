@@ -1,0 +1,111 @@
+"""Costs of 1B, 8B and 14B shapes with random bf16 weights: profiles over contexts, and what they predict of replays.
+
+Acceptance is that of the shipped trace, imposed, and known to the predictions: what is compared is step time.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from executor.blocks import WARM_UP, block, keeping
+from executor.decode import Decoder
+from executor.drafters.base import Drafter
+from executor.imposed import Imposed
+from executor.measure import measure_profile
+from executor.shaped import random_drafter, random_target
+from executor.target import Target
+from executor.validate import Requests, compare
+from simulate.agreement import Comparison, comparison_record
+from simulate.predictions import Predictions, save_predictions
+from simulate.profile import Profile, save_profile
+from treeopt.cost import StepShape
+from treeopt.estimate import Estimate, ratio
+from treeopt.files import shipped
+from treeopt.plan import Choice, Plan, PlanEntry, Proof
+from treeopt.provenance import this_run
+from treeopt.sized import USUAL, sized_trees
+from treeopt.trace import Trace, load_trace
+from treeopt.tree import Tree
+from treeopt.walk import replay
+
+PLACES = {512: (1, 4, 16, 64), 4096: (1, 4, 16), 16384: (1, 4)}  # batch sizes by context
+TINY = {64: (1, 2), 128: (1,)}
+BLOCKS = 2
+NODES = 31  # of the tree and the chain whose verification tells what a tree's mask costs
+
+
+def replayed(device: str, output: Path, *, tiny: bool) -> dict[str, Any]:
+    """By shape: errors of predicted speedups over all contexts and batch sizes, what a mask and a kept token take."""
+    trace = load_trace(shipped("traces/medusa-t0.npz"))
+    return {
+        shape: _shape(shape, trace, device, output, tiny=tiny) for shape in (("toy",) if tiny else ("1b", "8b", "14b"))
+    }
+
+
+def _shape(shape: str, trace: Trace, device: str, output: Path, *, tiny: bool) -> dict[str, Any]:
+    places = TINY if tiny else PLACES
+    target = random_target(shape, dtype=torch.bfloat16, device=device)
+    heads = random_drafter(f"medusa:{trace.depth}", target)
+    trees, cells = sized_trees(USUAL, trace), list[Comparison]()
+    commit_s = {}
+    for context, batches in places.items():
+        prompts = _prompts(target, 4 * max(batches), context)
+        settings = {"rounds": 2, "steps": 4} if tiny else {"rounds": 3, "steps": 12, "budget_s": 75.0}
+        profile = measure_profile(target, heads, prompts, batches=batches, new_tokens=32, **settings)
+        save_profile(profile, output / f"profile-{shape}-{context}.json")
+        commit_s[str(context)] = {times.batch: times.commit_s for times in profile.batches}
+        for batch in batches:
+            count = 2 * BLOCKS * max(batch, 2)
+            part = trace.select(np.arange(count))
+            plan = _plan(trees, part, profile, batch)
+            save_predictions(Predictions(plan), output / f"predictions-{shape}-{context}-{batch}.json")
+            asked = Requests(_prompts(target, count, context), 32, (), part)
+            cells += compare(target, heads, plan, asked, blocks=BLOCKS)
+    record = comparison_record(cells)
+    found = {name: record[name] for name in ("mean_error", "max_error", "coverage")}
+    return {**found, "cells": record["cells"], "commit_s": commit_s, "mask": _mask(target, places, tiny=tiny)}
+
+
+def _plan(trees: dict[str, Tree], part: Trace, profile: Profile, batch: int) -> Plan:
+    """Each tree's tau on the requests that will be replayed, with the profile's step times."""
+    plain_s, choices = profile.plain_s(batch=batch), []
+    for name, tree in trees.items():
+        counts = replay(tree, part)
+        shape = StepShape.of(tree, batch=batch, committed=counts.tau)
+        step_s, tau = float(profile.step_s([shape])[0]), ratio(counts.committed, counts.steps)
+        known = Estimate(tau.value, tau.value, tau.value)
+        speedup = known.times(plain_s / step_s, relative_error=profile.error(shape))
+        choices.append(Choice(name, tree, tau, step_s, speedup))
+    proof = Proof("none", False, "trees of usual sizes, not chosen for this")
+    return Plan((PlanEntry(batch, choices[0], None, tuple(choices[1:]), {}, proof),), {"provenance": this_run()})
+
+
+def _mask(target: Target, places: dict[int, tuple[int, ...]], *, tiny: bool) -> list[dict[str, Any]]:
+    """Verification of a tree over that of a chain of as many tokens, both without a kept token."""
+    heads = random_drafter(f"medusa:{NODES}", target)
+    found = []
+    for context, batches in places.items():
+        for batch in (batches[0], batches[-1]):
+            seconds = [
+                _verify_s(target, heads, tree, _prompts(target, 2 * batch, context), batch, steps=4 if tiny else 24)
+                for tree in (Tree.chain(NODES), Tree.full(NODES, 1))
+            ]
+            found.append(
+                {"context": context, "batch": batch, "tokens": NODES + 1, "over_chain": seconds[1] / seconds[0]}
+            )
+    return found
+
+
+def _verify_s(target: Target, heads: Drafter, tree: Tree, prompts: list[list[int]], batch: int, *, steps: int) -> float:
+    new_tokens = steps + WARM_UP + 1
+    rule = Imposed(keeping(0, tree, len(prompts), new_tokens), tree)
+    decoder = Decoder(target, heads, tree=tree, batch=batch, timed=True, rule=rule)
+    found = block(decoder, prompts, steps=steps, new_tokens=new_tokens)
+    return float(np.median([step.rest_s for step in found]))
+
+
+def _prompts(target: Target, count: int, length: int) -> list[list[int]]:
+    rows: list[list[int]] = np.random.default_rng(0).integers(0, target.vocabulary, (count, length)).tolist()
+    return rows
