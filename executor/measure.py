@@ -1,7 +1,8 @@
 """Measure a profile: the real loop on real prompts, phase by phase, in shuffled blocks that can be gone on with.
 
 Times are medians over steps with every row busy. Plain decoding and all trees alternate, so that caches and
-clocks are those of decoding, and slow drifts of the machine fall on all of them alike.
+clocks are those of decoding; what a tree's steps take is told in plain steps measured just before, so that drifts of
+the machine fall on both alike.
 """
 
 import json
@@ -14,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from executor.blocks import WARM_UP, Block, Tokens, cell_of, keeping
-from executor.blocks import block as block
+from executor.blocks import WARM_UP, Block, Tokens, block, cell_of, keeping
 from executor.decode import Decoder
 from executor.drafters.base import Drafter
 from executor.fingerprint import clock_mhz, device_name, identity, tokens_hash
 from executor.imposed import Imposed
 from executor.parallel import processes
-from executor.schedule import Schedule, fitted
+from executor.schedule import TOGETHER, Schedule, Visit, fitted
 from executor.settings import Settings as Settings
 from executor.target import Target
 from executor.ways import Way, line_of
@@ -34,7 +34,7 @@ from treeopt.lines import appended, read_lines
 from treeopt.provenance import this_run
 from treeopt.records import RecordError
 
-SCHEMA = "treeopt.measuring/1"
+SCHEMA = "treeopt.measuring/2"
 
 
 def measure_profile(
@@ -74,7 +74,7 @@ class Measurement:
         self.settings = settings.check(drafter, prompts)
         self.target, self.drafter, self.prompts, self.work = target, drafter, prompts, work
         self.identity = {**identity(target, drafter), "device": device_name(target.device)}
-        self._done: dict[tuple[int, int], Block] = {}
+        self._done: dict[tuple[int, int, int], Block] = {}  # by way, round, and turn in it
         self._kept: list[dict[str, Any]] = []
         self._stack = ExitStack()
         self._looked_s = 0.0
@@ -116,7 +116,7 @@ class Measurement:
         for number, record in enumerate(self._kept, 2):
             try:
                 if "planned" not in record:
-                    self._done[record["way"], record["round"]] = Block.read(record["block"])
+                    self._done[record["way"], record["round"], record["turn"]] = Block.read(record["block"])
             except (KeyError, TypeError) as error:
                 raise UsageError(f"{self.work}: line {number} is no block; remove the file to begin anew") from error
         return Schedule(tuple(every[i] for i in planned["ways"]), planned["rounds"], left_out)
@@ -124,25 +124,33 @@ class Measurement:
     @property
     def left(self) -> int:
         """Blocks that are still to be measured."""
-        return len(self.schedule.ways) * self.schedule.rounds - len(self._done)
+        return self.blocks - len(self._done)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the whole schedule."""
+        return len(self._order(0)) * self.schedule.rounds
 
     def run(self, progress: Callable[[int], None] = lambda blocks: None) -> Profile:
         """Measure what is not done, and make the profile. A round that would pass the budget is not begun."""
         schedule, rounds = self.schedule, 0
         for number in range(schedule.rounds):
-            took = [sum(b.took_s for (_, r), b in self._done.items() if r == done) for done in range(number)]
+            took = [sum(b.took_s for (_, r, _), b in self._done.items() if r == done) for done in range(number)]
             limit = self.settings.budget_s
             if limit is not None and number >= 2 and self._looked_s + sum(took) + max(took) > limit:
                 break
-            order = np.random.default_rng([self.settings.seed, number]).permutation(len(schedule.ways)).tolist()
-            for index in order:
-                if (index, number) not in self._done:
-                    found = self._block(schedule.ways[index], self.settings.steps, [number, index])
-                    self._done[index, number] = found
-                    self._put({"way": index, "round": number, "block": vars(found)})
+            for index, turn in self._order(number):
+                if (index, number, turn) not in self._done:
+                    found = self._block(schedule.ways[index], self.settings.steps, [number, index, turn])
+                    self._done[index, number, turn] = found
+                    self._put({"way": index, "round": number, "turn": turn, "block": vars(found)})
                     progress(1)
             rounds += 1
         return self._profile(rounds)
+
+    def _order(self, number: int) -> list[Visit]:
+        """The blocks of a round."""
+        return self.schedule.order([self.settings.seed, number])
 
     def _look(self, ranked: Sequence[tuple[int, Way]]) -> Schedule:
         """One short block of the plain way and of the largest tree of each batch size and context."""
@@ -153,7 +161,7 @@ class Measurement:
         for batch, context in dict.fromkeys((way.batch, way.context) for way in every):
             here = [way for way in every if (way.batch, way.context) == (batch, context) and way.kept is None]
             largest = max(here, key=lambda way: way.tree.nodes)
-            plain, wide = (self._block(way, 1, [0, 0]) for way in (here[0], largest))
+            plain, wide = (self._block(way, 1, [0, 0, 0]) for way in (here[0], largest))
             self._looked_s += plain.took_s + wide.took_s
             opening = max(0.0, min(found.took_s - 3 * found.step_s for found in (plain, wide)))
             looks[batch, context] = opening, plain.step_s, wide.step_s, largest.tree.nodes
@@ -161,7 +169,8 @@ class Measurement:
         def block_s(way: Way) -> float:
             opening, narrow, wide, nodes = looks[way.batch, way.context]
             step = narrow + max(0.0, wide - narrow) * way.tree.nodes / nodes
-            return opening + (wanted.steps + WARM_UP) * step
+            plain_s = opening + (wanted.steps + WARM_UP) * narrow
+            return opening + (wanted.steps + WARM_UP) * step + (plain_s / TOGETHER if way.tree.nodes else 0.0)
 
         left = wanted.budget_s - self._looked_s
         return fitted(ranked, rounds=wanted.rounds, block_s=block_s, budget_s=left)
@@ -210,10 +219,22 @@ class Measurement:
                 )
         return found[1]
 
+    def _blocks(self, rounds: int) -> dict[Way, list[Block]]:
+        """Of each way those of all rounds, trees' at the pace that plain steps had in the median."""
+        schedule = self.schedule
+        blocks: dict[Way, list[Block]] = {way: [] for way in schedule.ways}
+        for (index, number, _), found in sorted(self._done.items()):
+            if number < rounds and not schedule.ways[index].tree.nodes:
+                blocks[schedule.ways[index]].append(found)
+        pace = {way: float(np.median([b.step_s for b in found])) for way, found in blocks.items() if found}
+        for number in range(rounds):
+            for index, (plain, turn) in schedule.beside(self._order(number)).items():
+                factor = pace[schedule.ways[plain]] / self._done[plain, number, turn].step_s
+                blocks[schedule.ways[index]].append(self._done[index, number, 0].scaled(factor))
+        return blocks
+
     def _profile(self, rounds: int) -> Profile:
-        blocks = {
-            way: [self._done[index, number] for number in range(rounds)] for index, way in enumerate(self.schedule.ways)
-        }
+        blocks = self._blocks(rounds)
         where: dict[int | None, float] = {}
         lengths = [len(prompt) for prompt in self.prompts]
         low, high = min(lengths), max(lengths) + self.settings.new_tokens

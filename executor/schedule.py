@@ -1,7 +1,9 @@
-"""How many ways to decode, and how often each, fit a time budget; what does not fit is named."""
+"""Which ways to decode, how often and in which order: what fits a time budget; what does not fit is named."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from executor.ways import LEAST, Way
 from treeopt.errors import UsageError
@@ -9,6 +11,9 @@ from treeopt.errors import UsageError
 FEWEST = 2  # rounds: a median of one block has no spread
 ENOUGH = 3  # rounds, before ways are left out
 MARGIN = 1.15  # blocks take longer than a first look says
+TOGETHER = 4  # blocks of trees after each block of plain steps
+
+Visit = tuple[int, int]  # index of a way, and which of its blocks of a round
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,35 @@ class Schedule:
     ways: tuple[Way, ...]
     rounds: int
     left_out: tuple[Way, ...] = ()
+
+    def order(self, seed: Sequence[int]) -> list[Visit]:
+        """The blocks of a round: places in random order, within each its trees, a plain block before every few.
+
+        Everything is compared with plain steps, whose time memory decides more than that of trees; and how busy the
+        machine's memory is changes within seconds.
+        """
+        rng = np.random.default_rng(seed)
+        places: dict[tuple[int, int | None], list[int]] = {}
+        for index, way in enumerate(self.ways):
+            places.setdefault((way.batch, way.context), []).append(index)
+        found: list[Visit] = []
+        for indices in [list(places.values())[i] for i in rng.permutation(len(places)).tolist()]:
+            plain = next(i for i in indices if not self.ways[i].tree.nodes)
+            trees = rng.permutation([i for i in indices if i != plain]).tolist()
+            for turn, first in enumerate(range(0, len(trees), TOGETHER)):
+                found += [(plain, turn), *((i, 0) for i in trees[first : first + TOGETHER])]
+        return found
+
+    def beside(self, order: Sequence[Visit]) -> dict[int, Visit]:
+        """By index of a tree's way the plain block before it."""
+        found: dict[int, Visit] = {}
+        plain = order[0]
+        for visit in order:
+            if not self.ways[visit[0]].tree.nodes:
+                plain = visit
+            else:
+                found[visit[0]] = plain
+        return found
 
 
 def fitted(

@@ -15,7 +15,7 @@ from executor.imposed import Imposed
 from executor.measure import measure_profile
 from executor.prompts import Prompt
 from executor.record import collect
-from executor.schedule import MARGIN, fitted
+from executor.schedule import MARGIN, TOGETHER, Schedule, fitted
 from executor.target import Target
 from executor.validate import compare
 from executor.ways import LEAST, TOKENS, Way, ranked_ways
@@ -113,6 +113,51 @@ def test_a_schedule_fits_its_budget(rounds, budget_s):
     if found.rounds == rounds and not found.left_out:
         return
     assert rounds * MARGIN * sum(block_s(way) for _, way in RANKED) > budget_s
+
+
+def test_trees_stand_beside_plain_steps_of_their_place():
+    ways = tuple(way for _, way in ranked_ways((1, 4), (None, 64), max_nodes=31, max_depth=4))
+    schedule = Schedule(ways, 2)
+    order = schedule.order([0, 1])
+    assert sorted(index for index, _ in order if ways[index].tree.nodes) == [
+        i for i, way in enumerate(ways) if way.tree.nodes
+    ]
+    assert len(set(order)) == len(order)
+    assert order != schedule.order([0, 2])
+    beside, plain, since = schedule.beside(order), None, 0
+    for visit in order:
+        way = ways[visit[0]]
+        if not way.tree.nodes:
+            plain, since = visit, 0
+            continue
+        since += 1
+        assert since <= TOGETHER
+        assert beside[visit[0]] == plain
+        assert (way.batch, way.context) == (ways[plain[0]].batch, ways[plain[0]].context)
+
+
+def test_a_machine_that_slows_down_for_a_while_changes_no_ratio(models, monkeypatch):
+    """Rounds at thrice the pace of others, and a half of one at five times: all ratios stay what they are."""
+    prompts = random_prompts([5] * 4)
+    told = {"batches": (1, 2), "max_nodes": 7, "max_depth": 3, "rounds": 3, "steps": 2}
+
+    def profiled(paces):
+        begun = iter(paces)
+
+        def made(self, way, steps, place):
+            pace = next(begun, 1.0) if way.tree.nodes == 0 else made.pace
+            made.pace = pace
+            rest = 1.0 + way.batch * way.tree.nodes / 4
+            return Block((0.25 * pace * bool(way.tree.nodes),) * steps, (rest * pace,) * steps, 1.0, 9.0, 1.0)
+
+        monkeypatch.setattr("executor.measure.Measurement._block", made)
+        return measure_profile(*models, prompts, **told)
+
+    steady, unsteady = profiled([]), profiled([3.0] * 5 + [1.0] * 8 + [5.0] * 2)
+    shapes = [StepShape.of(Tree.chain(k), batch=batch) for batch in (1, 2) for k in (1, 2, 3)]
+    for profile in (steady, unsteady):
+        ratios = profile.step_s(shapes) / [profile.plain_s(batch=shape.batch) for shape in shapes]
+        assert ratios == pytest.approx([1.25 + shape.batch * (shape.tokens - 1) / 4 for shape in shapes])
 
 
 def test_a_cell_is_the_median_of_its_blocks():

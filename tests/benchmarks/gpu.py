@@ -2,8 +2,8 @@
 
 Correctness of the loop in fp32, with CUDA graphs and without; profile, trace and validation of the shipped model at
 batch 1 to 32; profiles of 1B, 8B and 14B shapes over contexts and what they predict of replayed acceptance at batch 1
-to 64; steps of 1B and 8B shapes against the memory-bandwidth limit, with the host's share; the loop against Hugging Face's; a target and drafters
-trained there, with their traces.
+to 64; steps of 1B and 8B shapes against the memory-bandwidth limit, with the host's share; the loop against Hugging
+Face's; a target and drafters trained there, with their traces.
 `--part NAME` runs some parts only; `--device cpu --tiny` runs the same code at toy size.
 """
 
@@ -18,8 +18,8 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from executor.checkpoints import load_drafter
 from executor.blocks import block
+from executor.checkpoints import load_drafter
 from executor.decode import Decoder
 from executor.drafters.medusa import MedusaHeads
 from executor.loading import load_target, load_tokenizer

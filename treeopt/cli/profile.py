@@ -92,8 +92,7 @@ def profile(
 
 def _tell(measurement: "Measurement") -> None:
     """What the time budget leaves out, and what is there from before."""
-    schedule = measurement.schedule
-    blocks = len(schedule.ways) * schedule.rounds
+    schedule, blocks = measurement.schedule, measurement.blocks
     if schedule.left_out and inputs.is_main_rank():
         some = "; ".join(map(str, schedule.left_out[:SHOWN])) + ("; ..." if len(schedule.left_out) > SHOWN else "")
         click.echo(
