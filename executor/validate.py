@@ -198,12 +198,15 @@ def _compared(
     entry: PlanEntry, runs: Mapping[Tree, _Run], forms: Mapping[tuple[int, str], ClosedForms]
 ) -> list[Comparison]:
     plain, found = runs[PLAIN], []
+    due = next((choice.step_s for choice in (entry.choice, *entry.compared) if choice.plain), None)
+    plain_s = None if due is None else (due, float(np.median(np.concatenate(plain.step_s))))
     for tree, choice in trees_of(entry).items():
         run = runs[tree]
         end_to_end = run.tokens / run.wall_s * plain.wall_s / plain.tokens
         predicted = Figures(choice.tau, choice.step_s, choice.speedup)
         form = forms.get((entry.batch, tree.id), ClosedForms())
-        found.append(Comparison(entry.batch, choice.name, tree, predicted, _measured(run, plain), end_to_end, form))
+        measured = _measured(run, plain)
+        found.append(Comparison(entry.batch, choice.name, tree, predicted, measured, end_to_end, form, plain_s))
     return found
 
 

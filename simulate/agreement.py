@@ -35,6 +35,7 @@ class Comparison:
             steps with all rows busy.
         end_to_end: measured tokens a second over plain decoding's, prefill and draining included.
         forms: what the closed forms predicted.
+        plain_s: seconds of a plain step, predicted and measured; None where the plan does not say.
     """
 
     batch: int
@@ -44,6 +45,7 @@ class Comparison:
     measured: Figures
     end_to_end: float
     forms: ClosedForms = field(default_factory=ClosedForms)
+    plain_s: tuple[float, float] | None = None
 
     @property
     def error(self) -> float:
@@ -68,7 +70,8 @@ def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     `cells`; mean and largest |predicted / measured − 1| of their speedups, ours and the closed forms'; `coverage`, the
     share of cells whose predicted interval holds the measured speedup (`consistent`: with the measurement's own
     interval counted in), each with its exact binomial interval, cells taken as independent; `best`, for each batch
-    size which tree was predicted to be the fastest and how far it lies behind the one that was.
+    size which tree was predicted to be the fastest and how far it lies behind the one that was; `plain`, the
+    seconds of each batch size's plain step, which say whether the machine was as it was when it was profiled.
     """
     found = comparisons
     return {
@@ -83,6 +86,11 @@ def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
             },
         },
         "best": [_best([c for c in found if c.batch == batch]) for batch in dict.fromkeys(c.batch for c in found)],
+        "plain": [
+            {"batch": batch, "predicted_s": seconds[0], "measured_s": seconds[1]}
+            for batch, seconds in {c.batch: c.plain_s for c in found}.items()
+            if seconds is not None
+        ],
         "cells": [
             {
                 "batch": c.batch,

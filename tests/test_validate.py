@@ -119,6 +119,7 @@ def test_replayed_acceptance_is_measured_as_it_is(plan, clock):
         assert cell.predicted.step_s == pytest.approx(step, rel=1e-9)
         assert cell.error == pytest.approx(cell.predicted.tau.value / tau - 1, rel=1e-6, abs=1e-9)
         assert cell.forms == forms[cell.batch, cell.tree.id]
+        assert cell.plain_s == pytest.approx((plain, plain), rel=1e-9)
     assert {best["batch"] for best in comparison_record(cells)["best"]} == set(BATCHES)
 
 

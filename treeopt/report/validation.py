@@ -13,6 +13,7 @@ from treeopt.report.tables import interval, models_told, terminal
 
 WIDTH = 200
 FORMS = {"leviathan": "Leviathan\nThm 3.8", "coral": "CORAL\nEq. 6"}
+PACE = 0.1  # by which plain steps may differ from the profile before that is remarked on
 COVERAGE = {"covered": "", "consistent": " with the measurement's own"}
 
 
@@ -20,7 +21,7 @@ def show_validation(record: Mapping[str, Any], console: Console | None = None) -
     """Print predicted beside measured; `record` is what `treeopt validate` writes."""
     console = console or terminal(WIDTH)
     console.print(_table(record))
-    for line in (*_errors(record), *_coverage(record), *_best(record), *_skipped(record)):
+    for line in (*_errors(record), *_coverage(record), *_best(record), *_plain(record), *_skipped(record)):
         console.print(line, markup=False, soft_wrap=True)
     console.print(_conditions(record["meta"]), style="dim", markup=False, soft_wrap=True)
 
@@ -81,6 +82,17 @@ def _best(record: Mapping[str, Any]) -> list[str]:
             f"{best['behind']:.1%} apart, {verdict} {best['near']:.0%}."
         )
     return lines
+
+
+def _plain(record: Mapping[str, Any]) -> list[str]:
+    steps = record["plain"]
+    if not steps:
+        return []
+    words = (f"{p['predicted_s'] * 1e3:.2f} | {p['measured_s'] * 1e3:.2f} at batch {p['batch']}" for p in steps)
+    line = f"Plain steps, ms predicted | measured: {', '.join(words)}."
+    if any(abs(p["measured_s"] / p["predicted_s"] - 1) > PACE for p in steps):
+        line += " The machine is not as it was when profiled, and trees slow down less than plain steps: profile again."
+    return [line]
 
 
 def _skipped(record: Mapping[str, Any]) -> list[str]:
