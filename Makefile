@@ -8,7 +8,8 @@ OUT ?= build
 TRAINED := eagle3 coral coral-router hydra++ medusa2 hass hydra eagle medusa1 bigram unigram
 
 RANDOM := --target 100m --drafter medusa:5 --random-weights --prompt-tokens 128
-MODELS := --target data/models/stdlib-llama --drafter data/models/stdlib-medusa --prompts data/prompts/stdlib.jsonl
+MODELS := --target data/models/stdlib-llama --drafter data/models/stdlib
+FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32
 
 .PHONY: demo test slow check format bench regret models drafters published profile validate gpu clean
 
@@ -58,11 +59,14 @@ published: $(VENV)/.all  ## chosen trees against published ones, on the shipped 
 	$(BIN)/python -m tests.benchmarks.bench_published --candidates $(VENV)/eagle-candidates.npz --output data/benchmarks/published.json
 
 profile: $(VENV)/.all  ## step times of the shipped model and of a 100 M shape on this machine, which should be idle
-	$(BIN)/treeopt profile $(MODELS) --skip 1000 --new-tokens 32 --output data/profiles/medusa-cpu.json
+	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --batch 1-16 --output data/profiles/medusa-cpu.json
+	for name in hydra eagle; do \
+		$(BIN)/treeopt profile $(MODELS)-$$name $(FRESH) --batch 1,4,16 --budget 200 --output data/profiles/$$name-cpu.json || exit 1; \
+	done
 	$(BIN)/treeopt profile $(RANDOM) --requests 64 --new-tokens 32 --output data/profiles/random-100m-cpu.json
 
 validate: $(VENV)/.all  ## predicted against measured on this machine: live on prompts that no trace holds, and replayed
-	$(BIN)/treeopt validate $(MODELS) --skip 1000 --requests 160 --blocks 8 --new-tokens 32 --trace data/traces/medusa-t0.npz \
+	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --requests 160 --blocks 8 --trace data/traces/medusa-t0.npz \
 		--profile data/profiles/medusa-cpu.json --output data/validations/medusa-cpu.json
 	$(BIN)/treeopt validate $(RANDOM) --requests 128 --blocks 8 --new-tokens 32 --trace data/traces/medusa-t0.npz \
 		--acceptance replay:data/traces/medusa-t0.npz --profile data/profiles/random-100m-cpu.json \

@@ -350,9 +350,9 @@ def test_show_validation_shows_predicted_beside_measured():
 @pytest.mark.parametrize(("measured_s", "remarked"), [(0.0109, False), (0.0112, True), (0.0088, True)])
 def test_plain_steps_tell_whether_the_machine_is_as_it_was(measured_s, remarked):
     record = {**RECORD, **comparison_record([replace(c, plain_s=(0.01, measured_s)) for c in COMPARISONS])}
-    assert record["plain"] == [{"batch": 4, "predicted_s": 0.01, "measured_s": measured_s}]
+    assert record["plain"] == [{"batch": batch, "predicted_s": 0.01, "measured_s": measured_s} for batch in (4, 8)]
     text = "\n".join(shown(show_validation, record, width=200))
-    assert f"Plain steps, ms predicted | measured: 10.00 | {measured_s * 1e3:.2f} at batch 4." in text
+    assert f"Plain steps, ms predicted | measured: 10.00 | {measured_s * 1e3:.2f} at batch 4, 10.00" in text
     assert ("profile again" in text) == remarked
 
 

@@ -134,7 +134,7 @@ def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]
         rounds=settings.rounds,
         steps=settings.steps,
     )
-    if name != "medusa":  # `make profile` measures it at more sizes
+    if name not in ("medusa", "hydra", "eagle"):  # `make profile` measures these at more sizes
         save_profile(profile, settings.data / "profiles" / f"{name}-cpu.json")
     plan = search(trace, profile, batch=BATCHES)
     chosen = Plan(tuple(replace(entry, compared=()) for entry in plan.entries), plan.meta)

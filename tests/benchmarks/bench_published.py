@@ -33,30 +33,24 @@ BATCHES = (1, 4, 16)
 DRAFTERS = ("medusa", "hydra", "eagle")
 
 
-def plans_of(drafter: str) -> list[Plan]:
-    """Plans for the shipped greedy trace and profiles, compared with every published tree."""
+def plan_of(drafter: str) -> Plan:
+    """The plan for the shipped greedy trace and profile, compared with every published tree."""
     trace = load_trace(shipped(f"traces/{drafter}-t0.npz"))
-    return [search(trace, cost, batch=batches, compare=distinct()) for cost, batches in profiles(drafter)]
+    return search(trace, profile_of(drafter), batch=BATCHES, compare=distinct())
 
 
-def profiles(drafter: str) -> list[tuple[Profile, tuple[int, ...]]]:
-    """The drafter's two profiles, and the batch sizes that each is asked for: the largest has one of its own."""
-    paths = (shipped(f"profiles/{drafter}{size}-cpu.json") for size in ("", "-large"))
-    return list(zip(map(load_profile, paths), (BATCHES[:-1], BATCHES[-1:]), strict=True))
+def profile_of(drafter: str) -> Profile:
+    """The shipped one."""
+    return load_profile(shipped(f"profiles/{drafter}-cpu.json"))
 
 
 def eagle2_defaults(file: Path) -> list[dict[str, Any]]:
     """EAGLE-2 as its evaluation scripts run it (60 tokens with the root, depth 5, top 10) beside the chosen tree."""
     trace, rivals = load_trace(file), {"eagle1/mc_sim_7b_63": published_trees()[EAGLE]}
     fit, held = hold_out(trace)
-    rows = []
-    pairs = [
-        (cost, entry)
-        for cost, batches in profiles("eagle")
-        for entry in search(trace, cost, batch=batches, compare=rivals).entries
-    ]
-    for cost, entry in pairs:
-        judge = Judge(fit, held, cost, THROUGHPUT)
+    rows, cost = [], profile_of("eagle")
+    judge = Judge(fit, held, cost, THROUGHPUT)
+    for entry in search(trace, cost, batch=BATCHES, compare=rivals).entries:
         rows += [row("eagle, candidates", entry.batch, choice) for choice in (entry.choice, *entry.compared)]
         bench = Bench(held, Prices(cost, entry.batch, "widest"), seed=0, beam=10)
         found = bench.replayed(DynamicTree(nodes=59, depth=6, beam=10))
@@ -138,9 +132,9 @@ def main(drafters: tuple[str, ...], candidates: Path | None, output: Path | None
     """Print the table, and write it."""
     rows, meta = [], {}
     for drafter in drafters or DRAFTERS:
-        plans = plans_of(drafter)
-        meta[drafter] = [{key: plan.meta[key] for key in ("search", "cost")} for plan in plans]
-        for entry in (entry for plan in plans for entry in plan.entries):
+        plan = plan_of(drafter)
+        meta[drafter] = {key: plan.meta[key] for key in ("search", "cost")}
+        for entry in plan.entries:
             rows += [row(drafter, entry.batch, choice) for choice in (entry.choice, *entry.compared)]
             rows[-1]["skipped"] = dict(entry.skipped)
     if candidates:
