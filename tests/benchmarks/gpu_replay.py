@@ -87,7 +87,7 @@ def _mask(target: Target, places: dict[int, tuple[int, ...]], *, tiny: bool) -> 
     heads = random_drafter(f"medusa:{NODES}", target)
     found = []
     for context, batches in places.items():
-        for batch in (batches[0], batches[-1]):
+        for batch in dict.fromkeys((batches[0], batches[-1])):
             seconds = [
                 _verify_s(target, heads, tree, _prompts(target, 2 * batch, context), batch, steps=4 if tiny else 24)
                 for tree in (Tree.chain(NODES), Tree.full(NODES, 1))
