@@ -374,6 +374,18 @@ def test_no_more_shapes_than_asked_for(shapes):
             assert own >= rate(other, fit, Cost(token=0.02), entry.batch) * (1 - 1e-8)
 
 
+def test_the_smaller_of_shapes_that_serve_as_well_is_kept():
+    cost, batches, near = Cost(token=0.003, off=0.05), (1, 2, 4, 8), 0.05
+    exact, small = (
+        search(MIXED, cost, batch=batches, max_nodes=31, shapes=1, near=share).entries for share in (0, near)
+    )
+    fit, _ = parts(MIXED)
+    (best,), (tree,) = ({entry.choice.tree for entry in entries} for entries in (exact, small))
+    assert tree.nodes < best.nodes
+    for batch in batches:
+        assert rate(tree, fit, cost, batch) >= (1 - near) * rate(best, fit, cost, batch)
+
+
 def test_enough_shapes_change_nothing():
     free, many = (search(MIXED, Cost(), batch=(1, 8), max_nodes=15, shapes=shapes).entries for shapes in (None, 2))
     assert [entry.choice for entry in free] == [entry.choice for entry in many]

@@ -353,7 +353,7 @@ def test_plain_steps_tell_whether_the_machine_is_as_it_was(measured_s, remarked)
     assert record["plain"] == [{"batch": batch, "predicted_s": 0.01, "measured_s": measured_s} for batch in (4, 8)]
     text = "\n".join(shown(show_validation, record, width=200))
     assert f"Plain steps, ms predicted | measured: 10.00 | {measured_s * 1e3:.2f} at batch 4, 10.00" in text
-    assert ("profile again" in text) == remarked
+    assert ("not as it was when profiled" in text) == remarked
 
 
 # --- names with brackets

@@ -27,8 +27,12 @@ def choose(judge: Judge, ask: Ask, proposals: Proposals) -> Chosen:
     pool = list(dict.fromkeys(tree for trees in tried.values() for tree in trees))
     rates = np.array([[_rate(judge, tree, size) for tree in pool] for size in tried])
     plain = np.array([judge.rate(None, size) for size in tried])
-    picked = assign(rates, plain, shapes=ask.shapes)
-    return {size: None if j < 0 else pool[j] for size, j in zip(tried, picked, strict=True)}
+    picked = dict(zip(tried, assign(rates, plain, shapes=ask.shapes), strict=True))
+    chosen: dict[int, Tree | None] = dict.fromkeys(tried)
+    for j in set(picked.values()) - {-1}:
+        served = [size for size, each in picked.items() if each == j]
+        chosen |= dict.fromkeys(served, _smallest(judge, pool, pool[j], served, ask))
+    return chosen
 
 
 def prices(judge: Judge, ask: Ask, chosen: Chosen) -> dict[int, tuple[Price, ...]]:
@@ -81,9 +85,23 @@ def _fastest(judge: Judge, trees: Sequence[Tree], batch: int, ask: Ask) -> Tree 
     best, plain = max(trees, key=lambda tree: rates[tree], default=None), judge.rate(None, batch)
     if best is None or rates[best] <= plain:
         return None
-    least = max((1 - ask.near) * rates[best], 0 if ask.max_tpot_s is None else min(1 / ask.max_tpot_s, rates[best]))
-    low = judge.fitted(best, batch).low
-    if plain >= least and low <= 1:
+    if plain >= _least(rates[best], ask) and judge.fitted(best, batch).low <= 1:
         return None
-    close = [tree for tree in trees if rates[tree] >= max(least, plain) and judge.fitted(tree, batch).high >= low]
-    return min(close, key=lambda tree: (tree.nodes, tree.depth, -rates[tree]))
+    return _smallest(judge, trees, best, [batch], ask)
+
+
+def _smallest(judge: Judge, trees: Sequence[Tree], best: Tree, sizes: Sequence[int], ask: Ask) -> Tree:
+    """The smallest of the trees that are as good as `best` at all these batch sizes."""
+    least = {size: max(_least(judge.rate(best, size), ask), judge.rate(None, size)) for size in sizes}
+    low = {size: judge.fitted(best, size).low for size in sizes}
+
+    def close(tree: Tree) -> bool:
+        return all(_rate(judge, tree, s) >= least[s] and judge.fitted(tree, s).high >= low[s] for s in sizes)
+
+    same = [tree for tree in trees if tree == best or close(tree)]
+    return min(same, key=lambda tree: (tree.nodes, tree.depth, -sum(judge.rate(tree, size) for size in sizes)))
+
+
+def _least(rate: float, ask: Ask) -> float:
+    """Tokens a second that count as good as `rate`."""
+    return max((1 - ask.near) * rate, 0 if ask.max_tpot_s is None else min(1 / ask.max_tpot_s, rate))

@@ -212,8 +212,8 @@ def _proof(judge: Judge, proposals: Proposals, batch: int) -> Proof:
     found = "the best found by replay on the fitted requests"
     if proposals.ask.shapes is not None:
         found = f"what serves all batch sizes best with {proposals.ask.shapes} shapes, by replay on the fitted requests"
-    elif proposals.ask.near:
-        found = f"the smallest within {proposals.ask.near:.0%} of the best found by replay on the fitted requests"
+    if proposals.ask.near:
+        found = f"the smallest within {proposals.ask.near:.0%} of {found}"
     statement = (
         f"the candidates of each size and depth are {claim}; among them the choice is {found}, not proved; {trees}"
     )

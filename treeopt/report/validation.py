@@ -91,7 +91,7 @@ def _plain(record: Mapping[str, Any]) -> list[str]:
     words = (f"{p['predicted_s'] * 1e3:.2f} | {p['measured_s'] * 1e3:.2f} at batch {p['batch']}" for p in steps)
     line = f"Plain steps, ms predicted | measured: {', '.join(words)}."
     if any(abs(p["measured_s"] / p["predicted_s"] - 1) > PACE for p in steps):
-        line += " The machine is not as it was when profiled, and trees slow down less than plain steps: profile again."
+        line += " The machine is not as it was when profiled, and trees need not slow down as plain steps do."
     return [line]
 
 
