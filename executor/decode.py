@@ -29,7 +29,7 @@ BUCKETS = {"cpu": 16}  # the cache is looked at in multiples of so many tokens; 
 BUCKET = 256
 PLAIN = Tree((), ())
 
-Limits = int | Sequence[int]
+NewTokens = int | Sequence[int]
 
 
 @dataclass
@@ -132,7 +132,9 @@ class Decoder:
             raise ExecutorError(f"the tree wants {tree.children} children of {self.target.vocabulary} tokens")
         return DynamicGrowth(tree, adaptive=adaptive)
 
-    def generate(self, prompts: Sequence[Tokens], *, new_tokens: Limits, stop: Sequence[int] = ()) -> list[Generation]:
+    def generate(
+        self, prompts: Sequence[Tokens], *, new_tokens: NewTokens, stop: Sequence[int] = ()
+    ) -> list[Generation]:
         """Continue every prompt by up to `new_tokens`; see `steps`."""
         gathered = Gathered()
         found = {
@@ -142,7 +144,7 @@ class Decoder:
         }
         return [found[request] for request in range(len(prompts))]
 
-    def steps(self, prompts: Sequence[Tokens], *, new_tokens: Limits, stop: Sequence[int] = ()) -> Iterator[Step]:
+    def steps(self, prompts: Sequence[Tokens], *, new_tokens: NewTokens, stop: Sequence[int] = ()) -> Iterator[Step]:
         """Decode all prompts, in order of arrival, and yield every step; what cannot be is refused when called.
 
         Args:
@@ -190,7 +192,7 @@ class Decoder:
                 rest_s = step.verify_s + self._now() - arrived
                 yield Step(requests, committed, accepted, ended, step.draft_s, rest_s, step.admit_s)
 
-    def memory(self, prompts: Sequence[Tokens], *, new_tokens: Limits) -> str:
+    def memory(self, prompts: Sequence[Tokens], *, new_tokens: NewTokens) -> str:
         """What the caches of a run will take, in words; raises as `steps` does."""
         _, capacity = self._checked(prompts, new_tokens)
         target = self.target.cache_bytes(self.batch, capacity)
@@ -210,7 +212,7 @@ class Decoder:
             torch.cuda.synchronize(self.target.device)
         return time.perf_counter()
 
-    def _begin(self, prompts: Sequence[Tokens], new_tokens: Limits) -> Rows:
+    def _begin(self, prompts: Sequence[Tokens], new_tokens: NewTokens) -> Rows:
         length, capacity = self._checked(prompts, new_tokens)
         if self.target.cache is None:  # later runs use memory again; each cache is then checked alone
             needed, free = self._cache_bytes(capacity), free_bytes(self.target.device)
@@ -223,7 +225,7 @@ class Decoder:
         self._replayed = Graphs(rows) if self.graphs else None
         return rows
 
-    def _checked(self, prompts: Sequence[Tokens], new_tokens: Limits) -> tuple[int, int]:
+    def _checked(self, prompts: Sequence[Tokens], new_tokens: NewTokens) -> tuple[int, int]:
         """Positions that a sequence may reach, and entries of its cache; what cannot be continued is refused."""
         limits = _each(new_tokens, len(prompts))
         for number, prompt in enumerate(prompts):
@@ -288,7 +290,7 @@ class _Waiting:
     limit: int
 
 
-def _each(new_tokens: Limits, requests: int) -> list[int]:
+def _each(new_tokens: NewTokens, requests: int) -> list[int]:
     """The limit of each request."""
     limits = [new_tokens] * max(1, requests) if isinstance(new_tokens, int) else list(new_tokens)
     if min(limits, default=1) < 1:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.decode import Decoder, Limits
+from executor.decode import Decoder, NewTokens
 from executor.drafters.base import Drafter
 from executor.imposed import Imposed
 from executor.steps import Step
@@ -35,7 +35,7 @@ class Requests:
     """
 
     prompts: Sequence[Sequence[int]]
-    new_tokens: Limits = 64
+    new_tokens: NewTokens = 64
     stop: Sequence[int] = ()
     replayed: Trace | None = None
 

@@ -13,7 +13,7 @@ from scipy import stats
 from tests.strategies import drawn_trace, trace_of, traces, with_lengths
 from treeopt.errors import TraceError, UsageError
 from treeopt.estimate import Estimate, paired_difference, ratio
-from treeopt.learning import Curve, Point, advice, learning_curves, requests_needed
+from treeopt.learning import LearningCurve, Point, advice, learning_curves, requests_needed
 from treeopt.searchers.best_first import count_prefixes
 from treeopt.trace import Trace
 from treeopt.tree import Tree
@@ -58,11 +58,11 @@ def test_curves_repeat_with_their_seed(trace, seed):
     assert first == second
 
 
-def curve_of(lows: list[float], width: float = 0.15) -> Curve:
+def curve_of(lows: list[float], width: float = 0.15) -> LearningCurve:
     """A curve whose points lose at least so much, within intervals of this width; tau is 2."""
     tau = Estimate(2.0, 2.0, 2.0)
     losses = [Estimate(low, low, low + width) for low in lows]
-    return Curve(1, tuple(Point(i + 1, 10 * i, Tree.chain(1), 2.0, tau, loss) for i, loss in enumerate(losses)))
+    return LearningCurve(1, tuple(Point(i + 1, 10 * i, Tree.chain(1), 2.0, tau, loss) for i, loss in enumerate(losses)))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_wide_intervals_do_not_call_a_curve_flat():
     assert not curve_of([0.1, 0.0], width=0.21).vague  # a loss that is seen
     assert not curve_of([0.0, 0.0]).vague
     narrow, wide = curve_of([0.0, 0.0, 0.0]), curve_of([0.0, 0.0, 0.0], width=0.3)
-    mixed = Curve(1, (wide.points[0], *narrow.points[1:]))
+    mixed = LearningCurve(1, (wide.points[0], *narrow.points[1:]))
     assert mixed.flat is mixed.points[1]
 
 

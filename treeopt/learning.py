@@ -46,7 +46,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LearningCurve:
     """What trees of one size keep on requests held out, by the number of requests they were chosen on, growing."""
 
     nodes: int
@@ -74,7 +74,7 @@ class Curve:
 
 def learning_curves(
     trace: Trace, *, nodes: Sequence[int], depth: int, seed: int, points: int = 8, shrink: bool = False
-) -> tuple[Curve, ...]:
+) -> tuple[LearningCurve, ...]:
     """A curve for each size: trees chosen on 1, ... up to half of the requests, judged on the other half.
 
     Trees are the most frequent prefixes (`count_prefixes`), on requests that each hold the last ones and more.
@@ -110,10 +110,10 @@ def learning_curves(
     return tuple(_curve(size, chosen, held) for size, chosen in found.items())
 
 
-def _curve(nodes: int, chosen: Sequence[tuple[Trace, Tree]], held: Trace) -> Curve:
+def _curve(nodes: int, chosen: Sequence[tuple[Trace, Tree]], held: Trace) -> LearningCurve:
     judged = {tree: replay(tree, held) for _, tree in chosen}
     last = judged[chosen[-1][1]]
-    return Curve(
+    return LearningCurve(
         nodes,
         tuple(
             Point(

@@ -17,7 +17,7 @@ from treeopt.engines import (
     transformers,
     vllm,
 )
-from treeopt.engines.base import Export, Profile
+from treeopt.engines.base import EngineProfile, Export
 
 ENGINES: Mapping[str, Callable[..., Export]] = {
     "medusa": medusa.export,
@@ -25,23 +25,23 @@ ENGINES: Mapping[str, Callable[..., Export]] = {
     "vllm": vllm.export,
 }
 
-PROFILES: Mapping[str, Profile] = {
-    "treeopt": Profile("treeopt's own loop", ()),
-    "medusa": Profile(medusa.ENGINE, medusa.constraints(heads=None)),
-    "hydra": Profile(hydra.ENGINE, hydra.CONSTRAINTS),
-    "eagle-1": Profile(eagle.ENGINE, eagle.CONSTRAINTS),
-    "sequoia": Profile(sequoia.SEQUOIA, sequoia.CONSTRAINTS),
-    "umbrella": Profile(sequoia.UMBRELLA, sequoia.CONSTRAINTS),
-    "specinfer": Profile(specinfer.ENGINE, specinfer.CONSTRAINTS),
-    "tensorrt-llm-medusa": Profile(tensorrt_llm.MEDUSA, tensorrt_llm.MEDUSA_CONSTRAINTS),
-    "tensorrt-llm-eagle": Profile(tensorrt_llm.EAGLE, tensorrt_llm.EAGLE_CONSTRAINTS),
-    "vllm-0.20": Profile(vllm.ENGINE_WITH_TREES, vllm.TREES),
-    "vllm": Profile(vllm.ENGINE, vllm.CONSTRAINTS),
-    "sglang": Profile(sglang.ENGINE, sglang.CHAINS),
-    "mlc": Profile(mlc.ENGINE, mlc.CONSTRAINTS),
-    "llama.cpp": Profile(llama_cpp.ENGINE, llama_cpp.CONSTRAINTS),
-    "lmdeploy": Profile(lmdeploy.ENGINE, lmdeploy.CONSTRAINTS),
-    "tgi": Profile(tgi.ENGINE, tgi.CONSTRAINTS),
-    "transformers": Profile(transformers.ENGINE, transformers.CONSTRAINTS),
+PROFILES: Mapping[str, EngineProfile] = {
+    "treeopt": EngineProfile("treeopt's own loop", ()),
+    "medusa": EngineProfile(medusa.ENGINE, medusa.constraints(heads=None)),
+    "hydra": EngineProfile(hydra.ENGINE, hydra.CONSTRAINTS),
+    "eagle-1": EngineProfile(eagle.ENGINE, eagle.CONSTRAINTS),
+    "sequoia": EngineProfile(sequoia.SEQUOIA, sequoia.CONSTRAINTS),
+    "umbrella": EngineProfile(sequoia.UMBRELLA, sequoia.CONSTRAINTS),
+    "specinfer": EngineProfile(specinfer.ENGINE, specinfer.CONSTRAINTS),
+    "tensorrt-llm-medusa": EngineProfile(tensorrt_llm.MEDUSA, tensorrt_llm.MEDUSA_CONSTRAINTS),
+    "tensorrt-llm-eagle": EngineProfile(tensorrt_llm.EAGLE, tensorrt_llm.EAGLE_CONSTRAINTS),
+    "vllm-0.20": EngineProfile(vllm.ENGINE_WITH_TREES, vllm.TREES),
+    "vllm": EngineProfile(vllm.ENGINE, vllm.CONSTRAINTS),
+    "sglang": EngineProfile(sglang.ENGINE, sglang.CHAINS),
+    "mlc": EngineProfile(mlc.ENGINE, mlc.CONSTRAINTS),
+    "llama.cpp": EngineProfile(llama_cpp.ENGINE, llama_cpp.CONSTRAINTS),
+    "lmdeploy": EngineProfile(lmdeploy.ENGINE, lmdeploy.CONSTRAINTS),
+    "tgi": EngineProfile(tgi.ENGINE, tgi.CONSTRAINTS),
+    "transformers": EngineProfile(transformers.ENGINE, transformers.CONSTRAINTS),
 }
 """What each engine can run of static trees. A drafter of n heads also drafts no deeper than n."""

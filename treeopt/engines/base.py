@@ -17,7 +17,7 @@ Nearest = Literal["chain", "triple"]
 
 
 @dataclass(frozen=True)
-class Profile:
+class EngineProfile:
     """Which static trees an engine can run.
 
     Attributes:

@@ -7,11 +7,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from treeopt.learning import WIDE, Curve
+from treeopt.learning import WIDE, LearningCurve
 from treeopt.report.tables import interval, terminal
 
 
-def curve_record(curve: Curve) -> dict[str, Any]:
+def curve_record(curve: LearningCurve) -> dict[str, Any]:
     """A curve as JSON values."""
     points = [
         {
@@ -28,7 +28,7 @@ def curve_record(curve: Curve) -> dict[str, Any]:
     return {"nodes": curve.nodes, "flat_from": flat_from, "vague": curve.vague, "points": points}
 
 
-def show_curves(curves: Sequence[Curve], console: Console | None = None) -> None:
+def show_curves(curves: Sequence[LearningCurve], console: Console | None = None) -> None:
     """Print a table for each size and where its curve is flat."""
     console = console or terminal()
     for curve in curves:
@@ -49,7 +49,7 @@ def show_curves(curves: Sequence[Curve], console: Console | None = None) -> None
         console.print()
 
 
-def _verdict(curve: Curve) -> str:
+def _verdict(curve: LearningCurve) -> str:
     *_, last = curve.points
     if curve.vague:
         loss = curve.points[-2].loss
