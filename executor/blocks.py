@@ -1,6 +1,6 @@
 """Blocks: a few consecutive steps of one way to decode, timed, and the cell that all blocks of a way come to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -12,6 +12,7 @@ from executor.steps import Step
 from executor.ways import Way
 from simulate.cells import Cell
 from treeopt.errors import UsageError
+from treeopt.records import RecordError, get, of_kind
 from treeopt.trace import Trace
 from treeopt.tree import Tree
 
@@ -48,10 +49,19 @@ class Block:
         return cls(drafts, rests, committed, length, took_s)
 
     @classmethod
-    def read(cls, record: Mapping[str, Any]) -> "Block":
-        """From the fields as JSON has them."""
-        drafts, rests = (tuple(record[name]) for name in ("draft_s", "rest_s"))
-        return cls(drafts, rests, record["committed"], record["length"], record["took_s"])
+    def read(cls, record: Any) -> "Block":
+        """From the fields as JSON has them.
+
+        Raises:
+            RecordError: names the field.
+        """
+        drafts, rests = (_seconds(record, name) for name in ("draft_s", "rest_s"))
+        if not rests or len(drafts) != len(rests) or min(rests) <= 0:
+            raise RecordError(f"block: `rest_s` must be as many as `draft_s` and above 0, found {list(rests)!r:.60}")
+        committed, length, took_s = (get(record, name, float, "block") for name in ("committed", "length", "took_s"))
+        if committed < 1 or min(length, took_s) < 0:
+            raise RecordError(f"block: `committed`, `length` or `took_s` is too small: {committed}, {length}, {took_s}")
+        return cls(drafts, rests, committed, length, took_s)
 
     def scaled(self, factor: float) -> "Block":
         """As it would be on a machine that takes so much longer for all."""
@@ -62,6 +72,15 @@ class Block:
     def step_s(self) -> float:
         """Median seconds of a step."""
         return float(np.median(np.add(self.draft_s, self.rest_s)))
+
+
+def _seconds(record: Any, name: str) -> tuple[float, ...]:
+    found = tuple(
+        of_kind(value, float, f"block: `{name}`[{i}]") for i, value in enumerate(get(record, name, list, "block"))
+    )
+    if any(value < 0 for value in found):
+        raise RecordError(f"block: `{name}` must be 0 or more, found {min(found)}")
+    return found
 
 
 def block(decoder: Decoder, prompts: Sequence[Tokens], *, steps: int, new_tokens: int) -> list[Step]:

@@ -21,10 +21,10 @@ from executor.drafters.base import Drafter
 from executor.fingerprint import clock_mhz, device_name, identity, tokens_hash
 from executor.imposed import Imposed
 from executor.parallel import processes
-from executor.schedule import TOGETHER, Schedule, Visit, fitted
+from executor.schedule import FEWEST, TOGETHER, Schedule, Visit, fitted
 from executor.settings import Settings as Settings
 from executor.target import Target
-from executor.ways import Way, line_of
+from executor.ways import LEAST, Way, line_of
 from simulate.cells import profile_of
 from simulate.experts import Experts
 from simulate.profile import Profile
@@ -32,7 +32,7 @@ from simulate.shapes import Shape
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.lines import appended, read_lines
 from treeopt.provenance import this_run
-from treeopt.records import RecordError
+from treeopt.records import RecordError, get
 
 SCHEMA = "treeopt.measuring/2"
 
@@ -98,10 +98,9 @@ class Measurement:
     @cached_property
     def schedule(self) -> Schedule:
         """What is measured: everything, or what fits the budget after a first look at each batch size and context."""
-        wanted = self.settings
-        ranked = wanted.ranked
+        ranked = self.settings.ranked
         every = [way for _, way in ranked]
-        planned = next((record["planned"] for record in self._kept if "planned" in record), None)
+        planned = self._planned(ranked)
         if planned is None:
             found = self._look(ranked)
             planned = {
@@ -111,15 +110,56 @@ class Measurement:
             }
             self._put({"planned": planned})
         self._looked_s = planned["took_s"]
-        chosen = set(planned["ways"])
-        left_out = tuple(way for i, way in enumerate(every) if i not in chosen)
+        count = len(planned["ways"])
+        schedule = Schedule(tuple(every[:count]), planned["rounds"], tuple(every[count:]))
+        self._done = self._whole(schedule)
+        return schedule
+
+    def _planned(self, ranked: Sequence[tuple[int, Way]]) -> dict[str, Any] | None:
+        """The schedule that a measurement before decided on, if one did: the first so many ways."""
         for number, record in enumerate(self._kept, 2):
+            if isinstance(record, dict) and "planned" in record:
+                try:
+                    planned: dict[str, Any] = get(record, "planned", dict, "schedule")
+                    ways, rounds = get(planned, "ways", list, "planned"), get(planned, "rounds", int, "planned")
+                    took_s = get(planned, "took_s", float, "planned")
+                    least = sum(importance == LEAST for importance, _ in ranked)
+                    if ways != list(range(len(ways))) or not least <= len(ways) <= len(ranked):
+                        raise RecordError(f"planned: `ways` must be the first {least} to {len(ranked)} by number")
+                    if not FEWEST <= rounds <= self.settings.rounds or took_s < 0:
+                        raise RecordError(f"planned: `rounds` or `took_s` is out of range: {rounds}, {took_s}")
+                except RecordError as error:
+                    raise self._broken(number, "schedule", error) from error
+                return planned
+        return None
+
+    def _whole(self, schedule: Schedule) -> dict[tuple[int, int, int], Block]:
+        """Blocks that were kept, where the plain block and all trees beside it are there.
+
+        Others are measured anew: what a plain step took before an interruption says nothing of the machine after it.
+        """
+        orders = [self._order(number, schedule) for number in range(schedule.rounds)]
+        visits = {(index, number, turn) for number, order in enumerate(orders) for index, turn in order}
+        kept: dict[tuple[int, int, int], Block] = {}
+        for number, record in enumerate(self._kept, 2):
+            if isinstance(record, dict) and "planned" in record:
+                continue
             try:
-                if "planned" not in record:
-                    self._done[record["way"], record["round"], record["turn"]] = Block.read(record["block"])
-            except (KeyError, TypeError) as error:
-                raise UsageError(f"{self.work}: line {number} is no block; remove the file to begin anew") from error
-        return Schedule(tuple(every[i] for i in planned["ways"]), planned["rounds"], left_out)
+                way, turned, turn = (get(record, name, int, "visit") for name in ("way", "round", "turn"))
+                if (way, turned, turn) not in visits:
+                    raise RecordError(f"way {way}, round {turned}, turn {turn} is not in the schedule")
+                kept[way, turned, turn] = Block.read(get(record, "block", dict, "visit"))
+            except RecordError as error:
+                raise self._broken(number, "block", error) from error
+        groups = [
+            [(index, number, turn) for index, turn in group]
+            for number, order in enumerate(orders)
+            for group in schedule.groups(order)
+        ]
+        return {visit: kept[visit] for group in groups if all(visit in kept for visit in group) for visit in group}
+
+    def _broken(self, line: int, what: str, error: RecordError) -> UsageError:
+        return UsageError(f"{self.work}: line {line} is no {what}: {error}; remove the file to begin anew")
 
     @property
     def left(self) -> int:
@@ -129,7 +169,7 @@ class Measurement:
     @property
     def blocks(self) -> int:
         """Blocks of the whole schedule."""
-        return len(self._order(0)) * self.schedule.rounds
+        return len(self._order(0, self.schedule)) * self.schedule.rounds
 
     def run(self, progress: Callable[[int], None] = lambda blocks: None) -> Profile:
         """Measure what is not done, and make the profile. A round that would pass the budget is not begun."""
@@ -139,7 +179,7 @@ class Measurement:
             limit = self.settings.budget_s
             if limit is not None and number >= 2 and self._looked_s + sum(took) + max(took) > limit:
                 break
-            for index, turn in self._order(number):
+            for index, turn in self._order(number, schedule):
                 if (index, number, turn) not in self._done:
                     found = self._block(schedule.ways[index], self.settings.steps, [number, index, turn])
                     self._done[index, number, turn] = found
@@ -148,9 +188,9 @@ class Measurement:
             rounds += 1
         return self._profile(rounds)
 
-    def _order(self, number: int) -> list[Visit]:
+    def _order(self, number: int, schedule: Schedule) -> list[Visit]:
         """The blocks of a round."""
-        return self.schedule.order([self.settings.seed, number])
+        return schedule.order([self.settings.seed, number])
 
     def _look(self, ranked: Sequence[tuple[int, Way]]) -> Schedule:
         """One short block of the plain way and of the largest tree of each batch size and context."""
@@ -206,11 +246,11 @@ class Measurement:
     def _read(self, work: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
         try:
             found = read_lines(work, SCHEMA)
+            if found is None:
+                return []
+            before, here = get(found[0], "settings", dict, "line 1"), head["settings"]
         except RecordError as error:
             raise UsageError(f"{work}: {error}; remove it to begin anew") from error
-        if found is None:
-            return []
-        before, here = found[0].get("settings", {}), head["settings"]
         for name in dict.fromkeys([*here, *before]):
             if before.get(name) != here.get(name):
                 raise UsageError(
@@ -228,7 +268,7 @@ class Measurement:
                 blocks[schedule.ways[index]].append(found)
         pace = {way: float(np.median([b.step_s for b in found])) for way, found in blocks.items() if found}
         for number in range(rounds):
-            for index, (plain, turn) in schedule.beside(self._order(number)).items():
+            for index, (plain, turn) in schedule.beside(self._order(number, schedule)).items():
                 factor = pace[schedule.ways[plain]] / self._done[plain, number, turn].step_s
                 blocks[schedule.ways[index]].append(self._done[index, number, 0].scaled(factor))
         return blocks

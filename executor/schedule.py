@@ -48,16 +48,18 @@ class Schedule:
                 found += [(plain, turn), *((i, 0) for i in trees[first : first + TOGETHER])]
         return found
 
-    def beside(self, order: Sequence[Visit]) -> dict[int, Visit]:
-        """By index of a tree's way the plain block before it."""
-        found: dict[int, Visit] = {}
-        plain = order[0]
+    def groups(self, order: Sequence[Visit]) -> list[list[Visit]]:
+        """Each plain block and the trees' blocks after it."""
+        found: list[list[Visit]] = []
         for visit in order:
             if not self.ways[visit[0]].tree.nodes:
-                plain = visit
-            else:
-                found[visit[0]] = plain
+                found.append([])
+            found[-1].append(visit)
         return found
+
+    def beside(self, order: Sequence[Visit]) -> dict[int, Visit]:
+        """By index of a tree's way the plain block before it."""
+        return {index: group[0] for group in self.groups(order) for index, _ in group[1:]}
 
 
 def fitted(
@@ -87,6 +89,6 @@ def fitted(
             chosen = tuple(way for _, way in ranked)
             return Schedule(chosen[:count], tried, chosen[count:])
     raise UsageError(
-        f"a budget of {budget_s:.0f} s is left, and the least that makes a profile takes about "
-        f"{FEWEST * sum(costs[:least]):.0f} s: ask for fewer batch sizes or contexts, or give more time"
+        f"a budget of {max(0.0, budget_s):.1f} s is left, and the least that makes a profile takes about "
+        f"{FEWEST * sum(costs[:least]):.1f} s: ask for fewer batch sizes or contexts, or give more time"
     )

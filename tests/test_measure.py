@@ -160,6 +160,28 @@ def test_a_machine_that_slows_down_for_a_while_changes_no_ratio(models, monkeypa
         assert ratios == pytest.approx([1.25 + shape.batch * (shape.tokens - 1) / 4 for shape in shapes])
 
 
+@pytest.mark.parametrize("done", [2, 3, 4, 5])
+def test_a_machine_that_changes_during_an_interruption_changes_no_ratio(models, monkeypatch, tmp_path, done):
+    prompts, work, left = random_prompts([5] * 4), tmp_path / "work", []
+    told = {"batches": (1,), "max_nodes": 7, "max_depth": 3, "rounds": 2, "steps": 2, "work": work}
+
+    def made(self, way, steps, place):
+        if len(left) == done and made.pace == 1.0:
+            raise KeyboardInterrupt
+        rest = made.pace * (1.0 + way.tree.nodes / 4)
+        return Block((0.25 * made.pace * bool(way.tree.nodes),) * steps, (rest,) * steps, 1.0, 9.0, 1.0)
+
+    monkeypatch.setattr("executor.measure.Measurement._block", made)
+    made.pace = 1.0
+    with pytest.raises(KeyboardInterrupt):
+        measure_profile(*models, prompts, progress=left.append, **told)
+    made.pace = 5.0
+    profile = measure_profile(*models, prompts, **told)
+    (times,) = profile.batches
+    assert [s / times.plain_s for _, s in times.rest] == pytest.approx([1 + (n - 1) / 4 for n, _ in times.rest])
+    assert [s / times.plain_s for _, s in times.draft] == pytest.approx([0.25] * 3)
+
+
 def test_a_cell_is_the_median_of_its_blocks():
     tree = Tree.from_paths([(0, 0), (1,)])
     blocks = [Block((0.5 + d,) * 3, (2.0 + d,) * 3, 1.5, 9.0, 1.0) for d in (0.0, 5.0, 0.1)]  # one outlying block
@@ -241,8 +263,9 @@ def test_a_resumed_measurement_is_the_uninterrupted_one(models, clock, tmp_path,
     left = []
     found = measure_profile(*models, prompts, work=work, progress=left.append, **told)
     assert same(found) == same(whole)
-    schedule_size = len(work.read_text("utf-8").splitlines()) - 2
-    assert len(left) == schedule_size - 20
+    blocks = [json.loads(line) for line in work.read_text("utf-8").splitlines()[2:]]
+    visits = {(block["way"], block["round"], block["turn"]) for block in blocks}
+    assert len(visits) - 20 <= len(left) < len(visits) - 20 + 2 * TOGETHER  # and what an interruption cut in two
     again = []
     assert same(measure_profile(*models, prompts, work=work, progress=again.append, **told)) == same(whole)
     assert again == []
@@ -265,6 +288,39 @@ def test_a_work_file_of_other_settings_is_refused(models, clock, tmp_path):
         measure_profile(*models, prompts, work=work, **TOLD)
 
 
+BROKEN = [
+    (1, {"planned": {"way": 1, "round": 2, "took": 3}}, "line 2 is no schedule: planned: `ways` is missing"),
+    (1, {"planned": None}, "line 2 is no schedule: schedule: `planned` must be an object"),
+    (1, {"planned": {"ways": [1, 0], "rounds": 2, "took_s": 0.0}}, "`ways` must be the first"),
+    (1, {"planned": {"ways": [0, 1], "rounds": 2, "took_s": 0.0}}, "`ways` must be the first"),
+    (1, {"planned": {"rounds": 9}}, "line 2 is no schedule: .*`rounds` or `took_s` is out of range: 9"),
+    (2, [], "line 3 is no block: visit must be an object, found list"),
+    (2, {"way": 999}, "line 3 is no block: way 999, round 0, turn 0 is not in the schedule"),
+    (2, {"turn": "0"}, "line 3 is no block: visit: `turn` must be an integer"),
+    (2, {"block": {"draft_s": [0.1, None]}}, r"line 3 is no block: block: `draft_s`\[1\] must be a finite number"),
+    (2, {"block": {"rest_s": []}}, "line 3 is no block: block: `rest_s` must be as many as `draft_s`"),
+    (2, {"block": {"draft_s": [0.1, -0.1]}}, "line 3 is no block: block: `draft_s` must be 0 or more, found -0.1"),
+    (2, {"block": {"committed": 0}}, "line 3 is no block: block: `committed`, `length` or `took_s` is too small"),
+    (0, {"settings": []}, "line 1: `settings` must be an object"),
+]
+
+
+@pytest.mark.parametrize(("line", "changed", "message"), BROKEN)
+def test_a_broken_work_file_is_refused(models, clock, tmp_path, line, changed, message):
+    prompts, work = random_prompts([5] * 4), tmp_path / "p.json.work"
+    measure_profile(*models, prompts, work=work, **TOLD)
+    lines = work.read_text("utf-8").splitlines()
+    record = json.loads(lines[line])
+    for name, value in changed.items() if changed else ():
+        old = record[name]
+        record[name] = old | value if isinstance(value, dict) and len(value) < len(old) else value
+    lines[line] = json.dumps(record if changed else changed)
+    work.write_text("\n".join([*lines, ""]), "utf-8")
+    with pytest.raises(UsageError, match=message) as caught:
+        measure_profile(*models, prompts, work=work, **TOLD)
+    assert str(work) in str(caught.value)
+
+
 def test_a_work_file_without_a_block_is_removed(models, tmp_path):
     work = tmp_path / "p.json.work"
     with pytest.raises(ExecutorError, match="context"):
@@ -283,7 +339,7 @@ def test_a_budget_leaves_out_what_does_not_fit(models, clock):
             StepShape(batch, tokens, (1,), context) for batch in (1, 2) for tokens in (2, 6) for context in (6, 24)
         ]
         assert (profile.step_s(shapes) > 0).all()
-    with pytest.raises(UsageError, match=r"the least that makes a profile takes about \d+ s"):
+    with pytest.raises(UsageError, match=r"the least that makes a profile takes about \d+\.\d s"):
         measure_profile(*models, prompts, **(TOLD | {"budget_s": 0.3}))
 
 
