@@ -76,11 +76,13 @@ def _carried(
     fed, more_s = zip(*(times.widths or ((1, 0.0),)), strict=True)
     levels = [model.level(fed, batch=times.batch, context=at) for model, at in ((measured_on, before), (to, after))]
     more = np.array(more_s) * levels[1].work_s / levels[0].work_s
+    moved = [_committing_s(model, batch=times.batch, context=at) for model, at in ((measured_on, before), (to, after))]
     return replace(
         times,
         context=times.context if context is None else float(context),
         relative_error=None if times.relative_error is None else math.hypot(times.relative_error, error),
         widths=tuple(zip(fed, more.tolist(), strict=True)) if times.widths else (),
+        commit_s=times.commit_s * moved[1] / moved[0],
         plain_s=float(plain),
         rest=tuple(zip(tokens, rest.tolist(), strict=True)),
         draft=tuple(zip(depths, draft.tolist(), strict=True)),
@@ -93,6 +95,15 @@ def _chains(model: Roofline, depths: Sequence[int], *, batch: int, context: int)
     later = model.level(1, batch=batch, context=context)
     more = np.array(depths, dtype=np.float64) - 1
     return Split(first.fixed_s + more * later.fixed_s, first.work_s + more * later.work_s)
+
+
+def _committing_s(model: Roofline, *, batch: int, context: int) -> float:
+    """Seconds that a step takes longer if it commits two tokens a sequence instead of one."""
+    one, two = (
+        kept.verify(1, batch=batch, context=context) + kept.level(1, batch=batch, first=True, context=context)
+        for kept in (replace(model, committed=1.0), replace(model, committed=2.0))
+    )
+    return float(two.work_s - one.work_s)
 
 
 def _scaled(measured_s: ArrayLike, before: Split, after: Split) -> Floats:

@@ -382,6 +382,19 @@ def test_contexts_and_widths_are_carried_over():
     assert one.context == (800, 800)
 
 
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_what_committing_takes_is_carried_over(kind):
+    here = roofline(L3, DrafterShape.eagle(L3) if kind == "eagle" else DrafterShape.medusa(L3), context=300)
+    there = same_constants(here, bandwidth=here.device.bandwidth * 4, flops=here.device.flops * 4)
+    measured = as_profile(here)
+    measured = replace(measured, batches=tuple(replace(t, commit_s=2e-4) for t in measured.batches))
+    carried = transfer(measured, measured_on=here, to=there)
+    assert [t.commit_s for t in carried.batches] == pytest.approx([5e-5] * len(carried.batches))
+    few, many = (StepShape(8, 4, (1,), None, kept) for kept in (1, 3))
+    added = carried.step_s([many, few]) @ [1, -1]
+    assert added == pytest.approx(1e-4)
+
+
 @settings(deadline=None)
 @given(slower=st.floats(1, 3))
 def test_host_time_is_not_scaled_and_utilisation_is_kept(slower):
