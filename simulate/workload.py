@@ -1,6 +1,7 @@
 """What comes to a server and when: arrivals, prompts and the trace's requests that stand for the texts written."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,11 +124,13 @@ def read_requests(path: Path) -> Asked:
     """
     try:
         lines = path.read_text("utf-8").split("\n")
-        rows = [_row(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+        numbered = {number: _row(number, line) for number, line in enumerate(lines, 1) if line.strip()}
+        _check_arrivals({number: row[2] for number, row in numbered.items() if row[2] is not None})
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {why(error)}") from error
     except RecordError as error:
         raise UsageError(f"{path}: {error}") from error
+    rows = list(numbered.values())
     if not rows:
         raise UsageError(f"{path}: holds no requests")
     prompts, tokens, arrived = zip(*rows, strict=True)
@@ -135,6 +138,14 @@ def read_requests(path: Path) -> Asked:
     if timed and len(timed) < len(rows):
         raise UsageError(f"{path}: `arrived_s` must be in all lines or in none, found {len(timed)} of {len(rows)}")
     return Asked(np.array(prompts), np.array(tokens), np.array(timed) if timed else None)
+
+
+def _check_arrivals(arrived_s: Mapping[int, float]) -> None:
+    before = 0.0
+    for number, time in arrived_s.items():
+        if time < before:
+            raise RecordError(f"line {number}: `arrived_s` must not fall, nor be negative, found {time:g}")
+        before = time
 
 
 def _row(number: int, line: str) -> tuple[int, int, float | None]:

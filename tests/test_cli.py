@@ -858,6 +858,7 @@ def test_random_weights_replay_a_trace(sources, tmp_path):
     assert (meta["acceptance"], meta["prompts"], meta["prompt_tokens"]) == ("replay", 8, [5, 5])
     assert meta["target"]["name"] == "random-toy"
     assert meta["predictions"]["replayed"] == checksum(path)
+    assert meta["predictions"]["replayed_requests"] == [4, 8]
     search = load_predictions(tmp_path / "v.predictions.json").plan.meta["search"]
     assert search["requests_chosen_on"] + search["requests_judged_on"] == 16 - 8
 
@@ -877,6 +878,8 @@ def test_predictions_are_read_again_unless_they_were_changed(sources, tmp_path):
     assert [c["predicted"] for c in one["cells"]] == [c["predicted"] for c in other["cells"]]
     assert [c["closed_forms"] for c in one["cells"]] == [c["closed_forms"] for c in other["cells"]]
     refused(run("validate", *words), "fixed.json", "replay of a trace", "live", code=2)
+    seen = run("validate", *words, "--acceptance", f"replay:{path}", "--skip", "1")
+    refused(seen, "fixed.json", "--skip 0 --requests 8", code=2)
     fixed.write_text(fixed.read_text().replace('"seed": 0', '"seed": 1', 1))
     refused(run("validate", *words, "--acceptance", f"replay:{path}"), "fixed.json", "was changed")
 
@@ -903,6 +906,11 @@ def test_a_replay_needs_the_step_times_of_its_own_models(sources):
     _, path, _ = sources
     words = ("--trace", path, "--acceptance", f"replay:{path}", "--requests", "8")
     refused(run("validate", *RANDOM, *words), "--profile", code=2)
+
+
+def test_random_prompts_beyond_the_context_are_refused_before_they_are_drawn(tmp_path):
+    words = ("--prompt-tokens", "9" * 12, *MEASURE, "--requests", "3", "--output", tmp_path / "profile.json")
+    refused(run("profile", *RANDOM, *words), "999999999999 tokens exceed the model's context of 40960")
 
 
 def test_random_weights_are_profiled(tmp_path):

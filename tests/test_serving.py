@@ -382,6 +382,11 @@ def test_requests_of_a_file(tmp_path):
         ('{"tokens": 3}', "line 1: `prompt_tokens` is missing"),
         ('{"prompt_tokens": 3, "tokens": 0}', r"line 1: `tokens` must be in 1..2147483648, found 0"),
         ('{"prompt_tokens": 3, "tokens": 1.5}', "line 1: `tokens` must be an integer, found 1.5"),
+        ('{"prompt_tokens": 3, "tokens": 2, "arrived_s": -1}', "line 1: `arrived_s` must not fall, nor be negative"),
+        (
+            '{"prompt_tokens": 3, "tokens": 2, "arrived_s": 2}\n\n{"prompt_tokens": 3, "tokens": 2, "arrived_s": 1}',
+            "line 3: `arrived_s` must not fall, nor be negative, found 1",
+        ),
         ('{"prompt_tokens": 3, "tokens": 2, "arrived_s": null}', "line 1: `arrived_s` must be a finite number"),
         (
             '{"prompt_tokens": 3, "tokens": 2, "arrived_s": 1}\n{"prompt_tokens": 3, "tokens": 2}',

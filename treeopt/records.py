@@ -62,12 +62,14 @@ def of_kind(value: Any, kind: type[Any], name: str) -> Any:
     return value
 
 
-def given(record: dict[str, Any], key: str, where: str) -> bool:
+def given(record: Any, key: str, where: str) -> bool:
     """Whether a field that must be there is not null.
 
     Raises:
-        RecordError: it is missing.
+        RecordError: it is missing, or there is no object that could have it.
     """
+    if not isinstance(record, dict):
+        raise RecordError(f"{where} must be an object, found {type(record).__name__}")
     if key not in record:
         raise RecordError(f"{where}: `{key}` is missing")
     return record[key] is not None

@@ -240,6 +240,7 @@ def load_tokens(models: Models, model: "Target", prompts: Prompts) -> tuple[list
 
     Raises:
         UsageError: not one source, or as `load_prompts` does.
+        ExecutorError: random ones beyond the model's context.
     """
     if (prompts.prompts_file is None) == (prompts.prompt_tokens is None):
         raise UsageError("give either --prompts or --prompt-tokens")
@@ -248,6 +249,7 @@ def load_tokens(models: Models, model: "Target", prompts: Prompts) -> tuple[list
         return asked.tokens, asked.stop
     import numpy as np
 
+    model.check_length(prompts.prompt_tokens)
     size = (prompts.skip + (prompts.requests or RANDOM_REQUESTS), prompts.prompt_tokens)
     drawn: list[list[int]] = np.random.default_rng(0).integers(0, model.vocabulary, size).tolist()
     return drawn[prompts.skip :], []

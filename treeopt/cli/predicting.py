@@ -118,6 +118,7 @@ class Opened:
         trace: to search, without what is replayed of it.
         cost: step times for the search.
         fixed: predictions of a file.
+        first: the first of the trace's requests that are replayed.
     """
 
     sources: Sources
@@ -126,6 +127,7 @@ class Opened:
     trace: Trace | None = None
     cost: CostModel | None = None
     fixed: "Predictions | None" = None
+    first: int = 0
 
     def predictions(self, *, context: int, weights: tuple[int, int] | None, seed: int) -> "Predictions":
         """Those of a file; else a plan, with closed forms and the hashes of what all was made of.
@@ -161,7 +163,9 @@ class Opened:
         }
         hashes = {name: None if path is None else checksum(path) for name, path in files.items()}
         counts = None if weights is None else list(weights)
-        meta = {**hashes, "weights_read": counts, "context": context, "seed": seed, "provenance": this_run()}
+        part = None if self.replayed is None else [self.first, self.replayed.requests]
+        settings = {"replayed_requests": part, "weights_read": counts, "context": context, "seed": seed}
+        meta = {**hashes, **settings, "provenance": this_run()}
         return Predictions(plan, forms, meta)
 
 
@@ -174,9 +178,9 @@ def opened(sources: Sources, *, skip: int, requests: int | None) -> Opened:
     sources.check()
     replayed = _replayed(sources, skip, requests)
     if sources.plan_file is not None:
-        return Opened(sources, replayed, plan=load_plan(sources.plan_file))
+        return Opened(sources, replayed, plan=load_plan(sources.plan_file), first=skip)
     if sources.trace_file is None:
-        return _fixed(sources, replayed)
+        return _fixed(sources, replayed, skip)
     from simulate.profile import load_profile
 
     trace = load_trace(sources.trace_file)
@@ -184,7 +188,7 @@ def opened(sources: Sources, *, skip: int, requests: int | None) -> Opened:
     if sources.same and requests is not None:
         numbers = np.arange(trace.requests)
         trace = trace.select(numbers[(numbers < skip) | (numbers >= skip + requests)])
-    return Opened(sources, replayed, trace=trace, cost=cost)
+    return Opened(sources, replayed, trace=trace, cost=cost, first=skip)
 
 
 def _replayed(sources: Sources, skip: int, requests: int | None) -> Trace | None:
@@ -201,8 +205,8 @@ def _replayed(sources: Sources, skip: int, requests: int | None) -> Trace | None
     return trace.select(np.arange(skip, trace.requests if requests is None else skip + requests))
 
 
-def _fixed(sources: Sources, replayed: Trace | None) -> Opened:
-    """The predictions of a file, made for this kind of acceptance."""
+def _fixed(sources: Sources, replayed: Trace | None, skip: int) -> Opened:
+    """The predictions of a file, made for this kind of acceptance, and not of the requests that are replayed."""
     from simulate.predictions import load_predictions
 
     assert sources.predictions_file is not None
@@ -211,7 +215,15 @@ def _fixed(sources: Sources, replayed: Trace | None) -> Opened:
     if wanted != (None if path is None else checksum(path)):
         made = "live acceptance" if wanted is None else f"the replay of a trace of sha256 {wanted:.16}"
         raise UsageError(f"{sources.predictions_file}: predicts {made}, --acceptance is {sources.acceptance}")
-    return Opened(sources, replayed, fixed=found)
+    part = look(found.meta, "replayed_requests")
+    if replayed is not None and part is not None and look(found.meta, "trace") == wanted:
+        first, count = part
+        if skip < first or skip + replayed.requests > first + count:
+            raise UsageError(
+                f"{sources.predictions_file}: was made of all requests of this trace but {count} after the first "
+                f"{first}; give --skip {first} --requests {count} to replay those"
+            )
+    return Opened(sources, replayed, fixed=found, first=skip)
 
 
 def _covers(cost: CostModel, shape: StepShape) -> bool:
