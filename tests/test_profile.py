@@ -465,6 +465,14 @@ def test_what_is_no_such_number_is_named(tmp_path, place, value):
     assert_refused(path, called(place))
 
 
+@pytest.mark.parametrize("place", COUNTS, ids=where)
+@pytest.mark.parametrize("value", [2**63, 10**400], ids=["2**63", "10**400"])
+def test_counts_that_no_array_holds_are_named(tmp_path, place, value):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(broken(place, value)))
+    assert_refused(path, called(place))
+
+
 @pytest.mark.parametrize("place", SHARES, ids=where)
 @pytest.mark.parametrize("value", [10**400, True, "0.01"], ids=where)
 def test_seconds_are_not_made_from_other_things(tmp_path, place, value):

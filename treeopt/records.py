@@ -53,11 +53,12 @@ def get(record: Any, key: str, kind: type, where: str) -> Any:
 
 
 def of_kind(value: Any, kind: type[Any], name: str) -> Any:
-    """`value`, of the type asked for; see `get`."""
+    """`value`, of the type asked for, integers of 64 bits; see `get`."""
     if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
-    if type(value) is not kind or (type(value) is float and not math.isfinite(value)):
-        found = f"{value}" if type(value) is float else type(value).__name__
+    large = type(value) is int and not -(2**63) <= value < 2**63
+    if type(value) is not kind or large or (type(value) is float and not math.isfinite(value)):
+        found = f"{value}" if type(value) is float else "one too large" if large else type(value).__name__
         raise RecordError(f"{name} must be {_KINDS[kind]}, found {found}")
     return value
 
