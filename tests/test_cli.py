@@ -902,6 +902,12 @@ def test_replays_are_refused(sources, unchanged, more, words):
     refused(replaying(path, profile, *more), *words, code=2)
 
 
+def test_ranks_of_a_rule_that_draws_are_not_replayed(sources):
+    trace, path, profile = sources
+    save_trace(replace(trace, meta={**trace.meta, "verification": "leviathan"}), path)
+    refused(replaying(path, profile, "--requests", "8"), str(path), "rule leviathan draws", code=2)
+
+
 def test_a_replay_needs_the_step_times_of_its_own_models(sources):
     _, path, _ = sources
     words = ("--trace", path, "--acceptance", f"replay:{path}", "--requests", "8")

@@ -17,7 +17,7 @@ from treeopt.plan import Plan
 from treeopt.planfile import load_plan
 from treeopt.provenance import look, this_run
 from treeopt.sized import USUAL, parse_sizes, sized_trees
-from treeopt.trace import Trace, load_trace
+from treeopt.trace import DRAWN, Trace, load_trace
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:
@@ -196,6 +196,9 @@ def _replayed(sources: Sources, skip: int, requests: int | None) -> Trace | None
     if path is None:
         return None
     trace = load_trace(path)
+    rule = look(trace.meta, "verification")
+    if rule in DRAWN:
+        raise UsageError(f"{path}: rule {rule} draws its candidates, so ranks do not say what steps keep")
     if skip + (requests or 1) > trace.requests:
         raise UsageError(
             f"{path}: {requests or 1} requests wanted after skipping {skip}, the trace has {trace.requests}"
