@@ -56,6 +56,7 @@ class Cost:
     stairs: int = 1
     level: float = 0.0
     largest: int = 10**9
+    widest: int = 10**9
     off: float = 0.0
     commit: float = 0.0
     asked: list[StepShape] = field(default_factory=list)
@@ -71,6 +72,8 @@ class Cost:
     def one(self, shape: StepShape) -> float:
         if shape.tokens > self.largest:
             raise CostError(f"calibrated up to {self.largest} tokens, asked for {shape.tokens}")
+        if max(shape.widths, default=0) > self.widest:
+            raise CostError(f"calibrated up to {self.widest} nodes a level, asked for {max(shape.widths)}")
         tokens = math.ceil(shape.batch * shape.tokens / self.stairs) * self.stairs
         levels = sum(self.draft + self.level * math.ceil(width * shape.batch / 2) for width in shape.widths)
         return self.base + self.token * tokens + levels + self.commit * (shape.committed or 1)
@@ -90,6 +93,7 @@ class Cost:
         verify = np.full(tokens + 1, np.inf)
         verify[1 : len(sizes) + 1] = [self.one(StepShape(batch, size, (), context)) for size in sizes]
         fed = [self.draft + self.level * math.ceil(width * batch / 2) for width in range(1, width + 1)]
+        fed[self.widest :] = [math.inf] * len(fed[self.widest :])
         return CostParts(verify, np.tile([0.0, *fed], (depth, 1)))
 
 
@@ -313,6 +317,17 @@ def test_a_baseline_outside_the_calibrated_range_is_skipped_not_fatal():
     assert entry.choice.tree is not None
     assert "Medusa's tree" in entry.skipped
     assert "EAGLE-1's tree" in [choice.name for choice in entry.compared]
+
+
+@pytest.mark.parametrize("method", ["best-first", "renewal", "hydra"])
+@pytest.mark.parametrize("widest", [1, 2, 4])
+def test_levels_wider_than_the_cost_model_knows_are_left_out(method, widest):
+    known = Cost(token=0.001, level=0.001, widest=widest)
+    entries = search(MIXED, known, batch=(1, 2), max_nodes=31, method=method, shapes=1).entries
+    for entry in (*entries, *search(MIXED, known, batch=(1, 2), max_nodes=31, method=method).entries):
+        assert max(entry.choice.tree.fed_widths) <= widest
+    free = search(MIXED, Cost(token=0.001, level=0.001), batch=1, max_nodes=31, method=method).entries[0]
+    assert max(free.choice.tree.fed_widths) > widest  # it is what was missing
 
 
 def test_the_smaller_of_equal_trees_is_chosen():

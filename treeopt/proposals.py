@@ -90,7 +90,9 @@ class Proposals:
         if len(options.tokens) == 0:
             return found
         rates = options.tokens / self.seconds(batch)
-        best = np.argsort(-rates, kind="stable")[:SHORTLIST].tolist()
+        if not rates.any():
+            return found
+        best = [i for i in np.argsort(-rates, kind="stable")[:SHORTLIST].tolist() if rates[i]]
         close = np.flatnonzero(rates >= (1 - 2 * self.ask.near) * rates.max()).tolist()
         small = min(close, key=lambda i: options.nodes[i])
         listed = [options.tree(i) for i in dict.fromkeys([*best, small])]
@@ -98,11 +100,11 @@ class Proposals:
             listed.append(refined.tree)
         listed.sort(key=lambda tree: -self.judge.rate(tree, batch))
         if self.ask.method == "renewal":
-            listed += [better for tree in listed[:REFINED] for better in self._improved(tree)]
+            listed += [t for tree in listed[:REFINED] for t in self._improved(tree) if self._priced(t, batch)]
         return [tree for tree in dict.fromkeys([*listed, *found]) if broken(tree, self.rules) is None]
 
     def seconds(self, batch: int) -> NDArray[np.float64]:
-        """Of a step with each option, float64 (n,).
+        """Of a step with each option, float64 (n,); inf where the cost model knows no levels as wide.
 
         Raises:
             CostError: see `trees`.
@@ -110,12 +112,12 @@ class Proposals:
         options, context, cost = self.options, self.judge.context, self.judge.cost
         tokens = options.nodes + 1
         parts = self._parts(batch)
-        seconds = parts.step_s(tokens, options.widths)
-        for i in np.flatnonzero(np.isinf(seconds))[:1].tolist():
-            widths = tuple(options.widths[i][options.widths[i] > 0].tolist())
+        narrow = np.minimum(options.widths, 1)
+        for i in np.flatnonzero(np.isinf(parts.step_s(tokens, narrow)))[:1].tolist():
+            widths = (1,) * int(narrow[i].sum())
             cost.step_s([StepShape(batch, int(tokens[i]), widths, context)])  # says what it does not cover
             raise CostError(f"a step of {tokens[i]} tokens and {len(widths)} levels has no finite cost")
-        return seconds
+        return parts.step_s(tokens, options.widths)
 
     def refined(self, batch: int) -> Refined | None:
         """The tree of most position-averaged tokens a second with its certificate; None where enumeration has it."""
@@ -140,6 +142,13 @@ class Proposals:
         nodes, depth = self.ask.nodes, self.ask.depth
         width, context = max(int(self.options.widths.max()), nodes), self.judge.context
         return self.judge.cost.parts(batch=batch, tokens=nodes + 1, depth=depth, width=width, context=context)
+
+    def _priced(self, tree: Tree, batch: int) -> bool:
+        try:
+            self.judge.step_s(tree, batch)
+        except CostError:
+            return False
+        return True
 
     def _improved(self, tree: Tree) -> tuple[Tree, ...]:
         """Better trees for the positions they visit: found on one half of the requests, and better on the other too.
