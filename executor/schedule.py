@@ -33,8 +33,7 @@ class Schedule:
     def order(self, seed: Sequence[int]) -> list[Visit]:
         """The blocks of a round: places in random order, within each its trees, a plain block before every few.
 
-        Everything is compared with plain steps, whose time memory decides more than that of trees; and how busy the
-        machine's memory is changes within seconds.
+        Everything is compared with plain steps, and the pace of a shared machine changes within seconds.
         """
         rng = np.random.default_rng(seed)
         places: dict[tuple[int, int | None], list[int]] = {}
