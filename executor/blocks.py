@@ -1,5 +1,6 @@
-"""Blocks: a few consecutive steps of one way to decode, timed, and the cell that all blocks of a way come to."""
+"""Blocks: a few consecutive steps of one way to decode, timed."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -9,15 +10,12 @@ import numpy as np
 
 from executor.decode import Decoder
 from executor.steps import Step
-from executor.ways import Way
-from simulate.cells import Cell
 from treeopt.errors import UsageError
 from treeopt.records import RecordError, get, of_kind
 from treeopt.trace import Trace
 from treeopt.tree import Tree
 
-WARM_UP = 2  # steps at the beginning of a block that do not count
-MAD_TO_ERROR = 1.4826 * 1.2533  # of a median, over the median absolute deviation; of a normal law
+WARM_UP = 1  # steps at the beginning of a block that do not count
 
 Tokens = Sequence[int]
 
@@ -83,25 +81,24 @@ def _seconds(record: Any, name: str) -> tuple[float, ...]:
     return found
 
 
-def block(decoder: Decoder, prompts: Sequence[Tokens], *, steps: int, new_tokens: int) -> list[Step]:
-    """`steps` steps with every row busy, after two that warm up; fewer if the prompts run out."""
+def block(
+    decoder: Decoder, prompts: Sequence[Tokens], *, steps: int, new_tokens: int, long_s: float = math.inf
+) -> list[Step]:
+    """`steps` steps with every row busy, after one that warms up.
+
+    They are fewer where prompts run out, and where they have taken more than `long_s`.
+    """
     full = (step for step in decoder.steps(prompts, new_tokens=new_tokens) if step.full)
-    found = list(islice(full, steps + WARM_UP))
-    if len(found) <= WARM_UP:
-        raise UsageError(f"{len(prompts)} prompts and new-tokens {new_tokens} make fewer than 3 steps of a full batch")
-    return found[WARM_UP:]
-
-
-def cell_of(way: Way, blocks: Sequence[Block], *, context: float) -> Cell:
-    """Medians over all steps, the mean of what they committed, and the standard error of the blocks' median."""
-    draft, rest = (
-        float(np.median(np.concatenate([getattr(b, name) for b in blocks]))) for name in ("draft_s", "rest_s")
-    )
-    steps = np.array([b.step_s for b in blocks])
-    error = float(MAD_TO_ERROR * np.median(np.abs(steps / np.median(steps) - 1)) / np.sqrt(len(steps)))
-    committed = float(np.mean([b.committed for b in blocks]))
-    forced, tokens = way.kept is not None, way.tree.nodes + 1
-    return Cell(way.batch, context, tokens, way.tree.fed_widths, draft, rest, committed, error, forced)
+    found, took_s = list[Step](), 0.0
+    for number, step in enumerate(islice(full, steps + WARM_UP)):
+        if number >= WARM_UP:
+            found.append(step)
+            took_s += step.draft_s + step.rest_s
+            if took_s > long_s:
+                break
+    if not found:
+        raise UsageError(f"{len(prompts)} prompts and new-tokens {new_tokens} make fewer than 2 steps of a full batch")
+    return found
 
 
 def keeping(kept: int, tree: Tree, requests: int, length: int) -> Trace:

@@ -107,11 +107,11 @@ class TreeCache(Cache):
         self._slots: Tensor | None = None
         self._view = capacity
 
-    def succeed(self) -> "TreeCache":
-        """A new owner of the same memory, cleared; this one has none left."""
+    def succeed(self, *, clear: bool = True) -> "TreeCache":
+        """A new owner of the same memory, cleared unless it is known to hold numbers; this one has none left."""
         stores = self.stores
         self.release()
-        for store in stores:
+        for store in stores if clear else ():
             store.zero_()  # a number that is none would come through a mask
         return TreeCache(self.layout, self.batch, self.capacity, self.device, stores)
 

@@ -1,31 +1,34 @@
 """Measure a profile: the real loop on real prompts, phase by phase, in shuffled blocks that can be gone on with.
 
-Times are medians over steps with every row busy. Plain decoding and all trees alternate, so that caches and
-clocks are those of decoding; what a tree's steps take is told in plain steps measured just before, so that drifts of
-the machine fall on both alike.
+Times are those of steps with every row busy. Plain decoding and all trees alternate behind the same prompts, in blocks
+that are short and come back often, so that caches and clocks are those of decoding and a drift of the machine falls on
+all alike; see `executor.pace`.
 """
 
 import json
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from executor.blocks import WARM_UP, Block, Tokens, block, cell_of, keeping
+from executor.blocks import WARM_UP, Block, Tokens, block, keeping
 from executor.decode import Decoder
 from executor.drafters.base import Drafter
 from executor.fingerprint import clock_mhz, device_name, identity, tokens_hash
 from executor.imposed import Imposed
+from executor.pace import at_one_pace, cell_of
 from executor.parallel import processes
 from executor.schedule import FEWEST, TOGETHER, Schedule, Visit, fitted
 from executor.settings import Settings as Settings
 from executor.target import Target
 from executor.ways import LEAST, Way, line_of
-from simulate.cells import profile_of
+from simulate.cells import Cell, profile_of
 from simulate.experts import Experts
 from simulate.profile import Profile
 from simulate.shapes import Shape
@@ -34,7 +37,9 @@ from treeopt.lines import appended, read_lines
 from treeopt.provenance import this_run
 from treeopt.records import RecordError, get
 
-SCHEMA = "treeopt.measuring/2"
+SCHEMA = "treeopt.measuring/3"
+LONG_S = 0.3  # a block is not gone on with: its steps have the machine's pace in common, and more blocks tell more
+IMPOSED = 3  # steps of a block whose acceptance is imposed, always, so that all come to one context
 
 
 def measure_profile(
@@ -80,7 +85,8 @@ class Measurement:
         self._looked_s = 0.0
 
     def __enter__(self) -> "Measurement":
-        """Open the work file."""
+        """Open the work file, and prepare the target."""
+        self._stack.enter_context(self.target.keeping_prompts())
         settings = {**self.settings.record, "prompts": tokens_hash(self.prompts), **self.identity}
         head = json.loads(json.dumps({"schema": SCHEMA, "settings": settings}))  # tuples are lists, as in the file
         self._put: Callable[[dict[str, Any]], None] = lambda record: None
@@ -134,12 +140,16 @@ class Measurement:
         return None
 
     def _whole(self, schedule: Schedule) -> dict[tuple[int, int, int], Block]:
-        """Blocks that were kept, where the plain block and all trees beside it are there.
+        """Blocks that were kept, where all of a place and round are there.
 
-        Others are measured anew: what a plain step took before an interruption says nothing of the machine after it.
+        Others are measured anew: what one took before an interruption says nothing of the machine after it.
         """
-        orders = [self._order(number, schedule) for number in range(schedule.rounds)]
-        visits = {(index, number, turn) for number, order in enumerate(orders) for index, turn in order}
+        places = [
+            [(index, number, turn) for index, turn in place]
+            for number in range(schedule.rounds)
+            for place in self._order(number, schedule)
+        ]
+        visits = {visit for place in places for visit in place}
         kept: dict[tuple[int, int, int], Block] = {}
         for number, record in enumerate(self._kept, 2):
             if isinstance(record, dict) and "planned" in record:
@@ -151,12 +161,7 @@ class Measurement:
                 kept[way, turned, turn] = Block.read(get(record, "block", dict, "visit"))
             except RecordError as error:
                 raise self._broken(number, "block", error) from error
-        groups = [
-            [(index, number, turn) for index, turn in group]
-            for number, order in enumerate(orders)
-            for group in schedule.groups(order)
-        ]
-        return {visit: kept[visit] for group in groups if all(visit in kept for visit in group) for visit in group}
+        return {visit: kept[visit] for place in places if all(visit in kept for visit in place) for visit in place}
 
     def _broken(self, line: int, what: str, error: RecordError) -> UsageError:
         return UsageError(f"{self.work}: line {line} is no {what}: {error}; remove the file to begin anew")
@@ -169,7 +174,7 @@ class Measurement:
     @property
     def blocks(self) -> int:
         """Blocks of the whole schedule."""
-        return len(self._order(0, self.schedule)) * self.schedule.rounds
+        return sum(map(len, self._order(0, self.schedule))) * self.schedule.rounds
 
     def run(self, progress: Callable[[int], None] = lambda blocks: None) -> Profile:
         """Measure what is not done, and make the profile. A round that would pass the budget is not begun."""
@@ -179,21 +184,21 @@ class Measurement:
             limit = self.settings.budget_s
             if limit is not None and number >= 2 and self._looked_s + sum(took) + max(took) > limit:
                 break
-            for index, turn in self._order(number, schedule):
+            for index, turn in chain.from_iterable(self._order(number, schedule)):
                 if (index, number, turn) not in self._done:
-                    found = self._block(schedule.ways[index], self.settings.steps, [number, index, turn])
+                    found = self._block(schedule.ways[index], self.settings.steps, number)
                     self._done[index, number, turn] = found
                     self._put({"way": index, "round": number, "turn": turn, "block": vars(found)})
                     progress(1)
             rounds += 1
         return self._profile(rounds)
 
-    def _order(self, number: int, schedule: Schedule) -> list[Visit]:
-        """The blocks of a round."""
+    def _order(self, number: int, schedule: Schedule) -> list[list[Visit]]:
+        """The blocks of a round, by place."""
         return schedule.order([self.settings.seed, number])
 
     def _look(self, ranked: Sequence[tuple[int, Way]]) -> Schedule:
-        """One short block of the plain way and of the largest tree of each batch size and context."""
+        """Short blocks of the plain way and of the largest tree of each batch size and context."""
         wanted, every = self.settings, tuple(way for _, way in ranked)
         if wanted.budget_s is None:
             return Schedule(every, wanted.rounds)
@@ -201,26 +206,32 @@ class Measurement:
         for batch, context in dict.fromkeys((way.batch, way.context) for way in every):
             here = [way for way in every if (way.batch, way.context) == (batch, context) and way.kept is None]
             largest = max(here, key=lambda way: way.tree.nodes)
-            plain, wide = (self._block(way, 1, [0, 0, 0]) for way in (here[0], largest))
-            self._looked_s += plain.took_s + wide.took_s
-            opening = max(0.0, min(found.took_s - 3 * found.step_s for found in (plain, wide)))
-            looks[batch, context] = opening, plain.step_s, wide.step_s, largest.tree.nodes
+            # Prompts are filled in twice, without and with features; then only what the drafter does with them is left.
+            plain, *wide = (self._block(way, 1, 0) for way in (here[0], largest, largest))
+            self._looked_s += plain.took_s + sum(found.took_s for found in wide)
+            once, each = (max(0.0, found.took_s - (1 + WARM_UP) * found.step_s) for found in (wide[0], wide[1]))
+            opening = each + 2 * once / len(here)
+            looks[batch, context] = opening, plain.step_s, wide[1].step_s, largest.tree.nodes
+
+        def steps_s(step: float) -> float:
+            return WARM_UP * step + min(wanted.steps * step, max(step, LONG_S + step))
 
         def block_s(way: Way) -> float:
             opening, narrow, wide, nodes = looks[way.batch, way.context]
             step = narrow + max(0.0, wide - narrow) * way.tree.nodes / nodes
-            plain_s = opening + (wanted.steps + WARM_UP) * narrow
-            return opening + (wanted.steps + WARM_UP) * step + (plain_s / TOGETHER if way.tree.nodes else 0.0)
+            return opening + steps_s(step) + (opening + steps_s(narrow)) / TOGETHER * bool(way.tree.nodes)
 
         left = wanted.budget_s - self._looked_s
         return fitted(ranked, rounds=wanted.rounds, block_s=block_s, budget_s=left)
 
-    def _block(self, way: Way, steps: int, place: list[int]) -> Block:
-        """One block, its prompts drawn anew."""
-        rng = np.random.default_rng([self.settings.seed, *place])
+    def _block(self, way: Way, steps: int, number: int) -> Block:
+        """One block, its prompts those of the round: all ways of a place decode behind the same."""
+        wanted = self.settings
+        rng = np.random.default_rng([wanted.seed, number, way.batch, way.context or 0])
+        steps = steps if way.kept is None else min(steps, IMPOSED)
         if way.context is None and way.kept is None:
             drawn = [self.prompts[i] for i in rng.permutation(len(self.prompts)).tolist()]
-            new_tokens = self.settings.new_tokens
+            new_tokens = wanted.new_tokens
         else:
             length = self._usual if way.context is None else way.context
             if way.kept is not None:  # those that keep less begin with more, so that all come to the same context
@@ -228,10 +239,11 @@ class Measurement:
             starts = rng.integers(0, len(self._stream), way.batch)
             drawn = [np.take(self._stream, np.arange(s, s + length), mode="wrap").tolist() for s in starts]
             new_tokens = (steps + WARM_UP) * (way.tree.depth + 1)
+        long_s = LONG_S if way.kept is None else math.inf
         rule = None if way.kept is None else Imposed(keeping(way.kept, way.tree, len(drawn), new_tokens), way.tree)
         decoder = Decoder(self.target, self.drafter, tree=way.tree, batch=way.batch, timed=True, rule=rule)
         started = time.perf_counter()
-        found = block(decoder, drawn, steps=steps, new_tokens=new_tokens)
+        found = block(decoder, drawn, steps=steps, new_tokens=new_tokens, long_s=long_s)
         return Block.of(found, prompt=min(map(len, drawn)), took_s=time.perf_counter() - started)
 
     @cached_property
@@ -259,30 +271,28 @@ class Measurement:
                 )
         return found[1]
 
-    def _blocks(self, rounds: int) -> dict[Way, list[Block]]:
-        """Of each way those of all rounds, trees' at the pace that plain steps had in the median."""
+    def _cells(self, rounds: int, context: float) -> tuple[list[Cell], int]:
+        """Of every way, from so many rounds; and the longest sequences that they came to."""
         schedule = self.schedule
-        blocks: dict[Way, list[Block]] = {way: [] for way in schedule.ways}
-        for (index, number, _), found in sorted(self._done.items()):
-            if number < rounds and not schedule.ways[index].tree.nodes:
-                blocks[schedule.ways[index]].append(found)
-        pace = {way: float(np.median([b.step_s for b in found])) for way, found in blocks.items() if found}
-        for number in range(rounds):
-            for index, (plain, turn) in schedule.beside(self._order(number, schedule)).items():
-                factor = pace[schedule.ways[plain]] / self._done[plain, number, turn].step_s
-                blocks[schedule.ways[index]].append(self._done[index, number, 0].scaled(factor))
-        return blocks
+        cells: list[Cell] = []
+        longest = 0.0
+        for place in self._order(0, schedule):
+            blocks, spread = at_one_pace(
+                [{(i, turn): self._done[i, number, turn] for i, turn in place} for number in range(rounds)]
+            )
+            ways = {schedule.ways[index]: found for index, found in blocks.items()}
+            lengths = [b.length for way, found in ways.items() if way.kept is None for b in found]
+            where = context if self.settings.contexts == () else float(np.mean(lengths))
+            cells += [cell_of(way, found, context=where, spread=spread) for way, found in ways.items()]
+            longest = max(longest, *(b.length for found in ways.values() for b in found))
+        return cells, round(longest)
 
     def _profile(self, rounds: int) -> Profile:
-        blocks = self._blocks(rounds)
-        where: dict[int | None, float] = {}
         lengths = [len(prompt) for prompt in self.prompts]
         low, high = min(lengths), max(lengths) + self.settings.new_tokens
+        cells, longest = self._cells(rounds, (low + high) / 2)
         if self.settings.contexts:
-            low = self.settings.contexts[0]
-            high = max(round(b.length) for found in blocks.values() for b in found)
-            where = {c: _mean_length(blocks, c) for c in self.settings.contexts}
-        cells = [cell_of(way, found, context=where.get(way.context, (low + high) / 2)) for way, found in blocks.items()]
+            low, high = self.settings.contexts[0], longest
         left_out = [str(way) for way in self.schedule.left_out]
         meta = {
             **self.identity,
@@ -294,11 +304,6 @@ class Measurement:
             "provenance": this_run(),
         }
         return profile_of(cells, context=(low, high), experts=_experts(self.target), meta=meta)
-
-
-def _mean_length(blocks: Mapping[Way, Iterable[Block]], context: int) -> float:
-    plainly = [found for way, found in blocks.items() if way.context == context and way.kept is None]
-    return float(np.mean([b.length for found in plainly for b in found]))
 
 
 def _experts(target: Target) -> Experts | None:

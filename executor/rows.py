@@ -75,6 +75,8 @@ class Rows:
         for row in rows:
             self.idle[row] = True
             self.lengths[row] = 0
+        if rows:
+            self.target.forget_prompts()
 
     @torch.no_grad()
     def admit(self, rows: Sequence[int], prompts: Sequence[Tokens], requests: Sequence[int] = ()) -> None:

@@ -30,35 +30,29 @@ class Schedule:
     rounds: int
     left_out: tuple[Way, ...] = ()
 
-    def order(self, seed: Sequence[int]) -> list[Visit]:
-        """The blocks of a round: places in random order, within each its trees, a plain block before every few.
+    @property
+    def places(self) -> list[list[int]]:
+        """The ways of each batch size and context, by index."""
+        found: dict[tuple[int, int | None], list[int]] = {}
+        for index, way in enumerate(self.ways):
+            found.setdefault((way.batch, way.context), []).append(index)
+        return list(found.values())
 
-        Everything is compared with plain steps, and the pace of a shared machine changes within seconds.
+    def order(self, seed: Sequence[int]) -> list[list[Visit]]:
+        """The blocks of a round, place by place in random order; see `Visit`.
+
+        Within each its trees come in random order, with a plain block before every few: all are compared with it.
         """
         rng = np.random.default_rng(seed)
-        places: dict[tuple[int, int | None], list[int]] = {}
-        for index, way in enumerate(self.ways):
-            places.setdefault((way.batch, way.context), []).append(index)
-        found: list[Visit] = []
-        for indices in [list(places.values())[i] for i in rng.permutation(len(places)).tolist()]:
+        places, found = self.places, []
+        for indices in [places[i] for i in rng.permutation(len(places)).tolist()]:
             plain = next(i for i in indices if not self.ways[i].tree.nodes)
             trees = rng.permutation([i for i in indices if i != plain]).tolist()
+            visits: list[Visit] = []
             for turn, first in enumerate(range(0, len(trees), TOGETHER)):
-                found += [(plain, turn), *((i, 0) for i in trees[first : first + TOGETHER])]
+                visits += [(plain, turn), *((i, 0) for i in trees[first : first + TOGETHER])]
+            found.append(visits)
         return found
-
-    def groups(self, order: Sequence[Visit]) -> list[list[Visit]]:
-        """Each plain block and the trees' blocks after it."""
-        found: list[list[Visit]] = []
-        for visit in order:
-            if not self.ways[visit[0]].tree.nodes:
-                found.append([])
-            found[-1].append(visit)
-        return found
-
-    def beside(self, order: Sequence[Visit]) -> dict[int, Visit]:
-        """By index of a tree's way the plain block before it."""
-        return {index: group[0] for group in self.groups(order) for index, _ in group[1:]}
 
 
 def fitted(

@@ -22,8 +22,8 @@ class Settings:
         max_nodes: largest tree, at most 63.
         max_depth: deepest tree; None: all levels that the drafter has, at most 8.
         new_tokens: tokens decoded after each prompt, where prompts are as they are.
-        rounds: blocks of each way to decode.
-        steps: steps of a block.
+        rounds: blocks of each way to decode, at most.
+        steps: steps of a block, at most.
         seed: of the order of blocks and prompts.
         budget_s: seconds that all may take; None: as long as it takes.
     """
@@ -33,7 +33,7 @@ class Settings:
     max_nodes: int = 63
     max_depth: int | None = None
     new_tokens: int = 64
-    rounds: int = 5
+    rounds: int = 12
     steps: int = 16
     seed: int = 0
     budget_s: float | None = None

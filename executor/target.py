@@ -4,8 +4,9 @@ The model is used through its public forward: explicit `position_ids`, a four-di
 subclass; no modelling code is copied. What is known of families is in architectures.py, masks are in attention.py.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -47,6 +48,16 @@ class Outputs:
     features: Tensor
 
 
+@dataclass(frozen=True)
+class _Prefilled:
+    """Prompts that a cache's memory holds, and their features by taps."""
+
+    stores: tuple[Tensor, ...]
+    rows: list[int]
+    prompts: list[list[int]]
+    features: dict[Taps, list[Tensor]] = field(default_factory=dict)
+
+
 class Target:
     """The model whose output is wanted, with a key/value cache for `batch` sequences of up to `capacity` tokens.
 
@@ -73,6 +84,8 @@ class Target:
         self._group = query_group(model) if self.attention in ("packed", "flex") else 1
         self._tree_masks = TreeMasks(self.dtype, self._group)
         self.cache: TreeCache | None = None
+        self._keeping = False
+        self._prefilled: _Prefilled | None = None
         self._decoder: nn.Module = model.get_decoder()
         layers = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
         self._features = Features(self._decoder, layers, self.name)
@@ -182,7 +195,7 @@ class Target:
         held, self.cache = self.cache, None
         if held is not None:
             if held.batch == batch and held.capacity >= capacity and held.device == self.device:
-                self.cache = held.succeed()
+                self.cache = held.succeed(clear=not self._keeping)
                 return
             held.release()
         needed, free = self.cache_bytes(batch, capacity), free_bytes(self.device)
@@ -206,7 +219,23 @@ class Target:
         limit.recompile_limit = max(limit.recompile_limit, SHAPES)
         self._forward = torch.compile(self.model.forward, **{"fullgraph": True, "dynamic": False} | options)
 
-    @torch.no_grad()
+    @contextmanager
+    def keeping_prompts(self) -> Iterator[None]:
+        """Inside, prompts that the same rows were filled with last are not computed again.
+
+        For whoever times the steps of many ways to decode behind the same prompts: sequences only ever grow, so that
+        a prompt lies in its row until another one is put there, its request leaves, or the memory is let go.
+        """
+        self._keeping = True
+        try:
+            yield
+        finally:
+            self._keeping, self._prefilled = False, None
+
+    def forget_prompts(self) -> None:
+        """Requests leave their rows, which idle from position 0 on: see `keeping_prompts`."""
+        self._prefilled = None
+
     def prefill(
         self,
         rows: Sequence[int],
@@ -221,6 +250,20 @@ class Target:
         At most `chunk` tokens of each go through the model at once. No logits are computed.
         """
         assert self.cache is not None, "allocate() first"
+        if not self._keeping:
+            return self._prefill(rows, prompts, chunk, taps)
+        asked = _Prefilled(self.cache.stores, list(rows), [list(prompt) for prompt in prompts])
+        held = self._prefilled
+        if held is None or held.stores is not asked.stores or (held.rows, held.prompts) != (asked.rows, asked.prompts):
+            self._prefilled = held = asked
+        if taps not in held.features:
+            held.features[taps] = self._prefill(rows, prompts, chunk, taps)
+        return held.features[taps]
+
+    @torch.no_grad()
+    def _prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]], chunk: int, taps: Taps) -> list[Tensor]:
+        """See `prefill`."""
+        assert self.cache is not None
         self._features.tap(taps or ())
         width = self.feature_width(taps)
         features = [torch.empty(len(p), width, dtype=self.dtype, device=self.device) for p in prompts]

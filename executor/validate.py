@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from executor.decode import Decoder, NewTokens
 from executor.drafters.base import Drafter
 from executor.imposed import Imposed
+from executor.pace import centre
 from executor.steps import Step
 from executor.target import Target
 from simulate.agreement import Comparison, Figures
@@ -20,6 +21,7 @@ from treeopt.trace import Trace
 from treeopt.tree import Tree
 
 PLAIN = Tree((), ())
+MOST = 8  # pieces of a block: each begins with a prefill
 WARM_UP = 3  # steps of each way before any is measured: libraries allocate, processors wake
 
 
@@ -136,7 +138,8 @@ def compare(
     """Decode the prompts plainly and with every static tree of each entry of the plan, in shuffled blocks.
 
     In each block the batch sizes come in random order, and within each so do plain decoding and the trees, which
-    thereby share what the machine does at the time.
+    thereby share what the machine does at the time. Batch sizes below the largest decode a block in several pieces,
+    all ways one piece before the next, so that ways follow one another as quickly as at the largest.
 
     Args:
         target: the model that the plan's trace was recorded with; any where a trace is replayed.
@@ -145,10 +148,10 @@ def compare(
         prompts: token ids of requests that are not in the trace, or more said of them.
         new_tokens: tokens decoded after each prompt; with `Requests` these say it, as of `stop`.
         stop: tokens that end a request.
-        blocks: parts that the prompts are cut into; every part is decoded by all ways before the next.
+        blocks: parts that the prompts are cut into; every part is decoded at all batch sizes before the next.
         seed: of the order.
         forms: closed forms to keep with each tree, by batch size and tree id.
-        progress: told every finished block of one way.
+        progress: told every finished piece of one way.
 
     Raises:
         UsageError, ExecutorError, TraceError: see `check_run`.
@@ -161,15 +164,17 @@ def compare(
     parts = np.array_split(np.arange(len(asked.prompts)), blocks)
     for batch, tree in runs:
         _warm(target, drafter, tree, batch, asked.part(parts[0]))
+    cuts = pieces(plan)
     for part in parts:
-        drawn = asked.part(part)
         for batch in rng.permutation(list(ways)).tolist():
-            for index in rng.permutation(len(ways[batch])).tolist():
-                tree = ways[batch][index]
-                decoder = _decoder(target, drafter, tree, batch, drawn)
-                steps = list(decoder.steps(drawn.prompts, new_tokens=drawn.limits, stop=drawn.stop))
-                runs[batch, tree].add(steps, int(part[0]))
-                progress(1)
+            for piece in np.array_split(part, cuts[batch]):
+                drawn = asked.part(piece)
+                for index in rng.permutation(len(ways[batch])).tolist():
+                    tree = ways[batch][index]
+                    decoder = _decoder(target, drafter, tree, batch, drawn)
+                    steps = list(decoder.steps(drawn.prompts, new_tokens=drawn.limits, stop=drawn.stop))
+                    runs[batch, tree].add(steps, int(piece[0]))
+                    progress(1)
     return [
         found
         for entry in plan.entries
@@ -177,9 +182,16 @@ def compare(
     ]
 
 
+def pieces(plan: Plan) -> dict[int, int]:
+    """By batch size, in how many pieces `compare` decodes each of its blocks."""
+    largest = max(entry.batch for entry in plan.entries)
+    return {entry.batch: min(largest // entry.batch, MOST) for entry in plan.entries}
+
+
 def blocks_of(plan: Plan, blocks: int) -> int:
-    """Blocks that `compare` runs, all ways together."""
-    return blocks * sum(1 + len(trees_of(entry)) for entry in plan.entries)
+    """Pieces of blocks that `compare` decodes, all ways together."""
+    cuts = pieces(plan)
+    return blocks * sum(cuts[entry.batch] * (1 + len(trees_of(entry))) for entry in plan.entries)
 
 
 def _decoder(target: Target, drafter: Drafter, tree: Tree, batch: int, requests: Requests) -> Decoder:
@@ -211,8 +223,9 @@ def _compared(
 
 
 def _measured(run: _Run, plain: _Run) -> Figures:
-    """Step times are compared block by block, since a block's runs follow one another on a machine that drifts."""
+    """Step times are compared piece by piece, since a piece's runs follow one another on a machine that drifts."""
     step_s = float(np.median(np.concatenate(run.step_s)))
     quotients = np.array([np.median(p) / np.median(s) for p, s in zip(plain.step_s, run.step_s, strict=True)])
     spread = ratio(quotients, np.ones(len(quotients)))
-    return Figures(run.tau, step_s, run.tau.times(float(np.median(quotients)), relative_error=spread.relative))
+    found = float(np.exp(centre(np.log(quotients).tolist())))
+    return Figures(run.tau, step_s, run.tau.times(found, relative_error=spread.relative))

@@ -31,8 +31,8 @@ class Comparison:
         name: what the plan calls it.
         tree: the topology.
         predicted: from the plan: requests held out, profiled times.
-        measured: live. The speedup is tau times the median over blocks of (plain step / step), both medians over
-            steps with all rows busy.
+        measured: live. The speedup is tau times the centre, over pieces of the run, of (plain step / step), both
+            medians over steps with all rows busy.
         end_to_end: measured tokens a second over plain decoding's, prefill and draining included.
         forms: what the closed forms predicted.
         plain_s: seconds of a plain step, predicted and measured; None where the plan does not say.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simulate.basis import Basis, fit_basis
 from simulate.experts import Experts
 from simulate.jackknife import jackknife_plus
-from simulate.profile import BatchTimes, Profile
+from simulate.profile import BatchTimes, Profile, over_basis
 from simulate.tables import Points, interpolated
 from treeopt.cost import StepShape
 from treeopt.errors import CostError, UsageError
@@ -68,10 +68,10 @@ def profile_of(
 ) -> Profile:
     """The profile that cells calibrate.
 
-    The basis is used where it predicts left-out sizes better than straight lines do. `relative_error` is half the
-    jackknife+ interval of step / plain step, every token count of a batch size and context left out in turn
-    (with a share of what the plain step itself is uncertain by), and each batch size's own where it has enough. Under
-    `left_out_sizes` provenance says how many were, and by how much they were missed in the median.
+    The basis is used where it predicts left-out sizes better than straight lines do; see `shrunk`. `relative_error`
+    is half the jackknife+ interval of step / plain step, every token count of a batch size and context left out in
+    turn (with a share of what the plain step itself is uncertain by), and each batch size's own where it has enough.
+    Under `left_out_sizes` provenance says how many were, and by how much they were missed in the median.
 
     Args:
         cells: of every batch size and context a plain one, and chains from 1 token deep.
@@ -91,7 +91,7 @@ def profile_of(
     fitted = _Calibration(level, context, experts, committed, per_token, fitted=True)
     other = fitted.left_out()
     best = straight
-    if len(other.residual) and np.median(other.residual) < np.median(found.residual):
+    if len(other.residual) and np.mean(other.residual) < np.mean(found.residual):
         best, found = fitted, other
     pooled, own = found.half_widths()
     plain = {cell.batch: NORMAL_95 * cell.error for cell in level if not cell.widths}
@@ -147,7 +147,17 @@ class _Calibration:
         """Of these tables, by rising batch size and context."""
         times = tuple(replace(t, relative_error=errors.get(t.batch)) for t in tables.values())
         basis = self._basis(times) if self.fitted else None
+        if basis is not None:
+            times = shrunk(times, basis, self.variance)
         return Profile(times, self.context, error, meta, basis, self.committed)
+
+    @cached_property
+    def variance(self) -> dict[tuple[int, float, int], float]:
+        """Of what was measured, by batch size, context and tokens, relative."""
+        found: dict[tuple[int, float, int], list[float]] = {}
+        for cell in self.cells:
+            found.setdefault((cell.batch, cell.context, cell.tokens), []).append(cell.error**2)
+        return {size: float(np.mean(same)) / len(same) for size, same in found.items()}
 
     @cached_property
     def tables(self) -> dict[Place, BatchTimes]:
@@ -199,6 +209,37 @@ class _Calibration:
         rows = [i for i, _ in predicted]
         table = np.array([row[rows] for _, row in predicted]).reshape(len(rows), len(rows))
         return _LeftOut(np.array(batches, dtype=np.int64), np.array(residual), table)
+
+
+def shrunk(
+    tables: Sequence[BatchTimes], basis: Basis, variance: Mapping[tuple[int, float, int], float]
+) -> tuple[BatchTimes, ...]:
+    """Tables whose seconds besides drafting are drawn towards the basis, as far as noise explains where they lie.
+
+    With r the logarithm of what was measured over what the basis says, less its mean over a table, v its variance by
+    measuring and t the variance that sizes have of their own (that of r over all tables, less v, at least 0), r
+    becomes r t / (t + v): what a quiet machine measured stays as it is. Source: Efron and Morris 1975, eq. 1.10 ff.,
+    with unequal variances.
+
+    Args:
+        tables: of all batch sizes and contexts.
+        basis: fitted to them.
+        variance: relative, by batch size, context and tokens.
+    """
+    logs = [np.log([seconds for _, seconds in over_basis(times, basis)]) for times in tables]
+    noise = [np.array([variance[times.batch, times.context, size] for size, _ in times.rest]) for times in tables]
+    apart = [values - values.mean() for values in logs]
+    freedom = sum(map(len, apart)) - len(apart) - len(basis.seconds)
+    if freedom < 1:
+        return tuple(tables)
+    own = max(0.0, sum(float(r @ r) for r in apart) / freedom - float(np.mean(np.concatenate(noise))))
+    found = []
+    for times, r, v in zip(tables, apart, noise, strict=True):
+        kept = np.divide(v, own + v, out=np.zeros_like(v), where=v > 0)
+        factors = np.exp(-r * kept).tolist()
+        rest = tuple((size, seconds * factor) for (size, seconds), factor in zip(times.rest, factors, strict=True))
+        found.append(replace(times, rest=rest))
+    return tuple(found)
 
 
 def drafting(cells: Sequence[Cell], like: Points = ()) -> tuple[Points, Points]:

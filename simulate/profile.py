@@ -1,8 +1,9 @@
 """A measured profile as a cost model: step times of one target and drafter on one device, nothing beyond them.
 
 step = draft(batch, levels) + rest(batch, tokens), both by context. At measured sizes time is what was measured, dips
-and breaks included. Between them the measurement over the fitted `Basis` is interpolated, so that a tile's edge stays
-where it is; without a basis time itself is. Outside what was measured it is refused.
+and breaks included, as far as it was more than noise (`simulate.cells`). Between them the measurement over the fitted
+`Basis` is interpolated, so that a tile's edge stays where it is; without a basis time itself is. Outside what was
+measured it is refused.
 """
 
 import json

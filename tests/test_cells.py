@@ -1,5 +1,6 @@
 """Calibration from synthetic cells whose law is known: terms, held-out sizes, widths, intervals, committed tokens."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -166,6 +167,29 @@ def test_measured_cells_are_kept_as_they_are():
             assert found == pytest.approx(cell.rest_s, rel=1e-12)
     times = dict(profile.batches[0].rest)
     assert any(times[b] < times[a] for a, b in pairwise(SIZES))
+
+
+def test_noise_is_drawn_towards_the_basis():
+    """With the noise known, sizes come closer to what they take; where there is none, a dip stays a dip."""
+    noise, factor = 0.08, {size: 0.85 if size in (16, 33) else 1.0 for size in SIZES}
+
+    def bumpy(noise, error, seed=0):
+        return [
+            replace(c, rest_s=c.rest_s * factor.get(c.tokens, 1.0), error=error if c.widths else 0.0)
+            for c in cells_of(STAIRS, noise=noise, seed=seed)
+        ]
+
+    due = {(c.batch, c.tokens): c.rest_s for c in bumpy(0.0, 0.0)}
+
+    def missed(profile):
+        return [abs(np.log(s / due[t.batch, n])) for t in profile.batches for n, s in t.rest]
+
+    for seed in range(3):
+        cells = bumpy(noise, noise, seed)
+        informed = np.mean(missed(profile_of(cells, context=(64, 128))))
+        believed = np.mean(missed(profile_of([replace(c, error=0.0) for c in cells], context=(64, 128))))
+        assert informed < 0.75 * believed
+    assert max(missed(profile_of(bumpy(0.0, 0.001), context=(64, 128)))) < 0.001
 
 
 def test_the_stated_error_follows_the_noise():

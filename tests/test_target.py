@@ -1,3 +1,5 @@
+from itertools import islice
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,8 +23,9 @@ from executor.decode import Decoder
 from executor.target import Target
 from executor.topology import Topology
 from tests.families import BASE, NEW, WINDOW, Oracle, decode, family
-from tests.models import SMALL, random_prompts
+from tests.models import SMALL, random_heads, random_prompts, small_target
 from treeopt.errors import ExecutorError
+from treeopt.tree import Tree
 
 MIXED = ["llama", "mistral", "gemma3", "gpt_oss", "deepseek_v3", "opt", "falcon"]
 
@@ -161,6 +164,45 @@ def test_features_are_the_head_s_input(name):
     scaled = plain.logits / target.head(plain.features)  # some models scale or cap what the head gives
     if name != "gemma3":
         torch.testing.assert_close(scaled, torch.ones_like(scaled))
+
+
+@pytest.fixture
+def filled(monkeypatch):
+    """How many prompts the models were asked to compute, call by call."""
+    counts, fill = [], Target._prefill
+    monkeypatch.setattr(Target, "_prefill", lambda self, *args: counts.append(len(args[0])) or fill(self, *args))
+    return counts
+
+
+@pytest.mark.parametrize("tree", [Tree.chain(3), Tree.from_paths([(0, 0), (1,)])], ids=["chain", "tree"])
+def test_kept_prompts_are_prompts(tree, filled):
+    """Steps after a prompt that was not computed again are those after one that was, whatever was decoded before."""
+    target, heads, prompts = small_target(), random_heads(), random_prompts([9, 4, 1, 6])
+    texts = [list(found.tokens) for found in Decoder(target, batch=4).generate(prompts, new_tokens=12)]
+    filled.clear()
+    with target.keeping_prompts():
+        for asked in (Tree((), ()), tree, tree, Tree((), ())):
+            found = [list[int]() for _ in prompts]
+            steps = Decoder(target, heads, tree=asked, batch=4).steps(prompts, new_tokens=12)
+            for step in islice(steps, 3):
+                for row, more in zip(found, step.committed, strict=True):
+                    row += more
+            assert found == [text[: len(row)] for text, row in zip(texts, found, strict=True)]
+            assert min(map(len, found)) >= 3
+        assert filled == [4, 4]  # without features, and with them
+        next(Decoder(target, batch=4).steps(prompts[::-1], new_tokens=12))
+        next(Decoder(target, batch=4).steps([*prompts[:3], [1] * 300], new_tokens=12))  # a larger cache
+        assert filled == [4, 4, 4, 4]
+    next(Decoder(target, batch=4).steps([*prompts[:3], [1] * 300], new_tokens=12))
+    assert filled == [4, 4, 4, 4, 4]
+
+
+def test_a_kept_prompt_is_forgotten_when_its_row_idles(filled):
+    target, prompts = small_target(), random_prompts([9, 4, 1, 6])
+    with target.keeping_prompts():
+        first, second = (Decoder(target, batch=4).generate(prompts, new_tokens=3) for _ in range(2))
+    assert first == second
+    assert filled == [4, 4]
 
 
 def test_empty_prompts_need_nothing():

@@ -36,11 +36,11 @@ SHOWN = 6  # ways that did not fit, in words
 @click.option(
     "--rounds",
     type=click.IntRange(min=2),
-    default=5,
+    default=12,
     show_default=True,
-    help="Blocks of each tree and batch.",
+    help="Most blocks of each tree and batch.",
 )
-@click.option("--steps", type=click.IntRange(min=1), default=16, show_default=True, help="Steps of a block.")
+@click.option("--steps", type=click.IntRange(min=1), default=16, show_default=True, help="Most steps of a block.")
 @click.option(
     "--budget",
     "budget_s",
