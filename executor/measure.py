@@ -214,7 +214,7 @@ class Measurement:
             looks[batch, context] = opening, plain.step_s, wide[1].step_s, largest.tree.nodes
 
         def steps_s(step: float) -> float:
-            return WARM_UP * step + min(wanted.steps * step, max(step, LONG_S + step))
+            return step if step > LONG_S else WARM_UP * step + min(wanted.steps * step, LONG_S + step)
 
         def block_s(way: Way) -> float:
             opening, narrow, wide, nodes = looks[way.batch, way.context]
@@ -276,9 +276,11 @@ class Measurement:
         schedule = self.schedule
         cells: list[Cell] = []
         longest = 0.0
-        for place in self._order(0, schedule):
+        orders = [self._order(number, schedule) for number in range(rounds)]
+        for place in schedule.places:
+            visits = [next(p for p in order if p[0][0] in place) for order in orders]
             blocks, spread = at_one_pace(
-                [{(i, turn): self._done[i, number, turn] for i, turn in place} for number in range(rounds)]
+                [[(i, self._done[i, number, turn]) for i, turn in here] for number, here in enumerate(visits)]
             )
             ways = {schedule.ways[index]: found for index, found in blocks.items()}
             lengths = [b.length for way, found in ways.items() if way.kept is None for b in found]

@@ -1,19 +1,20 @@
 """What blocks of one place come to once the machine's pace is taken off: a cell for each way to decode, and its error.
 
-A shared machine changes its pace within seconds and within minutes. The slow part is the same for all ways of a round,
-which follow one another in random order, and is taken off; the quick part averages out over rounds.
+A shared machine changes its pace within seconds and within minutes. What lasts is the same for all ways, which follow
+one another in random order, and is taken off; what does not averages out over rounds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from executor.blocks import Block
-from executor.schedule import Visit
 from executor.ways import Way
 from simulate.cells import Cell
 
 CUT = 1 / 3  # of the blocks at either end: of three the median is left
+NEIGHBOURS = 15  # blocks, some 5 seconds
+POLISHED = 6  # times, after once with all blocks of a round for neighbours
 LOSS = 1.12  # standard error of a mean so trimmed over that of the mean, of a normal law
 
 
@@ -24,25 +25,33 @@ def centre(values: Sequence[float]) -> float:
     return float(trim_mean(values, CUT))
 
 
-def at_one_pace(rounds: Sequence[Mapping[Visit, Block]]) -> tuple[dict[int, list[Block]], float]:
+def at_one_pace(rounds: Sequence[Sequence[tuple[int, Block]]]) -> tuple[dict[int, list[Block]], float]:
     """Blocks by way, and how far one of them still strays, as a relative standard deviation.
 
-    A round's pace is the median over its blocks of what each took over its own median over rounds: randomised blocks,
-    their effects by one step of Tukey's median polish (1977).
+    The pace at a block is the running median over its neighbours of what each took over the centre of its way: rows
+    and columns of a two-way table, their effects by Tukey's median polish (1977), with neighbours for columns.
 
     Args:
-        rounds: of one place, of the same visits each.
+        rounds: of one place, as they were measured: ways by index, and their blocks.
     """
+    from scipy.ndimage import median_filter
     from scipy.stats import chi2
 
-    visits = sorted(rounds[0])
-    logs = np.log([[found[visit].step_s for visit in visits] for found in rounds])
-    pace = np.median(logs - np.median(logs, axis=0), axis=1)
-    pace -= pace.mean()
+    ways = [np.array([way for way, _ in found]) for found in rounds]
+    logs = [np.log([block.step_s for _, block in found]) for found in rounds]
+    every, pace = np.concatenate(ways), [np.zeros(len(found)) for found in rounds]
+    for neighbours in (max(map(len, rounds)), *[NEIGHBOURS] * POLISHED):
+        left = np.concatenate([values - slower for values, slower in zip(logs, pace, strict=True)])
+        level = {way: centre(left[every == way].tolist()) for way in np.unique(every).tolist()}
+        pace = [
+            median_filter(values - [level[way] for way in here.tolist()], min(neighbours, len(here)), mode="reflect")
+            for values, here in zip(logs, ways, strict=True)
+        ]
+    usual = float(np.mean(np.concatenate(pace)))
     blocks: dict[int, list[Block]] = {}
-    for found, slower in zip(rounds, np.exp(pace).tolist(), strict=True):
-        for visit in visits:
-            blocks.setdefault(visit[0], []).append(found[visit].scaled(1 / slower))
+    for found, slower in zip(rounds, pace, strict=True):
+        for (way, block), factor in zip(found, np.exp(usual - slower).tolist(), strict=True):
+            blocks.setdefault(way, []).append(block.scaled(factor))
     freedom = np.array([len(same) - 1 for same in blocks.values()])
     variance = np.array([np.var(np.log([b.step_s for b in same]), ddof=1) for same in blocks.values()])
     return blocks, float(np.sqrt(np.median(variance * freedom / chi2.median(freedom))))

@@ -211,6 +211,7 @@ ORDER = [
     "executor.schedule",
     "executor.settings",
     "executor.blocks",
+    "executor.pace",
     "executor.measure",
     "executor.validate",
     "executor.train",

@@ -13,7 +13,7 @@ from executor.blocks import Block, block, keeping
 from executor.decode import Decoder
 from executor.imposed import Imposed
 from executor.measure import measure_profile
-from executor.pace import at_one_pace, cell_of
+from executor.pace import at_one_pace, cell_of, centre
 from executor.prompts import Prompt
 from executor.record import collect
 from executor.schedule import MARGIN, TOGETHER, Schedule, fitted
@@ -189,28 +189,32 @@ def test_a_cell_is_the_centre_of_its_blocks():
     assert cell_of(Way(3, 7, tree, 2), blocks, context=7, spread=0.0).forced
 
 
-@given(st.integers(2, 12), st.integers(0, 99))
-def test_a_rounds_pace_is_taken_off(rounds, seed):
-    """Paces of rounds leave ways as they are but for one factor of them all, and blocks no spread."""
+def one_step(seconds):
+    return Block((0.0,), (float(seconds),), 1.0, 9.0, 1.0)
+
+
+@given(st.integers(3, 12), st.integers(0, 99))
+def test_a_pace_that_lasts_is_taken_off(rounds, seed):
+    """Each round at a pace of its own, and one of them at half again as slow from some block on."""
     rng = np.random.default_rng(seed)
-    own, paces = rng.uniform(1, 9, 15), np.exp(rng.normal(0, 1, rounds))
-    visits = [(0, 0), (0, 1), *((i, 0) for i in range(1, 15))]
-    made = [{v: Block((0.0,) * 2, (pace * own[v[0]],) * 2, 1.0, 9.0, 1.0) for v in visits} for pace in paces]
+    own, paces = rng.uniform(1, 9, 40), np.exp(rng.normal(0, 0.3, (rounds, 1))) * np.ones(40)
+    paces[rng.integers(rounds), rng.integers(10, 30) :] *= 1.5
+    orders = [rng.permutation(40) for _ in range(rounds)]
+    made = [
+        [(i, one_step(own[i] * pace)) for i, pace in zip(*one, strict=True)] for one in zip(orders, paces, strict=True)
+    ]
     blocks, spread = at_one_pace(made)
-    found = np.array([[b.step_s for b in blocks[i][:rounds]] for i in range(15)])
-    assert found / own[:, None] == pytest.approx(np.full(found.shape, np.exp(np.log(paces).mean())))
-    assert spread == pytest.approx(0, abs=1e-9)
-    assert len(blocks[0]) == 2 * rounds
+    found = np.array([centre([b.step_s for b in blocks[i]]) for i in range(40)]) / own
+    assert found / found.mean() == pytest.approx(np.ones(40), rel=0.03)
+    assert spread < 0.05
 
 
 def test_blocks_stray_as_far_as_they_do():
-    """Normal logarithms of known deviation: the spread is theirs within 5 % (200 blocks of each of 101 ways)."""
+    """Normal logarithms of known deviation: the spread is theirs, less what a running median of 15 takes of it."""
     rng = np.random.default_rng(0)
     logs = rng.normal(0, 0.08, (200, 101)) + np.linspace(0, 2, 101)
-    _, spread = at_one_pace(
-        [{(i, 0): Block((0.0,), (s,), 1.0, 9.0, 1.0) for i, s in enumerate(row)} for row in np.exp(logs)]
-    )
-    assert spread == pytest.approx(0.08, rel=0.05)
+    _, spread = at_one_pace([[(i, one_step(s)) for i, s in enumerate(row)] for row in np.exp(logs)])
+    assert spread == pytest.approx(0.08, rel=0.08)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])
