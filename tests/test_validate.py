@@ -1,5 +1,7 @@
 """Validation with a clock that counts tokens in place of seconds: what is measured is known beforehand."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from executor.drafters.medusa import MedusaHeads
 from executor.reading import weights_read
 from executor.shaped import SHAPES, random_drafter, random_target, shape_config
 from executor.target import Target
-from executor.validate import Requests, blocks_of, compare
+from executor.validate import Requests, blocks_of, compare, pieces
 from simulate.agreement import comparison_record
 from simulate.predictions import closed_forms, trees_of
 from simulate.profile import BatchTimes, Profile
@@ -124,7 +126,7 @@ def test_replayed_acceptance_is_measured_as_it_is(plan, clock):
 
 
 def test_ways_and_batches_come_in_another_order_in_each_block(plan, clock, monkeypatch):
-    """Every way decodes every part once, after a few steps to warm up; two blocks are hardly ever alike."""
+    """Every way decodes every request once, after a few steps to warm up; two blocks are hardly ever alike."""
     seen, steps = [], decode.Decoder.steps
 
     def spied(self, prompts, **words):
@@ -134,11 +136,16 @@ def test_ways_and_batches_come_in_another_order_in_each_block(plan, clock, monke
     monkeypatch.setattr(decode.Decoder, "steps", spied)
     count = 2 * BLOCKS * max(BATCHES)
     compare(small_target(), random_heads(), plan, random_prompts([4] * count), new_tokens=5, blocks=BLOCKS)
-    ways = blocks_of(plan, 1)
-    orders = [[way[:2] for way in seen[start : start + ways]] for start in range(ways, len(seen), ways)]
-    assert len(seen) == ways * (1 + BLOCKS)
-    assert all(size == count // BLOCKS for *_, size in seen)
-    assert all(set(order) == set(orders[0]) and len(set(order)) == ways for order in orders)
+    warmed, blocks = len({way[:2] for way in seen}), blocks_of(plan, 1)
+    measured, cuts = seen[warmed:], pieces(plan)
+    assert cuts == {batch: max(BATCHES) // batch for batch in BATCHES}
+    assert len(measured) == blocks * BLOCKS
+    assert all(size == count // BLOCKS // cuts[batch] for batch, _, size in measured)
+    orders = [[way[:2] for way in measured[start : start + blocks]] for start in range(0, len(measured), blocks)]
+    for order in orders:
+        assert Counter(order) == {(batch, tree): cuts[batch] for batch, tree in orders[0]}
+        firsts = [batch for (batch, _), before in zip(order, [(0, None), *order], strict=False) if before[0] != batch]
+        assert len(firsts) == len(BATCHES)  # a batch size is left when all its pieces are decoded
     assert len({tuple(order) for order in orders}) == BLOCKS  # by chance alike: below 1 in 10!
 
 
