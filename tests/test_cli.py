@@ -825,6 +825,33 @@ def test_validate_measures_trees_of_given_sizes(made, tiny, tmp_path):
     refused(run("validate", *inputs(tiny), *CHECK, *words[:-1], "--shapes", "tree:4"), "chain:N", "tree:4", code=2)
 
 
+def test_validate_leaves_out_what_a_small_profile_does_not_cover(made, tiny, tmp_path):
+    """As `profile --max-nodes 3 --max-depth 2` leaves it: the usual sizes and the trace's depth are beyond it."""
+    save_profile(small_profile(batches=(1, 2), tokens=4, depth=2), tmp_path / "profile.json")
+    words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1,2", "--json")
+    result = done("validate", *inputs(tiny), *CHECK, *words)
+    record = read_json(result.stdout)
+    trees = [Tree.from_paths(tuple(map(tuple, cell["tree"]["paths"]))) for cell in record["cells"]]
+    assert trees
+    assert all(tree.nodes <= 3 and tree.depth <= 2 for tree in trees)
+    usual = "chain of 4, best tree of 7, best tree of 15, best tree of 31, best tree of 63"
+    for batch in (1, 2):
+        assert f"batch {batch}: not measured, trace or profile do not cover them: {usual}" in result.stderr
+        assert ", ".join(record["meta"]["skipped"][str(batch)]) == usual
+
+
+def test_validate_says_how_to_go_on_where_no_tree_is_covered(made, tiny, tmp_path, unchanged):
+    """A profile of one size that is no tree's smallest."""
+    times = BatchTimes(1, 0.010, ((1, 1e-4), (3, 4e-4)), ((3, 0.011), (4, 0.012)))
+    save_profile(Profile((times,), (4, 100), 0.02, MODELS), tmp_path / "profile.json")
+    unchanged()
+    words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1")
+    refused(
+        run("validate", *inputs(tiny), *CHECK, *words),
+        *("covers no tree at batch 1", "treeopt search --output plan.json", "--plan plan.json"),
+    )
+
+
 RANDOM = ("--target", "toy", "--drafter", "medusa:3", "--random-weights", "--prompt-tokens", "5")
 
 
