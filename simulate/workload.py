@@ -85,11 +85,15 @@ class Asked:
     """Requests as a log has them, without their texts.
 
     Attributes:
+        path: of the log, for messages.
+        line: int64 (n,), where each stands in it, the first being 1.
         prompt_tokens: int64 (n,).
         tokens: int64 (n,), written.
         arrived_s: float64 (n,), or None where the log does not say.
     """
 
+    path: Path
+    line: Ints
     prompt_tokens: Ints
     tokens: Ints
     arrived_s: Floats | None
@@ -103,13 +107,14 @@ class Asked:
             rng: of the draws.
 
         Raises:
-            UsageError: the trace holds no text as long as one that was written.
+            UsageError: the trace holds no text as long as one that was written; names file and line.
         """
         number = np.arange(len(arrived_s)) % len(self.tokens)
         tokens, lengths = self.tokens[number], trace.stops - trace.starts
         if tokens.max() > lengths.max():
             raise UsageError(
-                f"request {int(number[tokens.argmax()])} has {tokens.max()} tokens, the trace's longest {lengths.max()}"
+                f"{self.path}: line {self.line[number[tokens.argmax()]]}: `tokens` must be at most {lengths.max()}, "
+                f"as the trace's longest text has, found {tokens.max()}"
             )
         order = lengths.argsort(kind="stable")
         shorter = np.searchsorted(lengths[order], tokens)
@@ -137,7 +142,8 @@ def read_requests(path: Path) -> Asked:
     timed = [time for time in arrived if time is not None]
     if timed and len(timed) < len(rows):
         raise UsageError(f"{path}: `arrived_s` must be in all lines or in none, found {len(timed)} of {len(rows)}")
-    return Asked(np.array(prompts), np.array(tokens), np.array(timed) if timed else None)
+    line, arrived_s = np.array(list(numbered)), np.array(timed) if timed else None
+    return Asked(path, line, np.array(prompts), np.array(tokens), arrived_s)
 
 
 def _check_arrivals(arrived_s: Mapping[int, float]) -> None:
