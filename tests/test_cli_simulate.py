@@ -128,6 +128,23 @@ def test_single_tokens_have_no_time_between_them(files, tmp_path):
     done(*settings)
 
 
+@pytest.mark.parametrize("part", ["target", "drafter"])
+def test_files_of_other_models_are_warned_of(files, tmp_path, part):
+    """The trace's models are the profile's and the plan's, but for one of the two."""
+    meta = {"target": {"name": "t", "weights": "1"}, "drafter": {"kind": "medusa", "weights": "2"}}
+    other = meta | {part: meta[part] | {"weights": "3"}}
+    save_profile(replace(load_profile(files / "p.json"), meta=meta), tmp_path / "p.json")
+    save_plan(replace(load_plan(files / "plan.json"), meta={"trace": meta}), tmp_path / "plan.json")
+    for own, warned in ((meta, False), (other, True)):
+        save_trace(replace(load_trace(files / "t.npz"), meta=own), tmp_path / "t.npz")
+        said = ("simulate", "--trace", tmp_path / "t.npz", "--profile", tmp_path / "p.json", "--plan")
+        for more in (["--batch", "4", "--pad"], ["--arrivals", "5", "--requests", "9", "--pad"]):
+            lines = done(*said, tmp_path / "plan.json", *more).stderr.splitlines()
+            assert len(lines) == 2 * warned
+            for line, file in zip(lines, ("profile", "plan"), strict=False):
+                assert line.startswith(f"Warning: trace and {file} are of different {part}s or number types: t (")
+
+
 # --- a server
 
 

@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from treeopt.cli import options, serving
-from treeopt.cli.search import own_profile
+from treeopt.cli.search import own_profile, warn_unless_same
 from treeopt.cli.trees import Static
 from treeopt.cost import StepShape
 from treeopt.errors import PlanError, UsageError
@@ -83,6 +83,9 @@ def simulate(
     plan = None if plan_file is None else load_plan(plan_file)
     trace = load_trace(trace_file)
     cost = load_profile(profile_file) if profile_file else own_profile(trace, trace_file)
+    warn_unless_same("trace and profile", trace.meta, cost.meta)
+    if plan is not None:
+        warn_unless_same("trace and plan", trace.meta, look(plan.meta, "trace"))
     settings: dict[str, Any] = {
         "prefill_s": prefill_s,
         "prefill_s_per_token": prefill_s_per_token or 0.0,
