@@ -173,6 +173,16 @@ def test_a_device_in_ones_own_figures(files):
     assert "mine 25%" in record["conditions"][0]
 
 
+def test_a_folder_of_heads_says_how_many_blocks_they_have(files, tmp_path):
+    asked = ["--batch", "1", "--kind", "medusa", "--max-nodes", "9", "--json"]
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 5, "medusa_num_layers": 1}', "utf-8")
+    like = [json.loads(done(*words(files, *asked, *own)).stdout)["cells"] for own in ([], ["--drafter", tmp_path])]
+    assert like[0] == like[1]
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 5, "medusa_num_layers": 9}', "utf-8")
+    more = json.loads(done(*words(files, *asked, "--drafter", tmp_path)).stdout)["cells"]
+    assert more[0]["step_s"] > like[0][0]["step_s"]
+
+
 def test_what_cannot_be_is_refused(files, tmp_path):
     refused(run(*words(files, hardware="h300")), "hardware must be one of A6000", "got 'h300'")
     refused(run(*words(files, hardware="mi300x")), "MI300X: no constants are known", "say which device it is like")
