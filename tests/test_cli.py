@@ -1183,6 +1183,7 @@ def test_prompts_may_hold_any_character(tiny, tmp_path):
         (["--batch", "0"], 2, ["batch", "0"]),
         (["--requests", "0"], 2, ["requests", "0"]),
         (["--threads", "0"], 2, ["threads", "0"]),
+        (["--threads", "100000000"], 2, [f"threads must be in 1..{4 * os.cpu_count()}", "cores", "100000000"]),
         (["--seed", "99999999999999999999"], None, ["seed"]),
     ],
     ids=lambda value: "=".join(value) if isinstance(value, list) and value[0].startswith("--") else None,

@@ -74,7 +74,9 @@ def _models(*more: Callable[[Any], Any], drafter: bool) -> Callable[[Any], Any]:
             "--quantize", type=click.Choice(QUANTIZED), help="Store the target's linear layers in so few bits."
         ),
         click.option("--tensor-parallel", is_flag=True, help="Share the target out over the processes of torchrun."),
-        click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default what torch takes."),
+        click.option(
+            "--threads", type=click.IntRange(min=1), help="CPU threads, at most 4 a core; default what torch takes."
+        ),
     )
 
 
