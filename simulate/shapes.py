@@ -60,6 +60,7 @@ _REFUSED = {
     "q_lora_rank": "latent attention",
 }
 _OF_EXPERTS = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size")
+LARGEST = 2**31  # of any size
 _WINDOW = 4096  # of a config without `sliding_window`, as in transformers; mixtral's have none then
 
 
@@ -336,7 +337,7 @@ def _read(config: Mapping[str, Any]) -> Shape:
 
 
 def positive(name: str, value: object) -> int:
-    """`value`, if it is a positive integer.
+    """`value`, if it is a positive integer, and no larger than any model's sizes.
 
     Raises:
         CostError: it is not; names it.
@@ -346,6 +347,8 @@ def positive(name: str, value: object) -> int:
     """
     if type(value) is not int or value < 1:
         raise CostError(f"{name} must be a positive integer, got {value!r:.80}")
+    if value > LARGEST:
+        raise CostError(f"{name} must be at most {LARGEST}, got {value!r:.80}")
     return value
 
 

@@ -307,6 +307,8 @@ def test_search_says_how_many_requests_are_missing(trace_file, profile_file):
     record = read_json(done(*words, "--target-interval", "0.01", "--json").stdout)
     assert record["meta"]["missing"] == [line]
     assert "that is enough" in done(*words, "--target-interval", "9").stdout
+    done(*words, "--target-interval", "1e-6")
+    refused(run(*words, "--target-interval", "1e-308"), "must be at least 1e-06, got 1e-308", code=2)
 
 
 def test_ranks_of_a_vector_are_taken_in_order(profile_file, tmp_path):

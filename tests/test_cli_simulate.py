@@ -188,6 +188,14 @@ def test_a_server_of_one_tree_fed_by_a_file(files, tmp_path):
     assert len(json.loads(done(*plain, "--json").stdout)["ways"]) == 1
 
 
+def test_a_server_that_only_prefills_has_no_shares_of_its_steps(files):
+    """Warnings of numpy are errors here."""
+    server = words(files, "--batch", "2", "--arrivals", "3", "--requests", "9", "--prefill-s", "1e9")
+    (plain,) = json.loads(done(*server, "--json").stdout)["ways"]
+    assert plain["figures"]["way_0"] is None
+    done(*server)
+
+
 def test_a_server_that_cannot_be_is_refused(files, tmp_path):
     server = words(files, "--batch", "2", "--arrivals", "3")
     refused(command(*server, "--drain"), "--drain is for a run without arrivals", code=2)
@@ -196,6 +204,9 @@ def test_a_server_that_cannot_be_is_refused(files, tmp_path):
     refused(
         command(*words(files, "--batch", "1", "--ttft-s", "1")), "--ttft-s is for a server: give --arrivals", code=2
     )
+    for option in ("--prefill-s", "--prefill-s-per-token", "--switch-s", "--arrivals"):
+        refused(command(*server, option, "1e308"), option, "1e+308 is not in the range", code=2)
+    refused(command(*server, "--arrivals", "1e-308"), "1e-308 is not in the range", code=2)
     refused(command(*server[:-2], "--batch", "3", "--arrivals", "99"), "3 requests came to decode together")
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt_tokens": 20, "tokens": 3}')

@@ -293,7 +293,7 @@ def test_constants_come_from_the_device_its_class_or_one_like_it():
     partly = replace(TOY, fitted=Fitted(1e-6, 0.5, 0.5))
     with pytest.raises(CostError, match="toy: kv_bandwidth_share is not known"):
         roofline(device=partly)
-    with pytest.raises(CostError, match="bandwidth must be a finite number above 0"):
+    with pytest.raises(CostError, match="bandwidth must be a finite number from 1"):
         own_hardware("mine", bandwidth=0, flops=1e14, like=a100)
 
 
@@ -312,8 +312,9 @@ def test_an_ambiguous_name_lists_the_devices_it_could_be():
     [
         ({"context": -1}, "context must be 0 or more, got -1"),
         ({"committed": 0.5}, "committed must be 1 or more, got 0.5"),
-        ({"weight_bytes": 0}, "weight_bytes must be above 0, got 0"),
-        ({"kv_bytes": float("nan")}, "kv_bytes must be above 0, got nan"),
+        ({"weight_bytes": 0}, "weight_bytes must be above 0 and at most 1024, got 0"),
+        ({"weight_bytes": 1e308}, "weight_bytes must be above 0 and at most 1024, got 1e"),
+        ({"kv_bytes": float("nan")}, "kv_bytes must be above 0 and at most 1024, got nan"),
         ({"spread": 2.0}, "spread must be above 0 and at most 1, got 2.0"),
         ({"captured": (8, 4)}, "captured must be rising sizes"),
     ],
