@@ -186,6 +186,9 @@ def test_a_server_of_one_tree_fed_by_a_file(files, tmp_path):
     done(*settings, "--arrivals", "3", "--requests", "30")
     plain = words(files, "--batch", "2", "--arrivals", "3", "--requests", "9")
     assert len(json.loads(done(*plain, "--json").stdout)["ways"]) == 1
+    lines[7]["prompt_tokens"] = 900
+    log.write_text("\n" + "".join(json.dumps(line) + "\n" for line in lines))
+    refused(command(*settings), f"(the longest is that of {log}: line 9): context", "profile measured, 8 to 200 tokens")
 
 
 def test_a_server_that_only_prefills_has_no_shares_of_its_steps(files):
