@@ -217,7 +217,7 @@ def write_drafter(folder, *, hidden=HIDDEN, heads=HEADS, fill=None):
     drafter = MedusaHeads(heads, hidden)
     for weights in drafter.parameters():
         torch.nn.init.normal_(weights, std=0.2) if fill is None else torch.nn.init.constant_(weights, fill)
-    save_drafter(folder, drafter, dtype="float32", meta={"target": "tiny"})
+    save_drafter(folder, drafter, dtype="float32", meta={"target": "target"})
 
 
 def write_prompts(path, texts=TEXTS):
@@ -969,6 +969,20 @@ def test_validate_warns_when_the_models_differ(plan_file, tiny, part):
     assert result.exit_code == 0
     warnings = [line for line in result.stderr.splitlines() if line.startswith("Warning: ")]
     assert any(part in line for line in warnings), result.stderr
+
+
+def test_a_drafter_that_was_made_for_another_target_is_warned_of(tiny, tmp_path):
+    """By name, which is all that it says of it: random weights of the same shapes, or a target that lies below it."""
+    shutil.copytree(tiny / "target", tmp_path / "other")
+    shutil.copytree(tiny / "drafter", tmp_path / "drafter")
+    shutil.copytree(tiny / "target", tmp_path / "drafter" / "own")
+    for target, warned in (("other", True), ("drafter/own", False)):
+        for drafter in (tmp_path / "drafter", tmp_path / "drafter" / MEDUSA_FILE):
+            result = collect(tiny, tmp_path / "trace.npz", target=tmp_path / target, drafter=drafter)
+            assert result.exit_code == 0, result.stderr
+            lines = [line for line in result.stderr.splitlines() if line.startswith("Warning: ")]
+            assert lines == [f"Warning: {drafter} was made for the target target, this one is other"] * warned
+    assert "Warning" not in collect(tiny, tmp_path / "trace.npz").stderr
 
 
 def test_a_request_that_fits_the_context_is_decoded(tiny, tmp_path):
