@@ -27,6 +27,8 @@ DTYPES = {
     "float64": torch.float64,
 }
 
+THREADS_A_CORE = 4  # no more are any use; of very many the process dies without a word
+
 
 def load_target(
     path: Path | str,
@@ -168,11 +170,17 @@ def prepare(device: str, *, threads: int | None = None, tensor_parallel: bool = 
     """Make ready for models on `device`: transformers silent, CPU threads set, each process at a device of its own.
 
     Raises:
-        UsageError: no such device.
+        UsageError: no such device, or more threads than can be of use.
     """
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     if threads is not None:
+        cores = os.cpu_count() or 1
+        if not 1 <= threads <= THREADS_A_CORE * cores:
+            raise UsageError(
+                f"threads must be in 1..{THREADS_A_CORE * cores}, {THREADS_A_CORE} for each of this machine's {cores} "
+                f"logical cores, got {threads}"
+            )
         torch.set_num_threads(threads)
     try:
         if tensor_parallel and torch.device(device).type != "cpu":

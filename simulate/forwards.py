@@ -1,12 +1,12 @@
 """What one forward of a target or of a drafter multiplies and attends to. Sizes only: no device, no time."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from simulate.experts import Experts
-from simulate.shapes import Shape
+from simulate.shapes import Shape, parsed, positive
 from treeopt.errors import CostError, UsageError
 
 Matrix = tuple[int, int, int]
@@ -139,26 +139,45 @@ class DrafterShape:
         return cls(Forward(((blocks, target.hidden, target.hidden),), (target.vocab, target.hidden)), parallel=True)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | Path | str, *, kind: str) -> "DrafterShape":
-        """The drafter that a config.json describes: of an EAGLE layer, of a language model, or of Medusa's target.
+    def from_config(
+        cls, config: Mapping[str, Any] | Path | str, *, kind: str, target: Shape | None = None
+    ) -> "DrafterShape":
+        """The drafter that a config.json describes: of an EAGLE layer, a language model, or Medusa's heads.
 
         Args:
             config: as for `Shape.from_config`; the target's will do for heads and layers made like it.
             kind: eagle, eagle3, language-model or medusa.
+            target: needed by Medusa's heads, whose own configuration does not tell their sizes.
 
         Raises:
             UsageError: another kind.
             CostError: names file and field.
         """
-        makers = {
-            "eagle": cls.eagle,
-            "eagle3": cls.eagle3,
-            "language-model": cls.language_model,
-            "medusa": cls.medusa,
+        makers: dict[str, Callable[[Mapping[str, Any]], DrafterShape]] = {
+            "eagle": lambda found: cls.eagle(Shape.from_config(found)),
+            "eagle3": lambda found: cls.eagle3(Shape.from_config(found), draft_vocab=_draft_vocab(found)),
+            "language-model": lambda found: cls.language_model(Shape.from_config(found)),
+            "medusa": lambda found: cls._heads(found, target),
         }
         if kind not in makers:
             raise UsageError(f"drafter must be one of {', '.join(makers)}; got {kind!r}")
-        return makers[kind](Shape.from_config(config))
+        return parsed(config, makers[kind])
+
+    @classmethod
+    def _heads(cls, config: Mapping[str, Any], target: Shape | None) -> "DrafterShape":
+        """Medusa's heads by their own configuration, Medusa's or vLLM's, or one layer each by their target's."""
+        layers = "num_hidden_layers" if config.get("model_type") == "medusa" else "medusa_num_layers"
+        if layers not in config:
+            return cls.medusa(Shape.from_config(config))
+        if target is None:
+            raise CostError("is of Medusa's heads, which have their target's sizes: give that too")
+        return cls.medusa(target, blocks=positive(layers, config[layers]))
+
+
+def _draft_vocab(config: Mapping[str, Any]) -> int | None:
+    """Tokens that EAGLE-3's own LM head knows, where its configuration says so."""
+    name = "draft_vocab_size"
+    return None if config.get(name) is None else positive(name, config[name])
 
 
 def _one_layer(layer: Shape, matrices: tuple[Matrix, ...], vocab: int) -> Forward:

@@ -11,6 +11,7 @@ from treeopt.errors import CostError
 from treeopt.files import shipped
 
 SCHEMA = "treeopt.hardware/1"
+FASTEST = 1e30  # B/s and FLOP/s that are taken for a device's
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ class Hardware:
             value = getattr(self, name)
             if not isinstance(value, str) or not (value.strip() or name == "note"):
                 raise CostError(f"{name} must be a text that is not empty, got {value!r}")
-        _check_number("flops", self.flops)
-        _check_number("bandwidth", self.bandwidth)
+        _check_rate("flops", self.flops)
+        _check_rate("bandwidth", self.bandwidth)
         for name in ("l2_bytes", "multiprocessors"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
@@ -201,10 +202,19 @@ def _fields(entry: object, kind: type[Hardware] | type[Fitted]) -> dict[str, Any
     return dict(entry)
 
 
+def _check_rate(name: str, value: float) -> None:
+    """Raise CostError unless `value` is a number a second that a device might have; beyond, sums overflow."""
+    if not _is_number(value) or not 1 <= value <= FASTEST:
+        raise CostError(f"{name} must be a finite number from 1 to {FASTEST:g}, got {value!r:.40}")
+
+
 def _check_number(name: str, value: float, *, zero: bool = False, most: float = sys.float_info.max) -> None:
     """Raise CostError unless `value` is a finite number above 0 (`zero`: 0 or more) and at most `most`."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not (0 <= value <= most) or (value == 0 and not zero):
+    if not _is_number(value) or not (0 <= value <= most) or (value == 0 and not zero):
         floor = "0 or more" if zero else "above 0"
         ceiling = f" and at most {most:g}" if most < sys.float_info.max else ""
         raise CostError(f"{name} must be a finite number {floor}{ceiling}, got {value!r:.40}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

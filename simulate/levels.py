@@ -1,5 +1,6 @@
 """Service levels of a simulated server: rates, latencies, goodput under limits, with intervals over several runs."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -73,8 +74,9 @@ def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) ->
         "busy": 1 - float(mean(served.idle_s[:, 0], served.idle_s[:, 1]).sum()),
         "switches": float(a_second(served.switched_s).sum() / length),
     }
+    all_steps = float(stepping.sum())  # 0 of a server that does nothing but prefill
     for way in range(int(served.way.max()) + 1):
-        found[f"way_{way}"] = float(stepping[served.way == way].sum() / stepping.sum())
+        found[f"way_{way}"] = float(stepping[served.way == way].sum()) / all_steps if all_steps else math.nan
     for latency in LATENCIES:
         for percent, value in zip(PERCENTS, _percentiles(run, latency, arriving), strict=True):
             found[f"{latency}_s_p{percent}"] = value

@@ -22,6 +22,7 @@ from treeopt.cost import CostParts, StepShape
 from treeopt.errors import CostError, UsageError
 
 Floats = NDArray[np.float64]
+WIDEST = 1024  # bytes of a number
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ class Roofline:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= least):
                 raise CostError(f"{name} must be {least} or more, got {getattr(self, name)}")
         for name in ("weight_bytes", "kv_bytes"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise CostError(f"{name} must be above 0, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) <= WIDEST:
+                raise CostError(f"{name} must be above 0 and at most {WIDEST}, got {getattr(self, name)}")
         if not 0 < self.spread <= 1:
             raise CostError(f"spread must be above 0 and at most 1, got {self.spread}")
         if list(self.captured) != sorted(set(self.captured)) or any(size < 1 for size in self.captured):

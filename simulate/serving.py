@@ -155,7 +155,7 @@ class _Server:
                 way = due
                 if self.switching.switch_s:
                     yield environment.timeout(self.switching.switch_s)
-            step_s = self.seconds[way](len(inside), self._context(inside, here))
+            step_s = self._step_s(way, inside, here)
             started = environment.now
             yield environment.timeout(step_s)
             taken = np.minimum(self.advance[way][here], self.stop[inside] - here)
@@ -166,11 +166,28 @@ class _Server:
                 left -= len(going) - int(going.sum())
                 inside, here = inside[going], here[going]
 
+    def _step_s(self, way: int, inside: Ints, here: Ints) -> float:
+        """Seconds of a step; an error says that it was the load that led there, and which request is the longest."""
+        context = self._context(inside, here)
+        try:
+            return self.seconds[way](len(inside), context)
+        except CostError as error:
+            said = f"{len(inside)} requests came to decode together"
+            if context is not None:
+                longest = self.work.source(int(inside[self._contexts(inside, here).argmax()]))
+                said += f" (the longest is that of {longest})" if longest else ""
+            raise CostError(f"{said}: {error}") from error
+
     def _context(self, inside: Ints, here: Ints) -> int | None:
         """Tokens a sequence in the cache, the mean, rounded."""
         if self.work.prompt_tokens is None:
             return None
-        return round(float((self.work.prompt_tokens[inside] + here - self.start[inside]).mean()))
+        return round(float(self._contexts(inside, here).mean()))
+
+    def _contexts(self, inside: Ints, here: Ints) -> Ints:
+        """Tokens of each in the cache."""
+        assert self.work.prompt_tokens is not None
+        return np.asarray(self.work.prompt_tokens[inside] + here - self.start[inside])
 
     def served(self) -> Served:
         """What happened."""
@@ -195,15 +212,12 @@ def _mean_committed(accepted: Ints, trace: Trace) -> float:
 
 
 def _once(seconds: Seconds) -> Seconds:
-    """The same, each price asked for once; an error says that it was the load that led there."""
+    """The same, each price asked for once."""
     known: dict[tuple[int, int | None], float] = {}
 
     def remembered(batch: int, context: int | None) -> float:
         if (batch, context) not in known:
-            try:
-                known[batch, context] = seconds(batch, context)
-            except CostError as error:
-                raise CostError(f"{batch} requests came to decode together: {error}") from error
+            known[batch, context] = seconds(batch, context)
         return known[batch, context]
 
     return remembered

@@ -6,16 +6,18 @@ count wrongly.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulate.experts import Experts
 from treeopt.errors import CostError, UsageError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ _REFUSED = {
     "q_lora_rank": "latent attention",
 }
 _OF_EXPERTS = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size")
+LARGEST = 2**31  # of any size
 _WINDOW = 4096  # of a config without `sliding_window`, as in transformers; mixtral's have none then
 
 
@@ -116,7 +119,7 @@ class Shape:
                 if value is not None and not isinstance(value, Experts):
                     raise CostError(f"experts must be Experts or None, got {value!r:.80}")
             elif field.name != "window" or value is not None:
-                _size(field.name, value)
+                positive(field.name, value)
         if self.heads % self.kv_heads:
             raise CostError(f"kv_heads must divide heads, got {self.kv_heads} and {self.heads}")
 
@@ -131,17 +134,7 @@ class Shape:
         >>> Shape.from_config({"model_type": "llama", "num_attention_heads": 4, **sizes}).head_dim
         2
         """
-        if isinstance(config, Mapping):
-            return _read(config)
-        path = Path(config)
-        path = path / "config.json" if path.is_dir() else path
-        try:
-            content = json.loads(path.read_text("utf-8"))
-            if not isinstance(content, dict):
-                raise CostError(f"must hold an object, got {content!r:.80}")
-            return _read(content)
-        except (OSError, ValueError, CostError) as error:
-            raise CostError(f"{path}: {error}") from error
+        return parsed(config, _read)
 
     @property
     def layer_matrices(self) -> dict[str, tuple[int, int]]:
@@ -199,7 +192,7 @@ class Shape:
         Raises:
             CostError: `element_bytes` is no positive integer.
         """
-        return 2 * self.layers * self.kv_heads * self.head_dim * _size("element_bytes", element_bytes)
+        return 2 * self.layers * self.kv_heads * self.head_dim * positive("element_bytes", element_bytes)
 
     def flops(
         self, tokens: ArrayLike, *, context: ArrayLike = 0, logits: ArrayLike | None = None
@@ -264,6 +257,28 @@ def eagle_weight_ratio(target: Shape, *, fc_bias: bool = False) -> float:
     return eagle_parameters(target, fc_bias=fc_bias) / target.step_parameters
 
 
+def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, Any]], T]) -> T:
+    """What `read` makes of a config.json: of the parsed file, of that at a path, or of that in a folder.
+
+    Raises:
+        CostError: names the file, which cannot be read, or of which `read` says so.
+
+    >>> parsed({"num_hidden_layers": 2}, lambda config: config["num_hidden_layers"])
+    2
+    """
+    if isinstance(config, Mapping):
+        return read(config)
+    path = Path(config)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        if not isinstance(content, dict):
+            raise CostError(f"must hold an object, got {content!r:.80}")
+        return read(content)
+    except (OSError, ValueError, CostError) as error:
+        raise CostError(f"{path}: {error}") from error
+
+
 def _read(config: Mapping[str, Any]) -> Shape:
     """The shape of a parsed config; errors name its fields."""
     model_type = config.get("model_type")
@@ -286,7 +301,7 @@ def _read(config: Mapping[str, Any]) -> Shape:
 
     def size(name: str, default: int | None = None) -> int:
         value = config.get(name)
-        return _size(name, default if value is None else value)
+        return positive(name, default if value is None else value)
 
     def switch(name: str, default: bool = False) -> bool:
         value = config.get(name)
@@ -321,10 +336,19 @@ def _read(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def _size(name: str, value: object) -> int:
-    """`value`, if it is a positive integer."""
+def positive(name: str, value: object) -> int:
+    """`value`, if it is a positive integer, and no larger than any model's sizes.
+
+    Raises:
+        CostError: it is not; names it.
+
+    >>> positive("layers", 2)
+    2
+    """
     if type(value) is not int or value < 1:
         raise CostError(f"{name} must be a positive integer, got {value!r:.80}")
+    if value > LARGEST:
+        raise CostError(f"{name} must be at most {LARGEST}, got {value!r:.80}")
     return value
 
 

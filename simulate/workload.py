@@ -1,7 +1,7 @@
 """What comes to a server and when: arrivals, prompts and the trace's requests that stand for the texts written."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ class Workload:
         request: int64 (n,), index of the trace's request whose text is written.
         tokens: int64 (n,), of that text that are written, from its beginning.
         prompt_tokens: int64 (n,), or None where they are not known.
+        source: where a request, by its index, was read, for messages; empty of those that no file holds.
 
     Raises:
         UsageError: names the field and the index.
@@ -34,6 +35,7 @@ class Workload:
     request: Ints
     tokens: Ints
     prompt_tokens: Ints | None = None
+    source: Callable[[int], str] = lambda index: ""
 
     def __post_init__(self) -> None:
         """Check lengths and order."""
@@ -85,11 +87,15 @@ class Asked:
     """Requests as a log has them, without their texts.
 
     Attributes:
+        path: of the log, for messages.
+        line: int64 (n,), where each stands in it, the first being 1.
         prompt_tokens: int64 (n,).
         tokens: int64 (n,), written.
         arrived_s: float64 (n,), or None where the log does not say.
     """
 
+    path: Path
+    line: Ints
     prompt_tokens: Ints
     tokens: Ints
     arrived_s: Floats | None
@@ -103,17 +109,23 @@ class Asked:
             rng: of the draws.
 
         Raises:
-            UsageError: the trace holds no text as long as one that was written.
+            UsageError: the trace holds no text as long as one that was written; names file and line.
         """
+
+        def source(index: int) -> str:
+            return f"{self.path}: line {self.line[index % len(self.line)]}"
+
         number = np.arange(len(arrived_s)) % len(self.tokens)
         tokens, lengths = self.tokens[number], trace.stops - trace.starts
         if tokens.max() > lengths.max():
             raise UsageError(
-                f"request {int(number[tokens.argmax()])} has {tokens.max()} tokens, the trace's longest {lengths.max()}"
+                f"{source(int(tokens.argmax()))}: `tokens` must be at most {lengths.max()}, as the trace's longest "
+                f"text has, found {tokens.max()}"
             )
         order = lengths.argsort(kind="stable")
         shorter = np.searchsorted(lengths[order], tokens)
-        return Workload(arrived_s, order[rng.integers(shorter, trace.requests)], tokens, self.prompt_tokens[number])
+        request = order[rng.integers(shorter, trace.requests)]
+        return Workload(arrived_s, request, tokens, self.prompt_tokens[number], source)
 
 
 def read_requests(path: Path) -> Asked:
@@ -137,7 +149,8 @@ def read_requests(path: Path) -> Asked:
     timed = [time for time in arrived if time is not None]
     if timed and len(timed) < len(rows):
         raise UsageError(f"{path}: `arrived_s` must be in all lines or in none, found {len(timed)} of {len(rows)}")
-    return Asked(np.array(prompts), np.array(tokens), np.array(timed) if timed else None)
+    line, arrived_s = np.array(list(numbered)), np.array(timed) if timed else None
+    return Asked(path, line, np.array(prompts), np.array(tokens), arrived_s)
 
 
 def _check_arrivals(arrived_s: Mapping[int, float]) -> None:

@@ -217,7 +217,7 @@ def write_drafter(folder, *, hidden=HIDDEN, heads=HEADS, fill=None):
     drafter = MedusaHeads(heads, hidden)
     for weights in drafter.parameters():
         torch.nn.init.normal_(weights, std=0.2) if fill is None else torch.nn.init.constant_(weights, fill)
-    save_drafter(folder, drafter, dtype="float32", meta={"target": "tiny"})
+    save_drafter(folder, drafter, dtype="float32", meta={"target": "target"})
 
 
 def write_prompts(path, texts=TEXTS):
@@ -307,6 +307,8 @@ def test_search_says_how_many_requests_are_missing(trace_file, profile_file):
     record = read_json(done(*words, "--target-interval", "0.01", "--json").stdout)
     assert record["meta"]["missing"] == [line]
     assert "that is enough" in done(*words, "--target-interval", "9").stdout
+    done(*words, "--target-interval", "1e-6")
+    refused(run(*words, "--target-interval", "1e-308"), "must be at least 1e-06, got 1e-308", code=2)
 
 
 def test_ranks_of_a_vector_are_taken_in_order(profile_file, tmp_path):
@@ -825,6 +827,33 @@ def test_validate_measures_trees_of_given_sizes(made, tiny, tmp_path):
     refused(run("validate", *inputs(tiny), *CHECK, *words[:-1], "--shapes", "tree:4"), "chain:N", "tree:4", code=2)
 
 
+def test_validate_leaves_out_what_a_small_profile_does_not_cover(made, tiny, tmp_path):
+    """As `profile --max-nodes 3 --max-depth 2` leaves it: the usual sizes and the trace's depth are beyond it."""
+    save_profile(small_profile(batches=(1, 2), tokens=4, depth=2), tmp_path / "profile.json")
+    words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1,2", "--json")
+    result = done("validate", *inputs(tiny), *CHECK, *words)
+    record = read_json(result.stdout)
+    trees = [Tree.from_paths(tuple(map(tuple, cell["tree"]["paths"]))) for cell in record["cells"]]
+    assert trees
+    assert all(tree.nodes <= 3 and tree.depth <= 2 for tree in trees)
+    usual = "chain of 4, best tree of 7, best tree of 15, best tree of 31, best tree of 63"
+    for batch in (1, 2):
+        assert f"batch {batch}: not measured, trace or profile do not cover them: {usual}" in result.stderr
+        assert ", ".join(record["meta"]["skipped"][str(batch)]) == usual
+
+
+def test_validate_says_how_to_go_on_where_no_tree_is_covered(made, tiny, tmp_path, unchanged):
+    """A profile of one size that is no tree's smallest."""
+    times = BatchTimes(1, 0.010, ((1, 1e-4), (3, 4e-4)), ((3, 0.011), (4, 0.012)))
+    save_profile(Profile((times,), (4, 100), 0.02, MODELS), tmp_path / "profile.json")
+    unchanged()
+    words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1")
+    refused(
+        run("validate", *inputs(tiny), *CHECK, *words),
+        *("covers no tree at batch 1", "treeopt search --output plan.json", "--plan plan.json"),
+    )
+
+
 RANDOM = ("--target", "toy", "--drafter", "medusa:3", "--random-weights", "--prompt-tokens", "5")
 
 
@@ -940,6 +969,20 @@ def test_validate_warns_when_the_models_differ(plan_file, tiny, part):
     assert result.exit_code == 0
     warnings = [line for line in result.stderr.splitlines() if line.startswith("Warning: ")]
     assert any(part in line for line in warnings), result.stderr
+
+
+def test_a_drafter_that_was_made_for_another_target_is_warned_of(tiny, tmp_path):
+    """By name, which is all that it says of it: random weights of the same shapes, or a target that lies below it."""
+    shutil.copytree(tiny / "target", tmp_path / "other")
+    shutil.copytree(tiny / "drafter", tmp_path / "drafter")
+    shutil.copytree(tiny / "target", tmp_path / "drafter" / "own")
+    for target, warned in (("other", True), ("drafter/own", False)):
+        for drafter in (tmp_path / "drafter", tmp_path / "drafter" / MEDUSA_FILE):
+            result = collect(tiny, tmp_path / "trace.npz", target=tmp_path / target, drafter=drafter)
+            assert result.exit_code == 0, result.stderr
+            lines = [line for line in result.stderr.splitlines() if line.startswith("Warning: ")]
+            assert lines == [f"Warning: {drafter} was made for the target target, this one is other"] * warned
+    assert "Warning" not in collect(tiny, tmp_path / "trace.npz").stderr
 
 
 def test_a_request_that_fits_the_context_is_decoded(tiny, tmp_path):
@@ -1156,6 +1199,7 @@ def test_prompts_may_hold_any_character(tiny, tmp_path):
         (["--batch", "0"], 2, ["batch", "0"]),
         (["--requests", "0"], 2, ["requests", "0"]),
         (["--threads", "0"], 2, ["threads", "0"]),
+        (["--threads", "100000000"], 2, [f"threads must be in 1..{4 * os.cpu_count()}", "cores", "100000000"]),
         (["--seed", "99999999999999999999"], None, ["seed"]),
     ],
     ids=lambda value: "=".join(value) if isinstance(value, list) and value[0].startswith("--") else None,

@@ -128,6 +128,23 @@ def test_single_tokens_have_no_time_between_them(files, tmp_path):
     done(*settings)
 
 
+@pytest.mark.parametrize("part", ["target", "drafter"])
+def test_files_of_other_models_are_warned_of(files, tmp_path, part):
+    """The trace's models are the profile's and the plan's, but for one of the two."""
+    meta = {"target": {"name": "t", "weights": "1"}, "drafter": {"kind": "medusa", "weights": "2"}}
+    other = meta | {part: meta[part] | {"weights": "3"}}
+    save_profile(replace(load_profile(files / "p.json"), meta=meta), tmp_path / "p.json")
+    save_plan(replace(load_plan(files / "plan.json"), meta={"trace": meta}), tmp_path / "plan.json")
+    for own, warned in ((meta, False), (other, True)):
+        save_trace(replace(load_trace(files / "t.npz"), meta=own), tmp_path / "t.npz")
+        said = ("simulate", "--trace", tmp_path / "t.npz", "--profile", tmp_path / "p.json", "--plan")
+        for more in (["--batch", "4", "--pad"], ["--arrivals", "5", "--requests", "9", "--pad"]):
+            lines = done(*said, tmp_path / "plan.json", *more).stderr.splitlines()
+            assert len(lines) == 2 * warned
+            for line, file in zip(lines, ("profile", "plan"), strict=False):
+                assert line.startswith(f"Warning: trace and {file} are of different {part}s or number types: t (")
+
+
 # --- a server
 
 
@@ -169,6 +186,17 @@ def test_a_server_of_one_tree_fed_by_a_file(files, tmp_path):
     done(*settings, "--arrivals", "3", "--requests", "30")
     plain = words(files, "--batch", "2", "--arrivals", "3", "--requests", "9")
     assert len(json.loads(done(*plain, "--json").stdout)["ways"]) == 1
+    lines[7]["prompt_tokens"] = 900
+    log.write_text("\n" + "".join(json.dumps(line) + "\n" for line in lines))
+    refused(command(*settings), f"(the longest is that of {log}: line 9): context", "profile measured, 8 to 200 tokens")
+
+
+def test_a_server_that_only_prefills_has_no_shares_of_its_steps(files):
+    """Warnings of numpy are errors here."""
+    server = words(files, "--batch", "2", "--arrivals", "3", "--requests", "9", "--prefill-s", "1e9")
+    (plain,) = json.loads(done(*server, "--json").stdout)["ways"]
+    assert plain["figures"]["way_0"] is None
+    done(*server)
 
 
 def test_a_server_that_cannot_be_is_refused(files, tmp_path):
@@ -179,6 +207,9 @@ def test_a_server_that_cannot_be_is_refused(files, tmp_path):
     refused(
         command(*words(files, "--batch", "1", "--ttft-s", "1")), "--ttft-s is for a server: give --arrivals", code=2
     )
+    for option in ("--prefill-s", "--prefill-s-per-token", "--switch-s", "--arrivals"):
+        refused(command(*server, option, "1e308"), option, "1e+308 is not in the range", code=2)
+    refused(command(*server, "--arrivals", "1e-308"), "1e-308 is not in the range", code=2)
     refused(command(*server[:-2], "--batch", "3", "--arrivals", "99"), "3 requests came to decode together")
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt_tokens": 20, "tokens": 3}')

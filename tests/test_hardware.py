@@ -104,7 +104,8 @@ def test_ridge_point_separates_bandwidth_from_arithmetic():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"flops": 0}, "flops must be a finite number above 0, got 0"),
+        ({"flops": 0}, "flops must be a finite number from 1 to .*, got 0"),
+        ({"bandwidth": 1e299}, "bandwidth must be a finite number from 1 to .*, got 1e.299"),
         ({"flops": -1.0}, "flops must be .* got -1.0"),
         ({"flops": "fast"}, "flops must be .* got 'fast'"),
         ({"flops": True}, "flops must be .* got True"),

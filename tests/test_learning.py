@@ -216,9 +216,9 @@ def test_requests_that_are_said_to_do_do():
     assert max(widths) < 1.4
 
 
-@pytest.mark.parametrize("target", [0.0, -0.1, math.nan])
+@pytest.mark.parametrize("target", [0.0, -0.1, math.nan, 1e-308])
 def test_targets_without_meaning_are_refused(target):
-    with pytest.raises(UsageError, match="must be positive"):
+    with pytest.raises(UsageError, match="must be at least 1e-06"):
         requests_needed(Estimate(2.0, 1.9, 2.1), 10, target)
 
 

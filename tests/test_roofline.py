@@ -1,5 +1,6 @@
 """The analytic cost model against hand computation, its limits, published step times, and itself."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -213,8 +214,31 @@ def test_weights_of_drafters():
     assert DrafterShape.from_config(LLAMA_2_7B, kind="eagle") == DrafterShape.eagle(L2)
     with pytest.raises(CostError, match="the drafter's own sizes"):
         DrafterShape.eagle(mixture)
+    third = DrafterShape.from_config(LLAMA_3_8B | {"draft_vocab_size": 32000}, kind="eagle3")
+    assert third == DrafterShape.eagle3(L3, draft_vocab=32000)
     with pytest.raises(UsageError, match="one of eagle, eagle3, language-model, medusa; got 'ngram'"):
         DrafterShape.from_config(LLAMA_2_7B, kind="ngram")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"medusa_num_heads": 5, "medusa_num_layers": 2, "base_model_name_or_path": "llama"},
+        {"model_type": "medusa", "num_heads": 5, "num_hidden_layers": 2, "hidden_size": 4096},
+        LLAMA_2_7B | {"medusa_num_layers": 2},  # a target that was trained with its heads
+    ],
+    ids=["heads", "vllm", "medusa-2"],
+)
+def test_heads_have_their_targets_sizes_and_blocks_of_their_own(config, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    assert DrafterShape.from_config(tmp_path, kind="medusa", target=L3) == DrafterShape.medusa(L3, blocks=2)
+    with pytest.raises(CostError, match=r"config\.json: .* target"):
+        DrafterShape.from_config(tmp_path, kind="medusa")
+    for name in ("medusa_num_layers", "num_hidden_layers"):
+        config = config | ({name: 0} if name in config else {})
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(CostError, match=r"config\.json: .*_layers must be a positive integer, got 0"):
+        DrafterShape.from_config(tmp_path, kind="medusa", target=L3)
 
 
 def test_levels_of_heads_cost_the_same_whatever_is_fed():
@@ -269,7 +293,7 @@ def test_constants_come_from_the_device_its_class_or_one_like_it():
     partly = replace(TOY, fitted=Fitted(1e-6, 0.5, 0.5))
     with pytest.raises(CostError, match="toy: kv_bandwidth_share is not known"):
         roofline(device=partly)
-    with pytest.raises(CostError, match="bandwidth must be a finite number above 0"):
+    with pytest.raises(CostError, match="bandwidth must be a finite number from 1"):
         own_hardware("mine", bandwidth=0, flops=1e14, like=a100)
 
 
@@ -288,8 +312,9 @@ def test_an_ambiguous_name_lists_the_devices_it_could_be():
     [
         ({"context": -1}, "context must be 0 or more, got -1"),
         ({"committed": 0.5}, "committed must be 1 or more, got 0.5"),
-        ({"weight_bytes": 0}, "weight_bytes must be above 0, got 0"),
-        ({"kv_bytes": float("nan")}, "kv_bytes must be above 0, got nan"),
+        ({"weight_bytes": 0}, "weight_bytes must be above 0 and at most 1024, got 0"),
+        ({"weight_bytes": 1e308}, "weight_bytes must be above 0 and at most 1024, got 1e"),
+        ({"kv_bytes": float("nan")}, "kv_bytes must be above 0 and at most 1024, got nan"),
         ({"spread": 2.0}, "spread must be above 0 and at most 1, got 2.0"),
         ({"captured": (8, 4)}, "captured must be rising sizes"),
     ],

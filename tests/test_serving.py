@@ -358,7 +358,7 @@ def test_poisson_arrivals_have_their_rate():
 def test_requests_of_a_file(tmp_path):
     path = tmp_path / "log.jsonl"
     lines = [{"prompt_tokens": 7, "tokens": 3}, {"prompt_tokens": 9, "tokens": 5}]
-    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    path.write_text("\n\n".join(map(json.dumps, lines)) + "\n")
     asked = read_requests(path)
     assert asked.arrived_s is None
     trace = with_lengths(np.zeros((12, 1)), [2, 4, 6], width=1)
@@ -367,7 +367,7 @@ def test_requests_of_a_file(tmp_path):
     assert work.prompt_tokens.tolist() == [7, 9, 7, 9, 7]
     assert set(work.request.tolist()) <= {1, 2}
     assert work.request[1] == work.request[3] == 2
-    with pytest.raises(UsageError, match="request 1 has 5 tokens, the trace's longest 4"):
+    with pytest.raises(UsageError, match=r"log\.jsonl: line 3: `tokens` must be at most 4, .*found 5"):
         asked.on(with_lengths(np.zeros((6, 1)), [2, 4], width=1), np.zeros(2), rng=np.random.default_rng(0))
     path.write_text("\n".join(json.dumps(line | {"arrived_s": i}) for i, line in enumerate(lines)))
     assert read_requests(path).arrived_s.tolist() == [0, 1]

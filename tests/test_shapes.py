@@ -251,6 +251,7 @@ def test_a_sliding_window_is_found_and_never_ignored(change, window):
         ({"n_routed_experts": 64}, "n_routed_experts must be absent"),
         ({"kv_lora_rank": 512}, "kv_lora_rank must be absent, latent attention cannot be counted; got 512"),
         ({"hidden_size": 0}, "hidden_size must be a positive integer, got 0"),
+        ({"hidden_size": 10**400}, "hidden_size must be at most 2147483648, got 1000"),
         ({"hidden_size": -16}, "hidden_size must be a positive integer, got -16"),
         ({"hidden_size": 18}, "num_attention_heads must divide hidden_size, got 4 and 18"),
         ({"vocab_size": 48.0}, "vocab_size must be a positive integer, got 48.0"),

@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from executor.checkpoints import load_drafter
+from executor.checkpoints import load_drafter, trained_for
 from executor.decode import Decoder
 from executor.fingerprint import weights_hash
 from executor.loading import load_target, load_tokenizer
@@ -17,6 +18,7 @@ from executor.train import shipped as build
 from executor.train.recipes import RECIPES
 from simulate.profile import load_profile
 from treeopt import growth
+from treeopt.cli import inputs
 from treeopt.errors import UsageError
 from treeopt.files import shipped
 from treeopt.optimize import search
@@ -75,6 +77,15 @@ def test_everything_is_of_the_same_models(models):
         json.loads(shipped("validations/medusa-cpu.json").read_text())["meta"],
     ):
         assert (meta["target"]["weights"], meta["drafter"]["weights"]) == own
+
+
+@pytest.mark.parametrize("name", traces.DRAFTERS)
+def test_no_drafter_is_said_to_be_of_another_target(name, capsys):
+    data = shipped("models").parent
+    place = Path(traces.place_of(data, name))
+    inputs.load_models(inputs.Models(traces.target_of(data, name), place, "cpu", "float32", None, False, None))
+    assert "Warning" not in capsys.readouterr().err
+    assert trained_for(place) == (None if name == "prompt-lookup" else build.NAME)
 
 
 def test_models_are_small_and_say_where_they_come_from():

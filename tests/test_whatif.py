@@ -173,13 +173,48 @@ def test_a_device_in_ones_own_figures(files):
     assert "mine 25%" in record["conditions"][0]
 
 
+def test_a_folder_of_heads_says_how_many_blocks_they_have(files, tmp_path):
+    asked = ["--batch", "1", "--kind", "medusa", "--max-nodes", "9", "--json"]
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 5, "medusa_num_layers": 1}', "utf-8")
+    like = [json.loads(done(*words(files, *asked, *own)).stdout)["cells"] for own in ([], ["--drafter", tmp_path])]
+    assert like[0] == like[1]
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 5, "medusa_num_layers": 9}', "utf-8")
+    more = json.loads(done(*words(files, *asked, "--drafter", tmp_path)).stdout)["cells"]
+    assert more[0]["step_s"] > like[0][0]["step_s"]
+
+
+@pytest.mark.parametrize(
+    ("words_of", "message"),
+    [
+        ({"weight-bytes": "1e308"}, "weight_bytes must be above 0 and at most 1024, got 1e+308"),
+        ({"kv-bytes": "1e308"}, "kv_bytes must be above 0 and at most 1024, got 1e+308"),
+        ({"bandwidth": "1e308", "flops": "1", "like": "h100"}, "bandwidth must be a finite number from 1 to 1e+30"),
+        ({"bandwidth": "1", "flops": "1e-308", "like": "h100"}, "flops must be a finite number from 1 to 1e+30"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_absurd_figures_are_refused_before_they_overflow(files, words_of, message):
+    asked = [word for name, value in words_of.items() for word in (f"--{name}", value)]
+    refused(run(*words(files, *asked, "--batch", "1", hardware="h100")), message)
+
+
+def test_the_largest_figures_that_are_taken_are_computed_with(files):
+    """Warnings of numpy are errors here."""
+    largest = ["--weight-bytes", "1024", "--kv-bytes", "1024", "--batch", "1,2147483648", "--context", "2147483648"]
+    slowest = ["--bandwidth", "1e-9", "--flops", "1e-12", "--like", "h100"]
+    fastest = ["--bandwidth", "1e21", "--flops", "1e18", "--like", "h100", "--weight-bytes", "1e-308"]
+    for asked in ([*largest, *slowest], [*fastest, "--batch", "1", "--kv-bytes", "1e-308"]):
+        record = json.loads(done(*words(files, *asked, "--max-nodes", "9", "--json", hardware="mine")).stdout)
+        assert all(np.isfinite([cell["step_s"], cell["speedup"]["value"]]).all() for cell in record["cells"])
+
+
 def test_what_cannot_be_is_refused(files, tmp_path):
     refused(run(*words(files, hardware="h300")), "hardware must be one of A6000", "got 'h300'")
     refused(run(*words(files, hardware="mi300x")), "MI300X: no constants are known", "say which device it is like")
     refused(run(*words(files, "--bandwidth", "1000")), "--bandwidth and --flops need each other", code=2)
     refused(run(*words(files, "--bandwidth", "1", "--flops", "1")), "describe one device", code=2)
     refused(run(*words(files, "--measured-on", "h100")), "--profile and --measured-on need each other", code=2)
-    for spoilt in ("0", "8-1", "many", "1,,2", "-3"):
+    for spoilt in ("0", "8-1", "many", "1,,2", "-3", "9" * 400, "2147483649", "4194304k"):
         refused(run(*words(files, f"--context={spoilt}")), "is not a list of whole numbers above 0", code=2)
     refused(run(*words(tmp_path)), "t.npz")
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}', "utf-8")

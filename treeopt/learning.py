@@ -21,6 +21,7 @@ FEW_REQUESTS = 30
 ANCHORS_A_NODE = 50  # below, raw counts choose badly and promise too much: reference tree_search.md §3.5
 LARGE_REQUEST = 0.1
 REPEATED = 0.1  # more of the written text than of the prompts
+NARROWEST = 1e-6  # of a value: intervals that some number of requests might have
 WIDE = 0.1  # of tau: an interval of a loss that is wider tells of no curve that it is flat
 
 
@@ -189,14 +190,14 @@ def requests_needed(estimate: Estimate, requests: int, target: float) -> int:
         target: half-width wanted, relative to the value: 0.01 for 1 %.
 
     Raises:
-        UsageError: a target that is not positive.
+        UsageError: a target below what any number of requests might reach.
         TraceError: an estimate of fewer than two requests, without an interval or of value 0.
 
     >>> requests_needed(Estimate(2.0, 1.98, 2.02), requests=100, target=0.005)  # half the width: four times as many
     293
     """
-    if not target > 0:
-        raise UsageError(f"a target interval must be positive, got {target}")
+    if not target >= NARROWEST:
+        raise UsageError(f"a target interval must be at least {NARROWEST:g}, got {target}")
     if requests < 2 or estimate.value == 0 or not math.isfinite(estimate.relative):
         raise TraceError(
             f"an interval rests on at least 2 requests and a value other than 0, found {requests} requests"

@@ -9,12 +9,12 @@ from torch import nn
 
 from executor.checkpoints.eagle import eagle_content, read_eagle
 from executor.checkpoints.eagle3 import eagle3_content, read_eagle3
-from executor.checkpoints.files import opened
+from executor.checkpoints.files import config_beside, opened
 from executor.checkpoints.hydra import hydra_content, read_hydra
 from executor.checkpoints.layouts import kind_of
 from executor.checkpoints.medusa import MEDUSA_FILE, medusa_content, read_medusa
 from executor.checkpoints.ngram import NGRAM_FILE, ngram_content, read_ngram
-from executor.checkpoints.stored import Stored, some
+from executor.checkpoints.stored import Stored, facts_of, some
 from executor.checkpoints.written import Written, write
 from executor.drafters.base import Drafter
 from executor.drafters.eagle import Eagle
@@ -82,6 +82,17 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
     if packed:
         pack_where_it_fits(drafter)
     return drafter  # type: ignore[return-value]
+
+
+def trained_for(path: Path | str) -> str | None:
+    """The name of the target that a drafter was made for, where treeopt wrote it; None where its files do not say.
+
+    Raises:
+        ExecutorError: the drafter's configuration is not a JSON object.
+    """
+    folder = Path(path).parent if Path(path).is_file() else Path(path)
+    named = facts_of(config_beside(folder)).get("target")
+    return named if isinstance(named, str) and named else None
 
 
 def _prompt_lookup(name: str, longest: str | None) -> PromptLookup:

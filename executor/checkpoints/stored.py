@@ -42,9 +42,8 @@ class Stored:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What treeopt itself said in the configuration; {} of other projects' files."""
-        found = self.config.get("treeopt_drafter")
-        return found if isinstance(found, dict) else {}
+        """See `facts_of`."""
+        return facts_of(self.config)
 
     @property
     def where(self) -> Path:
@@ -117,6 +116,16 @@ class Stored:
         if entry.dtype is None or entry.dtype.is_floating_point:
             raise ExecutorError(f"{self.path}: {entry.key} must hold whole numbers, found {_type(entry)}")
         return entry.read().long()
+
+
+def facts_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What treeopt itself said in a configuration; {} of other projects' files.
+
+    >>> facts_of({"treeopt_drafter": {"kind": "medusa"}, "vocab_size": 4096})
+    {'kind': 'medusa'}
+    """
+    found = config.get("treeopt_drafter")
+    return found if isinstance(found, dict) else {}
 
 
 def some(items: list[str], lead: str = "") -> str:

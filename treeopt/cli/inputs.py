@@ -74,7 +74,9 @@ def _models(*more: Callable[[Any], Any], drafter: bool) -> Callable[[Any], Any]:
             "--quantize", type=click.Choice(QUANTIZED), help="Store the target's linear layers in so few bits."
         ),
         click.option("--tensor-parallel", is_flag=True, help="Share the target out over the processes of torchrun."),
-        click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default what torch takes."),
+        click.option(
+            "--threads", type=click.IntRange(min=1), help="CPU threads, at most 4 a core; default what torch takes."
+        ),
     )
 
 
@@ -181,7 +183,26 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
         tensor_parallel=models.tensor_parallel,
         packed=True,
     )
-    return target, None if models.drafter is None else load_drafter(models.drafter, target, packed=True)
+    if models.drafter is None:
+        return target, None
+    drafter = load_drafter(models.drafter, target, packed=True)
+    _warn_of_another_target(models, target)
+    return target, drafter
+
+
+def _warn_of_another_target(models: Models, target: "Target") -> None:
+    """Warn on stderr if the drafter says that it was made for another target, by name; its shapes fit this one.
+
+    A target that learnt with its drafter lies below it, under a name of its own.
+    """
+    from executor.checkpoints import trained_for
+
+    assert models.drafter is not None
+    named = trained_for(models.drafter)
+    folder = models.drafter.parent if models.drafter.is_file() else models.drafter
+    together = models.target.resolve().parent == folder.resolve()
+    if named not in (None, target.name) and not together and is_main_rank():
+        click.echo(f"Warning: {models.drafter} was made for the target {named}, this one is {target.name}", err=True)
 
 
 def _drawn_models(models: Models) -> "tuple[Target, Drafter]":

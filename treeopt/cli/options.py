@@ -15,6 +15,8 @@ from treeopt.errors import UsageError
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path)
+LARGEST = 2**31  # of the whole numbers of a list
+SECONDS = click.FloatRange(0, 1e9)  # sums of them over all requests and tokens stay finite
 
 
 class Sizes(click.ParamType[tuple[int, ...]]):
@@ -58,14 +60,18 @@ class Numbers(click.ParamType[tuple[int, ...]]):
                 first, dash, last = part.partition("-")
                 found += _doubled(_number(first), _number(last)) if dash else [_number(first)]
         except ValueError:
-            self.fail(f"{value!r} is not a list of whole numbers above 0, such as 512,8k or 1-64", param, ctx)
+            self.fail(
+                f"{value!r} is not a list of whole numbers above 0, at most {LARGEST}, such as 512,8k or 1-64",
+                param,
+                ctx,
+            )
         return tuple(dict.fromkeys(found))
 
 
 def _number(text: str) -> int:
     text = text.strip()
     number = int(text[:-1]) * 1024 if text.lower().endswith("k") else int(text)
-    if number < 1:
+    if not 1 <= number <= LARGEST:
         raise ValueError
     return number
 

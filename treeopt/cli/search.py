@@ -141,7 +141,7 @@ def search(
     options.check_output(output)
     trace = load(trace_file, whole=bool(policies))
     profile = load_profile(profile_file) if profile_file else own_profile(trace, trace_file)
-    _check_fits(trace, profile)
+    warn_unless_same("trace and profile", trace.meta, profile.meta)
     if settings["max_depth"] is not None and settings["max_depth"] > trace.depth:
         raise UsageError(f"max-depth {settings['max_depth']}: the trace records depth {trace.depth}")
     settings |= {"objective": OBJECTIVES[objective], "max_tpot_s": None if max_tpot_ms is None else max_tpot_ms / 1e3}
@@ -275,13 +275,12 @@ def _models(meta: Any) -> tuple[Any, Any]:
     return look(meta, "target", "weights"), look(meta, "drafter", "weights")
 
 
-def _check_fits(trace: Trace, profile: "Profile") -> None:
-    if _models(trace.meta) != _models(profile.meta):
-        click.echo(
-            "Warning: trace and profile are of different models or number types: "
-            f"{_named(trace.meta)} and {_named(profile.meta)}",
-            err=True,
-        )
+def warn_unless_same(what: str, one: Any, other: Any) -> None:
+    """Warn on stderr if two files' provenance names different models; `what` says whose, such as "trace and plan"."""
+    others = [part for part, a, b in zip(("targets", "drafters"), _models(one), _models(other), strict=True) if a != b]
+    if others:
+        named = f"{_named(one)} and {_named(other)}"
+        click.echo(f"Warning: {what} are of different {' and '.join(others)} or number types: {named}", err=True)
 
 
 def _named(meta: Any) -> str:

@@ -71,7 +71,7 @@ class Load:
 load = options.bundle(
     "load",
     Load,
-    click.option("--arrivals", type=click.FloatRange(0, min_open=True), help="Simulate a server: requests a second."),
+    click.option("--arrivals", type=click.FloatRange(1e-9, 1e9), help="Simulate a server: requests a second."),
     click.option(
         "--requests-file", type=options.FILE, help="Their lengths: JSON lines with prompt_tokens, tokens [, arrived_s]."
     ),
@@ -80,7 +80,7 @@ load = options.bundle(
     click.option("--warmup", type=click.FloatRange(0, 0.9), help=f"Share of a day left out; default {WARMUP}."),
     click.option("--ttft-s", type=click.FloatRange(0, min_open=True), help="Goodput: most seconds to first token."),
     click.option("--tpot-s", type=click.FloatRange(0, min_open=True), help="Goodput: most seconds a token after it."),
-    click.option("--switch-s", type=click.FloatRange(min=0), help="Seconds of a change to another tree; default 0."),
+    click.option("--switch-s", type=options.SECONDS, help="Seconds of a change to another tree; default 0."),
     click.option("--hysteresis", type=click.IntRange(min=0), help="Requests by which changes come late; default 0."),
 )
 

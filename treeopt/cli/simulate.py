@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from treeopt.cli import options, serving
-from treeopt.cli.search import own_profile
+from treeopt.cli.search import own_profile, warn_unless_same
 from treeopt.cli.trees import Static
 from treeopt.cost import StepShape
 from treeopt.errors import PlanError, UsageError
@@ -36,8 +36,8 @@ PLAIN = "no speculation"
 @click.option("--plan", "plan_file", type=options.FILE, help="Decode as this plan says for the batch size.")
 @click.option("--tree", type=Static(), help="A static tree: the length of a chain, or rank paths as JSON.")
 @click.option("--batch", type=click.IntRange(min=1), help="Requests decoded together, at most; default the plan's.")
-@click.option("--prefill-s", type=click.FloatRange(min=0), default=0.0, help="Seconds of every prompt's prefill.")
-@click.option("--prefill-s-per-token", type=click.FloatRange(min=0), help="More of them for each of its tokens.")
+@click.option("--prefill-s", type=options.SECONDS, default=0.0, help="Seconds of every prompt's prefill.")
+@click.option("--prefill-s-per-token", type=options.SECONDS, help="More of them for each of its tokens.")
 @click.option("--prompt-tokens", type=click.IntRange(min=1), help="Of every prompt; steps are then priced by context.")
 @click.option("--drain", is_flag=True, help="Begin a batch when all requests of the last have ended.")
 @click.option("--lock-step", is_flag=True, help="All sequences advance by the smallest number of tokens.")
@@ -83,6 +83,9 @@ def simulate(
     plan = None if plan_file is None else load_plan(plan_file)
     trace = load_trace(trace_file)
     cost = load_profile(profile_file) if profile_file else own_profile(trace, trace_file)
+    warn_unless_same("trace and profile", trace.meta, cost.meta)
+    if plan is not None:
+        warn_unless_same("trace and plan", trace.meta, look(plan.meta, "trace"))
     settings: dict[str, Any] = {
         "prefill_s": prefill_s,
         "prefill_s_per_token": prefill_s_per_token or 0.0,

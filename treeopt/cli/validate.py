@@ -14,6 +14,7 @@ from treeopt.provenance import this_run
 
 if TYPE_CHECKING:
     from simulate.predictions import Predictions
+    from treeopt.plan import Plan
 
 
 @click.command()
@@ -61,6 +62,8 @@ def validate(
     plan = predictions.plan
     inputs.warn_of_others(plan, here, source="trace" if replayed is None else "cost")
     check_run(model, heads, plan, asked, blocks=blocks)
+    if sources.plan_file is None:  # search told of it
+        _tell(plan)
     if not sources.written and inputs.is_main_rank():
         _write(predictions, sources.predictions_file, output)
     with options.progress("decoding", blocks_of(plan, blocks)) as advance:
@@ -89,6 +92,14 @@ def validate(
         from treeopt.report.validation import show_validation
 
         show_validation(record)
+
+
+def _tell(plan: "Plan") -> None:
+    """Name what was asked for and will not be measured; the report says why."""
+    for entry in plan.entries:
+        if entry.skipped and inputs.is_main_rank():
+            names = ", ".join(entry.skipped)
+            click.echo(f"batch {entry.batch}: not measured, trace or profile do not cover them: {names}", err=True)
 
 
 def _write(predictions: "Predictions", path: Path | None, output: Path | None) -> None:

@@ -141,7 +141,8 @@ def _settings(
             raise UsageError("--bandwidth and --flops describe one device: name it with --hardware, and --like another")
         rates = {"bandwidth": device["bandwidth"] * 1e9, "flops": device["flops"] * 1e12}
         devices = [own_hardware(names[0], **rates, like=like)]
-    shape, drafts = Shape.from_config(target), DrafterShape.from_config(drafter or target, kind=kind)
+    shape = Shape.from_config(target)
+    drafts = DrafterShape.from_config(drafter or target, kind=kind, target=shape)
     sizes = {name: device[name] for name in ("weight_bytes", "kv_bytes")}
 
     def roofline(on: Any) -> "Roofline":
