@@ -11,7 +11,7 @@ RANDOM := --target 100m --drafter medusa:5 --random-weights --prompt-tokens 128
 MODELS := --target data/models/stdlib-llama --drafter data/models/stdlib
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32
 
-.PHONY: demo test slow check format bench regret models drafters published profile validate gpu clean
+.PHONY: demo test slow check format bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -43,12 +43,18 @@ regret: $(VENV)/.all  ## improved trees against the best of all trees, on traces
 models: $(VENV)/.all  ## tokenizer, target, drafters, prompts and traces from nothing, on 2 cores in about an hour
 	$(BIN)/python -m executor.train.shipped data target
 	OMP_NUM_THREADS=1 $(MAKE) -j 2 $(TRAINED:%=drafter-%)
-	$(BIN)/python -m executor.train.traces data
+	OMP_NUM_THREADS=1 $(MAKE) -j 2 traces-t1 traces-t0
 
 drafter-%: $(VENV)/.all
 	$(BIN)/python -m executor.train.shipped data $*
 
 drafter-coral-router: drafter-coral
+
+traces-t0: $(VENV)/.all
+	$(BIN)/python -m executor.train.traces data t0 candidates-t0
+
+traces-t1: $(VENV)/.all
+	$(BIN)/python -m executor.train.traces data t1
 
 drafters: $(VENV)/.all  ## all shipped drafters side by side, from their traces and in the loop
 	$(BIN)/python -m tests.benchmarks.bench_drafters --output data/benchmarks/drafters-cpu.json
@@ -63,12 +69,13 @@ profile: $(VENV)/.all  ## step times of the shipped model and of a 100 M shape o
 	for name in hydra eagle; do \
 		$(BIN)/treeopt profile $(MODELS)-$$name $(FRESH) --batch 1,4,16 --budget 200 --output data/profiles/$$name-cpu.json || exit 1; \
 	done
+	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1-8 --output data/profiles/medusa-cpu-1-thread.json
 	$(BIN)/treeopt profile $(RANDOM) --requests 64 --new-tokens 32 --output data/profiles/random-100m-cpu.json
 
 validate: $(VENV)/.all  ## predicted against measured on this machine: live on prompts that no trace holds, and replayed
-	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --requests 160 --blocks 8 --trace data/traces/medusa-t0.npz \
-		--profile data/profiles/medusa-cpu.json --output data/validations/medusa-cpu.json
-	$(BIN)/treeopt validate $(RANDOM) --requests 128 --blocks 8 --new-tokens 32 --trace data/traces/medusa-t0.npz \
+	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --threads 1 --requests 64 --blocks 4 --trace data/traces/medusa-t0.npz \
+		--profile data/profiles/medusa-cpu-1-thread.json --output data/validations/medusa-cpu-1-thread.json
+	$(BIN)/treeopt validate $(RANDOM) --requests 64 --blocks 4 --new-tokens 32 --trace data/traces/medusa-t0.npz \
 		--acceptance replay:data/traces/medusa-t0.npz --profile data/profiles/random-100m-cpu.json \
 		--output data/validations/random-100m-cpu.json
 

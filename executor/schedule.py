@@ -42,12 +42,14 @@ class Schedule:
         """The blocks of a round, place by place in random order; see `Visit`.
 
         Within each its trees come in random order, with a plain block before every few: all are compared with it.
+        Trees whose acceptance is imposed come last, since their prompts are others, of lengths of their own.
         """
         rng = np.random.default_rng(seed)
         places, found = self.places, []
         for indices in [places[i] for i in rng.permutation(len(places)).tolist()]:
             plain = next(i for i in indices if not self.ways[i].tree.nodes)
             trees = rng.permutation([i for i in indices if i != plain]).tolist()
+            trees.sort(key=lambda i: self.ways[i].kept is not None)
             visits: list[Visit] = []
             for turn, first in enumerate(range(0, len(trees), TOGETHER)):
                 visits += [(plain, turn), *((i, 0) for i in trees[first : first + TOGETHER])]

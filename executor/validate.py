@@ -1,5 +1,6 @@
 """Predicted against measured: the same trees in the real loop, live on fresh prompts or with acceptance of a trace."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from treeopt.tree import Tree
 
 PLAIN = Tree((), ())
 MOST = 8  # pieces of a block: each begins with a prefill
+PASSES = 4  # of a batch size over a block, at most
 WARM_UP = 3  # steps of each way before any is measured: libraries allocate, processors wake
 
 
@@ -138,8 +140,8 @@ def compare(
     """Decode the prompts plainly and with every static tree of each entry of the plan, in shuffled blocks.
 
     In each block the batch sizes come in random order, and within each so do plain decoding and the trees, which
-    thereby share what the machine does at the time. Batch sizes below the largest decode a block in several pieces,
-    all ways one piece before the next, so that ways follow one another as quickly as at the largest.
+    thereby share what the machine does at the time. Small batch sizes decode a block in several pieces, all ways one
+    piece before the next, and large ones several times over: all are compared about as often and for as long.
 
     Args:
         target: the model that the plan's trace was recorded with; any where a trace is replayed.
@@ -167,7 +169,8 @@ def compare(
     cuts = pieces(plan)
     for part in parts:
         for batch in rng.permutation(list(ways)).tolist():
-            for piece in np.array_split(part, cuts[batch]):
+            number, passes = cuts[batch]
+            for piece in np.array_split(part, number) * passes:
                 drawn = asked.part(piece)
                 for index in rng.permutation(len(ways[batch])).tolist():
                     tree = ways[batch][index]
@@ -182,16 +185,17 @@ def compare(
     ]
 
 
-def pieces(plan: Plan) -> dict[int, int]:
-    """By batch size, in how many pieces `compare` decodes each of its blocks."""
-    largest = max(entry.batch for entry in plan.entries)
-    return {entry.batch: min(largest // entry.batch, MOST) for entry in plan.entries}
+def pieces(plan: Plan) -> dict[int, tuple[int, int]]:
+    """By batch size, in how many pieces `compare` decodes each of its blocks, and how many times over."""
+    batches = [entry.batch for entry in plan.entries]
+    number = {batch: min(max(batches) // batch, MOST) for batch in batches}
+    return {batch: (count, min(max(number.values()) // count, PASSES)) for batch, count in number.items()}
 
 
 def blocks_of(plan: Plan, blocks: int) -> int:
     """Pieces of blocks that `compare` decodes, all ways together."""
     cuts = pieces(plan)
-    return blocks * sum(cuts[entry.batch] * (1 + len(trees_of(entry))) for entry in plan.entries)
+    return blocks * sum(math.prod(cuts[entry.batch]) * (1 + len(trees_of(entry))) for entry in plan.entries)
 
 
 def _decoder(target: Target, drafter: Drafter, tree: Tree, batch: int, requests: Requests) -> Decoder:

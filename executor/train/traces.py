@@ -65,22 +65,27 @@ def kinds_of(name: str) -> dict[str, dict[str, Any]]:
     return SETTINGS | (CANDIDATES if name in WITH_CANDIDATES else {})
 
 
+def _names(drafter: str, kind: str) -> set[str]:
+    """What a trace of a drafter may be asked for by."""
+    return {drafter, kind, f"{drafter}-{kind}"}
+
+
 def record(data: Path, names: Sequence[str] = tuple(DRAFTERS)) -> None:
     """Write `data/traces/NAME-t0.npz` (greedy) and `NAME-t1.npz` (sampled, for sample-and-match) of each drafter.
 
-    Of some also `NAME-candidates-t0.npz`: fewer requests, with whole candidate trees. A name may be that of a drafter
-    or of one of its traces.
+    Of some also `NAME-candidates-t0.npz`: fewer requests, with whole candidate trees. A name may be that of a drafter,
+    of one of its traces, or what follows it there: "t1" is that trace of every drafter.
 
     Raises:
         UsageError: there is no such drafter or trace.
     """
-    known = {name for drafter in DRAFTERS for name in (drafter, *(f"{drafter}-{kind}" for kind in kinds_of(drafter)))}
+    known = {name for drafter in DRAFTERS for kind in kinds_of(drafter) for name in _names(drafter, kind)}
     if set(names) - known:
         raise UsageError(f"the name must be one of {', '.join(sorted(known))}, got {min(set(names) - known)}")
     prompts = read_prompts(data / "prompts" / "stdlib.jsonl")
     written: dict[tuple[Path, str], dict[int, list[list[int]]]] = {}
     for name in DRAFTERS:
-        wanted = [kind for kind in kinds_of(name) if {name, f"{name}-{kind}"} & set(names)]
+        wanted = [kind for kind in kinds_of(name) if _names(name, kind) & set(names)]
         if not wanted:
             continue
         folder = target_of(data, name)
