@@ -69,12 +69,12 @@ profile: $(VENV)/.all  ## step times of the shipped model and of a 100 M shape o
 	for name in hydra eagle; do \
 		$(BIN)/treeopt profile $(MODELS)-$$name $(FRESH) --batch 1,4,16 --budget 200 --output data/profiles/$$name-cpu.json || exit 1; \
 	done
-	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1-8 --output data/profiles/medusa-cpu-1-thread.json
+	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1-8 --output data/profiles/medusa-one-thread.json
 	$(BIN)/treeopt profile $(RANDOM) --requests 64 --new-tokens 32 --output data/profiles/random-100m-cpu.json
 
 validate: $(VENV)/.all  ## predicted against measured on this machine: live on prompts that no trace holds, and replayed
 	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --threads 1 --requests 64 --blocks 4 --trace data/traces/medusa-t0.npz \
-		--profile data/profiles/medusa-cpu-1-thread.json --output data/validations/medusa-cpu-1-thread.json
+		--profile data/profiles/medusa-one-thread.json --output data/validations/medusa-one-thread.json
 	$(BIN)/treeopt validate $(RANDOM) --requests 64 --blocks 4 --new-tokens 32 --trace data/traces/medusa-t0.npz \
 		--acceptance replay:data/traces/medusa-t0.npz --profile data/profiles/random-100m-cpu.json \
 		--output data/validations/random-100m-cpu.json

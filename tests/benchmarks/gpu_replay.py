@@ -52,7 +52,7 @@ def _shape(shape: str, trace: Trace, device: str, output: Path, *, tiny: bool) -
     commit_s = {}
     for context, batches in places.items():
         prompts = _prompts(target, 4 * max(batches), context)
-        settings = {"rounds": 2, "steps": 4} if tiny else {"rounds": 3, "steps": 12, "budget_s": 75.0}
+        settings = {"rounds": 2, "steps": 4} if tiny else {"rounds": 8, "steps": 12, "budget_s": 75.0}
         profile = measure_profile(target, heads, prompts, batches=batches, new_tokens=32, **settings)
         save_profile(profile, output / f"profile-{shape}-{context}.json")
         commit_s[str(context)] = {times.batch: times.commit_s for times in profile.batches}
