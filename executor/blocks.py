@@ -40,7 +40,7 @@ class Block:
 
     @classmethod
     def of(cls, steps: Sequence[Step], *, prompt: int, took_s: float) -> "Block":
-        """What `block` found after prompts of so many tokens, one of its steps to warm up."""
+        """What `block` found after prompts of so many tokens."""
         committed = float(np.mean([len(row) for step in steps for row in step.committed]))
         length = prompt - 1 + committed * (WARM_UP + (len(steps) - 1) / 2)
         drafts, rests = tuple(step.draft_s for step in steps), tuple(step.rest_s for step in steps)
@@ -86,15 +86,14 @@ def block(
 ) -> list[Step]:
     """`steps` steps with every row busy, after one that warms up.
 
-    They are fewer where prompts run out, and where steps have taken more than `long_s`: the first alone, where it did.
+    They are fewer where prompts run out, and where they have taken more than `long_s`.
     """
     full = (step for step in decoder.steps(prompts, new_tokens=new_tokens) if step.full)
     found, took_s = list[Step](), 0.0
     for number, step in enumerate(islice(full, steps + WARM_UP)):
-        step_s = step.draft_s + step.rest_s
-        if number >= WARM_UP or step_s > long_s:
+        if number >= WARM_UP:
             found.append(step)
-            took_s += step_s
+            took_s += step.draft_s + step.rest_s
         if took_s > long_s:
             break
     if not found:

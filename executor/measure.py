@@ -202,7 +202,7 @@ class Measurement:
         wanted, every = self.settings, tuple(way for _, way in ranked)
         if wanted.budget_s is None:
             return Schedule(every, wanted.rounds)
-        looks: dict[tuple[int, int | None], tuple[float, float, float, int]] = {}
+        looks: dict[tuple[int, int | None], tuple[tuple[float, float], float, float, int]] = {}
         for batch, context in dict.fromkeys((way.batch, way.context) for way in every):
             here = [way for way in every if (way.batch, way.context) == (batch, context) and way.kept is None]
             largest = max(here, key=lambda way: way.tree.nodes)
@@ -211,13 +211,15 @@ class Measurement:
             self._looked_s += plain.took_s + sum(found.took_s for found in wide)
             once, each = (max(0.0, found.took_s - (1 + WARM_UP) * found.step_s) for found in (wide[0], wide[1]))
             opening = each + 2 * once / len(here)
-            looks[batch, context] = opening, plain.step_s, wide[1].step_s, largest.tree.nodes
+            looks[batch, context] = (opening, each + once), plain.step_s, wide[1].step_s, largest.tree.nodes
 
         def steps_s(step: float) -> float:
-            return step if step > LONG_S else WARM_UP * step + min(wanted.steps * step, LONG_S + step)
+            return WARM_UP * step + min(wanted.steps * step, LONG_S + step)
 
         def block_s(way: Way) -> float:
-            opening, narrow, wide, nodes = looks[way.batch, way.context]
+            (opening, imposed), narrow, wide, nodes = looks[way.batch, way.context]
+            if way.kept is not None:  # behind prompts of its own length
+                return imposed + (WARM_UP + min(wanted.steps, IMPOSED)) * wide
             step = narrow + max(0.0, wide - narrow) * way.tree.nodes / nodes
             return opening + steps_s(step) + (opening + steps_s(narrow)) / TOGETHER * bool(way.tree.nodes)
 
@@ -239,7 +241,8 @@ class Measurement:
             starts = rng.integers(0, len(self._stream), way.batch)
             drawn = [np.take(self._stream, np.arange(s, s + length), mode="wrap").tolist() for s in starts]
             new_tokens = (steps + WARM_UP) * (way.tree.depth + 1)
-        long_s = LONG_S if way.kept is None else math.inf
+        # Several processes must all take as many steps, whatever their clocks say.
+        long_s = LONG_S if way.kept is None and processes() == 1 else math.inf
         rule = None if way.kept is None else Imposed(keeping(way.kept, way.tree, len(drawn), new_tokens), way.tree)
         decoder = Decoder(self.target, self.drafter, tree=way.tree, batch=way.batch, timed=True, rule=rule)
         started = time.perf_counter()

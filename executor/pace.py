@@ -13,6 +13,7 @@ from executor.ways import Way
 from simulate.cells import Cell
 
 CUT = 1 / 3  # of the blocks at either end: of three the median is left
+FEWEST = 8  # ways
 NEIGHBOURS = 15  # blocks, some 5 seconds
 POLISHED = 6  # times, after once with all blocks of a round for neighbours
 LOSS = 1.12  # standard error of a mean so trimmed over that of the mean, of a normal law
@@ -29,7 +30,8 @@ def at_one_pace(rounds: Sequence[Sequence[tuple[int, Block]]]) -> tuple[dict[int
     """Blocks by way, and how far one of them still strays, as a relative standard deviation.
 
     The pace at a block is the running median over its neighbours of what each took over the centre of its way: rows
-    and columns of a two-way table, their effects by Tukey's median polish (1977), with neighbours for columns.
+    and columns of a two-way table, their effects by Tukey's median polish (1977), with neighbours for columns. Few
+    ways tell no pace from their own noise: it is left as it is then.
 
     Args:
         rounds: of one place, as they were measured: ways by index, and their blocks.
@@ -40,7 +42,8 @@ def at_one_pace(rounds: Sequence[Sequence[tuple[int, Block]]]) -> tuple[dict[int
     ways = [np.array([way for way, _ in found]) for found in rounds]
     logs = [np.log([block.step_s for _, block in found]) for found in rounds]
     every, pace = np.concatenate(ways), [np.zeros(len(found)) for found in rounds]
-    for neighbours in (max(map(len, rounds)), *[NEIGHBOURS] * POLISHED):
+    enough = len(np.unique(every)) >= FEWEST
+    for neighbours in (max(map(len, rounds)), *[NEIGHBOURS] * POLISHED) if enough else ():
         left = np.concatenate([values - slower for values, slower in zip(logs, pace, strict=True)])
         level = {way: centre(left[every == way].tolist()) for way in np.unique(every).tolist()}
         pace = [

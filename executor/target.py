@@ -197,6 +197,7 @@ class Target:
             if held.batch == batch and held.capacity >= capacity and held.device == self.device:
                 self.cache = held.succeed(clear=not self._keeping)
                 return
+            self.forget_prompts()
             held.release()
         needed, free = self.cache_bytes(batch, capacity), free_bytes(self.device)
         if free is not None and needed > free:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from executor.decode import Decoder, NewTokens
 from executor.drafters.base import Drafter
 from executor.imposed import Imposed
-from executor.pace import centre
+from executor.pace import LOSS, centre
 from executor.steps import Step
 from executor.target import Target
 from simulate.agreement import Comparison, Figures
@@ -232,4 +232,4 @@ def _measured(run: _Run, plain: _Run) -> Figures:
     quotients = np.array([np.median(p) / np.median(s) for p, s in zip(plain.step_s, run.step_s, strict=True)])
     spread = ratio(quotients, np.ones(len(quotients)))
     found = float(np.exp(centre(np.log(quotients).tolist())))
-    return Figures(run.tau, step_s, run.tau.times(found, relative_error=spread.relative))
+    return Figures(run.tau, step_s, run.tau.times(found, relative_error=LOSS * spread.relative))

@@ -217,26 +217,22 @@ def shrunk(
     """Tables whose seconds besides drafting are drawn towards the basis, as far as noise explains where they lie.
 
     With r the logarithm of what was measured over what the basis says, less its mean over a table, v its variance by
-    measuring and t the variance that sizes have of their own (that of r over all tables, less v, at least 0), r
-    becomes r t / (t + v): what a quiet machine measured stays as it is. Source: Efron and Morris 1975, eq. 1.10 ff.,
-    with unequal variances.
+    measuring and t the variance that the table's sizes have of their own (that of r less the mean v, at least 0), r
+    becomes r t / (t + v): what a quiet machine measured stays as it is. Source: Efron and Morris 1975, with unequal
+    variances.
 
     Args:
         tables: of all batch sizes and contexts.
         basis: fitted to them.
         variance: relative, by batch size, context and tokens.
     """
-    logs = [np.log([seconds for _, seconds in over_basis(times, basis)]) for times in tables]
-    noise = [np.array([variance[times.batch, times.context, size] for size, _ in times.rest]) for times in tables]
-    apart = [values - values.mean() for values in logs]
-    freedom = sum(map(len, apart)) - len(apart) - len(basis.seconds)
-    if freedom < 1:
-        return tuple(tables)
-    own = max(0.0, sum(float(r @ r) for r in apart) / freedom - float(np.mean(np.concatenate(noise))))
     found = []
-    for times, r, v in zip(tables, apart, noise, strict=True):
-        kept = np.divide(v, own + v, out=np.zeros_like(v), where=v > 0)
-        factors = np.exp(-r * kept).tolist()
+    for times in tables:
+        logs = np.log([seconds for _, seconds in over_basis(times, basis)])
+        r, v = logs - logs.mean(), np.array([variance[times.batch, times.context, size] for size, _ in times.rest])
+        own = max(0.0, float(r @ r) / max(len(r) - 1, 1) - float(v.mean()))
+        noise = np.divide(v, own + v, out=np.zeros_like(v), where=v > 0)
+        factors = np.exp(-r * noise).tolist()
         rest = tuple((size, seconds * factor) for (size, seconds), factor in zip(times.rest, factors, strict=True))
         found.append(replace(times, rest=rest))
     return tuple(found)

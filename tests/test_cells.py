@@ -184,12 +184,30 @@ def test_noise_is_drawn_towards_the_basis():
     def missed(profile):
         return [abs(np.log(s / due[t.batch, n])) for t in profile.batches for n, s in t.rest]
 
-    for seed in range(3):
+    left = []
+    for seed in range(4):
         cells = bumpy(noise, noise, seed)
         informed = np.mean(missed(profile_of(cells, context=(64, 128))))
         believed = np.mean(missed(profile_of([replace(c, error=0.0) for c in cells], context=(64, 128))))
-        assert informed < 0.75 * believed
+        left.append(informed / believed)
+    assert max(left) < 0.9
+    assert np.mean(left) < 0.75
     assert max(missed(profile_of(bumpy(0.0, 0.001), context=(64, 128)))) < 0.001
+
+
+def test_a_noisy_batch_size_leaves_quiet_ones_as_they_are():
+    """Sizes with effects of 2 % of their own, known to 0.1 % but at batch 8, to 8 %."""
+    own = dict(zip(SIZES, np.exp(0.02 * np.random.default_rng(5).standard_normal(len(SIZES))), strict=True))
+    cells = [
+        replace(c, rest_s=c.rest_s * own.get(c.tokens, 1.0), error=0.001)
+        for c in cells_of(STAIRS, noise=0.001)
+        if c.batch != 8
+    ]
+    loud = [replace(c, error=0.08) for c in cells_of(STAIRS, noise=0.08, seed=1) if c.batch == 8]
+    due = {(c.batch, c.tokens): c.rest_s for c in cells}
+    for times in profile_of([*cells, *loud], context=(64, 128)).batches[:3]:
+        for size, seconds in times.rest:
+            assert seconds == pytest.approx(due[times.batch, size], rel=0.001)
 
 
 def test_the_stated_error_follows_the_noise():

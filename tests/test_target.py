@@ -1,3 +1,4 @@
+import weakref
 from itertools import islice
 
 import pytest
@@ -195,6 +196,17 @@ def test_kept_prompts_are_prompts(tree, filled):
         assert filled == [4, 4, 4, 4]
     next(Decoder(target, batch=4).steps([*prompts[:3], [1] * 300], new_tokens=12))
     assert filled == [4, 4, 4, 4, 4]
+
+
+def test_a_kept_prompt_s_memory_is_let_go_before_more_is_taken(monkeypatch):
+    target, held = small_target(), []
+    with target.keeping_prompts():
+        target.allocate(2, 64)
+        target.prefill([0, 1], [[1, 2], [3]])
+        held.append(weakref.ref(target.cache.stores[0]))
+        monkeypatch.setattr("executor.target.free_bytes", lambda device: held.append(held[0]()))
+        target.allocate(4, 512)
+    assert held[1] is None
 
 
 def test_a_kept_prompt_is_forgotten_when_its_row_idles(filled):
