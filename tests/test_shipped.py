@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -133,6 +134,28 @@ def test_recorded_candidates_replay_to_live_dynamic_steps():
 def test_a_trace_that_is_not_shipped_is_not_recorded(tmp_path):
     with pytest.raises(UsageError, match=r"one of bigram, .* got eagle-t2"):
         traces.record(tmp_path, ["eagle", "eagle-t2"])
+
+
+@pytest.mark.parametrize(
+    ("names", "due"),
+    [
+        (["t1"], {f"{name}-t1" for name in traces.DRAFTERS}),
+        (["t0", "candidates-t0"], {*(f"{name}-t0" for name in traces.DRAFTERS), "eagle-candidates-t0"}),
+        (["eagle"], {"eagle-t0", "eagle-t1", "eagle-candidates-t0"}),
+        (["hydra-t1"], {"hydra-t1"}),
+    ],
+)
+def test_traces_are_recorded_by_any_of_their_names(tmp_path, monkeypatch, names, due):
+    """Nothing is decoded: what would be written is."""
+    saved = []
+    for name in ("load_drafter", "collect", "load_target"):
+        monkeypatch.setattr(traces, name, lambda *args, **words: SimpleNamespace(vocabulary=1, anchors=0))
+    monkeypatch.setattr(traces, "read_prompts", lambda path: [])
+    monkeypatch.setattr(traces, "load_tokenizer", lambda *args, **words: lambda texts: {"input_ids": []})
+    monkeypatch.setattr(traces, "save_trace", lambda trace, path: saved.append(path.name.removesuffix(".npz")))
+    traces.record(tmp_path, names)
+    assert set(saved) == due
+    assert len(saved) == len(due)
 
 
 def check(models, prompts, trees, batch: int, requests: int) -> None:
