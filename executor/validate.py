@@ -23,7 +23,7 @@ from treeopt.tree import Tree
 
 PLAIN = Tree((), ())
 MOST = 8  # pieces of a block: each begins with a prefill
-PASSES = 4  # of a batch size over a block, at most
+PASSES = 4  # over a block, at most, of a batch size at which it is done sooner
 WARM_UP = 3  # steps of each way before any is measured: libraries allocate, processors wake
 
 
@@ -141,7 +141,8 @@ def compare(
 
     In each block the batch sizes come in random order, and within each so do plain decoding and the trees, which
     thereby share what the machine does at the time. Small batch sizes decode a block in several pieces, all ways one
-    piece before the next, and large ones several times over: all are compared about as often and for as long.
+    piece before the next, and those that the plan expects to be done sooner do so several times over: all are compared
+    for about as long.
 
     Args:
         target: the model that the plan's trace was recorded with; any where a trace is replayed.
@@ -187,9 +188,18 @@ def compare(
 
 def pieces(plan: Plan) -> dict[int, tuple[int, int]]:
     """By batch size, in how many pieces `compare` decodes each of its blocks, and how many times over."""
-    batches = [entry.batch for entry in plan.entries]
-    number = {batch: min(max(batches) // batch, MOST) for batch in batches}
-    return {batch: (count, min(max(number.values()) // count, PASSES)) for batch, count in number.items()}
+    largest = max(entry.batch for entry in plan.entries)
+    due = {entry.batch: _due_s(entry) for entry in plan.entries}
+    return {
+        batch: (min(largest // batch, MOST), min(round(max(due.values()) / seconds), PASSES))
+        for batch, seconds in due.items()
+    }
+
+
+def _due_s(entry: PlanEntry) -> float:
+    """Seconds that a token of every way takes, all together."""
+    plain = [choice for choice in (entry.choice, *entry.compared) if choice.plain][:1]
+    return sum(1 / choice.tokens_s(entry.batch) for choice in (*plain, *trees_of(entry).values()))
 
 
 def blocks_of(plan: Plan, blocks: int) -> int:

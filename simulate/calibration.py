@@ -167,7 +167,7 @@ def layer_overhead(published: Published) -> Predictor:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Reproduction:
     """Predictions beside the measurements that they are for.
 
     Attributes:
@@ -190,13 +190,13 @@ class Comparison:
         return Errors.of(self.predicted, _column(self.rows, "speedup"))
 
 
-def comparisons(published: Published | None = None) -> tuple[Comparison, ...]:
+def reproductions(published: Published | None = None) -> tuple[Reproduction, ...]:
     """The closed forms and what beats them, on rows of Leviathan's and CORAL's tables.
 
     CORAL's rows are those of the three models of its Table 1, whose latencies were measured; then two larger models on
     the same device, with latencies from weights; Llama3-70B, spread over four devices, enters E2c alone.
 
-    >>> {c.name: round(100 * c.errors.mean, 1) for c in comparisons()[:3]}
+    >>> {c.name: round(100 * c.errors.mean, 1) for c in reproductions()[:3]}
     {'E1': 17.7, 'ours': 9.5, 'E2': 14.6}
     """
     published = published or published_speedups()
@@ -206,26 +206,26 @@ def comparisons(published: Published | None = None) -> tuple[Comparison, ...]:
     larger = tuple(row for row in single if row.model not in published.latencies)
     layers, one = layer_overhead(published), one_overhead(published)
 
-    def held(name: str, form: str, group: str, rows: tuple[Measured, ...], predict: Predictor) -> Comparison:
-        return Comparison(name, form, group, rows, left_out(rows, lambda row: getattr(row, group), predict))
+    def held(name: str, form: str, group: str, rows: tuple[Measured, ...], predict: Predictor) -> Reproduction:
+        return Reproduction(name, form, group, rows, left_out(rows, lambda row: getattr(row, group), predict))
 
     return (
-        Comparison("E1", "Theorem 3.8", "", leviathan, theorem_38(leviathan)),
+        Reproduction("E1", "Theorem 3.8", "", leviathan, theorem_38(leviathan)),
         held("ours", "Theorem 3.8, scaled drafting", "drafter", leviathan, scaled_drafting),
-        Comparison("E2", "Eq. 6", "", coral, coral_eq6(coral, published)),
-        Comparison("E2", "Eq. 1", "", coral, coral_eq1(coral, published)),
-        Comparison("E2c", "Eq. 6, six models", "", every, coral_eq6(every, published)),
+        Reproduction("E2", "Eq. 6", "", coral, coral_eq6(coral, published)),
+        Reproduction("E2", "Eq. 1", "", coral, coral_eq1(coral, published)),
+        Reproduction("E2c", "Eq. 6, six models", "", every, coral_eq6(every, published)),
         held("E2e", "speedup over tau", "task", coral, speedup_over_tau),
         held("E2f", "one overhead", "model", coral, one),
         held("ours", "overhead by layers", "model", coral, layers),
-        Comparison("E2f", "one overhead, larger models", "model", larger, one(coral, larger)),
-        Comparison("ours", "overhead by layers, larger models", "model", larger, layers(coral, larger)),
+        Reproduction("E2f", "one overhead, larger models", "model", larger, one(coral, larger)),
+        Reproduction("ours", "overhead by layers, larger models", "model", larger, layers(coral, larger)),
         held("ours", "overhead by layers, five models", "model", single, layers),
     )
 
 
-def comparison_frame(compared: Sequence[Comparison]) -> "pd.DataFrame":
-    """Comparisons as a table; errors in percent of the measured speedup."""
+def reproduction_frame(compared: Sequence[Reproduction]) -> "pd.DataFrame":
+    """Reproductions as a table; errors in percent of the measured speedup."""
     import pandas as pd
 
     percent = ("mean", "median", "p90", "max", "bias")

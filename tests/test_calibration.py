@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from simulate.calibration import (
     Errors,
-    comparison_frame,
-    comparisons,
     coral_eq1,
     layer_overhead,
     left_out,
     one_overhead,
+    reproduction_frame,
+    reproductions,
     scaled_drafting,
     speedup_over_tau,
     theorem_38,
@@ -35,7 +35,7 @@ def percent(errors):
 
 @pytest.fixture(scope="module")
 def compared():
-    return {(c.name, c.form): c for c in comparisons()}
+    return {(c.name, c.form): c for c in reproductions()}
 
 
 # mean, median, p90, max, bias in percent: the reference study's own computation, made with other code
@@ -58,7 +58,7 @@ def test_baselines_err_as_the_reference_says(compared, key):
 
 def test_equation_6_by_model():
     due = {"Llama2-7B": [21.0, 21.0, 24.2], "Llama3-8B": [13.5, 13.4, 15.1], "Qwen2.5-7B": [9.4, 9.3, 11.0]}
-    (eq6,) = [c for c in comparisons() if c.form == "Eq. 6"]
+    (eq6,) = [c for c in reproductions() if c.form == "Eq. 6"]
     for model, figures in due.items():
         chosen = [i for i, row in enumerate(eq6.rows) if row.model == model]
         errors = Errors.of(eq6.predicted[chosen], [eq6.rows[i].speedup for i in chosen])
@@ -153,8 +153,8 @@ def test_one_group_cannot_be_left_out():
 
 
 def test_the_table_holds_every_comparison(compared):
-    frame = comparison_frame(tuple(compared.values()))
-    assert len(frame) == len(compared) == len(comparisons())
+    frame = reproduction_frame(tuple(compared.values()))
+    assert len(frame) == len(compared) == len(reproductions())
     assert frame["mean"].round(1).tolist() == [percent(c.errors)[0] for c in compared.values()]
 
 

@@ -985,6 +985,14 @@ def test_a_drafter_that_was_made_for_another_target_is_warned_of(tiny, tmp_path)
     assert "Warning" not in collect(tiny, tmp_path / "trace.npz").stderr
 
 
+def test_half_precision_on_a_processor_without_its_products_is_warned_of(tiny, monkeypatch):
+    monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: False)
+    words = ("decode", *inputs(tiny), "--new-tokens", 2, "--dtype")
+    assert "Warning" not in done(*words, "float32").stderr
+    warning = "Warning: this processor has no bfloat16 products: float32 is several times as fast here\n"
+    assert warning in done(*words, "bfloat16").stderr
+
+
 def test_a_request_that_fits_the_context_is_decoded(tiny, tmp_path):
     """Room for it may be kept in larger pieces, the model's context is what counts."""
     shutil.copytree(tiny / "target", tmp_path / "target")

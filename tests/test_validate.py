@@ -66,17 +66,17 @@ def step_s(batch: int, tree: Tree) -> float:
     return BASE_S + TOKEN_S * batch * (tree.nodes + 1) + DRAFT_S * tree.depth
 
 
-def a_profile() -> Profile:
+def a_profile(batches=BATCHES, base_s=BASE_S, token_s=TOKEN_S) -> Profile:
     """What the clock does, measured without error."""
     return Profile(
         tuple(
             BatchTimes(
                 b,
-                BASE_S + TOKEN_S * b,
+                base_s + token_s * b,
                 tuple((d, DRAFT_S * d) for d in (1, 4)),
-                tuple((n, BASE_S + TOKEN_S * b * n) for n in (2, 64)),
+                tuple((n, base_s + token_s * b * n) for n in (2, 64)),
             )
-            for b in BATCHES
+            for b in batches
         ),
         (0, 500),
         0.02,
@@ -139,7 +139,6 @@ def test_ways_and_batches_come_in_another_order_in_each_block(plan, clock, monke
     compare(small_target(), random_heads(), plan, random_prompts([4] * count), new_tokens=5, blocks=BLOCKS)
     warmed, blocks = len({way[:2] for way in seen}), blocks_of(plan, 1)
     measured, cuts = seen[warmed:], pieces(plan)
-    assert cuts == {batch: (max(BATCHES) // batch, batch // min(BATCHES)) for batch in BATCHES}
     assert len(measured) == blocks * BLOCKS
     assert all(size == count // BLOCKS // cuts[batch][0] for batch, _, size in measured)
     orders = [[way[:2] for way in measured[start : start + blocks]] for start in range(0, len(measured), blocks)]
@@ -148,6 +147,23 @@ def test_ways_and_batches_come_in_another_order_in_each_block(plan, clock, monke
         firsts = [batch for (batch, _), before in zip(order, [(0, None), *order], strict=False) if before[0] != batch]
         assert len(firsts) == len(BATCHES)  # a batch size is left when all its pieces are decoded
     assert len({tuple(order) for order in orders}) == BLOCKS  # by chance alike: below 1 in 10!
+
+
+@pytest.mark.parametrize(
+    ("base_s", "token_s", "times"),
+    [(1.0, 0.0, {1: 1, 2: 2, 4: 4, 8: 4, 16: 4}), (0.0, 1.0, {1: 1, 2: 1, 4: 1, 8: 1, 16: 1})],
+    ids=["steps of all batch sizes take as long", "as long as they have sequences"],
+)
+def test_batch_sizes_that_are_done_sooner_decode_a_block_more_often(base_s, token_s, times):
+    """The same trees at all of them; requests are done the sooner the more of them share steps that take as long."""
+    batches = tuple(times)
+    trace = a_trace(40, 0)
+    shapes = sized_trees(parse_sizes("chain:2,chain:4,best:7,best:15"), trace)
+    plan = search(trace, a_profile(batches, base_s, token_s), batch=batches, max_nodes=15, compare=shapes)
+    pieces_of = {1: 8, 2: 8, 4: 4, 8: 2, 16: 1}
+    assert pieces(plan) == {batch: (pieces_of[batch], times[batch]) for batch in batches}
+    ways = {entry.batch: 1 + len(trees_of(entry)) for entry in plan.entries}
+    assert blocks_of(plan, 3) == 3 * sum(pieces_of[batch] * times[batch] * ways[batch] for batch in batches)
 
 
 def test_a_limit_below_the_trace_s_ends_requests_earlier(plan, clock):

@@ -15,7 +15,7 @@ from treeopt.estimate import Estimate, ratio
 from treeopt.trace import Trace
 
 Steps = NDArray[np.int64] | NDArray[np.float64]
-Prices = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Objective:
     """
 
     name: str
-    prices: Callable[[Trace], Prices]
+    prices: Callable[[Trace], Floats]
 
     def tokens(self, steps: Steps, trace: Trace) -> float:
         """Tokens a step, 1 / max_k prices[k] @ steps; tau where throughput is asked for.
@@ -68,12 +68,12 @@ class Objective:
         a, b = self.estimate(own, trace), self.estimate(best, trace)
         return a.times(1 / b.value, relative_error=b.relative)
 
-    def _prices(self, steps: Steps, trace: Trace) -> Prices:
+    def _prices(self, steps: Steps, trace: Trace) -> Floats:
         if steps.shape != (trace.requests,):
             raise TraceError(f"steps must be of {trace.requests} requests, found shape {steps.shape}")
         return self.prices(trace)
 
-    def _row(self, steps: Steps, trace: Trace) -> tuple[int, Prices, Prices]:
+    def _row(self, steps: Steps, trace: Trace) -> tuple[int, Floats, Floats]:
         """The row that counts, and of its requests what the ratio is made of."""
         prices = self._prices(steps, trace)
         row = int((prices @ steps).argmax())
@@ -86,15 +86,15 @@ def lengths(trace: Trace) -> Steps:
     return trace.stops - trace.starts
 
 
-def _throughput(trace: Trace) -> Prices:
+def _throughput(trace: Trace) -> Floats:
     return np.full((1, trace.requests), 1 / trace.anchors)
 
 
-def _latency(trace: Trace) -> Prices:
+def _latency(trace: Trace) -> Floats:
     return 1 / (trace.requests * lengths(trace)[None])
 
 
-def _worst_domain(trace: Trace) -> Prices:
+def _worst_domain(trace: Trace) -> Floats:
     if trace.domain is None:
         raise TraceError("the worst domain needs a trace with `domain`, which this one does not have")
     of = trace.domain == np.unique(trace.domain)[:, None]

@@ -28,6 +28,7 @@ from transformers import (
 
 from executor.checkpoints import load_drafter
 from executor.loading import load_target, load_tokenizer, prepare
+from executor.packing import multiplies
 from executor.prompts import write_prompts
 from executor.target import Target
 from executor.train import corpus
@@ -154,7 +155,7 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None) -> Trained
         data / "models" / shipped.folder,
         shipped.steps if steps is None else steps,
         seed=SEED,
-        precision="bfloat16",
+        precision="bfloat16" if multiplies(torch.bfloat16, target.device) else "float32",
         dtype="bfloat16",
         meta=meta,
     )
@@ -226,7 +227,7 @@ class _Labelled(Rows):
 
 
 def _arguments(folder: Path, steps: int, learning_rate: float) -> TrainingArguments:
-    """Of the target: AdamW, cosine, bf16 autocast, no checkpoints."""
+    """Of the target: AdamW, cosine, bf16 autocast where it is quick, no checkpoints."""
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -237,7 +238,7 @@ def _arguments(folder: Path, steps: int, learning_rate: float) -> TrainingArgume
         warmup_steps=max(1, round(steps * 0.05)),
         weight_decay=0.1,
         adam_beta2=0.95,
-        bf16=True,
+        bf16=multiplies(torch.bfloat16, torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         use_cpu=not torch.cuda.is_available(),
         logging_steps=max(1, steps // 40),
         save_strategy="no",

@@ -183,11 +183,21 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
         tensor_parallel=models.tensor_parallel,
         packed=True,
     )
+    warn_of_slow(str(target.dtype).removeprefix("torch."), target)
     if models.drafter is None:
         return target, None
     drafter = load_drafter(models.drafter, target, packed=True)
     _warn_of_another_target(models, target)
     return target, drafter
+
+
+def warn_of_slow(dtype: str, target: "Target") -> None:
+    """Warn on stderr if the target's device has no products of a type that is to be computed in."""
+    from executor.loading import DTYPES
+    from executor.packing import multiplies
+
+    if not multiplies(DTYPES[dtype], target.device) and is_main_rank():
+        click.echo(f"Warning: this processor has no {dtype} products: float32 is several times as fast here", err=True)
 
 
 def _warn_of_another_target(models: Models, target: "Target") -> None:
@@ -213,6 +223,7 @@ def _drawn_models(models: Models) -> "tuple[Target, Drafter]":
     from executor.shaped import random_drafter, random_target
 
     target = random_target(models.target, dtype=DTYPES[models.dtype], device=models.device, packed=True)
+    warn_of_slow(models.dtype, target)
     return target, random_drafter(str(models.drafter), target, packed=True)
 
 

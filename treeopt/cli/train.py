@@ -162,6 +162,9 @@ def train(
     from executor.train.backbone import Lora
     from executor.train.job import LOG, TARGET, Job, checkpoint, precision_of, run, step_count
 
+    precision = "bfloat16" if training.bf16 else precision_of(target)
+    if first:
+        inputs.warn_of_slow(precision, target)
     texts = _texts(lessons, target, tokenizer, output, seed)
     rows, held_out = _rows(texts, lessons, tokenizer, seed)
     steps = training.steps or step_count(
@@ -179,7 +182,7 @@ def train(
         accumulate=training.accumulate,
         seed=seed,
         device=models.device,
-        precision="bfloat16" if training.bf16 else precision_of(target),
+        precision=precision,
         save_every=training.save_every,
         eval_every=training.eval_every,
         resume=resume and checkpoint(output) is not None,
