@@ -98,18 +98,18 @@ def csra(at: Anchors, *, temperature: float = 0.07) -> Tensor:
     others = torch.cat([own, same.flatten(0, 1)])
     step = max(1, CHUNK // max(1, len(others)))
     total = [
-        checkpoint(_log_sum_of_others, own[start : start + step], others, start, temperature, use_reentrant=False)
+        checkpoint(_log_sum_of_others, own[start : start + step] / temperature, others, start, use_reentrant=False)
         for start in range(0, len(own), step)
     ]
     near = (own * same).sum(-1).mean(0) / temperature
     return _mean(torch.cat(total) - near) if total else near.sum()
 
 
-def _log_sum_of_others(own: Tensor, others: Tensor, start: int, temperature: float) -> Tensor:
-    """log Σ exp(similarity / temperature) over all but the row itself, which is `others[start + row]`."""
-    alike = own @ others.T / temperature
-    itself = torch.arange(len(own), device=own.device)
-    return alike.index_put((itself, start + itself), alike.new_tensor(-torch.inf)).logsumexp(-1)
+def _log_sum_of_others(own: Tensor, others: Tensor, start: int) -> Tensor:
+    """log Σ exp(similarity) over all but the row itself, which is `others[start + row]`."""
+    alike = own @ others.T
+    alike.diagonal(start).fill_(-torch.inf)
+    return alike.logsumexp(-1)
 
 
 def router_ce(at: Anchors) -> Tensor:

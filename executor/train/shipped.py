@@ -144,7 +144,7 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None) -> Trained
     target, tokenizer = _target(data)
     sources = corpus.standard_library()
     raw = tokenizer.backend_tokenizer
-    held_out = Rows(corpus.pack(raw, [s for s in sources if s.held_out], length=LENGTH)[:128])
+    held_out = Rows(corpus.pack(raw, [s for s in sources if s.held_out], length=LENGTH)[:64])
     meta: dict[str, Any] = {"corpus": CORPUS, "corpus_sha256": corpus.fingerprint(sources)}
     meta |= {"files": len(sources), "files_held_out": sum(s.held_out for s in sources)}
     rows = Rows(corpus.pack(raw, [s for s in sources if not s.held_out], length=LENGTH))
