@@ -10,7 +10,7 @@ TRAINED := eagle3 coral coral-router hydra++ medusa2 hass hydra eagle medusa1 bi
 # glibc keeps what large tensors leave: faulting it in anew took a quarter of EAGLE-3's training.
 KEPT := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
 
-RANDOM := --target 100m --drafter medusa:5 --random-weights --prompt-tokens 128
+RANDOM := --target 100m --drafter medusa:5 --random-weights --prompt-tokens 128 --requests 64 --new-tokens 32 --threads 1
 MODELS := --target data/models/stdlib-llama --drafter data/models/stdlib
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32
 
@@ -73,14 +73,14 @@ profile: $(VENV)/.all  ## step times of the shipped model and of a 100 M shape o
 		$(BIN)/treeopt profile $(MODELS)-$$name $(FRESH) --batch 1,4,16 --budget 200 --output data/profiles/$$name-cpu.json || exit 1; \
 	done
 	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1-8 --output data/profiles/medusa-one-thread.json
-	$(BIN)/treeopt profile $(RANDOM) --requests 64 --new-tokens 32 --output data/profiles/random-100m-cpu.json
+	$(BIN)/treeopt profile $(RANDOM) --batch 1-8 --output data/profiles/random-100m-one-thread.json
 
 validate: $(VENV)/.all  ## predicted against measured on this machine: live on prompts that no trace holds, and replayed
 	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --threads 1 --requests 64 --blocks 4 --trace data/traces/medusa-t0.npz \
 		--profile data/profiles/medusa-one-thread.json --output data/validations/medusa-one-thread.json
-	$(BIN)/treeopt validate $(RANDOM) --requests 64 --blocks 4 --new-tokens 32 --trace data/traces/medusa-t0.npz \
-		--acceptance replay:data/traces/medusa-t0.npz --profile data/profiles/random-100m-cpu.json \
-		--output data/validations/random-100m-cpu.json
+	$(BIN)/treeopt validate $(RANDOM) --blocks 4 --trace data/traces/medusa-t0.npz \
+		--acceptance replay:data/traces/medusa-t0.npz --profile data/profiles/random-100m-one-thread.json \
+		--output data/validations/random-100m-one-thread.json
 
 gpu:  ## on a CUDA machine, with the Python that is there: correctness, profiles, validation, written below OUT
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.benchmarks.gpu --output $(OUT)

@@ -231,6 +231,7 @@ ORDER = [
     "executor.train.traces",
     "treeopt.cli.options",
     "treeopt.cli.inputs",
+    "treeopt.cli.matching",
     "treeopt.cli.sampling",
     "treeopt.cli.trees",
     "treeopt.cli.search",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli import inputs, options
+from treeopt.cli.matching import warn_of_others
 from treeopt.cli.results import SCHEMA, SILENT, Results, results
 from treeopt.cli.sampling import Sampling, sampling
 from treeopt.cli.trees import Trees, trees
@@ -73,7 +74,7 @@ def decode(
     conditions = {"rule": sampling.name, "skip": prompts.skip, "new_tokens": new_tokens, "stop": stop, "audit": audit}
     meta = {**_meta(decoder, requests.tokens), **asdict(sampling), **conditions}
     if plan is not None:
-        inputs.warn_of_others(plan, meta)
+        warn_of_others(plan, meta)
     earlier = results.continued(begun, meta)
     done = {record["request"] for record in earlier}
     waiting = [number for number in range(len(requests.tokens)) if prompts.skip + number not in done]

@@ -1,7 +1,7 @@
 """Models and prompts, as a command line names them, and how they are loaded."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,6 @@ import click
 
 from treeopt.cli import options
 from treeopt.errors import UsageError
-from treeopt.provenance import look
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from executor.drafters.base import Drafter
     from executor.prompts import Prompt
     from executor.target import Target
-    from treeopt.plan import Plan
 
 # As executor.loading has them, which would load torch.
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -285,15 +283,3 @@ def load_tokens(models: Models, model: "Target", prompts: Prompts) -> tuple[list
     size = (prompts.skip + (prompts.requests or RANDOM_REQUESTS), prompts.prompt_tokens)
     drawn: list[list[int]] = np.random.default_rng(0).integers(0, model.vocabulary, size).tolist()
     return drawn[prompts.skip :], []
-
-
-def warn_of_others(plan: "Plan", here: Mapping[str, Any], *, source: str = "trace") -> None:
-    """Warn on stderr if a plan was made for other models than those `here`, which `identity` told.
-
-    `source` is what the plan was made of and must fit: its trace, or its cost where acceptance is none of the models'.
-    """
-    told = {"trace": "trace was recorded", "cost": "step times were measured"}[source]
-    for part in ("target", "drafter"):
-        wanted = look(plan.meta, source, part, "weights")
-        if wanted not in (None, look(here, part, "weights")) and part in here and is_main_rank():
-            click.echo(f"Warning: the plan's {told} with another {part} or number type", err=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.cli import options
-from treeopt.cli.search import own_profile
+from treeopt.cli.matching import profile_for
 from treeopt.cost import CostModel, StepShape
 from treeopt.errors import CostError, UsageError
 from treeopt.files import checksum
@@ -197,10 +197,8 @@ def opened(sources: Sources, *, skip: int, requests: int | None) -> Opened:
         return Opened(sources, replayed, plan=load_plan(sources.plan_file), first=skip)
     if sources.trace_file is None:
         return _fixed(sources, replayed, skip)
-    from simulate.profile import load_profile
-
     trace = load_trace(sources.trace_file)
-    cost = load_profile(sources.profile_file) if sources.profile_file else own_profile(trace, sources.trace_file)
+    cost = profile_for(trace, sources.trace_file, sources.profile_file)
     if sources.same and requests is not None:
         numbers = np.arange(trace.requests)
         trace = trace.select(numbers[(numbers < skip) | (numbers >= skip + requests)])

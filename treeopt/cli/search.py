@@ -1,6 +1,5 @@
 """`treeopt search`: the fastest topology for each batch size."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +9,11 @@ import click
 import numpy as np
 
 from treeopt.cli import options
+from treeopt.cli.matching import live_checks, profile_for, warn_unless_same
 from treeopt.cli.trees import NamedTree
 from treeopt.constraints import Constraint, ContiguousRanks, DepthAtMost, broken
 from treeopt.engines import PROFILES
-from treeopt.errors import CostError, UsageError
-from treeopt.files import shipped
+from treeopt.errors import UsageError
 from treeopt.learning import requests_needed
 from treeopt.objective import OBJECTIVES, THROUGHPUT
 from treeopt.optimize import baselines
@@ -30,7 +29,7 @@ from treeopt.trace import Trace, load_trace
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:
-    from simulate.profile import Profile
+    pass
 
 
 @click.command()
@@ -136,11 +135,9 @@ def search(
     Chosen on one part of the trace's requests, predicted by replay on the rest, and compared with plain
     decoding, the best chain and published trees.
     """
-    from simulate.profile import load_profile
-
     options.check_output(output)
     trace = load(trace_file, whole=bool(policies))
-    profile = load_profile(profile_file) if profile_file else own_profile(trace, trace_file)
+    profile = profile_for(trace, trace_file, profile_file)
     warn_unless_same("trace and profile", trace.meta, profile.meta)
     if settings["max_depth"] is not None and settings["max_depth"] > trace.depth:
         raise UsageError(f"max-depth {settings['max_depth']}: the trace records depth {trace.depth}")
@@ -216,73 +213,3 @@ def missing(plan: Plan, target: float) -> list[str]:
             + (f"{math.ceil(more / share)} more requests would make it {target:.1%}" if more else "that is enough")
         )
     return found
-
-
-def own_profile(trace: Trace, trace_file: Path) -> "Profile":
-    """The profile of the trace's target and drafter, beside the trace or shipped with treeopt.
-
-    Raises:
-        CostError: there is none.
-    """
-    from simulate.profile import load_profile
-
-    for path in (*sorted(trace_file.parent.glob("*.json")), *sorted(shipped("profiles").glob("*.json"))):
-        try:
-            profile = load_profile(path)
-        except CostError:
-            continue  # a plan, a training log, ...
-        if None not in _models(trace.meta) and _models(profile.meta) == _models(trace.meta):
-            click.echo(f"profile: {path.name}", err=True)
-            return profile
-    raise CostError(
-        f"{trace_file}: no profile of this target and drafter was found; measure one with `treeopt profile` "
-        "and name it with --profile"
-    )
-
-
-def live_checks(plan: Plan) -> dict[int, str]:
-    """By batch size, what a shipped validation measured of the very tree that was chosen, with the same models."""
-    found: dict[int, str] = {}
-    if look(plan.meta, "trace", "verification") != "greedy":  # validations decode greedily
-        return found
-    from simulate.agreement import SCHEMA
-
-    for path in sorted(shipped("validations").glob("*.json")):
-        record = json.loads(path.read_text("utf-8"))
-        if record["schema"] != SCHEMA:  # predictions lie beside them
-            continue
-        if None in _models(record["meta"]) or _models(record["meta"]) != _models(plan.meta["trace"]):
-            continue
-        if _machine(record["meta"]) != _machine(plan.meta["cost"]):
-            continue
-        measured = {(cell["batch"], cell["tree"]["id"]): cell["measured"]["speedup"] for cell in record["cells"]}
-        for entry in plan.entries:
-            speedup = measured.get((entry.batch, entry.choice.tree.id)) if entry.choice.tree else None
-            if speedup:
-                found[entry.batch] = (
-                    f"Checked: the live loop measured {speedup['value']:.2f} [{speedup['low']:.2f}, "
-                    f"{speedup['high']:.2f}] for this tree, on {record['meta']['device']} "
-                    f"({record['meta']['provenance']['processor']}), {record['meta']['prompts']} prompts."
-                )
-    return found
-
-
-def _machine(meta: Any) -> tuple[Any, Any]:
-    return look(meta, "device"), look(meta, "provenance", "processor")
-
-
-def _models(meta: Any) -> tuple[Any, Any]:
-    return look(meta, "target", "weights"), look(meta, "drafter", "weights")
-
-
-def warn_unless_same(what: str, one: Any, other: Any) -> None:
-    """Warn on stderr if two files' provenance names different models; `what` says whose, such as "trace and plan"."""
-    others = [part for part, a, b in zip(("targets", "drafters"), _models(one), _models(other), strict=True) if a != b]
-    if others:
-        named = f"{_named(one)} and {_named(other)}"
-        click.echo(f"Warning: {what} are of different {' and '.join(others)} or number types: {named}", err=True)
-
-
-def _named(meta: Any) -> str:
-    name, dtype = (look(meta, "target", key) or "?" for key in ("name", "dtype"))
-    return f"{name} ({dtype}) with {look(meta, 'drafter', 'kind') or '?'}"

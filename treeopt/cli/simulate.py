@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from treeopt.cli import options, serving
-from treeopt.cli.search import own_profile, warn_unless_same
+from treeopt.cli.matching import profile_for, warn_unless_same
 from treeopt.cli.trees import Static
 from treeopt.cost import StepShape
 from treeopt.errors import PlanError, UsageError
@@ -67,8 +67,6 @@ def simulate(
     --arrivals or --requests-file requests come to a server of --batch rows, which changes between a plan's trees as
     its load changes; simpy is needed for that.
     """
-    from simulate.profile import load_profile
-
     options.check_output(output)
     if load.given:
         for name in ("drain", "lock_step"):
@@ -82,7 +80,7 @@ def simulate(
         raise UsageError("give one of --plan and --tree")
     plan = None if plan_file is None else load_plan(plan_file)
     trace = load_trace(trace_file)
-    cost = load_profile(profile_file) if profile_file else own_profile(trace, trace_file)
+    cost = profile_for(trace, trace_file, profile_file)
     warn_unless_same("trace and profile", trace.meta, cost.meta)
     if plan is not None:
         warn_unless_same("trace and plan", trace.meta, look(plan.meta, "trace"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli import inputs, options
+from treeopt.cli.matching import warn_of_others
 from treeopt.cli.predicting import Sources, opened, sources_asked
 from treeopt.files import write_text
 from treeopt.provenance import this_run
@@ -60,7 +61,7 @@ def validate(
     asked = Requests(tokens, new_tokens, stop if replayed is None else (), replayed)
     predictions = files.predictions(context=asked.context, weights=weights_read(model, heads), seed=seed)
     plan = predictions.plan
-    inputs.warn_of_others(plan, here, source="trace" if replayed is None else "cost")
+    warn_of_others(plan, here, source="trace" if replayed is None else "cost")
     check_run(model, heads, plan, asked, blocks=blocks)
     if sources.plan_file is None:  # search told of it
         _tell(plan)

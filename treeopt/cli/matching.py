@@ -1,0 +1,102 @@
+"""Which files are of the same models: profiles and validations that fit a trace, and warnings where two do not."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treeopt.cli import inputs
+from treeopt.errors import CostError
+from treeopt.files import shipped
+from treeopt.plan import Plan
+from treeopt.provenance import look
+from treeopt.trace import Trace
+
+if TYPE_CHECKING:
+    from simulate.profile import Profile
+
+
+def profile_for(trace: Trace, trace_file: Path, named: Path | None) -> "Profile":
+    """The profile that was named, else one of the trace's target and drafter, beside the trace or shipped with treeopt.
+
+    Raises:
+        CostError: it cannot be read, or there is none.
+    """
+    from simulate.profile import load_profile
+
+    if named is not None:
+        return load_profile(named)
+    for path in (*sorted(trace_file.parent.glob("*.json")), *sorted(shipped("profiles").glob("*.json"))):
+        try:
+            profile = load_profile(path)
+        except CostError:
+            continue  # a plan, a training log, ...
+        if None not in _models(trace.meta) and _models(profile.meta) == _models(trace.meta):
+            click.echo(f"profile: {path.name}", err=True)
+            return profile
+    raise CostError(
+        f"{trace_file}: no profile of this target and drafter was found; measure one with `treeopt profile` "
+        "and name it with --profile"
+    )
+
+
+def live_checks(plan: Plan) -> dict[int, str]:
+    """By batch size, what a shipped validation measured of the very tree that was chosen, with the same models."""
+    found: dict[int, str] = {}
+    if look(plan.meta, "trace", "verification") != "greedy":  # validations decode greedily
+        return found
+    from simulate.agreement import SCHEMA
+
+    for path in sorted(shipped("validations").glob("*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        if record["schema"] != SCHEMA:  # predictions lie beside them
+            continue
+        if None in _models(record["meta"]) or _models(record["meta"]) != _models(plan.meta["trace"]):
+            continue
+        if _machine(record["meta"]) != _machine(plan.meta["cost"]):
+            continue
+        measured = {(cell["batch"], cell["tree"]["id"]): cell["measured"]["speedup"] for cell in record["cells"]}
+        for entry in plan.entries:
+            speedup = measured.get((entry.batch, entry.choice.tree.id)) if entry.choice.tree else None
+            if speedup:
+                found[entry.batch] = (
+                    f"Checked: the live loop measured {speedup['value']:.2f} [{speedup['low']:.2f}, "
+                    f"{speedup['high']:.2f}] for this tree, on {record['meta']['device']} "
+                    f"({record['meta']['provenance']['processor']}), {record['meta']['prompts']} prompts."
+                )
+    return found
+
+
+def warn_unless_same(what: str, one: Any, other: Any) -> None:
+    """Warn on stderr if two files' provenance names different models; `what` says whose, such as "trace and plan"."""
+    others = [part for part, a, b in zip(("targets", "drafters"), _models(one), _models(other), strict=True) if a != b]
+    if others:
+        named = f"{_named(one)} and {_named(other)}"
+        click.echo(f"Warning: {what} are of different {' and '.join(others)} or number types: {named}", err=True)
+
+
+def warn_of_others(plan: Plan, here: Mapping[str, Any], *, source: str = "trace") -> None:
+    """Warn on stderr if a plan was made for other models than those `here`, which `identity` told.
+
+    `source` is what the plan was made of and must fit: its trace, or its cost where acceptance is none of the models'.
+    """
+    told = {"trace": "trace was recorded", "cost": "step times were measured"}[source]
+    for part in ("target", "drafter"):
+        wanted = look(plan.meta, source, part, "weights")
+        if wanted not in (None, look(here, part, "weights")) and part in here and inputs.is_main_rank():
+            click.echo(f"Warning: the plan's {told} with another {part} or number type", err=True)
+
+
+def _models(meta: Any) -> tuple[Any, Any]:
+    return look(meta, "target", "weights"), look(meta, "drafter", "weights")
+
+
+def _machine(meta: Any) -> tuple[Any, Any]:
+    return look(meta, "device"), look(meta, "provenance", "processor")
+
+
+def _named(meta: Any) -> str:
+    name, dtype = (look(meta, "target", key) or "?" for key in ("name", "dtype"))
+    return f"{name} ({dtype}) with {look(meta, 'drafter', 'kind') or '?'}"
