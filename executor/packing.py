@@ -18,7 +18,6 @@ from executor.cache import free_bytes
 ROWS = 16  # the number of rows that blocks are laid out for; any number can be multiplied
 # In fp32 one row times a smaller matrix took longer packed: oneDNN's call costs about 15 us, torch's 4 (AMD EPYC).
 SMALLEST = 2**18
-HALVES = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
 
 
 def pack_linears(model: nn.Module) -> int:
@@ -55,21 +54,21 @@ def unpack_linears(model: nn.Module) -> None:
             del module.forward
 
 
-def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a device has instructions for products of a type.
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether a device has instructions for bfloat16 products; only oneDNN says that one has none.
 
-    A processor that lacks them takes longer than in float32: twice for one row, 6 to 8 times for 64 (torch 2.13, AVX2).
+    A processor that lacks them takes longer than in float32: twice for one row, 7 times for 64 (torch 2.13, AVX2).
     """
-    if device.type != "cpu" or dtype not in HALVES:
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return True
-    return torch.backends.mkldnn.is_available() and bool(getattr(torch.ops.mkldnn, HALVES[dtype])())
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _packable(weight: Tensor) -> bool:
     if type(weight) is not nn.Parameter or weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if weight.dtype == torch.bfloat16:
-        return multiplies(weight.dtype, weight.device)
+        return multiplies_bf16(weight.device)
     return weight.dtype == torch.float32 and weight.numel() >= SMALLEST
 
 

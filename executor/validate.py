@@ -141,8 +141,8 @@ def compare(
 
     In each block the batch sizes come in random order, and within each so do plain decoding and the trees, which
     thereby share what the machine does at the time. Small batch sizes decode a block in several pieces, all ways one
-    piece before the next, and those that the plan expects to be done sooner do so several times over: all are compared
-    for about as long.
+    piece before the next; those that the plan expects to be done in two thirds of the longest time or less decode it
+    several times over.
 
     Args:
         target: the model that the plan's trace was recorded with; any where a trace is replayed.
@@ -191,13 +191,13 @@ def pieces(plan: Plan) -> dict[int, tuple[int, int]]:
     largest = max(entry.batch for entry in plan.entries)
     due = {entry.batch: _due_s(entry) for entry in plan.entries}
     return {
-        batch: (min(largest // batch, MOST), min(round(max(due.values()) / seconds), PASSES))
+        batch: (min(largest // batch, MOST), min(round(max(due.values()) / seconds), PASSES) if seconds else 1)
         for batch, seconds in due.items()
     }
 
 
 def _due_s(entry: PlanEntry) -> float:
-    """Seconds that a token of every way takes, all together."""
+    """Seconds that a token of every way takes, all together; 0 where the plan names neither plain steps nor a tree."""
     plain = [choice for choice in (entry.choice, *entry.compared) if choice.plain][:1]
     return sum(1 / choice.tokens_s(entry.batch) for choice in (*plain, *trees_of(entry).values()))
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from executor.train import shipped as build
 from executor.train.recipes import RECIPES
 from simulate.profile import load_profile
 from treeopt import growth
-from treeopt.cli import inputs
+from treeopt.cli import inputs, matching
 from treeopt.errors import UsageError
 from treeopt.files import shipped
 from treeopt.optimize import search
@@ -78,6 +79,21 @@ def test_everything_is_of_the_same_models(models):
         json.loads(shipped("validations/medusa-cpu.json").read_text())["meta"],
     ):
         assert (meta["target"]["weights"], meta["drafter"]["weights"]) == own
+
+
+def test_only_live_validations_check_a_plan(tmp_path, monkeypatch):
+    """The very tree that a shipped validation measured, on the machine of its profile; then the same, but replayed."""
+    record = json.loads(shipped("validations/medusa-cpu.json").read_text())
+    trace, profile = load_trace(shipped("traces/medusa-t0.npz")), load_profile(shipped("profiles/medusa-cpu.json"))
+    plan = search(trace, profile, batch=(record["cells"][0]["batch"],), max_nodes=4)
+    entry = plan.entries[0]
+    measured = Tree.from_paths(record["cells"][0]["tree"]["paths"])
+    plan = replace(plan, entries=(replace(entry, choice=replace(entry.choice, tree=measured)),))
+    monkeypatch.setattr(matching, "shipped", lambda name: tmp_path)
+    for acceptance, checked in (("live", True), ("replay", False)):
+        record["meta"]["acceptance"] = acceptance
+        (tmp_path / "v.json").write_text(json.dumps(record))
+        assert bool(matching.live_checks(plan)) == checked
 
 
 @pytest.mark.parametrize("name", traces.DRAFTERS)

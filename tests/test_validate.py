@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from tests.models import random_heads, random_prompts, small_target
 from tests.strategies import drawn_trace
 from treeopt.errors import ExecutorError, TraceError, UsageError
 from treeopt.optimize import search
+from treeopt.plan import Grown
 from treeopt.sized import parse_sizes, sized_trees
 from treeopt.trace import Trace
 from treeopt.tree import Tree
@@ -164,6 +166,12 @@ def test_batch_sizes_that_are_done_sooner_decode_a_block_more_often(base_s, toke
     assert pieces(plan) == {batch: (pieces_of[batch], times[batch]) for batch in batches}
     ways = {entry.batch: 1 + len(trees_of(entry)) for entry in plan.entries}
     assert blocks_of(plan, 3) == 3 * sum(pieces_of[batch] * times[batch] * ways[batch] for batch in batches)
+
+
+def test_a_batch_size_without_a_fixed_tree_or_plain_steps_is_not_repeated(plan):
+    one, other = plan.entries
+    grown = replace(other.choice, tree=None, grown=Grown("eagle2", {}, nodes=4, depth=2))
+    assert pieces(replace(plan, entries=(one, replace(other, choice=grown, compared=())))) == {1: (2, 1), 2: (1, 1)}
 
 
 def test_a_limit_below_the_trace_s_ends_requests_earlier(plan, clock):

@@ -28,7 +28,7 @@ from transformers import (
 
 from executor.checkpoints import load_drafter
 from executor.loading import load_target, load_tokenizer, prepare
-from executor.packing import multiplies
+from executor.packing import multiplies_bf16
 from executor.prompts import write_prompts
 from executor.target import Target
 from executor.train import corpus
@@ -155,7 +155,7 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None) -> Trained
         data / "models" / shipped.folder,
         shipped.steps if steps is None else steps,
         seed=SEED,
-        precision="bfloat16" if multiplies(torch.bfloat16, target.device) else "float32",
+        precision=_precision(),
         dtype="bfloat16",
         meta=meta,
     )
@@ -163,6 +163,12 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None) -> Trained
     if recipe.trainable == "backbone":
         tokenizer.save_pretrained(job.output / TRAINED)
     return found
+
+
+def _precision() -> str:
+    """What is computed in where it is safe: bfloat16 where it is quick."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return "bfloat16" if multiplies_bf16(device) else "float32"
 
 
 def _target(data: Path) -> tuple[Target, PreTrainedTokenizerBase]:
@@ -213,6 +219,7 @@ def train_target(
         "held_out_nats_per_token": round(loss, 4),
         "held_out_perplexity": round(math.exp(loss), 2),
         "steps": trainer.state.max_steps,
+        "precision": _precision(),
         "train_s": round(time.monotonic() - started),
         "log": trainer.state.log_history,
     }
@@ -238,7 +245,7 @@ def _arguments(folder: Path, steps: int, learning_rate: float) -> TrainingArgume
         warmup_steps=max(1, round(steps * 0.05)),
         weight_decay=0.1,
         adam_beta2=0.95,
-        bf16=multiplies(torch.bfloat16, torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        bf16=_precision() == "bfloat16",
         use_cpu=not torch.cuda.is_available(),
         logging_steps=max(1, steps // 40),
         save_strategy="no",

@@ -51,7 +51,7 @@ def live_checks(plan: Plan) -> dict[int, str]:
 
     for path in sorted(shipped("validations").glob("*.json")):
         record = json.loads(path.read_text("utf-8"))
-        if record["schema"] != SCHEMA:  # predictions lie beside them
+        if record["schema"] != SCHEMA or record["meta"]["acceptance"] != "live":  # predictions lie beside them
             continue
         if None in _models(record["meta"]) or _models(record["meta"]) != _models(plan.meta["trace"]):
             continue

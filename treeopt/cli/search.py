@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 import numpy as np
@@ -27,9 +27,6 @@ from treeopt.searchers.pricing import Padding
 from treeopt.shards import Shards, ranks_of
 from treeopt.trace import Trace, load_trace
 from treeopt.tree import Tree
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command()
