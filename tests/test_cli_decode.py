@@ -547,7 +547,7 @@ def test_nothing_is_left_to_go_on_with(tiny, tmp_path):
         (("--tree", "1"), "tree [[0], [0, 0]], not [[0]]"),
         (("--batch", "2"), "batch 1, not 2"),
         (("--requests", "3"), "prompts_sha256"),
-        (("--dtype", "bfloat16"), "weights"),
+        (("--dtype", "float64"), "weights"),
         (("--ignore-end",), "stop"),
         (("--audit",), "audit"),
     ],
