@@ -155,7 +155,7 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None) -> Trained
         data / "models" / shipped.folder,
         shipped.steps if steps is None else steps,
         seed=SEED,
-        precision=_precision(),
+        precision=_precision(target.device),
         dtype="bfloat16",
         meta=meta,
     )
@@ -165,9 +165,8 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None) -> Trained
     return found
 
 
-def _precision() -> str:
+def _precision(device: torch.device) -> str:
     """What is computed in where it is safe: bfloat16 where it is quick."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return "bfloat16" if multiplies_bf16(device) else "float32"
 
 
@@ -203,10 +202,11 @@ def train_target(
     """A language model from nothing, stored in bfloat16 with its log; rows int64 (rows, length)."""
     set_seed(SEED)
     model = LlamaForCausalLM(config)
+    precision = _precision(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     started = time.monotonic()
     trainer = Trainer(
         model=model,
-        args=_arguments(folder, steps, learning_rate),
+        args=_arguments(folder, steps, learning_rate, precision),
         train_dataset=_Labelled(train),
         eval_dataset=_Labelled(held_out[:256]),
     )
@@ -219,7 +219,7 @@ def train_target(
         "held_out_nats_per_token": round(loss, 4),
         "held_out_perplexity": round(math.exp(loss), 2),
         "steps": trainer.state.max_steps,
-        "precision": _precision(),
+        "precision": precision,
         "train_s": round(time.monotonic() - started),
         "log": trainer.state.log_history,
     }
@@ -233,8 +233,8 @@ class _Labelled(Rows):
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
-def _arguments(folder: Path, steps: int, learning_rate: float) -> TrainingArguments:
-    """Of the target: AdamW, cosine, bf16 autocast where it is quick, no checkpoints."""
+def _arguments(folder: Path, steps: int, learning_rate: float, precision: str) -> TrainingArguments:
+    """Of the target: AdamW, cosine, no checkpoints."""
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -245,7 +245,7 @@ def _arguments(folder: Path, steps: int, learning_rate: float) -> TrainingArgume
         warmup_steps=max(1, round(steps * 0.05)),
         weight_decay=0.1,
         adam_beta2=0.95,
-        bf16=_precision() == "bfloat16",
+        bf16=precision == "bfloat16",
         use_cpu=not torch.cuda.is_available(),
         logging_steps=max(1, steps // 40),
         save_strategy="no",
