@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 OUT ?= build
 
 # The longest first: they are trained two at a time.
-TRAINED := eagle3 coral coral-router hydra++ medusa2 hass hydra eagle medusa1 bigram unigram
+TRAINED := eagle3 coral medusa2 hydra++ medusa1 hass hydra eagle coral-router bigram unigram
 
 # glibc keeps what large tensors leave: faulting it in anew took a quarter of EAGLE-3's training.
 KEPT := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592

@@ -13,10 +13,10 @@ from torch import Tensor
 from executor.acceptance import Greedy
 from executor.drafters.base import Committed, Drafter
 from executor.forced import Arrays, Texts
-from executor.growth import DynamicGrowth, Pool
+from executor.pool import Pool, drawn
 from executor.target import Target
 from treeopt.errors import ExecutorError
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree
 
 MOST_CHILDREN = 2**8  # ranks are stored in 8 bits
 MOST_CANDIDATES = 2**15  # and places in 16
@@ -34,8 +34,9 @@ def check_candidates(target: Target, drafter: Drafter, policy: DynamicTree) -> N
     limit = min(target.vocabulary, MOST_CHILDREN)
     if policy.children > limit:
         raise ExecutorError(f"candidates may have {limit} children, {policy.children} are wanted")
-    if policy.candidates > MOST_CANDIDATES:
-        raise ExecutorError(f"a position may have {MOST_CANDIDATES} candidates, {policy.candidates} are wanted")
+    wanted = policy.drafting.candidates
+    if wanted > MOST_CANDIDATES:
+        raise ExecutorError(f"a position may have {MOST_CANDIDATES} candidates, {wanted} are wanted")
 
 
 def candidate_trees(
@@ -51,9 +52,9 @@ def candidate_trees(
         stride: positions from one drafted at to the next.
     """
     found: list[list[Arrays]] = [[] for _ in texts.written]
-    size = policy.candidates
-    rank = np.tile(np.arange(policy.children, dtype=np.uint8), sum(policy.expanded))
-    for position, pool in _pools(target, drafter, texts, DynamicGrowth(policy), stride):
+    size = policy.drafting.candidates
+    rank = np.tile(np.arange(policy.children, dtype=np.uint8), sum(policy.drafting.expanded))
+    for position, pool in _pools(target, drafter, texts, policy, stride):
         hit = _hits(pool, texts, position, policy).cpu().numpy()
         parent, logs = pool.above.to(torch.int16).cpu().numpy(), pool.logs.cpu().numpy()
         for i, length in enumerate(texts.written):
@@ -70,14 +71,15 @@ def candidate_trees(
 
 @torch.no_grad()
 def _pools(
-    target: Target, drafter: Drafter, texts: Texts, growth: DynamicGrowth, stride: int
+    target: Target, drafter: Drafter, texts: Texts, policy: DynamicTree, stride: int
 ) -> Iterator[tuple[int, Pool]]:
     """Positions and the candidates there, of all texts together; of a text that is over they have no meaning."""
     tokens, features = texts.tokens, texts.outputs.features
     batch, longest = tokens.shape
     prompts, written = (torch.tensor(lengths, device=tokens.device) for lengths in (texts.prompts, texts.written))
-    capacity = _rounded(longest + growth.depth + 1 + growth.room)
-    state = drafter.begin(target, batch, growth.depth, longest, capacity)
+    room = sum(policy.drafting.expanded)
+    capacity = _rounded(longest + policy.depth + 1 + room)
+    state = drafter.begin(target, batch, policy.depth, longest, capacity)
     start, row = max(texts.prompts), torch.arange(batch, device=tokens.device)
     drafter.admit(state, row, tokens[:, :start], features[:, : start - 1], prompts)
     nothing = torch.zeros(batch, 1, dtype=torch.long, device=tokens.device)
@@ -86,11 +88,12 @@ def _pools(
         root = tokens[row, place]
         counts = (position < written).long() * (position > 0)
         new = Committed(root[:, None], features[row, place - 1][:, None], nothing, counts, in_place=True)
-        drafter.extend(state, new, view=min(capacity, _rounded(start + position + growth.room)), all_fed=True)
+        drafter.extend(state, new, view=min(capacity, _rounded(start + position + room)), all_fed=True)
         if position % stride:
             drafter.level(state, root[:, None], nothing)  # the root is fed all the same
         else:
-            yield position, growth.pool(drafter, state, root, Greedy())
+            *_, levels = drawn(policy.drafting, drafter, state, root, Greedy())
+            yield position, levels.pool()
 
 
 def _rounded(tokens: int) -> int:
@@ -103,7 +106,7 @@ def _hits(pool: Pool, texts: Texts, position: int, policy: DynamicTree) -> Tenso
     prompts, written = (torch.tensor(lengths, device=device)[:, None] for lengths in (texts.prompts, texts.written))
     found = torch.ones(len(tokens), 1, dtype=torch.bool, device=device)  # the root, then the candidates
     start = 0
-    for level, expanded in enumerate(policy.expanded):
+    for level, expanded in enumerate(policy.drafting.expanded):
         part = slice(start, start + expanded * policy.children)
         truth = tokens.gather(1, (prompts + position + level).clamp(max=tokens.shape[1] - 1))
         true = (pool.tokens[:, part] == truth) & (position + level < written)

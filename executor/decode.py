@@ -1,7 +1,7 @@
 """The decoding loop: draft, verify, accept, commit, for a batch whose finished requests are replaced.
 
 The host keeps the queue and reads one small tensor a step; on an accelerator it reads one step late, so that the
-device never waits.
+device never waits; only policies that stop by what was drafted make it wait, at each level.
 """
 
 import time
@@ -16,13 +16,13 @@ from executor.acceptance import Greedy, Rule
 from executor.cache import TreeCache, free_bytes
 from executor.drafters.base import Drafter
 from executor.graphs import Graphs
-from executor.growth import DynamicGrowth, Growth, StaticGrowth
+from executor.growth import AskingGrowth, DynamicGrowth, Growth, StaticGrowth
 from executor.imposed import Imposed
 from executor.rows import Rows, Tokens
 from executor.steps import Gathered, Generation, Step
 from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree, Policy
 from treeopt.tree import Tree
 
 BUCKETS = {"cpu": 16}  # the cache is looked at in multiples of so many tokens; every size is a graph elsewhere
@@ -75,7 +75,7 @@ class Decoder:
         target: Target,
         drafter: Drafter | None = None,
         *,
-        tree: Tree | DynamicTree = PLAIN,
+        tree: Tree | Policy = PLAIN,
         batch: int = 1,
         rule: Rule | None = None,
         timed: bool = False,
@@ -87,7 +87,7 @@ class Decoder:
         Args:
             target: the model whose output is wanted.
             drafter: what proposes.
-            tree: a static tree, or the settings of dynamic ones.
+            tree: a static tree, or the policy that draws one anew at each step.
             batch: requests decoded together.
             rule: of verification; default greedy.
             timed: seconds of each step are wanted: the host waits for the device at every reading.
@@ -95,7 +95,7 @@ class Decoder:
             graphs: replay steps from CUDA graphs; see `Graphs`.
 
         Raises:
-            UsageError: batch below 1, or graphs without CUDA.
+            UsageError: batch below 1, graphs without CUDA, or of a policy that the host has a part in.
             ExecutorError: a tree without drafter, deeper than the drafter can draft, or not for this rule.
         """
         if batch < 1:
@@ -115,7 +115,7 @@ class Decoder:
         self._replayed: Graphs | None = None
         self.growth = self._growth(tree, adaptive=on_cpu and not self.late)
 
-    def _growth(self, tree: Tree | DynamicTree, *, adaptive: bool) -> Growth:
+    def _growth(self, tree: Tree | Policy, *, adaptive: bool) -> Growth:
         if isinstance(tree, Tree):
             if tree.nodes and max(tree.ranks) >= self.target.vocabulary:
                 raise ExecutorError(f"the tree uses rank {max(tree.ranks)} of a vocabulary of {self.target.vocabulary}")
@@ -128,9 +128,15 @@ class Decoder:
                 "a dynamic tree keeps the candidates that look best, which biases a rule that samples them; "
                 "use sample-and-match or point-mass"
             )
-        if tree.children > self.target.vocabulary:
-            raise ExecutorError(f"the tree wants {tree.children} children of {self.target.vocabulary} tokens")
-        return DynamicGrowth(tree, adaptive=adaptive)
+        if tree.drafting.width > self.target.vocabulary:
+            raise ExecutorError(f"the tree wants {tree.drafting.width} children of {self.target.vocabulary} tokens")
+        if self.graphs and not isinstance(tree, DynamicTree):
+            raise UsageError(
+                f"{type(tree).__name__} asks the host after each level, which no CUDA graph can: leave graphs out"
+            )
+        if isinstance(tree, DynamicTree):
+            return DynamicGrowth(tree, self.target.device, adaptive=adaptive)
+        return AskingGrowth(tree, self.target.device)
 
     def generate(
         self, prompts: Sequence[Tokens], *, new_tokens: NewTokens, stop: Sequence[int] = ()

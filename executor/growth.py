@@ -1,16 +1,21 @@
 """How a step's trees come about: level by level along a fixed topology, or by expanding and re-ranking."""
 
-import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from executor.acceptance import Rule
 from executor.drafters.base import Drafter
+from executor.pool import Chances, Levels, Pool, best_places, drawn
 from executor.topology import Draft, Topology
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree, Policy
+from treeopt.shortlist import Shortlists
 from treeopt.tree import Tree
 
 
@@ -31,8 +36,13 @@ class Growth(Protocol):
     in_place: bool
     fed_in_place: bool
 
-    def draft(self, drafter: Drafter | None, state: Any, root: Tensor, rule: Rule) -> Draft:
-        """The trees below `root`, int64 (batch,); the drafter may be missing where there are no levels."""
+    def draft(
+        self, drafter: Drafter | None, state: Any, root: Tensor, rule: Rule, *, idle: Tensor | None = None
+    ) -> Draft:
+        """The trees below `root`, int64 (batch,).
+
+        The drafter may be missing where there are no levels. Rows that are `idle`, bool (batch,), get what is left.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +97,9 @@ class StaticGrowth:
             above, start, end = expanded, end, end + len(expanded) * width
         self.fed, self.place = tensor(fed)[None], tensor(place)
 
-    def draft(self, drafter: Drafter | None, state: Any, root: Tensor, rule: Rule) -> Draft:
+    def draft(
+        self, drafter: Drafter | None, state: Any, root: Tensor, rule: Rule, *, idle: Tensor | None = None
+    ) -> Draft:
         """See `Growth.draft`."""
         candidates, kept = [root[:, None]], []  # of each depth
         for level in self.levels:
@@ -102,88 +114,35 @@ class StaticGrowth:
         return Draft(tokens, self.topology, self.fed, torch.cat(kept, 1) if rule.needs_scores and kept else None)
 
 
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """All candidates of each sequence, in order of depth and rank path, so that a stable sort settles ties.
-
-    Attributes:
-        tokens: int64 (batch, size).
-        logs: float32 (batch, size), the drafter's log-probability given the parent.
-        value: float32 (batch, size), their sum along the path, from the root on.
-        above: int64 (batch, size), place of the parent, -1 for the root.
-        fed: int64 (batch, fed), places of the nodes that the drafter was fed, the root's -1 first.
-        scores: the drafter's scores after those, level by level; empty unless the rule needs them.
-    """
-
-    tokens: Tensor
-    logs: Tensor
-    value: Tensor
-    above: Tensor
-    fed: Tensor
-    scores: tuple[Tensor, ...]
-
-
-class DynamicGrowth:
-    """Another tree for each sequence and step, of one shape: the drafter's most probable nodes."""
+class DrawnGrowth(ABC):
+    """Another tree for each sequence and step, of the candidates that a policy chooses."""
 
     in_place = False
 
-    def __init__(self, policy: DynamicTree, *, adaptive: bool = False) -> None:
-        """Grow as `policy` says.
-
-        Args:
-            policy: the settings.
-            adaptive: look at the drafter's probabilities from the host, draft no level and verify no entry that no
-                sequence needs. Without it the shape is the same in every step.
-        """
-        self.policy, self.adaptive = policy, adaptive
-        self.fed_in_place = max(policy.expanded) == 1
+    def __init__(self, policy: Policy, device: torch.device) -> None:
+        """Grow as `policy` says, for a target on `device`."""
+        self.drafting = policy.drafting
+        self.fed_in_place = max(self.drafting.expanded) == 1
         self.depth, self.count = policy.depth, policy.nodes + 1
-        self.room = max(self.count, sum(policy.expanded))
+        self.room = max(self.count, sum(self.drafting.expanded))
+        fitted = policy.calibration
+        self.chances = None if fitted is None else Chances(fitted, self.drafting, device)
 
-    def draft(self, drafter: Drafter | None, state: Any, root: Tensor, rule: Rule) -> Draft:
+    def draft(
+        self, drafter: Drafter | None, state: Any, root: Tensor, rule: Rule, *, idle: Tensor | None = None
+    ) -> Draft:
         """See `Growth.draft`."""
         assert drafter is not None
-        return self._selected(root, self.pool(drafter, state, root, rule))
+        found = drawn(self.drafting, drafter, state, root, rule, chances=self.chances)
+        return self._laid_out(root, *self._chosen(found, idle))
 
-    def pool(self, drafter: Drafter, state: Any, root: Tensor, rule: Rule) -> Pool:
-        """The candidates that the trees below `root`, int64 (batch,), are chosen from."""
-        policy, batch = self.policy, len(root)
-        levels: list[tuple[Tensor, ...]] = []  # tokens, logs, values, parents' places of each level
-        kept = []
-        zero = torch.zeros(batch, 1, dtype=torch.long, device=root.device)
-        tokens, value, parents, place = root[:, None], zero.float(), zero, zero - 1
-        fed: list[Tensor] = []
-        seen = 0
-        for level, expanded in enumerate(policy.expanded):
-            if level:
-                drafted, _, values, _ = levels[-1]
-                chosen = _best(values, expanded)
-                tokens, value = drafted.gather(1, chosen), values.gather(1, chosen)
-                parents, place = chosen // policy.children, chosen + seen - values.shape[1]
-                if self.adaptive and not bool((value >= self._least).any()):
-                    break
-            fed.append(place)
-            scores = drafter.level(state, tokens, parents).expand(-1, expanded, -1)
-            best = rule.candidates(scores, policy.children)
-            logs = scores.log_softmax(-1, dtype=torch.float32).gather(2, best).clamp(max=0)
-            above = place[..., None].expand(-1, -1, policy.children)
-            levels.append(tuple(part.flatten(1) for part in (best, logs, value[..., None] + logs, above)))
-            if rule.needs_scores:
-                kept.append(scores)
-            seen += expanded * policy.children
-        drafted, logs, values, above = (torch.cat(part, 1) for part in zip(*levels, strict=True))
-        return Pool(drafted, logs, values, above, torch.cat(fed, 1), tuple(kept))
+    @abstractmethod
+    def _chosen(self, found: Iterator[Levels], idle: Tensor | None) -> tuple[Pool, Tensor, Tensor | None]:
+        """Candidates, places of some of them (batch, n), the best first, and which of these are wanted; None: all."""
 
-    def _selected(self, root: Tensor, pool: Pool) -> Draft:
-        """The most probable candidates; a parent is never less probable than its child and stands before it."""
-        value, above = pool.value, pool.above
-        batch, size = value.shape
-        best = value.sort(dim=1, descending=True, stable=True).indices[:, : self.policy.nodes]
-        present = self._present(value.gather(1, best))
-        if self.adaptive and present is not None:
-            most = int(present.sum(1).max())
-            best, present = best[:, :most], present[:, :most]
+    def _laid_out(self, root: Tensor, pool: Pool, best: Tensor, present: Tensor | None) -> Draft:
+        """Trees of the candidates at some places; a parent is never less probable than its child and stands before."""
+        batch, size = pool.value.shape
         chosen, order = best.sort(1)
         first = torch.zeros_like(root)[:, None]
 
@@ -193,33 +152,107 @@ class DynamicGrowth:
             index = torch.arange(values.shape[1], device=root.device).expand(batch, -1)
             return table.scatter_(1, values % (size + 1), index)
 
-        parent = place(torch.cat([first - 1, chosen], 1), 0).gather(1, above.gather(1, chosen) % (size + 1))
+        parent = place(torch.cat([first - 1, chosen], 1), 0).gather(1, pool.above.gather(1, chosen) % (size + 1))
         nodes_fed = place(pool.fed, -1).gather(1, chosen)
         if present is not None:
             present = torch.cat([first == 0, present.gather(1, order)], 1)
-        topology = Topology.from_parents(torch.cat([first, parent], 1), self.depth, present, width=self.policy.children)
+        topology = Topology.from_parents(torch.cat([first, parent], 1), self.depth, present, width=self.drafting.width)
         drafted = torch.cat([root[:, None], pool.tokens.gather(1, chosen)], 1)
-        scores = torch.cat(pool.scores, 1) if pool.scores else None
-        return Draft(drafted, topology, torch.cat([first, nodes_fed], 1), scores)
+        return Draft(drafted, topology, torch.cat([first, nodes_fed], 1), pool.scores)
 
-    @property
-    def _least(self) -> float:
-        """The lowest log-probability of a node that is verified."""
-        return math.log(self.policy.min_probability) if self.policy.min_probability else -math.inf
 
-    def _present(self, value: Tensor) -> Tensor | None:
-        """Which nodes, log-probabilities (batch, nodes) best first, are verified; None: all."""
+class DynamicGrowth(DrawnGrowth):
+    """As a `DynamicTree` says, on the device alone: the shape can be the same in every step."""
+
+    def __init__(self, policy: DynamicTree, device: torch.device, *, adaptive: bool = False) -> None:
+        """Grow as `policy` says.
+
+        Args:
+            policy: the settings.
+            device: of the target.
+            adaptive: look at the drafter's probabilities from the host, draft no level and verify no entry that no
+                sequence needs.
+        """
+        super().__init__(policy, device)
+        self.policy, self.adaptive = policy, adaptive
+
+    def _chosen(self, found: Iterator[Levels], idle: Tensor | None) -> tuple[Pool, Tensor, Tensor | None]:
         policy = self.policy
+        for level, levels in enumerate(found, 1):
+            if self.adaptive and policy.min_probability and level < policy.depth:
+                promising = levels.last.log >= policy.least
+                if not bool((promising if idle is None else promising & ~idle[:, None]).any()):
+                    break
+        pool = levels.pool()
+        best = pool.order()[:, : policy.nodes]
         if not policy.min_probability and policy.budget is None:
-            return None
-        present = value >= self._least
-        if policy.budget is not None and policy.budget < value.numel():
+            return pool, best, None
+        log = pool.log.gather(1, best)
+        present = log >= policy.least
+        if idle is not None:
+            present &= ~idle[:, None]
+        if policy.budget is not None and policy.budget < log.numel():
+            log = log if idle is None else log.masked_fill(idle[:, None], -torch.inf)
             shared = torch.zeros_like(present)
-            shared.view(-1)[_best(value.flatten()[None], policy.budget)[0]] = True
+            shared.view(-1)[best_places(log.flatten()[None], policy.budget)[0]] = True
             present &= shared
-        return present
+        if self.adaptive:
+            most = int(present.sum(1).max())
+            best, present = best[:, :most], present[:, :most]
+        return pool, best, present
 
 
-def _best(value: Tensor, count: int) -> Tensor:
-    """Places of the `count` largest, the first of equals, in their own order; int64 (batch, count)."""
-    return value.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
+class AskingGrowth(DrawnGrowth):
+    """As any policy says: the host is asked after each level, by the very code that replays the policy."""
+
+    def __init__(self, policy: Policy, device: torch.device) -> None:
+        """Grow as `policy` says."""
+        super().__init__(policy, device)
+        self.policy = policy
+
+    def _chosen(self, found: Iterator[Levels], idle: Tensor | None) -> tuple[Pool, Tensor, Tensor]:
+        policy, told, busy, chosen = self.policy, list[_Told](), None, None
+        for drafted, expandable in zip(found, self.drafting.expandable, strict=True):
+            pool, last = drafted.pool(), drafted.last
+            order = pool.order()
+            onward = best_places(last.value, expandable)
+            told.append(_Told.of(pool.log.gather(1, order[:, : policy.nodes]), last.log.gather(1, onward)))
+            if busy is None:
+                busy = np.ones(len(order), dtype=bool) if idle is None else ~idle.cpu().numpy()
+            chosen = policy.choose(_shortlists(policy, [each.rows(busy) for each in told]))
+            if chosen.levels.max() <= len(told):
+                break
+        assert busy is not None
+        assert chosen is not None
+        levels, nodes = np.ones_like(busy, dtype=np.int64), np.zeros_like(busy, dtype=np.int64)
+        levels[busy], nodes[busy] = chosen.levels[0], chosen.nodes[0]
+        ends = np.cumsum([level.log.shape[1] for level in drafted.drafted])[levels - 1]
+        end, wanted = (torch.from_numpy(part).to(order.device)[:, None] for part in (ends, nodes))
+        late = (order >= end).to(torch.int8)  # of levels that other sequences wanted
+        best = order.gather(1, late.sort(dim=1, stable=True).indices)[:, : int(nodes.max())]
+        return pool, best, torch.arange(best.shape[1], device=order.device) < wanted
+
+
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """What the host is told after a level: (batch, n) logarithms, the best first, and the mass that goes on."""
+
+    log: NDArray[np.float32]
+    mass: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, best: Tensor, onward: Tensor) -> "_Told":
+        both = torch.cat([best, onward], 1).cpu().numpy()  # read at once
+        return cls(both[:, : best.shape[1]], np.exp(both[:, best.shape[1] :], dtype=np.float64).sum(1))
+
+    def rows(self, which: NDArray[np.bool_]) -> "_Told":
+        return _Told(self.log[which], self.mass[which])
+
+
+def _shortlists(policy: Policy, told: Sequence[_Told]) -> Shortlists:
+    """Of one batch, as far as its levels were drafted; `best` is left out: only a `DynamicTree` looks at it."""
+    lists = Shortlists.blank(1, len(told[0].log), depth=policy.depth, nodes=policy.nodes)
+    for level, each in enumerate(told):
+        lists.log[0, :, level, : each.log.shape[1]] = each.log
+        lists.mass[0, :, level] = each.mass
+    return lists

@@ -16,7 +16,7 @@ from executor.rejection import BlockVerification
 from executor.sampling import Warp, seeded
 from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree
 from treeopt.trace import MAX_WIDTH
 
 

@@ -1,6 +1,6 @@
 """The sequences of a batch on the device: where each one stands, and the step that moves them all.
 
-Nothing here asks the device for a value: the host reads `outcome` when it likes.
+Nothing here asks the device for a value, unless the growth does: the host reads `outcome` when it likes.
 """
 
 from collections.abc import Sequence
@@ -111,7 +111,7 @@ class Rows:
         """
         if self.drafter is not None:
             self.drafter.extend(self.state, self._committed[steps - 1], view=view, all_fed=all_fed)
-        return self.growth.draft(self.drafter, self.state, self.root, self.rule)
+        return self.growth.draft(self.drafter, self.state, self.root, self.rule, idle=self.idle)
 
     @torch.no_grad()
     def verify(self, draft: Draft, *, view: int) -> None:

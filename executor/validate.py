@@ -1,8 +1,9 @@
-"""Predicted against measured: the same trees in the real loop, live on fresh prompts or with acceptance of a trace."""
+"""Predicted against measured: a plan's ways in the real loop, live on fresh prompts or with acceptance of a trace."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +15,11 @@ from executor.pace import LOSS, centre
 from executor.steps import Step
 from executor.target import Target
 from simulate.agreement import Comparison, Figures
-from simulate.predictions import ClosedForms, trees_of
+from simulate.predictions import ClosedForms, ways_of
 from treeopt.errors import UsageError
 from treeopt.estimate import Estimate, ratio
-from treeopt.plan import Plan, PlanEntry
+from treeopt.plan import Choice, Plan, PlanEntry
+from treeopt.policies import Policy
 from treeopt.trace import Trace
 from treeopt.tree import Tree
 
@@ -110,18 +112,18 @@ def check_run(target: Target, drafter: Drafter, plan: Plan, requests: Requests, 
         ExecutorError: a tree that the drafter cannot draft, or requests beyond the target's context.
         TraceError: a tree that the replayed trace does not cover.
     """
-    if not any(trees_of(entry) for entry in plan.entries):
+    if not any(_ways(entry, requests) for entry in plan.entries):
         raise UsageError("the plan holds no tree: there is nothing to validate")
     for entry in plan.entries:
-        for tree in trees_of(entry):
+        for tree in _ways(entry, requests):
             _decoder(target, drafter, tree, entry.batch, requests)
     largest, count = max(entry.batch for entry in plan.entries), len(requests.prompts)
     if count < 2 * blocks * largest:
         raise UsageError(
             f"{blocks} blocks at batch {largest} need at least {2 * blocks * largest} prompts, got {count}"
         )
-    deepest = max((tree for entry in plan.entries for tree in trees_of(entry)), key=lambda tree: tree.nodes)
-    _decoder(target, drafter, deepest, 1, requests).memory(requests.prompts, new_tokens=requests.limits)
+    largest_tree = max((tree for entry in plan.entries for tree in _ways(entry, requests)), key=lambda tree: tree.nodes)
+    _decoder(target, drafter, largest_tree, 1, requests).memory(requests.prompts, new_tokens=requests.limits)
 
 
 def compare(
@@ -137,7 +139,9 @@ def compare(
     forms: Mapping[tuple[int, str], ClosedForms] | None = None,
     progress: Callable[[int], None] = lambda blocks: None,
 ) -> list[Comparison]:
-    """Decode the prompts plainly and with every static tree of each entry of the plan, in shuffled blocks.
+    """Decode the prompts plainly and with every tree and policy of each entry of the plan, in shuffled blocks.
+
+    Where a trace is replayed policies are left out.
 
     In each block the batch sizes come in random order, and within each so do plain decoding and the trees, which
     thereby share what the machine does at the time. Small batch sizes decode a block in several pieces, all ways one
@@ -162,12 +166,12 @@ def compare(
     asked = prompts if isinstance(prompts, Requests) else Requests(prompts, new_tokens, stop)
     check_run(target, drafter, plan, asked, blocks=blocks)
     rng = np.random.default_rng(seed)
-    ways = {entry.batch: [PLAIN, *trees_of(entry)] for entry in plan.entries}
+    ways: dict[int, list[Tree | Policy]] = {entry.batch: [PLAIN, *_ways(entry, asked)] for entry in plan.entries}
     runs = {(batch, tree): _Run() for batch, trees in ways.items() for tree in trees}
     parts = np.array_split(np.arange(len(asked.prompts)), blocks)
     for batch, tree in runs:
         _warm(target, drafter, tree, batch, asked.part(parts[0]))
-    cuts = pieces(plan)
+    cuts = pieces(plan, replayed=asked.replayed is not None)
     for part in parts:
         for batch in rng.permutation(list(ways)).tolist():
             number, passes = cuts[batch]
@@ -186,34 +190,40 @@ def compare(
     ]
 
 
-def pieces(plan: Plan) -> dict[int, tuple[int, int]]:
+def pieces(plan: Plan, *, replayed: bool = False) -> dict[int, tuple[int, int]]:
     """By batch size, in how many pieces `compare` decodes each of its blocks, and how many times over."""
     largest = max(entry.batch for entry in plan.entries)
-    due = {entry.batch: _due_s(entry) for entry in plan.entries}
+    due = {entry.batch: _due_s(entry, replayed=replayed) for entry in plan.entries}
     return {
         batch: (min(largest // batch, MOST), min(round(max(due.values()) / seconds), PASSES) if seconds else 1)
         for batch, seconds in due.items()
     }
 
 
-def _due_s(entry: PlanEntry) -> float:
+def _due_s(entry: PlanEntry, *, replayed: bool) -> float:
     """Seconds that a token of every way takes, all together; 0 where the plan names neither plain steps nor a tree."""
     plain = [choice for choice in (entry.choice, *entry.compared) if choice.plain][:1]
-    return sum(1 / choice.tokens_s(entry.batch) for choice in (*plain, *trees_of(entry).values()))
+    return sum(1 / choice.tokens_s(entry.batch) for choice in (*plain, *ways_of(entry, static=replayed).values()))
 
 
-def blocks_of(plan: Plan, blocks: int) -> int:
+def blocks_of(plan: Plan, blocks: int, *, replayed: bool = False) -> int:
     """Pieces of blocks that `compare` decodes, all ways together."""
-    cuts = pieces(plan)
-    return blocks * sum(math.prod(cuts[entry.batch]) * (1 + len(trees_of(entry))) for entry in plan.entries)
+    cuts = pieces(plan, replayed=replayed)
+    ways = {entry.batch: 1 + len(ways_of(entry, static=replayed)) for entry in plan.entries}
+    return blocks * sum(math.prod(cuts[batch]) * count for batch, count in ways.items())
 
 
-def _decoder(target: Target, drafter: Drafter, tree: Tree, batch: int, requests: Requests) -> Decoder:
-    rule = None if requests.replayed is None else Imposed(requests.replayed, tree)
+def _ways(entry: PlanEntry, requests: Requests) -> dict[Tree | Policy, Choice]:
+    """What is measured of an entry: acceptance can be replayed in static trees only."""
+    return ways_of(entry, static=requests.replayed is not None)
+
+
+def _decoder(target: Target, drafter: Drafter, tree: Tree | Policy, batch: int, requests: Requests) -> Decoder:
+    rule = Imposed(requests.replayed, tree) if requests.replayed is not None and isinstance(tree, Tree) else None
     return Decoder(target, drafter if tree.nodes else None, tree=tree, batch=batch, timed=True, rule=rule)
 
 
-def _warm(target: Target, drafter: Drafter, tree: Tree, batch: int, requests: Requests) -> None:
+def _warm(target: Target, drafter: Drafter, tree: Tree | Policy, batch: int, requests: Requests) -> None:
     decoder = _decoder(target, drafter, tree, batch, requests)
     steps = decoder.steps(requests.prompts, new_tokens=requests.limits, stop=requests.stop)
     for _ in zip(range(WARM_UP), steps, strict=False):
@@ -221,25 +231,28 @@ def _warm(target: Target, drafter: Drafter, tree: Tree, batch: int, requests: Re
 
 
 def _compared(
-    entry: PlanEntry, runs: Mapping[Tree, _Run], forms: Mapping[tuple[int, str], ClosedForms]
+    entry: PlanEntry, runs: Mapping[Tree | Policy, _Run], forms: Mapping[tuple[int, str], ClosedForms]
 ) -> list[Comparison]:
     plain, found = runs[PLAIN], []
     due = next((choice.step_s for choice in (entry.choice, *entry.compared) if choice.plain), None)
     plain_s = None if due is None else (due, float(np.median(np.concatenate(plain.step_s))))
-    for tree, choice in trees_of(entry).items():
-        run = runs[tree]
+    for way, choice in ways_of(entry).items():
+        if way not in runs:
+            continue
+        run, tree = runs[way], way if isinstance(way, Tree) else None
         end_to_end = run.tokens / run.wall_s * plain.wall_s / plain.tokens
         predicted = Figures(choice.tau, choice.step_s, choice.speedup)
-        form = forms.get((entry.batch, tree.id), ClosedForms())
-        measured = _measured(run, plain)
-        found.append(Comparison(entry.batch, choice.name, tree, predicted, measured, end_to_end, form, plain_s))
+        form = ClosedForms() if tree is None else forms.get((entry.batch, tree.id), ClosedForms())
+        measured = _measured(run, plain, np.median if tree else np.mean)
+        told = (predicted, measured, end_to_end, form, plain_s, choice.grown)
+        found.append(Comparison(entry.batch, choice.name, tree, *told))
     return found
 
 
-def _measured(run: _Run, plain: _Run) -> Figures:
+def _measured(run: _Run, plain: _Run, middle: Callable[[Sequence[float]], Any]) -> Figures:
     """Step times are compared piece by piece, since a piece's runs follow one another on a machine that drifts."""
-    step_s = float(np.median(np.concatenate(run.step_s)))
-    quotients = np.array([np.median(p) / np.median(s) for p, s in zip(plain.step_s, run.step_s, strict=True)])
+    step_s = float(middle([seconds for piece in run.step_s for seconds in piece]))
+    quotients = np.array([middle(p) / middle(s) for p, s in zip(plain.step_s, run.step_s, strict=True)])
     spread = ratio(quotients, np.ones(len(quotients)))
     found = float(np.exp(centre(np.log(quotients).tolist())))
     return Figures(run.tau, step_s, run.tau.times(found, relative_error=LOSS * spread.relative))

@@ -7,6 +7,7 @@ from typing import Any
 
 from simulate.predictions import ClosedForms
 from treeopt.estimate import CONFIDENCE, Estimate, share
+from treeopt.plan import Grown
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.validation/2"
@@ -24,28 +25,30 @@ class Figures:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tree at one batch size.
+    """One way of drafting at one batch size.
 
     Attributes:
         batch: sequences.
         name: what the plan calls it.
-        tree: the topology.
+        tree: the topology; None where a policy draws it anew at each step.
         predicted: from the plan: requests held out, profiled times.
         measured: live. The speedup is tau times the centre, over pieces of the run, of (plain step / step), both
-            medians over steps with all rows busy.
+            medians over steps with all rows busy; of a policy, whose steps differ, both means.
         end_to_end: measured tokens a second over plain decoding's, prefill and draining included.
         forms: what the closed forms predicted.
         plain_s: seconds of a plain step, predicted and measured; None where the plan does not say.
+        grown: what the plan says of the policy.
     """
 
     batch: int
     name: str
-    tree: Tree
+    tree: Tree | None
     predicted: Figures
     measured: Figures
     end_to_end: float
     forms: ClosedForms = field(default_factory=ClosedForms)
     plain_s: tuple[float, float] | None = None
+    grown: Grown | None = None
 
     @property
     def error(self) -> float:
@@ -95,7 +98,8 @@ def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
             {
                 "batch": c.batch,
                 "name": c.name,
-                "tree": {"id": c.tree.id, "paths": [list(path) for path in c.tree.paths]},
+                "tree": c.tree and {"id": c.tree.id, "paths": [list(path) for path in c.tree.paths]},
+                "grown": c.grown and {name: getattr(c.grown, name) for name in ("kind", "settings", "nodes", "depth")},
                 "predicted": asdict(c.predicted),
                 "closed_forms": asdict(c.forms),
                 "measured": asdict(c.measured),

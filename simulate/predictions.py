@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from treeopt.errors import PlanError
 from treeopt.files import why, write_text
 from treeopt.plan import Choice, Plan, PlanEntry
 from treeopt.planfile import from_json, to_json
+from treeopt.policies import Policy
 from treeopt.records import RecordError, get, given, parse
 from treeopt.trace import Trace
 from treeopt.tree import Tree
@@ -44,11 +45,13 @@ class Predictions:
         plan: with every tree that is to be measured, and its intervals.
         forms: by batch size and tree id.
         meta: hashes of what the predictions were made of, and provenance; JSON values only.
+        said: the hash of the file that they were read from.
     """
 
     plan: Plan
     forms: Mapping[tuple[int, str], ClosedForms] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
+    said: str | None = field(default=None, compare=False)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -62,21 +65,22 @@ class Predictions:
 
     @property
     def sha256(self) -> str:
-        """Hash of the canonical JSON: keys sorted, no spaces, ASCII."""
-        return _hash(self.record)
+        """Hash of the canonical JSON, keys sorted, no spaces, ASCII; of a file's predictions the file's own."""
+        return _hash(self.record) if self.said is None else self.said
 
 
-def trees_of(entry: PlanEntry) -> dict[Tree, Choice]:
-    """The static trees of an entry, the chosen one first; one that has several names is called by all of them."""
-    names: dict[Tree, list[str]] = {}
-    choices: dict[Tree, Choice] = {}
+def ways_of(entry: PlanEntry, *, static: bool = False) -> dict[Tree | Policy, Choice]:
+    """What an entry would draft, the chosen way first; one that has several names is called by all of them.
+
+    With `static` trees that are the same in every step alone.
+    """
+    named: dict[Tree | Policy, list[Choice]] = {}
     for choice in (entry.choice, *entry.compared):
-        if choice.tree is not None and choice.tree.nodes:
-            names.setdefault(choice.tree, []).append(choice.name)
-            choices.setdefault(choice.tree, choice)
+        way = choice.grown.policy if choice.grown else choice.tree
+        if way is not None and way.nodes and (choice.tree or not static):
+            named.setdefault(way, []).append(choice)
     return {
-        tree: Choice(", ".join(names[tree]), tree, choice.tau, choice.step_s, choice.speedup)
-        for tree, choice in choices.items()
+        way: replace(choices[0], name=", ".join(choice.name for choice in choices)) for way, choices in named.items()
     }
 
 
@@ -88,7 +92,7 @@ def closed_forms(
     weights: tuple[int, int] | None = None,
     context: int | None = None,
 ) -> dict[tuple[int, str], ClosedForms]:
-    """The baselines for every tree of a plan, by batch size and tree id.
+    """The baselines for every static tree of a plan, by batch size and tree id.
 
     Args:
         plan: with tau of every tree.
@@ -99,7 +103,9 @@ def closed_forms(
     """
     found = {}
     for entry in plan.entries:
-        for tree, choice in trees_of(entry).items():
+        for tree, choice in ways_of(entry).items():
+            if not isinstance(tree, Tree):
+                continue
             leviathan = coral = None
             if trace is not None and cost is not None:
                 alpha = acceptance(replay(tree, trace))
@@ -162,7 +168,7 @@ def load_predictions(path: Path) -> Predictions:
                 get(each, name, float, where) if given(each, name, where) else None for name in ("leviathan", "coral")
             )
             forms[get(each, "batch", int, where), get(each, "tree", str, where)] = ClosedForms(leviathan, coral)
-        return Predictions(plan, forms, get(record, "meta", dict, "predictions"))
+        return Predictions(plan, forms, get(record, "meta", dict, "predictions"), said)
     except (RecordError, PlanError) as error:
         raise PlanError(f"{path}: {error}") from error
 

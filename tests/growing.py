@@ -5,11 +5,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from treeopt.curve import Curve
 from treeopt.drafting import Drafting
-from treeopt.policy import DynamicTree, OptTree, Policy
-from treeopt.searchers.calibrated import Calibrated, CostAware
+from treeopt.policies import CostAware, DynamicTree, OptTree, Policy
 from treeopt.shortlist import Calibration
 from treeopt.trace import Trace
+
+CALIBRATION = tuple(tuple(Curve((0.1 * rank, 0.75), (0.01, 0.5 / (rank + 1))) for rank in range(3)) for _ in range(2))
+AWARE = CostAware(
+    nodes=4,
+    depth=2,
+    beam=3,
+    width=3,
+    shared=True,
+    rate=412.5,
+    seconds=((0.001, 0.002, 0.002, 0.003), (0.002, 0.003, 0.003, 0.004)),
+    advantage=(Curve((0.0, 0.5), (-0.125, 0.25)),),
+    calibration=CALIBRATION,
+)
+# One of each kind and some of their settings, for a drafter of 2 levels and more.
+POLICIES: list[Policy] = [
+    DynamicTree(nodes=8, depth=3, beam=4),
+    DynamicTree(nodes=8, depth=2, beam=3, width=3, min_probability=0.05, budget=20, calibration=CALIBRATION),
+    OptTree(nodes=8, depth=3, threshold=0.1),
+    OptTree(nodes=8, depth=3, threshold=0.0, beam=4, width=2),
+    AWARE,
+]
 
 
 @dataclass(frozen=True)
@@ -56,7 +77,7 @@ def drafted(trace: Trace, anchor: int, drafting: Drafting, calibration: Calibrat
 def chosen(policy: Policy, rows: list[list[Node]]) -> tuple[list[int], list[list[Node]]]:
     """Levels that each row of a batch wants, and the nodes that it verifies."""
     match policy:
-        case DynamicTree() | Calibrated():
+        case DynamicTree():
             return _confident(policy, rows)
         case OptTree():
             found = [_opt_tree(policy, nodes) for nodes in rows]

@@ -15,21 +15,36 @@ from executor.record import collect
 from executor.sampling import Warp
 from tests.drafters import DRAFTERS
 from tests.models import random_heads, random_prompts, small_target
+from treeopt.curve import Curve
 from treeopt.errors import ExecutorError, TraceError, UsageError
 from treeopt.growth import UNKNOWN, Batches, accepted_lengths, replay, visit
-from treeopt.policy import DynamicTree
+from treeopt.policies import CostAware, DynamicTree, OptTree
 from treeopt.shortlist import shortlists
 from treeopt.trace import Candidates, Trace, load_trace, save_trace
 
 TOKENS = random_prompts((9, 4, 17, 2, 6, 12, 3), seed=8)
 NEW = 24
+# Not what these drafters are worth, but bent: order, stops and ties are others than the drafter's.
+FITTED = tuple(
+    tuple(Curve((0.0, 0.1, 0.3, 0.8), (0.0, 0.3 / (rank + 1), 0.3 / (rank + 1), 0.9 / (rank + 1))) for rank in range(6))
+    for _ in range(4)
+)
 GENEROUS = DynamicTree(nodes=1, depth=4, beam=5, width=6)
 # The recording's own beam and width: known at every position.
 POLICIES = [
     DynamicTree(nodes=9, depth=4, beam=5, width=6),
     DynamicTree(nodes=40, depth=3, beam=5, width=6),
     DynamicTree(nodes=16, depth=4, beam=5, width=6, min_probability=0.02),
+    DynamicTree(nodes=9, depth=4, beam=5, width=6, calibration=FITTED),
+    DynamicTree(nodes=16, depth=4, beam=5, width=6, min_probability=0.02, calibration=FITTED),
+    OptTree(nodes=16, depth=4, threshold=0.3, beam=5, width=6),
 ]
+
+
+def cost_aware(*, shared: bool) -> CostAware:
+    seconds = tuple(tuple(0.02 * level + 0.01 * (nodes // 3) for nodes in range(12)) for level in range(1, 5))
+    going_on = tuple(Curve((0.1, 0.6), (-0.2 * level, 0.3)) for level in range(1, 4))
+    return CostAware(12, 4, 5, 6, shared, 5.0, seconds, going_on, FITTED)
 
 
 def recorded(target, drafter, tokens=TOKENS, **settings):
@@ -58,19 +73,38 @@ def test_replay_equals_the_live_loop_step_for_step(each, policy, batch):
     assert (steps.accepted > 0).mean() > 0.05  # else the equality says little
 
 
-def test_a_budget_is_that_of_a_sequence_alone(each):
+@pytest.mark.parametrize(
+    "policy",
+    [
+        DynamicTree(nodes=20, depth=4, beam=5, width=6, budget=4),
+        DynamicTree(nodes=20, depth=4, beam=5, width=6, budget=4, calibration=FITTED),
+        cost_aware(shared=False),
+    ],
+    ids=str,
+)
+def test_what_a_batch_shares_is_that_of_a_sequence_alone(each, policy):
     target, drafter, trace = each
-    policy = DynamicTree(nodes=20, depth=4, beam=5, width=6, budget=4)
     live = Decoder(target, drafter, tree=policy, batch=1).generate(TOKENS, new_tokens=NEW, stop=[7])
     assert_same_steps(visit(policy, trace), live)
 
 
-def test_a_shared_budget_is_replayed_in_running_batches(each):
+@pytest.mark.parametrize(
+    "policy",
+    [
+        DynamicTree(nodes=20, depth=4, beam=5, width=6, budget=11),
+        DynamicTree(nodes=20, depth=4, beam=5, width=6, budget=11, calibration=FITTED),
+        OptTree(nodes=16, depth=4, threshold=0.3, beam=5, width=6),
+        cost_aware(shared=False),
+        cost_aware(shared=True),
+    ],
+    ids=str,
+)
+def test_running_batches_take_the_live_loops_steps(each, policy):
     """As long as the queue lasts, rows are those of the live loop; then the replay repeats requests, the loop idles."""
     target, drafter, trace = each
-    policy = DynamicTree(nodes=20, depth=4, beam=5, width=6, budget=11)
     batches = Batches(trace, batch=3, seed=1)
-    steps = batches.steps(policy, shortlists(trace, policy.drafting, nodes=policy.nodes))
+    lists = shortlists(trace, policy.drafting, nodes=policy.nodes, calibration=policy.calibration)
+    steps = batches.steps(policy, lists)
     (order,) = batches.queues.tolist()
     full = steps.counted.all((1, 2))
     decoder = Decoder(target, drafter, tree=policy, batch=3)
@@ -153,7 +187,7 @@ def test_every_nth_position(tmp_path):
     target, heads = small_target(), random_heads()
     whole, some = recorded(target, heads), recorded(target, heads, stride=3)
     there = some.position % 3 == 0
-    assert (np.diff(some.candidates.offset) == np.where(there, GENEROUS.candidates, 0)).all()
+    assert (np.diff(some.candidates.offset) == np.where(there, GENEROUS.drafting.candidates, 0)).all()
     due, found = accepted_lengths(POLICIES[0], whole), accepted_lengths(POLICIES[0], some)
     assert (found == np.where(there, due, UNKNOWN)).all()
     assert some.meta["candidates"] == {"depth": 4, "beam": 5, "width": 6, "stride": 3}

@@ -21,6 +21,7 @@ from executor.acceptance import RULES as ALL_RULES
 from executor.loading import TextStream, load_target, load_tokenizer
 from executor.target import Target
 from simulate.profile import load_profile, save_profile
+from tests.growing import POLICIES
 from tests.models import generated
 from tests.test_cli import (
     COLLECT,
@@ -42,7 +43,11 @@ from tests.test_cli import (
 from treeopt.cli import main
 from treeopt.cli.results import SCHEMA
 from treeopt.cli.sampling import RULES
+from treeopt.estimate import Estimate
 from treeopt.lines import appended, read_lines
+from treeopt.plan import Choice, Grown, Plan, PlanEntry, Proof
+from treeopt.planfile import save_plan
+from treeopt.policies.stored import identity
 from treeopt.records import RecordError
 from treeopt.trace import load_trace, save_trace
 from treeopt.tree import Tree
@@ -134,6 +139,7 @@ WAYS = {
     "dynamic": ("--dynamic", "nodes=7,depth=3,beam=3"),
     "sure": ("--dynamic", "nodes=7,depth=3,beam=3,min_probability=0.05", "--batch", "3"),
     "budget": ("--dynamic", "nodes=7,depth=3,beam=3,width=2,budget=9", "--batch", "3"),
+    "threshold": ("--dynamic", "nodes=7,depth=3,beam=3,width=4,threshold=0.2", "--batch", "3"),
 }
 
 
@@ -145,6 +151,19 @@ def test_every_way_writes_what_the_target_writes(tiny, plain, way, drafter):
     assert [each["end"] for each in found["requests"]].count("length") == sum(
         len(tokens) == NEW for tokens in texts(plain).values()
     )
+    _consistent(found)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_a_plan_s_policy_is_run_with_what_was_fitted(tiny, plain, tmp_path, policy):
+    figures = {"tau": Estimate(1.5, 1.4, 1.6), "step_s": 0.01, "speedup": Estimate(1.2, 1.1, 1.3)}
+    choice = Choice("policy", None, grown=Grown("policy", {}, nodes=3.5, depth=1.5, policy=policy), **figures)
+    entry = PlanEntry(3, choice, None, (), {}, Proof("tokens a second", optimal=False, statement="best found"))
+    save_plan(Plan((entry,), {}), tmp_path / "plan.json")
+    found = decoded(tiny, "--plan", tmp_path / "plan.json")
+    assert texts(found) == texts(plain)
+    assert found["meta"]["tree"] == json.loads(json.dumps(identity(policy)))
+    assert found["counts"]["accepted"].keys() > {"0"}
     _consistent(found)
 
 
@@ -359,6 +378,8 @@ REFUSED = {
     "a rank below 0": (["--tree", "[[-1]]"], 2, ["--tree"]),
     "no settings": (["--dynamic", "60"], 2, ["--dynamic", "nodes=N,depth=N"]),
     "an unknown setting": (["--dynamic", "nodes=2,depth=2,beem=3"], 2, ["beem=3", "beam"]),
+    "a threshold and a probability": (["--dynamic", "nodes=2,depth=2,threshold=0.1,min_probability=0.1"], 2, ["once"]),
+    "a threshold below 0": (["--dynamic", "nodes=2,depth=2,threshold=-1"], 2, ["threshold must be 0 or more"]),
     "a setting twice": (["--dynamic", "nodes=2,depth=2,nodes=3"], 2, ["once"]),
     "a setting of letters": (["--dynamic", "nodes=two,depth=2"], 2, ["nodes", "'two'"]),
     "a probability of nothing": (["--dynamic", "nodes=2,depth=2,min_probability=nan"], 2, ["min_probability", "nan"]),

@@ -7,7 +7,7 @@ from executor.drafters.ngram import NGram
 from executor.loading import load_tokenizer
 from tests.test_cli import COLLECT, TEXTS, VOCABULARY, inputs, refused, run, write_drafter, write_prompts, write_target
 from treeopt.growth import replay
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree
 from treeopt.trace import load_trace
 
 

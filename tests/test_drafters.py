@@ -11,7 +11,7 @@ from executor.record import collect
 from executor.sampling import Warp
 from tests.drafters import MAKE, fitted_drafter, random_drafter
 from tests.models import VOCABULARY, random_prompts, small_target
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
 from treeopt.walk import visit
 

@@ -15,7 +15,7 @@ from executor.drafters.language_model import LanguageModel
 from executor.target import Target
 from tests.models import HIDDEN, VOCABULARY, generated, noisy, random_heads, random_prompts, small_model, small_target
 from treeopt.errors import ExecutorError
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree
 from treeopt.published import EAGLE, published_trees
 from treeopt.tree import Tree
 

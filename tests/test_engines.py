@@ -16,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.cli.export import export as command
+from treeopt.curve import Curve
 from treeopt.engines import ENGINES, medusa, sglang, vllm
 from treeopt.engines.base import Export
 from treeopt.errors import EngineError, PlanError, UsageError
 from treeopt.estimate import Estimate
 from treeopt.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.planfile import save_plan
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree, OptTree
 from treeopt.published import MEDUSA, published_trees
 from treeopt.rivals import CHAIN
 from treeopt.tree import Tree
@@ -492,9 +493,13 @@ def test_command_loads_nothing_heavy() -> None:
 # Policies
 
 
-def grown(batch: int, live: DynamicTree | None) -> PlanEntry:
-    policy = Grown("eagle2" if live else "opt-tree", {}, nodes=7.5, depth=3.0, live=live)
-    return replace(entry(batch, None), choice=replace(choice("eagle2", None, 1.8), grown=policy))
+OPT_TREE = OptTree(nodes=15, depth=5, threshold=0.1)
+
+
+def grown(batch: int, policy: DynamicTree | OptTree) -> PlanEntry:
+    kind = "eagle2" if isinstance(policy, DynamicTree) else "opt-tree"
+    tree = Grown(kind, {}, nodes=7.5, depth=3.0, policy=policy)
+    return replace(entry(batch, None), choice=replace(choice("eagle2", None, 1.8), grown=tree))
 
 
 def test_sglang_runs_the_policy_that_it_has() -> None:
@@ -504,24 +509,25 @@ def test_sglang_runs_the_policy_that_it_has() -> None:
 
 
 @pytest.mark.parametrize(
-    "live",
+    "policy",
     [
-        None,
+        OPT_TREE,
         DynamicTree(nodes=15, depth=5, beam=4, width=3),
         DynamicTree(nodes=15, depth=5, beam=4, min_probability=0.1),
         DynamicTree(nodes=15, depth=5, beam=4, budget=20),
+        DynamicTree(nodes=6, depth=2, beam=2, width=2, calibration=((Curve((0.5,), (0.5,)),) * 2,) * 2),
     ],
 )
-def test_sglang_refuses_other_policies(live: DynamicTree | None) -> None:
+def test_sglang_refuses_other_policies(policy: DynamicTree | OptTree) -> None:
     with pytest.raises(EngineError, match=r"SGLang .* cannot run policy (eagle2|opt-tree) \(batch 2\).*nearest"):
-        sglang.export(plan_of(grown(2, live)))
-    assert "gave way to a chain of 3" in sglang.export(plan_of(grown(2, live)), nearest="chain").notes[0]
+        sglang.export(plan_of(grown(2, policy)))
+    assert "gave way to a chain of 3" in sglang.export(plan_of(grown(2, policy)), nearest="chain").notes[0]
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_policy_is_never_taken_for_no_speculation(name: str) -> None:
     needed = {"method": "eagle", "model": "m"} if name == "vllm" else {}
-    plan = plan_of(grown(2, None))
+    plan = plan_of(grown(2, OPT_TREE))
     with pytest.raises(EngineError, match=r"cannot run policy opt-tree .*nearest"):
         ENGINES[name](plan, **needed)
     assert "policy opt-tree (7.5 nodes) gave way" in ENGINES[name](plan, **needed, nearest="chain").notes[0]

@@ -12,9 +12,10 @@ from executor.graphs import WARM_UP, Graphs, state_of
 from executor.rows import Rows
 from executor.sampling import Warp, seeded
 from tests.drafters import MAKE, random_drafter
+from tests.growing import CALIBRATION
 from tests.models import generated, random_heads, random_prompts, small_model, small_target
 from treeopt.errors import UsageError
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree, OptTree
 from treeopt.published import MEDUSA, published_trees
 from treeopt.tree import Tree
 
@@ -23,6 +24,7 @@ SHAPES = {
     "chain": Tree.chain(3),
     "medusa": published_trees()[MEDUSA],
     "dynamic": DynamicTree(nodes=9, depth=3, beam=3),
+    "calibrated": DynamicTree(nodes=5, depth=2, beam=3, calibration=CALIBRATION),
 }
 
 
@@ -124,3 +126,10 @@ def test_a_rule_s_generator_is_registered(monkeypatch):
 def test_graphs_without_cuda_are_refused():
     with pytest.raises(UsageError, match="graphs are for CUDA devices, got cpu"):
         Decoder(small_target(), graphs=True)
+
+
+def test_policies_that_ask_the_host_are_refused():
+    decoder = Decoder(small_target(), random_heads())
+    decoder.graphs = True
+    with pytest.raises(UsageError, match="OptTree asks the host after each level"):
+        decoder._growth(OptTree(nodes=4, depth=2, threshold=0.1), adaptive=False)

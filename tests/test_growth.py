@@ -2,17 +2,21 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor
 
 from executor.acceptance import Greedy
-from executor.growth import DynamicGrowth, StaticGrowth
+from executor.growth import AskingGrowth, DynamicGrowth, StaticGrowth
+from executor.pool import Chances
 from executor.topology import Topology
 from tests.strategies import trees
+from treeopt.curve import Curve
+from treeopt.drafting import Drafting
 from treeopt.errors import TreeError
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree, OptTree
 
 CPU = torch.device("cpu")
 VOCABULARY = 5
@@ -128,7 +132,7 @@ def test_dynamic_trees_equal_a_search_by_hand(policy, grain, adaptive):
     """At grain 40 a row's probabilities are 1 and 0 in single precision: depth and path decide the order."""
     for seed in range(8):
         scores, roots = drawn(3, seed, grain).float(), [0, 3, 1]
-        found = paths_of(DynamicGrowth(policy, adaptive=adaptive), scores, roots)
+        found = paths_of(DynamicGrowth(policy, CPU, adaptive=adaptive), scores, roots)
         for row, nodes in enumerate(found):
             due = by_hand(scores[row], roots[row], policy)
             assert {path: token for path, (token, _) in due.items()} == nodes
@@ -139,7 +143,7 @@ def test_the_confidence_stop_leaves_out_what_is_improbable(adaptive):
     policy = DynamicTree(nodes=12, depth=4, beam=3, width=3, min_probability=0.05)
     for seed in range(8):
         scores, roots = drawn(2, seed, 0.9).float(), [2, 4]
-        found = paths_of(DynamicGrowth(policy, adaptive=adaptive), scores, roots)
+        found = paths_of(DynamicGrowth(policy, CPU, adaptive=adaptive), scores, roots)
         for row, nodes in enumerate(found):
             due = by_hand(scores[row], roots[row], policy)
             assert set(nodes) == {path for path, (_, value) in due.items() if value >= torch.tensor(0.05).log()}
@@ -150,7 +154,8 @@ def test_an_adaptive_growth_does_no_needless_work():
     policy = DynamicTree(nodes=12, depth=4, beam=3, width=3, min_probability=0.1)
     for adaptive, calls, count in ((False, 4, 13), (True, 2, 4)):
         table = Table(flat)
-        draft = DynamicGrowth(policy, adaptive=adaptive).draft(table, None, torch.zeros(1, dtype=torch.long), Greedy())
+        growth = DynamicGrowth(policy, CPU, adaptive=adaptive)
+        draft = growth.draft(table, None, torch.zeros(1, dtype=torch.long), Greedy())
         assert (table.calls, draft.tokens.shape[1]) == (calls, count)
 
 
@@ -158,7 +163,7 @@ def test_an_adaptive_growth_does_no_needless_work():
 def test_a_shared_budget_goes_to_the_most_probable(budget):
     policy = DynamicTree(nodes=8, depth=3, beam=3, width=3, budget=budget)
     scores, roots = torch.cat([drawn(1, 0, 2.0), drawn(2, 1, 0.1)]).float(), [0, 1, 2]
-    found = paths_of(DynamicGrowth(policy), scores, roots)
+    found = paths_of(DynamicGrowth(policy, CPU), scores, roots)
     due = [by_hand(scores[row], roots[row], policy) for row in range(3)]
     everyone = sorted((-value, row) for row in range(3) for _, value in due[row].values())
     least = -everyone[budget - 1][0]
@@ -167,6 +172,45 @@ def test_a_shared_budget_goes_to_the_most_probable(budget):
         assert all(due[row][path][1] >= least - 1e-6 for path in nodes)
         assert all(path[:-1] in nodes or len(path) == 1 for path in nodes)
     assert len(found[0]) == max(len(nodes) for nodes in found)
+
+
+def test_idle_rows_take_nothing_from_the_others():
+    """A budget goes to those that are busy; levels are drafted for them alone."""
+    scores, roots = torch.cat([drawn(1, 0, 9.0), drawn(2, 1, 0.1)]).float(), torch.tensor([0, 1, 2])
+    idle = torch.tensor([True, False, True])
+    shared = DynamicTree(nodes=8, depth=3, beam=3, width=3, budget=6)
+    sure = DynamicTree(nodes=8, depth=3, beam=3, width=3, min_probability=0.3)
+    for growth, table in (
+        (DynamicGrowth(shared, CPU), Table(scores)),
+        (DynamicGrowth(sure, CPU, adaptive=True), Table(scores)),
+        (AskingGrowth(OptTree(nodes=8, depth=3, threshold=0.9, beam=3, width=3), CPU), Table(scores)),
+    ):
+        draft = growth.draft(table, None, roots, Greedy(), idle=idle)
+        present = draft.topology.present.sum(1) - 1
+        assert present[idle].tolist() == [0, 0]
+        alone = growth.draft(Table(scores[1:2]), None, roots[1:2], Greedy())
+        assert present[1] == (alone.topology.present.sum() - 1 if alone.topology.present is not None else 6)
+    assert table.calls < 3  # the sure row that is idle would have called for more
+
+
+def curve(knots: int, seed: int) -> Curve:
+    rng = np.random.default_rng(seed)
+    x, y = (np.sort(rng.choice(101, knots, replace=False)) / 100 for _ in range(2))
+    return Curve(tuple(x.tolist()), tuple(y.tolist()))
+
+
+def test_calibrations_on_the_device_are_the_curves():
+    """At knots, between, below and beyond them, of curves of unlike lengths; a chance of 0 is a logarithm of -inf."""
+    calibration = tuple(tuple(curve(1 + 3 * depth + rank, 5 * depth + rank) for rank in range(4)) for depth in range(3))
+    calibration = (*calibration[:2], (*calibration[2][:3], Curve((0.25, 0.5), (0.0, 0.5))))
+    chances = Chances(calibration, Drafting(3, 2, 4), CPU)
+    at = torch.tensor([1e-6, 0.005, *(k / 100 for k in range(1, 101)), 0.3333]).log()
+    for depth, curves in enumerate(calibration):
+        found = chances.logs(depth, at[None, :, None].expand(2, -1, 4))
+        for rank, each in enumerate(curves):
+            with np.errstate(divide="ignore"):
+                due = np.log(each.at(np.exp(at.double().numpy())))
+            np.testing.assert_allclose(found[1, :, rank].numpy(), due.astype(np.float32), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

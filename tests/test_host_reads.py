@@ -20,8 +20,9 @@ from executor.rows import Rows
 from executor.sampling import Warp, seeded
 from executor.target import Target
 from tests.drafters import MAKE, random_drafter
+from tests.growing import CALIBRATION
 from tests.models import random_heads, random_prompts, small_target
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
 
 # Names of aten operators: their outcome is a number on the host, or of a size that the host must learn.
@@ -48,6 +49,7 @@ TREES: dict[str, Tree | DynamicTree] = {
     "branching": Tree.from_paths([(0, 0, 0), (0, 1), (1, 0), (2,)]),
     "dynamic": DynamicTree(nodes=8, depth=3, beam=3, width=3),
     "shared": DynamicTree(nodes=8, depth=3, beam=3, width=3, min_probability=0.02, budget=13),
+    "calibrated": DynamicTree(nodes=5, depth=2, beam=3, min_probability=0.02, calibration=CALIBRATION),
 }
 CPU = torch.device("cpu")
 
@@ -178,7 +180,7 @@ def test_a_planted_read_is_noticed(monkeypatch, planted):
 
 
 def test_an_adaptive_growth_reads_and_is_for_cpu_only():
-    """The one place that looks at the drafter's probabilities; a decoder that reads late never makes it."""
+    """Of static and dynamic trees; a decoder that reads late never makes it. Other policies always ask the host."""
     tree = DynamicTree(nodes=8, depth=3, beam=3, width=3, min_probability=0.02)
     kinds = {late: Decoder(small_target(), drafter("medusa"), tree=tree, late=late).growth for late in (0, 1)}
     assert [getattr(kinds[late], "adaptive", None) for late in (0, 1)] == [True, False]

@@ -18,7 +18,7 @@ from tests.models import noisy, random_heads, random_prompts, small_model, small
 from tests.strategies import drawn_trace, traces, trees
 from tests.test_graphs import Recorder
 from treeopt.errors import ExecutorError, TraceError, UsageError
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree
 from treeopt.trace import Trace
 from treeopt.tree import Tree
 from treeopt.walk import visit

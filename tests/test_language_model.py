@@ -14,7 +14,7 @@ from executor.target import Target
 from executor.topology import Draft
 from tests.models import VOCABULARY, generated, noisy, random_prompts, small_model, small_target
 from treeopt.errors import ExecutorError
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree
 from treeopt.published import EAGLE, published_trees
 from treeopt.tree import Tree
 

@@ -28,9 +28,10 @@ from executor.drafters.medusa import MedusaHeads
 from executor.growth import DynamicGrowth, StaticGrowth
 from executor.sampling import Warp, seeded
 from executor.target import Target
+from tests.growing import AWARE, CALIBRATION
 from tests.models import noisy
 from treeopt.errors import ExecutorError
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.trace import CHAINS, DRAWN
 from treeopt.tree import Tree
 
@@ -39,12 +40,15 @@ ALARM = 1e-4
 FLAT = Warp(temperature=2.5)
 PROMPTS = ([3], [5, 1, 7, 0, 2])
 CPU = torch.device("cpu")
-TREES: dict[str, Tree | DynamicTree] = {  # of depth 2 and 3: an accepted path must leave something for another step
+TREES: dict[str, Tree | Policy] = {  # of depth 2 and 3: an accepted path must leave something for another step
     "chain": Tree.chain(2),
     "branching": Tree.from_paths([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]),
     "deep": Tree.from_paths([(0, 0, 0), (1, 0), (1, 1), (2, 0, 0), (2, 1, 0), (3, 0)]),
     "dynamic": DynamicTree(nodes=7, depth=3, beam=3, width=3),
     "shared": DynamicTree(nodes=7, depth=2, beam=3, width=3, min_probability=0.01, budget=2000),
+    "opt-tree": OptTree(nodes=7, depth=3, threshold=0.3, beam=3, width=3),
+    "calibrated": DynamicTree(nodes=5, depth=2, beam=3, calibration=CALIBRATION),
+    "cost-aware": AWARE,
 }
 
 
@@ -200,7 +204,7 @@ def selected(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws from q are kept in the tree by their score; what `Decoder` refuses."""
     policy = TREES["dynamic"]
     assert isinstance(policy, DynamicTree)
-    decoder.growth = DynamicGrowth(policy)
+    decoder.growth = DynamicGrowth(policy, CPU)
 
 
 # The tests.
@@ -242,6 +246,9 @@ FAST = [
     ("sample-and-match", "medusa", "shared", 1),
     ("point-mass", "stranger", "branching", 0),
     ("point-mass", "copy", "dynamic", 1),
+    ("sample-and-match", "near", "opt-tree", 0),
+    ("point-mass", "near", "calibrated", 1),
+    ("sample-and-match", "medusa", "cost-aware", 1),
 ]
 
 

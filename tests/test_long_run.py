@@ -21,7 +21,7 @@ from executor.sampling import Warp, seeded
 from executor.steps import Gathered
 from executor.target import Target
 from tests.models import noisy, random_heads, small_model, small_target
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
 
 RESIDENT = 8 * 2**20

@@ -18,14 +18,17 @@ from executor.prompts import Prompt
 from executor.record import collect
 from executor.schedule import MARGIN, TOGETHER, Schedule, fitted
 from executor.target import Target
-from executor.validate import compare
+from executor.validate import Requests, compare
 from executor.ways import LEAST, TOKENS, Way, ranked_ways
 from simulate.agreement import comparison_record
-from simulate.predictions import trees_of
+from simulate.predictions import ways_of
 from tests.models import random_heads, random_prompts, small_target
 from treeopt.cost import StepShape
 from treeopt.errors import CostError, ExecutorError, UsageError
+from treeopt.growth import replay as grown_replay
 from treeopt.optimize import search
+from treeopt.planfile import from_json, to_json
+from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
 from treeopt.walk import replay
 
@@ -469,7 +472,7 @@ def test_validation_measures_what_the_plan_names(models, profile):
         counts = replay(cell.tree, again)
         assert cell.measured.tau.value == pytest.approx(counts.tau)  # live tau is the replay of these prompts
         entry = plan.entries[[e.batch for e in plan.entries].index(cell.batch)]
-        assert trees_of(entry)[cell.tree].speedup == cell.predicted.speedup
+        assert ways_of(entry)[cell.tree].speedup == cell.predicted.speedup
         assert cell.error == pytest.approx(cell.predicted.speedup.value / cell.measured.speedup.value - 1)
         assert cell.end_to_end > 0
     record = comparison_record(cells)
@@ -478,3 +481,32 @@ def test_validation_measures_what_the_plan_names(models, profile):
     assert record["max_error"] == pytest.approx(max(errors))
     with pytest.raises(UsageError, match="4 blocks at batch 2 need at least 16 prompts, got 15"):
         compare(target, heads, plan, fresh[:15], blocks=4)
+
+
+def test_validation_measures_policies(models, profile):
+    """Live tau is the replay of the recorded candidates; where a trace is replayed policies are left out."""
+    target, heads = models
+    tokens = random_prompts([6] * 40, seed=4)
+    more = {"new_tokens": 12, "width": 6, "candidates": DynamicTree(nodes=1, depth=3, beam=4, width=4)}
+    trace = collect(target, heads, [Prompt("x")] * 24, tokens[:24], **more)
+    kinds = ("opt-tree", "calibrated", "cost-aware")
+    plan = search(trace, profile, max_nodes=15, policies=kinds, padding="widest")
+    plan = from_json(to_json(plan))
+    fresh = tokens[24:]
+    cells = {cell.name: cell for cell in compare(target, heads, plan, fresh, new_tokens=12, blocks=4)}
+    again = collect(target, heads, [Prompt("x")] * 16, fresh, **more)
+    (entry,) = plan.entries
+    policies = {choice.name: choice.grown for choice in (entry.choice, *entry.compared) if choice.grown}
+    for kind in kinds:
+        cell = cells[kind]
+        assert cell.tree is None
+        assert cell.grown == policies[kind]
+        assert cell.measured.tau.value == pytest.approx(grown_replay(cell.grown.policy, again).tau)
+        assert cell.predicted.speedup == ways_of(entry)[cell.grown.policy].speedup
+    (record,) = (cell for cell in comparison_record(list(cells.values()))["cells"] if cell["name"] == "cost-aware")
+    assert record["tree"] is None
+    assert record["grown"]["nodes"] == policies["cost-aware"].nodes
+    assert set(record["grown"]["settings"]) == {"nodes", "depth", "beam", "width", "shared", "rate", "calibrated"}
+    replayed = compare(target, heads, plan, Requests(fresh, 12, replayed=again), blocks=4)
+    assert [cell.tree for cell in replayed] == list(ways_of(entry, static=True))
+    assert set(kinds) == {cell.name for cell in cells.values()} - {cell.name for cell in replayed}

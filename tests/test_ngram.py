@@ -38,7 +38,7 @@ from tests.models import VOCABULARY, generated, random_prompts, small_model, sma
 from tests.test_graphs import Recorder
 from treeopt.errors import ExecutorError, TreeoptError, UsageError
 from treeopt.files import shipped
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree
 from treeopt.published import EAGLE, MEDUSA, published_trees
 from treeopt.tree import Tree
 from treeopt.walk import visit

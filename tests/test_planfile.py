@@ -15,7 +15,7 @@ from treeopt.errors import PlanError
 from treeopt.estimate import Estimate
 from treeopt.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
 from treeopt.planfile import from_json, load_plan, save_plan, to_json
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
 
 
@@ -26,10 +26,9 @@ def plan_of(entries: int = 2) -> Plan:
     chain = Choice("best chain", Tree.chain(2), Estimate(2.0, 1.9, 2.1), 0.025, Estimate(1.6, 1.5, 1.7))
     chain = replace(chain, behind=Estimate(0.25, 0.125, 0.375))
     plain = Choice("no speculation", None, Estimate(1, 1, 1), 0.02, Estimate(1, 1, 1))
-    live = DynamicTree(nodes=8, depth=3, beam=4)
-    grown = Grown("eagle2", {"beam": 4}, nodes=7.5, depth=3.0, live=live)
+    grown = Grown("eagle2", {"beam": 4}, nodes=7.5, depth=3.0, policy=DynamicTree(nodes=8, depth=3, beam=4))
     dynamic = Choice("eagle2", None, Estimate(2.25, 2.0, 2.5), 0.025, Estimate(1.8, 1.6, 2.0), grown)
-    stop = replace(dynamic, name="opt-tree", grown=replace(grown, kind="opt-tree", live=None))
+    bound = replace(dynamic, name="bound on any policy", grown=replace(grown, policy=None))
     proof = Proof("replayed tokens a second", optimal=False, statement="best found")
     price = Price("contiguous ranks", "engine.py", Estimate(0.01, -0.01, 0.03))
     skipped = {"Medusa's tree": "too deep"}
@@ -37,7 +36,7 @@ def plan_of(entries: int = 2) -> Plan:
         1,
         fast,
         Estimate(0.5, 0.25, 0.75),
-        (plain, chain, dynamic, stop),
+        (plain, chain, dynamic, bound),
         skipped,
         proof,
         (price,),
@@ -53,6 +52,16 @@ def test_plans_survive_a_file(tmp_path):
     save_plan(plan_of(), tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json") == plan_of()
     assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_plans_of_the_version_before_are_read():
+    """They named only policies that expand and re-rank, by their settings."""
+    record = json.loads(to_json(plan_of()).replace("treeopt.plan/3", "treeopt.plan/2"))
+    for choice in record["entries"][0]["compared"]:
+        if choice["grown"]:
+            policy = choice["grown"].pop("policy")
+            choice["grown"]["live"] = policy and {k: v for k, v in policy.items() if k not in ("kind", "calibration")}
+    assert from_json(json.dumps(record)) == plan_of()
 
 
 def test_a_failing_write_leaves_the_old_plan(tmp_path, monkeypatch):
@@ -71,7 +80,7 @@ def test_a_failing_write_leaves_the_old_plan(tmp_path, monkeypatch):
 def test_the_record_of_a_plan():
     # What other programs read.
     record = json.loads(to_json(plan_of()))
-    assert record["schema"] == "treeopt.plan/2"
+    assert record["schema"] == "treeopt.plan/3"
     assert record["meta"] == {"seed": 1, "trace": {"target": "γ"}}
     assert record["entries"][0]["choice"] == {
         "name": "chosen tree",
@@ -88,7 +97,16 @@ def test_the_record_of_a_plan():
         "settings": {"beam": 4},
         "nodes": 7.5,
         "depth": 3.0,
-        "live": {"nodes": 8, "depth": 3, "beam": 4, "width": None, "min_probability": 0.0, "budget": None},
+        "policy": {
+            "kind": "dynamic-tree",
+            "nodes": 8,
+            "depth": 3,
+            "beam": 4,
+            "width": None,
+            "min_probability": 0.0,
+            "budget": None,
+            "calibration": None,
+        },
     }
     assert record["entries"][0]["prices"] == [
         {"rule": "contiguous ranks", "source": "engine.py", "share": {"value": 0.01, "low": -0.01, "high": 0.03}}
@@ -108,7 +126,7 @@ def test_a_plan_as_a_frame():
         "no speculation",
         "best chain",
         "eagle2",
-        "opt-tree",
+        "bound on any policy",
         "no speculation",
         "best chain",
     ]
@@ -147,7 +165,7 @@ KEYS = [
     *(("entries", 0, "gain_over_chain", key) for key in ("value", "low", "high")),
     ("entries", 0, "choice", "tree", "paths"),
     ("entries", 0, "compared", 1, "tau"),
-    *(("entries", 0, "compared", 2, "grown", key) for key in ("kind", "settings", "nodes", "depth", "live")),
+    *(("entries", 0, "compared", 2, "grown", key) for key in ("kind", "settings", "nodes", "depth", "policy")),
     *(("entries", 0, "prices", 0, key) for key in ("rule", "source", "share")),
     ("entries",),
     ("switches",),
@@ -171,7 +189,7 @@ def test_missing_keys_are_named(tmp_path, key):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        (("schema",), "treeopt.plan/1", "schema must be 'treeopt.plan/2', found 'treeopt.plan/1'"),
+        (("schema",), "treeopt.plan/1", "schema must be 'treeopt.plan/3' or 'treeopt.plan/2', found 'treeopt.plan/1'"),
         (("entries",), [], "`entries`"),
         (("entries",), {}, "`entries` must be a list"),
         (("entries", 0), 1, "entries[0]"),
@@ -223,8 +241,8 @@ def test_missing_keys_are_named(tmp_path, key):
         (("entries", 0, "choice", "tree", "paths"), [0], "entries[0]"),
         (("entries", 0, "choice", "tree", "paths", 0), [-1], "entries[0].choice.tree: ranks[0] must be in"),
         (("entries", 0, "compared", 2, "grown", "nodes"), -1, "`nodes` and `depth` must be 0 or more"),
-        (("entries", 0, "compared", 2, "grown", "live", "beam"), 0, "`live`: beam must be an integer"),
-        (("entries", 0, "compared", 2, "grown", "live", "wings"), 2, "`live`: "),
+        (("entries", 0, "compared", 2, "grown", "policy", "beam"), 0, "grown.policy: beam must be an integer"),
+        (("entries", 0, "compared", 2, "grown", "policy", "wings"), 2, "`wings` is no setting of dynamic-tree"),
         (("entries", 0, "compared", 2, "tree"), {"id": Tree.chain(1).id, "paths": [[0]]}, "exclude one another"),
         (("entries", 0, "prices", 0, "share"), 0.5, "entries[0].prices[0]"),
         (("switches", 0, "large"), 8, "batch 8 is named by `switches` or `best`"),
@@ -248,9 +266,9 @@ def test_wrong_values_are_named(tmp_path, key, value, message):
         (b"{", "not JSON"),
         (b"plan", "not JSON"),
         (b"\xff\xfe", "cannot be read"),
-        (b"[]", "schema must be 'treeopt.plan/2', found 'list'"),
-        (b"null", "schema must be 'treeopt.plan/2', found 'NoneType'"),
-        (b"{}", "schema must be 'treeopt.plan/2', found None"),
+        (b"[]", "schema must be 'treeopt.plan/3' or 'treeopt.plan/2', found 'list'"),
+        (b"null", "schema must be 'treeopt.plan/3' or 'treeopt.plan/2', found 'NoneType'"),
+        (b"{}", "schema must be 'treeopt.plan/3' or 'treeopt.plan/2', found None"),
         (b"[" * 100_000, "not JSON"),
     ],
     ids=lambda value: str(value)[:20],

@@ -18,7 +18,7 @@ from tests.strategies import assert_equal_traces, trace_of, traces
 from tests.test_trace import rows
 from treeopt.errors import TraceError, UsageError
 from treeopt.parts import joined, merged
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree
 from treeopt.shards import MANIFEST, Shards, note, optional_in, ranks_of
 from treeopt.trace import save_trace
 

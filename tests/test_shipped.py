@@ -24,7 +24,7 @@ from treeopt.cli import inputs, matching
 from treeopt.errors import UsageError
 from treeopt.files import shipped
 from treeopt.optimize import search
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree
 from treeopt.published import MEDUSA, published_trees
 from treeopt.trace import load_trace
 from treeopt.tree import Tree

@@ -17,7 +17,7 @@ from executor.shaped import SHAPES, random_drafter, random_target, shape_config
 from executor.target import Target
 from executor.validate import Requests, blocks_of, compare, pieces
 from simulate.agreement import comparison_record
-from simulate.predictions import closed_forms, trees_of
+from simulate.predictions import closed_forms, ways_of
 from simulate.profile import BatchTimes, Profile
 from simulate.shapes import Shape
 from tests.models import random_heads, random_prompts, small_target
@@ -113,7 +113,7 @@ def test_replayed_acceptance_is_measured_as_it_is(plan, clock):
         small_target(), random_heads(), plan, requests, blocks=BLOCKS, forms=forms, progress=told.append, seed=2
     )
     assert sum(told) == blocks_of(plan, BLOCKS)
-    assert [(c.batch, c.tree) for c in cells] == [(e.batch, tree) for e in plan.entries for tree in trees_of(e)]
+    assert [(c.batch, c.tree) for c in cells] == [(e.batch, tree) for e in plan.entries for tree in ways_of(e)]
     assert len(cells) >= 2 * 4
     for cell in cells:
         step, plain = step_s(cell.batch, cell.tree), step_s(cell.batch, Tree((), ()))
@@ -164,7 +164,7 @@ def test_batch_sizes_that_are_done_sooner_decode_a_block_more_often(base_s, toke
     plan = search(trace, a_profile(batches, base_s, token_s), batch=batches, max_nodes=15, compare=shapes)
     pieces_of = {1: 8, 2: 8, 4: 4, 8: 2, 16: 1}
     assert pieces(plan) == {batch: (pieces_of[batch], times[batch]) for batch in batches}
-    ways = {entry.batch: 1 + len(trees_of(entry)) for entry in plan.entries}
+    ways = {entry.batch: 1 + len(ways_of(entry)) for entry in plan.entries}
     assert blocks_of(plan, 3) == 3 * sum(pieces_of[batch] * times[batch] * ways[batch] for batch in batches)
 
 

@@ -1,6 +1,7 @@
 """Rising curves through noisy points: how often what a score promises is true; nothing of what is scored."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,11 @@ class Curve:
         >>> Curve((0.0, 1.0), (0.0, 0.5)).at(np.array([-1.0, 0.5, 2.0])).tolist()
         [0.0, 0.25, 0.5]
         """
-        return np.asarray(np.interp(x, self.x, self.y))
+        return np.asarray(np.interp(x, *self._knots))
+
+    @cached_property
+    def _knots(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return np.asarray(self.x), np.asarray(self.y)
 
 
 def isotonic(x: NDArray[np.floating], y: NDArray[np.floating], weights: NDArray[np.floating] | None = None) -> Curve:

@@ -44,6 +44,11 @@ class Drafting:
         return tuple(counts)
 
     @property
+    def expandable(self) -> tuple[int, ...]:
+        """Nodes of each level that another would expand, at most: what `expanded` says of the next."""
+        return (*self.expanded[1:], self.beam)
+
+    @property
     def candidates(self) -> int:
         """Nodes seen of each sequence.
 
@@ -141,7 +146,7 @@ def _levels(
     expanded, lacking = np.zeros((2, anchors, size), dtype=bool)
     rootless = np.zeros(anchors, dtype=bool)
     below = parent < 0  # recorded on this level
-    for depth, most in enumerate((*drafting.expanded[1:], drafting.beam), 1):
+    for depth, most in enumerate(drafting.expandable, 1):
         columns = np.flatnonzero(below.any(0))
         here, above = below[:, columns], parent[:, columns]
         drafted = here & (rank[:, columns] < drafting.width) & ((depth == 1) | expanded[row, above])

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError, UsageError
-from treeopt.policy import Chosen, Policy
+from treeopt.policies import Chosen, Policy
 from treeopt.shortlist import Shortlists, shortlists
 from treeopt.trace import Trace
 from treeopt.walk import StepCounts, Walk, count, walked
@@ -55,7 +55,7 @@ def visit(policy: Policy, trace: Trace) -> Walk:
 def replay(policy: Policy, trace: Trace) -> StepCounts:
     """Counts of the policy's walk through every request; raises as `visit` does.
 
-    >>> from treeopt.policy import DynamicTree
+    >>> from treeopt.policies import DynamicTree
     >>> from treeopt.trace import Candidates
     >>> tree = Candidates(np.int64([0, 2, 4]), *(np.int16([-1, 0] * 2), np.uint8([0] * 4)),
     ...     np.float32([-0.5, -1] * 2), np.array([True, True, True, False]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from treeopt.estimate import Estimate
-from treeopt.policy import DynamicTree
+from treeopt.policies import Policy
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ class Grown:
         settings: of that kind.
         nodes: drafted nodes that a step verifies, mean.
         depth: levels that a step drafts, mean.
-        live: the same policy as treeopt's own loop takes it; None where the loop cannot run it.
+        policy: with all that was fitted, as the loop takes it; None of a bound, which is no policy.
     """
 
     kind: str
     settings: Mapping[str, Any]
     nodes: float
     depth: float
-    live: DynamicTree | None = None
+    policy: Policy | None = None
 
 
 @dataclass(frozen=True)
@@ -194,5 +194,5 @@ class Plan:
 def _largest(choice: Choice) -> int:
     """Nodes that a step may verify."""
     if choice.grown is not None:
-        return choice.grown.live.nodes if choice.grown.live else math.ceil(choice.grown.nodes)
+        return choice.grown.policy.nodes if choice.grown.policy else math.ceil(choice.grown.nodes)
     return choice.tree.nodes if choice.tree else 0

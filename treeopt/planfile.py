@@ -9,11 +9,12 @@ from treeopt.errors import PlanError, TreeError
 from treeopt.estimate import Estimate
 from treeopt.files import why, write_text
 from treeopt.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
-from treeopt.policy import DynamicTree
+from treeopt.policies.stored import from_record, to_record
 from treeopt.records import RecordError, get, given, parse
 from treeopt.tree import Tree
 
-SCHEMA = "treeopt.plan/2"
+SCHEMA = "treeopt.plan/3"
+BEFORE = "treeopt.plan/2"
 
 
 def to_json(plan: Plan) -> str:
@@ -48,7 +49,7 @@ def from_json(text: str) -> Plan:
         PlanError: names the field that is missing or wrong.
     """
     try:
-        record = parse(text, SCHEMA)
+        record = parse(text, SCHEMA, BEFORE)
         entries = tuple(
             _read_entry(entry, f"entries[{number}]")
             for number, entry in enumerate(get(record, "entries", list, "plan"))
@@ -98,11 +99,21 @@ def _choice_record(choice: Choice) -> dict[str, Any]:
     return {
         "name": choice.name,
         "tree": None if tree is None else {"id": tree.id, "paths": [list(path) for path in tree.paths]},
-        "grown": None if choice.grown is None else asdict(choice.grown),
+        "grown": None if choice.grown is None else _grown_record(choice.grown),
         "tau": asdict(choice.tau),
         "step_s": choice.step_s,
         "speedup": asdict(choice.speedup),
         "behind": None if choice.behind is None else asdict(choice.behind),
+    }
+
+
+def _grown_record(grown: Grown) -> dict[str, Any]:
+    return {
+        "kind": grown.kind,
+        "settings": dict(grown.settings),
+        "nodes": grown.nodes,
+        "depth": grown.depth,
+        "policy": None if grown.policy is None else to_record(grown.policy),
     }
 
 
@@ -167,17 +178,14 @@ def _read_tree(record: Any, where: str) -> Tree:
 
 
 def _read_grown(record: Any, where: str) -> Grown:
-    live = None
-    if given(record, "live", where):
-        settings = get(record, "live", dict, where)
-        try:
-            live = DynamicTree(**settings)
-        except (TreeError, TypeError) as error:
-            raise RecordError(f"{where}: `live`: {error}") from error
+    if isinstance(record, dict) and "live" in record:  # of the version before, which ran expansion and re-ranking alone
+        live = record["live"] and {"kind": "dynamic-tree", "calibration": None, **get(record, "live", dict, where)}
+        record = {**record, "policy": live}
+    policy = from_record(record["policy"], f"{where}.policy") if given(record, "policy", where) else None
     nodes, depth = (get(record, key, float, where) for key in ("nodes", "depth"))
     if min(nodes, depth) < 0:
         raise RecordError(f"{where}: `nodes` and `depth` must be 0 or more, found {nodes} and {depth}")
-    return Grown(get(record, "kind", str, where), get(record, "settings", dict, where), nodes, depth, live)
+    return Grown(get(record, "kind", str, where), get(record, "settings", dict, where), nodes, depth, policy)
 
 
 def _read_estimate(record: Any, key: str, where: str) -> Estimate:

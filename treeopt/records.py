@@ -19,8 +19,8 @@ _KINDS = {
 }
 
 
-def parse(text: str, schema: str) -> dict[str, Any]:
-    """The object that `text` holds, of the schema asked for.
+def parse(text: str, *schemas: str) -> dict[str, Any]:
+    """The object that `text` holds, of one of the schemas asked for.
 
     Raises:
         RecordError: not JSON, no object, or of another schema.
@@ -30,8 +30,8 @@ def parse(text: str, schema: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RecordError(f"not JSON: {error}") from error
     found = record.get("schema") if isinstance(record, dict) else type(record).__name__
-    if found != schema:
-        raise RecordError(f"schema must be {schema!r}, found {found!r}")
+    if found not in schemas:
+        raise RecordError(f"schema must be {' or '.join(map(repr, schemas))}, found {found!r}")
     assert isinstance(record, dict)
     return record
 

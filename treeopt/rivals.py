@@ -11,7 +11,7 @@ from treeopt.errors import CostError, TraceError
 from treeopt.estimate import paired_difference
 from treeopt.judge import PLAIN, Judge
 from treeopt.plan import Choice, Grown, PlanEntry, Price, Proof
-from treeopt.policy import settings
+from treeopt.policies import DynamicTree, settings
 from treeopt.searchers.dynamic import Judged, best_policy
 from treeopt.searchers.oracle import upper_bound
 from treeopt.searchers.pricing import Padding, Prices, Timed
@@ -52,25 +52,24 @@ class Rivals:
     def entry(self, judge: Judge, batch: int, best: Tree | None, proof: Proof, prices: tuple[Price, ...]) -> PlanEntry:
         """The entry of a batch size.
 
-        A policy that treeopt's loop can run takes the place of the tree where it is faster on the fitted requests, and
-        neither rules nor a number of shapes are asked for.
+        A policy takes the place of the tree where it is faster on the fitted requests, and neither rules nor a number
+        of shapes are asked for, nor forwards of one shape by a policy that changes it.
         """
         plain, own = _static(judge, PLAIN, None, batch), _static(judge, CHOSEN, best, batch)
         policies = [self._judged(judge, kind, batch) for kind in self.policies]
-        able = [each for each in policies if each.live and self.take_policies]
-        live = max(able, key=_fitted, default=None)
+        able = [each for each in policies if self.take_policies and self._runs(each)]
+        fastest = max(able, key=_fitted, default=None)
         ways, skipped = self._trees(judge, batch)
         ways = [plain, *ways]
-        if live is not None and _fitted(live) > judge.rate(best, batch) / (1 - self.near):
-            chosen = _swept(judge, live, batch)
-            swept = (
-                f"policy {live.kind} is the fastest of {len(live.tried)} settings on the fitted requests, not proved"
-            )
+        if fastest is not None and _fitted(fastest) > judge.rate(best, batch) / (1 - self.near):
+            chosen = _swept(judge, fastest, batch)
+            tried = f"{len(fastest.tried)} settings on the fitted requests"
+            swept = f"policy {fastest.kind} is the fastest of {tried}, not proved"
             proof = replace(proof, statement=f"{swept}; of static trees, {proof.statement}")
             ways[1:1] = [] if best is None else [replace(own, choice=replace(own.choice, name=STATIC))]
         else:
-            live, chosen = None, plain if best is None else own
-        ways += [_swept(judge, each, batch) for each in policies if each is not live]
+            fastest, chosen = None, plain if best is None else own
+        ways += [_swept(judge, each, batch) for each in policies if each is not fastest]
         ways += [self._bound(judge, batch)] if policies else []
         compared = [
             replace(way.choice, behind=judge.loss(way.seconds, chosen.seconds)) for way in ways if way is not chosen
@@ -107,6 +106,9 @@ class Rivals:
             seed=self.seed,
         )
 
+    def _runs(self, each: Judged) -> bool:
+        return self.padding != "full" or isinstance(each.policy, DynamicTree)
+
     def _bound(self, judge: Judge, batch: int) -> "_Way":
         prices = Prices(judge.cost, batch, self.padding, judge.context)
         held = upper_bound(judge.held, prices, nodes=self.max_nodes, depth=self.max_depth)
@@ -132,7 +134,8 @@ def _static(judge: Judge, name: str, tree: Tree | None, batch: int) -> _Way:
 
 
 def _swept(judge: Judge, each: Judged, batch: int) -> _Way:
-    return _grown(judge, each.held, Grown(each.kind, settings(each.policy), each.nodes, each.levels, each.live), batch)
+    grown = Grown(each.kind, settings(each.policy), each.nodes, each.levels, each.policy)
+    return _grown(judge, each.held, grown, batch)
 
 
 def _grown(judge: Judge, held: Timed, grown: Grown, batch: int) -> _Way:

@@ -49,6 +49,17 @@ class Shortlists:
         """Those of some anchors."""
         return Shortlists(*(getattr(self, f.name)[index] for f in fields(self)))
 
+    @classmethod
+    def blank(cls, *anchors: int, depth: int, nodes: int) -> "Shortlists":
+        """Of so many anchors, without candidates, and none in doubt."""
+        return cls(
+            np.full((*anchors, depth, nodes), np.nan, dtype=np.float32),
+            np.full((*anchors, depth, depth), nodes, dtype=np.int16),
+            np.full((*anchors, depth), -np.inf, dtype=np.float32),
+            np.zeros((*anchors, depth), dtype=np.float32),
+            np.full((*anchors, depth), -np.inf, dtype=np.float32),
+        )
+
     def accepted(self, levels: NDArray[np.int64], nodes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Drafted tokens kept when the best `nodes` of `levels` drafted levels are verified; each int64 (...)."""
         place = np.take_along_axis(self.place, levels[..., None, None] - 1, -2)[..., 0, :]
@@ -67,14 +78,9 @@ def shortlists(trace: Trace, drafting: Drafting, *, nodes: int, calibration: Cal
     Raises:
         TraceError: the trace holds no candidates.
     """
-    anchors, depth = trace.anchors, drafting.depth
-    found = Shortlists(
-        np.full((anchors, depth, nodes), np.nan, dtype=np.float32),
-        np.full((anchors, depth, depth), nodes, dtype=np.int16),
-        np.full((anchors, depth), -np.inf, dtype=np.float32),
-        np.zeros((anchors, depth), dtype=np.float32),
-        np.zeros((anchors, depth), dtype=np.float32),
-    )
+    depth = drafting.depth
+    found = Shortlists.blank(trace.anchors, depth=depth, nodes=nodes)
+    found.doubt[:] = 0  # of anchors without candidates nothing is known
     for part, trees in drafted(trace, drafting):
         log = trees.value if calibration is None else _calibrated(trees, calibration)
         rows = np.arange(len(part))[:, None]
@@ -86,7 +92,8 @@ def shortlists(trace: Trace, drafting: Drafting, *, nodes: int, calibration: Cal
             found.place[part[row], level - 1, trees.level[row, order[row, place]] - 1] = place
             own = trees.level == level
             found.best[part, level - 1] = np.where(own, log, -np.inf).max(1)
-            found.mass[part, level - 1] = np.where(own & trees.expanded, np.exp(log), 0).sum(1)
+            onward = np.where(own & trees.expanded, np.exp(log, dtype=np.float64), 0)
+            found.mass[part, level - 1] = onward.sum(1)
             lacking = trees.lacking & trees.within(level - 1)
             doubt = np.where(lacking, np.maximum(log, LOWEST), -np.inf).max(1)
             found.doubt[part, level - 1] = np.where(trees.rootless, 0, doubt)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from treeopt.errors import ExecutorError
 
-CHUNK = 2**22  # similarities held at once
+CHUNK = 2**25  # similarities held at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,21 +95,22 @@ def csra(at: Anchors, *, temperature: float = 0.07) -> Tensor:
     if at.earlier is not None:
         same = torch.cat([_wide(at.earlier).detach(), same])
     same = nn.functional.normalize(same, dim=-1)
-    others = torch.cat([own, same.flatten(0, 1)])
-    step = max(1, CHUNK // max(1, len(others)))
-    total = [
-        checkpoint(_log_sum_of_others, own[start : start + step] / temperature, others, start, use_reentrant=False)
-        for start in range(0, len(own), step)
-    ]
+    others = same.flatten(0, 1)
+    step = max(1, CHUNK // max(1, len(own) + len(others)))
+    pieces = [(own[start : start + step] / temperature, own, others, start) for start in range(0, len(own), step)]
+    if len(pieces) > 1:  # similarities are then computed again rather than kept
+        total = [checkpoint(_log_sum_of_others, *piece, use_reentrant=False) for piece in pieces]
+    else:
+        total = [_log_sum_of_others(*piece) for piece in pieces]
     near = (own * same).sum(-1).mean(0) / temperature
     return _mean(torch.cat(total) - near) if total else near.sum()
 
 
-def _log_sum_of_others(own: Tensor, others: Tensor, start: int) -> Tensor:
-    """log Σ exp(similarity) over all but the row itself, which is `others[start + row]`."""
-    alike = own @ others.T
+def _log_sum_of_others(rows: Tensor, own: Tensor, others: Tensor, start: int) -> Tensor:
+    """log Σ exp(similarity) over `others` and all of `own` but the row itself, which is `own[start + row]`."""
+    alike = rows @ own.T
     alike.diagonal(start).fill_(-torch.inf)
-    return alike.logsumexp(-1)
+    return torch.cat([alike, rows @ others.T], 1).logsumexp(-1)
 
 
 def router_ce(at: Anchors) -> Tensor:

@@ -14,7 +14,7 @@ from executor.prompts import read_prompts
 from executor.record import collect
 from executor.train.shipped import NAME
 from treeopt.errors import UsageError
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree
 from treeopt.trace import save_trace
 
 # The name of a drafter's traces, and the drafter below data/models or in words.

@@ -21,7 +21,7 @@ from treeopt.judge import Judge
 from treeopt.objective import THROUGHPUT
 from treeopt.optimize import hold_out, search
 from treeopt.plan import Choice, Grown, Plan
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree
 from treeopt.provenance import this_run
 from treeopt.published import EAGLE, published_trees
 from treeopt.searchers.pricing import Prices

@@ -14,6 +14,7 @@ from treeopt.cli.results import SCHEMA, SILENT, Results, results
 from treeopt.cli.sampling import Sampling, sampling
 from treeopt.cli.trees import Trees, trees
 from treeopt.errors import ExecutorError, UsageError
+from treeopt.policies.stored import identity as policy_identity
 from treeopt.provenance import this_run
 from treeopt.tree import Tree
 
@@ -121,7 +122,7 @@ def _meta(decoder: "Decoder", tokens: "Sequence[Sequence[int]]") -> dict[str, An
     shape = decoder.tree
     return {
         **identity(decoder.target, decoder.drafter),
-        "tree": [list(path) for path in shape.paths] if isinstance(shape, Tree) else asdict(shape),
+        "tree": [list(path) for path in shape.paths] if isinstance(shape, Tree) else policy_identity(shape),
         "batch": decoder.batch,
         "prompts_sha256": tokens_hash(tokens),
         "device": device_name(decoder.target.device),

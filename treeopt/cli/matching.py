@@ -57,7 +57,9 @@ def live_checks(plan: Plan) -> dict[int, str]:
             continue
         if _machine(record["meta"]) != _machine(plan.meta["cost"]):
             continue
-        measured = {(cell["batch"], cell["tree"]["id"]): cell["measured"]["speedup"] for cell in record["cells"]}
+        measured = {
+            (cell["batch"], cell["tree"]["id"]): cell["measured"]["speedup"] for cell in record["cells"] if cell["tree"]
+        }
         for entry in plan.entries:
             speedup = measured.get((entry.batch, entry.choice.tree.id)) if entry.choice.tree else None
             if speedup:

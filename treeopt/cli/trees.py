@@ -13,11 +13,11 @@ from treeopt.errors import PlanError, TreeError, TreeoptError, UsageError
 from treeopt.imports.trees import read_tree
 from treeopt.plan import Choice, Plan
 from treeopt.planfile import load_plan
-from treeopt.policy import DynamicTree
+from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.tree import Tree
 
 PLAIN = Tree((), ())
-SETTINGS = tuple(field.name for field in fields(DynamicTree))
+SETTINGS = {kind: tuple(field.name for field in fields(kind) if field.repr) for kind in (DynamicTree, OptTree)}
 
 
 def load_tree(path: Path, *, name: str | None = None) -> Tree:
@@ -87,8 +87,8 @@ class Static(click.ParamType[Tree]):
             self.fail(f"{value[:80]!r} is neither {forms}", param, ctx)
 
 
-class Dynamic(click.ParamType[DynamicTree]):
-    """Settings of a dynamic tree, but for those that are fixed."""
+class Dynamic(click.ParamType[DynamicTree | OptTree]):
+    """Settings of dynamic trees, but for those that are fixed; with a threshold they are `OptTree`'s."""
 
     name = "settings"
 
@@ -96,25 +96,26 @@ class Dynamic(click.ParamType[DynamicTree]):
         """The rest is for the user to give, nodes and depth always."""
         self.fixed = fixed
         self.due = [name for name in ("nodes", "depth") if name not in fixed]
-        self.more = [name for name in SETTINGS if name not in (*fixed, *self.due)]
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DynamicTree:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DynamicTree | OptTree:
         """`nodes=60,depth=6,beam=10`."""
-        if isinstance(value, DynamicTree):
+        if isinstance(value, DynamicTree | OptTree):
             return value
         words = [part.partition("=") for part in value.split(",")]
         names = [name for name, _, _ in words]
-        if not set(self.due) <= set(names) <= {*self.due, *self.more} or len(set(names)) < len(names):
+        kind: type[DynamicTree | OptTree] = OptTree if "threshold" in names and not self.fixed else DynamicTree
+        more = [name for name in SETTINGS[kind] if name not in (*self.fixed, *self.due)]
+        if not set(self.due) <= set(names) <= {*self.due, *more} or len(set(names)) < len(names):
             due = ",".join(f"{name}=N" for name in self.due)
-            self.fail(f"{value!r} must be {due} and may add {', '.join(self.more)}, each once", param, ctx)
+            self.fail(f"{value!r} must be {due} and may add {', '.join(more)}, each once", param, ctx)
         given: dict[str, Any] = dict(self.fixed)
         for name, _, number in words:
             try:
-                given[name] = float(number) if name == "min_probability" else int(number)
+                given[name] = float(number) if name in ("min_probability", "threshold") else int(number)
             except ValueError:
                 self.fail(f"{name} must be a number, got {number!r}", param, ctx)
         try:
-            return DynamicTree(**given)
+            return kind(**given)
         except TreeError as error:
             self.fail(f"{value!r}: {error}", param, ctx)
 
@@ -125,15 +126,15 @@ class Trees:
 
     plan_file: Path | None
     tree: Tree | None
-    dynamic: DynamicTree | None
+    dynamic: DynamicTree | OptTree | None
     batch: int | None
 
-    def chosen(self) -> tuple[Tree | DynamicTree, int, Plan | None]:
+    def chosen(self) -> tuple[Tree | Policy, int, Plan | None]:
         """Tree, batch size and the plan they come from, if any; the empty tree decodes plainly.
 
         Raises:
             UsageError: more than one was given, or the plan does not say for which batch.
-            PlanError: it is not for this batch.
+            PlanError: it is not for this batch, or its choice is a bound, which nothing can run.
         """
         given = [shape for shape in (self.tree, self.dynamic) if shape is not None]
         if len(given) + (self.plan_file is not None) > 1:
@@ -150,17 +151,12 @@ class Trees:
         raise PlanError(f"{self.plan_file}: the plan is for batch {', '.join(map(str, sizes))}, not {self.batch}")
 
 
-def _shape(choice: Choice) -> Tree | DynamicTree:
-    """What the loop is to draft.
-
-    Raises:
-        PlanError: a policy that the loop cannot run.
-    """
+def _shape(choice: Choice) -> Tree | Policy:
     if choice.grown is None:
         return choice.tree or PLAIN
-    if choice.grown.live is None:
-        raise PlanError(f"the plan's policy {choice.grown.kind} is not one that the decoding loop can run")
-    return choice.grown.live
+    if choice.grown.policy is None:
+        raise PlanError(f"the plan's choice {choice.grown.kind} is no policy that could be run")
+    return choice.grown.policy
 
 
 trees = options.bundle(
@@ -175,7 +171,8 @@ trees = options.bundle(
     click.option(
         "--dynamic",
         type=Dynamic(),
-        help=f"Trees that grow where the drafter is sure: nodes=60,depth=6 [,{'=,'.join(SETTINGS[2:])}=].",
+        help=f"Trees that grow where the drafter is sure: nodes=60,depth=6 [,{'=,'.join(SETTINGS[DynamicTree][2:])}=]; "
+        f"or while another level adds enough: nodes=60,depth=6,threshold=0.1 [,{'=,'.join(SETTINGS[OptTree][3:])}=].",
     ),
     click.option(
         "--batch", type=click.IntRange(min=1), help="Requests decoded together; default 1, or the plan's only one."

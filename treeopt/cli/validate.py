@@ -15,7 +15,7 @@ from treeopt.provenance import this_run
 
 if TYPE_CHECKING:
     from simulate.predictions import Predictions
-    from treeopt.plan import Plan
+    from treeopt.plan import Plan, PlanEntry
 
 
 @click.command()
@@ -63,11 +63,12 @@ def validate(
     plan = predictions.plan
     warn_of_others(plan, here, source="trace" if replayed is None else "cost")
     check_run(model, heads, plan, asked, blocks=blocks)
+    skipped = {str(entry.batch): _skipped(entry, replayed=replayed is not None) for entry in plan.entries}
     if sources.plan_file is None:  # search told of it
         _tell(plan)
     if not sources.written and inputs.is_main_rank():
         _write(predictions, sources.predictions_file, output)
-    with options.progress("decoding", blocks_of(plan, blocks)) as advance:
+    with options.progress("decoding", blocks_of(plan, blocks, replayed=replayed is not None)) as advance:
         found = compare(model, heads, plan, asked, blocks=blocks, seed=seed, forms=predictions.forms, progress=advance)
     meta: dict[str, Any] = {
         **here,
@@ -79,7 +80,7 @@ def validate(
         "new_tokens": new_tokens,
         "blocks": blocks,
         "seed": seed,
-        "skipped": {str(entry.batch): dict(entry.skipped) for entry in plan.entries if entry.skipped},
+        "skipped": {batch: reasons for batch, reasons in skipped.items() if reasons},
         "provenance": this_run(),
     }
     if not inputs.is_main_rank():
@@ -93,6 +94,13 @@ def validate(
         from treeopt.report.validation import show_validation
 
         show_validation(record)
+
+
+def _skipped(entry: "PlanEntry", *, replayed: bool) -> dict[str, str]:
+    """Why ways of an entry are not measured, by name."""
+    grown = [c for c in (entry.choice, *entry.compared) if replayed and c.grown is not None and c.grown.policy]
+    reason = "a trace's acceptance is replayed in trees that are the same in every step"
+    return {**entry.skipped, **{choice.name: reason for choice in grown}}
 
 
 def _tell(plan: "Plan") -> None:

@@ -32,6 +32,7 @@ from treeopt.engines.base import (
 )
 from treeopt.errors import EngineError
 from treeopt.plan import Plan, PlanEntry
+from treeopt.policies import DynamicTree
 
 ENGINE = "SGLang 0.5.23"
 ROUTER = "srt/speculative/adaptive_spec_params.py"
@@ -133,14 +134,19 @@ def _grown(entries: Sequence[PlanEntry], words: Sequence[str], notes: Sequence[s
     """The planned policy itself, where it is the one that SGLang has."""
     entry = _only(entries)
     assert entry.choice.grown is not None
-    live = entry.choice.grown.live
-    if live is None or live.children != live.beam or live.min_probability or live.budget:
+    policy = entry.choice.grown.policy
+    if not isinstance(policy, DynamicTree) or _more_than_a_triple(policy):
         raise EngineError(
             f"{ENGINE} cannot run policy {entry.choice.grown.kind} (batch {entry.batch}): it expands and re-ranks by "
             "steps, topk and draft tokens alone; nearest: policy eagle2, or `chain`"
         )
-    text = " ".join([*words, flags(steps=live.depth, topk=live.beam, nodes=live.nodes)])
-    return Export(text, ".txt", "", (*notes, *_many_topk(live.beam), f"planned for batch {entry.batch} alone"))
+    text = " ".join([*words, flags(steps=policy.depth, topk=policy.beam, nodes=policy.nodes)])
+    return Export(text, ".txt", "", (*notes, *_many_topk(policy.beam), f"planned for batch {entry.batch} alone"))
+
+
+def _more_than_a_triple(policy: DynamicTree) -> bool:
+    more = policy.min_probability or policy.budget or policy.calibration
+    return bool(more) or policy.children != policy.beam
 
 
 def _only(entries: Sequence[PlanEntry]) -> PlanEntry:

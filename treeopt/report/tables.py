@@ -63,7 +63,7 @@ def _plan_table(entry: PlanEntry) -> Table:
 def _verdict(entry: PlanEntry) -> str:
     choice, lines = entry.choice, []
     if choice.grown is not None:
-        words = ", ".join(f"{key}={value:g}" for key, value in choice.grown.settings.items() if value is not None)
+        words = ", ".join(_setting(key, value) for key, value in choice.grown.settings.items() if value is not None)
         lines.append(f"Trees drawn anew at each step: {choice.grown.kind} with {words}; nodes and depth are means")
     elif choice.tree is None:
         lines.append("Do not speculate: no tree or chain tried is predicted to pay.")
@@ -80,6 +80,12 @@ def _verdict(entry: PlanEntry) -> str:
         lines.append(f"{price.rule} ({price.source}): costs {_percent(price.share)} % of tokens a second by itself")
     lines.append(f"Proof: {entry.proof.statement}.")
     return "\n".join(lines)
+
+
+def _setting(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    return f"{name}={value:g}"
 
 
 def _together(plan: Plan) -> list[str]:

@@ -40,7 +40,7 @@ def _table(record: Mapping[str, Any]) -> Table:
         table.add_row(
             str(cell["batch"]),
             Text(cell["name"]),
-            str(len(cell["tree"]["paths"])),
+            str(len(cell["tree"]["paths"])) if cell["tree"] else f"{cell['grown']['nodes']:.1f}",
             *(interval(Estimate(**side["tau"])) for side in (p, m)),
             *(f"{side['step_s'] * 1e3:.2f}" for side in (p, m)),
             *(interval(Estimate(**side["speedup"])) for side in (p, m)),
@@ -112,7 +112,8 @@ def _conditions(meta: Mapping[str, Any]) -> str:
     return (
         f"{meta['prompts']} {prompts}, {meta['new_tokens']} new tokens each, in "
         f"{meta['blocks']} blocks of shuffled order; {models_told(meta)} on {meta['device']} "
-        f"({meta['provenance']['processor']}), {meta['provenance']['date']}. Medians of steps with all rows busy; "
-        f"end to end counts prefill and draining too. 95 % intervals, those of coverage as if cells were independent."
+        f"({meta['provenance']['processor']}), {meta['provenance']['date']}. Medians of steps with all rows busy, "
+        "means where each step draws its tree anew; end to end counts prefill and draining too. 95 % intervals, those "
+        "of coverage as if cells were independent."
         f"{fixed}"
     )

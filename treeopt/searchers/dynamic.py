@@ -11,7 +11,7 @@ from treeopt.cost import CostModel
 from treeopt.drafting import Drafting, reach
 from treeopt.errors import CostError, TraceError, UsageError
 from treeopt.estimate import Estimate
-from treeopt.policy import DynamicTree, Policy
+from treeopt.policies import Policy, named
 from treeopt.searchers.pricing import Padding, Prices, Timed
 from treeopt.searchers.sweep import GRIDS, Bench, Sweep
 from treeopt.trace import Trace
@@ -46,11 +46,6 @@ class Judged:
     held: Timed
     tried: tuple[tuple[Policy, float], ...]
     refused: Mapping[str, str]
-
-    @property
-    def live(self) -> DynamicTree | None:
-        """The policy as treeopt's own loop takes it, if it can run it."""
-        return self.policy if isinstance(self.policy, DynamicTree) else None
 
 
 def best_policy(
@@ -100,7 +95,7 @@ def best_policy(
         try:
             found = judge.replayed(policy)
         except (TraceError, CostError) as error:
-            refused[str(policy)] = f"on the requests held out: {error}"
+            refused[named(policy)] = f"on the requests held out: {error}"
         else:
             return _judged(kind, policy, found, tuple(sweep.rates.items()), refused)
     raise TraceError(f"no {kind} policy can be replayed on these candidates: {next(iter(refused.values()))}")

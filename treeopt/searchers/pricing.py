@@ -21,7 +21,7 @@ from treeopt.drafting import Drafting
 from treeopt.errors import UsageError
 from treeopt.estimate import Estimate, ratio
 from treeopt.growth import Steps
-from treeopt.policy import Policy
+from treeopt.policies import Policy
 from treeopt.trace import Trace
 
 Padding = Literal["full", "widest", "none"]

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from treeopt.drafting import Drafting
 from treeopt.errors import CostError, TraceError
 from treeopt.growth import Batches
-from treeopt.policy import DynamicTree, OptTree, Policy
-from treeopt.searchers.calibrated import Calibrated, cost_aware
+from treeopt.policies import DynamicTree, OptTree, Policy, named
+from treeopt.searchers.cost_aware import fit_cost_aware
 from treeopt.searchers.pricing import Prices, Timed, timed
 from treeopt.shortlist import Calibration, Shortlists, calibrate, shortlists
 from treeopt.trace import Trace
@@ -85,12 +86,12 @@ class Sweep:
 
     def consider(self, policy: Policy) -> None:
         """Replay a policy, or note why that cannot be."""
-        if policy in self.rates or str(policy) in self.refused:
+        if policy in self.rates or named(policy) in self.refused:
             return
         try:
             self.rates[policy] = self.bench.replayed(policy).rate
         except (TraceError, CostError) as error:
-            self.refused[str(policy)] = error
+            self.refused[named(policy)] = error
 
     def consider_stops(self, make: Callable[[int, int, float], Policy], stops: tuple[float, ...]) -> None:
         """Try policies `make(nodes, depth, stop)`: all without a stop, then from the best on two settings at a time."""
@@ -140,11 +141,15 @@ def best_first(sweep: Sweep) -> None:
 
 
 def calibrated(sweep: Sweep) -> None:
-    """`Calibrated` of sizes, depths and confidence stops."""
+    """`DynamicTree` of sizes, depths and confidence stops, with a calibration."""
     beam, width = sweep.drafting.beam, sweep.drafting.width
     curves = calibrate(sweep.bench.trace, sweep.drafting)
     sweep.prepare(curves)
-    sweep.consider_stops(lambda nodes, depth, stop: Calibrated(nodes, depth, beam, width, stop, curves), PROBABILITIES)
+
+    def make(nodes: int, depth: int, stop: float) -> Policy:
+        return DynamicTree(nodes, depth, beam, width, stop, None, curves)
+
+    sweep.consider_stops(make, PROBABILITIES)
 
 
 def cost_awares(sweep: Sweep) -> None:
@@ -155,7 +160,7 @@ def cost_awares(sweep: Sweep) -> None:
         drafting = replace(sweep.drafting, depth=depth)
         for nodes in reversed(sweep.sizes(depth)):  # the most that the cost model covers; all, if all are paid
             try:
-                policy, found = cost_aware(
+                policy, found = fit_cost_aware(
                     sweep.bench.batches, lists, sweep.bench.prices, nodes=nodes, drafting=drafting, calibration=curves
                 )
             except (TraceError, CostError) as error:
@@ -167,27 +172,19 @@ def cost_awares(sweep: Sweep) -> None:
 
 
 def shared_budget(sweep: Sweep) -> None:
-    """`DynamicTree` and `Calibrated` of every depth and budget for the batch; the best with other limits a sequence."""
+    """`DynamicTree` of every depth and budget for the batch, calibrated or not; the best with other limits too."""
     beam, width = sweep.drafting.beam, sweep.drafting.width
-    curves = calibrate(sweep.bench.trace, sweep.drafting)
-
-    def plain(nodes: int, depth: int, budget: int) -> Policy:
-        return DynamicTree(nodes, depth, beam, width, budget=budget)
-
-    def fitted(nodes: int, depth: int, budget: int) -> Policy:
-        return Calibrated(nodes, depth, beam, width, 0.0, curves, budget)
-
-    for calibration, make in ((None, plain), (curves, fitted)):
+    for calibration in (None, calibrate(sweep.bench.trace, sweep.drafting)):
         sweep.prepare(calibration)
-        _budgets(sweep, make)
+        _budgets(sweep, partial(DynamicTree, beam=beam, width=width, calibration=calibration))
 
 
-def _budgets(sweep: Sweep, make: Callable[[int, int, int], Policy]) -> None:
+def _budgets(sweep: Sweep, make: Callable[..., Policy]) -> None:
     batch = sweep.bench.prices.batch
 
     def consider(share: int, depth: int, factor: int) -> Policy:
         most = min(sweep.max_nodes, replace(sweep.drafting, depth=depth).candidates)
-        policy = make(min(share * factor, most), depth, share * batch)
+        policy = make(min(share * factor, most), depth, budget=share * batch)
         sweep.consider(policy)
         return policy
 

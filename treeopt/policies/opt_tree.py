@@ -1,0 +1,71 @@
+"""Levels are drafted while another adds enough."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from treeopt.drafting import Drafting
+from treeopt.errors import TreeError
+from treeopt.policies.base import Chosen, check_reach, leading
+from treeopt.shortlist import Shortlists
+
+
+@dataclass(frozen=True)
+class OptTree:
+    """Levels are drafted while they add enough (OPT-Tree, Wang et al. 2025, arXiv 2406.17276).
+
+    The `nodes` most probable of the nodes seen are verified. When their probabilities along the path sum to no more
+    than `threshold` above what the level before gave, no further level is drafted. With threshold 0 they are the most
+    probable of the whole tree of this depth. The level that adds too little has been drafted and may be used; the
+    published code discards it.
+
+    Attributes:
+        nodes: drafted nodes of a sequence that are verified, at most.
+        depth: levels drafted, at most.
+        threshold: what another level must add to the expected number of accepted tokens.
+        beam: nodes expanded on each level below the root; None as many as `nodes`.
+        width: children looked at of each expanded node; None as many as `beam`.
+    """
+
+    nodes: int
+    depth: int
+    threshold: float
+    beam: int | None = None
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            TreeError: names the setting that cannot be.
+        """
+        check_reach(self, "nodes", "depth", "beam", "width")
+        if not 0 <= self.threshold < math.inf:
+            raise TreeError(f"threshold must be 0 or more, got {self.threshold!r}")
+
+    @property
+    def drafting(self) -> Drafting:
+        """See `Policy.drafting`."""
+        beam = self.nodes if self.beam is None else self.beam
+        return Drafting(self.depth, beam, beam if self.width is None else self.width)
+
+    @property
+    def calibration(self) -> None:
+        """See `Policy.calibration`."""
+        return None
+
+    @property
+    def alone(self) -> bool:
+        """See `Policy.alone`."""
+        return True
+
+    def choose(self, lists: Shortlists) -> Chosen:
+        """See `Policy.choose`."""
+        log = lists.log[:, :, : self.depth, : self.nodes]
+        gain = np.diff(np.nansum(np.exp(log, dtype=np.float64), -1), prepend=0)
+        levels = leading(gain[:, :, : self.depth - 1] > self.threshold) + 1
+        doubt = lists.doubt[:, :, : self.depth]
+        told = (doubt == -np.inf) | (doubt < log[..., -1])
+        nodes = np.take_along_axis((~np.isnan(log)).sum(-1), levels[..., None] - 1, -1)[..., 0]
+        return Chosen(levels, nodes, leading(told) >= levels)
