@@ -21,7 +21,7 @@ from treeopt.errors import CostError, EngineError, InfeasibleError, TraceError, 
 from treeopt.estimate import Estimate, paired_difference, ratio
 from treeopt.judge import Judge
 from treeopt.objective import LATENCY, OBJECTIVES, THROUGHPUT, WORST_DOMAIN
-from treeopt.optimize import BASELINES, search
+from treeopt.optimize import BASELINES, UNPRICED, search
 from treeopt.plan import Choice
 from treeopt.planfile import from_json, load_plan, save_plan, to_json
 from treeopt.policies import settings as settings_of
@@ -691,6 +691,8 @@ def test_rules_and_shapes_are_not_overridden_by_a_policy():
 def test_a_chosen_policy_is_said_to_be():
     plan = search(sure_or_not(), Cost(token=0.05), max_nodes=16, policies=("eagle2",))
     assert plan.entries[0].proof.statement.startswith("policy eagle2 is the fastest of ")
+    assert UNPRICED in plan.warnings
+    assert UNPRICED not in search(sure_or_not(), Cost(token=0.05), max_nodes=16).warnings
     nodes = plan.entries[0].choice.grown.policy.nodes
     assert plan.captures == ((1, nodes + 1),)
 

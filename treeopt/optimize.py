@@ -23,6 +23,10 @@ from treeopt.trace import DRAWN, Trace
 from treeopt.tree import Tree
 
 BASELINES = {"Medusa's tree": MEDUSA, "EAGLE-1's tree": EAGLE}
+UNPRICED = (
+    "policies are priced as static trees of their levels and nodes: what drawing a tree anew takes is in no profile, "
+    "so their speedups are too high, the more so the smaller the models; `treeopt validate --plan` measures them"
+)
 
 
 def search(
@@ -141,7 +145,8 @@ def search(
     }
     best, over = _preferred(judge, entries, max_tpot_s)
     largest = max((tree.nodes for tree in chosen.values() if tree is not None), default=1)
-    warnings = (*over, *(f"assumed: {each}" for each in assumed_in(trace.meta)), *_few(fit, largest))
+    assumed = (f"assumed: {each}" for each in assumed_in(trace.meta))
+    warnings = (*over, *assumed, *_few(fit, largest), *([UNPRICED] if policies else []))
     return Plan(entries, meta, changes(judge, chosen, near=near), best, warnings)
 
 
