@@ -115,6 +115,20 @@ def test_gradients_are_finite_differences(name, missing):
         assert gradient[row, column].item() == pytest.approx((around[0] - around[1]) / 2e-6, rel=1e-5, abs=1e-8)
 
 
+@pytest.mark.parametrize("name", ["hard_ce", "soft_ce", "kl", "top_k"])
+def test_tokens_that_are_left_out_are_as_those_of_no_score(name):
+    """A drafter may score the tokens alone that it proposes."""
+    at = drawn(7, missing=True)
+    kept = torch.tensor([x for x in range(VOCABULARY) if x not in (1, 4)])
+    place = torch.full((VOCABULARY,), -1)
+    place[kept] = torch.arange(len(kept))
+    labels, known = place[at.labels], place[at.teacher.argmax(-1)] >= 0
+    assert {bool(each) for each in (labels < 0)} == {bool(each) for each in known} == {False, True}
+    less = replace(at, scores=at.scores[:, kept], teacher=at.teacher[:, kept], labels=labels, known=known)
+    options = OPTIONS.get(name, {})
+    torch.testing.assert_close(TERMS[name](less, **options), TERMS[name](at, **options))
+
+
 def test_soft_ce_is_kl_and_the_target_s_entropy():
     at = drawn(2)
     entropy = torch.distributions.Categorical(logits=at.teacher).entropy().mean()
@@ -147,7 +161,7 @@ def test_only_this_depth_is_contrasted_with_a_gradient():
 @pytest.mark.parametrize("name", TERMS)
 def test_half_precision_is_summed_in_single(name):
     at = drawn(6, dtype=torch.bfloat16)
-    exact = Anchors(**{k: v.double() if v.is_floating_point() else v for k, v in vars(at).items()})
+    exact = Anchors(**{k: v.double() if v.is_floating_point() else v for k, v in vars(at).items() if v is not None})
     found = TERMS[name](at, **OPTIONS.get(name, {}))
     assert found.dtype == torch.float32
     assert found.item() == pytest.approx(written_out(name, exact), rel=1e-5)
@@ -156,7 +170,7 @@ def test_half_precision_is_summed_in_single(name):
 @pytest.mark.parametrize("name", TERMS)
 def test_nothing_supervised_is_no_loss(name):
     at = drawn()
-    none = Anchors(**{k: v[:, :0] if k == "earlier" else v[:0] for k, v in vars(at).items()})
+    none = Anchors(**{k: v[:, :0] if k == "earlier" else v[:0] for k, v in vars(at).items() if v is not None})
     assert TERMS[name](none).item() == 0
 
 

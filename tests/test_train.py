@@ -31,6 +31,7 @@ from executor.train.lesson import Lesson
 from executor.train.losses import TERMS, Anchors
 from executor.train.recipes import EAGLE, HASS, HYDRA, MEDUSA1, MEDUSA2, RECIPES, Recipe, replaced
 from executor.train.trainer import DrafterTrainer, arguments
+from tests.drafters import random_drafter
 from tests.models import CONFIGS, HIDDEN, VOCABULARY, random_heads, small_model, small_target
 from treeopt.errors import ExecutorError, UsageError
 
@@ -88,13 +89,13 @@ def test_untrained_heads_guess_the_next_token():
         torch.testing.assert_close(forced.scores, outputs.logits)
 
 
-@pytest.mark.parametrize("name", ["medusa1", "hydra++", "coral", "eagle3"])
+@pytest.mark.parametrize("name", ["medusa1", "hydra++", "coral", "eagle3", "eagle3 of fewer tokens"])
 def test_what_is_supervised(name):
     """The loss of a batch is the terms over all anchors that a double loop finds."""
     target = small_target(dtype=torch.float64)
-    recipe = replaced(RECIPES[name], ["depths=3", "noise=none", "dropout=0"])
+    recipe = replaced(RECIPES[name.split()[0]], ["depths=3", "noise=none", "dropout=0"])
     torch.manual_seed(0)
-    drafter = fresh_drafter(recipe, target)
+    drafter = fresh_drafter(recipe, target) if name in RECIPES else random_drafter("eagle3", target)
     rows = random_rows(3, 10)
     lesson = Lesson(drafter, target, recipe)
     found = lesson(**rows[:])["loss"].item()
@@ -141,6 +142,23 @@ def test_measure_counts_ranks():
         assert row[2:] == [(ranks < top).sum().item() for top in (1, 2, 4, 8)]
         loss = nn.functional.cross_entropy(level.scores[:, : -1 - k][chosen], rows.tokens[:, 1 + k :][chosen])
         assert row[1] / row[0] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_tokens_that_are_never_drafted_are_no_hits():
+    target = small_target()
+    drafter, rows = random_drafter("eagle3", target), random_rows(12, 12)
+    found = Lesson(drafter, target, replaced(RECIPES["eagle3"], ["depths=2"])).eval().measure(**rows[:])
+    features = target.features(rows.tokens, drafter.taps).features
+    forced = drafter.teacher_forced(target, rows.tokens, features, 2)
+    missed = 0
+    for k, (row, level) in enumerate(zip(found.tolist(), forced, strict=True), 1):
+        chosen, truth = rows.mask[:, 1:-k] & rows.mask[:, 1 + k :], rows.tokens[:, 1 + k :]
+        scores = level.scores[:, : -1 - k]
+        ranks = rank_of(scores, truth)[chosen & ~scores.gather(-1, truth[..., None])[..., 0].isneginf()]
+        assert row[0] == chosen.sum()
+        missed += int(chosen.sum()) - len(ranks)
+        assert row[2:] == [(ranks < top).sum().item() for top in (1, 2, 4, 8)]
+    assert missed
 
 
 def test_a_score_that_is_no_number_is_no_hit():
@@ -579,6 +597,7 @@ from executor.parallel import processes
 from executor.train.fresh import fresh_drafter
 from executor.train.job import Job, run
 from executor.train.recipes import RECIPES, replaced
+from tests.drafters import random_drafter
 from tests.models import small_target
 from tests.test_train import random_rows
 recipe = replaced(RECIPES[sys.argv[2]], ["depths=2", "noise=none"])

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from executor.features import Taps
@@ -46,12 +47,24 @@ class Forced:
     """One depth k of a teacher-forced pass.
 
     Attributes:
-        scores: (batch, length, vocabulary); row t scores x_{t+1+k}, -inf for tokens that are never proposed.
+        own: (batch, length, n); row t scores x_{t+1+k}, -inf for tokens that are never proposed.
         hidden: (batch, length, hidden), what took the place of the target's feature f_{t+k}; None if nothing did.
+        ids: int64 (n,), the tokens that are scored, increasing; None for all.
+        vocabulary: of the target; it matters only where there are `ids`.
     """
 
-    scores: Tensor
+    own: Tensor
     hidden: Tensor | None = None
+    ids: Tensor | None = None
+    vocabulary: int = 0
+
+    @property
+    def scores(self) -> Tensor:
+        """(batch, length, vocabulary): `own`, and -inf for all other tokens."""
+        if self.ids is None:
+            return self.own
+        whole = self.own.new_full((*self.own.shape[:-1], self.vocabulary), -torch.inf)
+        return whole.index_copy(-1, self.ids, self.own)
 
 
 class Drafter(Protocol):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from executor.drafters.base import Forced
 from executor.drafters.layer import Attend, Layer, SelfAttention
 from executor.drafters.recurrent import Recurrent
 from executor.target import Target
@@ -103,11 +104,11 @@ class Eagle3(Recurrent):
 
     def scores(self, target: Target, guess: Tensor) -> Tensor:
         """See `Recurrent.scores`; tokens that cannot be drafted score -inf."""
-        logits: Tensor = self.lm_head(self.norm(guess))
-        if self.draft_ids is None:
-            return logits
-        whole = logits.new_full((*logits.shape[:-1], self.vocabulary), -torch.inf)
-        return whole.index_copy(-1, self.draft_ids, logits)
+        return self.forced(target, guess).scores
+
+    def forced(self, target: Target, guess: Tensor) -> Forced:
+        """See `Recurrent.forced`: of the tokens alone that can be drafted."""
+        return Forced(self.lm_head(self.norm(guess)), guess, self.draft_ids, self.vocabulary)
 
     def carried(self, guess: Tensor) -> Tensor:
         """See `Recurrent.carried`."""

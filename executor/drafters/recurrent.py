@@ -62,6 +62,10 @@ class Recurrent(nn.Module, ABC):
     def scores(self, target: Target, guess: Tensor) -> Tensor:
         """(b, tokens, hidden) -> (b, tokens, vocabulary)."""
 
+    def forced(self, target: Target, guess: Tensor) -> Forced:
+        """The same of a teacher-forced pass."""
+        return Forced(self.scores(target, guess), guess)
+
     def carried(self, guess: Tensor) -> Tensor:
         """What the next pair is given of a guess."""
         return guess
@@ -130,6 +134,6 @@ class Recurrent(nn.Module, ABC):
         for k in range(1, depth + 1):
             embeddings = self.embed(target, tokens.roll(-k, 1))
             guess = self.guess(embeddings, hidden, start + k - 1, attention)
-            yield Forced(self.scores(target, guess), guess)
+            yield self.forced(target, guess)
             hidden = self.carried(guess)
             hidden = hidden.detach() if detached else hidden

@@ -103,8 +103,9 @@ class Lesson(nn.Module):
         sums = torch.zeros(self.depths, 2 + len(TOPS), dtype=torch.float64, device=input_ids.device)
         outputs = self.target.features(input_ids, self._drafter.taps)
         for row, at in zip(sums, self._anchors(input_ids, loss_mask, outputs), strict=False):
-            rank = rank_of(at.scores, at.labels)
-            rank = rank.where(at.scores.gather(-1, at.labels[:, None])[:, 0] > -torch.inf, at.scores.shape[-1])
+            label = at.labels.clamp(min=0)
+            proposed = (at.labels >= 0) & (at.scores.gather(-1, label[:, None])[:, 0] > -torch.inf)
+            rank = rank_of(at.scores, label).where(proposed, at.scores.shape[-1])
             row[0], row[1] = len(rank), len(rank) * self._reduced(at)
             row[2:] = torch.stack([(rank < top).sum() for top in TOPS])
         return sums
@@ -129,18 +130,25 @@ class Lesson(nn.Module):
         depths = min(self.depths, tokens.shape[1] - 2)
         forced = self._drafter.teacher_forced(self.target, tokens, given, depths, **words)
         earlier: list[Tensor] = []
+        known: Tensor | None = None
         for k, level in enumerate(forced, 1):
+            if k == 1 and level.ids is not None:
+                place = torch.full_like(logits[0, 0], -1, dtype=torch.long)
+                place[level.ids] = torch.arange(len(level.ids), device=place.device)
+                tokens, known = place[tokens], place[logits.argmax(-1)] >= 0
+                logits = logits.index_select(-1, level.ids)
             anchors = tokens.shape[1] - 1 - k
             chosen = _Chosen(mask[:, 1 : 1 + anchors] & mask[:, 1 + k :])
             same = [hidden[:, k - j : k - j + anchors] for j, hidden in enumerate(earlier, 1)]
             yield Anchors(
-                scores=chosen(level.scores[:, :anchors]),
+                scores=chosen(level.own[:, :anchors]),
                 labels=chosen(tokens[:, 1 + k :]),
                 teacher=chosen(logits[:, k:-1]),
                 features=chosen(features[:, k:-1]).detach(),
                 hidden=None if level.hidden is None else chosen(level.hidden[:, :anchors]),
                 earlier=torch.stack([chosen(hidden) for hidden in same]) if same else None,
                 routes=self._routes(level.hidden, anchors, chosen),
+                known=None if known is None else chosen(known[:, k:-1]),
             )
             if level.hidden is not None and self.recipe.csra_weight:
                 earlier.append(level.hidden.detach())

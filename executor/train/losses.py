@@ -1,8 +1,8 @@
 """What drafters are trained to reduce: named terms over the supervised anchors of one depth.
 
 p is the target's distribution, q the drafter's, as everywhere; a term is a mean over anchors, taken in float32. Where
-a drafter never proposes a token (score -inf), p is restricted to the tokens that it does propose, and an anchor at
-which the target's best token is not among those counts in no term that needs p (EAGLE-3's mask).
+a drafter never proposes a token (it has no score, or -inf), p is restricted to the tokens that it does propose, and an
+anchor at which the target's best token is not among those counts in no term that needs p (EAGLE-3's mask).
 """
 
 from collections.abc import Callable
@@ -23,13 +23,14 @@ class Anchors:
     """The supervised anchors of one depth k, `rows` of them, from all texts of a batch.
 
     Attributes:
-        scores: (rows, vocabulary), of x_{t+1+k}; -inf for tokens that are never proposed.
-        labels: int64 (rows,), the tokens x_{t+1+k}.
-        teacher: (rows, vocabulary), the target's logits of x_{t+1+k}.
+        scores: (rows, n), of x_{t+1+k}, by the n tokens of a vocabulary; -inf for tokens that are never proposed.
+        labels: int64 (rows,), places of the tokens x_{t+1+k} among the n; -1 where they are not among them.
+        teacher: (rows, n), the target's logits of x_{t+1+k}.
         features: (rows, hidden), the target's f_{t+k}.
         hidden: (rows, hidden), what stood for f_{t+k}; None if nothing did.
         earlier: (k - 1, rows, hidden), what stood for the same feature at depths 1, ..., k - 1.
         routes: (rows, groups), log-probabilities that the router gives to groups of tokens; None without one.
+        known: bool (rows,), the target's best token is among the n; None: they are the whole vocabulary.
     """
 
     scores: Tensor
@@ -39,22 +40,25 @@ class Anchors:
     hidden: Tensor | None = None
     earlier: Tensor | None = None
     routes: Tensor | None = None
+    known: Tensor | None = None
 
     @cached_property
     def laws(self) -> tuple[Tensor, Tensor, Tensor]:
-        """p (rows, vocabulary) on the tokens that are proposed, log q there (0 elsewhere), and which rows count."""
+        """p (rows, n) on the tokens that are proposed, log q there (0 elsewhere), and which rows count."""
         proposed = ~self.scores.isneginf()  # a score that is no number shows in the loss
         if bool(proposed.all()):
-            return _wide(self.teacher).softmax(-1), _wide(self.scores).log_softmax(-1), proposed[:, 0]
+            known = proposed[:, 0] if self.known is None else self.known
+            return _wide(self.teacher).softmax(-1), _wide(self.scores).log_softmax(-1), known
         known = proposed.gather(-1, self.teacher.argmax(-1, keepdim=True))[:, 0]
+        known = known if self.known is None else known & self.known
         p = _wide(self.teacher).masked_fill(~proposed, -torch.inf).softmax(-1)
         return p, _wide(self.scores).log_softmax(-1).masked_fill(~proposed, 0), known
 
 
 def hard_ce(at: Anchors) -> Tensor:
     """−log q(x) of the true token; anchors whose token is never proposed are left out."""
-    own = _wide(at.scores).log_softmax(-1).gather(-1, at.labels[:, None])[:, 0]
-    return _mean(-own, ~own.isneginf())
+    own = _wide(at.scores).log_softmax(-1).gather(-1, at.labels[:, None].clamp(min=0))[:, 0]
+    return _mean(-own, ~own.isneginf() & (at.labels >= 0))
 
 
 def soft_ce(at: Anchors) -> Tensor:
