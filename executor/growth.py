@@ -219,6 +219,7 @@ class AskingGrowth(DrawnGrowth):
             told.append(_Told.of(pool.log.gather(1, order[:, : policy.nodes]), last.log.gather(1, onward)))
             if busy is None:
                 busy = np.ones(len(order), dtype=bool) if idle is None else ~idle.cpu().numpy()
+                busy |= not busy.any()  # then it matters to nobody
             chosen = policy.choose(_shortlists(policy, [each.rows(busy) for each in told]))
             if chosen.levels.max() <= len(told):
                 break

@@ -61,7 +61,7 @@ def sharding(path: Any, config: Any, device: str) -> DistributedConfig:
         raise ExecutorError(
             "tensor parallelism needs two processes or more, started together: torchrun --nproc-per-node 2 ..."
         )
-    taken = (torch.accelerator.current_accelerator() or torch.device("cpu")).type
+    taken = (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")).type
     if device != taken:
         raise ExecutorError(
             f"device {device}: with tensor parallelism each process takes the {taken} device of its local rank; "
