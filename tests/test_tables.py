@@ -195,6 +195,20 @@ def test_show_plan_says_which_tree_and_why():
     assert "more" not in first
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.1, 0.3, ""),
+        (-0.1, 0.3, ": within the noise, the chain may be as good"),
+        (-0.3, -0.1, ": fewer tokens a step, in shorter steps"),
+    ],
+)
+def test_show_plan_says_what_a_gain_in_tau_means(low, high, words):
+    entry = replace(PLAN.entries[0], gain=Estimate((low + high) / 2, low, high))
+    (line,) = (x for x in shown(show_plan, replace(PLAN, entries=(entry,), switches=(), best=None)) if "tau over" in x)
+    assert line.endswith(f"[{low:+.3f}, {high:+.3f}]{words}")
+
+
 def test_show_plan_says_what_holds_for_all_batch_sizes():
     text = "\n".join(shown(show_plan, PLAN))
     assert "Verify forwards to capture (batch x tokens a sequence): 4 x 7, 32 x 1" in text

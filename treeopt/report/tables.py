@@ -72,9 +72,13 @@ def _verdict(entry: PlanEntry) -> str:
         more = "" if choice.tree.nodes <= PATHS_SHOWN else f" and {choice.tree.nodes - PATHS_SHOWN} more"
         lines.append(f"Tree {choice.tree.id}, levels {'/'.join(map(str, choice.tree.level_widths))}: {paths}{more}")
     if entry.gain is not None:
+        words = ": within the noise, the chain may be as good"
+        if entry.gain.low > 0:
+            words = ""
+        elif entry.gain.high < 0:
+            words = ": fewer tokens a step, in shorter steps"
         lines.append(
-            f"tau over the best chain: {entry.gain.value:+.3f} [{entry.gain.low:+.3f}, {entry.gain.high:+.3f}]"
-            + ("" if entry.gain.low > 0 else ": within the noise, the chain may be as good")
+            f"tau over the best chain: {entry.gain.value:+.3f} [{entry.gain.low:+.3f}, {entry.gain.high:+.3f}]{words}"
         )
     for price in entry.prices:
         lines.append(f"{price.rule} ({price.source}): costs {_percent(price.share)} % of tokens a second by itself")
