@@ -13,7 +13,7 @@ from torch import Tensor
 from executor.acceptance import Greedy
 from executor.drafters.base import Committed, Drafter
 from executor.forced import Arrays, Texts
-from executor.pool import Pool, drawn
+from executor.pool import Pool, drawn, joined
 from executor.target import Target
 from treeopt.errors import ExecutorError
 from treeopt.policies import DynamicTree
@@ -93,7 +93,7 @@ def _pools(
             drafter.level(state, root[:, None], nothing)  # the root is fed all the same
         else:
             *_, levels = drawn(policy.drafting, drafter, state, root, Greedy())
-            yield position, levels.pool()
+            yield position, joined(levels)
 
 
 def _rounded(tokens: int) -> int:

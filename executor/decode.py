@@ -130,12 +130,12 @@ class Decoder:
             )
         if tree.drafting.width > self.target.vocabulary:
             raise ExecutorError(f"the tree wants {tree.drafting.width} children of {self.target.vocabulary} tokens")
-        if self.graphs and not isinstance(tree, DynamicTree):
+        if isinstance(tree, DynamicTree):
+            return DynamicGrowth(tree, self.target.device, adaptive=adaptive)
+        if self.graphs:
             raise UsageError(
                 f"{type(tree).__name__} asks the host after each level, which no CUDA graph can: leave graphs out"
             )
-        if isinstance(tree, DynamicTree):
-            return DynamicGrowth(tree, self.target.device, adaptive=adaptive)
         return AskingGrowth(tree, self.target.device)
 
     def generate(

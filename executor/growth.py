@@ -12,7 +12,7 @@ from torch import Tensor
 
 from executor.acceptance import Rule
 from executor.drafters.base import Drafter
-from executor.pool import Chances, Levels, Pool, best_places, drawn
+from executor.pool import Chances, Pool, best_places, drawn, joined
 from executor.topology import Draft, Topology
 from treeopt.policies import DynamicTree, Policy
 from treeopt.shortlist import Shortlists
@@ -137,7 +137,7 @@ class DrawnGrowth(ABC):
         return self._laid_out(root, *self._chosen(found, idle))
 
     @abstractmethod
-    def _chosen(self, found: Iterator[Levels], idle: Tensor | None) -> tuple[Pool, Tensor, Tensor | None]:
+    def _chosen(self, found: Iterator[tuple[Pool, ...]], idle: Tensor | None) -> tuple[Pool, Tensor, Tensor | None]:
         """Candidates, places of some of them (batch, n), the best first, and which of these are wanted; None: all."""
 
     def _laid_out(self, root: Tensor, pool: Pool, best: Tensor, present: Tensor | None) -> Draft:
@@ -176,14 +176,14 @@ class DynamicGrowth(DrawnGrowth):
         super().__init__(policy, device)
         self.policy, self.adaptive = policy, adaptive
 
-    def _chosen(self, found: Iterator[Levels], idle: Tensor | None) -> tuple[Pool, Tensor, Tensor | None]:
+    def _chosen(self, found: Iterator[tuple[Pool, ...]], idle: Tensor | None) -> tuple[Pool, Tensor, Tensor | None]:
         policy = self.policy
         for level, levels in enumerate(found, 1):
             if self.adaptive and policy.min_probability and level < policy.depth:
-                promising = levels.last.log >= policy.least
+                promising = levels[-1].log >= policy.least
                 if not bool((promising if idle is None else promising & ~idle[:, None]).any()):
                     break
-        pool = levels.pool()
+        pool = joined(levels)
         best = pool.order()[:, : policy.nodes]
         if not policy.min_probability and policy.budget is None:
             return pool, best, None
@@ -210,10 +210,10 @@ class AskingGrowth(DrawnGrowth):
         super().__init__(policy, device)
         self.policy = policy
 
-    def _chosen(self, found: Iterator[Levels], idle: Tensor | None) -> tuple[Pool, Tensor, Tensor]:
+    def _chosen(self, found: Iterator[tuple[Pool, ...]], idle: Tensor | None) -> tuple[Pool, Tensor, Tensor]:
         policy, told, busy, chosen = self.policy, list[_Told](), None, None
         for drafted, expandable in zip(found, self.drafting.expandable, strict=True):
-            pool, last = drafted.pool(), drafted.last
+            pool, last = joined(drafted), drafted[-1]
             order = pool.order()
             onward = best_places(last.value, expandable)
             told.append(_Told.of(pool.log.gather(1, order[:, : policy.nodes]), last.log.gather(1, onward)))
@@ -227,7 +227,7 @@ class AskingGrowth(DrawnGrowth):
         assert chosen is not None
         levels, nodes = np.ones_like(busy, dtype=np.int64), np.zeros_like(busy, dtype=np.int64)
         levels[busy], nodes[busy] = chosen.levels[0], chosen.nodes[0]
-        ends = np.cumsum([level.log.shape[1] for level in drafted.drafted])[levels - 1]
+        ends = np.cumsum([level.log.shape[1] for level in drafted])[levels - 1]
         end, wanted = (torch.from_numpy(part).to(order.device)[:, None] for part in (ends, nodes))
         late = (order >= end).to(torch.int8)  # of levels that other sequences wanted
         best = order.gather(1, late.sort(dim=1, stable=True).indices)[:, : int(nodes.max())]

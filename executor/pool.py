@@ -1,6 +1,6 @@
 """What a step's trees are chosen from: candidates drafted level by level, the most probable of each expanded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ class Chances:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All candidates of each sequence, in order of depth and rank path, so that a stable sort settles ties.
+    """Candidates of each sequence, in order of depth and rank path, so that a stable sort settles ties.
 
     Attributes:
         tokens: int64 (batch, size).
@@ -52,7 +52,7 @@ class Pool:
         value: float32 (batch, size), their sum along the path, from the root on: the best are expanded.
         log: float32 (batch, size), the same of calibrated probabilities, else `value` itself: the best are verified.
         above: int64 (batch, size), place of the parent, -1 for the root.
-        fed: int64 (batch, fed), places of the nodes that the drafter was fed, the root's -1 first.
+        fed: int64 (batch, fed), places of the nodes that the drafter was fed for them; -1 for the root.
         scores: (batch, fed, vocabulary), the drafter's scores after those; None unless the rule needs them.
     """
 
@@ -72,43 +72,6 @@ class Pool:
         return order.gather(1, sorted_places(self.log.gather(1, order)))
 
 
-@dataclass(frozen=True, eq=False)
-class Level:
-    """Candidates of one level: as in `Pool`, of those after which the drafter was asked alone."""
-
-    tokens: Tensor
-    logs: Tensor
-    value: Tensor
-    log: Tensor
-    above: Tensor
-    fed: Tensor
-    scores: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Levels:
-    """What was drafted so far, level by level; scores are kept where the rule needs them."""
-
-    drafted: tuple[Level, ...]
-    keeps_scores: bool
-
-    @property
-    def last(self) -> Level:
-        """The deepest."""
-        return self.drafted[-1]
-
-    def pool(self) -> Pool:
-        """All levels together."""
-        value = self._joined("value")
-        log = value if self.last.log is self.last.value else self._joined("log")
-        scores = self._joined("scores") if self.keeps_scores else None
-        tokens, logs, above, fed = (self._joined(name) for name in ("tokens", "logs", "above", "fed"))
-        return Pool(tokens, logs, value, log, above, fed, scores)
-
-    def _joined(self, name: str) -> Tensor:
-        return torch.cat([getattr(level, name) for level in self.drafted], 1)
-
-
 def drawn(
     drafting: Drafting,
     drafter: Drafter,
@@ -117,12 +80,15 @@ def drawn(
     rule: Rule,
     *,
     chances: Chances | None = None,
-) -> Iterator[Levels]:
-    """The candidates below `root`, int64 (batch,), after each level; a level is drafted when it is asked for."""
+) -> Iterator[tuple[Pool, ...]]:
+    """The candidates below `root`, int64 (batch,), level by level: each time all levels so far, apart.
+
+    A level is drafted when it is asked for. Places count from the first candidate of the first level.
+    """
     zero = torch.zeros(len(root), 1, dtype=torch.long, device=root.device)
     tokens, parents, place = root[:, None], zero, zero - 1
     value = log = zero.float()
-    levels: tuple[Level, ...] = ()
+    levels: tuple[Pool, ...] = ()
     seen = 0
     for depth, expanded in enumerate(drafting.expanded):
         if levels:
@@ -136,9 +102,22 @@ def drawn(
         values = (value[..., None] + logs).flatten(1)
         trusted = values if chances is None else (log[..., None] + chances.logs(depth, logs)).flatten(1)
         above = place[..., None].expand(-1, -1, drafting.width).flatten(1)
-        levels = (*levels, Level(best.flatten(1), logs.flatten(1), values, trusted, above, place, scores))
+        kept = scores if rule.needs_scores else None
+        levels = (*levels, Pool(best.flatten(1), logs.flatten(1), values, trusted, above, place, kept))
         seen += expanded * drafting.width
-        yield Levels(levels, rule.needs_scores)
+        yield levels
+
+
+def joined(levels: Sequence[Pool]) -> Pool:
+    """All levels together."""
+
+    def every(name: str) -> Tensor:
+        return torch.cat([getattr(level, name) for level in levels], 1)
+
+    value = every("value")
+    log = value if levels[0].log is levels[0].value else every("log")
+    scores = None if levels[0].scores is None else every("scores")
+    return Pool(every("tokens"), every("logs"), value, log, every("above"), every("fed"), scores)
 
 
 def sorted_places(value: Tensor) -> Tensor:

@@ -179,18 +179,22 @@ def test_idle_rows_take_nothing_from_the_others():
     scores, roots = torch.cat([drawn(1, 0, 9.0), drawn(2, 1, 0.1)]).float(), torch.tensor([0, 1, 2])
     idle = torch.tensor([True, False, True])
     shared = DynamicTree(nodes=8, depth=3, beam=3, width=3, budget=6)
-    sure = DynamicTree(nodes=8, depth=3, beam=3, width=3, min_probability=0.3)
-    for growth, table in (
-        (DynamicGrowth(shared, CPU), Table(scores)),
-        (DynamicGrowth(sure, CPU, adaptive=True), Table(scores)),
-        (AskingGrowth(OptTree(nodes=8, depth=3, threshold=0.9, beam=3, width=3), CPU), Table(scores)),
+    sure = DynamicTree(nodes=8, depth=3, beam=3, width=3, min_probability=0.1)
+    for growth, calls in (  # with the first row all call for three levels
+        (DynamicGrowth(shared, CPU), 3),
+        (DynamicGrowth(sure, CPU, adaptive=True), 2),
+        (AskingGrowth(OptTree(nodes=8, depth=3, threshold=0.7, beam=3, width=3), CPU), 1),
     ):
+        table = Table(scores)
         draft = growth.draft(table, None, roots, Greedy(), idle=idle)
         present = draft.topology.present.sum(1) - 1
         assert present[idle].tolist() == [0, 0]
         alone = growth.draft(Table(scores[1:2]), None, roots[1:2], Greedy())
-        assert present[1] == (alone.topology.present.sum() - 1 if alone.topology.present is not None else 6)
-    assert table.calls < 3  # the sure row that is idle would have called for more
+        assert present[1] == alone.topology.present.sum() - 1 > 0
+        assert table.calls == calls
+        everyone = Table(scores)
+        growth.draft(everyone, None, roots, Greedy())
+        assert everyone.calls == 3
 
 
 def curve(knots: int, seed: int) -> Curve:
