@@ -103,6 +103,16 @@ def check_agreement(target: Target) -> None:
             raise ExecutorError(f"{target.name}: the processes compute different {name}; use devices of one kind")
 
 
+def leave() -> None:
+    """End this process's part in the group, if it is in one; the last thing that a program does when all went well.
+
+    PyTorch now and then aborts a process that ends within its group (github.com/pytorch/pytorch/issues/190489). After
+    an error nobody need leave: others may still wait for this process, and its launcher stops them.
+    """
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The whole of a tensor of which each process may hold a part; every process must ask."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from executor.fingerprint import device_name, identity
 from executor.loading import load_target, prepare
-from executor.parallel import is_main_rank
+from executor.parallel import is_main_rank, leave
 from executor.target import Target
 from executor.topology import Topology
 from tests.models import random_heads, random_prompts
@@ -70,7 +70,7 @@ def main(folder: Path) -> None:
         except ExecutorError as error:
             said[label] = str(error)
     (folder / f"said.{rank}.json").write_text(json.dumps(said))
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from executor.checkpoints import MEDUSA_FILE, save_drafter
 from executor.decode import Decoder
 from executor.drafters.medusa import MedusaHeads
+from executor.parallel import leave
 from executor.target import Target
 from simulate.predictions import load_predictions
 from simulate.profile import BatchTimes, Profile, load_profile, save_profile
@@ -1528,3 +1529,14 @@ sys.exit(" ".join(map(str, codes)))
     lines = shown.stderr.splitlines()
     assert lines[:3] == ["Error: this command needs torch: pip install 'treeopt[executor]'"] * 3
     assert lines[-1] == "1 1 1 0 0 0"
+
+
+def test_a_command_leaves_its_group_of_processes(trace_file, profile_file):
+    """PyTorch may abort a process that ends within one."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        done("search", "--trace", trace_file, "--profile", profile_file, "--batch", 1)
+        assert not torch.distributed.is_initialized()
+    finally:
+        leave()

@@ -593,7 +593,7 @@ PART = """
 import sys
 from pathlib import Path
 import torch
-from executor.parallel import processes
+from executor.parallel import leave, processes
 from executor.train.fresh import fresh_drafter
 from executor.train.job import Job, run
 from executor.train.recipes import RECIPES, replaced
@@ -609,6 +609,7 @@ rows.mask[:] = True  # else the mean of two batches' means is not the mean of bo
 found = run(Job(recipe, Path(sys.argv[1]), 3, batch=24 // 3 // int(sys.argv[3])), target, drafter, rows, random_rows(7))
 assert processes() == int(sys.argv[3])
 assert [score.anchors for score in found.after] == [int(x) for x in sys.argv[4:]], found.after
+leave()
 """
 # `accelerate launch --cpu` starts one process whatever it is asked for; its launcher of several does without GPUs too.
 ACCELERATE = "--multi_gpu --num_machines 1 --mixed_precision no --dynamo_backend no --num_processes 2"

@@ -50,6 +50,7 @@ class Commands(click.Group):
             sys.stdout.reconfigure(errors="replace")  # a text may hold characters that the terminal lacks
         try:
             code = super().main(*args, **(settings | {"standalone_mode": False}))
+            leave_group()
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             sys.exit(error.exit_code)
@@ -67,6 +68,12 @@ class Commands(click.Group):
                 raise
             fail(f"this command needs {error.name}: pip install 'treeopt[{EXTRAS[error.name]}]'", 1)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def leave_group() -> None:
+    """Leave the group of processes that this command may have run in."""
+    if (parallel := sys.modules.get("executor.parallel")) is not None:
+        parallel.leave()
 
 
 def drop_stdout() -> None:
