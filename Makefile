@@ -54,10 +54,10 @@ drafter-%: $(VENV)/.all
 drafter-coral-router: drafter-coral
 
 traces-t0: $(VENV)/.all
-	$(BIN)/python -m executor.train.traces data t0 candidates-t0
+	$(BIN)/python -m executor.train.traces data t0
 
 traces-t1: $(VENV)/.all
-	$(BIN)/python -m executor.train.traces data t1
+	$(BIN)/python -m executor.train.traces data t1 candidates-t0
 
 drafters: $(VENV)/.all  ## all shipped drafters side by side, from their traces and in the loop
 	$(BIN)/python -m tests.benchmarks.bench_drafters --output data/benchmarks/drafters-cpu.json

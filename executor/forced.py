@@ -76,12 +76,13 @@ def along(target: Target, drafter: Drafter, texts: Texts, wanted: Wanted) -> lis
     own = [Kept(wanted.rule, wanted.width, draws=wanted.draws) for _ in found if isinstance(wanted.rule, Rounds)]
     passes = drafter.teacher_forced(target, texts.tokens, texts.outputs.features, wanted.depth)
     for k, forced in enumerate(passes, 1):
+        drafted = forced.scores
         for i, arrays in enumerate(found):
             # An anchor's feature stands one before its root, and the root one before the text.
             first, inside = texts.prompts[i] - 2, texts.written[i] - k + 1
             if inside < 1:
                 continue
-            scores, logits = forced.scores[i, first:][:inside], texts.outputs.logits[i, first + k :][:inside]
+            scores, logits = drafted[i, first:][:inside], texts.outputs.logits[i, first + k :][:inside]
             truth = texts.tokens[i, first + 1 + k :][:inside]
             if k == 1 and wanted.probabilities:
                 _put(arrays, "target_entropy", np.s_[:], _entropy(logits))

@@ -64,7 +64,7 @@ class Forced:
         if self.ids is None:
             return self.own
         whole = self.own.new_full((*self.own.shape[:-1], self.vocabulary), -torch.inf)
-        return whole.index_copy(-1, self.ids, self.own)
+        return whole.index_copy_(-1, self.ids, self.own)
 
 
 class Drafter(Protocol):
