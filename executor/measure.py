@@ -205,6 +205,7 @@ class Measurement:
         looks: dict[tuple[int, int | None], tuple[tuple[float, float], float, float, int]] = {}
         for batch, context in dict.fromkeys((way.batch, way.context) for way in every):
             here = [way for way in every if (way.batch, way.context) == (batch, context) and way.kept is None]
+            # Of equals the first, which is static.
             largest = max(here, key=lambda way: way.tree.nodes)
             # Prompts are filled in twice, without and with features; then only what the drafter does with them is left.
             plain, *wide = (self._block(way, 1, 0) for way in (here[0], largest, largest))
@@ -244,7 +245,7 @@ class Measurement:
         # Several processes must all take as many steps, whatever their clocks say.
         long_s = LONG_S if way.kept is None and processes() == 1 else math.inf
         rule = None if way.kept is None else Imposed(keeping(way.kept, way.tree, len(drawn), new_tokens), way.tree)
-        decoder = Decoder(self.target, self.drafter, tree=way.tree, batch=way.batch, timed=True, rule=rule)
+        decoder = Decoder(self.target, self.drafter, tree=way.drafts, batch=way.batch, timed=True, rule=rule)
         started = time.perf_counter()
         found = block(decoder, drawn, steps=steps, new_tokens=new_tokens, long_s=long_s)
         return Block.of(found, prompt=min(map(len, drawn)), took_s=time.perf_counter() - started)

@@ -26,6 +26,7 @@ class Settings:
         steps: steps of a block, at most.
         seed: of the order of blocks and prompts.
         budget_s: seconds that all may take; None: as long as it takes.
+        policies: also trees that are drawn anew at each step.
     """
 
     batches: tuple[int, ...]
@@ -37,6 +38,7 @@ class Settings:
     steps: int = 16
     seed: int = 0
     budget_s: float | None = None
+    policies: bool = False
 
     def check(self, drafter: Drafter, prompts: Sequence[Tokens]) -> "Settings":
         """The same with sizes in order and the depth filled in.
@@ -66,7 +68,13 @@ class Settings:
     def ranked(self) -> list[tuple[int, Way]]:
         """All ways to decode, the most important first; the settings are checked."""
         assert self.max_depth is not None
-        return ranked_ways(self.batches, self.contexts or (None,), max_nodes=self.max_nodes, max_depth=self.max_depth)
+        return ranked_ways(
+            self.batches,
+            self.contexts or (None,),
+            max_nodes=self.max_nodes,
+            max_depth=self.max_depth,
+            policies=self.policies,
+        )
 
     @property
     def record(self) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from simulate.basis import Basis, fit_basis
 from simulate.experts import Experts
+from simulate.growing import FEWEST, fit_growing
 from simulate.jackknife import jackknife_plus
 from simulate.profile import BatchTimes, Profile, over_basis
-from simulate.tables import Points, interpolated
+from simulate.tables import Growing, Points, interpolated
 from treeopt.cost import StepShape
 from treeopt.errors import CostError, UsageError
 
@@ -41,6 +42,7 @@ class Cell:
         committed: tokens a sequence and step.
         error: relative standard error of the step's seconds.
         forced: measured to tell what committing more tokens takes, and for nothing else.
+        growth: its trees were drawn anew, as one of `treeopt.policies.GROWTHS` says; None: it is a static tree.
     """
 
     batch: int
@@ -52,6 +54,7 @@ class Cell:
     committed: float = 1.0
     error: float = 0.0
     forced: bool = False
+    growth: str | None = None
 
     @property
     def step_s(self) -> float:
@@ -71,7 +74,8 @@ def profile_of(
     The basis is used where it predicts left-out sizes better than straight lines do; see `shrunk`. `relative_error`
     is half the jackknife+ interval of step / plain step, every token count of a batch size and context left out in
     turn (with a share of what the plain step itself is uncertain by), and each batch size's own where it has enough.
-    Under `left_out_sizes` provenance says how many were, and by how much they were missed in the median.
+    Under `left_out_sizes` provenance says how many were, and by how much they were missed in the median; under
+    `growths` of how many ways what drawing trees anew takes was fitted, and how far off these lie in the median.
 
     Args:
         cells: of every batch size and context a plain one, and chains from 1 token deep.
@@ -82,7 +86,8 @@ def profile_of(
     Raises:
         UsageError: a batch size and context without a plain cell, or without a speculative one.
     """
-    ordered = sorted((cell for cell in cells if not cell.forced), key=lambda cell: (cell.batch, cell.context))
+    static = [cell for cell in cells if not cell.forced and cell.growth is None]
+    ordered = sorted(static, key=lambda cell: (cell.batch, cell.context))
     committed = float(np.mean([cell.committed for cell in ordered if cell.widths] or [1.0]))
     per_token = _per_token(cells)
     level = [_levelled(cell, committed, per_token[cell.batch]) for cell in ordered]
@@ -99,7 +104,8 @@ def profile_of(
     errors = {batch: float(np.hypot(half, plain[batch])) for batch, half in own.items()}
     median = float(np.median(found.residual)) if len(found.residual) else None
     sizes = {"cells": len(found.residual), "median_error": median}
-    return best.profile(best.tables, pooled, errors, {**(meta or {}), "left_out_sizes": sizes})
+    profile = best.profile(best.tables, pooled, errors, {**(meta or {}), "left_out_sizes": sizes})
+    return _with_growths(profile, [cell for cell in cells if cell.growth is not None])
 
 
 @dataclass(frozen=True)
@@ -209,6 +215,24 @@ class _Calibration:
         rows = [i for i, _ in predicted]
         table = np.array([row[rows] for _, row in predicted]).reshape(len(rows), len(rows))
         return _LeftOut(np.array(batches, dtype=np.int64), np.array(residual), table)
+
+
+def _with_growths(profile: Profile, cells: Sequence[Cell]) -> Profile:
+    """With what trees that were drawn anew took longer than the profile says of static ones, where enough tell."""
+    known: dict[int, dict[str, Growing]] = {}
+    off: dict[str, list[float]] = {}
+    for batch, growth in dict.fromkeys((cell.batch, str(cell.growth)) for cell in cells):
+        here = [cell for cell in cells if (cell.batch, cell.growth) == (batch, growth)]
+        if len(here) >= FEWEST:
+            due = profile.step_s([StepShape(c.batch, c.tokens, c.widths, None, c.committed) for c in here])
+            steps = np.array([cell.step_s for cell in here])
+            known.setdefault(batch, {})[growth], left = fit_growing([c.widths for c in here], steps - due, steps)
+            off.setdefault(growth, []).extend(left.tolist())
+    if not known:
+        return profile
+    told = {growth: {"cells": len(left), "median_error": float(np.median(left))} for growth, left in off.items()}
+    batches = tuple(replace(times, growth=known.get(times.batch, {})) for times in profile.batches)
+    return replace(profile, batches=batches, meta={**profile.meta, "growths": told})
 
 
 def shrunk(

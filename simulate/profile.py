@@ -1,6 +1,7 @@
 """A measured profile as a cost model: step times of one target and drafter on one device, nothing beyond them.
 
-step = draft(batch, levels) + rest(batch, tokens), both by context. At measured sizes time is what was measured, dips
+step = draft(batch, levels) + rest(batch, tokens), both by context; where trees are drawn anew at each step, what that
+takes is added as far as it was measured (`simulate.growing`). At measured sizes time is what was measured, dips
 and breaks included, as far as it was more than noise (`simulate.cells`). Between them the measurement over the fitted
 `Basis` is interpolated, so that a tile's edge stays where it is; without a basis time itself is. Outside what was
 measured it is refused.
@@ -8,7 +9,7 @@ measured it is refused.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulate.basis import Basis
 from simulate.experts import Experts
 from simulate.tables import BatchTimes as BatchTimes
-from simulate.tables import Points, interpolated
+from simulate.tables import Growing, Points, interpolated
 from treeopt.cost import CostParts, StepShape
 from treeopt.errors import CostError
 from treeopt.files import why, write_text
@@ -75,6 +76,11 @@ class Profile:
         """True where the nodes fed to a level made no difference to its drafting."""
         return not any(times.widths for times in self.batches)
 
+    @property
+    def growths(self) -> Collection[str]:
+        """See `CostModel.growths`; those that were measured at every batch size."""
+        return set[str].intersection(*(set(times.growth) for times in self.batches))
+
     def step_s(self, shapes: Sequence[StepShape]) -> NDArray[np.float64]:
         """See `CostModel.step_s`; what committing more or fewer tokens takes never halves the time besides drafting."""
         seconds = np.empty(len(shapes))
@@ -85,7 +91,7 @@ class Profile:
             try:
                 for _, times in tables:
                     times.sizes(tokens)
-                draft = sum(share * times.drafts(asked) for share, times in tables)
+                draft = sum(share * (times.drafts(asked) + times.growing(asked)) for share, times in tables)
             except CostError as error:
                 raise CostError(f"{error}{self._remedy(batch, asked, tables)}") from error
             rest = self._rest_s(tokens, tables, context)
@@ -215,10 +221,20 @@ def _read_batch(record: Any, where: str) -> BatchTimes:
     batch = get(record, "batch", int, where)
     plain_s, context, commit_s = (get(record, name, float, where) for name in ("plain_s", "context", "commit_s"))
     error = get(record, "relative_error", float, where) if given(record, "relative_error", where) else None
+    growth = get(record, "growth", dict, where) if "growth" in record else {}
     try:
-        return BatchTimes(batch, plain_s, draft, rest, widths, context, commit_s, error)
+        known = {name: _read_growing(each, f"{where}.growth: `{name}`") for name, each in growth.items()}
+        return BatchTimes(batch, plain_s, draft, rest, widths, context, commit_s, error, known)
     except CostError as error_:
         raise CostError(f"{where}: {error_}") from error_
+
+
+def _read_growing(record: Any, where: str) -> Growing:
+    step, level, node = (get(record, name, float, where) for name in ("step_s", "level_s", "node_s"))
+    try:
+        return Growing(step, level, node, get(record, "widest", int, where))
+    except CostError as error:
+        raise RecordError(f"{where}: {error}") from error
 
 
 def _read_basis(record: Any) -> Basis:

@@ -6,7 +6,7 @@ the nodes of earlier levels (a level's own are counted).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -136,6 +136,11 @@ class Roofline:
     def separable(self) -> bool:
         """True for parallel heads: no level is drafted from the nodes of another."""
         return self.drafter.parallel
+
+    @property
+    def growths(self) -> Collection[str]:
+        """None: trees that are drawn anew are priced as static ones."""
+        return ()
 
     @property
     def meta(self) -> Mapping[str, Any]:

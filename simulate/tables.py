@@ -1,18 +1,53 @@
 """What was measured at one batch size and context: tables of seconds, exact at their points, refused outside."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.cost import StepShape
 from treeopt.errors import CostError
+from treeopt.policies import GROWTHS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Points = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Growing:
+    """What drawing trees anew takes, beyond a static tree of the same shape; seconds.
+
+    Attributes:
+        step_s: a step.
+        level_s: a drafted level.
+        node_s: a node that is fed to the drafter.
+        widest: level that was measured.
+    """
+
+    step_s: float
+    level_s: float
+    node_s: float
+    widest: int
+
+    def __post_init__(self) -> None:
+        """Check signs.
+
+        Raises:
+            CostError: names the field.
+        """
+        for name in ("step_s", "level_s", "node_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise CostError(f"{name} must be 0 or more, found {value}")
+        if self.widest < 1:
+            raise CostError(f"widest must be at least 1, found {self.widest}")
+
+    def seconds(self, widths: Sequence[int]) -> float:
+        """Of a step that feeds so many nodes at each level."""
+        return self.step_s + self.level_s * len(widths) + self.node_s * sum(widths)
 
 
 @dataclass(frozen=True)
@@ -30,6 +65,7 @@ class BatchTimes:
         commit_s: seconds that a step takes longer for each further token a sequence that it commits.
         relative_error: half-width of the 95 % interval of step / plain step at this batch size, as a share; None where
             too little was measured to tell it from that of the others.
+        growth: how trees are drawn anew, of `treeopt.policies.GROWTHS` -> what that takes; those that were measured.
     """
 
     batch: int
@@ -40,6 +76,7 @@ class BatchTimes:
     context: float = 0.0
     commit_s: float = 0.0
     relative_error: float | None = None
+    growth: Mapping[str, Growing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check signs and order.
@@ -65,6 +102,9 @@ class BatchTimes:
                     raise CostError(f"{name}[{i}] must have a rising size of at least 1, found {size}")
                 if not (math.isfinite(seconds) and (seconds > 0 or (name == "widths" and seconds == 0))):
                     raise CostError(f"{name}[{i}] must have positive seconds, found {seconds}")
+        for name in self.growth:
+            if name not in GROWTHS:
+                raise CostError(f"growth: there is none called {name!r:.40}, only {', '.join(GROWTHS)}")
         if self.widths and self.widths[0] != (1, 0.0):
             raise CostError(f"widths[0] must be width 1 and 0 seconds, found {list(self.widths[0])}")
 
@@ -86,6 +126,24 @@ class BatchTimes:
             fed = np.array([width for shape in shapes for width in shape.widths], dtype=np.int64)
             self._covers("width", fed, self.widths)
             np.add.at(found, np.repeat(np.arange(len(shapes)), depths), interpolated(fed, self.widths))
+        return found
+
+    def growing(self, shapes: Sequence[StepShape]) -> Floats:
+        """Seconds of drawing trees anew, float64 (shapes,); 0 of static trees, and of ways that were not measured.
+
+        Raises:
+            CostError: a width outside what was measured.
+        """
+        found = np.zeros(len(shapes))
+        for i, shape in enumerate(shapes):
+            known = None if shape.growth is None else self.growth.get(shape.growth)
+            if known is not None:
+                if max(shape.widths, default=0) > known.widest:
+                    raise CostError(
+                        f"width {max(shape.widths)} at batch {self.batch}: the profile measured trees drawn anew "
+                        f"({shape.growth}) of width 1 to {known.widest}"
+                    )
+                found[i] = known.seconds(shape.widths)
         return found
 
     def levels(self, depth: int, width: int) -> Floats:

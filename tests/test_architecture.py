@@ -140,6 +140,7 @@ ORDER = [
     "simulate.jackknife",
     "simulate.tables",
     "simulate.profile",
+    "simulate.growing",
     "simulate.cells",
     "simulate.utilisation",
     "simulate.timeline",

@@ -267,6 +267,30 @@ def test_committed_tokens_are_told_from_forced_runs():
             assert profile.step_s([StepShape(8, tokens, (), committed=committed)])[0] == pytest.approx(due, rel=1e-9)
 
 
+def test_what_drawing_trees_anew_takes_is_told_from_static_trees():
+    """Recovered for each batch size; static trees cost what they did, and two ways tell nothing."""
+    law = Basis({"step": 1e-3, "tokens": 1e-5})
+    widths = [(1,), (1,) * 4, (1, 4), (1, 2, 5)]
+
+    def anew(batch, growth, fed):
+        tokens = 2 * len(fed)
+        rest = law.rest_s(tokens, batch=batch, context=100).item()
+        more = batch * (2e-4 + 1e-4 * len(fed) + 1e-5 * sum(fed))
+        return Cell(batch, 100.0, tokens, fed, 1e-4 * len(fed) + more, rest, growth=growth)
+
+    cells, given = cells_of(law), [anew(batch, "opt-tree", fed) for batch in (1, 4) for fed in widths]
+    few = [anew(1, "cost-aware", fed) for fed in widths[:2]]
+    without, profile = (profile_of(some, context=(64, 128)) for some in (cells, [*cells, *given, *few]))
+    assert [set(times.growth) for times in profile.batches] == [{"opt-tree"}, set(), {"opt-tree"}, set()]
+    for batch in (1, 4):
+        found = next(times for times in profile.batches if times.batch == batch).growth["opt-tree"]
+        assert (found.step_s, found.level_s, found.node_s) == pytest.approx((batch * 2e-4, batch * 1e-4, batch * 1e-5))
+        assert found.widest == 5
+    assert [replace(times, growth={}) for times in profile.batches] == list(without.batches)
+    assert profile.meta["growths"] == {"opt-tree": {"cells": 8, "median_error": pytest.approx(0, abs=1e-9)}}
+    assert "growths" not in without.meta
+
+
 # --- drafting
 
 

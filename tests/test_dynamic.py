@@ -277,6 +277,8 @@ class Stairs:
         self.levels = rng.integers(0, 3, 12).cumsum() * 0.2
         self.wide, self.most, self.commit, self.meta = wide, most, commit, {}
 
+    growths = ()
+
     @property
     def separable(self):
         return not self.wide

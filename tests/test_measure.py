@@ -28,7 +28,7 @@ from treeopt.errors import CostError, ExecutorError, UsageError
 from treeopt.growth import replay as grown_replay
 from treeopt.optimize import search
 from treeopt.planfile import from_json, to_json
-from treeopt.policies import DynamicTree
+from treeopt.policies import GROWTHS, DynamicTree
 from treeopt.tree import Tree
 from treeopt.walk import replay
 
@@ -77,6 +77,56 @@ def test_ways_reach_every_size_depth_and_width():
     assert least == {0, 1, 5, 63}
     assert {way.kept for _, way in found if way.tree == Tree.chain(5)} == {None, 0, 5}
     assert [way.batch for _, way in found[:4]] == [1, 4, 1, 4]  # none is left out before the other
+
+
+def test_trees_drawn_anew_have_static_twins():
+    found = ranked_ways((1, 4), (None, 512), max_nodes=63, max_depth=5, policies=True)
+    anew = [way for _, way in found if way.growth is not None]
+    static = [way for _, way in found if way.growth is None]
+    assert static == [way for _, way in ranked_ways((1, 4), (None, 512), max_nodes=63, max_depth=5)]
+    assert {replace(way, growth=None) for way in anew} <= set(static)
+    for growth in GROWTHS:
+        mine = [way for way in anew if way.growth == growth]
+        assert {way.batch for way in mine} == {1, 4}
+        assert {max(way.tree.fed_widths) for way in mine} == {1, 2, 4, 8, 16}
+        assert {way.tree.depth for way in mine} >= {1, 4, 5}
+        for way in mine:
+            policy = way.drafts
+            assert policy.growth == growth
+            assert (policy.nodes, policy.drafting.expanded) == (way.tree.nodes, way.tree.fed_widths)
+
+
+@pytest.mark.parametrize("growth", GROWTHS)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_trees_drawn_anew_to_be_measured_stop_nowhere(models, growth, batch, monkeypatch):
+    """They draft all levels and verify all nodes that their static twins do."""
+    target, heads = models
+    tree = Tree.from_paths([(0,), (1,), (2,), (0, 0), (1, 0), (2, 0)])
+    decoder = Decoder(target, heads, tree=Way(batch, None, tree, growth=growth).drafts, batch=batch)
+    drawn, draft = [], decoder.growth.draft
+
+    def watched(*args, **settings):
+        drawn.append(draft(*args, **settings))
+        return drawn[-1]
+
+    monkeypatch.setattr(decoder.growth, "draft", watched)
+    decoder.generate(random_prompts([5] * batch), new_tokens=9)
+    assert drawn
+    for each in drawn:
+        assert each.tokens.shape == (batch, tree.nodes + 1)
+        assert each.topology.depth.max(1).values.tolist() == [2] * batch
+
+
+def test_a_profile_prices_trees_drawn_anew(models):
+    wanted = {"batches": (1, 2), "max_nodes": 7, "max_depth": 2, "new_tokens": 12, "rounds": 2, "steps": 2}
+    found = measure_profile(*models, random_prompts([5] * 8), policies=True, **wanted)
+    assert set(found.growths) == set(GROWTHS)
+    assert set(found.meta["growths"]) == set(GROWTHS)
+    assert found.meta["policies"]
+    shape = StepShape(2, 5, (1, 2))
+    for growth in GROWTHS:
+        more = found.step_s([replace(shape, growth=growth)]) - found.step_s([shape])
+        assert more == pytest.approx(found.batches[1].growth[growth].seconds((1, 2)))
 
 
 def test_ways_stay_small_and_shallow():

@@ -59,11 +59,16 @@ class Cost:
     widest: int = 10**9
     off: float = 0.0
     commit: float = 0.0
+    anew: float | None = None  # of each level of a tree that is drawn anew; None: not known
     asked: list[StepShape] = field(default_factory=list)
 
     @property
     def separable(self) -> bool:
         return self.level == 0
+
+    @property
+    def growths(self) -> tuple[str, ...]:
+        return () if self.anew is None else ("dynamic-tree",)
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -76,6 +81,7 @@ class Cost:
             raise CostError(f"calibrated up to {self.widest} nodes a level, asked for {max(shape.widths)}")
         tokens = math.ceil(shape.batch * shape.tokens / self.stairs) * self.stairs
         levels = sum(self.draft + self.level * math.ceil(width * shape.batch / 2) for width in shape.widths)
+        levels += len(shape.widths) * (self.anew or 0.0) * (shape.growth in self.growths)
         return self.base + self.token * tokens + levels + self.commit * (shape.committed or 1)
 
     def step_s(self, shapes: Sequence[StepShape]) -> np.ndarray:
@@ -691,10 +697,27 @@ def test_rules_and_shapes_are_not_overridden_by_a_policy():
 def test_a_chosen_policy_is_said_to_be():
     plan = search(sure_or_not(), Cost(token=0.05), max_nodes=16, policies=("eagle2",))
     assert plan.entries[0].proof.statement.startswith("policy eagle2 is the fastest of ")
-    assert UNPRICED in plan.warnings
-    assert UNPRICED not in search(sure_or_not(), Cost(token=0.05), max_nodes=16).warnings
+    assert UNPRICED.format("eagle2") in plan.warnings
+    assert not [w for w in search(sure_or_not(), Cost(token=0.05), max_nodes=16).warnings if w.startswith("what draw")]
     nodes = plan.entries[0].choice.grown.policy.nodes
     assert plan.captures == ((1, nodes + 1),)
+
+
+def test_drawing_trees_anew_is_paid_for():
+    """A policy whose trees take longer to draw commits as many tokens in longer steps, until it is not worth it."""
+
+    def eagle2(anew):
+        plan = search(sure_or_not(), Cost(token=0.05, anew=anew), max_nodes=16, policies=("eagle2",))
+        assert not [warning for warning in plan.warnings if warning.startswith("what drawing")]
+        (entry,) = plan.entries
+        return entry.choice, next(way for way in (entry.choice, *entry.compared) if way.name == "eagle2")
+
+    (_, free), (chosen, paid), (other, dear) = eagle2(0.0), eagle2(0.01), eagle2(10.0)
+    assert chosen == paid
+    assert paid.grown.policy == free.grown.policy
+    assert paid.step_s == pytest.approx(free.step_s + 0.01 * free.grown.depth)
+    assert other.name != "eagle2"
+    assert dear.grown.depth == 1
 
 
 def test_policies_need_candidates_and_throughput():

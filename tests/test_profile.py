@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from simulate.basis import Basis
 from simulate.experts import Experts
-from simulate.profile import SCHEMA, BatchTimes, Profile, load_profile, save_profile
+from simulate.profile import SCHEMA, BatchTimes, Growing, Profile, load_profile, save_profile
 from tests.strategies import metas
 from treeopt.cost import StepShape
 from treeopt.errors import CostError, TreeoptError, UsageError
@@ -308,6 +308,20 @@ def test_more_committed_tokens_take_longer():
         replace(usual, committed=0.5)
 
 
+def test_drawing_trees_anew_is_added_where_it_was_measured():
+    anew = {"opt-tree": Growing(1e-3, 2e-3, 1e-4, widest=8)}
+    both = tuple(replace(times, growth=anew) for times in PROFILE.batches)
+    known = replace(PROFILE, batches=both)
+    static = [StepShape(1, 6, (1, 8)), StepShape(4, 4, (1, 2)), StepShape(1, 2, (1,))]
+    found = known.step_s([replace(s, growth="opt-tree") for s in static])
+    assert found - PROFILE.step_s(static) == pytest.approx([5e-3 + 9e-4, 5e-3 + 3e-4, 3e-3 + 1e-4])
+    assert known.step_s([replace(s, growth="dynamic-tree") for s in static]).tolist() == PROFILE.step_s(static).tolist()
+    with pytest.raises(CostError, match=r"width 9 at batch 1: .* drawn anew \(opt-tree\) of width 1 to 8"):
+        known.step_s([StepShape(1, 20, (1, 9), growth="opt-tree")])
+    assert set(known.growths) == {"opt-tree"}
+    assert not replace(PROFILE, batches=(both[0], PROFILE.batches[1])).growths
+
+
 # --- the file
 
 
@@ -332,6 +346,7 @@ RECORD = {
             "context": 0.0,
             "commit_s": 0.0,
             "relative_error": None,
+            "growth": {"opt-tree": {"step_s": 1e-4, "level_s": 2e-4, "node_s": 1e-5, "widest": 8}},
         },
         {
             "batch": 4,
@@ -426,6 +441,7 @@ def test_a_missing_field_is_named(tmp_path, place):
 
 
 COUNTS = [
+    ("batches", 0, "growth", "opt-tree", "widest"),
     ("context", 0),
     ("context", 1),
     ("batches", 1, "batch"),
@@ -435,6 +451,7 @@ COUNTS = [
     ("basis", "experts", "count"),
 ]
 SHARES = [
+    ("batches", 0, "growth", "opt-tree", "level_s"),
     ("relative_error",),
     ("committed",),
     ("basis", "spread"),
@@ -537,6 +554,12 @@ def test_counts_are_not_made_from_other_things(tmp_path, place, value):
         (("batches", 1, "widths"), [[2, 0.0]], "widths[0]"),
         (("batches", 1, "widths", 0, 1), 0.5, "widths[0]"),
         (("batches", 1, "relative_error"), -1, "relative_error"),
+        (("batches", 0, "growth"), None, "growth"),
+        (("batches", 0, "growth"), {"opt-tree": 3}, "opt-tree"),
+        (("batches", 0, "growth", "opt-tree"), {"step_s": 0.0}, "level_s"),
+        (("batches", 0, "growth", "opt-tree", "step_s"), -1e-9, "step_s"),
+        (("batches", 0, "growth", "opt-tree", "widest"), 0, "widest"),
+        (("batches", 0, "growth"), {"luck": RECORD["batches"][0]["growth"]["opt-tree"]}, "none called 'luck'"),
         (("captured",), [16, 8], "captured"),
         (("captured",), [8, 8], "captured"),
         (("captured",), 8, "captured"),

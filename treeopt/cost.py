@@ -1,6 +1,6 @@
 """What search needs to know of time: the shape of a step, and a model that prices shapes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ class StepShape:
         context: tokens a sequence already in the cache; None leaves it to the cost model.
         committed: tokens a sequence that the step commits, on average: their keys and values move, and sequential
             drafters read them; None leaves it to the cost model.
+        growth: how its trees are drawn anew, one of `treeopt.policies.GROWTHS`; None: a static tree.
     """
 
     batch: int
@@ -29,6 +30,7 @@ class StepShape:
     widths: tuple[int, ...]
     context: int | None = None
     committed: float | None = None
+    growth: str | None = None
 
     def __post_init__(self) -> None:
         """Check the counts.
@@ -48,7 +50,7 @@ class StepShape:
         """The shape of a step with this tree.
 
         >>> StepShape.of(Tree.chain(2), batch=4)
-        StepShape(batch=4, tokens=3, widths=(1, 1), context=None, committed=None)
+        StepShape(batch=4, tokens=3, widths=(1, 1), context=None, committed=None, growth=None)
         """
         return cls(batch, tree.nodes + 1, tree.fed_widths, context, committed)
 
@@ -106,6 +108,10 @@ class CostModel(Protocol):
     @property
     def separable(self) -> bool:
         """True when a step's time depends on its tokens and depth, not on the widths of its levels."""
+
+    @property
+    def growths(self) -> Collection[str]:
+        """Ways of drawing trees anew whose own time is known; other steps are priced as static trees of their shape."""
 
     @property
     def meta(self) -> Mapping[str, Any]:

@@ -24,8 +24,8 @@ from treeopt.tree import Tree
 
 BASELINES = {"Medusa's tree": MEDUSA, "EAGLE-1's tree": EAGLE}
 UNPRICED = (
-    "policies are priced as static trees of their levels and nodes: what drawing a tree anew takes is in no profile, "
-    "so their speedups are too high, the more so the smaller the models; `treeopt validate --plan` measures them"
+    "what drawing a tree anew takes is not known of {}: they are priced as static trees of their levels and nodes, so "
+    "their speedups are too high, the more so the smaller the models; `treeopt profile --policies` measures it"
 )
 
 
@@ -146,8 +146,15 @@ def search(
     best, over = _preferred(judge, entries, max_tpot_s)
     largest = max((tree.nodes for tree in chosen.values() if tree is not None), default=1)
     assumed = (f"assumed: {each}" for each in assumed_in(trace.meta))
-    warnings = (*over, *assumed, *_few(fit, largest), *([UNPRICED] if policies else []))
+    warnings = (*over, *assumed, *_few(fit, largest), *_unpriced(entries, cost))
     return Plan(entries, meta, changes(judge, chosen, near=near), best, warnings)
+
+
+def _unpriced(entries: Sequence[PlanEntry], cost: CostModel) -> list[str]:
+    """Which policies are priced too low."""
+    grown = (choice.grown for entry in entries for choice in (entry.choice, *entry.compared))
+    kinds = dict.fromkeys(g.kind for g in grown if g and g.policy and g.policy.growth not in cost.growths)
+    return [UNPRICED.format(", ".join(kinds))] if kinds else []
 
 
 def hold_out(trace: Trace, *, held_out: float = 0.5, seed: int = 0) -> tuple[Trace, Trace]:

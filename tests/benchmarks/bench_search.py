@@ -32,6 +32,7 @@ class Cost:
     """A made-up device: weights once, 64 tokens free, a draft pass a level."""
 
     separable = True
+    growths = ()
     meta: Mapping[str, Any] = {"device": "made up"}
 
     def step_s(self, shapes: Sequence[StepShape]) -> NDArray[np.float64]:

@@ -48,6 +48,11 @@ SHOWN = 6  # ways that did not fit, in words
     help="Seconds that measuring may take: fewer rounds, then the least important sizes left out; default 300, of "
     "several processes as long as it takes.",
 )
+@click.option(
+    "--policies",
+    is_flag=True,
+    help="Also measure trees that are drawn anew at each step, which `search --policy` prices; half as long again.",
+)
 @options.seed
 def profile(
     models: inputs.Models,

@@ -31,6 +31,10 @@ class Chosen:
         return Chosen(self.levels[index], self.nodes[index], self.known[index])
 
 
+# How the decoding loop draws trees anew: each takes a time of its own.
+GROWTHS = ("dynamic-tree", "calibrated-tree", "opt-tree", "cost-aware")
+
+
 class Policy(Protocol):
     """Chooses levels and nodes of each step by what the drafter said; frozen, and hashable."""
 
@@ -49,6 +53,10 @@ class Policy(Protocol):
     @property
     def calibration(self) -> Calibration | None:
         """What the probabilities of its shortlists are; see `shortlists`."""
+
+    @property
+    def growth(self) -> str:
+        """Which of `GROWTHS` it is."""
 
     @property
     def alone(self) -> bool:

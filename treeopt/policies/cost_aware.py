@@ -46,6 +46,7 @@ class CostAware:
     advantage: tuple[Curve, ...] = field(repr=False)
     calibration: Calibration = field(repr=False)
     alone = False
+    growth = "cost-aware"
 
     def __post_init__(self) -> None:
         """Check the settings.

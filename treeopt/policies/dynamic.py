@@ -62,6 +62,11 @@ class DynamicTree:
         return Drafting(self.depth, self.beam, self.children)
 
     @property
+    def growth(self) -> str:
+        """See `Policy.growth`."""
+        return "dynamic-tree" if self.calibration is None else "calibrated-tree"
+
+    @property
     def alone(self) -> bool:
         """See `Policy.alone`."""
         return self.budget is None

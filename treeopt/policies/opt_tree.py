@@ -33,6 +33,7 @@ class OptTree:
     threshold: float
     beam: int | None = None
     width: int | None = None
+    growth = "opt-tree"
 
     def __post_init__(self) -> None:
         """Check the settings.

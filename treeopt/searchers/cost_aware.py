@@ -38,7 +38,7 @@ def fit_cost_aware(
         CostError: steps that the cost model does not cover.
         TraceError: candidates that were not recorded.
     """
-    table = prices.table(drafting, nodes)
+    table = prices.table(drafting, nodes, growth=CostAware.growth)
     if prices.padding == "full":
         table = np.full_like(table, table[-1, -1])
     seconds = tuple(map(tuple, table.tolist()))

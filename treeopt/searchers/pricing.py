@@ -52,28 +52,40 @@ class Prices:
         if self.padding not in get_args(Padding):
             raise UsageError(f"padding must be one of {', '.join(get_args(Padding))}, got {self.padding!r}")
 
+    def narrower_is_less(self, growth: str) -> bool:
+        """Whether trees that are drawn anew like this may take less time where fewer nodes of a level are expanded."""
+        return not self.cost.separable or growth in self.cost.growths
+
     def seconds(
-        self, drafting: Drafting, nodes: Sequence[int], levels: Sequence[int], committed: Sequence[float | None]
+        self,
+        drafting: Drafting,
+        nodes: Sequence[int],
+        levels: Sequence[int],
+        committed: Sequence[float | None],
+        growth: str | None = None,
     ) -> NDArray[np.float64]:
         """Of steps that verify so many nodes in every row after so many drafted levels, float64 as many.
 
         A step without nodes is given one: something was drafted. `committed` is a row's mean; None leaves it to the
-        cost model.
+        cost model. Without `growth` they are steps of static trees, which no policy's are shorter than.
 
         Raises:
             CostError: a step that the cost model does not cover.
         """
         shapes = [
-            StepShape(self.batch, 1 + max(1, n), drafting.expanded[:level], self.context, tokens)
+            StepShape(self.batch, 1 + max(1, n), drafting.expanded[:level], self.context, tokens, growth)
             for n, level, tokens in zip(nodes, levels, committed, strict=True)
         ]
         return self.cost.step_s(shapes)
 
-    def table(self, drafting: Drafting, nodes: int, *, committed: float | None = None) -> NDArray[np.float64]:
+    def table(
+        self, drafting: Drafting, nodes: int, *, committed: float | None = None, growth: str | None = None
+    ) -> NDArray[np.float64]:
         """Of steps with 1, 2, ... levels and 1, 2, ... nodes in every row, float64 (depth, nodes); raises likewise."""
         levels, sizes = np.indices((drafting.depth, nodes)).reshape(2, -1) + 1
         tokens = [committed] * levels.size
-        return self.seconds(drafting, sizes.tolist(), levels.tolist(), tokens).reshape(drafting.depth, nodes)
+        found = self.seconds(drafting, sizes.tolist(), levels.tolist(), tokens, growth)
+        return found.reshape(drafting.depth, nodes)
 
     def of(self, policy: Policy, steps: Steps) -> NDArray[np.float64]:
         """Of replayed steps, float64 (time, batches); raises likewise."""
@@ -88,7 +100,7 @@ class Prices:
         shapes, which = np.unique(np.stack([a.ravel() for a in (nodes, levels, kept)]), axis=1, return_inverse=True)
         nodes, levels, kept = shapes
         committed = 1 + kept / steps.accepted.shape[-1]
-        priced = self.seconds(policy.drafting, nodes.tolist(), levels.tolist(), committed.tolist())
+        priced = self.seconds(policy.drafting, nodes.tolist(), levels.tolist(), committed.tolist(), policy.growth)
         return priced[which].reshape(steps.levels.shape)
 
 

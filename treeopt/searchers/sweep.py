@@ -112,7 +112,7 @@ class Sweep:
 def eagle2(sweep: Sweep) -> None:
     """`DynamicTree` of every size and depth; of narrower beams too, where they save anything."""
     beams = [sweep.drafting.beam]
-    while not sweep.bench.prices.cost.separable and beams[-1] > 1:
+    while sweep.bench.prices.narrower_is_less("dynamic-tree") and beams[-1] > 1:
         beams.append(beams[-1] // 2)
     for beam in beams:
         own = replace(sweep, drafting=replace(sweep.drafting, beam=beam))
@@ -124,11 +124,15 @@ def eagle2(sweep: Sweep) -> None:
 
 def opt_tree(sweep: Sweep) -> None:
     """`OptTree` of sizes, depths and thresholds."""
-    separable, most, width = sweep.bench.prices.cost.separable, sweep.drafting.beam, sweep.drafting.width
+    narrow, most, width = (
+        sweep.bench.prices.narrower_is_less(OptTree.growth),
+        sweep.drafting.beam,
+        sweep.drafting.width,
+    )
     sweep.prepare()
 
     def make(nodes: int, depth: int, stop: float) -> Policy:
-        return OptTree(nodes, depth, stop, most if separable else min(nodes, most), width)
+        return OptTree(nodes, depth, stop, min(nodes, most) if narrow else most, width)
 
     sweep.consider_stops(make, THRESHOLDS)
 
