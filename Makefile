@@ -74,6 +74,8 @@ profile: $(VENV)/.all  ## step times of the shipped model and of a 100 M shape o
 	done
 	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1-8 --output data/profiles/medusa-one-thread.json
 	$(BIN)/treeopt profile $(RANDOM) --batch 1-8 --output data/profiles/random-100m-one-thread.json
+	$(BIN)/treeopt profile $(MODELS)-eagle $(FRESH) --threads 1 --requests 64 --batch 1,4 --max-depth 6 --policies --budget 450 \
+		--output data/profiles/eagle-one-thread.json
 
 validate: $(VENV)/.all  ## predicted against measured on this machine: live on prompts that no trace holds, and replayed
 	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --threads 1 --requests 64 --blocks 4 --trace data/traces/medusa-t0.npz \
@@ -81,6 +83,10 @@ validate: $(VENV)/.all  ## predicted against measured on this machine: live on p
 	$(BIN)/treeopt validate $(RANDOM) --blocks 4 --trace data/traces/medusa-t0.npz \
 		--acceptance replay:data/traces/medusa-t0.npz --profile data/profiles/random-100m-one-thread.json \
 		--output data/validations/random-100m-one-thread.json
+	$(BIN)/treeopt search --trace data/traces/eagle-candidates-t0.npz --profile data/profiles/eagle-one-thread.json --batch 1,4 \
+		--policy all --output $(VENV)/policies.json
+	$(BIN)/treeopt validate $(MODELS)-eagle $(FRESH) --threads 1 --requests 64 --blocks 4 --plan $(VENV)/policies.json \
+		--output data/validations/eagle-policies.json
 
 gpu:  ## on a CUDA machine, with the Python that is there: correctness, profiles, validation, written below OUT
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.benchmarks.gpu --output $(OUT)

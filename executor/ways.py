@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from treeopt.curve import Curve
-from treeopt.policies import GROWTHS, CostAware, DynamicTree, OptTree, Policy
+from treeopt.policies import GROWTHS, Chosen, CostAware, DynamicTree, OptTree, Policy
 from treeopt.published import MEDUSA, published_trees
+from treeopt.shortlist import Shortlists
 from treeopt.tree import Tree
 
 TOKENS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 17, 20, 24, 28, 32, 33, 40, 48, 56, 64)
@@ -105,7 +108,7 @@ def drawn_anew(tree: Tree, growth: str) -> Policy:
     """A policy of this growth that stops nowhere: it verifies and drafts as many nodes as a static tree does."""
     nodes, depth, beam, width = tree.nodes, tree.depth, max(tree.fed_widths), 1 + max(tree.ranks)
     if growth == OptTree.growth:
-        return OptTree(nodes, depth, 0.0, beam, width)
+        return _Unstopped(nodes, depth, 0.0, beam, width)
     if growth == "dynamic-tree":
         return DynamicTree(nodes, depth, beam, width)
     line = tuple(i / (KNOTS - 1) for i in range(KNOTS))
@@ -115,6 +118,15 @@ def drawn_anew(tree: Tree, growth: str) -> Policy:
     onward = (Curve((0.0,), (0.0,)),) * (depth - 1)
     free = ((0.0,) * nodes,) * depth
     return CostAware(nodes, depth, beam, width, False, 0.0, free, onward, calibration)
+
+
+class _Unstopped(OptTree):
+    """Works out what another level adds, and drafts it even if that is nothing."""
+
+    def choose(self, lists: Shortlists) -> Chosen:
+        found = super().choose(lists)
+        nodes = (~np.isnan(lists.log[:, :, self.depth - 1, : self.nodes])).sum(-1)
+        return Chosen(np.full_like(found.levels, self.depth), nodes, found.known)
 
 
 def line_of(tree: Tree) -> int:

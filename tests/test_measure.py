@@ -101,20 +101,26 @@ def test_trees_drawn_anew_have_static_twins():
 def test_trees_drawn_anew_to_be_measured_stop_nowhere(models, growth, batch, monkeypatch):
     """They draft all levels and verify all nodes that their static twins do."""
     target, heads = models
-    tree = Tree.from_paths([(0,), (1,), (2,), (0, 0), (1, 0), (2, 0)])
+    tree = Tree.from_paths([(rank, *(0,) * level) for rank in range(3) for level in range(4)])  # full after two levels
     decoder = Decoder(target, heads, tree=Way(batch, None, tree, growth=growth).drafts, batch=batch)
-    drawn, draft = [], decoder.growth.draft
+    drawn, levels, draft, level = [], [], decoder.growth.draft, heads.level
 
     def watched(*args, **settings):
+        levels.append(0)
         drawn.append(draft(*args, **settings))
         return drawn[-1]
 
+    def counted(*args):
+        levels[-1] += 1
+        return level(*args)
+
     monkeypatch.setattr(decoder.growth, "draft", watched)
+    monkeypatch.setattr(heads, "level", counted)
     decoder.generate(random_prompts([5] * batch), new_tokens=9)
-    assert drawn
+    assert levels == [tree.depth] * len(drawn)
+    assert levels
     for each in drawn:
         assert each.tokens.shape == (batch, tree.nodes + 1)
-        assert each.topology.depth.max(1).values.tolist() == [2] * batch
 
 
 def test_a_profile_prices_trees_drawn_anew(models):

@@ -1,5 +1,6 @@
 """`treeopt profile`: measure step times."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,9 +91,16 @@ def profile(
     missed = found.meta["left_out_sizes"]["median_error"]
     click.echo(
         f"profile of batch {shown} written to {output}; a left-out size is predicted within {found.relative_error:.1%} "
-        "in 95 % of cases" + ("" if missed is None else f", {missed:.1%} off in the median"),
+        "in 95 % of cases" + ("" if missed is None else f", {missed:.1%} off in the median") + _of_growths(found.meta),
         err=True,
     )
+
+
+def _of_growths(meta: Mapping[str, Any]) -> str:
+    """How far steps that draw their trees anew lie off what was fitted to them, in words."""
+    known = meta.get("growths", {}).items()
+    told = ", ".join(f"{growth} {found['median_error']:.1%}" for growth, found in known)
+    return f"; drawing trees anew, off by this much of a step in the median: {told}" if told else ""
 
 
 def _tell(measurement: "Measurement") -> None:
