@@ -56,7 +56,7 @@ drafter-coral-router: drafter-coral
 traces-t0: $(VENV)/.all
 	$(BIN)/python -m executor.train.traces data t0
 
-traces-t1: $(VENV)/.all
+traces-t1: $(VENV)/.all  # candidates go with the quicker of the two
 	$(BIN)/python -m executor.train.traces data t1 candidates-t0
 
 drafters: $(VENV)/.all  ## all shipped drafters side by side, from their traces and in the loop

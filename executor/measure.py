@@ -36,8 +36,10 @@ from treeopt.errors import TreeoptError, UsageError
 from treeopt.lines import appended, read_lines
 from treeopt.provenance import this_run
 from treeopt.records import RecordError, get
+from treeopt.tree import Tree
 
-SCHEMA = "treeopt.measuring/3"
+SCHEMA = "treeopt.measuring/4"
+ANEW = 1.2  # what steps that draw their trees anew take longer, about
 LONG_S = 0.3  # a block is not gone on with: its steps have the machine's pace in common, and more blocks tell more
 IMPOSED = 3  # steps of a block whose acceptance is imposed, always, so that all come to one context
 
@@ -205,8 +207,7 @@ class Measurement:
         looks: dict[tuple[int, int | None], tuple[tuple[float, float], float, float, int]] = {}
         for batch, context in dict.fromkeys((way.batch, way.context) for way in every):
             here = [way for way in every if (way.batch, way.context) == (batch, context) and way.kept is None]
-            # Of equals the first, which is static.
-            largest = max(here, key=lambda way: way.tree.nodes)
+            largest = max((way for way in here if way.growth is None), key=lambda way: way.tree.nodes)
             # Prompts are filled in twice, without and with features; then only what the drafter does with them is left.
             plain, *wide = (self._block(way, 1, 0) for way in (here[0], largest, largest))
             self._looked_s += plain.took_s + sum(found.took_s for found in wide)
@@ -221,7 +222,8 @@ class Measurement:
             (opening, imposed), narrow, wide, nodes = looks[way.batch, way.context]
             if way.kept is not None:  # behind prompts of its own length
                 return imposed + (WARM_UP + min(wanted.steps, IMPOSED)) * wide
-            step = narrow + max(0.0, wide - narrow) * way.tree.nodes / nodes
+            step = narrow + max(0.0, wide - narrow) * max(way.tree.nodes, sum(way.widths)) / nodes
+            step *= 1.0 if way.growth is None else ANEW
             return opening + steps_s(step) + (opening + steps_s(narrow)) / TOGETHER * bool(way.tree.nodes)
 
         left = wanted.budget_s - self._looked_s
@@ -238,14 +240,17 @@ class Measurement:
         else:
             length = self._usual if way.context is None else way.context
             if way.kept is not None:  # those that keep less begin with more, so that all come to the same context
+                assert isinstance(way.tree, Tree)
                 length += round((line_of(way.tree) - way.kept) * (WARM_UP + (steps - 1) / 2))
             starts = rng.integers(0, len(self._stream), way.batch)
             drawn = [np.take(self._stream, np.arange(s, s + length), mode="wrap").tolist() for s in starts]
             new_tokens = (steps + WARM_UP) * (way.tree.depth + 1)
         # Several processes must all take as many steps, whatever their clocks say.
-        long_s = LONG_S if way.kept is None and processes() == 1 else math.inf
-        rule = None if way.kept is None else Imposed(keeping(way.kept, way.tree, len(drawn), new_tokens), way.tree)
-        decoder = Decoder(self.target, self.drafter, tree=way.drafts, batch=way.batch, timed=True, rule=rule)
+        rule, long_s = None, LONG_S if processes() == 1 else math.inf
+        if way.kept is not None:
+            assert isinstance(way.tree, Tree)
+            rule, long_s = Imposed(keeping(way.kept, way.tree, len(drawn), new_tokens), way.tree), math.inf
+        decoder = Decoder(self.target, self.drafter, tree=way.tree, batch=way.batch, timed=True, rule=rule)
         started = time.perf_counter()
         found = block(decoder, drawn, steps=steps, new_tokens=new_tokens, long_s=long_s)
         return Block.of(found, prompt=min(map(len, drawn)), took_s=time.perf_counter() - started)

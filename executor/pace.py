@@ -72,4 +72,4 @@ def cell_of(way: Way, blocks: Sequence[Block], *, context: float, spread: float)
     draft, rest = (centre([float(np.median(getattr(b, name))) for b in blocks]) for name in ("draft_s", "rest_s"))
     committed, error = float(np.mean([b.committed for b in blocks])), LOSS * spread / len(blocks) ** 0.5
     forced, tokens = way.kept is not None, way.tree.nodes + 1
-    return Cell(way.batch, context, tokens, way.tree.fed_widths, draft, rest, committed, error, forced, way.growth)
+    return Cell(way.batch, context, tokens, way.widths, draft, rest, committed, error, forced, way.growth)

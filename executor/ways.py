@@ -3,12 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from treeopt.curve import Curve
-from treeopt.policies import GROWTHS, Chosen, CostAware, DynamicTree, OptTree, Policy
+from executor.anew import drawn_anew
+from treeopt.policies import Policy
 from treeopt.published import MEDUSA, published_trees
-from treeopt.shortlist import Shortlists
 from treeopt.tree import Tree
 
 TOKENS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 17, 20, 24, 28, 32, 33, 40, 48, 56, 64)
@@ -16,7 +13,6 @@ FEWER = (8, 17, 33)  # at further contexts, where the basis tells the rest
 EDGES = (16, 32, 64, 128, 256, 512)  # tokens of a batch at which kernels change
 WIDTHS = (2, 4, 8, 16)
 PLAIN = Tree((), ())
-KNOTS = 16  # of the curves of a calibration
 LEAST = 0  # importance of the ways without which there is no profile
 
 
@@ -27,21 +23,24 @@ class Way:
     Attributes:
         batch: sequences.
         context: tokens of each prompt; None: prompts as they are.
-        tree: the empty one decodes plainly.
+        tree: the empty one decodes plainly, a policy draws another at each step.
         kept: drafted tokens that every step keeps, imposed; None: those that the target accepts.
-        growth: trees of this tree's nodes and levels are drawn anew at each step; None: it is the same in all.
     """
 
     batch: int
     context: int | None
-    tree: Tree
+    tree: Tree | Policy
     kept: int | None = None
-    growth: str | None = None
 
     @property
-    def drafts(self) -> Tree | Policy:
-        """What the decoding loop is given."""
-        return self.tree if self.growth is None else drawn_anew(self.tree, self.growth)
+    def widths(self) -> tuple[int, ...]:
+        """Nodes that the drafter is fed at each level."""
+        return self.tree.fed_widths if isinstance(self.tree, Tree) else self.tree.drafting.expanded
+
+    @property
+    def growth(self) -> str | None:
+        """How its trees are drawn anew, one of `treeopt.policies.GROWTHS`; None: it is the same in all steps."""
+        return None if isinstance(self.tree, Tree) else self.tree.growth
 
     def __str__(self) -> str:
         """Short and in words."""
@@ -56,10 +55,10 @@ def ranked_ways(
 ) -> list[tuple[int, Way]]:
     """All ways and how important each is, the most important (`LEAST`) first.
 
-    First what bounds a profile: plain steps, the shortest and deepest chain, the largest tree, everywhere. Then both
-    sides of the sizes at which kernels change; trees of wide levels and imposed acceptance; with `policies` trees that
-    are drawn anew, which feed as many nodes as chains and as trees of wide levels do; the sizes between. At contexts
-    after the first only a few sizes.
+    First what bounds a profile: plain steps, the shortest and deepest chain, the largest tree, everywhere; with
+    `policies` trees that are drawn anew, since policies of which some are priced and some not cannot be compared. Then
+    both sides of the sizes at which kernels change; trees of wide levels and imposed acceptance; the sizes between. At
+    contexts after the first only a few sizes.
     """
     found: dict[Way, tuple[int, int]] = {}
     prefixes = {tree.nodes + 1: tree for tree in _prefixes(max_nodes, max_depth)}
@@ -76,12 +75,11 @@ def ranked_ways(
             else:
                 trees += [(3, prefixes[n]) for n in FEWER if n in prefixes]
             here = [(importance, Way(batch, context, tree)) for importance, tree in trees]
+            if place == 0 and policies:
+                here += [(LEAST, Way(batch, context, policy)) for policy in drawn_anew(max_nodes, max_depth)]
             if place == 0:
                 bounds = dict.fromkeys((chains[-1], largest))
                 here += [(2, Way(batch, context, tree, kept)) for tree in bounds for kept in (0, line_of(tree))]
-            if place == 0 and policies:
-                alike = dict.fromkeys((chains[0], chains[-1], *_wide(max_nodes, max_depth)))
-                here += [(2, Way(batch, context, tree, growth=growth)) for growth in GROWTHS for tree in alike]
             for turn, (importance, way) in enumerate(here):
                 found.setdefault(way, (importance, turn))
     # Batch sizes and contexts take turns, so that none is left out before the others.
@@ -102,31 +100,6 @@ def _wide(max_nodes: int, max_depth: int) -> Iterator[Tree]:
         depth = min(max_depth, 4, max_nodes // width)
         if depth >= 2:
             yield Tree.from_paths([(rank, *(0,) * level) for rank in range(width) for level in range(depth)])
-
-
-def drawn_anew(tree: Tree, growth: str) -> Policy:
-    """A policy of this growth that stops nowhere: it verifies and drafts as many nodes as a static tree does."""
-    nodes, depth, beam, width = tree.nodes, tree.depth, max(tree.fed_widths), 1 + max(tree.ranks)
-    if growth == OptTree.growth:
-        return _Unstopped(nodes, depth, 0.0, beam, width)
-    if growth == "dynamic-tree":
-        return DynamicTree(nodes, depth, beam, width)
-    line = tuple(i / (KNOTS - 1) for i in range(KNOTS))
-    calibration = ((Curve(line, line),) * width,) * depth
-    if growth == "calibrated-tree":
-        return DynamicTree(nodes, depth, beam, width, calibration=calibration)
-    onward = (Curve((0.0,), (0.0,)),) * (depth - 1)
-    free = ((0.0,) * nodes,) * depth
-    return CostAware(nodes, depth, beam, width, False, 0.0, free, onward, calibration)
-
-
-class _Unstopped(OptTree):
-    """Works out what another level adds, and drafts it even if that is nothing."""
-
-    def choose(self, lists: Shortlists) -> Chosen:
-        found = super().choose(lists)
-        nodes = (~np.isnan(lists.log[:, :, self.depth - 1, : self.nodes])).sum(-1)
-        return Chosen(np.full_like(found.levels, self.depth), nodes, found.known)
 
 
 def line_of(tree: Tree) -> int:

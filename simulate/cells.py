@@ -11,16 +11,15 @@ from numpy.typing import NDArray
 
 from simulate.basis import Basis, fit_basis
 from simulate.experts import Experts
-from simulate.growing import FEWEST, fit_growing
+from simulate.growing import fit_growing
 from simulate.jackknife import jackknife_plus
-from simulate.profile import BatchTimes, Profile, over_basis
+from simulate.profile import NORMAL_95, BatchTimes, Profile, over_basis
 from simulate.tables import Growing, Points, interpolated
 from treeopt.cost import StepShape
 from treeopt.errors import CostError, UsageError
 
 Floats = NDArray[np.float64]
 
-NORMAL_95 = 1.96
 CHANCE = 1e-3  # of calling widths a matter when they are none
 MATTERS = 0.01  # share of a step below which a level's width is left out
 Place = tuple[int, float]  # batch size, context
@@ -75,7 +74,7 @@ def profile_of(
     is half the jackknife+ interval of step / plain step, every token count of a batch size and context left out in
     turn (with a share of what the plain step itself is uncertain by), and each batch size's own where it has enough.
     Under `left_out_sizes` provenance says how many were, and by how much they were missed in the median; under
-    `growths` of how many ways what drawing trees anew takes was fitted, and how far off these lie in the median.
+    `growths` how many ways what drawing trees anew takes was fitted to, and by how much each was missed by the others.
 
     Args:
         cells: of every batch size and context a plain one, and chains from 1 token deep.
@@ -218,20 +217,20 @@ class _Calibration:
 
 
 def _with_growths(profile: Profile, cells: Sequence[Cell]) -> Profile:
-    """With what trees that were drawn anew took longer than the profile says of static ones, where enough tell."""
-    known: dict[int, dict[str, Growing]] = {}
-    off: dict[str, list[float]] = {}
+    """With what trees that were drawn anew took longer than the profile says of static ones; see `fit_growing`."""
+    known: dict[int, dict[str, Growing]] = {times.batch: {} for times in profile.batches}
+    missed: dict[str, list[float]] = {}
     for batch, growth in dict.fromkeys((cell.batch, str(cell.growth)) for cell in cells):
         here = [cell for cell in cells if (cell.batch, cell.growth) == (batch, growth)]
-        if len(here) >= FEWEST:
-            due = profile.step_s([StepShape(c.batch, c.tokens, c.widths, None, c.committed) for c in here])
-            steps = np.array([cell.step_s for cell in here])
-            known.setdefault(batch, {})[growth], left = fit_growing([c.widths for c in here], steps - due, steps)
-            off.setdefault(growth, []).extend(left.tolist())
-    if not known:
+        shapes = [StepShape(cell.batch, cell.tokens, cell.widths, None, cell.committed) for cell in here]
+        steps = np.array([cell.step_s for cell in here])
+        known[batch][growth], off = fit_growing(shapes, steps - profile.step_s(shapes), steps)
+        missed.setdefault(growth, []).extend(off.tolist())
+    everywhere = [growth for growth in missed if all(growth in found for found in known.values())]
+    if not everywhere:
         return profile
-    told = {growth: {"cells": len(left), "median_error": float(np.median(left))} for growth, left in off.items()}
-    batches = tuple(replace(times, growth=known.get(times.batch, {})) for times in profile.batches)
+    told = {g: {"cells": len(missed[g]), "median_error": float(np.median(missed[g]))} for g in everywhere}
+    batches = tuple(replace(times, growth={g: known[times.batch][g] for g in told}) for times in profile.batches)
     return replace(profile, batches=batches, meta={**profile.meta, "growths": told})
 
 

@@ -1,7 +1,7 @@
 """A measured profile as a cost model: step times of one target and drafter on one device, nothing beyond them.
 
 step = draft(batch, levels) + rest(batch, tokens), both by context; where trees are drawn anew at each step, what that
-takes is added as far as it was measured (`simulate.growing`). At measured sizes time is what was measured, dips
+takes is added as far as it was measured (`simulate.tables.Growing`). At measured sizes time is what was measured, dips
 and breaks included, as far as it was more than noise (`simulate.cells`). Between them the measurement over the fitted
 `Basis` is interpolated, so that a tile's edge stays where it is; without a basis time itself is. Outside what was
 measured it is refused.
@@ -27,6 +27,7 @@ from treeopt.files import why, write_text
 from treeopt.records import RecordError, get, given, of_kind, parse
 
 SCHEMA = "treeopt.profile/2"
+NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,12 @@ class Profile:
         if not places or places != sorted(set(places)):
             shown = [batch for batch, _ in places]
             raise CostError(f"batches must be of rising size, and of rising context at one size, found {shown}")
+        for times in self.batches:
+            if times.growth.keys() != self.growths:
+                raise CostError(
+                    f"growth must be of the same kinds everywhere, found {sorted(self.growths)} at batch "
+                    f"{self.batches[0].batch} and {sorted(times.growth)} at batch {times.batch}"
+                )
         if not 0 <= self.context[0] <= self.context[1]:
             raise CostError(f"context must be a range of token counts, found {self.context}")
         if not (math.isfinite(self.relative_error) and self.relative_error >= 0):
@@ -78,8 +85,8 @@ class Profile:
 
     @property
     def growths(self) -> Collection[str]:
-        """See `CostModel.growths`; those that were measured at every batch size."""
-        return set[str].intersection(*(set(times.growth) for times in self.batches))
+        """See `CostModel.growths`."""
+        return self.batches[0].growth.keys()
 
     def step_s(self, shapes: Sequence[StepShape]) -> NDArray[np.float64]:
         """See `CostModel.step_s`; what committing more or fewer tokens takes never halves the time besides drafting."""
@@ -116,8 +123,10 @@ class Profile:
 
     def error(self, shape: StepShape) -> float:
         """See `CostModel.error`; that of the batch size where enough of it was measured, else of all."""
-        own = [times.relative_error for times in self.batches if times.batch == shape.batch]
-        return max((error for error in own if error is not None), default=self.relative_error)
+        here = [times for times in self.batches if times.batch == shape.batch]
+        own = [times.relative_error for times in here if times.relative_error is not None]
+        anew = [known.spread for times in here for kind, known in times.growth.items() if kind == shape.growth]
+        return math.hypot(max(own, default=self.relative_error), NORMAL_95 * max(anew, default=0.0))
 
     def _remedy(self, batch: int, asked: Sequence[StepShape], tables: list[tuple[float, BatchTimes]]) -> str:
         """What to ask for instead of shapes that are too large; empty where they are not, or where nothing fits."""
@@ -230,9 +239,11 @@ def _read_batch(record: Any, where: str) -> BatchTimes:
 
 
 def _read_growing(record: Any, where: str) -> Growing:
-    step, level, node = (get(record, name, float, where) for name in ("step_s", "level_s", "node_s"))
+    step, level, node, token, spread = (
+        get(record, name, float, where) for name in ("step_s", "level_s", "node_s", "token_s", "spread")
+    )
     try:
-        return Growing(step, level, node, get(record, "widest", int, where))
+        return Growing(step, level, node, token, get(record, "widest", int, where), spread)
     except CostError as error:
         raise RecordError(f"{where}: {error}") from error
 

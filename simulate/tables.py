@@ -18,19 +18,23 @@ Points = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class Growing:
-    """What drawing trees anew takes, beyond a static tree of the same shape; seconds.
+    """What drawing trees anew takes, beyond a static tree of the same shape; seconds, fitted to a few shapes.
 
     Attributes:
         step_s: a step.
-        level_s: a drafted level.
-        node_s: a node that is fed to the drafter.
+        level_s: each drafted level.
+        node_s: each node that the drafter is fed.
+        token_s: each verified token of a sequence.
         widest: level that was measured.
+        spread: what a shape that the fit had not seen was off by, root mean square, as a share of its step.
     """
 
     step_s: float
     level_s: float
     node_s: float
+    token_s: float
     widest: int
+    spread: float
 
     def __post_init__(self) -> None:
         """Check signs.
@@ -38,16 +42,17 @@ class Growing:
         Raises:
             CostError: names the field.
         """
-        for name in ("step_s", "level_s", "node_s"):
+        for name in ("step_s", "level_s", "node_s", "token_s", "spread"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise CostError(f"{name} must be 0 or more, found {value}")
         if self.widest < 1:
             raise CostError(f"widest must be at least 1, found {self.widest}")
 
-    def seconds(self, widths: Sequence[int]) -> float:
-        """Of a step that feeds so many nodes at each level."""
-        return self.step_s + self.level_s * len(widths) + self.node_s * sum(widths)
+    def seconds(self, shape: StepShape) -> float:
+        """Of a step."""
+        drafting_s = self.level_s * len(shape.widths) + self.node_s * sum(shape.widths)
+        return self.step_s + drafting_s + self.token_s * shape.tokens
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,8 @@ class BatchTimes:
         commit_s: seconds that a step takes longer for each further token a sequence that it commits.
         relative_error: half-width of the 95 % interval of step / plain step at this batch size, as a share; None where
             too little was measured to tell it from that of the others.
-        growth: how trees are drawn anew, of `treeopt.policies.GROWTHS` -> what that takes; those that were measured.
+        growth: how trees are drawn anew, of `treeopt.policies.GROWTHS` -> what that takes, as measured at the shortest
+            context.
     """
 
     batch: int
@@ -143,7 +149,7 @@ class BatchTimes:
                         f"width {max(shape.widths)} at batch {self.batch}: the profile measured trees drawn anew "
                         f"({shape.growth}) of width 1 to {known.widest}"
                     )
-                found[i] = known.seconds(shape.widths)
+                found[i] = known.seconds(shape)
         return found
 
     def levels(self, depth: int, width: int) -> Floats:

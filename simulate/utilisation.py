@@ -83,6 +83,7 @@ def _carried(
         relative_error=None if times.relative_error is None else math.hypot(times.relative_error, error),
         widths=tuple(zip(fed, more.tolist(), strict=True)) if times.widths else (),
         commit_s=times.commit_s * moved[1] / moved[0],
+        growth={},  # the host's and the drafter's, which no model here tells apart
         plain_s=float(plain),
         rest=tuple(zip(tokens, rest.tolist(), strict=True)),
         draft=tuple(zip(depths, draft.tolist(), strict=True)),

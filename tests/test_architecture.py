@@ -214,6 +214,7 @@ ORDER = [
     "executor.candidates",
     "executor.recording",
     "executor.record",
+    "executor.anew",
     "executor.ways",
     "executor.schedule",
     "executor.settings",

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor.anew import drawn_anew
 from executor.blocks import Block, block, keeping
 from executor.decode import Decoder
 from executor.imposed import Imposed
@@ -79,30 +80,30 @@ def test_ways_reach_every_size_depth_and_width():
     assert [way.batch for _, way in found[:4]] == [1, 4, 1, 4]  # none is left out before the other
 
 
-def test_trees_drawn_anew_have_static_twins():
-    found = ranked_ways((1, 4), (None, 512), max_nodes=63, max_depth=5, policies=True)
-    anew = [way for _, way in found if way.growth is not None]
-    static = [way for _, way in found if way.growth is None]
-    assert static == [way for _, way in ranked_ways((1, 4), (None, 512), max_nodes=63, max_depth=5)]
-    assert {replace(way, growth=None) for way in anew} <= set(static)
+@pytest.mark.parametrize(("max_nodes", "max_depth"), [(63, 5), (63, 8), (7, 2), (63, 1), (1, 1), (1, 4)])
+def test_trees_drawn_anew_lie_within_the_profile(max_nodes, max_depth):
+    """All of them or none are measured, at each batch size; static trees are measured as without."""
+    given = ((1, 4), (None, 512))
+    ranked = ranked_ways(*given, max_nodes=max_nodes, max_depth=max_depth, policies=True)
+    anew = [way for _, way in ranked if way.growth is not None]
+    assert [r for r in ranked if r[1].growth is None] == ranked_ways(*given, max_nodes=max_nodes, max_depth=max_depth)
+    assert {importance for importance, way in ranked if way.growth is not None} == {LEAST}
     for growth in GROWTHS:
-        mine = [way for way in anew if way.growth == growth]
-        assert {way.batch for way in mine} == {1, 4}
-        assert {max(way.tree.fed_widths) for way in mine} == {1, 2, 4, 8, 16}
-        assert {way.tree.depth for way in mine} >= {1, 4, 5}
-        for way in mine:
-            policy = way.drafts
-            assert policy.growth == growth
-            assert (policy.nodes, policy.drafting.expanded) == (way.tree.nodes, way.tree.fed_widths)
+        for batch in (1, 4):
+            mine = [way for way in anew if (way.growth, way.batch) == (growth, batch)]
+            assert len(mine) >= 2
+            assert max(max(way.widths) for way in mine) == (16 if max_depth > 1 else 1)
+            assert {way.tree.depth for way in mine} >= {1, max_depth}
+            assert max(way.tree.nodes for way in mine) <= max_nodes
+            assert all(way.context is None and way.widths == way.tree.drafting.expanded for way in mine)
+    assert {str(way) for way in anew if way.batch == 4} >= {"batch 4: 2 tokens, depth 1, opt-tree"} or max_nodes > 1
 
 
-@pytest.mark.parametrize("growth", GROWTHS)
-@pytest.mark.parametrize("batch", [1, 2])
-def test_trees_drawn_anew_to_be_measured_stop_nowhere(models, growth, batch, monkeypatch):
-    """They draft all levels and verify all nodes that their static twins do."""
+@pytest.mark.parametrize("policy", drawn_anew(12, 3), ids=lambda policy: policy.growth)
+def test_trees_drawn_anew_to_be_measured_stop_nowhere(models, policy, monkeypatch):
+    """They draft all levels and verify all nodes, whatever the drafter says."""
     target, heads = models
-    tree = Tree.from_paths([(rank, *(0,) * level) for rank in range(3) for level in range(4)])  # full after two levels
-    decoder = Decoder(target, heads, tree=Way(batch, None, tree, growth=growth).drafts, batch=batch)
+    decoder = Decoder(target, heads, tree=policy, batch=2)
     drawn, levels, draft, level = [], [], decoder.growth.draft, heads.level
 
     def watched(*args, **settings):
@@ -116,23 +117,79 @@ def test_trees_drawn_anew_to_be_measured_stop_nowhere(models, growth, batch, mon
 
     monkeypatch.setattr(decoder.growth, "draft", watched)
     monkeypatch.setattr(heads, "level", counted)
-    decoder.generate(random_prompts([5] * batch), new_tokens=9)
-    assert levels == [tree.depth] * len(drawn)
+    decoder.generate(random_prompts([5] * 2), new_tokens=9)
+    assert levels == [policy.depth] * len(drawn)
     assert levels
     for each in drawn:
-        assert each.tokens.shape == (batch, tree.nodes + 1)
+        assert each.tokens.shape == (2, policy.nodes + 1)
+        assert each.topology.present is None or each.topology.present.all(1).any()  # the other row may be idle
 
 
-def test_a_profile_prices_trees_drawn_anew(models):
-    wanted = {"batches": (1, 2), "max_nodes": 7, "max_depth": 2, "new_tokens": 12, "rounds": 2, "steps": 2}
-    found = measure_profile(*models, random_prompts([5] * 8), policies=True, **wanted)
-    assert set(found.growths) == set(GROWTHS)
-    assert set(found.meta["growths"]) == set(GROWTHS)
-    assert found.meta["policies"]
-    shape = StepShape(2, 5, (1, 2))
-    for growth in GROWTHS:
-        more = found.step_s([replace(shape, growth=growth)]) - found.step_s([shape])
-        assert more == pytest.approx(found.batches[1].growth[growth].seconds((1, 2)))
+def law_of(way):
+    """Seconds of a made-up machine, by what a way feeds and verifies and how its trees are drawn."""
+    tokens, fed = way.tree.nodes + 1, sum(way.widths)
+    anew = 0.0 if way.growth is None else 1 + GROWTHS.index(way.growth)
+    draft = 0.01 * len(way.widths) + anew * way.batch * (1e-3 + 5e-4 * len(way.widths) + 1e-4 * fed + 1e-5 * tokens)
+    return draft, 0.5 + 0.01 * way.batch * tokens
+
+
+WITH_POLICIES = {"batches": (1, 2), "max_nodes": 15, "max_depth": 3, "policies": True, "rounds": 3, "steps": 2}
+
+
+def test_a_profile_prices_trees_drawn_anew(models, monkeypatch):
+    """What each growth takes is found through the whole measurement, and static trees cost what they do without."""
+
+    def made(self, way, steps, number):
+        draft, rest = law_of(way)
+        return Block((draft,) * steps, (rest,) * steps, 1.0, 9.0, 1.0)
+
+    monkeypatch.setattr("executor.measure.Measurement._block", made)
+    found, without = (
+        measure_profile(*models, random_prompts([5] * 8), **(WITH_POLICIES | {"policies": policies}))
+        for policies in (True, False)
+    )
+    assert set(found.growths) == set(found.meta["growths"]) == set(GROWTHS)
+    static = [StepShape(batch, tokens, (1, 1, 4)) for batch in (1, 2) for tokens in range(2, 16)]
+    assert found.step_s(static) == pytest.approx(without.step_s(static))
+    for times in found.batches:
+        for factor, growth in enumerate(GROWTHS, 1):
+            known = times.growth[growth]
+            due = [factor * times.batch * seconds for seconds in (1e-3, 5e-4, 1e-4, 1e-5)]
+            assert [known.step_s, known.level_s, known.node_s, known.token_s] == pytest.approx(due, rel=1e-3)
+
+
+def test_no_budget_leaves_out_some_of_the_trees_drawn_anew(models, monkeypatch):
+    """They are refused with all that a profile needs, or all are there."""
+
+    def made(self, way, steps, number):
+        draft, rest = law_of(way)
+        return Block((draft,) * steps, (rest,) * steps, 1.0, 9.0, (1 + steps) * (draft + rest))
+
+    monkeypatch.setattr("executor.measure.Measurement._block", made)
+    refused = 0
+    for budget_s in (50, 150, 250, 400, 800):
+        try:
+            found = measure_profile(*models, random_prompts([5] * 8), **WITH_POLICIES, budget_s=budget_s)
+        except UsageError:
+            refused += 1
+        else:
+            assert set(found.growths) == set(GROWTHS)
+    assert 0 < refused < 5
+
+
+def test_measuring_policies_goes_on_after_an_interruption(models, tmp_path):
+    work, given = tmp_path / "p.work", {**WITH_POLICIES, "max_nodes": 4, "max_depth": 2, "new_tokens": 9}
+    prompts = random_prompts([5] * 8)
+
+    def stop(blocks):
+        if len(work.read_text().splitlines()) > 60:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_profile(*models, prompts, work=work, progress=stop, **given)
+    with pytest.raises(UsageError, match=r"was begun with other settings \(policies True, now False\)"):
+        measure_profile(*models, prompts, work=work, **(given | {"policies": False}))
+    assert set(measure_profile(*models, prompts, work=work, **given).growths) == set(GROWTHS)
 
 
 def test_ways_stay_small_and_shallow():

@@ -309,17 +309,21 @@ def test_more_committed_tokens_take_longer():
 
 
 def test_drawing_trees_anew_is_added_where_it_was_measured():
-    anew = {"opt-tree": Growing(1e-3, 2e-3, 1e-4, widest=8)}
+    anew = {"opt-tree": Growing(1e-3, 2e-3, 1e-4, 1e-5, widest=8, spread=0.02)}
     both = tuple(replace(times, growth=anew) for times in PROFILE.batches)
     known = replace(PROFILE, batches=both)
     static = [StepShape(1, 6, (1, 8)), StepShape(4, 4, (1, 2)), StepShape(1, 2, (1,))]
     found = known.step_s([replace(s, growth="opt-tree") for s in static])
-    assert found - PROFILE.step_s(static) == pytest.approx([5e-3 + 9e-4, 5e-3 + 3e-4, 3e-3 + 1e-4])
+    assert found - PROFILE.step_s(static) == pytest.approx([5e-3 + 9e-4 + 6e-5, 5e-3 + 3e-4 + 4e-5, 3e-3 + 1e-4 + 2e-5])
     assert known.step_s([replace(s, growth="dynamic-tree") for s in static]).tolist() == PROFILE.step_s(static).tolist()
     with pytest.raises(CostError, match=r"width 9 at batch 1: .* drawn anew \(opt-tree\) of width 1 to 8"):
         known.step_s([StepShape(1, 20, (1, 9), growth="opt-tree")])
     assert set(known.growths) == {"opt-tree"}
-    assert not replace(PROFILE, batches=(both[0], PROFILE.batches[1])).growths
+    assert known.error(static[0]) == PROFILE.error(static[0]) == 0.03
+    assert known.error(replace(static[0], growth="opt-tree")) == pytest.approx(math.hypot(0.03, 1.96 * 0.02))
+    assert known.error(replace(static[0], growth="dynamic-tree")) == 0.03
+    with pytest.raises(UsageError, match=r"growth must be one of dynamic-tree, .*, got 'luck'"):
+        replace(static[0], growth="luck")
 
 
 # --- the file
@@ -334,6 +338,7 @@ def test_a_profile_survives_its_file(tmp_path_factory, profile):
     assert os.listdir(path.parent) == ["p.json"]
 
 
+GROWING = {"step_s": 1e-4, "level_s": 2e-4, "node_s": 1e-5, "token_s": 2e-5, "widest": 8, "spread": 0.01}
 RECORD = {
     "schema": SCHEMA,
     "batches": [
@@ -346,7 +351,7 @@ RECORD = {
             "context": 0.0,
             "commit_s": 0.0,
             "relative_error": None,
-            "growth": {"opt-tree": {"step_s": 1e-4, "level_s": 2e-4, "node_s": 1e-5, "widest": 8}},
+            "growth": {"opt-tree": dict(GROWING)},
         },
         {
             "batch": 4,
@@ -357,6 +362,7 @@ RECORD = {
             "context": 0.0,
             "commit_s": 1e-6,
             "relative_error": 0.02,
+            "growth": {"opt-tree": dict(GROWING)},
         },
     ],
     "context": [8, 100],
@@ -429,7 +435,8 @@ def test_another_schema_is_refused(tmp_path, value):
 
 
 WHOLE = [(name,) for name in ("batches", "context", "relative_error", "meta", "basis", "committed", "captured")]
-PARTS = [("batches", 1, part) for part in RECORD["batches"][1]]
+PARTS = [("batches", 1, part) for part in RECORD["batches"][1] if part != "growth"]
+PARTS += [("batches", 1, "growth", "opt-tree", part) for part in GROWING]
 PARTS += [("basis", part) for part in ("seconds", "experts", "spread")]
 
 
@@ -441,7 +448,7 @@ def test_a_missing_field_is_named(tmp_path, place):
 
 
 COUNTS = [
-    ("batches", 0, "growth", "opt-tree", "widest"),
+    ("batches", 1, "growth", "opt-tree", "widest"),
     ("context", 0),
     ("context", 1),
     ("batches", 1, "batch"),
@@ -451,7 +458,7 @@ COUNTS = [
     ("basis", "experts", "count"),
 ]
 SHARES = [
-    ("batches", 0, "growth", "opt-tree", "level_s"),
+    ("batches", 1, "growth", "opt-tree", "level_s"),
     ("relative_error",),
     ("committed",),
     ("basis", "spread"),
@@ -559,7 +566,8 @@ def test_counts_are_not_made_from_other_things(tmp_path, place, value):
         (("batches", 0, "growth", "opt-tree"), {"step_s": 0.0}, "level_s"),
         (("batches", 0, "growth", "opt-tree", "step_s"), -1e-9, "step_s"),
         (("batches", 0, "growth", "opt-tree", "widest"), 0, "widest"),
-        (("batches", 0, "growth"), {"luck": RECORD["batches"][0]["growth"]["opt-tree"]}, "none called 'luck'"),
+        (("batches", 0, "growth"), {"luck": GROWING}, "none called 'luck'"),
+        (("batches", 0, "growth"), {}, "of the same kinds everywhere, found [] at batch 1 and ['opt-tree'] at batch 4"),
         (("captured",), [16, 8], "captured"),
         (("captured",), [8, 8], "captured"),
         (("captured",), 8, "captured"),

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import CostError, UsageError
+from treeopt.policies import GROWTHS
 from treeopt.tree import Tree
 
 
@@ -36,12 +37,14 @@ class StepShape:
         """Check the counts.
 
         Raises:
-            UsageError: batch, tokens or committed below 1.
+            UsageError: batch, tokens or committed below 1, or a growth that there is not.
         """
         if self.batch < 1:
             raise UsageError(f"batch must be at least 1, got {self.batch}")
         if self.tokens < 1:
             raise UsageError(f"tokens must be at least 1, got {self.tokens}")
+        if self.growth is not None and self.growth not in GROWTHS:
+            raise UsageError(f"growth must be one of {', '.join(GROWTHS)}, got {self.growth!r}")
         if self.committed is not None and not 1 <= self.committed < np.inf:
             raise UsageError(f"committed must be at least 1 and finite, got {self.committed}")
 

@@ -139,7 +139,13 @@ def _swept(judge: Judge, each: Judged, batch: int) -> _Way:
 
 
 def _grown(judge: Judge, held: Timed, grown: Grown, batch: int) -> _Way:
-    usual = StepShape(batch, 1 + max(1, round(grown.nodes)), (1,) * max(1, round(grown.depth)), judge.context)
+    usual = StepShape(
+        batch,
+        1 + max(1, round(grown.nodes)),
+        (1,) * max(1, round(grown.depth)),
+        judge.context,
+        growth=None if grown.policy is None else grown.policy.growth,
+    )
     speedup = held.tokens_s.times(judge.plain_s(batch), relative_error=judge.cost.error(usual))
     choice = Choice(grown.kind, None, held.tau, float(held.seconds.sum() / held.steps.sum()), speedup, grown)
     return _Way(choice, held.seconds, held.committed, held.steps)

@@ -52,7 +52,7 @@ SHOWN = 6  # ways that did not fit, in words
 @click.option(
     "--policies",
     is_flag=True,
-    help="Also measure trees that are drawn anew at each step, which `search --policy` prices; half as long again.",
+    help="Also measure trees that are drawn anew at each step, for `search --policy` to price.",
 )
 @options.seed
 def profile(
@@ -97,10 +97,10 @@ def profile(
 
 
 def _of_growths(meta: Mapping[str, Any]) -> str:
-    """How far steps that draw their trees anew lie off what was fitted to them, in words."""
+    """How well steps that draw their trees anew are predicted, in words."""
     known = meta.get("growths", {}).items()
     told = ", ".join(f"{growth} {found['median_error']:.1%}" for growth, found in known)
-    return f"; drawing trees anew, off by this much of a step in the median: {told}" if told else ""
+    return f"; shapes drawn anew that were left out are off in the median by {told}" if told else ""
 
 
 def _tell(measurement: "Measurement") -> None:

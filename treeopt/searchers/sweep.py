@@ -7,7 +7,7 @@ from functools import partial
 from treeopt.drafting import Drafting
 from treeopt.errors import CostError, TraceError
 from treeopt.growth import Batches
-from treeopt.policies import DynamicTree, OptTree, Policy, named
+from treeopt.policies import CostAware, DynamicTree, OptTree, Policy, named
 from treeopt.searchers.cost_aware import fit_cost_aware
 from treeopt.searchers.pricing import Prices, Timed, timed
 from treeopt.shortlist import Calibration, Shortlists, calibrate, shortlists
@@ -93,6 +93,15 @@ class Sweep:
         except (TraceError, CostError) as error:
             self.refused[named(policy)] = error
 
+    def consider_narrower(self) -> None:
+        """Try the best policy so far with narrower beams, where they may save anything."""
+        policy = self.best if self.rates else None
+        if not isinstance(policy, DynamicTree) or not self.bench.prices.narrower_is_less(policy.growth):
+            return
+        for beam in halves(policy.beam)[1:]:
+            if policy.nodes <= replace(policy.drafting, beam=beam).candidates:
+                self.consider(replace(policy, beam=beam))
+
     def consider_stops(self, make: Callable[[int, int, float], Policy], stops: tuple[float, ...]) -> None:
         """Try policies `make(nodes, depth, stop)`: all without a stop, then from the best on two settings at a time."""
         tried = {make(n, depth, stops[0]): (n, depth) for depth in self.depths() for n in self.sizes(depth)}
@@ -109,12 +118,19 @@ class Sweep:
                 tried |= {make(nodes, d, stop): (nodes, d) for d in self.depths() if nodes in self.sizes(d)}
 
 
+def halves(beam: int) -> list[int]:
+    """It, half of it, and so on.
+
+    >>> halves(10)
+    [10, 5, 2, 1]
+    """
+    return [beam, *halves(beam // 2)] if beam > 1 else [beam]
+
+
 def eagle2(sweep: Sweep) -> None:
     """`DynamicTree` of every size and depth; of narrower beams too, where they save anything."""
-    beams = [sweep.drafting.beam]
-    while sweep.bench.prices.narrower_is_less("dynamic-tree") and beams[-1] > 1:
-        beams.append(beams[-1] // 2)
-    for beam in beams:
+    beams = halves(sweep.drafting.beam)
+    for beam in beams if sweep.bench.prices.narrower_is_less("dynamic-tree") else beams[:1]:
         own = replace(sweep, drafting=replace(sweep.drafting, beam=beam))
         own.prepare()
         for depth in own.depths():
@@ -142,6 +158,7 @@ def best_first(sweep: Sweep) -> None:
     beam, width = sweep.drafting.beam, sweep.drafting.width
     sweep.prepare()
     sweep.consider_stops(lambda nodes, depth, stop: DynamicTree(nodes, depth, beam, width, stop), PROBABILITIES)
+    sweep.consider_narrower()
 
 
 def calibrated(sweep: Sweep) -> None:
@@ -154,25 +171,36 @@ def calibrated(sweep: Sweep) -> None:
         return DynamicTree(nodes, depth, beam, width, stop, None, curves)
 
     sweep.consider_stops(make, PROBABILITIES)
+    sweep.consider_narrower()
 
 
 def cost_awares(sweep: Sweep) -> None:
-    """`CostAware` of every depth."""
+    """`CostAware` of every depth; of the best with narrower beams too, where they may save anything."""
     curves = calibrate(sweep.bench.trace, sweep.drafting)
-    lists = sweep.prepare(curves)
+    sweep.prepare(curves)
     for depth in sweep.depths():
-        drafting = replace(sweep.drafting, depth=depth)
-        for nodes in reversed(sweep.sizes(depth)):  # the most that the cost model covers; all, if all are paid
-            try:
-                policy, found = fit_cost_aware(
-                    sweep.bench.batches, lists, sweep.bench.prices, nodes=nodes, drafting=drafting, calibration=curves
-                )
-            except (TraceError, CostError) as error:
-                sweep.refused[f"cost-aware, {nodes} nodes, {drafting}"] = error
-            else:
-                sweep.rates[policy] = found.rate
-                if sweep.bench.prices.padding != "full":
-                    break
+        _fitted(sweep, replace(sweep.drafting, depth=depth), curves)
+    if sweep.rates and sweep.bench.prices.narrower_is_less(CostAware.growth):
+        best = sweep.best.drafting
+        for beam in halves(best.beam)[1:]:
+            _fitted(sweep, replace(best, beam=beam), curves)
+
+
+def _fitted(sweep: Sweep, drafting: Drafting, curves: Calibration) -> None:
+    """`CostAware` of the most nodes that the cost model covers; of all numbers, if all are paid."""
+    narrow = replace(sweep, drafting=drafting)
+    for nodes in reversed(narrow.sizes(drafting.depth)):
+        try:
+            lists = sweep.bench.lists(drafting, nodes, curves)
+            policy, found = fit_cost_aware(
+                sweep.bench.batches, lists, sweep.bench.prices, nodes=nodes, drafting=drafting, calibration=curves
+            )
+        except (TraceError, CostError) as error:
+            sweep.refused[f"cost-aware, {nodes} nodes, {drafting}"] = error
+        else:
+            sweep.rates[policy] = found.rate
+            if sweep.bench.prices.padding != "full":
+                break
 
 
 def shared_budget(sweep: Sweep) -> None:
@@ -181,6 +209,7 @@ def shared_budget(sweep: Sweep) -> None:
     for calibration in (None, calibrate(sweep.bench.trace, sweep.drafting)):
         sweep.prepare(calibration)
         _budgets(sweep, partial(DynamicTree, beam=beam, width=width, calibration=calibration))
+    sweep.consider_narrower()
 
 
 def _budgets(sweep: Sweep, make: Callable[..., Policy]) -> None:
