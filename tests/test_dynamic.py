@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulate.profile import load_profile
-from tests.growing import drafted, run
+from tests.growing import POLICIES, drafted, run
 from tests.strategies import grown_trace
 from treeopt.cost import StepShape
 from treeopt.curve import Curve
@@ -17,7 +17,7 @@ from treeopt.errors import CostError, TraceError, TreeError, UsageError
 from treeopt.estimate import paired_difference
 from treeopt.files import shipped
 from treeopt.growth import Batches, Steps, accepted_lengths, choose_alone, replay
-from treeopt.policies import CostAware, DynamicTree, OptTree
+from treeopt.policies import GROWTHS, CostAware, DynamicTree, OptTree
 from treeopt.searchers.cost_aware import fit_cost_aware
 from treeopt.searchers.dynamic import KINDS, best_policy
 from treeopt.searchers.oracle import upper_bound
@@ -269,15 +269,14 @@ def test_depths_without_candidates_are_as_the_depth_above():
 
 
 class Stairs:
-    """Seconds that rise in steps with nodes and levels; every fed node costs something if `wide`."""
+    """Seconds that rise in steps with nodes and levels; fed nodes cost `wide`, and of trees drawn anew `anew` more."""
 
-    def __init__(self, seed, *, wide=0.0, most=64, commit=0.0):
+    def __init__(self, seed, *, wide=0.0, most=64, commit=0.0, anew=None):
         rng = np.random.default_rng(seed)
         self.nodes = 1 + rng.integers(0, 3, most).cumsum() * 0.1
         self.levels = rng.integers(0, 3, 12).cumsum() * 0.2
         self.wide, self.most, self.commit, self.meta = wide, most, commit, {}
-
-    growths = ()
+        self.growths, self.anew = (() if anew is None else GROWTHS), anew or 0.0
 
     @property
     def separable(self):
@@ -290,7 +289,7 @@ class Stairs:
             [
                 self.nodes[s.tokens - 1]
                 + self.levels[len(s.widths)]
-                + self.wide * sum(s.widths)
+                + (self.wide + self.anew * (s.growth is not None)) * sum(s.widths)
                 + self.commit * ((s.committed or 1) - 1)
                 for s in shapes
             ]
@@ -321,6 +320,43 @@ def test_a_batch_is_priced_as_one_forward(padding, nodes, levels):
     )
     assert found.seconds.tolist() == [*due.tolist(), 0.0]
     assert (found.steps.tolist(), found.nodes.tolist(), found.levels.tolist()) == ([1, 0], [7, 0], [2, 0])
+
+
+@pytest.mark.parametrize("padding", ["full", "widest", "none"])
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+def test_drawing_trees_anew_is_paid_for_in_every_step(policy, padding):
+    trace = grown_trace([6] * 5, depth=DEPTH, width=8, rng=np.random.default_rng(3))
+    steps = Batches(trace, batch=2).steps(policy, of(policy, trace))
+    static, anew = (Prices(Stairs(1, anew=seconds), 2, padding).of(policy, steps) for seconds in (None, 0.25))
+    levels = np.full_like(steps.levels, policy.depth) if padding == "full" else steps.levels
+    fed = np.append(0, np.cumsum(policy.drafting.expanded))[levels]
+    assert anew - static == pytest.approx(0.25 * fed)
+    assert fed.min() > 0
+
+
+def test_a_policy_that_looks_at_costs_is_told_what_drawing_anew_takes():
+    rng = np.random.default_rng(1)
+    fit, held = (grown_trace([12] * 10, depth=DEPTH, width=WIDTH, rng=rng) for _ in range(2))
+    cost = Stairs(2, anew=0.05)
+    policy = best_policy(fit, held, cost, kind="cost-aware", max_nodes=6).policy
+    table = Prices(cost, 1).table(policy.drafting, policy.nodes, growth="cost-aware")
+    assert policy.seconds == tuple(map(tuple, table.tolist()))
+    static = Prices(Stairs(2), 1).table(policy.drafting, policy.nodes)
+    assert table - static == pytest.approx(0.05 * np.cumsum(policy.drafting.expanded)[:, None] * np.ones_like(table))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_narrower_beams_are_tried_where_trees_drawn_anew_cost(kind):
+    rng = np.random.default_rng(1)
+    fit, held = (grown_trace([12] * 10, depth=DEPTH, width=WIDTH, rng=rng) for _ in range(2))
+
+    def beams(cost):
+        return {policy.beam for policy, _ in best_policy(fit, held, cost, kind=kind, max_nodes=3).tried}
+
+    narrow, wide = beams(Stairs(2, anew=0.0)), beams(Stairs(2))
+    assert len(wide) == 1
+    assert len(narrow) > 1
+    assert max(narrow) <= max(wide)
 
 
 def test_a_padding_that_there_is_not():
