@@ -17,6 +17,7 @@ from simulate.profile import NORMAL_95, BatchTimes, Profile, over_basis
 from simulate.tables import Growing, Points, interpolated
 from treeopt.cost import StepShape
 from treeopt.errors import CostError, UsageError
+from treeopt.policies import GROWTHS
 
 Floats = NDArray[np.float64]
 
@@ -226,7 +227,7 @@ def _with_growths(profile: Profile, cells: Sequence[Cell]) -> Profile:
         steps = np.array([cell.step_s for cell in here])
         known[batch][growth], off = fit_growing(shapes, steps - profile.step_s(shapes), steps)
         missed.setdefault(growth, []).extend(off.tolist())
-    everywhere = [growth for growth in missed if all(growth in found for found in known.values())]
+    everywhere = [growth for growth in GROWTHS if all(growth in found for found in known.values())]
     if not everywhere:
         return profile
     told = {g: {"cells": len(missed[g]), "median_error": float(np.median(missed[g]))} for g in everywhere}

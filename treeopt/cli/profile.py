@@ -100,7 +100,7 @@ def _of_growths(meta: Mapping[str, Any]) -> str:
     """How well steps that draw their trees anew are predicted, in words."""
     known = meta.get("growths", {}).items()
     told = ", ".join(f"{growth} {found['median_error']:.1%}" for growth, found in known)
-    return f"; shapes drawn anew that were left out are off in the median by {told}" if told else ""
+    return f"; left-out trees that are drawn anew are off in the median by {told}" if told else ""
 
 
 def _tell(measurement: "Measurement") -> None:
