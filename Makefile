@@ -74,7 +74,7 @@ profile: $(VENV)/.all  ## step times of the shipped model and of a 100 M shape o
 	done
 	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1-8 --output data/profiles/medusa-one-thread.json
 	$(BIN)/treeopt profile $(RANDOM) --batch 1-8 --output data/profiles/random-100m-one-thread.json
-	$(BIN)/treeopt profile $(MODELS)-eagle $(FRESH) --threads 1 --requests 64 --batch 1,4 --max-depth 6 --policies --budget 450 \
+	$(BIN)/treeopt profile $(MODELS)-eagle $(FRESH) --threads 1 --requests 64 --batch 1,4 --max-depth 6 --policies \
 		--output data/profiles/eagle-one-thread.json
 
 validate: $(VENV)/.all  ## predicted against measured on this machine: live on prompts that no trace holds, and replayed

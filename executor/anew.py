@@ -16,7 +16,7 @@ KNOTS = 16  # of the curves of a calibration
 def drawn_anew(max_nodes: int, max_depth: int) -> list[Policy]:
     """Of each of `treeopt.policies.GROWTHS` the same few: of one level and of all, narrow and wide, small and large."""
     wanted = (
-        (4, 1, 1),
+        (1, 1, 1),
         (8, max_depth, 1),
         (8, max_depth, 16),
         (48, max_depth, 16),
@@ -32,7 +32,7 @@ def drawn_anew(max_nodes: int, max_depth: int) -> list[Policy]:
 
 
 class _Unstopped(OptTree):
-    """Works out what another level adds, and drafts it even if that is nothing."""
+    """Works out what another level adds, and drafts it even if that is nothing; no threshold says so."""
 
     def choose(self, lists: Shortlists) -> Chosen:
         found = super().choose(lists)

@@ -85,5 +85,5 @@ def fitted(
             return Schedule(chosen[:count], tried, chosen[count:])
     raise UsageError(
         f"a budget of {max(0.0, budget_s):.1f} s is left, and the least that makes a profile takes about "
-        f"{FEWEST * sum(costs[:least]):.1f} s: ask for fewer batch sizes or contexts, or give more time"
+        f"{FEWEST * sum(costs[:least]):.1f} s: ask for fewer batch sizes, contexts or no policies, or give more time"
     )

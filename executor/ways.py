@@ -75,9 +75,9 @@ def ranked_ways(
             else:
                 trees += [(3, prefixes[n]) for n in FEWER if n in prefixes]
             here = [(importance, Way(batch, context, tree)) for importance, tree in trees]
-            if place == 0 and policies:
-                here += [(LEAST, Way(batch, context, policy)) for policy in drawn_anew(max_nodes, max_depth)]
             if place == 0:
+                anew = drawn_anew(max_nodes, max_depth) if policies else []
+                here += [(LEAST, Way(batch, context, policy)) for policy in anew]
                 bounds = dict.fromkeys((chains[-1], largest))
                 here += [(2, Way(batch, context, tree, kept)) for tree in bounds for kept in (0, line_of(tree))]
             for turn, (importance, way) in enumerate(here):

@@ -220,18 +220,21 @@ class _Calibration:
 def _with_growths(profile: Profile, cells: Sequence[Cell]) -> Profile:
     """With what trees that were drawn anew took longer than the profile says of static ones; see `fit_growing`."""
     known: dict[int, dict[str, Growing]] = {times.batch: {} for times in profile.batches}
-    missed: dict[str, list[float]] = {}
+    missed: dict[str, list[float]] = {growth: [] for growth in GROWTHS}
     for batch, growth in dict.fromkeys((cell.batch, str(cell.growth)) for cell in cells):
         here = [cell for cell in cells if (cell.batch, cell.growth) == (batch, growth)]
         shapes = [StepShape(cell.batch, cell.tokens, cell.widths, None, cell.committed) for cell in here]
         steps = np.array([cell.step_s for cell in here])
         known[batch][growth], off = fit_growing(shapes, steps - profile.step_s(shapes), steps)
-        missed.setdefault(growth, []).extend(off.tolist())
-    everywhere = [growth for growth in GROWTHS if all(growth in found for found in known.values())]
-    if not everywhere:
+        missed[growth].extend(off.tolist())
+    if not cells:
         return profile
-    told = {g: {"cells": len(missed[g]), "median_error": float(np.median(missed[g]))} for g in everywhere}
-    batches = tuple(replace(times, growth={g: known[times.batch][g] for g in told}) for times in profile.batches)
+    told = {growth: {"cells": len(off), "median_error": float(np.median(off))} for growth, off in missed.items() if off}
+    spread = float(np.sqrt(np.mean(np.concatenate(list(missed.values())) ** 2)))
+    batches = tuple(
+        replace(times, growth={growth: replace(each, spread=spread) for growth, each in known[times.batch].items()})
+        for times in profile.batches
+    )
     return replace(profile, batches=batches, meta={**profile.meta, "growths": told})
 
 

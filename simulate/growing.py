@@ -20,7 +20,8 @@ def fit_growing(
         step_s: of the whole step, (n,).
 
     Returns:
-        What was fitted, and by which share of its step each way is missed by a fit to the others, float64 (n,).
+        What was fitted, its spread left 0, and by which share of its step each way is missed by a fit to the others,
+        float64 (n,).
 
     >>> shapes = [StepShape(1, tokens, widths) for tokens, widths in ((2, (1,)), (3, (1, 1)), (5, (1, 4)), (9, (1, 4)))]
     >>> found, missed = fit_growing(shapes, [6.0, 9.0, 14.0, 18.0], [90.0, 100.0, 110.0, 120.0])
@@ -35,5 +36,4 @@ def fit_growing(
     kept = ~np.eye(len(shapes), dtype=bool)
     missed = np.abs([due[i] - columns[i] @ nnls(columns[rows], due[rows])[0] for i, rows in enumerate(kept)])
     step, level, node, token = nnls(columns, due)[0].tolist()
-    widest = max(max(shape.widths) for shape in shapes)
-    return Growing(step, level, node, token, widest, float(np.sqrt(np.mean(missed**2)))), missed
+    return Growing(step, level, node, token, max(max(shape.widths) for shape in shapes), 0.0), missed

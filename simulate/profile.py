@@ -122,7 +122,10 @@ class Profile:
         return math.fsum(share * times.plain_s for share, times in self._at(batch, context))
 
     def error(self, shape: StepShape) -> float:
-        """See `CostModel.error`; that of the batch size where enough of it was measured, else of all."""
+        """See `CostModel.error`; that of the batch size where enough of it was measured, else of all.
+
+        Of trees that are drawn anew the spread of what that takes is added.
+        """
         here = [times for times in self.batches if times.batch == shape.batch]
         own = [times.relative_error for times in here if times.relative_error is not None]
         anew = [known.spread for times in here for kind, known in times.growth.items() if kind == shape.growth]

@@ -26,7 +26,7 @@ class Growing:
         node_s: each node that the drafter is fed.
         token_s: each verified token of a sequence.
         widest: level that was measured.
-        spread: what a shape that the fit had not seen was off by, root mean square, as a share of its step.
+        spread: what shapes that a fit had not seen were off by, root mean square over all fits, as a share of a step.
     """
 
     step_s: float

@@ -56,7 +56,7 @@ def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: 
         basis=None,
         context=profile.context if context is None else (after, after),
         relative_error=math.hypot(profile.relative_error, error),
-        meta={**profile.meta, "transfer": note},
+        meta={name: value for name, value in profile.meta.items() if name != "growths"} | {"transfer": note},
     )
 
 

@@ -347,16 +347,33 @@ def test_a_policy_that_looks_at_costs_is_told_what_drawing_anew_takes():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_narrower_beams_are_tried_where_trees_drawn_anew_cost(kind):
+    """Of every kind, with sizes and depths of their own, as far as the recording tells what they draft."""
+    rng = np.random.default_rng(1)
+    fit, held = (grown_trace([12] * 10, depth=DEPTH, width=WIDTH, rng=rng, beam=4) for _ in range(2))
+
+    def tried(cost):
+        return [policy for policy, _ in best_policy(fit, held, cost, kind=kind, max_nodes=12).tried]
+
+    narrow, wide = tried(Stairs(2, anew=0.05)), tried(Stairs(2))
+    assert {policy.beam for policy in wide} <= {1, 2, 3, 4}
+    assert {policy.beam for policy in narrow} >= {1, 2, 4}
+    assert len({policy.depth for policy in narrow if policy.beam == 1}) > 1
+
+
+def test_a_beam_that_was_not_priced_is_not_the_only_one_tried():
+    """Where the recorded one is wider than the cost model knows, narrower ones of all depths are there."""
+
+    class Narrow(Stairs):
+        def step_s(self, shapes):
+            if max(max(shape.widths) for shape in shapes) > 2:
+                raise CostError("width 3: at most 2")
+            return super().step_s(shapes)
+
     rng = np.random.default_rng(1)
     fit, held = (grown_trace([12] * 10, depth=DEPTH, width=WIDTH, rng=rng) for _ in range(2))
-
-    def beams(cost):
-        return {policy.beam for policy, _ in best_policy(fit, held, cost, kind=kind, max_nodes=3).tried}
-
-    narrow, wide = beams(Stairs(2, anew=0.0)), beams(Stairs(2))
-    assert len(wide) == 1
-    assert len(narrow) > 1
-    assert max(narrow) <= max(wide)
+    for kind in KINDS:
+        tried = best_policy(fit, held, Narrow(2, anew=0.01), kind=kind, max_nodes=6).tried
+        assert max(policy.depth for policy, _ in tried) == DEPTH
 
 
 def test_a_padding_that_there_is_not():

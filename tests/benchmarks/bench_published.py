@@ -52,7 +52,7 @@ def eagle2_defaults(file: Path) -> list[dict[str, Any]]:
     judge = Judge(fit, held, cost, THROUGHPUT)
     for entry in search(trace, cost, batch=BATCHES, compare=rivals).entries:
         rows += [row("eagle, candidates", entry.batch, choice) for choice in (entry.choice, *entry.compared)]
-        bench = Bench(held, Prices(cost, entry.batch, "widest"), seed=0, beam=10)
+        bench = Bench(held, Prices(cost, entry.batch, "widest"), seed=0)
         found = bench.replayed(DynamicTree(nodes=59, depth=6, beam=10))
         speedup = found.tokens_s.times(
             judge.plain_s(entry.batch), relative_error=cost.error(StepShape(entry.batch, 60, (1,) * 6))

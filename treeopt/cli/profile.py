@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from executor.measure import Measurement
 
 BUDGET_S = 300.0
+POLICIES_S = 150.0  # more, where these are measured too
 SHOWN = 6  # ways that did not fit, in words
 
 
@@ -46,8 +47,8 @@ SHOWN = 6  # ways that did not fit, in words
     "--budget",
     "budget_s",
     type=click.FloatRange(min=0, min_open=True),
-    help="Seconds that measuring may take: fewer rounds, then the least important sizes left out; default 300, of "
-    "several processes as long as it takes.",
+    help="Seconds that measuring may take: fewer rounds, then the least important sizes left out; default 300, "
+    "with --policies 450, of several processes as long as it takes.",
 )
 @click.option(
     "--policies",
@@ -77,7 +78,7 @@ def profile(
 
     work = output.with_name(f"{output.name}.work")
     if budget_s is None and processes() == 1:
-        budget_s = BUDGET_S
+        budget_s = BUDGET_S + POLICIES_S * settings["policies"]
     wanted = Settings(batches=batch, budget_s=budget_s, **settings)
     with Measurement(model, heads, tokens, wanted, work=work) as measurement:
         _tell(measurement)

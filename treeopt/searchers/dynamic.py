@@ -63,6 +63,9 @@ def best_policy(
 ) -> Judged:
     """The policy of a kind with most replayed tokens a second on `fit`, judged on `held`.
 
+    Where fewer expanded nodes may take less time, all settings are tried with narrower beams too, as far as the
+    recording can tell what these would draft.
+
     Args:
         fit: requests that curves are fitted to and settings are chosen on.
         held: requests that the chosen policy is judged on.
@@ -85,20 +88,33 @@ def best_policy(
         raise UsageError(f"max-nodes and max-depth must be at least 1, got {max_nodes} and {max_depth}")
     recorded = reach(fit)
     depth = recorded.depth if max_depth is None else min(max_depth, recorded.depth)
-    drafting = Drafting(depth, recorded.beam, recorded.width)
     prices = Prices(cost, batch, padding, context)
-    sweep = Sweep(Bench(fit, prices, beam=recorded.beam, seed=seed), drafting, max_nodes)
-    GRIDS[kind](sweep)
-    refused = {name: str(error) for name, error in sweep.refused.items()}
-    judge = Bench(held, prices, beam=recorded.beam, seed=seed)
-    for policy in sorted(sweep.rates, key=sweep.rates.__getitem__, reverse=True):
+    bench = Bench(fit, prices, seed=seed)
+    rates: dict[Policy, float] = {}
+    refused: dict[str, str] = {}
+    for beam in halves(recorded.beam) if prices.narrower_may_pay else [recorded.beam]:
+        sweep = Sweep(bench, Drafting(depth, beam, recorded.width), max_nodes)
+        GRIDS[kind](sweep)
+        rates |= sweep.rates
+        refused |= {name: str(error) for name, error in sweep.refused.items()}
+    judge = Bench(held, prices, seed=seed)
+    for policy in sorted(rates, key=rates.__getitem__, reverse=True):
         try:
             found = judge.replayed(policy)
         except (TraceError, CostError) as error:
             refused[named(policy)] = f"on the requests held out: {error}"
         else:
-            return _judged(kind, policy, found, tuple(sweep.rates.items()), refused)
+            return _judged(kind, policy, found, tuple(rates.items()), refused)
     raise TraceError(f"no {kind} policy can be replayed on these candidates: {next(iter(refused.values()))}")
+
+
+def halves(beam: int) -> list[int]:
+    """It, half of it, and so on.
+
+    >>> halves(10)
+    [10, 5, 2, 1]
+    """
+    return [beam, *halves(beam // 2)] if beam > 1 else [beam]
 
 
 def _judged(

@@ -52,9 +52,10 @@ class Prices:
         if self.padding not in get_args(Padding):
             raise UsageError(f"padding must be one of {', '.join(get_args(Padding))}, got {self.padding!r}")
 
-    def narrower_is_less(self, growth: str) -> bool:
-        """Whether trees that are drawn anew like this may take less time where fewer nodes of a level are expanded."""
-        return not self.cost.separable or growth in self.cost.growths
+    @property
+    def narrower_may_pay(self) -> bool:
+        """Whether policies may take less time where fewer nodes of a level are expanded."""
+        return not self.cost.separable or bool(self.cost.growths)
 
     def seconds(
         self,

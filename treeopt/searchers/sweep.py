@@ -7,7 +7,7 @@ from functools import partial
 from treeopt.drafting import Drafting
 from treeopt.errors import CostError, TraceError
 from treeopt.growth import Batches
-from treeopt.policies import CostAware, DynamicTree, OptTree, Policy, named
+from treeopt.policies import DynamicTree, OptTree, Policy, named
 from treeopt.searchers.cost_aware import fit_cost_aware
 from treeopt.searchers.pricing import Prices, Timed, timed
 from treeopt.shortlist import Calibration, Shortlists, calibrate, shortlists
@@ -23,11 +23,11 @@ FACTORS = (3, 1, 2, 5, 8)  # nodes of a sequence, at most, over its share of a b
 class Bench:
     """A part of the trace, and the shortlists that were made of it last."""
 
-    def __init__(self, trace: Trace, prices: Prices, *, beam: int, seed: int) -> None:
-        """Order the requests by `seed`; `beam` is what was recorded."""
-        self.trace, self.prices, self.beam = trace, prices, beam
+    def __init__(self, trace: Trace, prices: Prices, *, seed: int) -> None:
+        """Order the requests by `seed`."""
+        self.trace, self.prices = trace, prices
         self.batches = Batches(trace, batch=prices.batch, seed=seed)
-        self._lists: dict[object, Shortlists] = {}
+        self._lists: dict[tuple[int, int, Calibration | None], Shortlists] = {}
 
     def lists(self, drafting: Drafting, nodes: int, calibration: Calibration | None) -> Shortlists:
         """Shortlists of at least so many nodes and so many levels."""
@@ -41,8 +41,10 @@ class Bench:
     def replayed(self, policy: Policy) -> Timed:
         """What the policy counts and takes; raises as `Batches.steps` and `timed` do."""
         drafting = policy.drafting
-        if isinstance(policy, OptTree) and policy.nodes <= drafting.beam < self.beam:
-            drafting = replace(drafting, beam=self.beam)  # which finds the same nodes, and is at hand
+        for beam, width, calibration in self._lists:
+            at_hand = (width, calibration) == (drafting.width, policy.calibration)
+            if isinstance(policy, OptTree) and policy.nodes <= drafting.beam < beam and at_hand:
+                drafting = replace(drafting, beam=beam)  # which finds the same nodes
         lists = self.lists(drafting, policy.nodes, policy.calibration)
         return timed(self.trace, self.batches.steps(policy, lists), policy, self.prices)
 
@@ -79,10 +81,9 @@ class Sweep:
         """Numbers of levels."""
         return range(1, self.drafting.depth + 1)
 
-    def prepare(self, calibration: Calibration | None = None) -> Shortlists:
+    def prepare(self, calibration: Calibration | None = None) -> None:
         """Make the shortlists that all settings share."""
-        nodes = min(self.max_nodes, self.drafting.candidates)
-        return self.bench.lists(self.drafting, nodes, calibration)
+        self.bench.lists(self.drafting, min(self.max_nodes, self.drafting.candidates), calibration)
 
     def consider(self, policy: Policy) -> None:
         """Replay a policy, or note why that cannot be."""
@@ -92,15 +93,6 @@ class Sweep:
             self.rates[policy] = self.bench.replayed(policy).rate
         except (TraceError, CostError) as error:
             self.refused[named(policy)] = error
-
-    def consider_narrower(self) -> None:
-        """Try the best policy so far with narrower beams, where they may save anything."""
-        policy = self.best if self.rates else None
-        if not isinstance(policy, DynamicTree) or not self.bench.prices.narrower_is_less(policy.growth):
-            return
-        for beam in halves(policy.beam)[1:]:
-            if policy.nodes <= replace(policy.drafting, beam=beam).candidates:
-                self.consider(replace(policy, beam=beam))
 
     def consider_stops(self, make: Callable[[int, int, float], Policy], stops: tuple[float, ...]) -> None:
         """Try policies `make(nodes, depth, stop)`: all without a stop, then from the best on two settings at a time."""
@@ -118,39 +110,20 @@ class Sweep:
                 tried |= {make(nodes, d, stop): (nodes, d) for d in self.depths() if nodes in self.sizes(d)}
 
 
-def halves(beam: int) -> list[int]:
-    """It, half of it, and so on.
-
-    >>> halves(10)
-    [10, 5, 2, 1]
-    """
-    return [beam, *halves(beam // 2)] if beam > 1 else [beam]
-
-
 def eagle2(sweep: Sweep) -> None:
-    """`DynamicTree` of every size and depth; of narrower beams too, where they save anything."""
-    beams = halves(sweep.drafting.beam)
-    for beam in beams if sweep.bench.prices.narrower_is_less("dynamic-tree") else beams[:1]:
-        own = replace(sweep, drafting=replace(sweep.drafting, beam=beam))
-        own.prepare()
-        for depth in own.depths():
-            for nodes in own.sizes(depth):
-                own.consider(DynamicTree(nodes, depth, beam, sweep.drafting.width))
+    """`DynamicTree` of every size and depth."""
+    beam, width = sweep.drafting.beam, sweep.drafting.width
+    sweep.prepare()
+    for depth in sweep.depths():
+        for nodes in sweep.sizes(depth):
+            sweep.consider(DynamicTree(nodes, depth, beam, width))
 
 
 def opt_tree(sweep: Sweep) -> None:
-    """`OptTree` of sizes, depths and thresholds."""
-    narrow, most, width = (
-        sweep.bench.prices.narrower_is_less(OptTree.growth),
-        sweep.drafting.beam,
-        sweep.drafting.width,
-    )
+    """`OptTree` of sizes, depths and thresholds; a beam of more than its nodes finds nothing that it takes."""
+    beam, width = sweep.drafting.beam, sweep.drafting.width
     sweep.prepare()
-
-    def make(nodes: int, depth: int, stop: float) -> Policy:
-        return OptTree(nodes, depth, stop, min(nodes, most) if narrow else most, width)
-
-    sweep.consider_stops(make, THRESHOLDS)
+    sweep.consider_stops(lambda nodes, depth, stop: OptTree(nodes, depth, stop, min(nodes, beam), width), THRESHOLDS)
 
 
 def best_first(sweep: Sweep) -> None:
@@ -158,7 +131,6 @@ def best_first(sweep: Sweep) -> None:
     beam, width = sweep.drafting.beam, sweep.drafting.width
     sweep.prepare()
     sweep.consider_stops(lambda nodes, depth, stop: DynamicTree(nodes, depth, beam, width, stop), PROBABILITIES)
-    sweep.consider_narrower()
 
 
 def calibrated(sweep: Sweep) -> None:
@@ -171,36 +143,28 @@ def calibrated(sweep: Sweep) -> None:
         return DynamicTree(nodes, depth, beam, width, stop, None, curves)
 
     sweep.consider_stops(make, PROBABILITIES)
-    sweep.consider_narrower()
 
 
 def cost_awares(sweep: Sweep) -> None:
-    """`CostAware` of every depth; of the best with narrower beams too, where they may save anything."""
+    """`CostAware` of every depth, and of the most nodes that the cost model covers; of all numbers, if all are paid."""
     curves = calibrate(sweep.bench.trace, sweep.drafting)
     sweep.prepare(curves)
     for depth in sweep.depths():
-        _fitted(sweep, replace(sweep.drafting, depth=depth), curves)
-    if sweep.rates and sweep.bench.prices.narrower_is_less(CostAware.growth):
-        best = sweep.best.drafting
-        for beam in halves(best.beam)[1:]:
-            _fitted(sweep, replace(best, beam=beam), curves)
-
-
-def _fitted(sweep: Sweep, drafting: Drafting, curves: Calibration) -> None:
-    """`CostAware` of the most nodes that the cost model covers; of all numbers, if all are paid."""
-    narrow = replace(sweep, drafting=drafting)
-    for nodes in reversed(narrow.sizes(drafting.depth)):
-        try:
-            lists = sweep.bench.lists(drafting, nodes, curves)
-            policy, found = fit_cost_aware(
-                sweep.bench.batches, lists, sweep.bench.prices, nodes=nodes, drafting=drafting, calibration=curves
-            )
-        except (TraceError, CostError) as error:
-            sweep.refused[f"cost-aware, {nodes} nodes, {drafting}"] = error
-        else:
-            sweep.rates[policy] = found.rate
-            if sweep.bench.prices.padding != "full":
-                break
+        drafting = replace(sweep.drafting, depth=depth)
+        for nodes in reversed(sweep.sizes(depth)):
+            try:
+                lists = sweep.bench.lists(drafting, nodes, curves)
+                policy, found = fit_cost_aware(
+                    sweep.bench.batches, lists, sweep.bench.prices, nodes=nodes, drafting=drafting, calibration=curves
+                )
+            except (TraceError, CostError) as error:
+                sweep.refused[f"cost-aware, {nodes} nodes, {drafting}"] = error
+                if isinstance(error, TraceError):  # for want of candidates, whatever their number
+                    break
+            else:
+                sweep.rates[policy] = found.rate
+                if sweep.bench.prices.padding != "full":
+                    break
 
 
 def shared_budget(sweep: Sweep) -> None:
@@ -209,7 +173,6 @@ def shared_budget(sweep: Sweep) -> None:
     for calibration in (None, calibrate(sweep.bench.trace, sweep.drafting)):
         sweep.prepare(calibration)
         _budgets(sweep, partial(DynamicTree, beam=beam, width=width, calibration=calibration))
-    sweep.consider_narrower()
 
 
 def _budgets(sweep: Sweep, make: Callable[..., Policy]) -> None:
