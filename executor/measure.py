@@ -39,7 +39,7 @@ from treeopt.records import RecordError, get
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.measuring/4"
-ANEW = 1.2  # of steps that draw their trees anew, about: EAGLE's took 1.06 to 1.36 times as long as static ones
+ANEW = 1.2  # of steps that draw their trees anew, about: EAGLE's took 1.06 to 1.39 times as long as static ones
 LONG_S = 0.3  # a block is not gone on with: its steps have the machine's pace in common, and more blocks tell more
 IMPOSED = 3  # steps of a block whose acceptance is imposed, always, so that all come to one context
 

@@ -75,7 +75,7 @@ def profile_of(
     is half the jackknife+ interval of step / plain step, every token count of a batch size and context left out in
     turn (with a share of what the plain step itself is uncertain by), and each batch size's own where it has enough.
     Under `left_out_sizes` provenance says how many were, and by how much they were missed in the median; under
-    `growths` how many ways what drawing trees anew takes was fitted to, and by how much each was missed by the others.
+    `growths` how many ways what drawing anew takes was fitted to, and by how much the others miss each in the median.
 
     Args:
         cells: of every batch size and context a plain one, and chains from 1 token deep.
@@ -219,6 +219,8 @@ class _Calibration:
 
 def _with_growths(profile: Profile, cells: Sequence[Cell]) -> Profile:
     """With what trees that were drawn anew took longer than the profile says of static ones; see `fit_growing`."""
+    if not cells:
+        return profile
     known: dict[int, dict[str, Growing]] = {times.batch: {} for times in profile.batches}
     missed: dict[str, list[float]] = {growth: [] for growth in GROWTHS}
     for batch, growth in dict.fromkeys((cell.batch, str(cell.growth)) for cell in cells):
@@ -227,8 +229,6 @@ def _with_growths(profile: Profile, cells: Sequence[Cell]) -> Profile:
         steps = np.array([cell.step_s for cell in here])
         known[batch][growth], off = fit_growing(shapes, steps - profile.step_s(shapes), steps)
         missed[growth].extend(off.tolist())
-    if not cells:
-        return profile
     told = {growth: {"cells": len(off), "median_error": float(np.median(off))} for growth, off in missed.items() if off}
     spread = float(np.sqrt(np.mean(np.concatenate(list(missed.values())) ** 2)))
     batches = tuple(

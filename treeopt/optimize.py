@@ -25,8 +25,8 @@ from treeopt.tree import Tree
 BASELINES = {"Medusa's tree": MEDUSA, "EAGLE-1's tree": EAGLE}
 UNPRICED = (
     "what drawing a tree anew takes is not known of {}: they are priced as static trees of their levels and nodes, so "
-    "their speedups are too high, the more so the smaller the models; `treeopt profile --policies` measures what it "
-    "takes, `treeopt validate --plan` what they gain"
+    "their speedups are too high; `treeopt profile --policies` measures what it takes, `treeopt validate --plan` what "
+    "they gain"
 )
 
 
