@@ -14,7 +14,11 @@ KNOTS = 16  # of the curves of a calibration
 
 
 def drawn_anew(max_nodes: int, max_depth: int) -> list[Policy]:
-    """Of each of `treeopt.policies.GROWTHS` the same few: of one level and of all, narrow and wide, small and large."""
+    """Of each of `treeopt.policies.GROWTHS` the same few: of one level and of all, narrow and wide, small and large.
+
+    None is deeper than the deepest chain of so many nodes, beside which its steps are priced.
+    """
+    max_depth = min(max_depth, max_nodes)
     wanted = (
         (1, 1, 1),
         (8, max_depth, 1),

@@ -84,6 +84,11 @@ def check(model: PreTrainedModel) -> None:
         )
 
 
+def looks_at_positions(model: PreTrainedModel) -> bool:
+    """Whether a forward asks the device how long its longest sequence is, which no CUDA graph can."""
+    return "dynamic" in _rope_types(model.config)
+
+
 def windows(model: PreTrainedModel) -> dict[str, int | None]:
     """The masks that a forward is given: kind of layer -> how many positions it sees, itself included; None: all.
 

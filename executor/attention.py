@@ -27,6 +27,7 @@ from treeopt.errors import ExecutorError
 
 ATTENTION = "treeopt"
 KINDS = ("packed", "flex", "sdpa", "eager")
+KEPT_SHAPES = 1024  # views of 256 tokens, and trees: compiled code is kept for so many
 BLOCK = 128  # FlexAttention looks at the cache in blocks of this many columns
 
 
@@ -217,6 +218,13 @@ def set_attention(model: PreTrainedModel, wanted: str) -> tuple[str, str | None]
     return wanted, None
 
 
+def keep_shapes() -> None:
+    """Let compiled code be kept for every shape that a run comes to; torch keeps that of 8 unless told."""
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, KEPT_SHAPES)
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, KEPT_SHAPES)
+
+
 _compiled: list[Callable[..., Any]] = []
 
 
@@ -230,6 +238,7 @@ def _flex(*tensors: Tensor, **words: Any) -> Any:
             warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
             return flex(*tensors, **words)
     if not _compiled:
+        keep_shapes()
         _compiled.append(torch.compile(flex, dynamic=False))
     return _compiled[0](*tensors, **words)
 

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from executor.acceptance import Greedy, Rule
+from executor.architectures import looks_at_positions
 from executor.cache import TreeCache, free_bytes
+from executor.clock import Clock, Mark, elapsed_s
 from executor.drafters.base import Drafter
 from executor.graphs import Graphs
 from executor.growth import AskingGrowth, DynamicGrowth, Growth, StaticGrowth
 from executor.imposed import Imposed
+from executor.parallel import processes
 from executor.rows import Rows, Tokens
 from executor.steps import Gathered, Generation, Step
 from executor.target import Target
@@ -47,21 +50,38 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Launched:
-    """A step that the device has been given: the requests of its rows, and where its outcome will stand."""
+    """A step that the device has been given: the requests of its rows, where its outcome will stand, and its marks.
+
+    Between `admitted` and `started` graphs are captured; `done` comes after the outcome. `away` are the marks between
+    which the caller had the last step, if the device's clock ran on meanwhile.
+    """
 
     requests: tuple[int, ...]
     outcome: Tensor
-    ready: "torch.cuda.Event | None"
-    draft_s: float
-    verify_s: float
-    admit_s: float
+    away: tuple[Mark, Mark] | None
+    begun: Mark
+    admitted: Mark
+    started: Mark
+    drafted: Mark
+    done: Mark
 
     def read(self) -> list[list[int]]:
         """The outcome; the step's one host read."""
-        if self.ready is not None:
-            self.ready.synchronize()
+        if isinstance(self.done, torch.cuda.Event):
+            self.done.synchronize()
         found: list[list[int]] = self.outcome.tolist()
         return found
+
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        """Of admitting, drafting, and all else; the step has been read."""
+        away_s = 0.0 if self.away is None else elapsed_s(*self.away)
+        admit_s, draft_s = elapsed_s(self.begun, self.admitted), elapsed_s(self.started, self.drafted)
+        if self.admitted is not self.begun:
+            admit_s -= away_s
+        elif self.started is self.begun:
+            draft_s -= away_s
+        return admit_s, draft_s, elapsed_s(self.drafted, self.done)
 
 
 class Decoder:
@@ -78,7 +98,6 @@ class Decoder:
         tree: Tree | Policy = PLAIN,
         batch: int = 1,
         rule: Rule | None = None,
-        timed: bool = False,
         late: int | None = None,
         graphs: bool = False,
     ) -> None:
@@ -90,12 +109,11 @@ class Decoder:
             tree: a static tree, or the policy that draws one anew at each step.
             batch: requests decoded together.
             rule: of verification; default greedy.
-            timed: seconds of each step are wanted: the host waits for the device at every reading.
-            late: steps that the host reads late; default 0 on CPU or when timed, else 1.
+            late: steps that the host reads late; default 0 on CPU, else 1.
             graphs: replay steps from CUDA graphs; see `Graphs`.
 
         Raises:
-            UsageError: batch below 1, graphs without CUDA, or of a policy that the host has a part in.
+            UsageError: batch below 1; graphs without CUDA, of several processes, or of steps that ask the host.
             ExecutorError: a tree without drafter, deeper than the drafter can draft, or not for this rule.
         """
         if batch < 1:
@@ -106,11 +124,16 @@ class Decoder:
             raise ExecutorError(f"the tree has depth {tree.depth}, the drafter drafts {drafter.max_depth} at most")
         if graphs and target.device.type != "cuda":
             raise UsageError(f"graphs are for CUDA devices, got {target.device.type}")
-        self.target, self.tree, self.batch, self.timed, self.graphs = target, tree, batch, timed, graphs
+        for model in (target.model, getattr(drafter, "model", None)):  # a language model drafts with one of its own
+            if graphs and model is not None and looks_at_positions(model):
+                raise UsageError("dynamic rotary scaling looks at the lengths in each step: leave graphs out")
+        if graphs and processes() > 1:
+            raise UsageError("graphs of a model that several processes share are not supported: leave one of them out")
+        self.target, self.tree, self.batch, self.graphs = target, tree, batch, graphs
         self.drafter = drafter if tree.nodes else None
         self.rule: Rule = Greedy() if rule is None else rule
         on_cpu = target.device.type == "cpu"
-        self.late = (0 if on_cpu or timed else 1) if late is None else late
+        self.late = (0 if on_cpu else 1) if late is None else late
         self.bucket = BUCKETS.get(target.device.type, BUCKET)
         self._replayed: Graphs | None = None
         self.growth = self._growth(tree, adaptive=on_cpu and not self.late)
@@ -172,31 +195,41 @@ class Decoder:
         hosts = [_Row() for _ in range(self.batch)]
         launched: deque[_Launched] = deque()
         known = _Known(self.growth.depth + 1, False)
+        clock, last, away = Clock(self.target.device), None, None
+        unseen_s = 0.0  # of steps that nobody is told of
         while True:
             if self.target.cache is not cache:
                 raise ExecutorError(
                     "another decoder took the target's cache: run one after the other, or load it twice"
                 )
-            started = self._now()
-            _admit(rows, hosts, waiting)
+            # A device that runs behind the host begins a step when it is done with the last one, even if it then waits.
+            begun = last if last is not None and clock.queued else clock.mark()
+            joined = _admit(rows, hosts, waiting)
             busy = any(host.request >= 0 for host in hosts)
             if busy:
-                launched.append(self._launch(rows, hosts, known, started))
+                launched.append(self._launch(rows, hosts, known, clock, away, begun, clock.mark() if joined else begun))
+                last, away = launched[-1].done, None
             elif not launched:
                 return
             if busy and len(launched) <= self.late:
                 continue
             step = launched.popleft()
-            arrived = self._now()
+            arrived = time.perf_counter()
             outcome = step.read()
             if self.late == 0:
                 known = _Known(1 + max(count for count, *_ in outcome), all(fed >= 0 for _, fed, *_ in outcome))
             requests, committed, accepted = _settle(hosts, step, outcome, stop)
             ended = tuple(host.request < 0 <= request for host, request in zip(hosts, requests, strict=True))
             rows.leave([i for i, over in enumerate(ended) if over])
-            if max(requests) >= 0:  # else all its rows had ended
-                rest_s = step.verify_s + self._now() - arrived
-                yield Step(requests, committed, accepted, ended, step.draft_s, rest_s, step.admit_s)
+            admit_s, draft_s, rest_s = step.seconds
+            if not clock.queued:
+                rest_s += time.perf_counter() - arrived
+            if max(requests) < 0:  # all its rows had ended
+                unseen_s += admit_s + draft_s + rest_s
+                continue
+            paused = clock.mark() if clock.queued else None
+            yield Step(requests, committed, accepted, ended, draft_s, rest_s, admit_s + unseen_s)
+            unseen_s, away = 0.0, None if paused is None else (paused, clock.mark())
 
     def memory(self, prompts: Sequence[Tokens], *, new_tokens: NewTokens) -> str:
         """What the caches of a run will take, in words; raises as `steps` does."""
@@ -213,11 +246,6 @@ class Decoder:
         """Device memory that the last run's graphs held."""
         return 0 if self._replayed is None else self._replayed.bytes
 
-    def _now(self) -> float:
-        if self.timed and self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)
-        return time.perf_counter()
-
     def _begin(self, prompts: Sequence[Tokens], new_tokens: NewTokens) -> Rows:
         length, capacity = self._checked(prompts, new_tokens)
         if self.target.cache is None:  # later runs use memory again; each cache is then checked alone
@@ -227,6 +255,7 @@ class Decoder:
                     f"caches for {self.batch} sequences of {capacity} tokens need {needed / 2**30:.2f} GiB, "
                     f"{self.target.device} has {free / 2**30:.2f} GiB free"
                 )
+        self._replayed = None  # the last run's graphs hold memory
         rows = Rows(self.target, self.drafter, self.growth, self.rule, self.batch, length, capacity)
         self._replayed = Graphs(rows) if self.graphs else None
         return rows
@@ -253,30 +282,39 @@ class Decoder:
     def _rounded(self, columns: int) -> int:
         return -(-columns // self.bucket) * self.bucket
 
-    def _launch(self, rows: Rows, hosts: "list[_Row]", known: "_Known", started: float) -> "_Launched":
+    def _launch(
+        self,
+        rows: Rows,
+        hosts: "list[_Row]",
+        known: "_Known",
+        clock: Clock,
+        away: tuple[Mark, Mark] | None,
+        begun: Mark,
+        admitted: Mark,
+    ) -> "_Launched":
         """Give the device a step; what the host knows of the last one only saves work."""
         requests = tuple(host.request for host in hosts)
         view = self._rounded(max(host.length + host.ahead for host in hosts) + self.growth.room)
-        admitted = self._now()
+        started = admitted
         if self._replayed is None:
             draft = rows.draft(view=view, steps=known.steps, all_fed=known.all_fed)
-            drafted = self._now()
+            drafted = clock.mark()
             rows.verify(draft, view=view)
         else:
+            if self._replayed.prepare(view=view):
+                started = clock.mark()
             self._replayed.draft(view=view)
-            drafted = self._now()
+            drafted = clock.mark()
             self._replayed.verify(view=view)
         for host in hosts:
             host.ahead += (self.growth.depth + 1) * (host.request >= 0)
-        outcome, ready = rows.outcome, None
-        if outcome.device.type == "cuda":
+        outcome = rows.outcome
+        if clock.queued:
             outcome = torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True)
             outcome.copy_(rows.outcome, non_blocking=True)
-            ready = torch.cuda.Event()
-            ready.record()
         elif self.late:
             outcome = outcome.clone()
-        return _Launched(requests, outcome, ready, drafted - admitted, self._now() - drafted, admitted - started)
+        return _Launched(requests, outcome, away, begun, admitted, started, drafted, clock.mark())
 
 
 @dataclass(frozen=True)
@@ -308,8 +346,8 @@ def _each(new_tokens: NewTokens, requests: int) -> list[int]:
     return limits
 
 
-def _admit(rows: Rows, hosts: list[_Row], waiting: "deque[_Waiting]") -> None:
-    """Give idle rows to waiting requests."""
+def _admit(rows: Rows, hosts: list[_Row], waiting: "deque[_Waiting]") -> bool:
+    """Give idle rows to waiting requests; whether there were both."""
     joined: dict[int, _Waiting] = {}
     for i, host in enumerate(hosts):
         if host.request < 0 and waiting:
@@ -317,6 +355,7 @@ def _admit(rows: Rows, hosts: list[_Row], waiting: "deque[_Waiting]") -> None:
             hosts[i] = _Row(one.request, len(one.prompt) - 1, one.limit)
     if joined:
         rows.admit(list(joined), [one.prompt for one in joined.values()], [one.request for one in joined.values()])
+    return bool(joined)
 
 
 def _settle(

@@ -31,15 +31,19 @@ class Graphs:
 
     def __init__(self, rows: Rows, capture: Capture | None = None) -> None:
         """Nothing captured yet; `capture` replaces that of CUDA."""
-        self.rows, self.bytes = rows, 0
-        self._capture = capture or self._cuda
+        self.rows, self.bytes, self._capture = rows, 0, capture
         self._views: dict[int, tuple[Replay, Replay, Draft]] = {}  # the draft is kept: its memory is the graphs'
-        self._pool: Any = None
+        self._place: Any = None  # pool and stream of CUDA's captures
+
+    def prepare(self, *, view: int) -> bool:
+        """Capture this view's steps unless they are there; whether they were not."""
+        if view in self._views:
+            return False
+        self._views[view] = self._captured(view)
+        return True
 
     def draft(self, *, view: int) -> None:
-        """See `Rows.draft`."""
-        if view not in self._views:
-            self._views[view] = self._captured(view)
+        """See `Rows.draft`; the view is prepared."""
         self._views[view][0]()
 
     def verify(self, *, view: int) -> None:
@@ -47,7 +51,7 @@ class Graphs:
         self._views[view][1]()
 
     def _captured(self, view: int) -> tuple[Replay, Replay, Draft]:
-        """Warm up and capture; the state is left as it was."""
+        """Warm up and capture; the state is left as it was, but that the nodes kept last lie in place."""
         rows, steps = self.rows, self.rows.growth.depth + 1
         drafts: list[Draft] = []
 
@@ -58,32 +62,50 @@ class Graphs:
             rows.verify(drafts[0], view=view)
 
         before = [(tensor, tensor.clone()) for tensor in state_of(rows)]
+        generator = _generator(rows)
+        drawn_so_far = torch.empty(0) if generator is None else generator.get_state()
         for _ in range(WARM_UP):
             draft()
             verify()
             for tensor, value in before:
                 tensor.copy_(value)
-        return self._capture(draft), self._capture(verify), drafts[0]
+            # The first draft moved what was kept into place in the drafter's cache; from there nothing is to move.
+            rows.committed.fed.copy_(torch.arange(steps, device=rows.root.device))
+        if generator is not None:
+            generator.set_state(drawn_so_far)
+        capture = self._capture or self._cuda
+        return capture(draft), capture(verify), drafts[0]
 
     def _cuda(self, work: Callable[[], None]) -> Replay:
         device = self.rows.root.device
-        torch.cuda.synchronize(device)
-        held = torch.cuda.memory_reserved(device)
-        graph = torch.cuda.CUDAGraph()
-        generator = getattr(self.rows.rule, "generator", None)
-        if generator is not None:
-            graph.register_generator_state(generator)
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
-            work()
-        self.bytes += torch.cuda.memory_reserved(device) - held
+        with torch.cuda.device(device):
+            if self._place is None:
+                self._place = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+            pool, stream = self._place
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()  # as a capture does when it begins
+            held = torch.cuda.memory_reserved(device)
+            graph = torch.cuda.CUDAGraph()
+            generator = _generator(self.rows)
+            if generator is not None:
+                graph.register_generator_state(generator)
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                work()
+            self.bytes += torch.cuda.memory_reserved(device) - held
         return graph.replay
 
 
+def _generator(rows: Rows) -> torch.Generator | None:
+    """Where the rule takes its chances, if it takes any; CUDA must know, or every replay would draw the same."""
+    rule = rows.rule if rows.imposed is None else rows.imposed.rule
+    return getattr(rule, "generator", None)
+
+
 def state_of(rows: Rows) -> list[Tensor]:
-    """Tensors that a step changes and the next one reads, besides the caches: behind each sequence's length those
-    hold nothing.
+    """Tensors that a step changes and the next one reads, besides the caches.
+
+    Those hold nothing behind each sequence's length, but for the nodes kept last: a drafter whose cache holds them
+    moves them into place when it drafts again.
     """
     last = rows.committed
     found = [rows.lengths, rows.root, rows.idle, rows.outcome, last.tokens, last.features, last.fed, last.counts]

@@ -194,7 +194,7 @@ class DynamicGrowth(DrawnGrowth):
         if policy.budget is not None and policy.budget < log.numel():
             log = log if idle is None else log.masked_fill(idle[:, None], -torch.inf)
             shared = torch.zeros_like(present)
-            shared.view(-1)[best_places(log.flatten()[None], policy.budget)[0]] = True
+            shared.view(-1).index_fill_(0, best_places(log.flatten()[None], policy.budget)[0], True)
             present &= shared
         if self.adaptive:
             most = int(present.sum(1).max())

@@ -183,8 +183,10 @@ def prepare(device: str, *, threads: int | None = None, tensor_parallel: bool = 
             )
         torch.set_num_threads(threads)
     try:
-        if tensor_parallel and torch.device(device).type != "cpu":
-            torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
+        here = torch.device(device)
+        index = int(os.environ.get("LOCAL_RANK", "0")) if tensor_parallel else here.index
+        if here.type != "cpu" and index is not None:
+            torch.accelerator.set_device_index(index)
         torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UsageError(f"device {device}: {_first_line(error)}") from error

@@ -250,7 +250,7 @@ class Measurement:
         if way.kept is not None:
             assert isinstance(way.tree, Tree)
             rule, long_s = Imposed(keeping(way.kept, way.tree, len(drawn), new_tokens), way.tree), math.inf
-        decoder = Decoder(self.target, self.drafter, tree=way.tree, batch=way.batch, timed=True, rule=rule)
+        decoder = Decoder(self.target, self.drafter, tree=way.tree, batch=way.batch, rule=rule, graphs=wanted.graphs)
         started = time.perf_counter()
         found = block(decoder, drawn, steps=steps, new_tokens=new_tokens, long_s=long_s)
         return Block.of(found, prompt=min(map(len, drawn)), took_s=time.perf_counter() - started)

@@ -72,9 +72,9 @@ class Rows:
 
     def leave(self, rows: Sequence[int]) -> None:
         """These rows have no request any more."""
-        for row in rows:
-            self.idle[row] = True
-            self.lengths[row] = 0
+        for row in rows:  # filled, not assigned: on CUDA that would copy a number from the host, and wait
+            self.idle[row : row + 1].fill_(True)
+            self.lengths[row : row + 1].fill_(0)
         if rows:
             self.target.forget_prompts()
 

@@ -27,6 +27,7 @@ class Settings:
         seed: of the order of blocks and prompts.
         budget_s: seconds that all may take; None: as long as it takes.
         policies: also trees that are drawn anew at each step.
+        graphs: replay steps from CUDA graphs.
     """
 
     batches: tuple[int, ...]
@@ -39,6 +40,7 @@ class Settings:
     seed: int = 0
     budget_s: float | None = None
     policies: bool = False
+    graphs: bool = False
 
     def check(self, drafter: Drafter, prompts: Sequence[Tokens]) -> "Settings":
         """The same with sizes in order and the depth filled in.
@@ -59,6 +61,8 @@ class Settings:
             raise UsageError(f"at least 2 rounds of 1 step are needed, got {self.rounds} of {self.steps}")
         if not contexts and len(prompts) < batches[-1]:
             raise UsageError(f"batch {batches[-1]} needs as many prompts, got {len(prompts)}")
+        if self.policies and self.graphs:
+            raise UsageError("some policies ask the host at each step, which no CUDA graph can: measure them without")
         if self.budget_s is not None and processes() > 1:
             raise UsageError("a time budget is planned by one process; several cannot share it")
         depth = usual_depth(drafter) if self.max_depth is None else self.max_depth

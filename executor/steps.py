@@ -29,9 +29,12 @@ class Step:
         ended: whether each row's request ended with this step.
         draft_s: seconds of drafting, taking in the last step's outcome included.
         rest_s: seconds of verifying, accepting and committing, and of the host's bookkeeping.
-        admit_s: seconds of prefilling the requests that joined before the step.
+        admit_s: seconds of prefilling the requests that joined before the step, and of steps before it that were begun
+            for requests that had all ended.
 
-    Seconds are exact on CPU; on an accelerator they are those of the host unless the decoder is `timed`.
+    On CUDA seconds are the device's own, from the end of one step to that of the next: what the host did meanwhile
+    counts where the device waited for it. What the caller does with a step counts nowhere, nor do captures of graphs,
+    nor a step that is under way when the last request ends.
     """
 
     requests: tuple[int, ...]

@@ -22,6 +22,7 @@ from executor.attention import (
     additive,
     chunk_seen,
     folded,
+    keep_shapes,
     set_attention,
     tree_blocks,
     tree_seen,
@@ -33,7 +34,6 @@ from executor.packing import unpack_linears
 from treeopt.errors import ExecutorError
 
 CHUNK = 1024  # tokens of a prompt that go through the model at once
-SHAPES = 64  # compiled forwards kept; torch keeps 8 unless told
 
 Mask = Tensor | BlockMask
 
@@ -70,6 +70,8 @@ class Target:
     def __init__(self, model: PreTrainedModel, name: str = "", *, attention: str = "packed") -> None:
         """Wrap `model` (in evaluation mode); `name` is what provenance calls it.
 
+        On CUDA the process's attention is from then on that of torch without cuDNN's.
+
         Raises:
             ExecutorError: the model cannot verify trees, or there is no such attention.
         """
@@ -80,6 +82,8 @@ class Target:
         model.eval().requires_grad_(False)
         self.name = name or str(model.config.model_type)
         self.attention, self.attention_reason = set_attention(model, attention)
+        if self.device.type == "cuda":  # for every new shape it makes a plan, and views and trees make many
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self.windows = windows(model)
         self._group = query_group(model) if self.attention in ("packed", "flex") else 1
         self._tree_masks = TreeMasks(self.dtype, self._group)
@@ -216,8 +220,7 @@ class Target:
         if self.attention == "flex" and self.device.type == "cpu":
             raise ExecutorError(f"{self.name}: FlexAttention is wrong when compiled for CPU: use packed attention")
         unpack_linears(self.model)
-        limit = torch._dynamo.config
-        limit.recompile_limit = max(limit.recompile_limit, SHAPES)
+        keep_shapes()
         self._forward = torch.compile(self.model.forward, **{"fullgraph": True, "dynamic": False} | options)
 
     @contextmanager

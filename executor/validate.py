@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,19 +31,21 @@ WARM_UP = 3  # steps of each way before any is measured: libraries allocate, pro
 
 @dataclass(frozen=True)
 class Requests:
-    """What is decoded.
+    """What is decoded, and how.
 
     Attributes:
         prompts: token ids; every request is decoded once by every way.
         new_tokens: decoded after every prompt, or after each.
         stop: tokens that end a request.
         replayed: a trace of as many requests, whose acceptance is imposed; None: greedy verification decides.
+        graphs: replay steps from CUDA graphs.
     """
 
     prompts: Sequence[Sequence[int]]
     new_tokens: NewTokens = 64
     stop: Sequence[int] = ()
     replayed: Trace | None = None
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         """Check that trace and prompts go together.
@@ -73,7 +75,8 @@ class Requests:
         """Some of them, given by rising numbers."""
         chosen, limits = which.tolist(), self.limits
         trace = None if self.replayed is None else self.replayed.select(which)
-        return Requests([self.prompts[i] for i in chosen], [limits[i] for i in chosen], self.stop, trace)
+        prompts, limits = [self.prompts[i] for i in chosen], [limits[i] for i in chosen]
+        return replace(self, prompts=prompts, new_tokens=limits, replayed=trace)
 
 
 @dataclass
@@ -220,7 +223,7 @@ def _ways(entry: PlanEntry, requests: Requests) -> dict[Tree | Policy, Choice]:
 
 def _decoder(target: Target, drafter: Drafter, tree: Tree | Policy, batch: int, requests: Requests) -> Decoder:
     rule = Imposed(requests.replayed, tree) if requests.replayed is not None and isinstance(tree, Tree) else None
-    return Decoder(target, drafter if tree.nodes else None, tree=tree, batch=batch, timed=True, rule=rule)
+    return Decoder(target, drafter if tree.nodes else None, tree=tree, batch=batch, rule=rule, graphs=requests.graphs)
 
 
 def _warm(target: Target, drafter: Drafter, tree: Tree | Policy, batch: int, requests: Requests) -> None:

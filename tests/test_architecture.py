@@ -206,6 +206,7 @@ ORDER = [
     "executor.imposed",
     "executor.rows",
     "executor.steps",
+    "executor.clock",
     "executor.graphs",
     "executor.decode",
     "executor.audit",

@@ -41,14 +41,16 @@ from tests.test_cli import (
     write_target,
 )
 from treeopt.cli import main
+from treeopt.cli.matching import warn_of_others
 from treeopt.cli.results import SCHEMA
 from treeopt.cli.sampling import RULES
 from treeopt.estimate import Estimate
 from treeopt.lines import appended, read_lines
 from treeopt.plan import Choice, Grown, Plan, PlanEntry, Proof
-from treeopt.planfile import save_plan
+from treeopt.planfile import load_plan, save_plan
 from treeopt.policies.stored import identity
 from treeopt.records import RecordError
+from treeopt.report.tables import show_plan
 from treeopt.trace import load_trace, save_trace
 from treeopt.tree import Tree
 
@@ -352,6 +354,23 @@ def test_a_plan_says_tree_and_batch(tiny, plain, plan):
     assert MODELS["target"]["weights"] != found["meta"]["target"]["weights"]
     refused(decode(tiny, "--plan", plan), "1, 4", "--batch", code=2)
     refused(decode(tiny, "--plan", plan, "--batch", "3"), "1, 4", "not 3")
+
+
+def test_step_times_of_graphs_are_told_from_those_without(plan, tiny, capsys):
+    """In the report, and when a plan made of the one is decoded as the other."""
+    record = json.loads(plan.read_text())
+    record["meta"]["cost"] |= {"graphs": True}
+    plan.write_text(json.dumps(record))
+    warning = "Warning: the plan's step times are those of --graphs"
+    assert warning in decode(tiny, "--plan", plan, "--batch", "4").stderr
+    warn_of_others(load_plan(plan), {}, graphs=True)
+    assert capsys.readouterr().err == ""
+    show_plan(load_plan(plan))
+    assert ", CUDA graphs (" in capsys.readouterr().out
+    record["meta"]["cost"] |= {"graphs": False}
+    plan.write_text(json.dumps(record))
+    warn_of_others(load_plan(plan), {}, graphs=True)
+    assert capsys.readouterr().err == "Warning: the plan's step times are not those of --graphs\n"
 
 
 def test_a_plan_not_to_speculate_needs_no_drafter(tiny, plain, plan):

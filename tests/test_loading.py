@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from executor.fingerprint import identity, weights_hash
-from executor.loading import DTYPES, check_finite, load_target
+from executor.loading import DTYPES, check_finite, load_target, prepare
 from executor.quantization import KINDS, plain_tensors, quantization_of
 from executor.target import Target
 from executor.topology import Topology
@@ -25,6 +25,16 @@ from treeopt.errors import ExecutorError
 from treeopt.files import shipped
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_a_numbered_device_becomes_that_of_the_process(monkeypatch):
+    """What CUDA is asked without naming a device, such as to record an event, is then asked of this one."""
+    chosen = []
+    monkeypatch.setattr("torch.accelerator.set_device_index", chosen.append)
+    monkeypatch.setattr("executor.loading.torch.empty", lambda size, device: torch.zeros(size))
+    for device in ("cuda:3", "cuda", "cpu", "cpu:0"):
+        prepare(device)
+    assert chosen == [3]
 
 
 def saved(folder: Path, config, *, dtype: torch.dtype = torch.float32) -> Path:

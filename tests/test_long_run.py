@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from executor.acceptance import make_rule
+from executor.clock import Clock, Mark
 from executor.decode import Decoder
 from executor.drafters.language_model import LanguageModel
 from executor.sampling import Warp, seeded
@@ -98,12 +99,12 @@ def test_ten_thousand_steps_leave_nothing_behind(kind, late):
 def test_the_watch_notices_a_leak(monkeypatch, leak):
     """One small tensor a step."""
     held = []
-    read = Decoder._now
+    mark = Clock.mark
 
-    def keeping(self: Decoder) -> float:
+    def keeping(self: Clock) -> Mark:
         held.append(torch.zeros(16) if leak == "outcomes" else torch.ones(1, requires_grad=True) * 2)
-        return read(self)
+        return mark(self)
 
-    monkeypatch.setattr(Decoder, "_now", keeping)
+    monkeypatch.setattr(Clock, "mark", keeping)
     with pytest.raises(AssertionError):
         check("plain", 0, 120)

@@ -570,6 +570,11 @@ def test_targets_in_half_precision(tmp_path, name):
     assert all(p.dtype == torch.float32 for p in drafter.parameters())
 
 
+def test_weights_in_float16_do_not_learn():
+    with pytest.raises(UsageError, match="float16 cannot learn"):
+        WholeBackbone(Target(small_model(dtype=torch.float16)))
+
+
 def test_accumulated_batches_are_one(tmp_path):
     """Two batches of 4 to a step leave the weights that one batch of 8 does."""
     ends = []

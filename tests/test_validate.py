@@ -60,7 +60,8 @@ def clock(monkeypatch) -> Clock:
 
     monkeypatch.setattr(Target, "verify", timed_verify)
     monkeypatch.setattr(MedusaHeads, "level", timed_level)
-    monkeypatch.setattr(decode, "time", found)
+    for module in ("executor.clock", "executor.decode"):
+        monkeypatch.setattr(f"{module}.time", found)
     return found
 
 

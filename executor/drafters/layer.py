@@ -51,7 +51,10 @@ class SelfAttention(nn.Module):
             project(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        query, key = apply_rotary_pos_emb(query, key, *self._rotary[0](query, positions))
+        rotary = self._rotary[0]
+        if rotary.inv_freq.device != x.device:  # once: copied in each step, they would make the host wait
+            rotary.to(x.device)
+        query, key = apply_rotary_pos_emb(query, key, *rotary(query, positions))
         out: Tensor = self.o_proj(attention(query, key, value).flatten(2))
         return out
 

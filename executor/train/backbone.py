@@ -22,11 +22,22 @@ class Lora:
     dropout: float = 0.05
 
 
+def check_whole(target: Target) -> None:
+    """Refuse a target that cannot learn with all of its weights.
+
+    Raises:
+        UsageError: they are in float16, whose gradients no scaling holds.
+    """
+    if target.dtype == torch.float16:
+        raise UsageError("weights in float16 cannot learn: give --dtype float32 or bfloat16, or --lora")
+
+
 class WholeBackbone:
     """All of the target's weights learn."""
 
     def __init__(self, target: Target) -> None:
-        """From now on."""
+        """From now on; see `check_whole`."""
+        check_whole(target)
         target.model.requires_grad_(True)
         self.target = target
 

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,8 @@ def rewritten(
     files = [folder / f"self-distilled-{number + 1}-of-{count}.jsonl" for number in range(count)]
     if not files[rank].exists():
         rewrite(target, tokenizer, texts[rank::count], files[rank], writing, progress=progress)
-    PartialState(cpu=target.device.type == "cpu").wait_for_everyone()
+    # Shares end at different times, and a group's usual patience is 10 minutes. Training will have the same group.
+    PartialState(cpu=target.device.type == "cpu", timeout=timedelta(days=1)).wait_for_everyone()
     return files
 
 

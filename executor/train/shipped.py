@@ -235,7 +235,7 @@ class _Labelled(Rows):
 
 def _arguments(folder: Path, steps: int, learning_rate: float, precision: str) -> TrainingArguments:
     """Of the target: AdamW, cosine, no checkpoints."""
-    return TrainingArguments(
+    found = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
         per_device_train_batch_size=16,
@@ -254,6 +254,8 @@ def _arguments(folder: Path, steps: int, learning_rate: float, precision: str) -
         dataloader_pin_memory=False,
         remove_unused_columns=False,
     )
+    found._n_gpu = min(1, found.n_gpu)
+    return found
 
 
 if __name__ == "__main__":

@@ -93,7 +93,9 @@ def ways(shape: str, dtype: torch.dtype, device: str, batch: int, new: int) -> d
     ones = torch.ones_like(ids)
 
     def hugging_face(**settings: Any) -> int:
+        torch.backends.cuda.enable_cudnn_sdp(True)  # a `Target` leaves it out
         target.generate(ids, attention_mask=ones, do_sample=False, max_new_tokens=new, **settings)
+        torch.backends.cuda.enable_cudnn_sdp(False)
         return 0
 
     def assisted(k: int, threshold: float = 0.0) -> int:

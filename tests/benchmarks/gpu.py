@@ -4,12 +4,18 @@ Correctness of the loop in fp32, with CUDA graphs and without; profile, trace an
 batch 1 to 32; profiles of 1B, 8B and 14B shapes over contexts and what they predict of replayed acceptance at batch 1
 to 64; steps of 1B and 8B shapes against the memory-bandwidth limit, with the host's share; the loop against Hugging
 Face's; a target and drafters trained there, with their traces.
-`--part NAME` runs some parts only; `--device cpu --tiny` runs the same code at toy size.
+Each part runs in a process of its own, since a device that failed once answers nothing afterwards. `--part NAME` runs
+some parts only; `--graphs` takes steps from CUDA graphs where they are profiled and validated; `--device cpu --tiny`
+runs the same code at toy size.
 """
 
 import argparse
 import json
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +32,9 @@ from executor.loading import load_target, load_tokenizer
 from executor.measure import measure_profile
 from executor.prompts import read_prompts
 from executor.record import collect, device_name
+from executor.steps import Step
 from executor.target import Target
-from executor.validate import compare
+from executor.validate import Requests, compare
 from simulate.agreement import comparison_record
 from simulate.profile import save_profile
 from simulate.shapes import Shape
@@ -40,6 +47,8 @@ from treeopt.provenance import this_run
 from treeopt.published import EAGLE, MEDUSA, published_trees
 from treeopt.trace import save_trace
 from treeopt.tree import Tree
+
+BEGINNING = 4  # steps of a run that are not looked at
 
 
 def correctness(device: str, *, requests: int) -> dict[str, Any]:
@@ -63,7 +72,7 @@ def correctness(device: str, *, requests: int) -> dict[str, Any]:
     return {"requests": requests, "equal_to_generate": equal}
 
 
-def shipped_model(device: str, output: Path, *, tiny: bool) -> dict[str, Any]:
+def shipped_model(device: str, output: Path, *, graphs: bool, tiny: bool) -> dict[str, Any]:
     """Trace, profile and validation of the shipped model."""
     batches = (1, 2) if tiny else (1, 2, 4, 8, 16, 32)
     requests = 40 if tiny else 600
@@ -80,10 +89,11 @@ def shipped_model(device: str, output: Path, *, tiny: bool) -> dict[str, Any]:
         new_tokens=32,
         rounds=2 if tiny else 4,
         steps=4 if tiny else 12,
+        graphs=graphs,
     )
     save_profile(profile, output / "profile-shipped.json")
     plan = search(trace, profile, batch=batches, solver_s=0.0)
-    cells = compare(target, drafter, plan, fresh, new_tokens=32, stop=[0], blocks=2 if tiny else 4)
+    cells = compare(target, drafter, plan, Requests(fresh, 32, [0], graphs=graphs), blocks=2 if tiny else 4)
     record = comparison_record(cells)
     write_text(output / "validation.json", json.dumps(record, indent=1) + "\n")
     return {"mean_error": record["mean_error"], "max_error": record["max_error"]}
@@ -105,11 +115,10 @@ def step_times(device: str, *, tiny: bool) -> dict[str, Any]:
             plain_s = None
             for name, tree in {"plain": Tree((), ()), "Medusa": published_trees()[MEDUSA]}.items():
                 drafter = heads if tree.nodes else None
-                timed = Decoder(target, drafter, tree=tree, batch=batch, timed=True, graphs=graphs)
-                found = block(timed, prompts, steps=8 if tiny else 48, new_tokens=64)
+                decoder = Decoder(target, drafter, tree=tree, batch=batch, graphs=graphs)
+                found = block(decoder, prompts, steps=8 if tiny else 48, new_tokens=64)
                 step_s = float(np.median([step.draft_s + step.rest_s for step in found]))
                 plain_s = plain_s or step_s
-                free = Decoder(target, drafter, tree=tree, batch=batch, graphs=graphs)
                 cells.append(
                     {
                         "shape": shape,
@@ -119,8 +128,8 @@ def step_times(device: str, *, tiny: bool) -> dict[str, Any]:
                         "step_s": step_s,
                         "over_plain": step_s / plain_s,
                         "share_of_copy_bandwidth": read / step_s / copied,
-                        "host_gap": _host_gap(free, prompts[:batch], device),
-                        "graph_mib": timed.graph_bytes / 2**20,
+                        "graph_mib": decoder.graph_bytes / 2**20,
+                        "host_gap": _host_gap(decoder, prompts[:batch], device),
                     }
                 )
         del model, target, heads
@@ -128,22 +137,21 @@ def step_times(device: str, *, tiny: bool) -> dict[str, Any]:
 
 
 def _host_gap(decoder: Decoder, prompts: list[list[int]], device: str) -> float | None:
-    """Share of a run's time in which the device had nothing to do; None where nobody says."""
+    """Share of the steps' time in which the device had nothing to do; None where nobody says."""
     if not device.startswith("cuda"):
         return None
 
-    def run() -> float:
-        _wait(device)
-        started = time.perf_counter()
-        for _ in decoder.steps(prompts, new_tokens=64):
-            pass
-        _wait(device)
-        return time.perf_counter() - started
+    def seconds(steps: Iterator[Step]) -> float:
+        return sum(step.draft_s + step.rest_s for step in steps)
 
-    run()
-    wall_s = run()
+    wall_s = seconds(islice(decoder.steps(prompts, new_tokens=64), BEGINNING, None))
+    steps = decoder.steps(prompts, new_tokens=64)
+    for _ in islice(steps, BEGINNING):  # prefill, and the captures of graphs
+        pass
+    _wait(device)
     with torch_profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        run()
+        seconds(steps)  # the first is under way already; in its place one is seen that is begun after the last
+        _wait(device)
     busy_s = sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6
     return 1 - busy_s / wall_s
 
@@ -195,39 +203,58 @@ def _shipped_models(device: str, skip: int, requests: int) -> tuple[Target, Medu
     )
 
 
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "correctness": lambda o: correctness(o.device, requests=4 if o.tiny else 64),
+    "shipped_model": lambda o: shipped_model(o.device, o.output, graphs=o.graphs, tiny=o.tiny),
+    "replayed": lambda o: replayed(o.device, o.output, graphs=o.graphs, tiny=o.tiny),
+    "step_times": lambda o: step_times(o.device, tiny=o.tiny),
+    "against_hugging_face": lambda o: against_hugging_face(o.device, tiny=o.tiny),
+    "trained_drafters": lambda o: trained_drafters(o.device, o.output / "trained", tiny=o.tiny),
+}
+
+
 def main() -> None:
     """Run all parts; a part that fails is reported and the others go on."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--part", action="append", help="Run only this part; may be given more than once.")
+    parser.add_argument("--graphs", action="store_true")
+    parser.add_argument(
+        "--part", action="append", choices=PARTS, help="Run only this part; may be given more than once."
+    )
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
+    parts = options.part or list(PARTS)
+    if len(parts) == 1:
+        _keep(options, parts[0], _run(options, parts[0]))
+        return
+    flags = [f"--{name}" for name in ("tiny", "graphs") if getattr(options, name)]
+    for part in parts:
+        words = ["--output", str(options.output), "--device", options.device, *flags, "--part", part]
+        code = subprocess.run([sys.executable, "-m", __spec__.name, *words], check=False).returncode
+        if code:
+            _keep(options, part, {"failed": f"exit code {code}"})
+
+
+def _run(options: argparse.Namespace, part: str) -> dict[str, Any]:
+    """A part's results and their conditions, which are asked for before: a device that failed tells nothing."""
+    conditions = {"device": device_name(torch.device(options.device)), "provenance": this_run()}
     torch.backends.cuda.matmul.allow_tf32 = False
-    results: dict[str, Any] = {
-        "device": device_name(torch.device(options.device)),
-        "provenance": this_run(),
-    }
-    parts = {
-        "correctness": lambda: correctness(options.device, requests=4 if options.tiny else 64),
-        "shipped_model": lambda: shipped_model(options.device, options.output, tiny=options.tiny),
-        "replayed": lambda: replayed(options.device, options.output, tiny=options.tiny),
-        "step_times": lambda: step_times(options.device, tiny=options.tiny),
-        "against_hugging_face": lambda: against_hugging_face(options.device, tiny=options.tiny),
-        "trained_drafters": lambda: trained_drafters(options.device, options.output / "trained", tiny=options.tiny),
-    }
-    for name, part in parts.items():
-        if options.part and name not in options.part:
-            continue
-        started = time.perf_counter()
-        try:
-            results[name] = part()
-        except Exception as error:  # noqa: BLE001 - the other parts' results are worth having
-            results[name] = {"failed": repr(error)}
-        results[name]["seconds"] = round(time.perf_counter() - started, 1)
-        write_text(options.output / "gpu.json", json.dumps(results, indent=1) + "\n")
-        print(name, json.dumps(results[name]), flush=True)
+    started = time.perf_counter()
+    try:
+        found = PARTS[part](options)
+    except Exception as error:  # noqa: BLE001 - the other parts' results are worth having
+        found = {"failed": repr(error)}
+    return found | {"seconds": round(time.perf_counter() - started, 1)} | conditions
+
+
+def _keep(options: argparse.Namespace, part: str, found: dict[str, Any]) -> None:
+    """Add a part's results to those that are there."""
+    path = options.output / "gpu.json"
+    results: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    write_text(path, json.dumps(results | {part: found}, indent=1) + "\n")
+    print(part, json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

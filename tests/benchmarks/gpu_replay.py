@@ -36,15 +36,16 @@ BLOCKS = 2
 NODES = 31  # of the tree and the chain whose verification tells what a tree's mask costs
 
 
-def replayed(device: str, output: Path, *, tiny: bool) -> dict[str, Any]:
+def replayed(device: str, output: Path, *, graphs: bool, tiny: bool) -> dict[str, Any]:
     """By shape: errors of predicted speedups over all contexts and batch sizes, what a mask and a kept token take."""
     trace = load_trace(shipped("traces/medusa-t0.npz"))
     return {
-        shape: _shape(shape, trace, device, output, tiny=tiny) for shape in (("toy",) if tiny else ("1b", "8b", "14b"))
+        shape: _shape(shape, trace, device, output, graphs=graphs, tiny=tiny)
+        for shape in (("toy",) if tiny else ("1b", "8b", "14b"))
     }
 
 
-def _shape(shape: str, trace: Trace, device: str, output: Path, *, tiny: bool) -> dict[str, Any]:
+def _shape(shape: str, trace: Trace, device: str, output: Path, *, graphs: bool, tiny: bool) -> dict[str, Any]:
     places = TINY if tiny else PLACES
     target = random_target(shape, dtype=torch.bfloat16, device=device)
     heads = random_drafter(f"medusa:{trace.depth}", target)
@@ -53,7 +54,8 @@ def _shape(shape: str, trace: Trace, device: str, output: Path, *, tiny: bool) -
     for context, batches in places.items():
         prompts = _prompts(target, 4 * max(batches), context)
         settings = {"rounds": 2, "steps": 4} if tiny else {"rounds": 8, "steps": 12, "budget_s": 75.0}
-        profile = measure_profile(target, heads, prompts, batches=batches, new_tokens=32, **settings)
+        settings |= {"new_tokens": 32, "graphs": graphs}
+        profile = measure_profile(target, heads, prompts, batches=batches, **settings)
         save_profile(profile, output / f"profile-{shape}-{context}.json")
         commit_s[str(context)] = {times.batch: times.commit_s for times in profile.batches}
         for batch in batches:
@@ -61,7 +63,7 @@ def _shape(shape: str, trace: Trace, device: str, output: Path, *, tiny: bool) -
             part = trace.select(np.arange(count))
             plan = _plan(trees, part, profile, batch)
             save_predictions(Predictions(plan), output / f"predictions-{shape}-{context}-{batch}.json")
-            asked = Requests(_prompts(target, count, context), 32, (), part)
+            asked = Requests(_prompts(target, count, context), 32, (), part, graphs)
             cells += compare(target, heads, plan, asked, blocks=BLOCKS)
     record = comparison_record(cells)
     found = {name: record[name] for name in ("mean_error", "max_error", "coverage")}
@@ -101,7 +103,7 @@ def _mask(target: Target, places: dict[int, tuple[int, ...]], *, tiny: bool) -> 
 def _verify_s(target: Target, heads: Drafter, tree: Tree, prompts: list[list[int]], batch: int, *, steps: int) -> float:
     new_tokens = steps + WARM_UP + 1
     rule = Imposed(keeping(0, tree, len(prompts), new_tokens), tree)
-    decoder = Decoder(target, heads, tree=tree, batch=batch, timed=True, rule=rule)
+    decoder = Decoder(target, heads, tree=tree, batch=batch, rule=rule)
     found = block(decoder, prompts, steps=steps, new_tokens=new_tokens)
     return float(np.median([step.rest_s for step in found]))
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @sampling
 @click.option("--ignore-end", is_flag=True, help="Go on to --new-tokens past tokens that end a text.")
 @click.option("--compiled", is_flag=True, help="Compile the target's forward (torch.compile); slow to start.")
-@click.option("--graphs", is_flag=True, help="Replay steps from CUDA graphs; not run on a device yet.")
+@options.graphs
 @click.option("--audit", is_flag=True, help="Check each greedy text against a plain forward; exit code 1 if it fails.")
 @results
 def decode(
@@ -75,7 +75,7 @@ def decode(
     conditions = {"rule": sampling.name, "skip": prompts.skip, "new_tokens": new_tokens, "stop": stop, "audit": audit}
     meta = {**_meta(decoder, requests.tokens), **asdict(sampling), **conditions}
     if plan is not None:
-        warn_of_others(plan, meta)
+        warn_of_others(plan, meta, graphs=graphs)
     earlier = results.continued(begun, meta)
     done = {record["request"] for record in earlier}
     waiting = [number for number in range(len(requests.tokens)) if prompts.skip + number not in done]

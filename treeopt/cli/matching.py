@@ -34,7 +34,7 @@ def profile_for(trace: Trace, trace_file: Path, named: Path | None) -> "Profile"
         except CostError:
             continue  # a plan, a training log, ...
         if None not in _models(trace.meta) and _models(profile.meta) == _models(trace.meta):
-            click.echo(f"profile: {path.name}", err=True)
+            click.echo(f"profile: {path.name}{', of CUDA graphs' if look(profile.meta, 'graphs') else ''}", err=True)
             return profile
     raise CostError(
         f"{trace_file}: no profile of this target and drafter was found; measure one with `treeopt profile` "
@@ -79,11 +79,14 @@ def warn_unless_same(what: str, one: Any, other: Any) -> None:
         click.echo(f"Warning: {what} are of different {' and '.join(others)} or number types: {named}", err=True)
 
 
-def warn_of_others(plan: Plan, here: Mapping[str, Any], *, source: str = "trace") -> None:
+def warn_of_others(plan: Plan, here: Mapping[str, Any], *, source: str = "trace", graphs: bool = False) -> None:
     """Warn on stderr if a plan was made for other models than those `here`, which `identity` told.
 
     `source` is what the plan was made of and must fit: its trace, or its cost where acceptance is none of the models'.
+    `graphs` says whether steps will be replayed from CUDA graphs, which changes what they take.
     """
+    if look(plan.meta, "cost", "graphs") not in (None, graphs) and inputs.is_main_rank():
+        click.echo(f"Warning: the plan's step times are {'not ' * graphs}those of --graphs", err=True)
     told = {"trace": "trace was recorded", "cost": "step times were measured"}[source]
     for part in ("target", "drafter"):
         wanted = look(plan.meta, source, part, "weights")
@@ -95,8 +98,8 @@ def _models(meta: Any) -> tuple[Any, Any]:
     return look(meta, "target", "weights"), look(meta, "drafter", "weights")
 
 
-def _machine(meta: Any) -> tuple[Any, Any]:
-    return look(meta, "device"), look(meta, "provenance", "processor")
+def _machine(meta: Any) -> tuple[Any, Any, bool]:
+    return look(meta, "device"), look(meta, "provenance", "processor"), bool(look(meta, "graphs"))
 
 
 def _named(meta: Any) -> str:

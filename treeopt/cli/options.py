@@ -108,6 +108,9 @@ def bundle(name: str, kind: type, *given: Callable[[Any], Any]) -> Callable[[Any
     return decorate
 
 
+graphs = click.option("--graphs", is_flag=True, help="Replay steps from CUDA graphs; not run on a device yet.")
+
+
 def check_output(path: Path | None, option: str = "--output") -> None:
     """Fail before any work when the output could not be written.
 

@@ -55,6 +55,7 @@ SHOWN = 6  # ways that did not fit, in words
     is_flag=True,
     help="Also measure trees that are drawn anew at each step, for `search --policy` to price.",
 )
+@options.graphs
 @options.seed
 def profile(
     models: inputs.Models,

@@ -264,7 +264,7 @@ def _figures(timeline: "Timeline", seed: int) -> dict[str, Any]:
 
 
 def _conditions(trace: Trace, cost: Any, prefill_s: float, prompts: int | None, pad: bool) -> list[str]:
-    from treeopt.report.tables import models_told
+    from treeopt.report.tables import measured_told, models_told
 
     return [
         f"Prefill {prefill_s * 1e3:.3g} ms a prompt"
@@ -272,6 +272,5 @@ def _conditions(trace: Trace, cost: Any, prefill_s: float, prompts: int | None, 
         + ("; batches that were not measured cost what the nearest above does." if pad else "."),
         f"Trace: {models_told(trace.meta)}; {look(trace.meta, 'verification')}, temperature "
         f"{look(trace.meta, 'temperature')}{'' if trace.kept is None else '; what is kept is drawn, given the texts'}.",
-        f"Step times: {models_told(cost)} on {look(cost, 'device')} ({look(cost, 'provenance', 'processor')}), "
-        f"{look(cost, 'provenance', 'date')}.",
+        f"Step times: {measured_told(cost)}.",
     ]

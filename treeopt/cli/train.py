@@ -159,9 +159,11 @@ def train(
     target, tokenizer = _load(models)
     target.check_length(lessons.length)
     from executor.parallel import launched
-    from executor.train.backbone import Lora
+    from executor.train.backbone import Lora, check_whole
     from executor.train.job import LOG, TARGET, Job, checkpoint, precision_of, run, step_count
 
+    if recipe.trainable == "backbone" and not training.lora:
+        check_whole(target)
     precision = "bfloat16" if training.bf16 else precision_of(target)
     if first:
         inputs.warn_of_slow(precision, target)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @inputs.new_tokens
 @sources_asked
 @click.option("--blocks", type=click.IntRange(min=2), default=6, show_default=True, help="Parts of the prompts.")
+@options.graphs
 @options.seed
 @click.option("--output", type=options.FILE, help="Write the comparison here (.json).")
 @options.as_json
@@ -33,6 +34,7 @@ def validate(
     new_tokens: int,
     sources: Sources,
     blocks: int,
+    graphs: bool,
     seed: int,
     output: Path | None,
     as_json: bool,
@@ -58,10 +60,10 @@ def validate(
     from simulate.agreement import SCHEMA, comparison_record
 
     here = identity(model, heads)
-    asked = Requests(tokens, new_tokens, stop if replayed is None else (), replayed)
+    asked = Requests(tokens, new_tokens, stop if replayed is None else (), replayed, graphs)
     predictions = files.predictions(context=asked.context, weights=weights_read(model, heads), seed=seed)
     plan = predictions.plan
-    warn_of_others(plan, here, source="trace" if replayed is None else "cost")
+    warn_of_others(plan, here, source="trace" if replayed is None else "cost", graphs=graphs)
     check_run(model, heads, plan, asked, blocks=blocks)
     skipped = {str(entry.batch): _skipped(entry, replayed=replayed is not None) for entry in plan.entries}
     if sources.plan_file is None:  # search told of it
@@ -79,6 +81,7 @@ def validate(
         "prompt_tokens": [min(map(len, tokens)), max(map(len, tokens))],
         "new_tokens": new_tokens,
         "blocks": blocks,
+        "graphs": graphs,
         "seed": seed,
         "skipped": {batch: reasons for batch, reasons in skipped.items() if reasons},
         "provenance": this_run(),

@@ -133,8 +133,7 @@ def _conditions(plan: Plan) -> str:
         f"paired by request.\n"
         f"Trace: {models_told(look(plan.meta, 'trace'))}; {show('trace', 'verification')}, temperature "
         f"{show('trace', 'temperature')}; {show('trace', 'new_tokens')} new tokens a request.\n"
-        f"Step times: {models_told(look(plan.meta, 'cost'))} on {show('cost', 'device')} "
-        f"({show('cost', 'provenance', 'processor')}), {show('cost', 'provenance', 'date')}."
+        f"Step times: {measured_told(look(plan.meta, 'cost'))}."
     )
 
 
@@ -151,6 +150,13 @@ def models_told(meta: Any) -> str:
     if kind == "language-model":
         return f"target {' '.join(words)}, a language model as drafter"
     return f"target {' '.join(words)}, {drafter}"
+
+
+def measured_told(meta: Any) -> str:
+    """Models, device and day of a profile or validation, as its provenance says."""
+    processor, date = (look(meta, "provenance", key) for key in ("processor", "date"))
+    graphs = ", CUDA graphs" if look(meta, "graphs") else ""
+    return f"{models_told(meta)} on {_shown(look(meta, 'device'))}{graphs} ({_shown(processor)}), {_shown(date)}"
 
 
 def _shown(value: Any) -> str:

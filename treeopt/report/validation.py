@@ -9,7 +9,7 @@ from rich.text import Text
 
 from treeopt.estimate import Estimate
 from treeopt.provenance import look
-from treeopt.report.tables import interval, models_told, terminal
+from treeopt.report.tables import interval, measured_told, terminal
 
 WIDTH = 200
 FORMS = {"leviathan": "Leviathan\nThm 3.8", "coral": "CORAL\nEq. 6"}
@@ -111,8 +111,7 @@ def _conditions(meta: Mapping[str, Any]) -> str:
     fixed = f" Predictions fixed before: sha256 {sha256:.16}." if sha256 else ""
     return (
         f"{meta['prompts']} {prompts}, {meta['new_tokens']} new tokens each, in "
-        f"{meta['blocks']} blocks of shuffled order; {models_told(meta)} on {meta['device']} "
-        f"({meta['provenance']['processor']}), {meta['provenance']['date']}. Medians of steps with all rows busy, "
+        f"{meta['blocks']} blocks of shuffled order; {measured_told(meta)}. Medians of steps with all rows busy, "
         "means where each step draws its tree anew; end to end counts prefill and draining too. 95 % intervals, those "
         "of coverage as if cells were independent."
         f"{fixed}"
