@@ -43,7 +43,7 @@ bench: $(VENV)/.all  ## timings, printed; ratios within one run
 regret: $(VENV)/.all  ## improved trees against the best of all trees, on traces small enough to replay them all
 	$(BIN)/python -m tests.benchmarks.bench_regret --output data/benchmarks/regret.json
 
-models: $(VENV)/.all  ## tokenizer, target, drafters, prompts and traces from nothing, on 2 cores in about 70 minutes
+models: $(VENV)/.all  ## tokenizer, target, drafters, prompts and traces from nothing, on 2 cores in about an hour
 	$(KEPT) $(BIN)/python -m executor.train.shipped data target
 	$(KEPT) OMP_NUM_THREADS=1 $(MAKE) -j 2 $(TRAINED:%=drafter-%)
 	$(KEPT) OMP_NUM_THREADS=1 $(MAKE) -j 2 traces-t1 traces-t0
