@@ -12,6 +12,11 @@ from treeopt.errors import ExecutorError
 Taps = tuple[int, ...] | None  # layers whose inputs are wanted as features; () for the LM head's, None for no features
 
 
+def picked(values: Tensor, rows: Tensor | None) -> Tensor:
+    """Of (batch, tokens, width) the rows int64 (batch, n) of each sequence; None: all, as they are."""
+    return values if rows is None else values.gather(1, rows[..., None].expand(-1, -1, values.shape[-1]))
+
+
 class Features:
     """Hooks on a decoder, which keep what its last forward passed until it is taken."""
 

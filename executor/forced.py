@@ -50,12 +50,14 @@ class Texts:
         tokens: int64 (batch, longest), padded on the right.
         prompts: tokens of each prompt, 2 or more.
         written: tokens of each text.
-        outputs: of the target, with the drafter's taps as features.
+        rows: int64 (batch, longest text + 1), the anchors: the token before each prompt's last and those after it.
+        outputs: of the target, with the drafter's taps as features; logits of the rows alone.
     """
 
     tokens: Tensor
     prompts: tuple[int, ...]
     written: tuple[int, ...]
+    rows: Tensor
     outputs: Outputs
 
     @classmethod
@@ -65,8 +67,11 @@ class Texts:
         """Feed the texts to the target, once."""
         whole = [torch.tensor([*prompt, *text]) for prompt, text in zip(prompts, texts, strict=True)]
         tokens = torch.nn.utils.rnn.pad_sequence(whole, batch_first=True).to(target.device)
-        outputs = target.features(tokens, drafter.taps)
-        return cls(tokens, tuple(map(len, prompts)), tuple(map(len, texts)), outputs)
+        # An anchor's feature stands one before its root, and the root one before the text.
+        first = torch.tensor([[len(prompt) - 2] for prompt in prompts])
+        rows = (first + torch.arange(1 + max(map(len, texts)))).clamp(max=tokens.shape[1] - 1).to(target.device)
+        outputs = target.features(tokens, drafter.taps, rows=rows)
+        return cls(tokens, tuple(map(len, prompts)), tuple(map(len, texts)), rows, outputs)
 
 
 @torch.no_grad()
@@ -74,16 +79,15 @@ def along(target: Target, drafter: Drafter, texts: Texts, wanted: Wanted) -> lis
     """Of each text the arrays of a trace by name, one row a token: `rank` and what else is wanted."""
     found = [_blank(length, wanted) for length in texts.written]
     own = [Kept(wanted.rule, wanted.width, draws=wanted.draws) for _ in found if isinstance(wanted.rule, Rounds)]
-    passes = drafter.teacher_forced(target, texts.tokens, texts.outputs.features, wanted.depth)
+    passes = drafter.teacher_forced(target, texts.tokens, texts.outputs.features, wanted.depth, rows=texts.rows)
     for k, forced in enumerate(passes, 1):
         drafted = forced.scores
         for i, arrays in enumerate(found):
-            # An anchor's feature stands one before its root, and the root one before the text.
-            first, inside = texts.prompts[i] - 2, texts.written[i] - k + 1
+            inside = texts.written[i] - k + 1
             if inside < 1:
                 continue
-            scores, logits = drafted[i, first:][:inside], texts.outputs.logits[i, first + k :][:inside]
-            truth = texts.tokens[i, first + 1 + k :][:inside]
+            scores, logits = drafted[i, :inside], texts.outputs.logits[i, k:][:inside]
+            truth = texts.tokens[i, texts.prompts[i] - 1 + k :][:inside]
             if k == 1 and wanted.probabilities:
                 _put(arrays, "target_entropy", np.s_[:], _entropy(logits))
             rank = rank_of(scores, truth)

@@ -6,7 +6,7 @@ subclass; no modelling code is copied. What is known of families is in architect
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,7 +28,7 @@ from executor.attention import (
     tree_seen,
 )
 from executor.cache import Layout, TreeCache, free_bytes, layout_of
-from executor.features import Features, Taps
+from executor.features import Features, Taps, picked
 from executor.logits import head_scaling
 from executor.packing import unpack_linears
 from treeopt.errors import ExecutorError
@@ -145,6 +145,14 @@ class Target:
         outputs = self.features(torch.zeros(1, 1, dtype=torch.long, device=self.device))
         with torch.no_grad():
             return head_scaling(self.model.config, self.head(outputs.features), outputs.logits)
+
+    @cached_property
+    def _scored_as_is(self) -> bool:
+        """Whether the model's logits are those that `scored` gives."""
+        try:
+            return bool(self.head_scaling)
+        except ExecutorError:
+            return False
 
     def scored(self, features: Tensor) -> Tensor:
         """The logits that the model gives features: (..., hidden) -> (..., vocabulary)."""
@@ -352,14 +360,24 @@ class Target:
             use_cache=True,
         )
 
-    def features(self, tokens: Tensor, taps: Taps = (), *, learning: bool = False) -> Outputs:
+    def features(
+        self, tokens: Tensor, taps: Taps = (), *, learning: bool = False, rows: Tensor | None = None
+    ) -> Outputs:
         """A plain causal forward without cache, tokens int64 (batch, length), for training and recording.
 
-        Only when the target is `learning` itself does it keep what gradients need.
+        Only when the target is `learning` itself does it keep what gradients need. Logits are those of the `rows`
+        int64 (batch, n) of each sequence alone, if some are given.
         """
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
+        words = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
+        if rows is not None and self._scored_as_is:
+            self._features.tap(taps or ())
+            with torch.no_grad():
+                last = self._decoder(**words)[0]
+                return Outputs(self.scored(picked(last, rows)), self._features.take(taps))
         with torch.set_grad_enabled(learning and torch.is_grad_enabled()):
-            return self._call(self.model, taps, input_ids=tokens, position_ids=positions, use_cache=False)
+            found = self._call(self.model, taps, **words)
+        return replace(found, logits=picked(found.logits, rows))
 
     def _masks(self, build: Callable[[int | None], Mask]) -> Mask | dict[str, Mask]:
         """One mask, or one for each kind of layer."""

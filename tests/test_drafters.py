@@ -6,10 +6,11 @@ import torch
 from executor.acceptance import SampleAndMatch
 from executor.decode import Decoder
 from executor.drafters.base import Committed
+from executor.features import picked
 from executor.prompts import Prompt
 from executor.record import collect
 from executor.sampling import Warp
-from tests.drafters import MAKE, fitted_drafter, random_drafter
+from tests.drafters import DRAFTERS, MAKE, fitted_drafter, random_drafter
 from tests.models import VOCABULARY, random_prompts, small_target
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
@@ -69,6 +70,23 @@ def test_the_teacher_forced_pass_is_drafting_step_by_step(drafter):
             for k in range(DEPTH):
                 scores = drafter.level(state, text[:, at - 1 + k, None], torch.zeros(1, 1, dtype=torch.long))
                 assert_equal_scores(scores[:, 0], forced[k][:, t])
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_rows_of_a_teacher_forced_pass_are_those_of_the_whole(kind):
+    """Of the target's logits too; the features are all there."""
+    target, drafter = DRAFTERS[kind]()
+    text, rows = torch.tensor(random_prompts((14, 14), seed=3)), torch.tensor([[2, 3, 4, 9], [7, 8, 8, 1]])
+    whole, part = target.features(text, drafter.taps), target.features(text, drafter.taps, rows=rows)
+    torch.testing.assert_close(part.features, whole.features)
+    torch.testing.assert_close(part.logits, picked(whole.logits, rows))
+    depth = min(3, drafter.max_depth)
+    every = drafter.teacher_forced(target, text, whole.features, depth)
+    some = drafter.teacher_forced(target, text, whole.features, depth, rows=rows)
+    for k, (all_of_them, found) in enumerate(zip(every, some, strict=True), 1):
+        assert k <= depth
+        assert_equal_scores(found.scores, picked(all_of_them.scores, rows))
+    assert k == depth
 
 
 def test_a_node_is_scored_by_its_own_path_alone(drafter):

@@ -47,7 +47,7 @@ class Forced:
     """One depth k of a teacher-forced pass.
 
     Attributes:
-        own: (batch, length, n); row t scores x_{t+1+k}, -inf for tokens that are never proposed.
+        own: (batch, length or rows, n); row t scores x_{t+1+k}, -inf for tokens that are never proposed.
         hidden: (batch, length, hidden), what took the place of the target's feature f_{t+k}; None if nothing did.
         ids: int64 (n,), the tokens that are scored, increasing; None for all.
         vocabulary: of the target; it matters only where there are `ids`.
@@ -136,7 +136,9 @@ class Drafter(Protocol):
             (batch, expanded, vocabulary), or (batch, 1, vocabulary) when they do not depend on the node.
         """
 
-    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Forced]:
+    def teacher_forced(
+        self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
+    ) -> Iterator[Forced]:
         """Scores along the true text, one depth after the other; used to train and to record.
 
         Args:
@@ -144,9 +146,10 @@ class Drafter(Protocol):
             tokens: int64 (batch, length).
             features: (batch, length, hidden), the target's features of `tokens`.
             depth: levels wanted.
+            rows: int64 (batch, n), the t that are wanted of each sequence; None: all of them.
 
         Yields:
-            for depth k = 1, 2, ...: the scores of x_{t+1+k} given f_t and the true tokens up to x_{t+k}.
+            for depth k = 1, 2, ...: the scores of x_{t+1+k} given f_t and the true tokens up to x_{t+k}, of those t.
         """
 
 

@@ -16,6 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from executor.drafters.base import Committed, Forced
 from executor.drafters.layer import Attend, Layer, LayerCache, Unrolled
+from executor.features import picked
 from executor.target import Target
 
 
@@ -196,13 +197,17 @@ class Hydra(nn.Module):
         state.level += 1
         return scores
 
-    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Forced]:
+    def teacher_forced(
+        self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
+    ) -> Iterator[Forced]:
         """See `Drafter.teacher_forced`."""
         given = features.to(self.heads[0].first.weight.dtype)  # type: ignore[union-attr, arg-type]
         if self.prefix is not None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
             given = self.prefix.read(given, positions, Unrolled())
+        given = picked(given, rows)
         for k, head in enumerate(list(self.heads)[:depth], 1):
             if self.grounded:
-                given = torch.cat([given, target.embed(tokens.roll(-k, 1)).to(given.dtype)], 2)
+                read = picked(tokens.roll(-k, 1)[..., None], rows)[..., 0]
+                given = torch.cat([given, target.embed(read).to(given.dtype)], 2)
             yield Forced(*head(given))

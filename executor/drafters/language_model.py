@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from executor.cache import TreeCache
 from executor.drafters.base import Committed, Forced
+from executor.features import picked
 from executor.target import Target
 from executor.topology import below
 from treeopt.errors import ExecutorError
@@ -152,11 +153,15 @@ class LanguageModel(nn.Module):
             tokens = torch.where(tokens < self.target.vocabulary, tokens, 0)
         return self.target.verify(tokens, lengths, depths, ancestors, state.view, first).logits
 
-    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Forced]:
+    def teacher_forced(
+        self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
+    ) -> Iterator[Forced]:
         """See `Drafter.teacher_forced`; the model's own features take the place of the target's."""
         known = torch.where(tokens < self.target.vocabulary, tokens, 0)
         logits = self.target.features(known).logits[..., : target.vocabulary]
         if logits.shape[-1] < target.vocabulary:
             logits = nn.functional.pad(logits, (0, target.vocabulary - logits.shape[-1]), value=-torch.inf)
         for k in range(1, depth + 1):
-            yield Forced(logits.roll(-k, 1))  # row t is the guess after x_{t+k}; the last k rows have no meaning
+            yield Forced(
+                picked(logits.roll(-k, 1), rows)
+            )  # row t is the guess after x_{t+k}; the last k rows have no meaning

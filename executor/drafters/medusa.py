@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.drafters.base import Committed, Forced
+from executor.features import picked
 from executor.target import Target
 
 
@@ -99,8 +100,11 @@ class MedusaHeads(nn.Module):
         state.level += 1
         return scores
 
-    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Forced]:
+    def teacher_forced(
+        self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
+    ) -> Iterator[Forced]:
         """See `Drafter.teacher_forced`."""
-        logits = self(target, features.flatten(0, 1), depth)
+        wanted = picked(features, rows)
+        logits = self(target, wanted.flatten(0, 1), depth)
         for scores in logits:
-            yield Forced(scores.unflatten(0, tokens.shape))
+            yield Forced(scores.unflatten(0, wanted.shape[:2]))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from executor.drafters.base import Committed, Forced
 from executor.drafters.context import FALL, MAX_DEPTH, MISSING, continued, suffixes
 from executor.drafters.counts import MAX_ORDER, Grams, counts_of, order_of, refuse
+from executor.features import picked
 from executor.target import Target
 from treeopt.errors import ExecutorError
 
@@ -208,11 +209,15 @@ class NGram(nn.Module):
         state.level += 1
         return self.scores(state.suffix)
 
-    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Forced]:
+    def teacher_forced(
+        self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
+    ) -> Iterator[Forced]:
         """See `Drafter.teacher_forced`."""
         self._check(target)
         ends = torch.arange(1, tokens.shape[1] + 1, device=tokens.device).expand_as(tokens)
         contexts = suffixes(tokens, ends, self.order - 1)
         scores = torch.stack([self.scores(context) for context in contexts])
         for k in range(1, depth + 1):
-            yield Forced(scores.roll(-k, 1))  # row t is the guess after x_{t+k}; the last k rows have no meaning
+            yield Forced(
+                picked(scores.roll(-k, 1), rows)
+            )  # row t is the guess after x_{t+k}; the last k rows have no meaning

@@ -103,9 +103,11 @@ class PromptLookup(nn.Module):
         state.level += 1
         return looked_up(text, lengths, state.suffix, state.vocabulary)
 
-    def teacher_forced(self, target: Target, tokens: Tensor, features: Tensor, depth: int) -> Iterator[Forced]:
+    def teacher_forced(
+        self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
+    ) -> Iterator[Forced]:
         """See `Drafter.teacher_forced`; at row t the text ends with the root x_{t+1} at every depth."""
-        anchor = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        anchor = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens) if rows is None else rows
         for k in range(1, depth + 1):
             suffix = suffixes(tokens, anchor + k + 1, self.longest)  # the last k rows have no meaning
             yield Forced(looked_up(tokens, anchor + 2, suffix, target.vocabulary))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from executor.drafters.base import Committed, Forced
 from executor.drafters.layer import Attend, LayerCache, SelfAttention, Unrolled
+from executor.features import picked
 from executor.target import Target
 
 MAX_DEPTH = 64
@@ -126,7 +127,14 @@ class Recurrent(nn.Module, ABC):
         return self.scores(state.target, state.above)
 
     def teacher_forced(
-        self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, detached: bool = False
+        self,
+        target: Target,
+        tokens: Tensor,
+        features: Tensor,
+        depth: int,
+        *,
+        rows: Tensor | None = None,
+        detached: bool = False,
     ) -> Iterator[Forced]:
         """See `Drafter.teacher_forced`; `detached` cuts the gradient between one depth's guess and the next."""
         attention, start = Unrolled(), torch.arange(tokens.shape[1], device=tokens.device)[None]
@@ -134,6 +142,6 @@ class Recurrent(nn.Module, ABC):
         for k in range(1, depth + 1):
             embeddings = self.embed(target, tokens.roll(-k, 1))
             guess = self.guess(embeddings, hidden, start + k - 1, attention)
-            yield self.forced(target, guess)
+            yield self.forced(target, picked(guess, rows))
             hidden = self.carried(guess)
             hidden = hidden.detach() if detached else hidden

@@ -124,7 +124,7 @@ class Lesson(nn.Module):
         """Supervised anchors of depth 1, 2, ..., as far as the rows are long enough."""
         logits, features = outputs.logits.detach(), outputs.features
         given = self._noisy(features) if self.training else features
-        words = {"detached": True} if self.recipe.detached else {}
+        words: dict[str, Any] = {"detached": True} if self.recipe.detached else {}
         if isinstance(self.drafter, Eagle):  # what learns is scored over the whole vocabulary
             self.drafter.routed = self.drafter.router is not None and not self.training
         depths = min(self.depths, tokens.shape[1] - 2)
