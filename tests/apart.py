@@ -2,7 +2,7 @@
 
 What runs on a GPU must make every tensor there. On the CPU nobody notices one that was not; here an operator that is
 given both raises `MixedError`. A step must not copy from one to the other either, for the host would wait: inside
-`Apart.kept_apart` that raises too.
+`Device.kept_apart` that raises too.
 
 A program, since a device once registered is there for good: `python -m tests.apart` does the jobs that its input names
 and prints what came of each.
