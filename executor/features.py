@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from treeopt.errors import ExecutorError
 
 Taps = tuple[int, ...] | None  # layers whose inputs are wanted as features; () for the LM head's, None for no features
+HEAD = -1  # the LM head as one of several taps
 
 
 def picked(values: Tensor, rows: Tensor | None) -> Tensor:
@@ -23,10 +24,9 @@ class Features:
     def __init__(self, decoder: nn.Module, layers: int, name: str) -> None:
         """Of a decoder with so many layers; `name` is the model's in errors."""
         self._decoder, self._count, self._name = decoder, layers, name
-        self._last: Tensor | None = None
         self._inputs: dict[int, Tensor] = {}
-        self._tapped: set[int] = set()
-        decoder.register_forward_hook(self._keep_last)
+        self._tapped = {HEAD}
+        decoder.register_forward_hook(partial(self._keep_output, HEAD))
 
     def tap(self, layers: Sequence[int]) -> None:
         """From now on keep what these layers are given, as Hugging Face's `hidden_states` counts them.
@@ -52,15 +52,15 @@ class Features:
         Raises:
             ExecutorError: the decoder did not run.
         """
-        if self._last is None:
+        if HEAD not in self._inputs:
             raise ExecutorError(f"{self._name}: its decoder does not return the input of the LM head")
-        found = torch.cat([self._inputs[layer] for layer in taps], -1) if taps else self._last
+        found = torch.cat([self._inputs[layer] for layer in taps], -1) if taps else self._inputs[HEAD]
         self.drop()
         return found
 
     def drop(self) -> None:
         """Keep nothing of the last forward."""
-        self._last, self._inputs = None, {}
+        self._inputs = {}
 
     def _layers(self) -> nn.ModuleList:
         for module in self._decoder.children():
@@ -68,11 +68,8 @@ class Features:
                 return module
         raise ExecutorError(f"{self._name}: its layers are not a list that could be read from")
 
-    def _keep_last(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._last = output[0]
-
     def _keep_input(self, layer: int, module: nn.Module, args: Any, words: Any) -> None:
         self._inputs[layer] = args[0] if args else words["hidden_states"]
 
     def _keep_output(self, layer: int, module: nn.Module, args: Any, output: Any) -> None:
-        self._inputs[layer] = output[0] if isinstance(output, tuple) else output
+        self._inputs[layer] = output if isinstance(output, Tensor) else output[0]

@@ -137,12 +137,13 @@ class Target:
 
     @cached_property
     def head_scaling(self) -> tuple[float, float | None]:
-        """A factor on the LM head's output, and a soft cap; found by a forward of one token, once.
+        """A factor on the LM head's output, and a soft cap; found by a forward of some tokens, once.
 
         Raises:
             ExecutorError: the model does something else.
         """
-        outputs = self.features(torch.zeros(1, 1, dtype=torch.long, device=self.device))
+        count = min(16, self.vocabulary, self.context_limit or 16)
+        outputs = self.features(torch.arange(count, device=self.device)[None])
         with torch.no_grad():
             return head_scaling(self.model.config, self.head(outputs.features), outputs.logits)
 

@@ -228,6 +228,7 @@ ORDER = [
     "executor.train.recipes",
     "executor.train.data",
     "executor.train.rows",
+    "executor.train.feature_store",
     "executor.train.lesson",
     "executor.train.trainer",
     "executor.train.backbone",

@@ -26,6 +26,26 @@ def test_scored_features_are_the_model_s_logits(kind):
     assert target.head_scaling[1] == cap
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("largest", [1.0, 4.0, 30.0])
+def test_a_cap_far_above_the_logits_is_no_factor(dtype, largest):
+    """Gemma 2's cap of 30, where tanh is nearly a line."""
+    config = CONFIGS["gemma2"][0].__class__(final_logit_softcapping=30.0)
+    raw = torch.linspace(-largest, largest, 500).to(dtype)
+    assert head_scaling(config, raw, 30 * (raw / 30).tanh()) == (1.0, 30.0)
+
+
+def test_a_cap_that_is_named_and_not_used():
+    config = CONFIGS["gemma2"][0].__class__(final_logit_softcapping=30.0)
+    raw = torch.linspace(-4, 4, 500)
+    assert head_scaling(config, raw, raw) == (1.0, None)
+    assert head_scaling(config, raw, raw * (1 + 1e-7)) == (1.0, None)
+    assert head_scaling(config, raw, raw / 4)[0] == pytest.approx(0.25)
+    bent = 30 * (raw / 30).tanh()
+    with pytest.raises(ExecutorError, match="llama models"):
+        head_scaling(small_target().model.config, raw, bent)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_plain_head_is_left_alone(dtype):
     assert small_target(dtype=dtype).head_scaling == (1.0, None)

@@ -21,6 +21,7 @@ from executor.parallel import is_main_rank, launched
 from executor.target import Target
 from executor.train.backbone import Lora, LoraBackbone, WholeBackbone
 from executor.train.data import Rows
+from executor.train.feature_store import FeatureStore
 from executor.train.lesson import DepthScore
 from executor.train.recipes import Recipe
 from executor.train.trainer import DrafterTrainer, Report, arguments
@@ -50,6 +51,7 @@ class Job:
         eval_every: steps between evaluations; None for none but the last.
         resume: go on from the last checkpoint below `output`.
         lora: adapters in place of the target's own weights, where the recipe trains the target.
+        features: folder in which the target's features are kept; None: each step computes its own.
         dtype: that the drafter, and a target that was trained, are stored in.
         meta: goes into the log.
     """
@@ -66,6 +68,7 @@ class Job:
     eval_every: int | None = None
     resume: bool = False
     lora: Lora | None = None
+    features: Path | None = None
     dtype: str = "float32"
     meta: Mapping[str, Any] = field(default_factory=dict)
 
@@ -101,6 +104,8 @@ def run(
         raise UsageError(f"--lora is for recipes that train the target, {recipe.name} does not")
     if recipe.lm_kl and job.lora is None:
         raise UsageError("lm_kl compares with the target as it was, which only LoRA keeps: give --lora")
+    if job.features is not None and recipe.trainable == "backbone":
+        raise UsageError(f"--features keeps those of a target that does not learn, recipe {recipe.name} trains it")
     last = checkpoint(job.output) if job.resume else None
     if job.resume and last is None:
         raise UsageError(f"--resume: no checkpoint in {job.output}")
@@ -128,11 +133,16 @@ def run(
     backbone = None
     if recipe.trainable == "backbone":
         backbone = WholeBackbone(target) if job.lora is None else LoraBackbone(target, job.lora)
+    store = None if job.features is None else FeatureStore(job.features, target, job.precision)
+    if store is not None:
+        taken = job.steps * job.batch * job.accumulate * launched()
+        store.check_room(rows, held_out, taps=getattr(drafter, "taps", ()), at_most=taken)
     trainer = DrafterTrainer(
         drafter,
         target=target,
         recipe=recipe,
         backbone=backbone,
+        store=store,
         report=report,
         args=settings,
         train_dataset=rows,

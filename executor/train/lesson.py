@@ -16,6 +16,7 @@ from executor.drafters.base import Drafter
 from executor.drafters.eagle import Eagle
 from executor.record import rank_of
 from executor.target import Outputs, Target
+from executor.train.feature_store import FeatureStore
 from executor.train.losses import TERMS, Anchors, hard_ce, kl
 from executor.train.recipes import Recipe
 from treeopt.errors import ExecutorError
@@ -53,18 +54,27 @@ class DepthScore:
 class Lesson(nn.Module):
     """A drafter with the target and the recipe that it is trained by; what learns are this module's parameters."""
 
-    def __init__(self, drafter: nn.Module, target: Target, recipe: Recipe, backbone: Backbone | None = None) -> None:
-        """Set what learns; a `backbone` is there when the target does.
+    def __init__(
+        self,
+        drafter: nn.Module,
+        target: Target,
+        recipe: Recipe,
+        backbone: Backbone | None = None,
+        store: FeatureStore | None = None,
+    ) -> None:
+        """Set what learns; a `backbone` is there when the target does, a `store` keeps what one gives that does not.
 
         Raises:
             ExecutorError: the drafter cannot be trained by this recipe.
         """
         super().__init__()
         self._keys_to_ignore_on_save = None  # the Trainer looks here when it loads
-        self.drafter, self.target, self.recipe, self.backbone = drafter, target, recipe, backbone
+        self.drafter, self.target, self.recipe, self.backbone, self.store = drafter, target, recipe, backbone, store
         self.done = 0.0  # share of all steps
         if (recipe.trainable == "backbone") != (backbone is not None):
             raise ExecutorError(f"recipe {recipe.name} trains the {recipe.trainable}")
+        if backbone is not None and store is not None:
+            raise ExecutorError(f"recipe {recipe.name} trains the target: its features are not to be kept")
         if backbone is not None:
             self.learning_target = target.model
         drafter.requires_grad_(recipe.trainable != "router")
@@ -88,7 +98,7 @@ class Lesson(nn.Module):
 
     def forward(self, input_ids: Tensor, loss_mask: Tensor) -> dict[str, Tensor]:
         """The loss of a batch; tokens int64, mask bool, both (batch, length)."""
-        outputs = self.target.features(input_ids, self._drafter.taps, learning=self.backbone is not None)
+        outputs = self._outputs(input_ids)
         ramp = self.recipe.ramped(self.done)
         loss = outputs.logits.new_zeros((), dtype=torch.float32)
         for k, at in enumerate(self._anchors(input_ids, loss_mask, outputs), 1):
@@ -101,7 +111,7 @@ class Lesson(nn.Module):
     def measure(self, input_ids: Tensor, loss_mask: Tensor) -> Tensor:
         """Sums over a batch, float64 (depths, 2 + TOPS): anchors, loss, and hits among the best 1, 2, 4, 8."""
         sums = torch.zeros(self.depths, 2 + len(TOPS), dtype=torch.float64, device=input_ids.device)
-        outputs = self.target.features(input_ids, self._drafter.taps)
+        outputs = self._outputs(input_ids)
         for row, at in zip(sums, self._anchors(input_ids, loss_mask, outputs), strict=False):
             label = at.labels.clamp(min=0)
             proposed = (at.labels >= 0) & (at.scores.gather(-1, label[:, None])[:, 0] > -torch.inf)
@@ -113,6 +123,11 @@ class Lesson(nn.Module):
     @property
     def _drafter(self) -> Drafter:
         return self.drafter  # type: ignore[return-value]
+
+    def _outputs(self, tokens: Tensor) -> Outputs:
+        if self.store is not None:
+            return self.store.outputs(tokens, self._drafter.taps)
+        return self.target.features(tokens, self._drafter.taps, learning=self.backbone is not None)
 
     def _reduced(self, at: Anchors) -> Tensor:
         """The terms of one depth."""

@@ -1,9 +1,10 @@
-"""The models in `data/models`, made from nothing, each by its name: `python -m executor.train.shipped data NAME...`.
+"""The models in `data/models`, made from nothing: `python -m executor.train.shipped data NAME... [--features FOLDER]`.
 
 `target` is the tokenizer, the language model and the prompts; all other names are drafters beside it. `make models`
 makes them all, two drafters at a time; traces follow in executor/train/traces.py.
 """
 
+import argparse
 import json
 import math
 import sys
@@ -89,8 +90,8 @@ DRAFTERS: Mapping[str, Shipped] = {
 NGRAMS = {"unigram": 1, "bigram": 2}  # Leviathan et al. 2023, table 3
 
 
-def build(data: Path, name: str) -> None:
-    """Make one of them: `target`, or one of `NGRAMS` or `DRAFTERS`.
+def build(data: Path, name: str, *, features: Path | None = None) -> None:
+    """Make one of them: `target`, or one of `NGRAMS` or `DRAFTERS`; see `train_drafter`.
 
     Raises:
         UsageError: no such name.
@@ -102,7 +103,7 @@ def build(data: Path, name: str) -> None:
         texts = [source.text for source in corpus.standard_library() if not source.held_out]
         count_ngrams(data / "models" / NAME, texts, data / "models" / f"stdlib-{name}", order=NGRAMS[name])
     else:
-        before, after = train_drafter(data, name).acceptance
+        before, after = train_drafter(data, name, features=features).acceptance
         print(f"{name}: top-1 over depths {before:.3f} -> {after:.3f}", file=sys.stderr)
     print(f"{name}: {(time.monotonic() - started) / 60:.1f} minutes", file=sys.stderr)
 
@@ -126,13 +127,14 @@ def build_target(data: Path, *, steps: int = TARGET_STEPS) -> None:
     write_prompts(data / "prompts" / "stdlib.jsonl", drawn)
 
 
-def train_drafter(data: Path, name: str, *, steps: int | None = None) -> Trained:
+def train_drafter(data: Path, name: str, *, steps: int | None = None, features: Path | None = None) -> Trained:
     """Train one of `DRAFTERS` for the target below `data/models`, and write it beside.
 
     Args:
         data: the folder.
         name: of the recipe.
         steps: other than in the table.
+        features: folder in which the target's features are kept for the other drafters, where they can be of use.
 
     Raises:
         UsageError: no such recipe.
@@ -150,12 +152,14 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None) -> Trained
     rows = Rows(corpus.pack(raw, [s for s in sources if not s.held_out], length=LENGTH))
     start = load_drafter(data / "models" / DRAFTERS[shipped.start].folder, target) if shipped.start else None
     drafter = begun(recipe, target, start, rows=rows, seed=SEED)
+    shared = recipe.trainable != "backbone" and not drafter.taps  # no other drafter reads what EAGLE-3 taps
     job = Job(
         recipe,
         data / "models" / shipped.folder,
         shipped.steps if steps is None else steps,
         seed=SEED,
         precision=_precision(target.device),
+        features=features if shared else None,
         dtype="bfloat16",
         meta=meta,
     )
@@ -259,5 +263,10 @@ def _arguments(folder: Path, steps: int, learning_rate: float, precision: str) -
 
 
 if __name__ == "__main__":
-    for asked in sys.argv[2:]:
-        build(Path(sys.argv[1]), asked)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", type=Path)
+    parser.add_argument("names", nargs="+")
+    parser.add_argument("--features", type=Path)
+    asked = parser.parse_args()
+    for one in asked.names:
+        build(asked.data, one, features=asked.features)

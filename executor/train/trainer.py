@@ -12,6 +12,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from executor.target import Target
 from executor.train.data import Rows
+from executor.train.feature_store import FeatureStore
 from executor.train.lesson import TOPS, Backbone, DepthScore, Lesson
 from executor.train.recipes import Recipe
 from treeopt.errors import ExecutorError
@@ -30,6 +31,7 @@ class DrafterTrainer(Trainer):
         target: Target,
         recipe: Recipe,
         backbone: Backbone | None = None,
+        store: FeatureStore | None = None,
         report: Report | None = None,
         **settings: Any,
     ) -> None:
@@ -40,9 +42,10 @@ class DrafterTrainer(Trainer):
             target: what it drafts for, on the device of training.
             recipe: how.
             backbone: the target's trained part, where the recipe has one.
+            store: of the target's features, where they are kept.
             report: called with the step and what is logged there.
         """
-        self.lesson = Lesson(drafter, target, recipe, backbone)
+        self.lesson = Lesson(drafter, target, recipe, backbone, store)
         self.recipe = recipe
         super().__init__(model=self.lesson, **settings)
         self.remove_callback(PrinterCallback)

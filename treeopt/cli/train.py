@@ -83,6 +83,7 @@ class Training:
     accumulate: int
     bf16: bool
     lora: bool
+    features: Path | None
     save_every: int
     eval_every: int | None
     save_dtype: str
@@ -113,6 +114,11 @@ training = options.bundle(
     click.option("--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Batches in a step."),
     click.option("--bf16", is_flag=True, help="Compute in bfloat16 where it is safe; weights stay as they are."),
     click.option("--lora", is_flag=True, help="Of recipes that train the target: adapters, merged at the end."),
+    click.option(
+        "--features",
+        type=options.FOLDER,
+        help="Keep what the target gives for each row here, or take it from here: for several epochs or drafters.",
+    ),
     click.option(
         "--save-every", type=click.IntRange(min=1), default=500, show_default=True, help="Steps between checkpoints."
     ),
@@ -189,6 +195,7 @@ def train(
         eval_every=training.eval_every,
         resume=resume and checkpoint(output) is not None,
         lora=Lora() if training.lora else None,
+        features=training.features,
         dtype=training.save_dtype,
         meta={
             "data": [path.name for path in lessons.data],
