@@ -3,6 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 OUT ?= build
+FEATURES := $(OUT)/features
 
 # The longest first: they are trained two at a time.
 TRAINED := eagle3 coral medusa2 hydra++ medusa1 hass hydra eagle coral-router bigram unigram
@@ -44,12 +45,14 @@ regret: $(VENV)/.all  ## improved trees against the best of all trees, on traces
 	$(BIN)/python -m tests.benchmarks.bench_regret --output data/benchmarks/regret.json
 
 models: $(VENV)/.all  ## tokenizer, target, drafters, prompts and traces from nothing, on 2 cores in about an hour
+	rm -rf $(FEATURES)
 	$(KEPT) $(BIN)/python -m executor.train.shipped data target
 	$(KEPT) OMP_NUM_THREADS=1 $(MAKE) -j 2 $(TRAINED:%=drafter-%)
+	rm -rf $(FEATURES)
 	$(KEPT) OMP_NUM_THREADS=1 $(MAKE) -j 2 traces-t1 traces-t0
 
 drafter-%: $(VENV)/.all
-	$(BIN)/python -m executor.train.shipped data $*
+	$(BIN)/python -m executor.train.shipped data $* --features $(FEATURES)
 
 drafter-coral-router: drafter-coral
 
