@@ -111,6 +111,26 @@ def windows(model: PreTrainedModel) -> dict[str, int | None]:
     return {"": window}
 
 
+def context_limit(config: Any) -> int | None:
+    """The longest context that a model was built for; None when its configuration does not say.
+
+    `max_position_embeddings` may be what the model was trained with before rotary positions were stretched by YaRN,
+    and Command-R's leaves the whole to `model_max_length`.
+    """
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None)
+    if limit is None:
+        return None
+    limits = [int(limit)]
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope:
+        limits.append(int(getattr(text, "model_max_length", None) or 0))
+    if rope.get("rope_type") == "yarn":
+        before = rope.get("original_max_position_embeddings") or limit
+        limits.append(int(before * float(rope.get("factor") or 1)))
+    return max(limits)
+
+
 def eager_reason(model: PreTrainedModel) -> str | None:
     """Why this model runs with its own eager attention; None when scaled-dot-product attention does."""
     text = model.config.get_text_config()

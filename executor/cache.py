@@ -6,7 +6,6 @@ sequence's length is garbage that masks hide.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -167,15 +166,3 @@ class TreeCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Always 0: positions and masks are explicit, the model must not derive them from the cache."""
         return 0
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Memory that can still be allocated on the device; None where nobody says."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
-    meminfo = Path("/proc/meminfo")
-    if device.type != "cpu" or not meminfo.is_file():
-        return None
-    sizes = dict(line.split(":", 1) for line in meminfo.read_text("ascii").splitlines())
-    return int(sizes["MemAvailable"].split()[0]) * 1024

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from executor.acceptance import Greedy, Rule
 from executor.architectures import looks_at_positions
-from executor.cache import TreeCache, free_bytes
+from executor.cache import TreeCache
 from executor.clock import Clock, Mark, elapsed_s
 from executor.drafters.base import Drafter
 from executor.graphs import Graphs
 from executor.growth import AskingGrowth, DynamicGrowth, Growth, StaticGrowth
 from executor.imposed import Imposed
+from executor.memory import free_bytes
 from executor.parallel import processes
 from executor.rows import Rows, Tokens
 from executor.steps import Gathered, Generation, Step

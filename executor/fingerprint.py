@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PretrainedConfig
 
 from executor.drafters.base import Drafter
 from executor.parallel import processes, whole
@@ -15,7 +17,7 @@ from executor.target import Target
 
 
 def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
-    """Who they are, by name, number type and weights: what traces, profiles and validations are matched by.
+    """Who they are, by name, number type, weights and settings: what traces, profiles and validations are matched by.
 
     Quantised weights are named too. Where several processes share the target, all must ask.
     """
@@ -24,14 +26,39 @@ def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
         "target": {
             "name": target.name,
             "weights": weights_hash(target.model),
+            "settings": settings_hash(target.model.config),
             "dtype": _name(target.dtype),
             **({} if kind is None else {"quantization": kind}),
         },
     }
     if drafter is not None:
         heads = {"heads": drafter.max_depth} if drafter.kind == "medusa" else {}
-        found["drafter"] = {"kind": drafter.kind, **heads, "weights": weights_hash(drafter)}
+        who = {"weights": weights_hash(drafter), "settings": settings_hash(drafter)}
+        found["drafter"] = {"kind": drafter.kind, **heads, **who}
     return found
+
+
+# Words in the names of what a configuration says that weights do not show.
+_SETTINGS = re.compile(
+    r"rope|rotary|window|eps$|softcap|scal|multiplier|heads|head_dim|act$|activation|top_?k|experts_per|layer_types"
+)
+_OWN = ("taps", "groups", "active", "grounded", "norm_before_residual", "feeds_normed", "norms", "draft_ids")
+
+
+def settings_hash(of: Any) -> str:
+    """16 hex digits of the SHA-256 over what changes a model's output beside its weights.
+
+    Args:
+        of: a Hugging Face configuration, whose text part counts, or a drafter.
+    """
+    config = getattr(of, "config", None) or getattr(getattr(of, "model", None), "config", None)
+    config = of if isinstance(of, PretrainedConfig) else config
+    told: dict[str, Any] = {} if config is None else dict(config.get_text_config().to_dict())
+    found = {name: value for name, value in told.items() if value is not None and _SETTINGS.search(name)}
+    for name in _OWN:
+        value = getattr(of, name, None)
+        found[f"own {name}"] = value.tolist() if isinstance(value, torch.Tensor) else value
+    return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def weights_hash(module: Any) -> str:

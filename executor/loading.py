@@ -196,7 +196,8 @@ def load_tokenizer(path: Path | str, *, vocabulary: int) -> PreTrainedTokenizerB
     """The tokenizer of a local Hugging Face checkpoint folder, for a model of so many tokens.
 
     Raises:
-        ExecutorError: there is none, or it has more tokens than the model.
+        ExecutorError: there is none, or it has more tokens than the model, those left out that were added to it:
+            Gemma 3's smaller models have one for pictures that they do not know.
     """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -204,9 +205,9 @@ def load_tokenizer(path: Path | str, *, vocabulary: int) -> PreTrainedTokenizerB
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ExecutorError(f"{path}: transformers cannot load a tokenizer: {_first_line(error)}") from error
-    if len(tokenizer) > vocabulary:
+    if tokenizer.vocab_size > vocabulary:
         raise ExecutorError(
-            f"{path}: the tokenizer has {len(tokenizer)} tokens, the model a vocabulary of {vocabulary}"
+            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model a vocabulary of {vocabulary}"
         )
     return tokenizer
 

@@ -21,7 +21,8 @@ def head_scaling(config: PretrainedConfig, raw: Tensor, logits: Tensor) -> tuple
     raw, logits = raw.double(), logits.double()
     largest = float(logits.abs().max())
     cap = getattr(config.get_text_config(), "final_logit_softcapping", None)
-    accounts = [(1.0, None), (float((logits * raw).sum() / raw.square().sum().clamp(min=1e-30)), None)]
+    fitted = float((logits * raw).sum() / raw.square().sum().clamp(min=1e-30))
+    accounts: list[tuple[float, float | None]] = [(1.0, None), (fitted, None)]
     apart = [float((factor * raw - logits).abs().max()) for factor, _ in accounts]
     if cap and apart[0]:
         capped = float((cap * (raw / cap).tanh() - logits).abs().max())

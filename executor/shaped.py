@@ -88,7 +88,7 @@ def random_drafter(source: str, target: Target, *, packed: bool = False) -> Draf
     config = target.model.config
     torch.manual_seed(1)
     if kind == "layers" and count.isdecimal() and int(count) >= 1:
-        small = type(config).from_dict(config.to_dict() | {"num_hidden_layers": int(count), "layer_types": None})
+        small = _of_layers(config, int(count))
         name = f"{target.name}-{count}-layers"
         return LanguageModel(_drawn(small, name, target.dtype, str(target.device), packed))
     drafter: nn.Module
@@ -101,6 +101,18 @@ def random_drafter(source: str, target: Target, *, packed: bool = False) -> Draf
         raise UsageError(f"a drafter of random weights must be {DRAFTERS}, got {source!r}")
     found: Drafter = drafter.to(target.device, target.dtype).eval().requires_grad_(False)
     return found
+
+
+def _of_layers(config: PretrainedConfig, count: int) -> PretrainedConfig:
+    """The same with fewer layers, the first ones; of a configuration of several parts, its text part."""
+    text = config.get_text_config()
+    had = int(text.num_hidden_layers)
+    fields = text.to_dict()
+    each = {name for name, value in fields.items() if isinstance(value, list) and len(value) == had}
+    cut = {name: fields[name][:count] for name in each}
+    if each and count > had:
+        raise UsageError(f"layers:{count}: a model whose layers differ has {had}")
+    return type(text).from_dict(fields | cut | {"num_hidden_layers": count})
 
 
 def _drawn(config: PretrainedConfig, name: str, dtype: torch.dtype, device: str, packed: bool) -> Target:

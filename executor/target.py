@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import PreTrainedModel
 
-from executor.architectures import check, query_group, windows
+from executor.architectures import check, context_limit, query_group, windows
 from executor.attention import (
     KINDS,
     TreeMasks,
@@ -27,9 +27,10 @@ from executor.attention import (
     tree_blocks,
     tree_seen,
 )
-from executor.cache import Layout, TreeCache, free_bytes, layout_of
+from executor.cache import Layout, TreeCache, layout_of
 from executor.features import Features, Taps, picked
 from executor.logits import head_scaling
+from executor.memory import free_bytes
 from executor.packing import unpack_linears
 from treeopt.errors import ExecutorError
 
@@ -168,9 +169,8 @@ class Target:
 
     @cached_property
     def context_limit(self) -> int | None:
-        """The longest context the model was built for; None when its configuration does not say."""
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        return None if limit is None else int(limit)
+        """See `architectures.context_limit`."""
+        return context_limit(self.model.config)
 
     def check_length(self, length: int) -> None:
         """Refuse a sequence longer than the model's context.

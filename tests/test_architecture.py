@@ -157,6 +157,7 @@ ORDER = [
     "executor.verdict",
     "executor.rejection",
     "executor.acceptance",
+    "executor.memory",
     "executor.cache",
     "executor.architectures",
     "executor.attention",

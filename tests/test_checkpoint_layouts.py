@@ -460,6 +460,32 @@ def test_rotary_positions_are_the_checkpoints_else_the_targets(tmp_path, eagle, 
     assert (found.num_attention_heads, found.num_key_value_heads) == (4, 2)
 
 
+def test_a_layer_that_rotates_a_part_is_refused(tmp_path, eagle):
+    rope = {"rope_type": "default", "rope_theta": 3.0, "partial_rotary_factor": 0.5}
+    tensors = {name: value for name, value in eagle[1].items() if "embed" not in name}
+    put_down(tmp_path, tensors, {"rope_parameters": rope})
+    with pytest.raises(ExecutorError, match="partial_rotary_factor"):
+        load_drafter(tmp_path, small_target())
+    put_down(tmp_path, tensors, {"rope_parameters": rope | {"partial_rotary_factor": 1.0}})
+    assert load_drafter(tmp_path, small_target()).config.rope_parameters["rope_theta"] == 3.0
+
+
+def test_embeddings_are_what_the_target_s_look_up_gives(tmp_path):
+    """Gemma's is its table times the square root of the width; a checkpoint with the bare table is another's."""
+    target = small_target("gemma")
+    drafter = made("eagle", target)
+    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="eagle", target=target)
+    assert_same(load_drafter(tmp_path / "a", target), drafter, target)
+    tensors = tensors_of(tmp_path / "a")
+    (name,) = (name for name in tensors if "embed" in name)
+    torch.testing.assert_close(tensors[name], target.embed(torch.arange(target.vocabulary)))
+    table = target.model.get_input_embeddings().weight.detach().clone()
+    assert not torch.allclose(tensors[name], table)
+    put_down(tmp_path / "a", tensors | {name: table}, name="pytorch_model.bin")
+    with pytest.raises(ExecutorError, match="is not the target's"):
+        load_drafter(tmp_path / "a", target)
+
+
 def test_types_and_places_are_the_targets(tmp_path, eagle):
     target = small_target(dtype=torch.bfloat16)
     put_down(tmp_path, {name: value for name, value in eagle[1].items() if "embed" not in name}, eagle[2])

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 from executor.train.data import Rows, Text, read_texts
-from executor.train.rows import Encoded, encode, frequent_tokens, packed, padded
+from executor.train.rows import Encoded, encode, frequent_tokens, packed, padded, tokenizer_hash
 from treeopt.errors import ExecutorError
 
 CHATML = (
@@ -76,6 +76,56 @@ def test_what_the_assistant_says_is_learnt(template, due):
 def test_a_conversation_that_the_assistant_opens():
     turns = (("assistant", "hello"), ("user", "x"), ("assistant", "y"))
     assert learnt(byte_tokenizer(CHATML), Text("here", turns=turns))[1].endswith("hello<|im_end|>|y<|im_end|>")
+
+
+def test_the_end_of_a_turn_may_be_any_special_token():
+    """As Gemma 3's and Phi-3's, which have no part to play besides."""
+    tokenizer = byte_tokenizer("{% for m in messages %}<r>{{ m['content'] }}<e>\n{% endfor %}")
+    tokenizer.add_tokens([AddedToken(t, special=True) for t in ("<r>", "<e>")])
+    assert not {"<r>", "<e>"} & set(tokenizer.all_special_tokens)
+    found = learnt(tokenizer, Text("here", turns=(("user", "q"), ("assistant", "a"))))
+    assert found == ("<r>q<e>\n<r>a<e>\n", "<r>a<e>")
+
+
+def test_what_stands_before_an_assistant_that_opens_is_not_learnt():
+    opens = "{% if messages[0]['role'] != 'system' %}Be good.{% endif %}" + CHATML
+    turns = (("assistant", "hello"), ("user", "x"), ("assistant", "y"))
+    assert learnt(byte_tokenizer(opens), Text("here", turns=turns))[1] == "hello<|im_end|>|y<|im_end|>"
+
+
+def test_tokens_are_taken_as_they_were_written(tmp_path):
+    """Of this tokenizer; for another the text counts."""
+    tokenizer = byte_tokenizer(CHATML)
+    record = {
+        "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+        "tokenizer": tokenizer_hash(tokenizer),
+        "sequences": [{"tokens": [5, 6, 7, 8], "learnt": [[1, 2], [3, 4]]}, {"tokens": [9], "learnt": []}],
+    }
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps(record) + "\n" + json.dumps(record | {"tokenizer": "other"}) + "\n")
+    one, two, three = encode(tokenizer, read_texts([file]))
+    assert one == Encoded([5, 6, 7, 8], [False, True, False, True])
+    assert two == Encoded([9], [False])
+    assert tokenizer.decode(three.tokens).startswith("<|im_start|>user")
+
+
+@pytest.mark.parametrize(
+    ("sequence", "words"),
+    [
+        (3, "must be an object"),
+        ({"tokens": [1]}, "must be an object"),
+        ({"tokens": [-1], "learnt": []}, "`tokens` must be a list of token ids"),
+        ({"tokens": [True], "learnt": []}, "`tokens` must be a list of token ids"),
+        ({"tokens": [1], "learnt": 1}, r"learnt\[0\] must be two places"),
+        ({"tokens": [1, 2], "learnt": [[1, 3]]}, r"learnt\[0\] must lie .* within 2 tokens"),
+        ({"tokens": [1, 2], "learnt": [[1, 2], [0, 1]]}, r"learnt\[1\] must lie after 2"),
+    ],
+)
+def test_sequences_that_are_none(tmp_path, sequence, words):
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"text": "a", "tokenizer": "x", "sequences": [sequence]}))
+    with pytest.raises(ExecutorError, match=f"line 1: sequences.0.: {words}"):
+        read_texts([file])
 
 
 def test_templates_that_change_or_refuse_what_is_said():

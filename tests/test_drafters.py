@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from transformers import Glm4MoeConfig
 
 from executor.acceptance import SampleAndMatch
 from executor.decode import Decoder
 from executor.drafters.base import Committed
+from executor.drafters.layer import layer_config
 from executor.features import picked
 from executor.prompts import Prompt
 from executor.record import collect
@@ -70,6 +72,29 @@ def test_the_teacher_forced_pass_is_drafting_step_by_step(drafter):
             for k in range(DEPTH):
                 scores = drafter.level(state, text[:, at - 1 + k, None], torch.zeros(1, 1, dtype=torch.long))
                 assert_equal_scores(scores[:, 0], forced[k][:, t])
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads", "shared"),
+    [
+        ((4096, 96, 8, 128), 64, 8),  # GLM-4.5-Air
+        ((5120, 96, 8, 128), 80, 8),  # GLM-4.5
+        ((60, 8, 8, 16), 6, 6),
+        ((64, 8, 2, 16), 8, 2),
+    ],
+)
+def test_a_layer_has_heads_that_divide_its_width(shape, heads, shared):
+    hidden, had, keys, width = shape
+    config = Glm4MoeConfig(
+        hidden_size=hidden,
+        num_attention_heads=had,
+        num_key_value_heads=keys,
+        head_dim=width,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+    )
+    found = layer_config(config)
+    assert (found.num_attention_heads, found.num_key_value_heads, found.head_dim) == (heads, shared, width)
+    assert "partial_rotary_factor" not in found.rope_parameters
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)

@@ -1,4 +1,4 @@
-"""The target's features on disk: equal to its forward, computed once, shared, refused where they are not the target's."""
+"""The target's features on disk: equal to its forward, computed once, shared, refused if they are another's."""
 
 from collections import namedtuple
 
@@ -143,7 +143,7 @@ def test_damaged_files(tmp_path):
 
 def test_no_folder_and_no_room(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ExecutorError, match="target.json"):
+    with pytest.raises(ExecutorError, match=r"target\.json"):
         FeatureStore(tmp_path / "file", small_target(), "float32")
     target, rows = small_target(), random_rows()
     store = FeatureStore(tmp_path / "kept", target, "float32")

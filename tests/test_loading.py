@@ -13,13 +13,14 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from executor.fingerprint import identity, weights_hash
-from executor.loading import DTYPES, check_finite, load_target, prepare
+from executor.fingerprint import identity, settings_hash, weights_hash
+from executor.loading import DTYPES, check_finite, load_target, load_tokenizer, prepare
 from executor.quantization import KINDS, plain_tensors, quantization_of
 from executor.target import Target
 from executor.topology import Topology
 from tests.models import CONFIGS, SMALL, generated, random_heads, random_prompts, small_model
 from tests.sharded import TREE, decoded
+from tests.test_data import byte_tokenizer
 from treeopt.cli import inputs, main
 from treeopt.errors import ExecutorError
 from treeopt.files import shipped
@@ -35,6 +36,17 @@ def test_a_numbered_device_becomes_that_of_the_process(monkeypatch):
     for device in ("cuda:3", "cuda", "cpu", "cpu:0"):
         prepare(device)
     assert chosen == [3]
+
+
+def test_a_tokenizer_may_have_added_tokens_that_the_model_lacks(tmp_path):
+    """As that of Gemma 3's smaller models; of the tokens proper there is none too many."""
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    assert len(tokenizer) == 259
+    for vocabulary in (300, 259, 258, 256):
+        assert len(load_tokenizer(tmp_path, vocabulary=vocabulary)) == 259
+    with pytest.raises(ExecutorError, match="has 256 tokens, the model a vocabulary of 255"):
+        load_tokenizer(tmp_path, vocabulary=255)
 
 
 def saved(folder: Path, config, *, dtype: torch.dtype = torch.float32) -> Path:
@@ -212,6 +224,7 @@ def test_identity_names_the_quantisation(quantized, tiny, tmp_path):
     assert found == {
         "name": "tiny",
         "weights": weights_hash(quantized.model),
+        "settings": settings_hash(quantized.model.config),
         "dtype": "float32",
         "quantization": kind,
     }
@@ -228,7 +241,7 @@ def test_identity_names_the_quantisation(quantized, tiny, tmp_path):
 def test_full_precision_is_recorded_as_ever(tmp_path):
     """The hash is that of a version which knew neither quantised nor shared-out weights."""
     target = load_target(saved(tmp_path, CONFIGS["llama"]))
-    assert set(identity(target, random_heads())["target"]) == {"name", "weights", "dtype"}
+    assert set(identity(target, random_heads())["target"]) == {"name", "weights", "settings", "dtype"}
     assert weights_hash(small_model()) == weights_hash(target.model) == "9c8f8193938ca258"
 
 

@@ -1,25 +1,32 @@
 """The target's own words: what is asked, what is kept, and that an interruption changes nothing."""
 
+import copy
 import json
 
 import pytest
+import torch
+from tokenizers import decoders
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from executor.target import Target
 from executor.train import self_distill
 from executor.train.data import Text, read_texts
+from executor.train.rows import encode, tokenizer_hash
 from executor.train.self_distill import Writing, rewrite
 from tests.models import SMALL, generated
 from tests.test_data import CHATML, byte_tokenizer
 from treeopt.errors import ExecutorError, UsageError
 
+# As Qwen3's: earlier answers are shown otherwise than they were written.
+FORGETS = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}[{{ m['content'] }}]{% else %}{{ m['content'][2:] }}<|end|>"
+    "{% endif %}{% endfor %}"
+)
 WRITING = Writing(temperature=1.0, new_tokens=6, prompt_tokens=4, batch=2)
 
 
 @pytest.fixture(scope="module")
 def target():
-    import torch
-
     torch.manual_seed(0)
     config = LlamaConfig(**{**SMALL, "vocab_size": 300, "eos_token_id": 256}, num_key_value_heads=2)
     return Target(LlamaForCausalLM(config).eval())
@@ -35,10 +42,13 @@ def test_greedy_texts_are_what_generate_writes(target, tmp_path):
     rewrite(target, tokenizer, texts, tmp_path / "o.jsonl", Writing(temperature=0, new_tokens=6, prompt_tokens=50))
     for record, prompt in zip(lines(tmp_path / "o.jsonl"), ("def f", "import"), strict=True):
         tokens = generated(target.model, tokenizer(prompt)["input_ids"], 6)
+        asked = tokenizer(prompt)["input_ids"]
         assert record == {
             "text": prompt + tokenizer.decode(tokens, skip_special_tokens=True),
             "prompt": prompt,
             "cut": 256 not in tokens,
+            "tokenizer": tokenizer_hash(tokenizer),
+            "sequences": [{"tokens": asked + tokens, "learnt": [[len(asked), len(asked + tokens)]]}],
         }
 
 
@@ -60,6 +70,48 @@ def test_every_turn_is_answered_after_the_answers_before(target, tmp_path, templ
     answer = tokenizer.decode(generated(target.model, asked, 4), skip_special_tokens=True)
     assert first[4]["content"] == answer.split("<|end|>")[0]
     assert [text.turns[0][0] for text in read_texts([tmp_path / "o.jsonl"])] == ["system", "user"]
+
+
+@pytest.mark.parametrize("template", [CHATML, FORGETS, None])
+def test_what_is_learnt_is_what_was_written(target, tmp_path, template):
+    """Token for token after what was asked, whatever the template makes of earlier answers."""
+    tokenizer = byte_tokenizer(template)
+    spelling = Target(copy.deepcopy(target.model))
+    letters = torch.tensor(tokenizer("abcdefghijklmnopqrstuvwxyz")["input_ids"])
+    others = torch.ones(300, dtype=torch.bool).index_fill(0, letters, False)
+    spelling.model.lm_head.weight.data[others] = 0  # what is written then reads back as it was
+    turns = tuple(("user", word) for word in ("one", "two", "three"))
+    texts = [Text("", turns=turns), Text("", text="def f", prompt="def f")]
+    rewrite(spelling, tokenizer, texts, tmp_path / "o.jsonl", Writing(temperature=0, new_tokens=4, batch=2))
+    chat, text = read_texts([tmp_path / "o.jsonl"])
+    assert len(chat.written) == (3 if template == FORGETS else 1)
+    found = 0
+    for each in encode(tokenizer, [chat, text]):
+        starts = [i for i, learnt in enumerate(each.learnt) if learnt and not each.learnt[i - 1]]
+        for start in starts:
+            written = generated(spelling.model, each.tokens[:start], 4)
+            stop = start + len(written)
+            assert each.tokens[start:stop] == written
+            assert all(each.learnt[start:stop])
+            assert not any(each.learnt[stop : stop + 1])  # nothing is added to what was cut
+            found += 1
+    assert found == 4
+
+
+def test_a_space_between_prompt_and_answer_is_kept(target, tmp_path):
+    """Decoders of Llama 2's kind drop the first one of what they are given."""
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    space = tokenizer(" ")["input_ids"][0]
+    spaced = Target(copy.deepcopy(target.model))
+    spaced.model.lm_head.weight.data[space] *= 30  # now and then a space is the first choice
+    texts = [Text("", text=letter, prompt=letter) for letter in "abcdefgh"]
+    rewrite(spaced, tokenizer, texts, tmp_path / "o.jsonl", Writing(temperature=0, new_tokens=3))
+    records = lines(tmp_path / "o.jsonl")
+    begun = [record for record in records if record["sequences"][0]["tokens"][1] == space]
+    assert begun
+    for record in begun:
+        assert record["text"].startswith(record["prompt"] + " ")
 
 
 def test_a_conversation_ends_where_the_context_does(target, tmp_path):

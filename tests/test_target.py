@@ -19,8 +19,9 @@ import executor.attention
 import executor.target
 from executor.architectures import REFUSED, refusal, windows
 from executor.audit import audit_text
-from executor.cache import TreeCache, free_bytes
+from executor.cache import TreeCache
 from executor.decode import Decoder
+from executor.memory import free_bytes
 from executor.target import Target
 from executor.topology import Topology
 from tests.families import BASE, NEW, WINDOW, Oracle, decode, family

@@ -32,6 +32,7 @@ from executor.train.losses import TERMS, Anchors
 from executor.train.recipes import EAGLE, HASS, HYDRA, MEDUSA1, MEDUSA2, RECIPES, Recipe, replaced
 from executor.train.trainer import DrafterTrainer, arguments
 from tests.drafters import random_drafter
+from tests.families import family
 from tests.models import CONFIGS, HIDDEN, VOCABULARY, random_heads, small_model, small_target
 from treeopt.errors import ExecutorError, UsageError
 
@@ -531,6 +532,17 @@ def test_a_drafter_that_is_gone_on_with_has_the_recipe_s_dropout_and_groups():
     assert continued(router, start, target).active == 3
     with pytest.raises(UsageError, match="router_groups must be at most"):
         begun(replaced(router, ["router_groups=999"]), target, None, rows=random_rows(), seed=0)
+
+
+@pytest.mark.parametrize("changes", ["own_output=true", "depths=3"])
+def test_heads_begin_with_the_factor_after_the_lm_head(changes):
+    """Granite divides its logits: heads that begin as the bare matrix would be as many times too sure."""
+    target = family("granite").target()
+    assert target.head_scaling[0] == pytest.approx(0.5)
+    drafter = fresh_drafter(replaced(MEDUSA1 if "own" in changes else HYDRA, [changes]), target)
+    outputs = drafter.output if "own" in changes else [head.output.weight for head in drafter.heads]
+    for output in outputs:
+        torch.testing.assert_close(output, target.head.weight / 2)
 
 
 def test_drafters_begin_as_published():

@@ -7,20 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, Gemma3Config, LlamaConfig
 
 from executor import decode
 from executor.drafters.language_model import LanguageModel
 from executor.drafters.medusa import MedusaHeads
 from executor.reading import weights_read
-from executor.shaped import SHAPES, random_drafter, random_target, shape_config
+from executor.shaped import SHAPES, _of_layers, random_drafter, random_target, shape_config
 from executor.target import Target
 from executor.validate import Requests, blocks_of, compare, pieces
 from simulate.agreement import comparison_record
 from simulate.predictions import closed_forms, ways_of
 from simulate.profile import BatchTimes, Profile
 from simulate.shapes import Shape
-from tests.models import random_heads, random_prompts, small_target
+from tests.models import SMALL, random_heads, random_prompts, small_target
 from tests.strategies import drawn_trace
 from treeopt.errors import ExecutorError, TraceError, UsageError
 from treeopt.optimize import search
@@ -227,6 +227,19 @@ def test_random_drafters_draft(source):
     drafter = random_drafter(source, target)
     decoder = decode.Decoder(target, drafter, tree=Tree.chain(3))
     assert len(decoder.generate([[1, 2, 3]], new_tokens=6)[0].tokens) == 6
+
+
+def test_fewer_layers_of_a_configuration_of_several_parts():
+    """The text part's are cut, and with them what is said of each layer."""
+    text = {**SMALL, "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 4, "sliding_window": 8}
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = Gemma3Config(text_config=text, vision_config=vision)
+    small = _of_layers(config, 2)
+    assert (small.num_hidden_layers, len(small.layer_types)) == (2, 2)
+    assert small.layer_types == config.get_text_config().layer_types[:2]
+    assert len(AutoModelForCausalLM.from_config(small).model.layers) == 2
+    with pytest.raises(UsageError, match="layers:5: a model whose layers differ has 4"):
+        _of_layers(config, 5)
 
 
 def test_weights_are_counted_where_shapes_tell():

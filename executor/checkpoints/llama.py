@@ -153,6 +153,8 @@ def _rotary(stored: Stored, said: dict[str, Any], usual: LlamaConfig) -> dict[st
         if not isinstance(scaling, dict):
             raise ExecutorError(f"{stored.where}: rope_scaling must be an object, found {scaling!r}")
         found = {"rope_theta": said.get("rope_theta")} | scaling
+    if found.pop("partial_rotary_factor", None) not in (None, 1):
+        raise ExecutorError(f"{stored.where}: partial_rotary_factor: a drafter that rotates a part is not supported")
     kind = found.pop("type", "default")
     kind = found.get("rope_type") or kind
     # Positions in a picture and in time; of text all are one.

@@ -18,8 +18,8 @@ def is_head(values: Tensor, target: Target) -> bool:
 
 
 def is_embedding(values: Tensor, target: Target) -> bool:
-    """Whether this is the target's table of input embeddings, (vocabulary, hidden), up to rounding."""
-    return _equal(values, target.model.get_input_embeddings().weight)
+    """Whether this is what the target's input embeddings give, (vocabulary, hidden), up to rounding."""
+    return _equal(values, _embedding(target))
 
 
 def head_of(target: Target | None, layout: str) -> Tensor:
@@ -43,9 +43,19 @@ def embedding_of(target: Target | None, layout: str) -> Tensor:
     """
     if target is None:
         raise ExecutorError(f"{layout} holds the target's embeddings: the target must be given")
+    return _embedding(target)
+
+
+@torch.no_grad()
+def _embedding(target: Target) -> Tensor:
+    """What a look-up gives for every token: Gemma's is its table times the square root of the width."""
     weight = target.model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
-    return whole(weight)
+    table = whole(weight)
+    some = torch.arange(min(16, len(table)), device=target.device)
+    found, held = target.embed(some).double(), table[: len(some)].double().to(target.device)
+    factor = float((found * held).sum() / held.square().sum().clamp(min=1e-30))
+    return table if abs(factor - 1) < 2**-6 else table * factor
 
 
 def _equal(values: Tensor, weight: Tensor | torch.nn.Module) -> bool:

@@ -121,16 +121,18 @@ class Hydra(nn.Module):
 
     @torch.no_grad()
     def start_from(self, target: Target) -> None:
-        """Let every head's output layer begin as the target's LM head, as published."""
+        """Let every head's output layer begin as the target's LM head, as published, with the factor after it."""
+        factor, weight = target.head_scaling[0], target.head.weight
+        assert isinstance(weight, Tensor)
         for head in self.heads:
             output = head.output
             assert isinstance(output, nn.Linear)
-            output.weight.copy_(target.head.weight)  # type: ignore[arg-type]
+            output.weight.copy_(weight * factor)
             bias = getattr(target.head, "bias", None)
             if bias is None:
                 output.bias.zero_()
             else:
-                output.bias.copy_(bias)
+                output.bias.copy_(bias * factor)
 
     def set_dropout(self, dropout: float) -> None:
         """Another probability, from now on."""

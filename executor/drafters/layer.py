@@ -4,6 +4,7 @@ A layer projects, and is handed the attention that stands for what it is doing: 
 drafting a level of a tree (`LayerCache`), or going through all depths of a text at once (`Unrolled`).
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -182,19 +183,26 @@ def layer_config(model: Any, **changes: Any) -> LlamaConfig:
         changes: fields of a LlamaConfig that shall differ.
     """
     text = model.get_text_config()
-    heads = int(text.num_attention_heads)
+    hidden, heads = int(text.hidden_size), int(text.num_attention_heads)
+    shared = int(getattr(text, "num_key_value_heads", None) or heads)
+    between = getattr(text, "intermediate_size", None) or 4 * hidden
+    width = int(getattr(text, "head_dim", None) or hidden // heads)
+    if hidden % heads:  # as GLM-4.5 has it, and transformers' Llama does not: the most heads that divide the width
+        step = 1 if shared == heads else math.gcd(shared, hidden)
+        heads = next(n for n in range(heads, 0, -1) if hidden % n == 0 and n % step == 0)
+        shared = heads if step == 1 else step
     found: dict[str, Any] = {
         "vocab_size": int(text.vocab_size),
-        "hidden_size": int(text.hidden_size),
-        "intermediate_size": int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
+        "hidden_size": hidden,
+        "intermediate_size": int(max(between) if isinstance(between, list | tuple) else between),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(getattr(text, "num_key_value_heads", None) or heads),
-        "head_dim": int(getattr(text, "head_dim", None) or text.hidden_size // heads),
+        "num_key_value_heads": shared,
+        "head_dim": width,
         "max_position_embeddings": int(getattr(text, "max_position_embeddings", None) or 2048),
         "rms_norm_eps": float(getattr(text, "rms_norm_eps", None) or 1e-6),
         "num_hidden_layers": 1,
     }
     rope = getattr(text, "rope_parameters", None)
     if isinstance(rope, dict) and "rope_type" in rope:  # not one a kind of layer
-        found["rope_parameters"] = dict(rope)
+        found["rope_parameters"] = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
     return LlamaConfig(**found | changes)

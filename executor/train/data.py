@@ -7,12 +7,14 @@ JSON lines (`.jsonl`) or a JSON list (`.json`) hold records of one of these form
     {"turns": [...]}                                             Spec-Bench: what a user says, without answers
     {"text": ..., "prompt": ..., "cut": true}                    `prompt` and `cut` are optional, see `Text`
 
-Learnt are the assistant's turns, and of a text what follows its prompt.
+Learnt are the assistant's turns, and of a text what follows its prompt. What a target wrote itself also has its tokens:
+
+    {..., "tokenizer": ..., "sequences": [{"tokens": [...], "learnt": [[start, stop], ...]}, ...]}
 """
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,14 @@ ROLES = {
 
 
 @dataclass(frozen=True)
+class Written:
+    """Tokens as a target was given them and wrote them; `learnt` are the stretches [start, stop) that it wrote."""
+
+    tokens: tuple[int, ...]
+    learnt: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
 class Text:
     """A conversation, or a text without turns.
 
@@ -42,6 +52,8 @@ class Text:
         text: of a text without turns.
         prompt: how that text begins, and what is not learnt of it.
         cut: that text would have gone on, so no end token follows it.
+        written: the same as tokens, where a target wrote it: templates and decoders do not always give them back.
+        tokenizer: whose tokens these are, see `tokenizer_hash`.
     """
 
     where: str
@@ -49,6 +61,8 @@ class Text:
     text: str = ""
     prompt: str = ""
     cut: bool = False
+    written: tuple[Written, ...] = ()
+    tokenizer: str = ""
 
     @property
     def answered(self) -> bool:
@@ -143,12 +157,12 @@ def _records(path: Path) -> Iterator[Text]:
         if not isinstance(records, list):
             raise ExecutorError(f"{path}: must be a list of records, found {type(records).__name__}")
         for number, record in enumerate(records):
-            yield _record(record, f"{path}, record {number}")
+            yield _whole(record, f"{path}, record {number}")
         return
     for number, line in enumerate(content.split("\n"), 1):  # other line ends may stand inside a text
         if line.strip():
             where = f"{path}, line {number}"
-            yield _record(_json(line, where), where)
+            yield _whole(_json(line, where), where)
 
 
 def _json(text: str, where: str) -> Any:
@@ -156,6 +170,32 @@ def _json(text: str, where: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ExecutorError(f"{where}: not JSON: {error}") from error
+
+
+def _whole(record: Any, where: str) -> Text:
+    text = _record(record, where)
+    if "sequences" not in record:
+        return text
+    written = tuple(
+        _sequence(each, f"{where}: sequences[{i}]") for i, each in enumerate(_list(record, "sequences", where))
+    )
+    return replace(text, written=written, tokenizer=_string(record.get("tokenizer"), f"{where}: `tokenizer`"))
+
+
+def _sequence(record: Any, where: str) -> Written:
+    if not (isinstance(record, dict) and "tokens" in record and "learnt" in record):
+        raise ExecutorError(f"{where}: must be an object with `tokens` and `learnt`")
+    tokens, learnt = record["tokens"], record["learnt"]
+    if not (isinstance(tokens, list) and all(type(t) is int and 0 <= t < 2**31 for t in tokens)):
+        raise ExecutorError(f"{where}: `tokens` must be a list of token ids")
+    last = 0
+    for i, span in enumerate(learnt if isinstance(learnt, list) else [None]):
+        if not (isinstance(span, list) and len(span) == 2 and all(type(x) is int for x in span)):
+            raise ExecutorError(f"{where}: learnt[{i}] must be two places in `tokens`")
+        if not last <= span[0] <= span[1] <= len(tokens):
+            raise ExecutorError(f"{where}: learnt[{i}] must lie after {last} and within {len(tokens)} tokens: {span}")
+        last = span[1]
+    return Written(tuple(tokens), tuple((start, stop) for start, stop in learnt))
 
 
 def _record(record: Any, where: str) -> Text:

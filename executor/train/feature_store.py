@@ -56,7 +56,8 @@ class FeatureStore:
             raise ExecutorError(f"{path}: {error}") from error
         for key in sorted({*who, *was} - {"name"}):
             if was.get(key) != who.get(key):
-                raise UsageError(f"{folder} holds features of a target whose {key} is {was.get(key)}, not {who[key]}")
+                found, due = was.get(key), who.get(key)
+                raise UsageError(f"{folder} holds features of a target whose {key} is {found}, not {due}")
 
     def check_room(self, *parts: Rows, taps: Taps, at_most: int) -> None:
         """Refuse a disk that cannot hold what is still to come.
@@ -75,7 +76,8 @@ class FeatureStore:
         needed, free = sum(absent) * row, shutil.disk_usage(self.folder).free
         if needed > free:
             raise ExecutorError(
-                f"{self.folder}: the features of {sum(absent)} rows take {needed / 1e9:.1f} GB, {free / 1e9:.1f} are free"
+                f"{self.folder}: the features of {sum(absent)} rows take {needed / 1e9:.1f} GB, "
+                f"{free / 1e9:.1f} are free"
             )
 
     @torch.no_grad()

@@ -34,8 +34,10 @@ def fresh_drafter(recipe: Recipe, target: Target, *, draft_ids: Tensor | None = 
         own = target.vocabulary if recipe.own_output else None
         heads = drafter = MedusaHeads(recipe.depths, target.hidden, layers=recipe.layers, vocabulary=own)
         if heads.output is not None:
+            weight = target.head.weight
+            assert isinstance(weight, Tensor)
             with torch.no_grad():
-                heads.output.copy_(target.head.weight)  # type: ignore[arg-type]
+                heads.output.copy_(weight * target.head_scaling[0])
     elif recipe.kind == "hydra":
         drafter = Hydra(
             target.hidden,

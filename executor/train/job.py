@@ -117,6 +117,9 @@ def run(
                 f"nothing to learn at depth {depth}: no row of {rows.tokens.shape[1]} tokens holds a learnt one and "
                 f"another {depth} after it"
             )
+    for tokens in (rows.tokens, held_out.tokens):
+        if tokens.numel() and int(tokens.max()) >= target.vocabulary:
+            raise ExecutorError(f"the rows hold token {int(tokens.max())}, the target knows {target.vocabulary}")
     settings = arguments(
         job.output,
         recipe,

@@ -17,6 +17,7 @@ from executor.drafters.counts import MAX_ORDER
 from executor.drafters.ngram import NGram
 from executor.loading import load_tokenizer
 from executor.prompts import read_prompts
+from executor.train.rows import tokenizer_hash
 from treeopt.errors import ExecutorError, TreeoptError
 from treeopt.files import why
 from treeopt.provenance import this_run
@@ -60,15 +61,11 @@ def build(target: Path, texts: Sequence[str], output: Path, *, order: int = 3) -
         "texts": len(tokens),
         "tokens": sum(map(len, tokens)),
         "tokens_sha256": digest.hexdigest(),
-        "tokenizer_sha256": _hash(tokenizer.get_vocab()),
+        "tokenizer_sha256": tokenizer_hash(tokenizer),
         "provenance": this_run(),
     }
     save_ngram(output, found, meta=meta)
     return found
-
-
-def _hash(vocabulary: dict[str, int]) -> str:
-    return hashlib.sha256(repr(sorted(vocabulary.items())).encode()).hexdigest()
 
 
 def main(words: Sequence[str] | None = None) -> int:

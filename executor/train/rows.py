@@ -1,5 +1,6 @@
 """Texts as tokens: what a tokenizer makes of them, which of the tokens are learnt, and how they fill rows."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from executor.train.data import Rows, Text
+from executor.train.data import Rows, Text, Written
 from treeopt.errors import ExecutorError
 
 
@@ -23,19 +24,37 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[Text]) -> list[En
     """Tokens of every text, conversations through the tokenizer's chat template where it has one.
 
     Without a template the contents of a conversation are joined by line ends. What the assistant says is learnt
-    together with the special token that ends it, and after a text comes the tokenizer's end token.
+    together with the special token that ends it, and after a text comes the tokenizer's end token. What a target wrote
+    with this tokenizer is taken as it was written.
 
     Raises:
         ExecutorError: a template that changes what was said, or a tokenizer that does not tell where its tokens stand.
     """
     if not tokenizer.is_fast:
         raise ExecutorError("the tokenizer does not tell where in a text its tokens stand: a fast one is needed")
-    return [_encoded(tokenizer, text) for text in texts]
+    own = tokenizer_hash(tokenizer)
+    found: list[Encoded] = []
+    for text in texts:
+        as_written = text.written and text.tokenizer == own
+        found += map(_taken, text.written) if as_written else [_encoded(tokenizer, text)]
+    return found
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 over a tokenizer's tokens and their ids, in hex."""
+    return hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
 
 
 def shuffled(texts: Sequence[Text], seed: int) -> list[Text]:
     """All texts in an order drawn by `seed`."""
     return [texts[i] for i in np.random.default_rng(seed).permutation(len(texts))]
+
+
+def _taken(written: Written) -> Encoded:
+    learnt = [False] * len(written.tokens)
+    for start, stop in written.learnt:
+        learnt[start:stop] = [True] * (stop - start)
+    return Encoded(list(written.tokens), learnt)
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, text: Text) -> Encoded:
@@ -84,7 +103,7 @@ def _templated(tokenizer: PreTrainedTokenizerBase, text: Text) -> tuple[str, lis
         if start < 0 or at < 0:
             raise ExecutorError(f"{text.where}: the tokenizer's chat template changes what turn {index} says")
         stop = at + len(content.strip())
-        learnt.append((start, stop + _ending(tokenizer, whole[stop:])))
+        learnt.append((start if index else at, stop + _ending(tokenizer, whole[stop:])))
     return whole, learnt
 
 
@@ -92,12 +111,17 @@ def _answer(
     tokenizer: PreTrainedTokenizerBase, before: Sequence[dict[str, str]], whole: str, after: int, where: str
 ) -> int:
     """Where the answer to `before` begins in the whole conversation; -1 if that cannot be told."""
-    if not before:
-        return 0
-    asked = rendered(tokenizer, before, where, answer=True)
+    try:
+        asked = rendered(tokenizer, before, where, answer=True)
+    except ExecutorError:
+        if before:
+            raise
+        return 0  # templates need not know conversations that the assistant opens
     if whole.startswith(asked):
         return len(asked)
     # Some templates open the last answer in another way than earlier ones: take what follows the question.
+    if not before:
+        return 0
     question = before[-1]["content"].strip()
     at = whole.find(question, after)
     return -1 if at < 0 else at + len(question)
@@ -106,7 +130,9 @@ def _answer(
 def _ending(tokenizer: PreTrainedTokenizerBase, rest: str) -> int:
     """Characters up to the end of the special token that follows next, blanks before it passed over; 0 without one."""
     blanks = len(rest) - len(rest.lstrip())
-    return max((blanks + len(t) for t in tokenizer.all_special_tokens if rest.startswith(t, blanks)), default=0)
+    marked = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    special = marked | set(tokenizer.all_special_tokens)  # which knows only those that have a part to play
+    return max((blanks + len(t) for t in special if rest.startswith(t, blanks)), default=0)
 
 
 def rendered(

@@ -24,14 +24,14 @@ from executor.parallel import launched
 from executor.sampling import Warp, seeded
 from executor.target import Target
 from executor.train.data import Text
-from executor.train.rows import rendered
+from executor.train.rows import rendered, tokenizer_hash
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.files import write_text
 from treeopt.lines import appended, read_lines
 from treeopt.provenance import this_run
 from treeopt.records import RecordError, get
 
-SCHEMA = "treeopt.self-distill/1"
+SCHEMA = "treeopt.self-distill/2"
 CHUNKS = 4  # batches written together
 
 
@@ -63,7 +63,7 @@ def rewrite(
     *,
     progress: Callable[[int], None] = lambda pieces: None,
 ) -> None:
-    """Let `target` write anew what `texts` ask for, into `output`, JSON lines of `messages` or of `text`.
+    """Let `target` write anew what `texts` ask for, into `output`, JSON lines of `messages` or of `text`, with tokens.
 
     What users and the system say is kept, each answer is the target's own; a text without turns is cut into
     stretches whose beginnings are continued. A conversation ends before the turn whose answer the target's context does
@@ -188,6 +188,7 @@ def _written(
     said: list[list[dict[str, str]]] = [[] for _ in chunk]
     waiting = [[{"role": role, "content": content} for role, content in text.turns] for text in chunk]
     texts: dict[int, dict[str, Any]] = {}
+    sequences: list[list[dict[str, Any]]] = [[] for _ in chunk]
     while True:
         prompts: dict[int, list[int]] = {}
         for i, text in enumerate(chunk):
@@ -207,14 +208,26 @@ def _written(
             break
         for i, (answer, cut) in _continued(target, tokenizer, prompts, writing, rule).items():
             if chunk[i].turns:
-                said[i].append({"role": "assistant", "content": answer})
+                content = str(tokenizer.decode(answer, skip_special_tokens=True))
+                said[i].append({"role": "assistant", "content": content})
             else:
-                texts[i] = {"text": chunk[i].text + answer, "prompt": chunk[i].text, "cut": cut}
+                begun, whole = (
+                    str(tokenizer.decode(tokens, skip_special_tokens=True))
+                    for tokens in (prompts[i], prompts[i] + answer)  # a space may stand between the two alone
+                )
+                texts[i] = {"text": chunk[i].text + whole[len(begun) :], "prompt": chunk[i].text, "cut": cut}
+            _join(sequences[i], prompts[i], answer)
+    own = tokenizer_hash(tokenizer)
     for i, text in enumerate(chunk):
-        if text.turns:
-            yield {"messages": said[i]}
-        else:
-            yield texts[i]
+        yield {**({"messages": said[i]} if text.turns else texts[i]), "tokenizer": own, "sequences": sequences[i]}
+
+
+def _join(sequences: list[dict[str, Any]], prompt: list[int], answer: list[int]) -> None:
+    """Add an answer to the sequence that its prompt goes on with, if it does: templates may change earlier turns."""
+    if not (sequences and prompt[: len(sequences[-1]["tokens"])] == sequences[-1]["tokens"]):
+        sequences.append({"tokens": [], "learnt": []})
+    sequences[-1]["tokens"] = prompt + answer
+    sequences[-1]["learnt"].append([len(prompt), len(prompt) + len(answer)])
 
 
 def _first(tokenizer: PreTrainedTokenizerBase, text: Text) -> list[int]:
@@ -255,16 +268,13 @@ def _continued(
     prompts: Mapping[int, Sequence[int]],
     writing: Writing,
     rule: Rule,
-) -> dict[int, tuple[str, bool]]:
-    """What is written after each prompt, and whether the limit cut it."""
+) -> dict[int, tuple[list[int], bool]]:
+    """The tokens that are written after each prompt, and whether the limit cut them."""
     ends = target.model.generation_config.eos_token_id if target.model.generation_config else None
     stop = sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
     decoder = Decoder(target, batch=min(writing.batch, len(prompts)), rule=rule)
     written = decoder.generate(list(prompts.values()), new_tokens=writing.new_tokens, stop=stop)
     return {
-        i: (
-            str(tokenizer.decode(list(generation.tokens), skip_special_tokens=True)),
-            generation.tokens[-1] not in stop,
-        )
+        i: (list(generation.tokens), generation.tokens[-1] not in stop)
         for i, generation in zip(prompts, written, strict=True)
     }
