@@ -59,6 +59,7 @@ class Hardware:
         source: where the figures come from.
         fitted: constants fitted to timings of this device, or None.
         note: what is unsure ([U]) or was measured to differ.
+        memory_bytes: B of device memory, None where it is not known.
 
     Raises:
         CostError: names the first field that is wrong.
@@ -76,6 +77,7 @@ class Hardware:
     source: str
     fitted: Fitted | None = None
     note: str = ""
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -89,6 +91,8 @@ class Hardware:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise CostError(f"{name} must be a positive integer, got {value!r}")
+        if self.memory_bytes is not None and (type(self.memory_bytes) is not int or self.memory_bytes < 1):
+            raise CostError(f"memory_bytes must be a positive integer or None, got {self.memory_bytes!r}")
         if self.fitted is not None and not isinstance(self.fitted, Fitted):
             raise CostError(f"fitted must be Fitted or None, got {self.fitted!r}")
 

@@ -20,7 +20,9 @@ Floats = NDArray[np.float64]
 SAME_CLASS_ERROR = 0.10  # products: H100's constants err by 7 % (H200) and 9 % (B200) in the median
 FEW_ROWS = 64  # up to which kernels are as the constants say
 ACROSS_CLASS_ERROR = 0.25  # by 20 to 22 % on A100; other simulators report 13 to 16 % end to end
+EXPERTS_ERROR = 0.35  # uniform-expert bytes on 105 SpecBundle speedups of Qwen3-30B and 235B: mean 16 and 23 %, most 35
 ACTIVATION_BYTES = 2
+HEAD_BYTES = 2  # quantised models (AWQ, GPTQ) keep their LM heads in bf16
 _BEFORE = {"Blackwell": "Hopper"}  # whose share of bandwidth for K/V is taken where a class has none of its own
 
 
@@ -60,7 +62,7 @@ class Kernels:
         like: a device whose fitted constants are taken where `device` and its class have none.
         attention_s: seconds of a layer's attention beyond its bytes and FLOP.
         layer_s: seconds of a layer's norms, rotations and activations.
-        weight_bytes: bytes a weight; arithmetic is taken to be bf16's whatever it is.
+        weight_bytes: bytes a weight, of an LM head at least 2; arithmetic is taken to be bf16's whatever it is.
         kv_bytes: bytes of a number in the cache.
         spread: lambda of `Experts.touched`.
     """
@@ -93,17 +95,23 @@ class Kernels:
             found = replace(found, kv_bandwidth_share=other.kv_bandwidth_share)
         return found
 
-    def error(self, rows: int) -> float:
+    def error(self, rows: int, *, experts: bool = False) -> float:
         """The stated error of forwards of so many rows, 95 %, as a share.
 
         10 % with constants of the device or its class, 25 % where any is of another class or beyond 64 rows: there
         kernels change in ways that no data sheet tells. Measured Llama-2-7B layers (Vidur) take at 72 and 136 rows
-        1.29 and 1.52 times one row on H100, 1.23 and 1.89 on A100; here it is up to 24 % less.
+        1.29 and 1.52 times one row on H100, 1.23 and 1.89 on A100; here it is up to 24 % less. With `experts` 35 %.
         """
         own = self.device.fitted or _fitted(self.device.generation)
         if own is None and self.like is not None and self.like.generation == self.device.generation:
             own = self.like.fitted
-        return SAME_CLASS_ERROR if rows <= FEW_ROWS and own and own.kv_bandwidth_share else ACROSS_CLASS_ERROR
+        near = rows <= FEW_ROWS and own and own.kv_bandwidth_share
+        return EXPERTS_ERROR if experts else SAME_CLASS_ERROR if near else ACROSS_CLASS_ERROR
+
+    @property
+    def head_bytes(self) -> float:
+        """Bytes of a weight of an LM head."""
+        return max(self.weight_bytes, HEAD_BYTES)
 
     @property
     def byte_rate(self) -> float:
@@ -147,17 +155,28 @@ class Kernels:
         if forward.head is not None:
             outputs, inputs = forward.head
             read_again = 2 * logits * outputs * ACTIVATION_BYTES / self.byte_rate
-            total += self.product(1, outputs, inputs, logits) + Split(np.zeros_like(rows), read_again)
+            total += self.product(1, outputs, inputs, logits, weight_bytes=self.head_bytes)
+            total += Split(np.zeros_like(rows), read_again)
         return total + Split(np.zeros_like(rows), self._attention(forward, rows / batch, batch, context))
 
     def product(
-        self, copies: int, outputs: int, inputs: int, rows: Floats, *, matrices: ArrayLike = 1, active: int = 1
+        self,
+        copies: int,
+        outputs: int,
+        inputs: int,
+        rows: Floats,
+        *,
+        matrices: ArrayLike = 1,
+        active: int = 1,
+        weight_bytes: float | None = None,
     ) -> Split:
         """Seconds of `copies` products of `rows` tokens, each of which meets `active` of the `matrices` that are read.
 
+        Weights take `weight_bytes`; None: as the device's others do.
         The p-norm's exponent is 2; fits to timings of operators gave 1.8 to 2.4.
         """
-        moved = np.asarray(matrices) * outputs * inputs * self.weight_bytes
+        stored = self.weight_bytes if weight_bytes is None else weight_bytes
+        moved = np.asarray(matrices) * outputs * inputs * stored
         moved = moved + active * rows * (outputs + inputs) * ACTIVATION_BYTES
         flops = 2 * active * outputs * inputs * tiled(rows)
         work = copies * np.hypot(moved / self.byte_rate, flops / self.flop_rate)

@@ -77,7 +77,9 @@ class Roofline:
         like: a device whose fitted constants are taken where `device` and its class have none.
         context: tokens a sequence in the cache where a shape does not say.
         overheads: host time and launches.
-        weight_bytes: bytes a weight, 2 for bf16; arithmetic is taken to be bf16's whatever it is.
+        weight_bytes: bytes a weight of the target, 2 for bf16, of LM heads at least that; arithmetic is taken to be
+            bf16's whatever it is.
+        draft_bytes: bytes a weight of the drafter.
         kv_bytes: bytes of a number in the cache.
         spread: lambda of `Experts.touched`; real routing touches 0.8 to 0.9 of what uniform routing does.
         committed: tokens a sequence that a step is taken to commit where a shape does not say: the drafter reads them
@@ -99,13 +101,14 @@ class Roofline:
     spread: float = 0.85
     committed: float = 1.0
     captured: tuple[int, ...] = ()
+    draft_bytes: float = 2.0
 
     def __post_init__(self) -> None:
         """Check the sizes, and that constants are known."""
         for name, least in (("context", 0), ("committed", 1)):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= least):
                 raise CostError(f"{name} must be {least} or more, got {getattr(self, name)}")
-        for name in ("weight_bytes", "kv_bytes"):
+        for name in ("weight_bytes", "draft_bytes", "kv_bytes"):
             if not 0 < getattr(self, name) <= WIDEST:
                 raise CostError(f"{name} must be above 0 and at most {WIDEST}, got {getattr(self, name)}")
         if not 0 < self.spread <= 1:
@@ -128,6 +131,11 @@ class Roofline:
         )
 
     @cached_property
+    def draft_kernels(self) -> Kernels:
+        """The same with the drafter's weights."""
+        return replace(self.kernels, weight_bytes=self.draft_bytes)
+
+    @cached_property
     def forward(self) -> Forward:
         """The target's forward."""
         return Forward.of(self.target)
@@ -145,7 +153,7 @@ class Roofline:
     @property
     def meta(self) -> Mapping[str, Any]:
         """Provenance: that nothing was measured, the device, its constants and all settings."""
-        settings = ("context", "weight_bytes", "kv_bytes", "spread", "committed", "captured")
+        settings = ("context", "weight_bytes", "draft_bytes", "kv_bytes", "spread", "committed", "captured")
         return {
             "kind": "roofline: predicted from sizes and a data sheet, nothing measured",
             "device": self.device.name,
@@ -175,7 +183,8 @@ class Roofline:
 
     def error(self, shape: StepShape) -> float:
         """See `Kernels.error`; stated, not measured."""
-        return self.kernels.error(shape.batch * shape.tokens)
+        experts = any(forward.experts is not None for forward in (self.forward, self.drafter.level))
+        return self.kernels.error(shape.batch * shape.tokens, experts=experts)
 
     def plain_s(self, *, batch: int, context: int | None = None) -> float:
         """See `CostModel.plain_s`."""
@@ -214,10 +223,28 @@ class Roofline:
         wait = 0.0 if self.drafter.parallel and not first else self.overheads.level_s
         logits = np.full_like(nodes, batch) if self.drafter.parallel else batch * nodes
         rows = logits + (0 if self.drafter.parallel or not first else batch * (self.committed - 1))
-        step = self.kernels.forward(self.drafter.level, rows, logits, batch=batch, context=self._context(context))
+        step = self.draft_kernels.forward(self.drafter.level, rows, logits, batch=batch, context=self._context(context))
         for copies, outputs, inputs in self.drafter.opening if first else ():
-            step += self.kernels.product(copies, outputs, inputs, rows)
+            step += self.draft_kernels.product(copies, outputs, inputs, rows)
         return step + Split.fixed(wait, rows)
+
+    def weights_bytes(self, *, heads: int = 1) -> float:
+        """Least bytes of memory that the weights of target and drafter take, `heads` being those of parallel ones.
+
+        Not counted: a drafter's embedding, experts that a token of it does not pick, norms, and an LM head of the size
+        of the target's, which a sequential drafter is taken to share.
+        """
+        embeddings = (2 - self.target.tied) * self.target.vocab * self.target.hidden
+        target = (self.target.parameters - embeddings) * self.weight_bytes + embeddings * self.kernels.head_bytes
+        level, parallel = self.drafter.level, self.drafter.parallel
+        head = 0 if level.head is None else level.head[0] * level.head[1]
+        own_head = head * self.draft_kernels.head_bytes if parallel or level.head != self.forward.head else 0.0
+        once = sum(copies * outputs * inputs for copies, outputs, inputs in self.drafter.opening) * self.draft_bytes
+        return target + once + (heads if parallel else 1) * ((level.weights - head) * self.draft_bytes + own_head)
+
+    def sequence_bytes(self, *, context: int | None = None) -> float:
+        """Bytes of memory that keys and values of a sequence take, the target's and the drafter's."""
+        return (self.forward.kv_elements + self.drafter.level.kv_elements) * self.kv_bytes * self._context(context)
 
     def _context(self, context: int | None) -> int:
         return self.context if context is None else context

@@ -28,6 +28,8 @@ class Scenario:
         plain_s: seconds of a plain step.
         break_even: least acceptance of each drafted token at which a chain pays; None if none pays even at 1.
         error: of the choice's step over a plain step, part of the speedup's interval; 0 where nothing is drafted.
+        fits: whether weights, keys and values fit the device's memory; None where that is not known.
+        warnings: of the search that chose.
     """
 
     device: str
@@ -37,11 +39,13 @@ class Scenario:
     plain_s: float
     break_even: float | None
     error: float = 0.0
+    fits: bool | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def pays(self) -> bool:
-        """Whether speculation is predicted to be faster."""
-        return not self.choice.plain
+        """Whether speculation is predicted to be faster, and is not known not to fit."""
+        return self.fits is not False and not self.choice.plain
 
     @property
     def surely(self) -> bool:
@@ -57,11 +61,27 @@ class Setting:
         device: its name.
         context: tokens a sequence in the cache.
         cost: seconds of steps there.
+        memory_bytes: of the device, None where it is not known.
+        weights_bytes: of it that target and drafter take.
+        sequence_bytes: of it that keys and values of a sequence take.
     """
 
     device: str
     context: int
     cost: CostModel
+    memory_bytes: float | None = None
+    weights_bytes: float = 0.0
+    sequence_bytes: float = 0.0
+
+    def fits(self, batch: int) -> bool | None:
+        """Whether so many sequences fit the device's memory; None where its size is not known.
+
+        >>> Setting("x", 512, ..., memory_bytes=10, weights_bytes=6, sequence_bytes=2).fits(2)
+        True
+        """
+        if self.memory_bytes is None:
+            return None
+        return self.weights_bytes + batch * self.sequence_bytes <= self.memory_bytes
 
 
 def explore(
@@ -94,7 +114,9 @@ def explore(
             plain_s = setting.cost.plain_s(**at)
             tree = entry.choice.tree
             error = 0.0 if tree is None else setting.cost.error(StepShape.of(tree, **at))
-            found.append(Scenario(setting.device, setting.context, entry.batch, entry.choice, plain_s, needed, error))
+            where = setting.device, setting.context, entry.batch
+            fits = setting.fits(entry.batch)
+            found.append(Scenario(*where, entry.choice, plain_s, needed, error, fits, plan.warnings))
         done(1)
     return tuple(found)
 

@@ -257,6 +257,24 @@ def eagle_weight_ratio(target: Shape, *, fc_bias: bool = False) -> float:
     return eagle_parameters(target, fc_bias=fc_bias) / target.step_parameters
 
 
+def quant_method(config: Mapping[str, Any] | Path | str) -> str | None:
+    """The method by which a config.json says that its weights are quantised, None if they are not.
+
+    Args:
+        config: as for `Shape.from_config`.
+
+    Raises:
+        CostError: names the file, which cannot be read.
+
+    >>> quant_method({"quantization_config": {"quant_method": "awq", "bits": 4}})
+    'awq'
+    """
+    found = parsed(config, lambda content: content.get("quantization_config"))
+    if not found:
+        return None
+    return str(found.get("quant_method", "not named") if isinstance(found, Mapping) else found)
+
+
 def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, Any]], T]) -> T:
     """What `read` makes of a config.json: of the parsed file, of that at a path, or of that in a folder.
 

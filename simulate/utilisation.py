@@ -32,12 +32,13 @@ def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: 
 
     Returns:
         A profile whose `relative_error` also holds the error of carrying it over: 10 % within a class of devices, 25 %
-        across classes. Its `meta` says what was done.
+        across classes; and outside the contexts that were measured 25 % of the share of a plain step's work that
+        the way to the nearest of them adds or takes away. Its `meta` says what was done.
 
     Raises:
         CostError: the two are not of the same models and sizes of numbers.
     """
-    for name in ("target", "drafter", "weight_bytes", "kv_bytes"):
+    for name in ("target", "drafter", "weight_bytes", "draft_bytes", "kv_bytes"):
         if getattr(measured_on, name) != getattr(to, name):
             raise CostError(f"{name} must be the same on both devices")
     before = sum(profile.context) // 2
@@ -48,11 +49,22 @@ def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: 
         nearest = {times.batch: times for times in farthest_first}
         carried = tuple(nearest[batch] for batch in sorted(nearest))
     same = measured_on.device.generation == to.device.generation
-    error = SAME_CLASS_ERROR if same else ACROSS_CLASS_ERROR
+    across = SAME_CLASS_ERROR if same else ACROSS_CLASS_ERROR
+    seen = min(max(after, profile.context[0]), profile.context[1])
+    errors = {
+        times.batch: math.hypot(across, ACROSS_CLASS_ERROR * _unseen(to, batch=times.batch, seen=seen, context=after))
+        for times in carried
+    }
+    error = max(errors.values())
+
+    def whole(times: BatchTimes) -> float:
+        own = profile.relative_error if times.relative_error is None else times.relative_error
+        return math.hypot(own, errors[times.batch])
+
     note = {"from": measured_on.device.name, "to": to.device.name, "relative_error": error, "context": [before, after]}
     return replace(
         profile,
-        batches=tuple(_carried(times, measured_on, to, before, context, error) for times in carried),
+        batches=tuple(_carried(times, measured_on, to, before, context, whole(times)) for times in carried),
         basis=None,
         context=profile.context if context is None else (after, after),
         relative_error=math.hypot(profile.relative_error, error),
@@ -80,7 +92,7 @@ def _carried(
     return replace(
         times,
         context=times.context if context is None else float(context),
-        relative_error=None if times.relative_error is None else math.hypot(times.relative_error, error),
+        relative_error=error,
         widths=tuple(zip(fed, more.tolist(), strict=True)) if times.widths else (),
         commit_s=times.commit_s * moved[1] / moved[0],
         growth={},  # the host's and the drafter's, which no model here tells apart
@@ -88,6 +100,12 @@ def _carried(
         rest=tuple(zip(tokens, rest.tolist(), strict=True)),
         draft=tuple(zip(depths, draft.tolist(), strict=True)),
     )
+
+
+def _unseen(model: Roofline, *, batch: int, seen: int, context: int) -> float:
+    """Share of a plain step's work in which two contexts differ."""
+    works = [float(model.plain(batch=batch, context=tokens).work_s) for tokens in (seen, context)]
+    return 1 - min(works) / max(works)
 
 
 def _chains(model: Roofline, depths: Sequence[int], *, batch: int, context: int) -> Split:

@@ -28,32 +28,33 @@ def write(tmp_path):
     return write
 
 
-# TFLOP/s, GB/s, MiB of L2, multiprocessors of the data sheets
+# TFLOP/s, GB/s, MiB of L2, multiprocessors, GB of memory (of 2**30 B) of the data sheets
 SHEETS = {
-    "A6000": (154.8, 768, 6, 84),
-    "A100-40": (312, 1555, 40, 108),
-    "A100-80 SXM": (312, 2039, 40, 108),
-    "H100 SXM": (989, 3350, 50, 132),
-    "H200": (989, 4800, 50, 132),
-    "H800 SXM": (989, 3350, 50, 132),
-    "H20": (148, 4000, 60, 78),
-    "L40S": (362, 864, 96, 142),
-    "RTX 4090": (165, 1008, 72, 128),
-    "B200": (2250, 8000, 126, 148),
-    "MI300X": (1307, 5300, 32, 304),
+    "A6000": (154.8, 768, 6, 84, 48),
+    "A100-40": (312, 1555, 40, 108, 40),
+    "A100-80 SXM": (312, 2039, 40, 108, 80),
+    "H100 SXM": (989, 3350, 50, 132, 80),
+    "H200": (989, 4800, 50, 132, 141),
+    "H800 SXM": (989, 3350, 50, 132, 80),
+    "H20": (148, 4000, 60, 78, 96),
+    "L40S": (362, 864, 96, 142, 48),
+    "RTX 4090": (165, 1008, 72, 128, 24),
+    "B200": (2250, 8000, 126, 148, 180),
+    "MI300X": (1307, 5300, 32, 304, 192),
 }
 
 
 def test_shipped_devices_are_those_of_the_data_sheets_in_si_units():
     devices = load_hardware()
     assert list(devices) == list(SHEETS)
-    for name, (tera_flops, giga_bytes, l2, multiprocessors) in SHEETS.items():
+    for name, (tera_flops, giga_bytes, l2, multiprocessors, memory) in SHEETS.items():
         device = devices[name]
         assert device.name == name
         assert device.flops == pytest.approx(tera_flops * 1e12, rel=1e-12)
         assert device.bandwidth == giga_bytes * 1e9
         assert device.l2_bytes == l2 * 2**20
         assert device.multiprocessors == multiprocessors
+        assert device.memory_bytes == memory * 2**30
         assert device.ridge_point == device.flops / device.bandwidth
 
 
@@ -115,6 +116,7 @@ def test_ridge_point_separates_bandwidth_from_arithmetic():
         ({"bandwidth": None}, "bandwidth must be .* got None"),
         ({"l2_bytes": 1.5}, "l2_bytes must be a positive integer, got 1.5"),
         ({"multiprocessors": 0}, "multiprocessors must be a positive integer, got 0"),
+        ({"memory_bytes": 80.5}, "memory_bytes must be a positive integer or None, got 80.5"),
         ({"source": " "}, "source must be a text that is not empty, got ' '"),
         ({"note": 3}, "note must be a text"),
         ({"speed": 3}, "speed must be one of name, "),

@@ -267,6 +267,39 @@ def test_experts_are_read_as_tokens_touch_them():
     assert alike.verify(4, batch=1).total_s < 0.9 * bare.verify(4, batch=1).total_s
 
 
+def test_smaller_weights_are_those_of_the_targets_layers():
+    two, half = roofline(L3, overheads=Overheads.none()), roofline(L3, overheads=Overheads.none(), weight_bytes=0.5)
+    assert half.level(4, batch=1, first=True).total_s == two.level(4, batch=1, first=True).total_s
+    saved = float(two.plain(batch=1).work_s - half.plain(batch=1).work_s)
+    layers = Forward.of(L3).weights - L3.vocab * L3.hidden
+    assert saved == pytest.approx(1.5 * layers / two.kernels.byte_rate, rel=0.01)  # the tile of 16 rows is the rest
+    four = replace(two, draft_bytes=4.0)
+    assert four.plain_s(batch=1) == two.plain_s(batch=1)
+    assert four.level(1, batch=1).work_s > 1.9 * two.level(1, batch=1).work_s
+
+
+def test_memory_of_weights_keys_and_values():
+    target, ends = SMALL.parameters, 2 * 32 * 8
+    layer = 16 * 8 + sum(rows * columns for rows, columns in SMALL.layer_matrices.values())
+    eagle = roofline(SMALL)
+    assert eagle.weights_bytes() == 2 * (target + layer)  # the LM head is the target's
+    assert replace(eagle, weight_bytes=0.5).weights_bytes() == (target - ends) / 2 + 2 * (ends + layer)
+    assert eagle.sequence_bytes(context=10) == 10 * 2 * (2 + 1) * 2 * 2 * 2
+    heads = roofline(SMALL, DrafterShape.medusa(SMALL))
+    assert heads.weights_bytes(heads=5) == 2 * (target + 5 * (8 * 8 + 32 * 8))
+    third = roofline(SMALL, DrafterShape.eagle3(SMALL, draft_vocab=16))
+    assert third.weights_bytes() == 2 * (target + layer + 16 * 8 + 3 * 8 * 8)  # a head and a fusion of its own
+    mixture = Shape.from_config(MIXTRAL)
+    assert roofline(mixture, DrafterShape.medusa(L3)).weights_bytes() > 2 * 46e9  # all experts
+
+
+def test_experts_have_an_error_of_their_own():
+    """The largest of 105 published speedups of mixtures by uniform-expert bytes (reference study, E6c): 34.9 %."""
+    mixture = Shape.from_config(MIXTRAL)
+    assert roofline(mixture, DrafterShape.medusa(mixture)).error(StepShape(1, 8, (1,))) == 0.35
+    assert roofline(L3, DrafterShape.language_model(mixture)).error(StepShape(1, 8, (1,))) == 0.35
+
+
 def test_captured_sizes_are_padded_to():
     cost, padded = roofline(L3), roofline(L3, captured=(64, 256))
     for tokens, rows in [(1, 64), (64, 64), (65, 256), (256, 256), (300, 300)]:
@@ -314,6 +347,7 @@ def test_an_ambiguous_name_lists_the_devices_it_could_be():
         ({"committed": 0.5}, "committed must be 1 or more, got 0.5"),
         ({"weight_bytes": 0}, "weight_bytes must be above 0 and at most 1024, got 0"),
         ({"weight_bytes": 1e308}, "weight_bytes must be above 0 and at most 1024, got 1e"),
+        ({"draft_bytes": 0}, "draft_bytes must be above 0 and at most 1024, got 0"),
         ({"kv_bytes": float("nan")}, "kv_bytes must be above 0 and at most 1024, got nan"),
         ({"spread": 2.0}, "spread must be above 0 and at most 1, got 2.0"),
         ({"captured": (8, 4)}, "captured must be rising sizes"),
@@ -405,6 +439,20 @@ def test_contexts_and_widths_are_carried_over():
     one = transfer(measured, measured_on=here, to=there, context=800)
     assert [(t.batch, t.context) for t in one.batches] == [(1, 800), (8, 800)]
     assert one.context == (800, 800)
+
+
+def test_the_error_grows_with_what_was_never_measured():
+    here = roofline(L3, context=300)
+    measured = as_profile(here)
+    errors = []
+    for context in (200, 400, 2000, 32_768):
+        carried = transfer(measured, measured_on=here, to=here, context=context)
+        errors.append([carried.error(StepShape(batch, 8, (1,))) for batch in (1, 8)])
+    assert errors[0] == errors[1] == pytest.approx([np.hypot(0.05, 0.10)] * 2)
+    assert np.all(np.diff(errors[1:], axis=0) > 0)
+    short, long = (float(here.plain(batch=8, context=context).work_s) for context in (400, 32_768))
+    assert errors[3][1] == pytest.approx(np.sqrt(0.05**2 + 0.10**2 + (0.25 * (1 - short / long)) ** 2))
+    assert errors[3][1] > 0.2 > errors[3][0]
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])

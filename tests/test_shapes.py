@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from simulate.shapes import Shape, eagle_parameters, eagle_weight_ratio
+from simulate.shapes import Shape, eagle_parameters, eagle_weight_ratio, quant_method
 from treeopt.errors import CostError, UsageError
 from treeopt.files import shipped
 
@@ -187,6 +187,14 @@ def test_a_config_that_transformers_wrote_is_read(tmp_path):
     model = real_model(TINY | {"model_type": "qwen3", "head_dim": 6, "tie_word_embeddings": True})
     model.config.save_pretrained(tmp_path)
     assert Shape.from_config(tmp_path).parameters == sum(weight.numel() for weight in model.parameters())
+
+
+def test_a_quantised_config_names_its_method(tmp_path):
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq", "bits": 4}}', "utf-8")
+    assert quant_method(tmp_path) == "gptq"
+    assert quant_method({"quantization_config": {"bits": 4}}) == "not named"
+    assert quant_method({"quantization_config": "fp8"}) == "fp8"
+    assert quant_method({"quantization_config": None}) is quant_method(LLAMA_3_8B) is None
 
 
 def test_null_and_absent_fields_mean_what_they_mean_to_transformers():

@@ -1,6 +1,7 @@
 """What-if: each cell is the plan that search makes there, and break-even is where a chain's speedup is 1."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from treeopt.trace import Trace, load_trace, save_trace
 from treeopt.tree import Tree
 
 L3 = Shape.from_config(LLAMA_3_8B)
+EAGLE = {"drafter": {"kind": "eagle"}}
 
 
 def roofline(device="h100", **how):
@@ -37,7 +39,7 @@ def roofline(device="h100", **how):
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whatif")
     trace = drawn_trace([[0.6, 0.2], [0.5, 0.1]], [20, 30, 1, 25] * 6, depth=3, rng=np.random.default_rng(0))
-    save_trace(trace, folder / "t.npz")
+    save_trace(replace(trace, meta=EAGLE), folder / "t.npz")
     (folder / "config.json").write_text(json.dumps(LLAMA_3_8B), "utf-8")
     return folder
 
@@ -159,9 +161,14 @@ def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
     record = json.loads(done(*words(files, *asked, "--json", hardware="h200")).stdout)
     carried = transfer(profile, measured_on=here, to=roofline("h200"), context=2048)
     assert record["cells"][0]["plain_s"] == carried.plain_s(batch=2)
+    assert "different" not in done(*words(files, *asked, hardware="h200")).stderr
     shown = done(*words(files, *asked, hardware="h200")).stdout
     assert "carried over from a machine" in shown
     assert "H200 10%" in shown
+    other = {"target": {"name": "other", "weights": "1"}, "drafter": {"kind": "eagle"}}
+    save_profile(replace(profile, meta=other), tmp_path / "p.json")
+    told = done(*words(files, *asked, hardware="h200")).stderr
+    assert "Warning: trace and profile are of different targets or number types" in told
 
 
 def test_a_device_in_ones_own_figures(files):
@@ -181,6 +188,86 @@ def test_a_folder_of_heads_says_how_many_blocks_they_have(files, tmp_path):
     (tmp_path / "config.json").write_text('{"medusa_num_heads": 5, "medusa_num_layers": 9}', "utf-8")
     more = json.loads(done(*words(files, *asked, "--drafter", tmp_path)).stdout)["cells"]
     assert more[0]["step_s"] > like[0][0]["step_s"]
+
+
+@pytest.fixture
+def of_kind(files, tmp_path):
+    """The command's words with a trace that names its drafter so."""
+
+    def write(kind, *more):
+        meta = {} if kind is None else {"drafter": {"kind": kind}}
+        save_trace(replace(load_trace(files / "t.npz"), meta=meta), tmp_path / "t.npz")
+        small = ["--batch", "1", "--max-nodes", "9", "--hardware", "h100"]
+        return ["whatif", "--trace", tmp_path / "t.npz", "--target", files, *small, *more]
+
+    return write
+
+
+def test_the_kind_is_the_traces(of_kind):
+    record = json.loads(done(*of_kind("medusa", "--json")).stdout)
+    told = done(*of_kind("medusa", "--kind", "medusa", "--json"))
+    assert record["cells"] == json.loads(told.stdout)["cells"]
+    assert "of kind" not in told.stderr
+    assert record["meta"]["settings"]["kind"] == "medusa"
+    assert "The drafter is priced as medusa." in record["conditions"]
+    assert "priced as medusa" in done(*of_kind("medusa")).stdout
+    other = done(*of_kind("medusa", "--kind", "eagle", "--json"))
+    assert "Warning: the trace's drafter is of kind medusa, what is priced is eagle" in other.stderr
+    assert json.loads(other.stdout)["cells"] != record["cells"]
+
+
+def test_a_kind_without_a_price_is_refused_unless_another_is_named(of_kind):
+    choices = "one of eagle, eagle3, language-model, medusa"
+    for kind in ("hydra", "ngram", "prompt-lookup"):
+        refused(run(*of_kind(kind)), f"no price is known of a {kind} drafter", "--kind", choices, code=2)
+        assert f"of kind {kind}, what is priced is medusa" in done(*of_kind(kind, "--kind", "medusa")).stderr
+    refused(run(*of_kind(None)), "the trace does not say its drafter's kind", choices, code=2)
+    refused(run(*of_kind("language-model")), "name its folder with --drafter", code=2)
+
+
+def test_a_quantised_config_needs_the_bytes_of_its_weights(files, tmp_path):
+    awq = LLAMA_3_8B | {"quantization_config": {"quant_method": "awq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(awq), "utf-8")
+    asked = ["--batch", "1", "--max-nodes", "9", "--json"]
+    said = "quantization_config says that weights are quantised (quant_method awq)"
+    of_target = ["whatif", "--trace", files / "t.npz", "--target", tmp_path, "--hardware", "h100", *asked]
+    refused(run(*of_target), said, "--weight-bytes", code=2)
+    (cell,) = json.loads(done(*of_target, "--weight-bytes", "0.5").stdout)["cells"]
+    assert cell["plain_s"] == roofline(weight_bytes=0.5).plain_s(batch=1)
+    wide = json.loads(done(*of_target, "--weight-bytes", "4").stdout)["meta"]["settings"]
+    assert (wide["weight_bytes"], wide["draft_bytes"]) == (4, 4)
+    of_drafter = words(files, *asked, "--drafter", tmp_path, hardware="h100")
+    refused(run(*of_drafter), said, "--draft-bytes", code=2)
+    assert json.loads(done(*of_drafter, "--draft-bytes", "0.5").stdout)["meta"]["settings"]["draft_bytes"] == 0.5
+
+
+def test_what_exceeds_the_memory_does_not_fit_and_does_not_pay(files):
+    asked = ["--batch", "32,64", "--context", "8k", "--max-nodes", "9"]
+    weights = 2 * (L3.parameters + 2 * L3.hidden**2 + L3.layer_parameters)
+    keys = 8192 * 2 * (L3.layers + 1) * L3.kv_heads * L3.head_dim * 2
+    assert weights + 32 * keys < 80 * 2**30 < weights + 64 * keys
+    record = json.loads(done(*words(files, *asked, "--json", hardware="h100,h200")).stdout)
+    assert [cell["fits"] for cell in record["cells"]] == [True, False, True, True]
+    assert [cell["name"].startswith("does not fit") for cell in record["cells"]] == [False, True, False, False]
+    assert record["cells"][3]["tree"] is not None
+    assert [limit["pays_up_to"] for limit in record["limits"]] == [32, 64]
+    shown = done(*words(files, *asked, hardware="h100")).stdout
+    assert "does not fit (" in shown
+    assert "speculation pays up to batch 32" in shown
+    assert "Does not fit: weights, keys and values exceed the device's memory" in shown
+    own = ["--bandwidth", "1000", "--flops", "200", "--like", "h100", "--batch", "64", "--max-nodes", "9"]
+    (cell,) = json.loads(done(*words(files, *own, "--json", hardware="mine")).stdout)["cells"]
+    assert cell["fits"] is None
+    assert "not fit" not in cell["name"]
+
+
+def test_warnings_of_the_searches_are_told_once(files):
+    asked = ["--batch", "1,2", "--max-nodes", "9", "--json"]
+    due = search(load_trace(files / "t.npz"), roofline(), batch=(1, 2), context=512, max_nodes=9).warnings
+    assert due
+    result = done(*words(files, *asked))
+    assert json.loads(result.stdout)["warnings"] == list(due)
+    assert [result.stderr.count(f"Warning: {each}.") for each in due] == [1] * len(due)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +308,7 @@ def test_what_cannot_be_is_refused(files, tmp_path):
     asked = ["whatif", "--trace", files / "t.npz", "--hardware", "h100", "--target", tmp_path]
     refused(run(*asked), "config.json: model_type must be one of arcee", "got 'mamba'")
     trace = load_trace(files / "t.npz")
-    drawn = Trace(trace.request, trace.position, trace.rank, trace.width, {"verification": "sequoia"})
+    drawn = Trace(trace.request, trace.position, trace.rank, trace.width, EAGLE | {"verification": "sequoia"})
     save_trace(drawn, tmp_path / "drawn.npz")
     refused(
         run("whatif", "--trace", tmp_path / "drawn.npz", "--hardware", "h100", "--target", files), "rule sequoia draws"

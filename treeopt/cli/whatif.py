@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli import options
+from treeopt.cli.matching import warn_unless_same
 from treeopt.errors import UsageError
 from treeopt.files import write_text
 from treeopt.provenance import look, this_run
@@ -26,7 +27,7 @@ KINDS = ("eagle", "eagle3", "language-model", "medusa")
 @click.option("--hardware", required=True, help="Devices, such as h100,h200,l40s; names of data/hardware.json.")
 @click.option("--target", type=options.FOLDER, required=True, help="The target's folder or config.json: its sizes.")
 @click.option("--drafter", type=options.FOLDER, help="The drafter's folder or config.json; default as the target's.")
-@click.option("--kind", type=click.Choice(KINDS), default="eagle", show_default=True, help="What the drafter is.")
+@click.option("--kind", type=click.Choice(KINDS), help="What the drafter is; default as the trace says.")
 @click.option("--batch", type=options.Numbers(), default="1-64", show_default=True, help="Batch sizes; 1-64 doubles.")
 @click.option(
     "--context", type=options.Numbers(), default="512", show_default=True, help="Tokens in the cache; 8k is 8192."
@@ -39,9 +40,12 @@ KINDS = ("eagle", "eagle3", "language-model", "medusa")
 @click.option(
     "--weight-bytes",
     type=click.FloatRange(min=0, min_open=True),
-    default=2.0,
-    show_default=True,
-    help="Bytes of a weight as it is stored and read.",
+    help="Bytes of a weight of the target as it is stored and read, of its LM head at least 2; default 2.",
+)
+@click.option(
+    "--draft-bytes",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Bytes of a weight of the drafter; default 2, or as the target's if those take more.",
 )
 @click.option(
     "--kv-bytes",
@@ -60,7 +64,7 @@ def whatif(
     hardware: str,
     target: Path,
     drafter: Path | None,
-    kind: str,
+    kind: str | None,
     batch: tuple[int, ...],
     context: tuple[int, ...],
     profile_file: Path | None,
@@ -83,11 +87,22 @@ def whatif(
     trace = load_trace(trace_file)
     if (profile_file is None) != (device["measured_on"] is None):
         raise UsageError("--profile and --measured-on need each other")
+    kind = _kind(trace, kind)
+    if kind == "language-model" and drafter is None:
+        raise UsageError("a language model that drafts has sizes of its own: name its folder with --drafter")
     profile = load_profile(profile_file) if profile_file else None
-    settings = _settings(hardware, context, target, drafter, kind, profile, device)
+    if profile is not None:
+        warn_unless_same("trace and profile", trace.meta, profile.meta)
+    device["weight_bytes"] = _weight_bytes(target, device["weight_bytes"], "--weight-bytes")
+    default = max(2.0, device["weight_bytes"])
+    device["draft_bytes"] = _weight_bytes(drafter, device["draft_bytes"], "--draft-bytes", default=default)
+    settings = _settings(hardware, context, target, drafter, kind, trace.depth, profile, device)
     with options.progress("searching", len(settings)) as done:
         how: dict[str, Any] = {"seed": seed, "max_nodes": max_nodes, "max_depth": max_depth, "compare": {}}
         found = explore(trace, settings, batch=batch, done=done, **how)
+    warnings = list(dict.fromkeys(warning for each in found for warning in each.warnings))
+    for warning in warnings:
+        click.echo(f"Warning: {warning}.", err=True)
     record = {
         "schema": "treeopt.whatif/1",
         "cells": [_cell(scenario) for scenario in found],
@@ -95,7 +110,8 @@ def whatif(
             {"device": name, "context": tokens, "pays_up_to": pays, "surely_up_to": surely}
             for (name, tokens), (pays, surely) in limits(found).items()
         ],
-        "conditions": _conditions(trace, found, profile),
+        "conditions": _conditions(trace, found, profile, kind),
+        "warnings": warnings,
         "meta": {
             "settings": {"kind": kind, "batch": batch, "context": context, **device, **how},
             "trace": dict(trace.meta),
@@ -113,12 +129,43 @@ def whatif(
     show_scenarios(record)
 
 
+def _kind(trace: Trace, given: str | None) -> str:
+    """What the drafter is priced as: what is given, else what the trace says."""
+    told = look(trace.meta, "drafter", "kind")
+    if given is None:
+        if told not in KINDS:
+            why = (
+                "the trace does not say its drafter's kind"
+                if told is None
+                else f"no price is known of a {told} drafter"
+            )
+            raise UsageError(f"{why}: say with --kind what to price instead, one of {', '.join(KINDS)}")
+        return str(told)
+    if told not in (None, given):
+        click.echo(f"Warning: the trace's drafter is of kind {told}, what is priced is {given}", err=True)
+    return given
+
+
+def _weight_bytes(config: Path | None, given: float | None, option: str, *, default: float = 2.0) -> float:
+    """Bytes of a weight: what is given, else the default unless a config says that weights are quantised."""
+    from simulate.shapes import quant_method
+
+    method = None if given is not None or config is None else quant_method(config)
+    if method is not None:
+        raise UsageError(
+            f"{config}: quantization_config says that weights are quantised (quant_method {method}): give the bytes of "
+            f"one with {option}"
+        )
+    return default if given is None else given
+
+
 def _settings(
     hardware: str,
     contexts: tuple[int, ...],
     target: Path,
     drafter: Path | None,
     kind: str,
+    heads: int,
     profile: "Profile | None",
     device: dict[str, Any],
 ) -> "list[Setting]":
@@ -143,7 +190,7 @@ def _settings(
         devices = [own_hardware(names[0], **rates, like=like)]
     shape = Shape.from_config(target)
     drafts = DrafterShape.from_config(drafter or target, kind=kind, target=shape)
-    sizes = {name: device[name] for name in ("weight_bytes", "kv_bytes")}
+    sizes = {name: device[name] for name in ("weight_bytes", "draft_bytes", "kv_bytes")}
 
     def roofline(on: Any) -> "Roofline":
         return Roofline(shape, drafts, on, like=like, **sizes)
@@ -151,11 +198,13 @@ def _settings(
     settings = []
     for on in devices:
         for tokens in contexts:
-            cost: Any = roofline(on)
+            model = roofline(on)
+            cost: Any = model
             if profile is not None:
                 here = roofline(find_hardware(device["measured_on"]))
-                cost = transfer(profile, measured_on=here, to=cost, context=tokens)
-            settings.append(Setting(on.name, tokens, cost))
+                cost = transfer(profile, measured_on=here, to=model, context=tokens)
+            held = (on.memory_bytes, model.weights_bytes(heads=heads), model.sequence_bytes(context=tokens))
+            settings.append(Setting(on.name, tokens, cost, *held))
     return settings
 
 
@@ -166,7 +215,8 @@ def _cell(scenario: "Scenario") -> dict[str, Any]:
         "device": scenario.device,
         "context": scenario.context,
         "batch": scenario.batch,
-        "name": choice.name,
+        "name": f"does not fit ({choice.name})" if scenario.fits is False else choice.name,
+        "fits": scenario.fits,
         "tree": None
         if tree is None
         else {"id": tree.id, "nodes": tree.nodes, "depth": tree.depth, "paths": [list(path) for path in tree.paths]},
@@ -180,7 +230,7 @@ def _cell(scenario: "Scenario") -> dict[str, Any]:
     }
 
 
-def _conditions(trace: Trace, found: "tuple[Scenario, ...]", profile: "Profile | None") -> list[str]:
+def _conditions(trace: Trace, found: "tuple[Scenario, ...]", profile: "Profile | None", kind: str) -> list[str]:
     from treeopt.report.tables import models_told
 
     errors: dict[str, set[str]] = {}
@@ -193,8 +243,11 @@ def _conditions(trace: Trace, found: "tuple[Scenario, ...]", profile: "Profile |
         if profile is None
         else f"Step times are carried over from {look(profile.meta, 'device')}, where they were measured"
     )
+    unfit = "Does not fit: weights, keys and values exceed the device's memory; priced as if they did not, not counted."
     return [
         f"{times}; error of step over plain step, part of the intervals: {stated}.",
+        f"The drafter is priced as {kind}.",
+        *([unfit] if any(each.fits is False for each in found) else []),
         "Break-even acceptance: of each drafted token, independently, at which the best chain pays.",
         f"Trace: {models_told(trace.meta)}; {look(trace.meta, 'verification')}, temperature "
         f"{look(trace.meta, 'temperature')}; taken to hold on every device and at every context.",
