@@ -13,6 +13,7 @@ from simulate.basis import Basis, fit_basis
 from simulate.experts import Experts
 from simulate.growing import fit_growing
 from simulate.jackknife import jackknife_plus
+from simulate.kernels import SAME_CLASS_ERROR
 from simulate.profile import NORMAL_95, BatchTimes, Profile, over_basis
 from simulate.tables import Growing, Points, interpolated
 from treeopt.cost import StepShape
@@ -74,6 +75,8 @@ def profile_of(
     The basis is used where it predicts left-out sizes better than straight lines do; see `shrunk`. `relative_error`
     is half the jackknife+ interval of step / plain step, every token count of a batch size and context left out in
     turn (with a share of what the plain step itself is uncertain by), and each batch size's own where it has enough.
+    Fewer than `ENOUGH` in all make no 95 % interval: their outermost ends are taken then, which hold every error seen,
+    and no less than what a data sheet's constants err by on another device of their class.
     Under `left_out_sizes` provenance says how many were, and by how much they were missed in the median; under
     `growths` how many ways what drawing anew takes was fitted to, and by how much the others miss each in the median.
 
@@ -123,9 +126,9 @@ class _LeftOut:
     predicted: Floats
 
     def half_widths(self) -> tuple[float, dict[int, float]]:
-        """Half of the 95 % interval, of all batch sizes and of those that have enough; 0 where nothing was left out."""
+        """Half of the 95 % interval, of all batch sizes and of those that have enough; see `profile_of` of too few."""
         if len(self.residual) == 0:
-            return 0.0, {}
+            return SAME_CLASS_ERROR, {}
 
         def half(chosen: NDArray[np.bool_]) -> float:
             low, high = jackknife_plus(self.predicted[np.ix_(chosen, chosen)], self.residual[chosen])
@@ -133,7 +136,8 @@ class _LeftOut:
 
         sizes, counts = np.unique(self.batch, return_counts=True)
         own = {int(size): half(self.batch == size) for size in sizes[counts >= ENOUGH]}
-        return half(self.batch > 0), own
+        least = 0.0 if len(self.residual) >= ENOUGH else SAME_CLASS_ERROR
+        return max(least, half(self.batch > 0)), own
 
 
 @dataclass(frozen=True)
@@ -180,10 +184,12 @@ class _Calibration:
         speculative = [cell for cell in cells if cell.widths]
         if not plain or not speculative:
             raise UsageError(f"batch {batch}, context {context:g}: a plain and a speculative step must be measured")
-        like = next((times.widths for (size, _), times in others.items() if size == batch), ())
-        draft, widths = drafting(speculative, like)
+        first = next((times for (size, _), times in others.items() if size == batch), None)
+        draft, widths = drafting(speculative, first.widths if first and first.widths_told else None)
         rest, more = _by_size(speculative), self.per_token.get(batch, 0.0)
-        return BatchTimes(batch, float(np.median(plain)), draft, rest, widths, context, more)
+        return BatchTimes(
+            batch, float(np.median(plain)), draft, rest, widths or (), context, more, widths_told=widths is not None
+        )
 
     def _basis(self, tables: Sequence[BatchTimes]) -> Basis:
         rows = [(n, s, times.batch, times.context) for times in tables for n, s in times.rest]
@@ -265,7 +271,7 @@ def shrunk(
     return tuple(found)
 
 
-def drafting(cells: Sequence[Cell], like: Points = ()) -> tuple[Points, Points]:
+def drafting(cells: Sequence[Cell], like: Points | None = None) -> tuple[Points, Points | None]:
     """Seconds of drafting chains by depth, and how much longer a level takes by the nodes fed to it.
 
     What trees' drafting exceeds that of the chain of their depth by is laid to their levels' widths, a non-negative
@@ -274,7 +280,7 @@ def drafting(cells: Sequence[Cell], like: Points = ()) -> tuple[Points, Points]:
 
     Args:
         cells: speculative ones of one batch size and context.
-        like: what is taken for the widths where too few trees were measured to tell.
+        like: what is taken for the widths where too few trees were measured to tell; None: nothing tells.
     """
     by_depth = {depth: [c.draft_s for c in cells if len(c.widths) == depth] for depth in {len(c.widths) for c in cells}}
     alike = tuple((depth, float(np.median(by_depth[depth]))) for depth in sorted(by_depth))
@@ -288,7 +294,7 @@ def drafting(cells: Sequence[Cell], like: Points = ()) -> tuple[Points, Points]:
     if not chains:
         return alike, like
     if free == 0 or len(trees) <= free + 1:
-        return (chains, like) if like else (alike, ())
+        return (chains, like) if like else (alike, like)
     from scipy.optimize import nnls
     from scipy.stats import f as f_law
 

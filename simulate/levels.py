@@ -40,9 +40,9 @@ class Slo:
 def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) -> dict[str, float]:
     """Means and percentiles from `warmup_s` until the last arrival; latencies are of the requests that arrive then.
 
-    `tokens_s`, `requests_s` (that ended) and `goodput_s` (that arrived and met `slo`) are a second; `within` the
-    share that met it; `running` and `waiting` mean numbers of requests; `busy` a share of time, `ways` such shares by
-    way, `way_0`, ..., of the steps' time; `switches` changes a second; latencies `ttft_s_p50` and so on in seconds.
+    `tokens_s`, `requests_s` (that ended) and `goodput_s` (that ended, and met `slo`) are a second; `within` the share of
+    arrivals that met it; `running` and `waiting` mean numbers of requests; `busy` a share of time, `ways` such shares
+    by way, `way_0`, ..., of the steps' time; `switches` changes a second; latencies `ttft_s_p50` and so on in seconds.
 
     Raises:
         UsageError: nobody arrives after the warm-up.
@@ -61,14 +61,13 @@ def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) ->
         return np.asarray((times > warmup_s) & (times <= end))
 
     step_end = run.started_s + run.step_s
-    arriving = a_second(run.arrived_s)
-    within = slo.met(run) & arriving
+    arriving, ending, met = a_second(run.arrived_s), a_second(run.done_s), slo.met(run)
     stepping = mean(run.started_s, step_end)
     found = {
         "tokens_s": float(run.committed[a_second(step_end)].sum() / length),
-        "requests_s": float(a_second(run.done_s).sum() / length),
-        "goodput_s": float(within.sum() / length),
-        "within": float(within.sum() / arriving.sum()),
+        "requests_s": float(ending.sum() / length),
+        "goodput_s": float((met & ending).sum() / length),
+        "within": float((met & arriving).sum() / arriving.sum()),
         "running": float(mean(run.admitted_s, run.done_s).sum()),
         "waiting": float(mean(run.arrived_s, run.admitted_s).sum()),
         "busy": 1 - float(mean(served.idle_s[:, 0], served.idle_s[:, 1]).sum()),

@@ -24,10 +24,13 @@ from simulate.tables import Growing, Points, interpolated
 from treeopt.cost import CostParts, StepShape
 from treeopt.errors import CostError
 from treeopt.files import why, write_text
+from treeopt.provenance import look
 from treeopt.records import RecordError, get, given, of_kind, parse
 
 SCHEMA = "treeopt.profile/2"
 NORMAL_95 = 1.96
+FAR = 1.5  # times as long: beyond it a context is another than the one that was measured; a choice, not a finding
+AT_ONCE = "medusa"  # the kind of drafter whose levels are all drafted by one forward of the root
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,40 @@ class Profile:
 
     @property
     def separable(self) -> bool:
-        """True where the nodes fed to a level made no difference to its drafting."""
+        """True where the nodes fed to a level made no difference to its drafting, or nothing tells: `widths_known`."""
         return not any(times.widths for times in self.batches)
+
+    @property
+    def widths_known(self) -> bool:
+        """See `treeopt.optimize.Measured`; of a drafter that nobody names, tables without widths are believed."""
+        if look(self.meta, "drafter", "kind") in (None, AT_ONCE):
+            return True
+        return all(times.widths or times.widths_told for times in self.batches)
+
+    @property
+    def apart(self) -> bool:
+        """Whether contexts were told apart."""
+        sizes = [times.batch for times in self.batches]
+        return len(set(sizes)) < len(sizes)
+
+    def priced_at(self, context: int | None = None) -> int | None:
+        """See `treeopt.optimize.Measured`; over batch sizes, which differ by what their requests came to, the mean."""
+        first = {times.batch: times.context for times in reversed(self.batches)}
+        return context if context is not None else round(math.fsum(first.values()) / len(first)) or None
+
+    def caveats(self, *, context: int | None = None) -> list[str]:
+        """See `treeopt.optimize.Measured`."""
+        low, high = self.context
+        middle = self.priced_at() or (low + high) // 2
+        found = []
+        if context is not None and not self.apart and far(context, middle):
+            found.append(
+                f"step times were measured at mixed contexts of {low} to {high} tokens, mean {middle}, and not told "
+                f"apart: at {context} they may be others"
+            )
+        if not self.widths_known:
+            found.append("what wider levels cost the drafter was not measured: they are taken to cost nothing")
+        return found
 
     @property
     def growths(self) -> Collection[str]:
@@ -178,6 +213,15 @@ class Profile:
         return np.asarray(over * self.basis.rest_s(tokens, batch=tables[0][1].batch, context=here))
 
 
+def far(context: int, other: int) -> bool:
+    """Whether step times at one context say little of those at the other.
+
+    >>> far(64, 72), far(64, 8192)
+    (False, True)
+    """
+    return max(context, other) > FAR * min(context, other)
+
+
 def over_basis(times: BatchTimes, basis: Basis) -> Points:
     """What was measured besides drafting over what the basis says, by tokens."""
     tokens, seconds = zip(*times.rest, strict=True)
@@ -234,9 +278,12 @@ def _read_batch(record: Any, where: str) -> BatchTimes:
     plain_s, context, commit_s = (get(record, name, float, where) for name in ("plain_s", "context", "commit_s"))
     error = get(record, "relative_error", float, where) if given(record, "relative_error", where) else None
     growth = get(record, "growth", dict, where) if "growth" in record else {}
+    told = None
+    if "widths_told" in record and given(record, "widths_told", where):
+        told = get(record, "widths_told", bool, where)
     try:
         known = {name: _read_growing(each, f"{where}.growth: `{name}`") for name, each in growth.items()}
-        return BatchTimes(batch, plain_s, draft, rest, widths, context, commit_s, error, known)
+        return BatchTimes(batch, plain_s, draft, rest, widths, context, commit_s, error, known, told)
     except CostError as error_:
         raise CostError(f"{where}: {error_}") from error_
 

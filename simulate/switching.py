@@ -46,7 +46,7 @@ class Switching:
 
         Args:
             plan: of static trees; entries of grown ones must be left out before.
-            hysteresis: requests by which every change, up or down, comes later.
+            hysteresis: requests by which every change, up or down, comes later; down at one request at the latest.
             switch_s: seconds that a change takes.
 
         Raises:
@@ -63,7 +63,7 @@ class Switching:
         return cls(
             (entries[sizes[0]].tree, *(entries[large].tree for large, _, _ in changes)),
             tuple(up + hysteresis for _, up, _ in changes),
-            tuple(down - hysteresis for _, _, down in changes),
+            tuple(max(1, down - hysteresis) for _, _, down in changes),
             switch_s,
         )
 

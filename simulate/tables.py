@@ -65,13 +65,14 @@ class BatchTimes:
         draft: (depth, seconds) by rising depth, from depth 1: drafting of chains.
         rest: (tokens, seconds) by rising tokens a sequence; everything in a step but drafting.
         widths: (width, seconds) by rising width, from width 1: how much longer a level takes that is fed so many nodes
-            instead of one; empty where that makes no difference.
+            instead of one; empty where that makes no difference, or where nothing tells: see `widths_told`.
         context: tokens a sequence in the cache, on average; 0 where it was not told apart.
         commit_s: seconds that a step takes longer for each further token a sequence that it commits.
         relative_error: half-width of the 95 % interval of step / plain step at this batch size, as a share; None where
             too little was measured to tell it from that of the others.
         growth: how trees are drawn anew, of `treeopt.policies.GROWTHS` -> what that takes, as measured at the shortest
             context.
+        widths_told: whether enough trees were measured to tell what the widths of levels take; None: nobody says.
     """
 
     batch: int
@@ -83,6 +84,7 @@ class BatchTimes:
     commit_s: float = 0.0
     relative_error: float | None = None
     growth: Mapping[str, Growing] = field(default_factory=dict)
+    widths_told: bool | None = None
 
     def __post_init__(self) -> None:
         """Check signs and order.

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulate.basis import TERMS, Basis, fit_basis, terms_of
-from simulate.cells import Cell, drafting, profile_of
+from simulate.cells import ENOUGH, Cell, drafting, profile_of
 from simulate.experts import Experts
 from simulate.growing import fit_growing
 from simulate.jackknife import jackknife_plus
+from simulate.kernels import SAME_CLASS_ERROR
 from treeopt.cost import StepShape
 from treeopt.errors import CostError, UsageError
 
@@ -218,10 +219,22 @@ def test_the_stated_error_follows_the_noise():
     missed = [profile.meta["left_out_sizes"] for profile in (quiet, loud)]
     assert 0 < missed[0]["median_error"] < 0.01 < missed[1]["median_error"] < 0.1
     assert missed[0]["cells"] > 20
+
+
+def test_too_few_left_out_sizes_make_no_interval():
     few = [cell for cell in cells_of(STAIRS, noise=0.05) if cell.tokens in (1, 2)]
     alone = profile_of(few, context=(64, 128))
-    assert alone.relative_error == 0.0  # nothing could be left out
+    assert alone.relative_error == SAME_CLASS_ERROR  # nothing could be left out
     assert alone.meta["left_out_sizes"] == {"cells": 0, "median_error": None}
+    for slower, least in ((1.0, SAME_CLASS_ERROR), (1.5, np.log(1.5) - 0.02)):  # of 16 tokens at one batch size
+        some = [
+            replace(cell, rest_s=cell.rest_s * (slower if (cell.batch, cell.tokens) == (2, 16) else 1))
+            for cell in cells_of(STAIRS)
+            if cell.tokens in (1, 2, 16, 64)
+        ]
+        profile = profile_of(some, context=(64, 128))
+        assert profile.meta["left_out_sizes"]["cells"] == len(BATCHES) < ENOUGH
+        assert least <= profile.relative_error < least + 0.1
 
 
 def test_the_plain_step_adds_its_own_uncertainty():
@@ -317,6 +330,9 @@ def level_s(width):
     return 2e-4 + 1e-5 * (width - 1)
 
 
+EAGLE = {"drafter": {"kind": "eagle"}}
+
+
 def test_widths_that_matter_are_kept():
     profile = profile_of(cells_of(Basis({"step": 1e-3}), widths=wide, level_s=level_s), context=(64, 128))
     assert not profile.separable
@@ -346,7 +362,19 @@ def test_few_trees_take_what_others_tell_of_widths():
 
 def test_a_width_effect_too_small_to_matter_is_left_out():
     cells = cells_of(Basis({"step": 1.0}), widths=wide, level_s=level_s)
-    assert profile_of(cells, context=(64, 128)).separable
+    profile = profile_of(cells, context=(64, 128), meta=EAGLE)
+    assert profile.separable
+    assert profile.widths_known
+
+
+def test_widths_that_were_not_measured_are_not_known():
+    """Chains alone, or fewer trees than a function of their widths has knots."""
+    trees = cells_of(Basis({"step": 1e-3}), widths=wide, level_s=level_s)
+    for cells in (cells_of(STAIRS), [c for c in trees if c.tokens in (1, 2, 3, 64)]):
+        profile = profile_of(cells, context=(64, 128), meta=EAGLE)
+        assert profile.separable
+        assert not profile.widths_known
+    assert profile_of(trees, context=(64, 128), meta=EAGLE).widths_known
 
 
 def test_cells_without_a_plain_step_are_refused():

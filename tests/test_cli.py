@@ -350,6 +350,35 @@ def test_search_keeps_to_its_limits(trace_file, profile_file, method):
     assert (found["method"], found["requests_chosen_on"], found["requests_judged_on"]) == (method, 6, 2)
 
 
+def test_search_says_at_which_context_steps_are_priced(trace_file, profile_file, tmp_path):
+    words = (
+        "search",
+        "--trace",
+        trace_file,
+        "--profile",
+        profile_file,
+        "--batch",
+        "1,4",
+        "--output",
+        tmp_path / "plan",
+    )
+    assert "Steps are priced" not in done(*words).stdout  # one table a batch size: nothing was left to choose
+    asked = done(*words, "--context", "90")
+    assert "Steps are priced at 90 tokens a sequence in the cache.\n" in asked.stdout
+    said = "step times were measured at mixed contexts of 4 to 100 tokens, mean 52, and not told apart: at 90 they"
+    assert f"Warning: {said}" in asked.stdout
+    assert said in load_plan(tmp_path / "plan").warnings[-1]
+    near, far = small_profile().batches, small_profile(tokens=40).batches
+    told = [replace(t, context=c) for pair in zip(near, far, strict=True) for t, c in zip(pair, (64, 90), strict=True)]
+    save_profile(replace(small_profile(), batches=tuple(told)), profile_file)
+    for more, due, notes in (((), 64, "context: 64 tokens a sequence, the shortest"), (("--context", "90"), 90, "")):
+        found = done(*words, "--max-nodes", "8", *more)
+        assert f"Steps are priced at {due} tokens a sequence in the cache.\n" in found.stdout
+        assert found.stderr.startswith(notes)
+        assert load_plan(tmp_path / "plan").meta["search"]["context"] == due
+        assert "mixed contexts" not in found.stdout
+
+
 def test_search_takes_the_profile_of_its_models_beside_the_trace(trace_file, tmp_path):
     (tmp_path / "a.json").write_text("not a profile")
     (tmp_path / "b.json").write_text("[]")
@@ -963,6 +992,34 @@ def test_profiles_need_one_source_of_prompts(tiny, tmp_path):
     refused(run("profile", *words), "--prompts", "--prompt-tokens", code=2)
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_a_plan_of_the_texts_that_are_replayed_is_warned_of(sources, tmp_path, same):
+    trace, path, profile = sources
+    save_trace(replace(trace, meta={"text_sha256": "ab"}), path)
+    words = ("--profile", profile, "--batch", "1", "--max-nodes", "4", "--output", tmp_path / "plan.json")
+    done("search", "--trace", path, *words)
+    save_trace(replace(trace, meta={"text_sha256": "ab" if same else "cd"}), path)
+    words = ("--plan", tmp_path / "plan.json", "--acceptance", f"replay:{path}", "--requests", "4", "--blocks", "2")
+    result = run("validate", *RANDOM, *words)
+    assert result.exit_code == 0, result.stderr
+    assert ("Warning: the plan was chosen on the texts that are replayed" in result.stderr) == same
+
+
+@pytest.mark.parametrize(("label", "told"), [(8.0, False), (90.0, True)])
+def test_a_plan_of_another_context_is_warned_of(sources, tmp_path, label, told):
+    trace, path, profile = sources
+    small = small_profile(batches=(1,), depth=3)
+    save_profile(replace(small, batches=(replace(small.batches[0], context=label),)), profile)
+    done("search", "--trace", path, "--profile", profile, "--batch", "1", "--output", tmp_path / "plan.json")
+    save_trace(trace, tmp_path / "other.npz")
+    words = ("--acceptance", f"replay:{tmp_path / 'other.npz'}", "--requests", "4", "--blocks", "2")
+    for more in (("--plan", tmp_path / "plan.json", "--predictions", tmp_path / "fixed.json"), ()):
+        again = more or ("--predictions", tmp_path / "fixed.json")
+        result = run("validate", *RANDOM, *words, *again)
+        assert result.exit_code == 0, result.stderr
+        assert ("Warning: the plan's steps are priced at 90 tokens a sequence" in result.stderr) == told
+
+
 @pytest.mark.parametrize("part", ["target", "drafter"])
 def test_validate_warns_when_the_models_differ(plan_file, tiny, part):
     """The plan's own models are made up, so both differ; each is named."""
@@ -1282,6 +1339,7 @@ def test_a_profile_without_time_is_refused(tiny, tmp_path, unchanged):
 def test_the_smallest_trees_can_be_profiled(tiny, tmp_path, nodes):
     result = measure(tiny, tmp_path / "profile.json", "--max-nodes", nodes)
     assert result.exit_code == 0, result.stderr
+    assert "only 0 sizes could be left out, too few for a 95 % interval: the error of others is taken" in result.stderr
     assert load_profile(tmp_path / "profile.json").batches[0].rest[-1][0] == nodes + 1
 
 

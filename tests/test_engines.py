@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,6 +210,26 @@ def test_vllm_golden() -> None:
     }
     one = vllm.export(GOLDEN, method="ngram", batch=8)
     assert json.loads(one.text) == {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "export", "method"),
+    [
+        ("prompt-lookup", vllm.export, "ngram"),
+        ("language-model", vllm.export, "draft_model"),
+        ("language-model", sglang.export, "STANDALONE"),
+    ],
+)
+def test_drafters_are_called_as_the_executor_calls_them(kind: str, export: Callable[..., Export], method: str) -> None:
+    """And what vLLM calls ngram is prompt lookup, not counts of n-grams."""
+
+    def notes(name: str) -> str:
+        meta = {"trace": {"drafter": {"kind": name}}}
+        return " ".join(export(replace(GOLDEN, meta=meta), method=method, model="x", batch=8).notes)
+
+    assert "the prediction does not hold" not in notes(kind)
+    assert "the prediction does not hold" in notes("ngram")
+    assert ("prompt_lookup_max" in notes(kind)) == (method == "ngram")
 
 
 @pytest.mark.parametrize("method", ["medusa", "mlp_speculator", "medusa3", "EAGLE"])

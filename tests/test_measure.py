@@ -57,6 +57,7 @@ def test_profile_covers_what_was_asked(profile):
         "kind": "medusa",
         "heads": 5,
         "weights": profile.meta["drafter"]["weights"],
+        "settings": profile.meta["drafter"]["settings"],
     }
 
 

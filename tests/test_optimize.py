@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.strategies import drawn_trace, traces, with_lengths
 from treeopt import optimize
 from treeopt.ask import Ask
-from treeopt.constraints import ChainOnly, DepthAtLeast, NodesAtMost, broken
+from treeopt.constraints import ChainOnly, DepthAtLeast, DepthAtMost, NodesAtMost, broken
 from treeopt.cost import CostParts, StepShape
 from treeopt.engines import PROFILES
 from treeopt.errors import CostError, EngineError, InfeasibleError, TraceError, UsageError
@@ -22,14 +22,17 @@ from treeopt.estimate import Estimate, paired_difference, ratio
 from treeopt.judge import Judge
 from treeopt.objective import LATENCY, OBJECTIVES, THROUGHPUT, WORST_DOMAIN
 from treeopt.optimize import BASELINES, UNPRICED, search
-from treeopt.plan import Choice
+from treeopt.plan import Choice, Proof
 from treeopt.planfile import from_json, load_plan, save_plan, to_json
 from treeopt.policies import settings as settings_of
 from treeopt.proposals import Proposals
 from treeopt.provenance import this_run
 from treeopt.published import published_trees
+from treeopt.rivals import STATIC, Rivals
 from treeopt.searchers.best_first import count_prefixes
+from treeopt.searchers.pricing import Prices
 from treeopt.searchers.renewal import grow, improve
+from treeopt.searchers.sweep import Bench
 from treeopt.trace import Candidates, Trace
 from treeopt.tree import Tree
 from treeopt.walk import replay
@@ -563,6 +566,28 @@ def test_nothing_is_called_optimal_that_is_not_proved():
             assert ("by integer programme, averaged over positions: proved optimal" in entry.proof.statement) == widths
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_proof_and_a_plan_say_what_was_not_measured(known):
+    @dataclass
+    class Profiled(Cost):
+        widths_known: bool = known
+
+        def priced_at(self, context: int | None = None) -> int | None:
+            return 72 if context is None else context
+
+        def caveats(self, *, context: int | None = None) -> Sequence[str]:
+            return (f"caveat at {context}",)
+
+    plan = search(MIXED, Profiled(), max_nodes=7)
+    assert ("if wider levels cost the drafter nothing" in plan.entries[0].proof.statement) != known
+    assert plan.warnings[-1] == "caveat at None"
+    assert plan.meta["search"]["context"] == 72
+    plan = search(MIXED, Profiled(), max_nodes=7, context=9)
+    assert plan.warnings[-1] == "caveat at 9"
+    assert plan.meta["search"]["context"] == 9
+    assert search(MIXED, Cost(), max_nodes=7).meta["search"]["context"] is None
+
+
 # --- rules
 
 
@@ -606,6 +631,19 @@ def test_the_worst_domain_says_what_it_costs_on_average():
     (price,) = entry.prices
     assert (price.rule, price.source) == ("objective worst-domain", "against throughput")
     assert price.share.low > 0.02
+
+
+@pytest.mark.parametrize("objective", [THROUGHPUT, LATENCY])
+def test_prices_compare_trees_that_are_not_refined(objective):
+    trace = two_regimes(0.92, 0.3, requests=400)
+    rules = [NodesAtMost(20, source="a.py"), DepthAtMost(4, source="b.py")]
+    found = [
+        search(trace, Cost(), max_nodes=31, near=0, objective=objective, method=method, rules=rules).entries[0]
+        for method in ("best-first", "renewal")
+    ]
+    assert found[0].choice.tree != found[1].choice.tree
+    assert found[0].prices == found[1].prices
+    assert len(found[0].prices) == 3 + (objective is LATENCY)
 
 
 def test_growing_names_the_rule_too():
@@ -675,6 +713,31 @@ def test_a_policy_is_chosen_where_it_is_faster():
         assert entry.compared[-1].behind.value < 0
         assert entry.gain.low > 0
     assert from_json(to_json(plan)) == plan
+
+
+def test_switches_are_those_of_chosen_policies():
+    """From 12 to 16 the best static trees change, the policy does not."""
+    batches, cost, kinds = (6, 12, 16, 24), Cost(token=0.05), ("eagle2", "opt-tree")
+    fixed, plan = (search(sure_or_not(), cost, batch=batches, max_nodes=16, policies=each) for each in ((), kinds))
+    assert [(each.small, each.large) for each in fixed.switches] == [(6, 12), (12, 16), (16, 24)]
+    assert [(each.small, each.large) for each in plan.switches] == [(6, 12), (16, 24)]
+    fit, _ = parts(sure_or_not())
+    ways = [entry.choice.grown.policy for entry in plan.entries[:2]]
+    rates = {
+        size: [Bench(fit, Prices(cost, size, "widest"), seed=0).replayed(way).rate for way in ways] for size in batches
+    }
+    up = next((size for size in batches[1:] if rates[size][1] > 1.01 * rates[size][0]), 12)
+    assert (plan.switches[0].up, plan.switches[0].down) == (up, 6)
+
+
+def test_plain_decoding_may_be_the_best_static_way():
+    fit, held = parts(sure_or_not())
+    rivals = Rivals((), {}, ("eagle2",), "widest", 16, 4, seed=0, take_policies=True, near=0.01)
+    entry = rivals.entry(Judge(fit, held, Cost(token=0.05), THROUGHPUT), 2, None, Proof("rate", False, "none"), ())
+    assert entry.choice.grown is not None
+    (fixed,) = [choice for choice in entry.compared if choice.name == STATIC]
+    assert fixed.plain
+    assert fixed == replace(entry.compared[0], name=STATIC)
 
 
 def test_forwards_of_one_shape_are_not_given_to_a_policy_that_changes_it():
@@ -765,6 +828,7 @@ def test_a_plan_says_where_it_comes_from(monkeypatch):
         "solver_s": 2.0,
         "policies": [],
         "padding": None,
+        "context": 5,
         "held_out": 0.5,
         "seed": 8,
         "requests_chosen_on": 15,

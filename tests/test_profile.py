@@ -65,10 +65,8 @@ def rich_profiles(draw):
     for times in plain.batches:
         contexts = draw(st.lists(st.integers(0, 999), min_size=1, max_size=3, unique=True).map(sorted))
         widths = draw(st.just(()) | st.builds(lambda s: ((1, 0.0), (4, s)), seconds))
-        batches += [
-            replace(times, context=float(c), widths=widths, commit_s=draw(seconds), relative_error=0.1)
-            for c in contexts
-        ]
+        more = {"widths": widths, "relative_error": 0.1, "widths_told": draw(st.sampled_from([None, False, True]))}
+        batches += [replace(times, context=float(c), commit_s=draw(seconds), **more) for c in contexts]
     basis = Basis({"step": draw(seconds), "cache": draw(seconds), "experts": 1.0}, Experts(8, 2), 0.5)
     captured = tuple(draw(st.lists(st.integers(1, 99), max_size=3, unique=True).map(sorted)))
     return replace(plain, batches=tuple(batches), basis=basis, committed=1.5, captured=captured)
@@ -235,6 +233,34 @@ def test_widths_enter_level_by_level():
     assert np.isinf(table.draft_s[:, 9]).all()
     with pytest.raises(CostError, match="width 9 at batch 1: the profile measured width 1 to 8"):
         WIDE.step_s([StepShape(1, 2, (1, 9))])
+
+
+def test_what_a_profile_leaves_open_is_told():
+    mixed = replace(PROFILE, context=(20, 100))
+    assert mixed.priced_at() is None
+    assert mixed.caveats() == mixed.caveats(context=60) == mixed.caveats(context=40) == []
+    said = "step times were measured at mixed contexts of 20 to 100 tokens, mean 60, and not told apart: at {} they"
+    for context in (39, 91):
+        (caveat,) = mixed.caveats(context=context)
+        assert caveat.startswith(said.format(context))
+    labelled = replace(mixed, batches=tuple(replace(times, context=30.2) for times in mixed.batches))
+    assert (labelled.priced_at(), labelled.priced_at(7)) == (30, 7)
+    assert labelled.caveats(context=60)
+    assert (mixed.apart, WIDE.apart) == (False, True)
+    assert (WIDE.priced_at(), WIDE.caveats(context=95)) == (10, [])
+
+
+@pytest.mark.parametrize("kind", ["eagle", "hydra", "ngram", "language-model"])
+def test_widths_that_nobody_measured_are_told_of(kind):
+    def told(*widths_told, kind=kind, whole=PROFILE):
+        batches = tuple(replace(t, widths_told=told) for t, told in zip(whole.batches, widths_told, strict=True))
+        return replace(whole, batches=batches, meta={"drafter": {"kind": kind}}).caveats()
+
+    for unknown in ((None, None), (True, None), (False, True)):
+        (caveat,) = told(*unknown)
+        assert caveat.startswith("what wider levels cost the drafter was not measured")
+        assert told(*unknown, kind="medusa") == told(*unknown, whole=WIDE) == []
+    assert told(True, True) == []
 
 
 def test_time_between_contexts_lies_between_theirs():

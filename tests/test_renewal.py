@@ -229,11 +229,17 @@ def test_few_children_tried_still_nest():
     assert all(set(a.paths) < set(b.paths) for a, b in pairwise(trees))
 
 
-def test_growing_looks_at_the_first_requests_only():
+def test_growing_looks_at_so_many_requests_only():
     # The second request would want (1,).
     trace = trace_of([[[0], [0], [0]], [[1]] * 50], width=2)
     assert grow(trace, nodes=1, depth=1, requests=1) == [Tree.chain(1)]
     assert grow(trace, nodes=1, depth=1, requests=2) == [Tree.from_paths([(1,)])]
+
+
+def test_growing_looks_at_every_part_of_a_trace():
+    # Ordered by domain: three that want (0,), then nine that want (1,).
+    trace = trace_of([*[[[0]] * 9] * 3, *[[[1]] * 9] * 9], width=2)
+    assert grow(trace, nodes=1, depth=1, requests=3) == [Tree.from_paths([(1,)])]
 
 
 def test_nothing_to_grow():

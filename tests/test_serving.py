@@ -276,6 +276,7 @@ def test_switching_of_a_plan():
     sizes = {4: one, 1: two, 2: two, 8: None}
     assert Switching.of(plan(sizes)) == Switching((two, one, None), up=(3, 5), down=(2, 4))
     assert Switching.of(plan(sizes), hysteresis=1, switch_s=0.5) == Switching((two, one, None), (4, 6), (1, 3), 0.5)
+    assert Switching.of(plan({1: two, 2: one}), hysteresis=3).down == (1,)  # one request is as few as there can be
     told = (Switch(small=2, large=4, up=4, down=1), Switch(small=4, large=8, up=8, down=4))
     assert Switching.of(plan(sizes, told)) == Switching((two, one, None), up=(4, 8), down=(1, 4))
     assert Switching.of(plan({3: one})) == Switching((one,))
@@ -317,6 +318,15 @@ def test_figures_by_hand():
     assert late["within"] == 1
     with pytest.raises(UsageError, match="warm-up must end before the last arrival at 8 s, got 8 s"):
         figures(served, warmup_s=8.0)
+
+
+def test_goodput_is_no_more_than_what_a_server_does():
+    """Ten times what it can do arrive, and nobody minds waiting."""
+    trace = with_lengths(np.full((30, 1), -1), [30], width=1)
+    work = Workload(np.arange(1, 101) / 100, np.zeros(100, dtype=np.int64), np.full(100, 30))
+    found = figures(serve(trace, work, PLAIN, Constant(), rows=1), slo=Slo(tpot_s=1e9))
+    assert found["within"] == 1
+    assert found["goodput_s"] == found["requests_s"] < 100
 
 
 def test_goodput_falls_with_the_limits():

@@ -1,6 +1,6 @@
 """Which tree serves which batch size, under rules or none, and what each condition costs by itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +11,13 @@ from treeopt.errors import CostError
 from treeopt.judge import Judge
 from treeopt.objective import THROUGHPUT
 from treeopt.plan import Price, Switch
+from treeopt.policies import Policy
 from treeopt.portfolio import assign, switches
 from treeopt.proposals import Proposals
 from treeopt.tree import Tree
 
 Chosen = Mapping[int, Tree | None]  # by batch size; None decodes plainly
+Way = Tree | Policy | None
 
 
 def choose(judge: Judge, ask: Ask, proposals: Proposals) -> Chosen:
@@ -35,13 +37,14 @@ def choose(judge: Judge, ask: Ask, proposals: Proposals) -> Chosen:
     return chosen
 
 
-def prices(judge: Judge, ask: Ask, chosen: Chosen) -> dict[int, tuple[Price, ...]]:
+def prices(judge: Judge, ask: Ask) -> dict[int, tuple[Price, ...]]:
     """By batch size, what each binding rule costs by itself, and the objective against plain throughput.
 
-    Trees that conditions are priced with are not refined for their walk, on either side.
+    Trees that conditions are priced with are not refined, for their walk or by integer programme, on either side.
     """
     ask = replace(ask, method="best-first", solver_s=0.0)
     found: dict[int, list[Price]] = {size: [] for size in ask.batches}
+    free: Chosen = {}
     if ask.rules:
         free = choose(judge, ask, Proposals(judge, ask, ()))
         for rule in ask.rules:
@@ -50,24 +53,25 @@ def prices(judge: Judge, ask: Ask, chosen: Chosen) -> dict[int, tuple[Price, ...
             for size in binding:
                 share = judge.loss(judge.seconds(alone[size], size), judge.seconds(free[size], size))
                 found[size].append(Price(rule.name, rule.source, share))
-        for size in ask.batches:
-            if len(found[size]) > 1:
-                share = judge.loss(judge.seconds(chosen[size], size), judge.seconds(free[size], size))
-                found[size].append(Price("all rules together", "chosen tree", share))
+    several = [size for size, each in found.items() if len(each) > 1]
+    kept = choose(judge, ask, Proposals(judge, ask, ask.rules)) if several or judge.objective is not THROUGHPUT else {}
+    for size in several:
+        share = judge.loss(judge.seconds(kept[size], size), judge.seconds(free[size], size))
+        found[size].append(Price("all rules together", "trees not refined", share))
     if judge.objective is not THROUGHPUT:
         average = Judge(judge.fit, judge.held, judge.cost, THROUGHPUT, context=judge.context)
         fastest = choose(average, ask, Proposals(average, ask, ask.rules))
-        for size, tree in chosen.items():
+        for size, tree in kept.items():
             share = average.loss(average.seconds(tree, size), average.seconds(fastest[size], size))
             found[size].append(Price(f"objective {judge.objective.name}", "against throughput", share))
     return {size: tuple(each) for size, each in found.items()}
 
 
-def changes(judge: Judge, chosen: Chosen, *, near: float) -> tuple[Switch, ...]:
-    """Where a running engine changes from tree to tree."""
+def changes(chosen: Mapping[int, Way], rate: Callable[[Way, int], float], *, near: float) -> tuple[Switch, ...]:
+    """Where a running engine changes from way to way; `rate` is tokens a second of one at a batch size."""
     sizes = sorted(chosen)
     ways = list(dict.fromkeys(chosen[size] for size in sizes))
-    rates = np.array([[_rate(judge, way, size) for way in ways] for size in sizes])
+    rates = np.array([[rate(way, size) for way in ways] for size in sizes])
     return switches(sizes, [ways.index(chosen[size]) for size in sizes], rates, margin=near)
 
 

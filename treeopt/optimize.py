@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -28,6 +29,21 @@ UNPRICED = (
     "their speedups are too high; `treeopt profile --policies` measures what it takes, `treeopt validate --plan` what "
     "they gain"
 )
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A cost model that was measured, and tells what the measurement leaves open."""
+
+    @property
+    def widths_known(self) -> bool:
+        """Whether it is known what the nodes fed to a level make of its drafting."""
+
+    def priced_at(self, context: int | None = None) -> int | None:
+        """Tokens a sequence in the cache that steps are priced at where this is asked for; None: nobody knows."""
+
+    def caveats(self, *, context: int | None = None) -> Sequence[str]:
+        """What it does not know of steps at this context, one sentence each, for a plan's warnings."""
 
 
 def search(
@@ -74,7 +90,8 @@ def search(
             leave trees that enumeration does not prove best; 0 for none.
         compare: further trees to judge, by name; default Medusa's and EAGLE-1's.
         held_out: share of requests that predictions are made on.
-        context: tokens a sequence in the cache; default what the cost model was made for.
+        context: tokens a sequence in the cache; default what the cost model was made for, of a profile of several
+            contexts the shortest.
         seed: of the split.
 
     Raises:
@@ -105,7 +122,7 @@ def search(
     judge = Judge(fit, held, cost, objective, context=context)
     proposals = Proposals(judge, ask, ask.rules)
     chosen = choose(judge, ask, proposals)
-    costs = prices(judge, replace(ask, shrink=proposals.shrink), chosen)
+    costs = prices(judge, replace(ask, shrink=proposals.shrink))
     rivals = Rivals(
         proposals.chains,
         baselines() if compare is None else compare,
@@ -120,6 +137,7 @@ def search(
     entries = tuple(
         rivals.entry(judge, size, chosen[size], _proof(judge, proposals, size), costs[size]) for size in ask.batches
     )
+    measured = cost if isinstance(cost, Measured) else None
     meta = {
         "search": {
             "method": method,
@@ -134,6 +152,7 @@ def search(
             "solver_s": solver_s,
             "policies": list(policies),
             "padding": padding if policies else None,
+            "context": context if measured is None else measured.priced_at(context),
             "held_out": held_out,
             "seed": seed,
             "requests_chosen_on": fit.requests,
@@ -147,8 +166,11 @@ def search(
     best, over = _preferred(judge, entries, max_tpot_s)
     largest = max((tree.nodes for tree in chosen.values() if tree is not None), default=1)
     assumed = (f"assumed: {each}" for each in assumed_in(trace.meta))
-    warnings = (*over, *assumed, *_few(fit, largest), *_unpriced(entries, cost))
-    return Plan(entries, meta, changes(judge, chosen, near=near), best, warnings)
+    unknown = () if measured is None else measured.caveats(context=context)
+    warnings = (*over, *assumed, *_few(fit, largest), *_unpriced(entries, cost), *unknown)
+    ways = {e.batch: e.choice.grown.policy if e.choice.grown else e.choice.tree for e in entries}
+    switches = changes(ways, lambda way, size: rivals.rate(judge, way, size), near=near)
+    return Plan(entries, meta, switches, best, warnings)
 
 
 def _unpriced(entries: Sequence[PlanEntry], cost: CostModel) -> list[str]:
@@ -220,6 +242,8 @@ def _proof(judge: Judge, proposals: Proposals, batch: int) -> Proof:
         claim = f"grown for {averaged}, which proves nothing under these rules"
     elif judge.cost.separable:
         claim = f"proved optimal for {averaged}"
+        if isinstance(judge.cost, Measured) and not judge.cost.widths_known:
+            claim += " if wider levels cost the drafter nothing"
     else:
         claim = f"optimal for {averaged} alone: this cost depends on level widths"
     found = "the best found by replay on the fitted requests"

@@ -11,10 +11,11 @@ from treeopt.errors import CostError, TraceError
 from treeopt.estimate import paired_difference
 from treeopt.judge import PLAIN, Judge
 from treeopt.plan import Choice, Grown, PlanEntry, Price, Proof
-from treeopt.policies import DynamicTree, settings
+from treeopt.policies import DynamicTree, Policy, settings
 from treeopt.searchers.dynamic import Judged, best_policy
 from treeopt.searchers.oracle import upper_bound
 from treeopt.searchers.pricing import Padding, Prices, Timed
+from treeopt.searchers.sweep import Bench
 from treeopt.tree import Tree
 
 CHAIN = "best chain"
@@ -53,7 +54,8 @@ class Rivals:
         """The entry of a batch size.
 
         A policy takes the place of the tree where it is faster on the fitted requests, and neither rules nor a number
-        of shapes are asked for, nor forwards of one shape by a policy that changes it.
+        of shapes are asked for, nor forwards of one shape by a policy that changes it. The best static way, plain
+        decoding included, is then compared with it.
         """
         plain, own = _static(judge, PLAIN, None, batch), _static(judge, CHOSEN, best, batch)
         policies = [self._judged(judge, kind, batch) for kind in self.policies]
@@ -66,7 +68,7 @@ class Rivals:
             tried = f"{len(fastest.tried)} settings on the fitted requests"
             swept = f"policy {fastest.kind} is the fastest of {tried}, not proved"
             proof = replace(proof, statement=f"{swept}; of static trees, {proof.statement}")
-            ways[1:1] = [] if best is None else [replace(own, choice=replace(own.choice, name=STATIC))]
+            ways[1:1] = [replace(own, choice=replace(own.choice, name=STATIC))]
         else:
             fastest, chosen = None, plain if best is None else own
         ways += [_swept(judge, each, batch) for each in policies if each is not fastest]
@@ -79,6 +81,16 @@ class Rivals:
         if chain is not None and not chosen.choice.plain and chain.choice.tree != chosen.choice.tree:
             gain = paired_difference((chosen.committed, chosen.steps), (chain.committed, chain.steps))
         return PlanEntry(batch, chosen.choice, gain, tuple(compared), skipped, proof, prices)
+
+    def rate(self, judge: Judge, way: Tree | Policy | None, batch: int) -> float:
+        """Tokens a second and sequence on the fitted requests; 0 where trace or cost model do not cover it."""
+        try:
+            if way is None or isinstance(way, Tree):
+                return judge.rate(way, batch)
+            prices = Prices(judge.cost, batch, self.padding, judge.context)
+            return Bench(judge.fit, prices, seed=self.seed).replayed(way).rate
+        except (TraceError, CostError):
+            return 0.0
 
     def _trees(self, judge: Judge, batch: int) -> tuple[list["_Way"], dict[str, str]]:
         """The best chain and the trees by name, and why some of these cannot be judged."""

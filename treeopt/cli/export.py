@@ -40,7 +40,8 @@ def export(plan: Path, engine: str, output: Path | None, *, as_json: bool, **opt
             raise UsageError(f"--{name} means nothing to {engine}")
     if output is not None and "file" in known:
         given["file"] = str(output)
-    result = ENGINES[engine](load_plan(plan), **given)
+    loaded = load_plan(plan)
+    result = ENGINES[engine](loaded, **given)
     if output is not None:
         try:
             write_text(output, result.text + "\n")
@@ -52,5 +53,7 @@ def export(plan: Path, engine: str, output: Path | None, *, as_json: bool, **opt
         click.echo(result.text)
     if result.flags:
         click.echo(f"flags: {result.flags}", err=True)
+    for warning in loaded.warnings:
+        click.echo(f"Warning: {warning}.", err=True)
     for note in result.notes:
         click.echo(f"note: {note}", err=True)

@@ -9,7 +9,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.cli import options
+from treeopt.cli import inputs, options
 from treeopt.cli.matching import profile_for
 from treeopt.cost import CostModel, StepShape
 from treeopt.errors import CostError, UsageError
@@ -143,6 +143,7 @@ class Opened:
         Raises:
             CostError: the step times cover no tree.
         """
+        self._warn_of_context(context)
         if self.fixed is not None:
             return self.fixed
         from simulate.predictions import Predictions, closed_forms
@@ -184,6 +185,26 @@ class Opened:
         meta = {**hashes, **settings, "provenance": this_run()}
         return Predictions(plan, forms, meta)
 
+    def _warn_of_context(self, context: int) -> None:
+        """Warn on stderr if the plan's steps are priced at another context than that of the requests."""
+        from simulate.profile import far
+
+        plan = self.plan if self.fixed is None else self.fixed.plan
+        priced = None if plan is None else look(plan.meta, "search", "context")
+        if type(priced) is int and far(context, priced) and inputs.is_main_rank():
+            said = f"the plan's steps are priced at {priced} tokens a sequence in the cache"
+            click.echo(f"Warning: {said}, these requests come to {context} in the mean", err=True)
+
+    def warn_of_texts(self) -> None:
+        """Warn on stderr if what is replayed are the very texts that a plan was chosen on."""
+        texts = None if self.replayed is None else look(self.replayed.meta, "text_sha256")
+        if self.plan is not None and texts is not None and texts == look(self.plan.meta, "trace", "text_sha256"):
+            click.echo(
+                f"Warning: the plan was chosen on the texts that are replayed ({self.sources.acceptance}): its "
+                "predictions have seen them; replay another trace, or give --trace and --requests",
+                err=True,
+            )
+
 
 def opened(sources: Sources, *, skip: int, requests: int | None) -> Opened:
     """Read the files; `skip` and `requests` choose what is replayed, which no prediction of the same trace sees.
@@ -194,7 +215,9 @@ def opened(sources: Sources, *, skip: int, requests: int | None) -> Opened:
     sources.check()
     replayed = _replayed(sources, skip, requests)
     if sources.plan_file is not None:
-        return Opened(sources, replayed, plan=load_plan(sources.plan_file), first=skip)
+        found = Opened(sources, replayed, plan=load_plan(sources.plan_file), first=skip)
+        found.warn_of_texts()
+        return found
     if sources.trace_file is None:
         return _fixed(sources, replayed, skip)
     trace = load_trace(sources.trace_file)

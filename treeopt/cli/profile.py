@@ -90,12 +90,19 @@ def profile(
     save_profile(found, output)
     work.unlink(missing_ok=True)
     shown = ", ".join(dict.fromkeys(str(times.batch) for times in found.batches))
-    missed = found.meta["left_out_sizes"]["median_error"]
-    click.echo(
-        f"profile of batch {shown} written to {output}; a left-out size is predicted within {found.relative_error:.1%} "
-        "in 95 % of cases" + ("" if missed is None else f", {missed:.1%} off in the median") + _of_growths(found.meta),
-        err=True,
-    )
+    said = f"{_of_sizes(found.relative_error, **found.meta['left_out_sizes'])}{_of_growths(found.meta)}"
+    click.echo(f"profile of batch {shown} written to {output}; {said}", err=True)
+
+
+def _of_sizes(error: float, *, cells: int, median_error: float | None) -> str:
+    """How well a size that was not measured is predicted, in words."""
+    from simulate.cells import ENOUGH
+
+    missed = "" if median_error is None else f", {median_error:.1%} off in the median"
+    if cells < ENOUGH:
+        few = f"only {cells} sizes could be left out, too few for a 95 % interval"
+        return f"{few}{missed}: the error of others is taken to be {error:.1%}"
+    return f"a left-out size is predicted within {error:.1%} in 95 % of cases{missed}"
 
 
 def _of_growths(meta: Mapping[str, Any]) -> str:

@@ -108,7 +108,11 @@ from treeopt.tree import Tree
 )
 @click.option("--published", is_flag=True, help="Also judge all published trees, not only Medusa's and EAGLE-1's.")
 @click.option("--held-out", type=float, default=0.5, show_default=True, help="Share of requests to predict on.")
-@click.option("--context", type=click.IntRange(min=0), help="Tokens a sequence in the cache; default as profiled.")
+@click.option(
+    "--context",
+    type=click.IntRange(min=0),
+    help="Tokens a sequence in the cache; default as profiled, of several contexts the shortest.",
+)
 @options.seed
 @click.option("--output", type=options.FILE, help="Write the plan here.")
 @options.as_json
@@ -145,6 +149,9 @@ def search(
     settings["compare"] = rivals | dict(compared)
     if trace.kept is not None:
         trace = drawn(trace, settings)
+    context = settings["context"]
+    if context is None and profile.apart:
+        click.echo(f"context: {profile.priced_at()} tokens a sequence, the shortest that was profiled", err=True)
     plan = find(trace, profile, batch=batch, **settings)
     if target_interval is not None:
         plan = replace(plan, meta={**plan.meta, "missing": missing(plan, target_interval)})
@@ -156,6 +163,8 @@ def search(
     from treeopt.report.tables import show_plan
 
     show_plan(plan, checks=live_checks(plan))
+    if context is not None or profile.apart:
+        click.echo(f"Steps are priced at {plan.meta['search']['context']} tokens a sequence in the cache.")
     if target_interval is not None:
         for line in plan.meta["missing"]:
             click.echo(line)

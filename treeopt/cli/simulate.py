@@ -93,6 +93,8 @@ def simulate(
         record = _server(trace, cost, plan, tree, batch, load, seed=seed, pad=how["pad"], **settings)
     else:
         record = _batch(trace, cost, plan, tree, batch, how, seed=seed, **settings)
+    for warning in dict.fromkeys([*(plan.warnings if plan else ()), *cost.caveats(context=prompt_tokens)]):
+        click.echo(f"Warning: {warning}.", err=True)
     record["meta"] = {
         "settings": settings | how | {"seed": seed},
         "trace": dict(trace.meta),
@@ -168,7 +170,8 @@ def _server(
 
     ways = {PLAIN: Switching((None,))}
     if plan is not None:
-        plan = replace(plan, entries=tuple(static(entry) for entry in plan.entries))
+        taken = tuple(static(entry) for entry in plan.entries)
+        plan = replace(plan, entries=taken, switches=plan.switches if taken == plan.entries else ())
         switching = Switching.of(plan, hysteresis=load.hysteresis or 0, switch_s=load.switch_s or 0.0)
         ways = {"plan": switching} | ways
         batch = batch or max(entry.batch for entry in plan.entries)

@@ -43,7 +43,7 @@ ALGORITHMS: Mapping[str, frozenset[str]] = {
     "EAGLE": frozenset({"eagle"}),
     "EAGLE3": frozenset({"eagle", "eagle3"}),
     "NEXTN": frozenset({"mtp"}),
-    "STANDALONE": frozenset({"language_model"}),
+    "STANDALONE": frozenset({"language-model"}),
 }
 """Algorithms that obey steps, topk and draft tokens, and the kinds of treeopt's drafters that each runs."""
 

@@ -40,13 +40,13 @@ TREES = (UniformBranching(source="child_drafts_per_level, 0.10.1 to 0.20.2"),)
 METHODS: Mapping[str, frozenset[str]] = {
     "custom_class": frozenset({"custom_class"}),
     "dflash": frozenset({"dflash"}),
-    "draft_model": frozenset({"language_model"}),
+    "draft_model": frozenset({"language-model"}),
     "dspark": frozenset({"dspark"}),
     "eagle": frozenset({"eagle"}),
     "eagle3": frozenset({"eagle", "eagle3"}),
     "mtp": frozenset({"mtp"}),
-    "ngram": frozenset({"ngram"}),
-    "ngram_gpu": frozenset({"ngram"}),
+    "ngram": frozenset({"prompt-lookup"}),
+    "ngram_gpu": frozenset({"prompt-lookup"}),
     "suffix": frozenset({"suffix"}),
 }
 """Methods that draft, and the kinds of treeopt's drafters that each runs (vllm/config/speculative.py)."""
@@ -103,6 +103,8 @@ def export(
             notes.append("model runner V1 runs a schedule without full CUDA graphs, V2 has one set for each K")
         else:
             notes.append(f"{ENGINE} ignores the schedule of method {method} on model runner V1")
+    if method in ("ngram", "ngram_gpu"):
+        notes.append("set prompt_lookup_max to the drafter's longest match: N of prompt-lookup:N, 3 without one")
     if method == "mtp":
         notes.append(f"{ENGINE} wants K at most the model's n_predict, or a multiple of it: check {longest}")
     notes += [coverage_note(fits), origin_note(fits)]

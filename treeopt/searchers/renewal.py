@@ -83,15 +83,17 @@ def ready(trace: Trace, *, nodes: int, depth: int) -> Replayer:
 def grow(trace: Trace, *, nodes: int, depth: int, requests: int = 100, tried: int = 24) -> list[Tree]:
     """Hydra's procedure: from nothing, add the child that most raises the replayed tau, one node at a time.
 
-    Source: Ankner et al. 2024 (arXiv 2402.05109), §4, which simulates on 100 prompts. Of the possible children
-    only the `tried` most often matched at visited anchors are replayed.
+    Source: Ankner et al. 2024 (arXiv 2402.05109), §4, which simulates on 100 prompts; here they are spread evenly over
+    the trace, whose order may be one of domains. Of the possible children only the `tried` most often matched at
+    visited anchors are replayed.
 
     Returns:
         nested trees of 1, 2, ... nodes; fewer than `nodes` when no child is ever matched.
     """
     if nodes < 0 or depth < 0:
         raise UsageError(f"nodes and depth must be 0 or more, got {nodes} and {depth}")
-    part = trace.select(np.arange(min(requests, trace.requests)))
+    taken = min(requests, trace.requests)
+    part = trace.select(np.arange(taken) * trace.requests // taken)
     depth = min(depth, part.depth)
     paths: list[tuple[int, ...]] = []
     trees: list[Tree] = []
