@@ -40,9 +40,10 @@ class Slo:
 def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) -> dict[str, float]:
     """Means and percentiles from `warmup_s` until the last arrival; latencies are of the requests that arrive then.
 
-    `tokens_s`, `requests_s` (that ended) and `goodput_s` (that ended, and met `slo`) are a second; `within` the share of
-    arrivals that met it; `running` and `waiting` mean numbers of requests; `busy` a share of time, `ways` such shares
-    by way, `way_0`, ..., of the steps' time; `switches` changes a second; latencies `ttft_s_p50` and so on in seconds.
+    `tokens_s`, `requests_s` (that ended) and `goodput_s` (that ended, and met `slo`) are a second; `within` the share
+    of arrivals that met it; `running` and `waiting` mean numbers of requests; `busy` a share of time, `ways` such
+    shares by way, `way_0`, ..., of the steps' time; `switches` changes a second; latencies `ttft_s_p50` and so on in
+    seconds.
 
     Raises:
         UsageError: nobody arrives after the warm-up.
