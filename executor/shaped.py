@@ -108,7 +108,8 @@ def _of_layers(config: PretrainedConfig, count: int) -> PretrainedConfig:
     text = config.get_text_config()
     had = int(text.num_hidden_layers)
     fields = text.to_dict()
-    each = {name for name, value in fields.items() if isinstance(value, list) and len(value) == had}
+    lists = {name for name, value in fields.items() if isinstance(value, list) and len(value) == had}
+    each = {name for name in lists if not name.endswith("token_id")}  # several end tokens are no layers
     cut = {name: fields[name][:count] for name in each}
     if each and count > had:
         raise UsageError(f"layers:{count}: a model whose layers differ has {had}")

@@ -29,7 +29,8 @@ from treeopt.records import RecordError, get, given, of_kind, parse
 
 SCHEMA = "treeopt.profile/2"
 NORMAL_95 = 1.96
-FAR = 1.5  # times as long: beyond it a context is another than the one that was measured; a choice, not a finding
+# A context this many times as long, and this many tokens longer, is another than the measured one: a choice, no finding.
+FAR, APART = 1.5, 64
 AT_ONCE = "medusa"  # the kind of drafter whose levels are all drafted by one forward of the root
 
 
@@ -216,10 +217,11 @@ class Profile:
 def far(context: int, other: int) -> bool:
     """Whether step times at one context say little of those at the other.
 
-    >>> far(64, 72), far(64, 8192)
-    (False, True)
+    >>> far(64, 72), far(13, 25), far(64, 8192)
+    (False, False, True)
     """
-    return max(context, other) > FAR * min(context, other)
+    longer, shorter = max(context, other), min(context, other)
+    return longer > FAR * shorter and longer - shorter > APART
 
 
 def over_basis(times: BatchTimes, basis: Basis) -> Points:

@@ -656,7 +656,10 @@ def test_export_prints_the_engines_text_alone(small_plan):
     chosen = load_plan(small_plan).entries[0].choice.tree
     assert paths == [list(path) for path in chosen.paths]
     assert chosen.id in result.stderr
-    assert all(line.startswith(("note: ", "flags: ")) for line in result.stderr.splitlines())
+    assert all(line.startswith(("note: ", "flags: ", "Warning: ")) for line in result.stderr.splitlines())
+    warned = [line for line in result.stderr.splitlines() if line.startswith("Warning: ")]
+    assert warned == [f"Warning: {warning}." for warning in load_plan(small_plan).warnings]
+    assert warned  # of few requests
     whole = done("export", small_plan, "--format", "medusa", "--batch", "1", "--json")
     assert read_json(whole.stdout)["text"] + "\n" == result.stdout
 

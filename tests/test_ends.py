@@ -152,6 +152,7 @@ def test_prompts_in_pieces(references, late, kind, tree, monkeypatch):
         return fed(self, *args, **words)
 
     decoder = loop(kind, "plain" if kind == "none" else tree, batch=3, late=late)
+    assert decoder.target.head_scaling == (1.0, None)  # found by a forward, once
     monkeypatch.setattr(torch.nn.Module, "__call__", counted)
     assert written(decoder, prompts, new_tokens=NEW) == texts
     assert max(calls) <= max(3, decoder.growth.room)

@@ -240,6 +240,8 @@ def test_fewer_layers_of_a_configuration_of_several_parts():
     assert len(AutoModelForCausalLM.from_config(small).model.layers) == 2
     with pytest.raises(UsageError, match="layers:5: a model whose layers differ has 4"):
         _of_layers(config, 5)
+    ends = LlamaConfig(**SMALL | {"num_hidden_layers": 2, "eos_token_id": [1, 2]})
+    assert (_of_layers(ends, 3).num_hidden_layers, _of_layers(ends, 1).eos_token_id) == (3, [1, 2])
 
 
 def test_weights_are_counted_where_shapes_tell():
