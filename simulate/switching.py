@@ -62,8 +62,9 @@ class Switching:
         ]
         return cls(
             (entries[sizes[0]].tree, *(entries[large].tree for large, _, _ in changes)),
-            tuple(up + hysteresis for _, up, _ in changes),
-            tuple(max(1, down - hysteresis) for _, _, down in changes),
+            # No change waits for one that lies beyond it: else the ways after both, planned by then, would wait, too.
+            tuple(min(up for _, up, _ in changes[i:]) + hysteresis for i in range(len(changes))),
+            tuple(max(1, max(down for _, _, down in changes[: i + 1]) - hysteresis) for i in range(len(changes))),
             switch_s,
         )
 

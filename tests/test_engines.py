@@ -551,3 +551,10 @@ def test_a_policy_is_never_taken_for_no_speculation(name: str) -> None:
     with pytest.raises(EngineError, match=r"cannot run policy opt-tree .*nearest"):
         ENGINES[name](plan, **needed)
     assert "policy opt-tree (7.5 nodes) gave way" in ENGINES[name](plan, **needed, nearest="chain").notes[0]
+
+
+def test_a_plans_warnings_are_passed_on(tmp_path: Path) -> None:
+    save_plan(replace(GOLDEN, warnings=("few anchors",)), tmp_path / "plan.json")
+    words = [str(tmp_path / "plan.json"), "--format", "sglang", "--batch", "8"]
+    assert "Warning: few anchors.\n" in CliRunner().invoke(command, words).stderr
+    assert json.loads(CliRunner().invoke(command, [*words, "--json"]).stdout)["notes"][0] == "few anchors"

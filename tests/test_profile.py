@@ -236,16 +236,16 @@ def test_widths_enter_level_by_level():
 
 
 def test_what_a_profile_leaves_open_is_told():
-    mixed = replace(PROFILE, context=(20, 100))
+    mixed = replace(PROFILE, context=(200, 1000))
     assert mixed.priced_at() is None
-    assert mixed.caveats() == mixed.caveats(context=60) == mixed.caveats(context=40) == []
-    said = "step times were measured at mixed contexts of 20 to 100 tokens, mean 60, and not told apart: at {} they"
-    for context in (39, 91):
+    assert mixed.caveats() == mixed.caveats(context=600) == mixed.caveats(context=400) == []
+    said = "step times were measured at mixed contexts of 200 to 1000 tokens, mean 600, and not told apart: at {} they"
+    for context in (399, 901):
         (caveat,) = mixed.caveats(context=context)
         assert caveat.startswith(said.format(context))
-    labelled = replace(mixed, batches=tuple(replace(times, context=30.2) for times in mixed.batches))
-    assert (labelled.priced_at(), labelled.priced_at(7)) == (30, 7)
-    assert labelled.caveats(context=60)
+    labelled = replace(mixed, batches=tuple(replace(times, context=300.2) for times in mixed.batches))
+    assert (labelled.priced_at(), labelled.priced_at(7)) == (300, 7)
+    assert labelled.caveats(context=600)
     assert (mixed.apart, WIDE.apart) == (False, True)
     assert (WIDE.priced_at(), WIDE.caveats(context=95)) == (10, [])
 

@@ -279,6 +279,8 @@ def test_switching_of_a_plan():
     assert Switching.of(plan({1: two, 2: one}), hysteresis=3).down == (1,)  # one request is as few as there can be
     told = (Switch(small=2, large=4, up=4, down=1), Switch(small=4, large=8, up=8, down=4))
     assert Switching.of(plan(sizes, told)) == Switching((two, one, None), up=(4, 8), down=(1, 4))
+    crossed = (Switch(small=2, large=4, up=16, down=2), Switch(small=4, large=8, up=8, down=1))
+    assert Switching.of(plan(sizes, crossed)) == Switching((two, one, None), up=(8, 8), down=(2, 2))
     assert Switching.of(plan({3: one})) == Switching((one,))
     grown = plan({1: None})
     choice = Choice("x", None, Estimate(1, 1, 1), 0.01, Estimate(1, 1, 1), Grown("expand", {}, 4, 2))

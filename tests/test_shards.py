@@ -17,7 +17,7 @@ from tests.models import random_heads, random_prompts, small_target
 from tests.strategies import assert_equal_traces, trace_of, traces
 from tests.test_trace import rows
 from treeopt.errors import TraceError, UsageError
-from treeopt.parts import joined, merged
+from treeopt.parts import halves, joined, merged
 from treeopt.policies import DynamicTree
 from treeopt.shards import MANIFEST, Shards, note, optional_in, ranks_of
 from treeopt.trace import save_trace
@@ -249,3 +249,26 @@ def test_merging_keeps_what_traces_agree_in_and_lists_the_rest():
     assert dict(merged(parts[:1]).meta) == metas[0]
     with pytest.raises(TraceError, match="trace 1 holds texts that stand in the list before it"):
         merged([parts[0], parts[0]])
+
+
+def test_requests_that_stand_in_two_traces_are_refused():
+    rng = np.random.default_rng(0)
+    ranks = rng.integers(-1, 4, (12, 40, 2))
+    ranks[:, -1, 1] = -2  # past the end
+    texts = ranks.tolist()
+    first, later = (
+        trace_of(texts[part], width=4, meta={"text_sha256": str(part)}) for part in (slice(8), slice(4, 12))
+    )
+    with pytest.raises(
+        TraceError, match="4 requests of trace 1 from 0 on have the ranks of those of trace 0 from 4 on"
+    ):
+        merged([first, later])
+    with pytest.raises(TraceError, match=r"requests of trace 1 from \d on have the ranks of those of trace 0 from"):
+        merged([first, halves(later, share=0.75, seed=0)[0]])
+    twice = merged([first, trace_of([texts[8], texts[3], texts[9]], width=4)])  # a prompt that was given twice
+    assert twice.requests == 11
+    assert twice.meta["assumed"] == ["requests of merged traces with the same ranks are of different texts (1 such)"]
+    # Loops say nothing of whose text they are.
+    loops = trace_of([[[0, 0]] * 39 + [[0, -2]], [[0, 1], [1, 0]] * 20 + [[0, -2]]], width=4)
+    assert merged([loops, loops]).requests == 4
+    assert "assumed" not in merged([loops, loops]).meta

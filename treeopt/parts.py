@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from treeopt.errors import TraceError, UsageError
 from treeopt.trace import BY_ANCHOR, OPTIONAL, Candidates, Trace
 
 SAME = ("target", "drafter", "verification", "temperature", "top_k", "top_p")  # for traces to be one
+TELLING = 64  # bytes of compressed ranks that two texts do not share by chance; loops and perfect drafts take fewer
 
 
 def joined(traces: Sequence[Trace], meta: Mapping[str, Any]) -> Trace:
@@ -59,10 +61,59 @@ def _joined_candidates(parts: Sequence[Candidates]) -> Candidates:
     )
 
 
+@dataclass(frozen=True)
+class Repeat:
+    """Requests in a row that have the ranks of requests in a row of an earlier trace; the first of each, and how many.
+
+    Attributes:
+        trace: number of the later trace.
+        request: its first.
+        earlier: number of the earlier trace.
+        first: its first.
+        requests: how many.
+    """
+
+    trace: int
+    request: int
+    earlier: int
+    first: int
+    requests: int = 1
+
+
+def repeats(traces: Sequence[Trace]) -> list[Repeat]:
+    """Requests that seem to stand in two traces: their ranks are the same, and say enough to tell texts apart."""
+    known: dict[bytes, tuple[int, int]] = {}
+    found: list[Repeat] = []
+    for number, trace in enumerate(traces):
+        spans = zip(trace.starts.tolist(), trace.stops.tolist(), strict=True)
+        own = [hashlib.sha256(trace.rank[start:stop].tobytes()).digest() for start, stop in spans]
+        for request, ranks in enumerate(own):
+            if ranks not in known:
+                continue
+            here = Repeat(number, request, *known[ranks])
+            if found and here == _after(found[-1]):
+                found[-1] = replace(found[-1], requests=found[-1].requests + 1)
+            else:
+                found.append(here)
+        for request, ranks in enumerate(own):
+            known.setdefault(ranks, (number, request))
+    return [each for each in found if _telling(traces[each.trace], each)]
+
+
+def _after(last: Repeat) -> Repeat:
+    return Repeat(last.trace, last.request + last.requests, last.earlier, last.first + last.requests)
+
+
+def _telling(trace: Trace, repeat: Repeat) -> bool:
+    start, stop = trace.starts[repeat.request], trace.stops[repeat.request + repeat.requests - 1]
+    return len(zlib.compress(trace.rank[start:stop].tobytes())) >= TELLING
+
+
 def merged(traces: Sequence[Trace]) -> Trace:
     """Traces of the same models and rule, as one.
 
-    In `meta`, `merged` has what they differ in, in order, and `assumed` whatever any of them assumed.
+    In `meta`, `merged` has what they differ in, in order, and `assumed` whatever any of them assumed. Requests in a
+    row that stand in two traces are refused; of single ones, as of a prompt that was given twice, `assumed` tells.
 
     Raises:
         TraceError: they are of other models or rules, of the same texts, or do not fit; see `joined`.
@@ -75,11 +126,20 @@ def merged(traces: Sequence[Trace]) -> Trace:
         texts = trace.meta.get("text_sha256")
         if texts is not None and any(other.meta.get("text_sha256") == texts for other in traces[:number]):
             raise TraceError(f"trace {number} holds texts that stand in the list before it")
+    again = repeats(traces)
+    for each in again:
+        if each.requests > 1:
+            raise TraceError(
+                f"{each.requests} requests of trace {each.trace} from {each.request} on have the ranks of those of "
+                f"trace {each.earlier} from {each.first} on: a text must not stand in two traces"
+            )
     metas = [dict(trace.meta) for trace in traces]
     same = {key: value for key, value in metas[0].items() if all(meta.get(key, ...) == value for meta in metas)}
     if len(traces) == 1:
         return joined(traces, same)
     assumed = dict.fromkeys(sentence for meta in metas for sentence in meta.get("assumed", ()))
+    if again:
+        assumed[f"requests of merged traces with the same ranks are of different texts ({len(again)} such)"] = None
     same |= {"assumed": list(assumed)} if assumed else {}
     rest = [{key: value for key, value in meta.items() if key not in same} for meta in metas]
     counts = [{"requests": trace.requests} for trace in traces]

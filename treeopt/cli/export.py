@@ -48,7 +48,9 @@ def export(plan: Path, engine: str, output: Path | None, *, as_json: bool, **opt
         except OSError as error:
             raise UsageError(f"{output}: cannot be written: {error.strerror}") from error
     if as_json:
-        click.echo(json.dumps({"format": engine, **asdict(result)}, indent=2))
+        click.echo(
+            json.dumps({"format": engine, **asdict(result), "notes": [*loaded.warnings, *result.notes]}, indent=2)
+        )
     elif output is None:
         click.echo(result.text)
     if result.flags:

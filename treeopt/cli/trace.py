@@ -90,6 +90,8 @@ def merge(traces: tuple[Path, ...], output: Path) -> None:
     options.check_output(output)
     found = merged([Shards.read(path).whole() if path.is_dir() else load_trace(path) for path in traces])
     save_trace(found, output)
+    for sentence in assumed_in(found.meta):
+        click.echo(f"assumed: {sentence}", err=True)
     click.echo(f"{found.anchors} anchors of {found.requests} requests written to {output}", err=True)
 
 
