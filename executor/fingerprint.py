@@ -38,9 +38,10 @@ def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     return found
 
 
-# Words in the names of what a configuration says that weights do not show.
-_SETTINGS = re.compile(
-    r"rope|rotary|window|eps$|softcap|scal|multiplier|heads|head_dim|act$|activation|top_?k|experts_per|layer_types"
+# Words in the names of what a configuration says that changes no output.
+_HARMLESS = re.compile(
+    r"^_|architectures|version|dtype|use_cache|token_id|dropout|initializer|output_|return_dict|chunk_size|label"
+    r"|problem_type|quantization_config|path"
 )
 _OWN = ("taps", "groups", "active", "grounded", "norm_before_residual", "feeds_normed", "norms", "draft_ids")
 
@@ -54,7 +55,7 @@ def settings_hash(of: Any) -> str:
     config = getattr(of, "config", None) or getattr(getattr(of, "model", None), "config", None)
     config = of if isinstance(of, PretrainedConfig) else config
     told: dict[str, Any] = {} if config is None else dict(config.get_text_config().to_dict())
-    found = {name: value for name, value in told.items() if value is not None and _SETTINGS.search(name)}
+    found = {name: value for name, value in told.items() if value is not None and not _HARMLESS.search(name)}
     for name in _OWN:
         value = getattr(of, name, None)
         found[f"own {name}"] = value.tolist() if isinstance(value, torch.Tensor) else value

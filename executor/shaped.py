@@ -110,8 +110,8 @@ def _of_layers(config: PretrainedConfig, count: int) -> PretrainedConfig:
     fields = text.to_dict()
     lists = {name for name, value in fields.items() if isinstance(value, list) and len(value) == had}
     each = {name for name in lists if not name.endswith("token_id")}  # several end tokens are no layers
-    cut = {name: fields[name][:count] for name in each}
-    if each and count > had:
+    cut = {name: (fields[name] * count)[:count] for name in each}
+    if count > had and any(value != fields[name][0] for name in each for value in fields[name]):
         raise UsageError(f"layers:{count}: a model whose layers differ has {had}")
     return type(text).from_dict(fields | cut | {"num_hidden_layers": count})
 

@@ -29,7 +29,7 @@ from treeopt.records import RecordError, get, given, of_kind, parse
 
 SCHEMA = "treeopt.profile/2"
 NORMAL_95 = 1.96
-# A context this many times as long, and this many tokens longer, is another than the measured one: a choice, no finding.
+# A context so many times as long, and so many tokens longer, is another than the measured one: a choice, no finding.
 FAR, APART = 1.5, 64
 AT_ONCE = "medusa"  # the kind of drafter whose levels are all drafted by one forward of the root
 

@@ -155,7 +155,9 @@ def test_no_folder_and_no_room(tmp_path, monkeypatch):
         store.check_room(rows, rows, taps=(1,), at_most=100)
     store.check_room(rows, rows, taps=(1,), at_most=3)
     store.outputs(rows.tokens[:3], ())
-    store.check_room(rows, taps=(1, 2, 3, 4), at_most=100)
+    store.check_room(rows, taps=(1, 2, 3, 4), at_most=3)
+    with pytest.raises(ExecutorError, match="the features of 6 rows take"):  # other layers of rows that are there
+        store.check_room(rows, taps=(1, 2, 3, 4), at_most=100)
 
 
 def test_a_target_that_learns_has_none(tmp_path):

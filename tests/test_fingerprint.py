@@ -14,7 +14,13 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
 
 @pytest.mark.parametrize(
     "changes",
-    [{"rope_parameters": YARN}, {"rms_norm_eps": 1e-3}, {"num_attention_heads": 2}, {"sliding_window": 8}],
+    [
+        {"rope_parameters": YARN},
+        {"rms_norm_eps": 1e-3},
+        {"num_attention_heads": 2},
+        {"sliding_window": 8},
+        {"mlp_bias": True},
+    ],
 )
 def test_settings_are_part_of_a_target(changes):
     config = CONFIGS["llama"]

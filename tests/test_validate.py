@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma3Config, LlamaConfig
+from transformers import AutoModelForCausalLM, Gemma3Config, LlamaConfig, Qwen2Config
 
 from executor import decode
 from executor.drafters.language_model import LanguageModel
@@ -232,6 +232,7 @@ def test_random_drafters_draft(source):
 def test_fewer_layers_of_a_configuration_of_several_parts():
     """The text part's are cut, and with them what is said of each layer."""
     text = {**SMALL, "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 4, "sliding_window": 8}
+    text["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
     vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = Gemma3Config(text_config=text, vision_config=vision)
     small = _of_layers(config, 2)
@@ -241,6 +242,8 @@ def test_fewer_layers_of_a_configuration_of_several_parts():
     with pytest.raises(UsageError, match="layers:5: a model whose layers differ has 4"):
         _of_layers(config, 5)
     ends = LlamaConfig(**SMALL | {"num_hidden_layers": 2, "eos_token_id": [1, 2]})
+    alike = Qwen2Config(**SMALL | {"num_hidden_layers": 2, "num_key_value_heads": 2})
+    assert _of_layers(alike, 3).layer_types == ["full_attention"] * 3
     assert (_of_layers(ends, 3).num_hidden_layers, _of_layers(ends, 1).eos_token_id) == (3, [1, 2])
 
 

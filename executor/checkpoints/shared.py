@@ -55,7 +55,7 @@ def _embedding(target: Target) -> Tensor:
     some = torch.arange(min(16, len(table)), device=target.device)
     found, held = target.embed(some).double(), table[: len(some)].double().to(target.device)
     factor = float((found * held).sum() / held.square().sum().clamp(min=1e-30))
-    return table if abs(factor - 1) < 2**-6 else table * factor
+    return table if not factor or abs(factor - 1) < 2**-6 else table * factor
 
 
 def _equal(values: Tensor, weight: Tensor | torch.nn.Module) -> bool:

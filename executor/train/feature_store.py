@@ -70,7 +70,8 @@ class FeatureStore:
         Raises:
             ExecutorError: says what is needed and what there is.
         """
-        absent = [sum(not self._path(row).exists() for row in rows.tokens) for rows in parts]
+        layers = (HEAD, *(taps or ()))
+        absent = [sum(self._read(row, layers) is None for row in rows.tokens) for rows in parts]
         absent[0] = min(absent[0], at_most)
         row = parts[0].tokens.shape[1] * self.target.hidden * (1 + len(taps or ())) * self.target.dtype.itemsize
         needed, free = sum(absent) * row, shutil.disk_usage(self.folder).free
