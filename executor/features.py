@@ -14,8 +14,8 @@ HEAD = -1  # the LM head as one of several taps
 
 
 def picked(values: Tensor, rows: Tensor | None) -> Tensor:
-    """Of (batch, tokens, width) the rows int64 (batch, n) of each sequence; None: all, as they are."""
-    return values if rows is None else values.gather(1, rows[..., None].expand(-1, -1, values.shape[-1]))
+    """Of (batch, tokens, ...) the rows int64 (batch, n) of each sequence; None: all, as they are."""
+    return values if rows is None else values[torch.arange(len(rows), device=rows.device)[:, None], rows]
 
 
 class Features:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,14 @@ def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
         "target": {
             "name": target.name,
             "weights": weights_hash(target.model),
-            "settings": settings_hash(target.model.config),
+            "settings": settings_hash({"config": target.model.config}),
             "dtype": _name(target.dtype),
             **({} if kind is None else {"quantization": kind}),
         },
     }
     if drafter is not None:
         heads = {"heads": drafter.max_depth} if drafter.kind == "medusa" else {}
-        who = {"weights": weights_hash(drafter), "settings": settings_hash(drafter)}
+        who = {"weights": weights_hash(drafter), "settings": settings_hash(drafter.settings)}
         found["drafter"] = {"kind": drafter.kind, **heads, **who}
     return found
 
@@ -43,23 +43,21 @@ _HARMLESS = re.compile(
     r"^_|architectures|version|dtype|use_cache|token_id|dropout|initializer|output_|return_dict|chunk_size|label"
     r"|problem_type|quantization_config|path"
 )
-_OWN = ("taps", "groups", "active", "grounded", "norm_before_residual", "feeds_normed", "norms", "draft_ids")
 
 
-def settings_hash(of: Any) -> str:
+def settings_hash(settings: Mapping[str, Any]) -> str:
     """16 hex digits of the SHA-256 over what changes a model's output beside its weights.
 
     Args:
-        of: a Hugging Face configuration, whose text part counts, or a drafter.
+        settings: by name; of a Hugging Face configuration what its text part says counts.
     """
-    config = getattr(of, "config", None) or getattr(getattr(of, "model", None), "config", None)
-    config = of if isinstance(of, PretrainedConfig) else config
-    told: dict[str, Any] = {} if config is None else dict(config.get_text_config().to_dict())
-    found = {name: value for name, value in told.items() if value is not None and not _HARMLESS.search(name)}
-    for name in _OWN:
-        value = getattr(of, name, None)
-        found[f"own {name}"] = value.tolist() if isinstance(value, torch.Tensor) else value
+    found = {name: _said(value) if isinstance(value, PretrainedConfig) else value for name, value in settings.items()}
     return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _said(config: PretrainedConfig) -> dict[str, Any]:
+    told = config.get_text_config().to_dict()
+    return {name: value for name, value in told.items() if value is not None and not _HARMLESS.search(name)}
 
 
 def weights_hash(module: Any) -> str:

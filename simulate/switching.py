@@ -1,7 +1,7 @@
 """When a server changes from one tree to another as its load changes, and what that costs."""
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -60,11 +60,13 @@ class Switching:
         changes = [(s.large, s.up, s.down) for s in plan.switches] or [
             (large, small + 1, small) for small, large in pairwise(sizes) if entries[small].tree != entries[large].tree
         ]
+        # No change waits for one that lies beyond it: else the ways after both, planned by then, would wait, too.
+        ups = list(accumulate((up for _, up, _ in reversed(changes)), min))[::-1]
+        downs = accumulate((down for _, _, down in changes), max)
         return cls(
             (entries[sizes[0]].tree, *(entries[large].tree for large, _, _ in changes)),
-            # No change waits for one that lies beyond it: else the ways after both, planned by then, would wait, too.
-            tuple(min(up for _, up, _ in changes[i:]) + hysteresis for i in range(len(changes))),
-            tuple(max(1, max(down for _, _, down in changes[: i + 1]) - hysteresis) for i in range(len(changes))),
+            tuple(up + hysteresis for up in ups),
+            tuple(max(1, down - hysteresis) for down in downs),
             switch_s,
         )
 

@@ -1,8 +1,9 @@
 """Small models with random weights, flat enough that a broken mask or cache shows, and drafters for tests."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,6 +104,7 @@ class Told:
     kind: str = "told"
     taps: tuple[int, ...] = ()
     max_depth: int = 64
+    settings: Mapping[str, Any] = field(default_factory=dict)
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     def cache_bytes(self, batch: int, capacity: int) -> int:

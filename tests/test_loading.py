@@ -224,7 +224,7 @@ def test_identity_names_the_quantisation(quantized, tiny, tmp_path):
     assert found == {
         "name": "tiny",
         "weights": weights_hash(quantized.model),
-        "settings": settings_hash(quantized.model.config),
+        "settings": settings_hash({"config": quantized.model.config}),
         "dtype": "float32",
         "quantization": kind,
     }

@@ -114,6 +114,15 @@ def test_a_space_between_prompt_and_answer_is_kept(target, tmp_path):
         assert record["text"].startswith(record["prompt"] + " ")
 
 
+def test_a_token_that_the_target_lacks_is_named(target, tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([f"<{i}>" for i in range(60)])
+    texts = [Text("", text="fine", prompt="fine"), Text("a.jsonl, line 2", text="<59>", prompt="<59>")]
+    with pytest.raises(ExecutorError, match=r"a.jsonl, line 2: token \d+, the target knows 300"):
+        rewrite(target, tokenizer, texts, tmp_path / "o.jsonl", WRITING)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_conversation_ends_where_the_context_does(target, tmp_path):
     """And one whose first answer has no room is named before anything is written."""
     tokenizer, limit = byte_tokenizer(), target.context_limit

@@ -250,15 +250,14 @@ def test_recipes_learn_a_cycle(tmp_path, name):
         assert after.accuracy[0] > before.accuracy[0] + 0.3
 
 
-def trainer_of(tmp_path, recipe: Recipe, *, steps: int = 10, target: Target | None = None, **words) -> DrafterTrainer:
+def trainer_of(tmp_path, recipe: Recipe, *, steps: int = 10, target: Target | None = None, backbone=None):
     target = target or small_target()
     torch.manual_seed(0)
     drafter = fresh_drafter(recipe, target)
     settings = arguments(tmp_path, recipe, steps=steps, batch=4)
     rows = random_rows()
-    return DrafterTrainer(
-        drafter, target=target, recipe=recipe, args=settings, train_dataset=rows, eval_dataset=rows, **words
-    )
+    lesson = Lesson(drafter, target, recipe, backbone)
+    return DrafterTrainer(lesson, args=settings, train_dataset=rows, eval_dataset=rows)
 
 
 def test_gradients_are_clipped_by_value_or_by_norm(tmp_path):
@@ -596,7 +595,7 @@ def test_accumulated_batches_are_one(tmp_path):
         nn.init.constant_(drafter.bias, 0.1)
         settings = arguments(tmp_path, recipe, steps=3, batch=batch, accumulate=accumulate)
         rows = Rows(random_rows(24).tokens.numpy())
-        DrafterTrainer(drafter, target=target, recipe=recipe, args=settings, train_dataset=rows).train()
+        DrafterTrainer(Lesson(drafter, target, recipe), args=settings, train_dataset=rows).train()
         ends.append(drafter.weight.detach())
     torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-6)
 

@@ -3,7 +3,7 @@
 With f_t the target's feature at position t and x_{n+1} the root, a node at depth k predicts x_{n+1+k}.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -85,6 +85,10 @@ class Drafter(Protocol):
     @property
     def max_depth(self) -> int:
         """The deepest level it can draft."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What changes its output beside its weights: models' configurations, and values that JSON knows."""
 
     def cache_bytes(self, batch: int, capacity: int) -> int:
         """Memory of its own cache for `batch` sequences of `capacity` tokens; 0 for a drafter that keeps none."""

@@ -5,6 +5,9 @@ the final norm. EAGLE-2, HASS (Zhang et al. 2025, arXiv 2408.15766) and CORAL (W
 or use the same network; CORAL may add a router, which picks the parts of the LM head that are computed.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -53,6 +56,11 @@ class Eagle(Recurrent):
         self.layer = Layer(config)
         self.router = Router(config.hidden_size, router_groups) if router_groups else None
         self.groups, self.active, self.routed = router_groups, min(active_groups, router_groups), bool(router_groups)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """See `Drafter.settings`."""
+        return {"config": self.config, "groups": self.groups, "active": self.active}
 
     @property
     def attention(self) -> SelfAttention:

@@ -5,7 +5,8 @@ around the residual g_t. What it puts out is the next pair's g, before the last 
 reduced vocabulary.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +79,18 @@ class Eagle3(Recurrent):
         self.lm_head = nn.Linear(hidden, vocabulary if draft_ids is None else len(draft_ids), bias=False)
         self.embed_tokens = nn.Embedding(vocabulary, hidden) if own_embeddings else None
         self.register_buffer("draft_ids", draft_ids, persistent=False)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """See `Drafter.settings`."""
+        return {
+            "config": self.config,
+            "taps": self.taps,
+            "draft_ids": None if self.draft_ids is None else self.draft_ids.tolist(),
+            "norm_before_residual": self.norm_before_residual,
+            "feeds_normed": self.feeds_normed,
+            "norms": self.norms,
+        }
 
     @property
     def attention(self) -> SelfAttention:

@@ -5,8 +5,9 @@ z = S u + s + SiLU(A u + a), then z = z + SiLU(B z + b) for each further layer, 
 published code, then logits U z + c. In Hydra++, h is what a decoder layer of the drafter's own makes of f_0 ... f_t.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -146,6 +147,11 @@ class Hydra(nn.Module):
         """One level a head."""
         return len(self.heads)
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """See `Drafter.settings`."""
+        return {"config": self.config, "grounded": self.grounded}
+
     def cache_bytes(self, batch: int, capacity: int) -> int:
         """See `Drafter.cache_bytes`."""
         if self.prefix is None:
@@ -210,6 +216,6 @@ class Hydra(nn.Module):
         given = picked(given, rows)
         for k, head in enumerate(list(self.heads)[:depth], 1):
             if self.grounded:
-                read = picked(tokens.roll(-k, 1)[..., None], rows)[..., 0]
+                read = picked(tokens.roll(-k, 1), rows)
                 given = torch.cat([given, target.embed(read).to(given.dtype)], 2)
             yield Forced(*head(given))

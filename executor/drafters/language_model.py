@@ -5,8 +5,9 @@ verdict the accepted nodes' keys and values are moved into place, and only a kep
 late, in front of the next root.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,11 @@ class LanguageModel(nn.Module):
         self._depths = torch.arange(2, device=model.device)[None]
         self._pair = torch.ones(1, 2, 2, dtype=torch.bool, device=model.device).tril()
         self._alone = self._pair[:, :1, :1].clone()
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """See `Drafter.settings`."""
+        return {"config": self.model.config}
 
     def cache_bytes(self, batch: int, capacity: int) -> int:
         """See `Drafter.cache_bytes`."""
@@ -162,6 +168,5 @@ class LanguageModel(nn.Module):
         if logits.shape[-1] < target.vocabulary:
             logits = nn.functional.pad(logits, (0, target.vocabulary - logits.shape[-1]), value=-torch.inf)
         for k in range(1, depth + 1):
-            yield Forced(
-                picked(logits.roll(-k, 1), rows)
-            )  # row t is the guess after x_{t+k}; the last k rows have no meaning
+            guessed = logits.roll(-k, 1)  # row t is the guess after x_{t+k}; the last k rows have no meaning
+            yield Forced(picked(guessed, rows))

@@ -4,8 +4,10 @@ Head k (from 0) maps f_t to scores of x_{t+2+k}; z = f, then z = z + SiLU(A z + 
 U z. U is the head's own ("version 1" checkpoints) or the target's LM head ("version 2").
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +33,7 @@ class MedusaHeads(nn.Module):
 
     kind = "medusa"
     taps: tuple[int, ...] = ()
+    settings: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, heads: int, hidden: int, *, layers: int = 1, vocabulary: int | None = None) -> None:
         """Heads that start as the target's own next-token guess.

@@ -11,6 +11,8 @@ is the unigram and order 2 the bigram drafter of Leviathan et al. 2023, table 3.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,6 +48,7 @@ class NGram(nn.Module):
     kind = "ngram"
     taps = None
     max_depth = MAX_DEPTH
+    settings: Mapping[str, Any] = MappingProxyType({})
     unigrams: Tensor
 
     def __init__(self, tables: Mapping[str, Tensor]) -> None:
@@ -218,6 +221,5 @@ class NGram(nn.Module):
         contexts = suffixes(tokens, ends, self.order - 1)
         scores = torch.stack([self.scores(context) for context in contexts])
         for k in range(1, depth + 1):
-            yield Forced(
-                picked(scores.roll(-k, 1), rows)
-            )  # row t is the guess after x_{t+k}; the last k rows have no meaning
+            guessed = scores.roll(-k, 1)  # row t is the guess after x_{t+k}; the last k rows have no meaning
+            yield Forced(picked(guessed, rows))

@@ -8,8 +8,10 @@ weight over all weights, and scores are logarithms of weights.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +54,7 @@ class PromptLookup(nn.Module):
     kind = "prompt-lookup"
     taps = None
     max_depth = MAX_DEPTH
+    settings: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, longest: int = 3) -> None:
         """Match so many tokens at most.

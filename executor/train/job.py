@@ -22,7 +22,7 @@ from executor.target import Target
 from executor.train.backbone import Lora, LoraBackbone, WholeBackbone
 from executor.train.data import Rows
 from executor.train.feature_store import FeatureStore
-from executor.train.lesson import DepthScore
+from executor.train.lesson import DepthScore, Lesson
 from executor.train.recipes import Recipe
 from executor.train.trainer import DrafterTrainer, Report, arguments
 from treeopt.errors import ExecutorError, UsageError
@@ -140,17 +140,8 @@ def run(
     if store is not None:
         taken = job.steps * job.batch * job.accumulate * launched()
         store.check_room(rows, held_out, taps=getattr(drafter, "taps", ()), at_most=taken)
-    trainer = DrafterTrainer(
-        drafter,
-        target=target,
-        recipe=recipe,
-        backbone=backbone,
-        store=store,
-        report=report,
-        args=settings,
-        train_dataset=rows,
-        eval_dataset=held_out,
-    )
+    lesson = Lesson(drafter, target, recipe, backbone, store)
+    trainer = DrafterTrainer(lesson, report=report, args=settings, train_dataset=rows, eval_dataset=held_out)
     _kept(job, what)
     before = trainer.measure(held_out)
     started = time.monotonic()

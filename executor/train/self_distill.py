@@ -79,7 +79,8 @@ def rewrite(
 
     Raises:
         UsageError: an unfinished file is of other texts, another target or other settings.
-        ExecutorError: not even the first answer fits the target's context; names the text.
+        ExecutorError: not even the first answer fits the target's context, or the target lacks a token of its prompt;
+            names the text.
     """
     asked = [piece for text in texts for piece in _begun(tokenizer, text, writing)]
     for text in asked:
@@ -93,7 +94,7 @@ def rewrite(
         for start in range(len(done) // size * size, len(asked), size):
             rule = _rule(target, writing, start // size)
             chunk = asked[start : start + size]
-            written = list(_written(target, tokenizer, chunk, writing, rule))
+            written = _written(target, tokenizer, chunk, writing, rule)
             for record in written[max(0, len(done) - start) :]:
                 put(record)
                 progress(1)
@@ -183,60 +184,69 @@ def _rule(target: Target, writing: Writing, chunk: int) -> Rule:
 
 def _written(
     target: Target, tokenizer: PreTrainedTokenizerBase, chunk: Sequence[Text], writing: Writing, rule: Rule
-) -> Iterator[dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """A chunk's records: turn by turn, all conversations together."""
-    said: list[list[dict[str, str]]] = [[] for _ in chunk]
-    waiting = [[{"role": role, "content": content} for role, content in text.turns] for text in chunk]
-    texts: dict[int, dict[str, Any]] = {}
-    sequences: list[list[dict[str, Any]]] = [[] for _ in chunk]
+    pieces = [_Piece(tokenizer, text) for text in chunk]
     while True:
-        prompts: dict[int, list[int]] = {}
-        for i, text in enumerate(chunk):
-            if not text.turns:
-                if i not in texts:
-                    prompts[i] = _first(tokenizer, text)
-                continue
-            asked = next((n for n, turn in enumerate(waiting[i]) if turn["role"] == "user"), None)
-            if asked is not None:
-                said[i] += waiting[i][: asked + 1]
-                waiting[i] = waiting[i][asked + 1 :]
-                prompts[i] = _asked(tokenizer, said[i], text.where)
-                if not _fits(target, prompts[i], writing):
-                    del prompts[i], waiting[i][:]
-                    said[i] = said[i][: 1 + max(n for n, turn in enumerate(said[i]) if turn["role"] == "assistant")]
+        prompts = {piece: prompt for piece in pieces if (prompt := piece.prompt()) is not None}
+        for piece in [piece for piece, prompt in prompts.items() if not _fits(target, prompt, writing)]:
+            piece.end()
+            del prompts[piece]
         if not prompts:
-            break
-        for i, (answer, cut) in _continued(target, tokenizer, prompts, writing, rule).items():
-            if chunk[i].turns:
-                content = str(tokenizer.decode(answer, skip_special_tokens=True))
-                said[i].append({"role": "assistant", "content": content})
-            else:
-                begun, whole = (
-                    str(tokenizer.decode(tokens, skip_special_tokens=True))
-                    for tokens in (prompts[i], prompts[i] + answer)  # a space may stand between the two alone
-                )
-                texts[i] = {"text": chunk[i].text + whole[len(begun) :], "prompt": chunk[i].text, "cut": cut}
-            _join(sequences[i], prompts[i], answer)
-    own = tokenizer_hash(tokenizer)
-    for i, text in enumerate(chunk):
-        yield {**({"messages": said[i]} if text.turns else texts[i]), "tokenizer": own, "sequences": sequences[i]}
+            return [piece.record() for piece in pieces]
+        for piece, (answer, cut) in _continued(target, tokenizer, prompts, writing, rule).items():
+            piece.answer(prompts[piece], answer, cut=cut)
 
 
-def _join(sequences: list[dict[str, Any]], prompt: list[int], answer: list[int]) -> None:
-    """Add an answer to the sequence that its prompt goes on with, if it does: templates may change earlier turns."""
-    if not (sequences and prompt[: len(sequences[-1]["tokens"])] == sequences[-1]["tokens"]):
-        sequences.append({"tokens": [], "learnt": []})
-    sequences[-1]["tokens"] = prompt + answer
-    sequences[-1]["learnt"].append([len(prompt), len(prompt) + len(answer)])
+class _Piece:
+    """A text that is being written: what has been said, what is still to be asked, and the tokens of what was said."""
 
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, text: Text) -> None:
+        self._tokenizer, self._text = tokenizer, text
+        self._said: list[dict[str, str]] = []
+        self._waiting = [{"role": role, "content": content} for role, content in text.turns]
+        self._continuation: dict[str, Any] = {}
+        self._sequences: list[dict[str, Any]] = []
 
-def _first(tokenizer: PreTrainedTokenizerBase, text: Text) -> list[int]:
-    """The tokens after which the first answer, or the continuation, is written."""
-    if not text.turns:
-        return list(tokenizer(text.text, add_special_tokens=True, verbose=False)["input_ids"])
-    asked = next(n for n, (role, _) in enumerate(text.turns) if role == "user")
-    turns = [{"role": role, "content": content} for role, content in text.turns[: asked + 1]]
-    return _asked(tokenizer, turns, text.where)
+    def prompt(self) -> list[int] | None:
+        """The tokens after which the next answer, or the continuation, is written; None when all is."""
+        if not self._text.turns:
+            done, text = self._continuation, self._text.text
+            return None if done else list(self._tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"])
+        asked = next((n for n, turn in enumerate(self._waiting, 1) if turn["role"] == "user"), None)
+        if asked is None:
+            return None
+        self._said += self._waiting[:asked]
+        self._waiting = self._waiting[asked:]
+        return _asked(self._tokenizer, self._said, self._text.where)
+
+    def end(self) -> None:
+        """Ask no more, and take back what has no answer."""
+        self._waiting = []
+        self._said = self._said[: 1 + max(n for n, turn in enumerate(self._said) if turn["role"] == "assistant")]
+
+    def answer(self, prompt: list[int], answer: list[int], *, cut: bool) -> None:
+        """What the target wrote after `prompt`; `cut` if it would have gone on."""
+        if self._text.turns:
+            self._said.append({"role": "assistant", "content": self._words(answer)})
+        else:
+            begun, whole = self._words(prompt), self._words(prompt + answer)  # a space may stand between the two alone
+            text = self._text.text
+            self._continuation = {"text": text + whole[len(begun) :], "prompt": text, "cut": cut}
+        sequences = self._sequences
+        # Templates may change earlier turns: then another sequence begins.
+        if not (sequences and prompt[: len(sequences[-1]["tokens"])] == sequences[-1]["tokens"]):
+            sequences.append({"learnt": []})
+        sequences[-1]["tokens"] = prompt + answer
+        sequences[-1]["learnt"].append([len(prompt), len(prompt) + len(answer)])
+
+    def record(self) -> dict[str, Any]:
+        """See data.py."""
+        words = {"messages": self._said} if self._text.turns else self._continuation
+        return {**words, "tokenizer": tokenizer_hash(self._tokenizer), "sequences": self._sequences}
+
+    def _words(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def _fits(target: Target, prompt: Sequence[int], writing: Writing) -> bool:
@@ -244,7 +254,9 @@ def _fits(target: Target, prompt: Sequence[int], writing: Writing) -> bool:
 
 
 def _check_room(target: Target, tokenizer: PreTrainedTokenizerBase, text: Text, writing: Writing) -> None:
-    prompt = _first(tokenizer, text)
+    prompt = _Piece(tokenizer, text).prompt() or []
+    if max(prompt, default=0) >= target.vocabulary:
+        raise ExecutorError(f"{text.where}: token {max(prompt)}, the target knows {target.vocabulary}")
     if not _fits(target, prompt, writing):
         raise ExecutorError(
             f"{text.where}: its {len(prompt)} tokens and {writing.new_tokens} more exceed the target's context of "
@@ -265,16 +277,16 @@ def _asked(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]
 def _continued(
     target: Target,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Mapping[int, Sequence[int]],
+    prompts: Mapping[_Piece, Sequence[int]],
     writing: Writing,
     rule: Rule,
-) -> dict[int, tuple[list[int], bool]]:
+) -> dict[_Piece, tuple[list[int], bool]]:
     """The tokens that are written after each prompt, and whether the limit cut them."""
     ends = target.model.generation_config.eos_token_id if target.model.generation_config else None
     stop = sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
     decoder = Decoder(target, batch=min(writing.batch, len(prompts)), rule=rule)
     written = decoder.generate(list(prompts.values()), new_tokens=writing.new_tokens, stop=stop)
     return {
-        i: (list(generation.tokens), generation.tokens[-1] not in stop)
-        for i, generation in zip(prompts, written, strict=True)
+        piece: (list(generation.tokens), generation.tokens[-1] not in stop)
+        for piece, generation in zip(prompts, written, strict=True)
     }

@@ -10,10 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from executor.target import Target
 from executor.train.data import Rows
-from executor.train.feature_store import FeatureStore
-from executor.train.lesson import TOPS, Backbone, DepthScore, Lesson
+from executor.train.lesson import TOPS, DepthScore, Lesson
 from executor.train.recipes import Recipe
 from treeopt.errors import ExecutorError
 from treeopt.files import whole
@@ -26,28 +24,19 @@ class DrafterTrainer(Trainer):
 
     def __init__(
         self,
-        drafter: nn.Module,
+        lesson: Lesson,
         *,
-        target: Target,
-        recipe: Recipe,
-        backbone: Backbone | None = None,
-        store: FeatureStore | None = None,
         report: Report | None = None,
         **settings: Any,
     ) -> None:
         """Prepare; `settings` go to the Trainer (args, train_dataset, eval_dataset: `Rows`).
 
         Args:
-            drafter: a `Drafter` that is a module.
-            target: what it drafts for, on the device of training.
-            recipe: how.
-            backbone: the target's trained part, where the recipe has one.
-            store: of the target's features, where they are kept.
+            lesson: what is trained and how, its target on the device of training.
             report: called with the step and what is logged there.
         """
-        self.lesson = Lesson(drafter, target, recipe, backbone, store)
-        self.recipe = recipe
-        super().__init__(model=self.lesson, **settings)
+        self.lesson, self.recipe = lesson, lesson.recipe
+        super().__init__(model=lesson, **settings)
         self.remove_callback(PrinterCallback)
         self.add_callback(_Steps(self, report))
 
