@@ -114,8 +114,8 @@ def windows(model: PreTrainedModel) -> dict[str, int | None]:
 def context_limit(config: Any) -> int | None:
     """The longest context that a model was built for; None when its configuration does not say.
 
-    `max_position_embeddings` may be what the model was trained with before rotary positions were stretched by YaRN,
-    and Command-R's leaves the whole to `model_max_length`.
+    `max_position_embeddings` may be what the model was trained with before rotary positions were stretched by YaRN or
+    linearly (Vicuna 16k), as vLLM and SGLang take it; Command-R's leaves the whole to `model_max_length`.
     """
     text = config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None)
@@ -125,9 +125,8 @@ def context_limit(config: Any) -> int | None:
     rope = getattr(text, "rope_parameters", None) or {}
     if rope:
         limits.append(int(getattr(text, "model_max_length", None) or 0))
-    if rope.get("rope_type") == "yarn":
-        before = rope.get("original_max_position_embeddings") or limit
-        limits.append(int(before * float(rope.get("factor") or 1)))
+    before = {"linear": limit, "yarn": rope.get("original_max_position_embeddings") or limit}
+    limits.append(int(before.get(str(rope.get("rope_type")), 0) * float(rope.get("factor") or 1)))
     return max(limits)
 
 

@@ -13,6 +13,7 @@ from treeopt.errors import UsageError
 from treeopt.estimate import Estimate, ratio
 
 PERCENTS = (50, 95, 99)
+PILING = 0.02  # share of arrivals by which a queue grows, beyond which a server is said not to keep up
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) ->
     """Means and percentiles from `warmup_s` until the last arrival; latencies are of the requests that arrive then.
 
     `tokens_s`, `requests_s` (that ended) and `goodput_s` (that ended, and met `slo`) are a second; `within` the share
-    of arrivals that met it; `running` and `waiting` mean numbers of requests; `busy` a share of time, `ways` such
-    shares by way, `way_0`, ..., of the steps' time; `switches` changes a second; latencies `ttft_s_p50` and so on in
-    seconds.
+    of arrivals that met it; `piled` the share of arrivals by which the queue is longer at the end;
+    `running` and `waiting` mean numbers of requests; `busy` a share of time, `ways` such shares by way, `way_0`, ...,
+    of the steps' time; `switches` changes a second; latencies `ttft_s_p50` and so on in seconds.
 
     Raises:
         UsageError: nobody arrives after the warm-up.
@@ -64,11 +65,13 @@ def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) ->
     step_end = run.started_s + run.step_s
     arriving, ending, met = a_second(run.arrived_s), a_second(run.done_s), slo.met(run)
     stepping = mean(run.started_s, step_end)
+    queued = served.waiting(np.array([warmup_s, np.nextafter(end, 0)]))  # before the last one comes
     found = {
         "tokens_s": float(run.committed[a_second(step_end)].sum() / length),
         "requests_s": float(ending.sum() / length),
         "goodput_s": float((met & ending).sum() / length),
         "within": float((met & arriving).sum() / arriving.sum()),
+        "piled": float((queued[1] - queued[0]) / arriving.sum()),
         "running": float(mean(run.admitted_s, run.done_s).sum()),
         "waiting": float(mean(run.arrived_s, run.admitted_s).sum()),
         "busy": 1 - float(mean(served.idle_s[:, 0], served.idle_s[:, 1]).sum()),
@@ -81,6 +84,11 @@ def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) ->
         for percent, value in zip(PERCENTS, _percentiles(run, latency, arriving), strict=True):
             found[f"{latency}_s_p{percent}"] = value
     return found
+
+
+def piles_up(piled: Estimate) -> bool:
+    """Whether requests pile up: more than `PILING`, and surely more than none."""
+    return piled.value > PILING and piled.low > 0
 
 
 def replicate(

@@ -7,6 +7,7 @@ from executor.architectures import context_limit
 from tests.families import EAGER, FAMILIES, FIXED, Oracle, decode, family
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "original_max_position_embeddings": 32768}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 5e5,
@@ -36,6 +37,8 @@ def test_equals_generate_token_for_token(name):
         (LlamaConfig(max_position_embeddings=4096), 4096),
         (LlamaConfig(max_position_embeddings=131072, rope_parameters=LLAMA3), 131072),
         (Qwen2Config(max_position_embeddings=32768, rope_parameters=YARN | {"factor": 4.0}), 131072),
+        (LlamaConfig(max_position_embeddings=4096, rope_parameters=LINEAR), 16384),
+        (LlamaConfig(max_position_embeddings=4096, rope_parameters=LINEAR | {"rope_type": "dynamic"}), 4096),
         (DeepseekV3Config(max_position_embeddings=163840, rope_parameters=YARN | {"factor": 4.0}), 163840),
         (CohereConfig(max_position_embeddings=8192, model_max_length=131072), 131072),
         (GPT2Config(n_positions=1024, model_max_length=9999), 1024),  # it has learnt so many

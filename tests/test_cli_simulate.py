@@ -180,6 +180,17 @@ def test_a_server_of_a_plan(files, tmp_path):
         assert text in shown
 
 
+@pytest.mark.parametrize(("arrivals", "piles"), [("5", False), ("200", True)])
+def test_requests_that_pile_up_are_told(files, arrivals, piles):
+    found = done(*words(files, "--tree", "2", "--batch", "2", "--arrivals", arrivals, "--requests", "200", "--json"))
+    record = json.loads(found.stdout)
+    ways = ("tree", "no speculation")
+    assert ["the queue grows by" in warning for warning in record["warnings"]] == [True] * 2 * piles
+    for way, warning in zip(ways, record["warnings"], strict=False):
+        assert warning.startswith(f"requests pile up with {way} (")
+        assert f"Warning: {warning}." in found.stderr
+
+
 def test_a_server_of_one_tree_fed_by_a_file(files, tmp_path):
     log = tmp_path / "log.jsonl"
     lines = [{"prompt_tokens": 20 + i, "tokens": 1 + i, "arrived_s": i / 8} for i in range(24)]

@@ -94,7 +94,7 @@ def test_what_stands_before_an_assistant_that_opens_is_not_learnt():
 
 
 def test_tokens_are_taken_as_they_were_written(tmp_path):
-    """Of this tokenizer; for another the text counts."""
+    """Of this tokenizer and template; for another the text counts."""
     tokenizer = byte_tokenizer(CHATML)
     record = {
         "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
@@ -107,6 +107,13 @@ def test_tokens_are_taken_as_they_were_written(tmp_path):
     assert one == Encoded([5, 6, 7, 8], [False, True, False, True])
     assert two == Encoded([9], [False])
     assert tokenizer.decode(three.tokens).startswith("<|im_start|>user")
+    assert encode(byte_tokenizer("{# another #}" + CHATML), read_texts([file]))[0] == three
+
+
+def test_sequences_of_something_else_are_left_alone(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"text": "a protein", "sequences": ["MKV"]}))
+    assert read_texts([file]) == [Text(f"{file}, line 1", text="a protein")]
 
 
 @pytest.mark.parametrize(

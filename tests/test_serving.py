@@ -307,6 +307,7 @@ def test_figures_by_hand():
     found = figures(served, slo=Slo(ttft_s=2.0, tpot_s=1.0))
     assert found["tokens_s"] == 6 / 8
     assert found["requests_s"] == 3 / 8
+    assert found["piled"] == 0
     assert found["within"] == 2 / 3  # who came at 0 came with the beginning; the one at 2.5 waited 2.5 s for a token
     assert found["goodput_s"] == 2 / 8
     assert found["running"] == 6 / 8
@@ -329,6 +330,7 @@ def test_goodput_is_no_more_than_what_a_server_does():
     found = figures(serve(trace, work, PLAIN, Constant(), rows=1), slo=Slo(tpot_s=1e9))
     assert found["within"] == 1
     assert found["goodput_s"] == found["requests_s"] < 100
+    assert found["piled"] == (99 - 1 - found["requests_s"]) / 100  # one runs
 
 
 def test_goodput_falls_with_the_limits():

@@ -174,7 +174,7 @@ def _json(text: str, where: str) -> Any:
 
 def _whole(record: Any, where: str) -> Text:
     text = _record(record, where)
-    if "sequences" not in record:
+    if not {"sequences", "tokenizer"} <= record.keys():  # other people's `sequences` are something else
         return text
     written = tuple(
         _sequence(each, f"{where}: sequences[{i}]") for i, each in enumerate(_list(record, "sequences", where))

@@ -25,7 +25,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[Text]) -> list[En
 
     Without a template the contents of a conversation are joined by line ends. What the assistant says is learnt
     together with the special token that ends it, and after a text comes the tokenizer's end token. What a target wrote
-    with this tokenizer is taken as it was written.
+    with this tokenizer and chat template is taken as it was written.
 
     Raises:
         ExecutorError: a template that changes what was said, or a tokenizer that does not tell where its tokens stand.
@@ -41,8 +41,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[Text]) -> list[En
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 over a tokenizer's tokens and their ids, in hex."""
-    return hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
+    """SHA-256 over a tokenizer's tokens, their ids and its chat templates, in hex."""
+    template = repr(tokenizer.chat_template) if tokenizer.chat_template else ""
+    return hashlib.sha256((repr(sorted(tokenizer.get_vocab().items())) + template).encode()).hexdigest()
 
 
 def shuffled(texts: Sequence[Text], seed: int) -> list[Text]:

@@ -99,12 +99,12 @@ def serving_record(
     seed: int,
 ) -> dict[str, Any]:
     """Figures of every way to decode under the same loads, as JSON values."""
-    from simulate.levels import Slo, figures, replicate
+    from simulate.levels import Slo, figures, piles_up, replicate
     from simulate.serving import serve
 
     asked, slo = load.asked(), Slo(load.ttft_s, load.tpot_s)
     warmup = WARMUP if load.warmup is None else load.warmup
-    found = []
+    found, piled = [], []
     for name, switching in ways.items():
         days: list[Served] = []
 
@@ -117,6 +117,8 @@ def serving_record(
             return figures(served, slo=slo, warmup_s=warmup * float(work.arrived_s[-1]))
 
         values = replicate(day, replications=load.replications or REPLICATIONS, seed=seed)
+        if piles_up(values["piled"]):
+            piled.append(f"{name} (the queue grows by {values['piled'].value:.0%} of the arrivals)")
         found.append(
             {
                 "name": name,
@@ -127,7 +129,12 @@ def serving_record(
                 "first_day": _over_time(days[0]),
             }
         )
-    return {"rows": rows, "slo": asdict(slo), "ways": found}
+    return {
+        "rows": rows,
+        "slo": asdict(slo),
+        "ways": found,
+        "warnings": [f"requests pile up with {each}: what they wait grows with the length of a day" for each in piled],
+    }
 
 
 def _workload(

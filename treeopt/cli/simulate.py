@@ -93,7 +93,9 @@ def simulate(
         record = _server(trace, cost, plan, tree, batch, load, seed=seed, pad=how["pad"], **settings)
     else:
         record = _batch(trace, cost, plan, tree, batch, how, seed=seed, **settings)
-    for warning in dict.fromkeys([*(plan.warnings if plan else ()), *cost.caveats(context=prompt_tokens)]):
+    warned = [*(plan.warnings if plan else ()), *cost.caveats(context=prompt_tokens), *record.get("warnings", ())]
+    record["warnings"] = list(dict.fromkeys(warned))
+    for warning in record["warnings"]:
         click.echo(f"Warning: {warning}.", err=True)
     record["meta"] = {
         "settings": settings | how | {"seed": seed},
