@@ -130,14 +130,9 @@ def _explained(path: Path | str) -> Iterator[None]:
         yield
     except ImportError as error:  # of a quantisation; it names the package and how to install it
         raise ExecutorError(f"{path}: {' '.join(str(error).split())}") from error
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        RuntimeError,
-        SafetensorError,
-        UnpicklingError,
-    ) as error:
+    except TypeError as error:
+        raise ExecutorError(f"{path}: transformers cannot take its config.json: {_first_line(error)}") from error
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, UnpicklingError) as error:
         raise ExecutorError(f"{path}: transformers cannot load this model: {_first_line(error)}") from error
 
 

@@ -194,6 +194,14 @@ def tiled(rows: ArrayLike) -> Floats:
     return np.asarray(np.ceil(asked / tile) * tile)
 
 
+def constants_of(device: Hardware, like: Hardware | None) -> Fitted | None:
+    """The constants that a device is priced by; None where none are known."""
+    try:
+        return Kernels(device, like=like).constants
+    except CostError:
+        return None
+
+
 def _fitted(generation: str) -> Fitted | None:
     """Constants of the first shipped device of a class that has any."""
     known = load_hardware().values()

@@ -423,6 +423,27 @@ def test_a_tree_that_the_profile_does_not_cover_is_not_compared(tmp_path):
     assert "64" in entry["skipped"]["Medusa's tree"]
 
 
+def test_trees_beyond_any_profile_are_refused_by_option(trace_file, profile_file, tmp_path):
+    """However many nodes are asked for, the pool that they are chosen from stays a tree."""
+    words = ("search", "--trace", trace_file, "--batch", "1")
+    for size in (200, 1000, 4096):
+        refused(
+            run(*words, "--profile", profile_file, "--max-nodes", size),
+            "the profile measured tokens 2 to",
+            "search: --max-nodes",
+        )
+    save_profile(small_profile(tokens=4097), tmp_path / "wide.json")
+    found = read_json(done(*words, "--profile", tmp_path / "wide.json", "--max-nodes", "4096", "--json").stdout)
+    assert found["meta"]["search"]["max_nodes"] == 4096
+    refused(run(*words, "--max-nodes", "4097"), "4097", "1<=x<=4096", code=2)
+
+
+def test_padding_is_of_policies(trace_file, profile_file, unchanged):
+    unchanged()
+    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--padding", "none")
+    refused(run(*words), "--padding is of trees that are drawn anew: give --policy", code=2)
+
+
 def test_one_request_held_out_has_no_interval(trace_file, profile_file, tmp_path):
     """It is refused, or said in JSON that other programs and treeopt itself can read."""
     words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--held-out", "0.1", "--json")
@@ -1375,8 +1396,8 @@ def test_validate_refuses_a_tree_deeper_than_the_heads(tiny, deep_plan, tmp_path
         (["--blocks", "5"], 2, ["5 blocks", "10 prompts", "8"]),
         (["--requests", "3"], 2, ["2 blocks", "4 prompts", "3"]),
         (["--new-tokens", "500"], 1, ["context", str(CONTEXT)]),
-        (["--batch", "4"], 2, ["--batch", "--plan"]),
-        (["--profile", "no.json"], 2, ["--profile", "--plan"]),
+        (["--batch", "4"], 2, ["--batch", "give --trace"]),
+        (["--profile", "no.json"], 2, ["--profile", "give --trace"]),
         (["--trace", "no.npz"], 2, ["--plan", "--trace"]),
     ],
     ids=lambda value: "=".join(value) if isinstance(value, list) and value[0].startswith("--") else None,

@@ -150,6 +150,17 @@ def test_files_of_other_models_are_warned_of(files, tmp_path, part):
                 assert line.startswith(f"Warning: trace and {file} are of different {part}s or number types: t (")
 
 
+def test_a_plan_of_another_rule_is_warned_of(files, tmp_path):
+    told = {"verification": "greedy", "temperature": 0.0}
+    save_plan(replace(load_plan(files / "plan.json"), meta={"trace": told}), tmp_path / "plan.json")
+    said = words(files, "--trace", tmp_path / "t.npz", "--plan", tmp_path / "plan.json", "--batch", "1")
+    for own in (told, told | {"verification": "sample-and-match", "temperature": 1.0}):
+        save_trace(replace(load_trace(files / "t.npz"), meta=own), tmp_path / "t.npz")
+        shown = done(*said).stderr
+        assert ("with verification greedy, this is with sample-and-match" in shown) == (own is not told)
+        assert ("with temperature 0.0, this is with 1.0" in shown) == (own is not told)
+
+
 # --- a server
 
 
@@ -172,6 +183,8 @@ def test_a_server_of_a_plan(files, tmp_path):
         == served.running(np.linspace(0, float(work.arrived_s[-1]), 60)).tolist()
     )
     assert record["ways"][0]["up"] == list(switching.up)
+    asked = {"arrivals": 5, "requests": 60, "replications": 3, "warmup": 0.1, "switch_s": 0.001, "hysteresis": 1}
+    assert asked.items() <= record["meta"]["settings"].items()
     figures = record["ways"][0]["figures"]
     assert 0 < figures["goodput_s"]["value"] <= 5 * 1.5
     assert figures["ttft_s_p50"]["low"] <= figures["ttft_s_p50"]["value"]
@@ -226,7 +239,7 @@ def test_a_server_that_cannot_be_is_refused(files, tmp_path):
     for option in ("--prefill-s", "--prefill-s-per-token", "--switch-s", "--arrivals"):
         refused(command(*server, option, "1e308"), option, "1e+308 is not in the range", code=2)
     refused(command(*server, "--arrivals", "1e-308"), "1e-308 is not in the range", code=2)
-    refused(command(*server[:-2], "--batch", "3", "--arrivals", "99"), "3 requests came to decode together")
+    refused(command(*server[:-2], "--batch", "3", "--arrivals", "99", "--no-pad"), "3 requests came to decode together")
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt_tokens": 20, "tokens": 3}')
     fed = words(files, "--batch", "2", "--requests-file", log)
@@ -246,7 +259,9 @@ def test_what_cannot_be_is_refused(files, tmp_path):
     refused(command(*words(files)), "give --batch, or a --plan", code=2)
     both = words(files, "--plan", files / "plan.json", "--tree", "2", "--batch", "1")
     refused(command(*both), "give one of --plan and --tree", code=2)
-    refused(command(*words(files, "--batch", "4", "--tree", "2")), "steps of batch 3 have no cost", "padding takes")
+    drained = words(files, "--batch", "4", "--tree", "2", "--json")
+    refused(command(*drained, "--no-pad"), "steps of batch 3 have no cost", "padding takes")
+    assert "batches that were not measured cost what the nearest above does" in done(*drained).stdout
     refused(command(*words(files, "--batch", "1", "--tree", "7")), "the tree has depth 7, the trace records depth 3")
     refused(command(*words(files, "--batch", "1", "--prefill-s-per-token", "1")), "needs --prompt-tokens", code=2)
     refused(

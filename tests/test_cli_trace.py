@@ -76,6 +76,8 @@ def test_rules_above_temperature_0(tiny, tmp_path):
         (("--candidates", "depth=2", "--rule", "specinfer", "--temperature", "1"), ("rule specinfer",), 2),
         (("--stride", "0"), ("stride",), 2),
         (("--draws", "0"), ("draws",), 2),
+        (("--stride", "2"), ("--stride is of --candidates",), 2),
+        (("--draws", "3"), ("--draws is for rule sequoia, not greedy",), 2),
     ],
 )
 def test_what_cannot_be_is_refused(tiny, tmp_path, more, words, code):
@@ -112,7 +114,7 @@ def test_traces_are_joined(tiny, tmp_path):
     assert found.rank.tolist() == first.rank.tolist() + second.rank.tolist()
     assert [part["requests"] for part in found.meta["merged"]] == [3, 5]
     assert run("trace", "info", tmp_path / "c.npz").exit_code == 0
-    refused(run("trace", "merge", files[0], files[0], "--output", tmp_path / "d.npz"), "trace 1", "texts")
+    refused(run("trace", "merge", files[0], files[0], "--output", tmp_path / "d.npz"), f"{files[0]} holds texts")
     refused(run("trace", "merge", tmp_path, "--output", tmp_path / "d.npz"), "manifest.json")
     refused(run("trace", "merge", tmp_path / "none.npz", "--output", tmp_path / "d.npz"), "no such file")
     assert not (tmp_path / "d.npz").exists()

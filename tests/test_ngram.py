@@ -33,7 +33,7 @@ from executor.record import collect
 from executor.rows import Rows
 from executor.sampling import Warp
 from executor.topology import Draft
-from executor.train.ngram import main
+from executor.train.ngram import build, main
 from tests.models import VOCABULARY, generated, random_prompts, small_model, small_target
 from tests.test_graphs import Recorder
 from treeopt.errors import ExecutorError, TreeoptError, UsageError
@@ -440,7 +440,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, target, monkeypatch):
     assert weights_hash(load_drafter(tmp_path, target)) == weights_hash(old)
 
 
-def test_refusals(target):
+def test_refusals(target, tmp_path):
     other = NGram.count([[1, 2]], order=2, vocabulary=5)
     with pytest.raises(ExecutorError, match="counted for 5 tokens, the target has 61"):
         Decoder(target, other, tree=Tree.chain(1)).generate([[1]], new_tokens=2)
@@ -448,6 +448,8 @@ def test_refusals(target):
         NGram.count([[1], [5]], vocabulary=5)
     with pytest.raises(ExecutorError, match=r"counts\.1 must count one token at least"):
         NGram.count([[]], vocabulary=5)
+    with pytest.raises(ExecutorError, match="there is no text to count"):
+        build(shipped("models/stdlib-llama"), ["", " "], tmp_path)
     with pytest.raises(ExecutorError, match=r"order must be in 1..8, got 0"):
         NGram.count([[1]], order=0, vocabulary=5)
     with pytest.raises(ExecutorError, match="the drafter drafts 64 at most"):

@@ -161,7 +161,13 @@ def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
     record = json.loads(done(*words(files, *asked, "--json", hardware="h200")).stdout)
     carried = transfer(profile, measured_on=here, to=roofline("h200"), context=2048)
     assert record["cells"][0]["plain_s"] == carried.plain_s(batch=2)
-    assert "different" not in done(*words(files, *asked, hardware="h200")).stderr
+    told = done(*words(files, *asked, hardware="h200,h200"))
+    assert "different" not in told.stderr
+    assert "means nothing" not in told.stderr
+    assert told.stdout.count("H200 10%") == 1
+    save_profile(replace(profile, meta={"device": "cpu, 1 threads"}), tmp_path / "c.json")
+    told = done(*words(files, *asked, "--profile", tmp_path / "c.json", hardware="h200")).stderr
+    assert "Warning: the profile was measured on cpu, 1 threads, not on h100: what is carried over" in told
     shown = done(*words(files, *asked, hardware="h200")).stdout
     assert "carried over from a machine" in shown
     assert "H200 10%" in shown
@@ -301,6 +307,9 @@ def test_what_cannot_be_is_refused(files, tmp_path):
     refused(run(*words(files, "--bandwidth", "1000")), "--bandwidth and --flops need each other", code=2)
     refused(run(*words(files, "--bandwidth", "1", "--flops", "1")), "describe one device", code=2)
     refused(run(*words(files, "--measured-on", "h100")), "--profile and --measured-on need each other", code=2)
+    refused(
+        run(*words(files, "--like", "h200")), "--like means nothing here: the constants of h100,l40s are known", code=2
+    )
     for spoilt in ("0", "8-1", "many", "1,,2", "-3", "9" * 400, "2147483649", "4194304k"):
         refused(run(*words(files, f"--context={spoilt}")), "is not a list of whole numbers above 0", code=2)
     refused(run(*words(tmp_path)), "t.npz")

@@ -16,22 +16,22 @@ SAME = ("target", "drafter", "verification", "temperature", "top_k", "top_p")  #
 TELLING = 64  # bytes of compressed ranks that two texts do not share by chance; loops and perfect drafts take fewer
 
 
-def joined(traces: Sequence[Trace], meta: Mapping[str, Any]) -> Trace:
-    """All requests of several traces, numbered anew from 0.
+def joined(traces: Sequence[Trace], meta: Mapping[str, Any], names: Sequence[str] = ()) -> Trace:
+    """All requests of several traces, numbered anew from 0; errors call the traces by `names`, or by number.
 
     Raises:
         TraceError: one is of another depth or width, or holds other arrays than the first.
     """
-    first = traces[0]
-    for number, trace in enumerate(traces):
+    first, called = traces[0], _called(traces, names)
+    for trace, here in zip(traces, called, strict=True):
         for name in ("depth", "width"):
             if getattr(trace, name) != getattr(first, name):
-                raise TraceError(f"trace {number} has {name} {getattr(trace, name)}, trace 0 {getattr(first, name)}")
+                raise TraceError(f"{here} has {name} {getattr(trace, name)}, {called[0]} {getattr(first, name)}")
         for name in OPTIONAL:
             if (getattr(trace, name) is None) != (getattr(first, name) is None):
-                raise TraceError(f"trace {number} and trace 0 do not both hold `{name}`")
+                raise TraceError(f"{here} and {called[0]} do not both hold `{name}`")
     before = np.cumsum([0, *(trace.requests for trace in traces)])
-    names = sorted({name for trace in traces for name in trace.domain_names})
+    domains = sorted({name for trace in traces for name in trace.domain_names})
     parts: dict[str, Any] = {
         name: np.concatenate([getattr(trace, name) for trace in traces])
         for name in ("position", "rank", *BY_ANCHOR)
@@ -40,7 +40,7 @@ def joined(traces: Sequence[Trace], meta: Mapping[str, Any]) -> Trace:
     if first.candidates is not None:
         parts["candidates"] = _joined_candidates([t.candidates for t in traces if t.candidates is not None])
     if first.domain is not None:
-        labels = [[names.index(t.domain_names[label]) for label in t.domain] for t in traces if t.domain is not None]
+        labels = [[domains.index(t.domain_names[label]) for label in t.domain] for t in traces if t.domain is not None]
         parts["domain"] = np.concatenate(labels).astype(np.int16)
     return Trace(
         request=np.concatenate(
@@ -48,9 +48,13 @@ def joined(traces: Sequence[Trace], meta: Mapping[str, Any]) -> Trace:
         ),
         width=first.width,
         meta=meta,
-        domain_names=tuple(names),
+        domain_names=tuple(domains),
         **parts,
     )
+
+
+def _called(traces: Sequence[Trace], names: Sequence[str]) -> Sequence[str]:
+    return names or [f"trace {number}" for number in range(len(traces))]
 
 
 def _joined_candidates(parts: Sequence[Candidates]) -> Candidates:
@@ -109,8 +113,8 @@ def _telling(trace: Trace, repeat: Repeat) -> bool:
     return len(zlib.compress(trace.rank[start:stop].tobytes())) >= TELLING
 
 
-def merged(traces: Sequence[Trace]) -> Trace:
-    """Traces of the same models and rule, as one.
+def merged(traces: Sequence[Trace], names: Sequence[str] = ()) -> Trace:
+    """Traces of the same models and rule, as one; errors call them by `names`, or by number.
 
     In `meta`, `merged` has what they differ in, in order, and `assumed` whatever any of them assumed. Requests in a
     row that stand in two traces are refused; of single ones, as of a prompt that was given twice, `assumed` tells.
@@ -118,32 +122,33 @@ def merged(traces: Sequence[Trace]) -> Trace:
     Raises:
         TraceError: they are of other models or rules, of the same texts, or do not fit; see `joined`.
     """
+    called = _called(traces, names)
     for number, trace in enumerate(traces):
         for key in SAME:
             if trace.meta.get(key) != traces[0].meta.get(key):
                 found, due = (json.dumps(each.meta.get(key)) for each in (trace, traces[0]))
-                raise TraceError(f"trace {number} has {key} {found}, trace 0 {due}")
+                raise TraceError(f"{called[number]} has {key} {found}, {called[0]} {due}")
         texts = trace.meta.get("text_sha256")
         if texts is not None and any(other.meta.get("text_sha256") == texts for other in traces[:number]):
-            raise TraceError(f"trace {number} holds texts that stand in the list before it")
+            raise TraceError(f"{called[number]} holds texts that stand in the list before it")
     again = repeats(traces)
     for each in again:
         if each.requests > 1:
             raise TraceError(
-                f"{each.requests} requests of trace {each.trace} from {each.request} on have the ranks of those of "
-                f"trace {each.earlier} from {each.first} on: a text must not stand in two traces"
+                f"{each.requests} requests of {called[each.trace]} from {each.request} on have the ranks of those of "
+                f"{called[each.earlier]} from {each.first} on: a text must not stand in two traces"
             )
     metas = [dict(trace.meta) for trace in traces]
     same = {key: value for key, value in metas[0].items() if all(meta.get(key, ...) == value for meta in metas)}
     if len(traces) == 1:
-        return joined(traces, same)
+        return joined(traces, same, names)
     assumed = dict.fromkeys(sentence for meta in metas for sentence in meta.get("assumed", ()))
     if again:
         assumed[f"requests of merged traces with the same ranks are of different texts ({len(again)} such)"] = None
     same |= {"assumed": list(assumed)} if assumed else {}
     rest = [{key: value for key, value in meta.items() if key not in same} for meta in metas]
     counts = [{"requests": trace.requests} for trace in traces]
-    return joined(traces, same | {"merged": [each | own for each, own in zip(counts, rest, strict=True)]})
+    return joined(traces, same | {"merged": [each | own for each, own in zip(counts, rest, strict=True)]}, names)
 
 
 def halves(trace: Trace, *, share: float, seed: int) -> tuple[Trace, Trace]:

@@ -21,7 +21,7 @@ from treeopt.searchers.constrained import Fitting, fitting
 from treeopt.searchers.integer import Refined, refine
 from treeopt.searchers.renewal import grow, improve, ready
 from treeopt.searchers.shrinkage import fitted
-from treeopt.tree import Tree
+from treeopt.tree import MAX_NODES, Tree
 
 SHORTLIST = 16
 REPLAYED = 8  # sizes of each depth that are replayed before the shortlist is drawn
@@ -180,7 +180,8 @@ class Proposals:
         weights = self.judge.objective.prices(self.judge.fit).mean(axis=0)[self.judge.fit.request_index]
         nodes = self.ask.nodes * (RULED if self.rules or not self.judge.cost.separable else 1)
         pool = count_prefixes(self.judge.fit, nodes=nodes, depth=self.ask.depth, weights=weights, shrink=self.shrink)
-        self.judge.expect(Tree.from_paths([*pool.paths, *(chain.paths[-1] for chain in self.chains)]))
+        likely = pool.paths[: MAX_NODES - self.ask.depth]
+        self.judge.expect(Tree.from_paths([*likely, *(chain.paths[-1] for chain in self.chains)]))
         return pool
 
     def _grown(self) -> Options:

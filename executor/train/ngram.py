@@ -48,6 +48,8 @@ def build(target: Path, texts: Sequence[str], output: Path, *, order: int = 3) -
         vocabulary = int(config.get_text_config().vocab_size)
     except (OSError, ValueError, AttributeError) as error:
         raise ExecutorError(f"{target}: no configuration of a language model: {str(error).splitlines()[0]}") from error
+    if not any(text.strip() for text in texts):
+        raise ExecutorError("there is no text to count")
     tokenizer = load_tokenizer(target, vocabulary=vocabulary)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []

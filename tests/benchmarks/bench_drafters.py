@@ -209,6 +209,7 @@ def main(words: Sequence[str] | None = None) -> None:
         rows[name] = acceptance(traces[name])
         if not asked.replay_only:
             rows[name]["batches"] = measured(name, traces[name], settings)
+        rows[name]["provenance"] = this_run()
         print(name, json.dumps(rows[name]), flush=True)
         rows = {n: rows[n] for n in DRAFTERS if n in rows}
         claimed = claims(traces)

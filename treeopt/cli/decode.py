@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli import inputs, options
-from treeopt.cli.matching import warn_of_others
+from treeopt.cli.matching import warn_of_another_rule, warn_of_others
 from treeopt.cli.results import SCHEMA, SILENT, Results, results
 from treeopt.cli.sampling import Sampling, sampling
 from treeopt.cli.trees import Trees, trees
@@ -76,6 +76,7 @@ def decode(
     meta = {**_meta(decoder, requests.tokens), **asdict(sampling), **conditions}
     if plan is not None:
         warn_of_others(plan, meta, graphs=graphs)
+        warn_of_another_rule(plan, {"verification": sampling.name, "temperature": sampling.temperature})
     earlier = results.continued(begun, meta)
     done = {record["request"] for record in earlier}
     waiting = [number for number in range(len(requests.tokens)) if prompts.skip + number not in done]
@@ -152,7 +153,7 @@ def _audit(target: "Target", prompt: "Sequence[int]", generation: "Generation") 
 
 @contextmanager
 def _live(requests: int, *, hidden: bool) -> "Iterator[Callable[[Gathered], None]]":
-    """Figures on stderr while requests are decoded."""
+    """Figures on stderr while requests are decoded, unless it is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -160,13 +161,10 @@ def _live(requests: int, *, hidden: bool) -> "Iterator[Callable[[Gathered], None
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     # rich would send what is printed to stderr, which is only right where both are one terminal.
     both = sys.stdout.isatty()
-    with Progress(
-        *columns,
-        console=console,
-        transient=True,
-        disable=hidden or not console.is_terminal,
-        redirect_stdout=both,
-    ) as bar:
+    if hidden or not console.is_terminal:
+        yield lambda gathered: None
+        return
+    with Progress(*columns, console=console, transient=True, redirect_stdout=both) as bar:
         task = bar.add_task("", total=requests)
 
         def show(gathered: "Gathered") -> None:

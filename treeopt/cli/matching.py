@@ -94,6 +94,14 @@ def warn_of_others(plan: Plan, here: Mapping[str, Any], *, source: str = "trace"
             click.echo(f"Warning: the plan's {told} with another {part} or number type", err=True)
 
 
+def warn_of_another_rule(plan: Plan, here: Any) -> None:
+    """Warn on stderr if a plan's trace was verified otherwise than `here`, which has `verification`, `temperature`."""
+    for key in ("verification", "temperature"):
+        planned, found = look(plan.meta, "trace", key), look(here, key)
+        if None not in (planned, found) and planned != found and inputs.is_main_rank():
+            click.echo(f"Warning: the plan's trace was recorded with {key} {planned}, this is with {found}", err=True)
+
+
 def _models(meta: Any) -> tuple[Any, Any]:
     return look(meta, "target", "weights"), look(meta, "drafter", "weights")
 

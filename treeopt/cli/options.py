@@ -19,7 +19,7 @@ LARGEST = 2**31  # of the whole numbers of a list
 SECONDS = click.FloatRange(0, 1e9)  # sums of them over all requests and tokens stay finite
 
 
-class Sizes(click.ParamType[tuple[int, ...]]):
+class Sizes(click.ParamType):  # type: ignore[type-arg]  # which click takes from 8.4 on
     """Sizes such as `4`, `1,2,4,8` or `1-8` (which doubles), of batches or of what else is said."""
 
     name = "sizes"
@@ -45,7 +45,7 @@ class Sizes(click.ParamType[tuple[int, ...]]):
         return tuple(sizes)
 
 
-class Numbers(click.ParamType[tuple[int, ...]]):
+class Numbers(click.ParamType):  # type: ignore[type-arg]
     """Whole numbers such as `1,2,8`, `512,8k` (k: 1024) or `1-64`, which doubles from 1 to 64."""
 
     name = "sizes"
@@ -135,12 +135,15 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr; call what it yields with finished pieces."""
+    """A progress bar on stderr where that is a terminal; call what it yields with finished pieces."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    if not console.is_terminal:
+        yield lambda pieces: None
+        return
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda pieces: bar.advance(task, pieces)

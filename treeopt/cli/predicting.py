@@ -77,7 +77,7 @@ class Sources:
         if self.sizes is not None:
             parse_sizes(self.sizes)
         if self.trace_file is None and (self.batch, self.profile_file, self.sizes) != (None, None, None):
-            raise UsageError("--batch, --profile and --shapes are for a search; with --plan they mean nothing")
+            raise UsageError("--batch, --profile and --shapes are for a search: give --trace")
         if self.trace_file is not None and self.replay_file is not None and self.profile_file is None:
             raise UsageError("with --acceptance replay step times are the models' own: name them with --profile")
 

@@ -26,7 +26,7 @@ from treeopt.searchers.dynamic import KINDS
 from treeopt.searchers.pricing import Padding
 from treeopt.shards import Shards, ranks_of
 from treeopt.trace import Trace, load_trace
-from treeopt.tree import Tree
+from treeopt.tree import MAX_NODES, Tree
 
 
 @click.command()
@@ -44,7 +44,7 @@ from treeopt.tree import Tree
     type=options.FILE,
     help="Measured step times; default the trace's own, if found.",
 )
-@click.option("--max-nodes", type=click.IntRange(min=1), default=63, show_default=True, help="Largest tree.")
+@click.option("--max-nodes", type=click.IntRange(1, MAX_NODES), default=63, show_default=True, help="Largest tree.")
 @click.option("--max-depth", type=click.IntRange(min=1), help="Deepest tree; default the trace's depth.")
 @click.option(
     "--method",
@@ -90,9 +90,8 @@ from treeopt.tree import Tree
 @click.option(
     "--padding",
     type=click.Choice(get_args(Padding)),
-    default="widest",
-    show_default=True,
-    help="Of policies' trees: to the largest (CUDA graphs), to the widest of the batch (treeopt's loop), none.",
+    help="Of policies' trees: to the largest (CUDA graphs), to the widest of the batch (treeopt's loop; the default), "
+    "none.",
 )
 @click.option(
     "--target-interval",
@@ -143,6 +142,9 @@ def search(
     if settings["max_depth"] is not None and settings["max_depth"] > trace.depth:
         raise UsageError(f"max-depth {settings['max_depth']}: the trace records depth {trace.depth}")
     settings |= {"objective": OBJECTIVES[objective], "max_tpot_s": None if max_tpot_ms is None else max_tpot_ms / 1e3}
+    if settings["padding"] is not None and not policies:
+        raise UsageError("--padding is of trees that are drawn anew: give --policy")
+    settings["padding"] = settings["padding"] or "widest"
     settings["policies"] = KINDS if "all" in policies else tuple(dict.fromkeys(policies))
     settings["rules"] = rules_of(engine, trace)
     rivals = published_trees() if published else baselines()

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from simulate.workload import Asked, Workload
     from treeopt.cost import CostModel
 
-REQUESTS, REPLICATIONS, WARMUP = 1000, 5, 0.1
+REQUESTS = 1000
+DEFAULTS = {"replications": 5, "warmup": 0.1, "switch_s": 0.0, "hysteresis": 0}
 MOMENTS = 60  # of the load that a record shows
 
 
@@ -50,6 +51,14 @@ class Load:
                 raise UsageError(f"--{name.replace('_', '-')} is for a server: give --arrivals or --requests-file")
         return False
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As JSON values, with the defaults in place of what was not given; without `requests` they are the file's."""
+        defaults = DEFAULTS if self.requests_file is not None else {"requests": REQUESTS, **DEFAULTS}
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        file = {} if self.requests_file is None else {"requests_file": self.requests_file.name}
+        return dict.fromkeys(asdict(self)) | defaults | given | file
+
     def asked(self) -> "Asked | None":
         """The requests of the file, if there is one.
 
@@ -76,8 +85,12 @@ load = options.bundle(
         "--requests-file", type=options.FILE, help="Their lengths: JSON lines with prompt_tokens, tokens [, arrived_s]."
     ),
     click.option("--requests", type=click.IntRange(min=2), help=f"That arrive; default {REQUESTS}, or the file's."),
-    click.option("--replications", type=click.IntRange(min=2), help=f"Independent days; default {REPLICATIONS}."),
-    click.option("--warmup", type=click.FloatRange(0, 0.9), help=f"Share of a day left out; default {WARMUP}."),
+    click.option(
+        "--replications", type=click.IntRange(min=2), help=f"Independent days; default {DEFAULTS['replications']}."
+    ),
+    click.option(
+        "--warmup", type=click.FloatRange(0, 0.9), help=f"Share of a day left out; default {DEFAULTS['warmup']}."
+    ),
     click.option("--ttft-s", type=click.FloatRange(0, min_open=True), help="Goodput: most seconds to first token."),
     click.option("--tpot-s", type=click.FloatRange(0, min_open=True), help="Goodput: most seconds a token after it."),
     click.option("--switch-s", type=options.SECONDS, help="Seconds of a change to another tree; default 0."),
@@ -103,7 +116,7 @@ def serving_record(
     from simulate.serving import serve
 
     asked, slo = load.asked(), Slo(load.ttft_s, load.tpot_s)
-    warmup = WARMUP if load.warmup is None else load.warmup
+    settings = load.settings
     found, piled = [], []
     for name, switching in ways.items():
         days: list[Served] = []
@@ -114,9 +127,9 @@ def serving_record(
             own_s = (prefill_s + prefill_s_per_token * prompts).astype(np.float64)
             served = serve(trace, work, switching, cost, rows=rows, prefill_s=own_s, pad=pad)
             days.append(served)
-            return figures(served, slo=slo, warmup_s=warmup * float(work.arrived_s[-1]))
+            return figures(served, slo=slo, warmup_s=settings["warmup"] * float(work.arrived_s[-1]))
 
-        values = replicate(day, replications=load.replications or REPLICATIONS, seed=seed)
+        values = replicate(day, replications=settings["replications"], seed=seed)
         if piles_up(values["piled"]):
             piled.append(f"{name} (the queue grows by {values['piled'].value:.0%} of the arrivals)")
         found.append(
@@ -146,7 +159,7 @@ def _workload(
         assert asked is not None
         assert asked.arrived_s is not None
         return asked.on(trace, asked.arrived_s, rng=rng)
-    count = load.requests or (REQUESTS if asked is None else len(asked.tokens))
+    count = load.settings["requests"] or (0 if asked is None else len(asked.tokens))
     arrived_s = poisson(count, rate=load.arrivals, rng=rng)
     if asked is None:
         return drawn(trace, arrived_s, rng=rng, prompt_tokens=prompt_tokens)
@@ -164,12 +177,13 @@ def _over_time(served: "Served") -> dict[str, list[float]]:
 
 def serving_conditions(load: Load, trace: Trace) -> str:
     """What was simulated, in words."""
-    count = load.requests or (REQUESTS if load.requests_file is None else "The file's")
+    settings = load.settings
+    count = settings["requests"] or "The file's"
     comes = f"{load.arrivals:g} a second (Poisson)" if load.arrivals is not None else "when the file says"
     limits = [f"{name} {value:g} s" for name, value in (("TTFT", load.ttft_s), ("TPOT", load.tpot_s)) if value]
     return (
         f"{count} requests arrive {comes}, texts drawn from the trace's {trace.requests}; "
-        f"{load.replications or REPLICATIONS} independent days, the first "
-        f"{WARMUP if load.warmup is None else load.warmup:.0%} of each left out; 95 % intervals over days. "
+        f"{settings['replications']} independent days, the first "
+        f"{settings['warmup']:.0%} of each left out; 95 % intervals over days. "
         f"Goodput: within {' and '.join(limits) or 'no limit'}."
     )

@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from treeopt.cli import options, serving
-from treeopt.cli.matching import profile_for, warn_unless_same
+from treeopt.cli.matching import profile_for, warn_of_another_rule, warn_unless_same
 from treeopt.cli.trees import Static
 from treeopt.cost import StepShape
 from treeopt.errors import PlanError, UsageError
@@ -41,7 +41,12 @@ PLAIN = "no speculation"
 @click.option("--prompt-tokens", type=click.IntRange(min=1), help="Of every prompt; steps are then priced by context.")
 @click.option("--drain", is_flag=True, help="Begin a batch when all requests of the last have ended.")
 @click.option("--lock-step", is_flag=True, help="All sequences advance by the smallest number of tokens.")
-@click.option("--pad", is_flag=True, help="Batches that the profile lacks cost what the nearest above does.")
+@click.option(
+    "--pad/--no-pad",
+    default=True,
+    show_default=True,
+    help="Batches that the profile lacks cost what the nearest above does, or are refused.",
+)
 @serving.load
 @options.seed
 @click.option("--output", type=options.FILE, help="Write the result here (.json).")
@@ -84,6 +89,7 @@ def simulate(
     warn_unless_same("trace and profile", trace.meta, cost.meta)
     if plan is not None:
         warn_unless_same("trace and plan", trace.meta, look(plan.meta, "trace"))
+        warn_of_another_rule(plan, trace.meta)
     settings: dict[str, Any] = {
         "prefill_s": prefill_s,
         "prefill_s_per_token": prefill_s_per_token or 0.0,
@@ -98,7 +104,7 @@ def simulate(
     for warning in record["warnings"]:
         click.echo(f"Warning: {warning}.", err=True)
     record["meta"] = {
-        "settings": settings | how | {"seed": seed},
+        "settings": settings | how | (load.settings if load.given else {}) | {"seed": seed},
         "trace": dict(trace.meta),
         "cost": dict(cost.meta),
         "provenance": this_run(),
@@ -174,7 +180,7 @@ def _server(
     if plan is not None:
         taken = tuple(static(entry) for entry in plan.entries)
         plan = replace(plan, entries=taken, switches=plan.switches if taken == plan.entries else ())
-        switching = Switching.of(plan, hysteresis=load.hysteresis or 0, switch_s=load.switch_s or 0.0)
+        switching = Switching.of(plan, **{name: load.settings[name] for name in ("hysteresis", "switch_s")})
         ways = {"plan": switching} | ways
         batch = batch or max(entry.batch for entry in plan.entries)
     elif load.hysteresis is not None or load.switch_s is not None:

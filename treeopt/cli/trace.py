@@ -39,9 +39,7 @@ trace.add_command(imports.bring)
 @click.option(
     "--draws",
     type=click.IntRange(min=1),
-    default=16,
-    show_default=True,
-    help="Simulated where acceptance has no closed form (sequoia).",
+    help="Simulated where acceptance has no closed form (sequoia); default 16.",
 )
 @click.option(
     "--candidates",
@@ -49,9 +47,7 @@ trace.add_command(imports.bring)
     help="Also record whole candidate trees, for dynamic ones: depth=6,beam=20,width=10. Beams well above those that "
     "will be asked for leave less unknown.",
 )
-@click.option(
-    "--stride", type=click.IntRange(min=1), default=1, show_default=True, help="Candidates at every so many tokens."
-)
+@click.option("--stride", type=click.IntRange(min=1), help="Candidates at every so many tokens; default at each.")
 @click.option(
     "--parts",
     "folder",
@@ -69,6 +65,11 @@ def collect(
     """Let the target continue prompts and record how the drafter ranks what it writes."""
     options.check_output(output)
     sampling.check()
+    if settings["stride"] is not None and settings["candidates"] is None:
+        raise UsageError("--stride is of --candidates")
+    if settings["draws"] is not None and sampling.name != "sequoia":
+        raise UsageError(f"--draws is for rule sequoia, not {sampling.name}")
+    settings |= {"stride": settings["stride"] or 1, "draws": settings["draws"] or 16}
     model, heads = inputs.load_models(models)
     asked = inputs.load_prompts(models, model, prompts, shortest=2)
     from executor.record import collect as record
@@ -88,7 +89,8 @@ def collect(
 def merge(traces: tuple[Path, ...], output: Path) -> None:
     """Join traces of the same models and rule; a folder that `collect --parts` filled counts as one."""
     options.check_output(output)
-    found = merged([Shards.read(path).whole() if path.is_dir() else load_trace(path) for path in traces])
+    parts = [Shards.read(path).whole() if path.is_dir() else load_trace(path) for path in traces]
+    found = merged(parts, [str(path) for path in traces])
     save_trace(found, output)
     for sentence in assumed_in(found.meta):
         click.echo(f"assumed: {sentence}", err=True)

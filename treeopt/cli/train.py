@@ -33,8 +33,8 @@ class Lessons:
     padded: bool
     held_out: float
     self_distill: bool
-    distill_temperature: float
-    distill_tokens: int
+    distill_temperature: float | None
+    distill_tokens: int | None
 
 
 lessons = options.bundle(
@@ -60,13 +60,9 @@ lessons = options.bundle(
     click.option(
         "--distill-temperature",
         type=click.FloatRange(min=0),
-        default=0.3,
-        show_default=True,
-        help="Of what the target writes.",
+        help="Of what the target writes; default 0.3.",
     ),
-    click.option(
-        "--distill-tokens", type=click.IntRange(min=1), default=192, show_default=True, help="Longest answer."
-    ),
+    click.option("--distill-tokens", type=click.IntRange(min=1), help="Longest answer; default 192."),
 )
 
 
@@ -258,11 +254,14 @@ def _texts(
     from executor.train.data import answered, read_texts
     from executor.train.self_distill import Writing, rewritten, stretches
 
+    asked = {"temperature": lessons.distill_temperature, "new_tokens": lessons.distill_tokens}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    if given and not lessons.self_distill:
+        raise UsageError("--distill-temperature and --distill-tokens are of --self-distill")
     texts = read_texts(lessons.data)
     if not lessons.self_distill:
         return answered(texts)
-    room = max(1, lessons.length // 4)
-    writing = Writing(lessons.distill_temperature, lessons.distill_tokens, room, seed=seed)
+    writing = Writing(prompt_tokens=max(1, lessons.length // 4), seed=seed, **given)
     output.mkdir(parents=True, exist_ok=True)
     with options.progress("writing", stretches(texts, tokenizer, writing)) as advance:
         return read_texts(rewritten(target, tokenizer, texts, output, writing, progress=advance))

@@ -39,7 +39,7 @@ def load_tree(path: Path, *, name: str | None = None) -> Tree:
     return found.tree
 
 
-class TreeFile(click.ParamType[Tree]):
+class TreeFile(click.ParamType):  # type: ignore[type-arg]
     """A tree in a file, FILE or FILE:NAME."""
 
     name = "file"
@@ -56,7 +56,7 @@ class TreeFile(click.ParamType[Tree]):
             self.fail(str(error), param, ctx)
 
 
-class NamedTree(click.ParamType[tuple[str, Tree]]):
+class NamedTree(click.ParamType):  # type: ignore[type-arg]
     """A tree in a file and what to call it: as it was given."""
 
     name = "file"
@@ -66,7 +66,7 @@ class NamedTree(click.ParamType[tuple[str, Tree]]):
         return value if isinstance(value, tuple) else (value, TreeFile().convert(value, param, ctx))
 
 
-class Static(click.ParamType[Tree]):
+class Static(click.ParamType):  # type: ignore[type-arg]
     """A static tree: the length of a chain, rank paths as JSON, or a file of them."""
 
     name = "tree"
@@ -87,7 +87,7 @@ class Static(click.ParamType[Tree]):
             self.fail(f"{value[:80]!r} is neither {forms}", param, ctx)
 
 
-class Dynamic(click.ParamType[DynamicTree | OptTree]):
+class Dynamic(click.ParamType):  # type: ignore[type-arg]
     """Settings of dynamic trees, but for those that are fixed; with a threshold they are `OptTree`'s."""
 
     name = "settings"

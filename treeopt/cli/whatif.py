@@ -13,6 +13,7 @@ from treeopt.errors import UsageError
 from treeopt.files import write_text
 from treeopt.provenance import look, this_run
 from treeopt.trace import Trace, load_trace
+from treeopt.tree import MAX_NODES
 
 if TYPE_CHECKING:
     from simulate.profile import Profile
@@ -54,7 +55,7 @@ KINDS = ("eagle", "eagle3", "language-model", "medusa")
     show_default=True,
     help="Bytes of a number in the cache of keys and values.",
 )
-@click.option("--max-nodes", type=click.IntRange(min=1), default=63, show_default=True, help="Largest tree.")
+@click.option("--max-nodes", type=click.IntRange(1, MAX_NODES), default=63, show_default=True, help="Largest tree.")
 @click.option("--max-depth", type=click.IntRange(min=1), help="Deepest tree; default the trace's depth.")
 @options.seed
 @click.option("--output", type=options.FILE, help="Write the result here (.json).")
@@ -93,6 +94,9 @@ def whatif(
     profile = load_profile(profile_file) if profile_file else None
     if profile is not None:
         warn_unless_same("trace and profile", trace.meta, profile.meta)
+        if str(look(profile.meta, "device")).startswith("cpu"):
+            said = f"the profile was measured on {look(profile.meta, 'device')}, not on {device['measured_on']}"
+            click.echo(f"Warning: {said}: what is carried over from there means nothing", err=True)
     device["weight_bytes"] = _weight_bytes(target, device["weight_bytes"], "--weight-bytes")
     default = max(2.0, device["weight_bytes"])
     device["draft_bytes"] = _weight_bytes(drafter, device["draft_bytes"], "--draft-bytes", default=default)
@@ -172,13 +176,14 @@ def _settings(
     """A cost model for each device and context."""
     from simulate.forwards import DrafterShape
     from simulate.hardware import find_hardware, own_hardware
+    from simulate.kernels import constants_of
     from simulate.roofline import Roofline
     from simulate.scenarios import Setting
     from simulate.shapes import Shape
     from simulate.utilisation import transfer
 
     like = find_hardware(device["like"]) if device["like"] else None
-    names = [name.strip() for name in hardware.split(",")]
+    names = list(dict.fromkeys(name.strip() for name in hardware.split(",")))
     if (device["bandwidth"] is None) != (device["flops"] is None):
         raise UsageError("--bandwidth and --flops need each other")
     if device["bandwidth"] is None:
@@ -188,6 +193,8 @@ def _settings(
             raise UsageError("--bandwidth and --flops describe one device: name it with --hardware, and --like another")
         rates = {"bandwidth": device["bandwidth"] * 1e9, "flops": device["flops"] * 1e12}
         devices = [own_hardware(names[0], **rates, like=like)]
+    if like is not None and all(constants_of(on, like) == constants_of(on, None) for on in devices):
+        raise UsageError(f"--like means nothing here: the constants of {hardware} are known")
     shape = Shape.from_config(target)
     drafts = DrafterShape.from_config(drafter or target, kind=kind, target=shape)
     sizes = {name: device[name] for name in ("weight_bytes", "draft_bytes", "kv_bytes")}

@@ -77,7 +77,7 @@ def ready(trace: Trace, *, nodes: int, depth: int) -> Replayer:
     pool = set(frontier.order(depth).tolist())
     for cap in range(1, min(depth, trace.depth)):
         pool.update(frontier.order(cap)[:nodes].tolist())
-    return Replayer(trace, Tree.from_paths(frontier.paths[node] for node in sorted(pool)))
+    return Replayer(trace, Tree.from_paths(frontier.paths[node] for node in sorted(pool)[:MAX_NODES]))
 
 
 def grow(trace: Trace, *, nodes: int, depth: int, requests: int = 100, tried: int = 24) -> list[Tree]:
