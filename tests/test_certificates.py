@@ -90,7 +90,7 @@ def check_refined(values: dict[Path, float], chosen: Sequence[Constraint], parts
     keep, tokens = kept(chosen), worth(values)
     rates = np.where(keep, tokens / parts.step_s(sizes + 1, widths), 0.0)
     pool = pool_of(values)
-    words = {"nodes": NODES, "depth": DEPTH, "width": WIDTH, "limit_s": 60.0}
+    words = {"nodes": NODES, "depth": DEPTH, "width": WIDTH, "work": 15.0}
     if not rates.any():
         with pytest.raises(CostError if keep.any() else EngineError):
             refine(pool, parts, chosen, **words)

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,7 @@ from scipy import stats
 from tests.strategies import drawn_trace, trace_of, traces, with_lengths
 from treeopt.errors import TraceError, UsageError
 from treeopt.estimate import Estimate, paired_difference, ratio
-from treeopt.learning import LearningCurve, Point, advice, learning_curves, requests_needed
+from treeopt.learning import LearningCurve, Point, advice, learning_curves, requests_needed, resemblance
 from treeopt.searchers.best_first import count_prefixes
 from treeopt.trace import Trace
 from treeopt.tree import Tree
@@ -173,6 +174,33 @@ def test_each_rule_warns_alone(trace, nodes, words):
 def test_too_little_is_refused_by_name(trace, nodes, words):
     with pytest.raises(TraceError, match=words):
         advice(trace, nodes)
+
+
+def of_domains(shares: np.ndarray, each: int, *, seed: int = 0) -> Trace:
+    """Requests of a drafter that is right so often, by domain."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(len(shares)), each)
+    rank = np.where(rng.random((len(labels), 10)) < shares[labels, None], 0, -1)
+    trace = with_lengths(rank.reshape(-1, 1), [10] * len(labels), width=1)
+    return replace(trace, domain=labels.astype(np.int16), domain_names=tuple(map(str, range(len(shares)))))
+
+
+def test_requests_of_one_domain_that_resemble_each_other():
+    """Clusters of m requests whose values correlate by rho have 1 + (m - 1) rho times the variance (Kish 1965, 5.4)."""
+    shares = np.tile([0.2, 0.8], 30)
+    trace = of_domains(shares, 40)
+    (found,) = resemblance(trace)
+    counts = replay(Tree.chain(1), trace)
+    mean = counts.committed / counts.steps
+    within = np.mean([mean[trace.domain == label].var() for label in range(60)])
+    due = math.sqrt(1 + 39 * (1 - within / mean.var()))
+    told = re.fullmatch("those of one domain .* would be (.*) times as wide", found)
+    assert float(told[1]) == pytest.approx(due, rel=0.1)
+    shuffled = np.random.default_rng(0).permutation(trace.domain)
+    assert resemblance(replace(trace, domain=shuffled)) == ()
+    assert resemblance(of_domains(shares[:24], 40)) == ()  # kinds of text, not sources
+    assert resemblance(of_domains(np.ones(60), 40)) == ()  # no spread
+    assert resemblance(replace(trace, domain=None, domain_names=())) == ()
 
 
 # --- more requests

@@ -596,7 +596,7 @@ def test_what_an_engine_cannot_run_is_not_chosen(name):
     rules = PROFILES[name].rules
     batches = (1, 8)
     free = search(MIXED, Cost(), batch=batches, max_nodes=31, near=0, shrink=0)
-    plan = search(MIXED, Cost(), batch=batches, max_nodes=31, near=0, shrink=0, rules=rules, solver_s=0.2)
+    plan = search(MIXED, Cost(), batch=batches, max_nodes=31, near=0, shrink=0, rules=rules, solver_work=0.05)
     fit, _ = parts(MIXED)
     for entry, best in zip(plan.entries, free.entries, strict=True):
         trees = [choice.tree for choice in (entry.choice, *entry.compared) if choice.name not in BASELINES]
@@ -825,7 +825,7 @@ def test_a_plan_says_where_it_comes_from(monkeypatch):
         "max_tpot_s": None,
         "near": 0.01,
         "shrink": 160.0,
-        "solver_s": 2.0,
+        "solver_work": 0.75,
         "policies": [],
         "padding": None,
         "context": 5,
@@ -888,7 +888,7 @@ def test_baselines_are_compared_or_skipped_with_a_reason(depth, width, skipped):
         ({"max_nodes": 8.5}, "max-nodes must be an integer, got 8.5"),
         ({"max_nodes": 5000}, "max-nodes must be at most 4096, got 5000"),
         ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
-        ({"solver_s": -1.0}, "solver seconds must be 0 or more, got -1.0"),
+        ({"solver_work": -1.0}, "solver-work must be 0 or more, got -1.0"),
         ({"shapes": 0}, "shapes must be at least 1, got 0"),
         ({"max_tpot_s": 0.0}, "max-tpot must be positive, got 0.0 s"),
         ({"near": 1.0}, r"near must lie in \[0, 1\), got 1.0"),

@@ -25,7 +25,7 @@ class Ask:
         near: of ways as fast up to this share, and with overlapping intervals, the smallest is taken.
         max_tpot_s: most seconds a token, where any tree keeps them.
         shrink: of path counts; None finds out.
-        solver_s: seconds for an integer programme where enumeration proves nothing; 0 for none.
+        solver_work: for an integer programme where enumeration proves nothing, see `refine`; 0 for none.
     """
 
     batches: tuple[int, ...]
@@ -37,7 +37,7 @@ class Ask:
     near: float = 0.0
     max_tpot_s: float | None = None
     shrink: float | None = None
-    solver_s: float = 0.0
+    solver_work: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -71,5 +71,5 @@ class Ask:
             raise UsageError(f"near must lie in [0, 1), got {self.near}")
         if self.max_tpot_s is not None and not self.max_tpot_s > 0:
             raise UsageError(f"max-tpot must be positive, got {self.max_tpot_s} s")
-        if not self.solver_s >= 0:
-            raise UsageError(f"solver seconds must be 0 or more, got {self.solver_s}")
+        if not self.solver_work >= 0:
+            raise UsageError(f"solver-work must be 0 or more, got {self.solver_work}")

@@ -42,7 +42,7 @@ def prices(judge: Judge, ask: Ask) -> dict[int, tuple[Price, ...]]:
 
     Trees that conditions are priced with are not refined, for their walk or by integer programme, on either side.
     """
-    ask = replace(ask, method="best-first", solver_s=0.0)
+    ask = replace(ask, method="best-first", solver_work=0.0)
     found: dict[int, list[Price]] = {size: [] for size in ask.batches}
     free: Chosen = {}
     if ask.rules:

@@ -12,13 +12,14 @@ from treeopt.constraints import Constraint
 from treeopt.cost import CostModel
 from treeopt.errors import InfeasibleError, TraceError, UsageError
 from treeopt.judge import Judge
-from treeopt.learning import MIN_REQUESTS, advice
+from treeopt.learning import MIN_REQUESTS, advice, resemblance
 from treeopt.objective import THROUGHPUT, WORST_DOMAIN, Objective
 from treeopt.plan import Plan, PlanEntry, Proof
 from treeopt.proposals import Proposals
 from treeopt.provenance import assumed_in, this_run
 from treeopt.published import EAGLE, MEDUSA, published_trees
 from treeopt.rivals import Rivals
+from treeopt.searchers.integer import WORK
 from treeopt.searchers.pricing import Padding
 from treeopt.trace import DRAWN, Trace
 from treeopt.tree import Tree
@@ -62,7 +63,7 @@ def search(
     policies: Sequence[str] = (),
     padding: Padding = "widest",
     shrink: float | None = None,
-    solver_s: float = 2.0,
+    solver_work: float = WORK,
     compare: Mapping[str, Tree] | None = None,
     held_out: float = 0.5,
     context: int | None = None,
@@ -86,8 +87,8 @@ def search(
         policies: kinds of trees that are drawn anew at each step, swept by replay on the trace's candidates.
         padding: how their trees of different sizes become one forward, see `treeopt.searchers.pricing`.
         shrink: anchors' worth of a back-off that path counts are shrunk towards; default found on the requests, 0 none.
-        solver_s: seconds for an integer programme, a batch size, where the cost depends on level widths or where rules
-            leave trees that enumeration does not prove best; 0 for none.
+        solver_work: for an integer programme, a batch size, where the cost depends on level widths or where rules leave
+            trees that enumeration does not prove best; in CP-SAT's deterministic time, see `refine`; 0 for none.
         compare: further trees to judge, by name; default Medusa's and EAGLE-1's.
         held_out: share of requests that predictions are made on.
         context: tokens a sequence in the cache; default what the cost model was made for, of a profile of several
@@ -112,7 +113,7 @@ def search(
         near,
         max_tpot_s,
         shrink,
-        solver_s,
+        solver_work,
     )
     if policies and objective is not THROUGHPUT:
         raise UsageError(f"policies are swept for throughput, not for {objective.name}")
@@ -149,7 +150,7 @@ def search(
             "max_tpot_s": max_tpot_s,
             "near": near,
             "shrink": proposals.shrink,
-            "solver_s": solver_s,
+            "solver_work": solver_work,
             "policies": list(policies),
             "padding": padding if policies else None,
             "context": context if measured is None else measured.priced_at(context),
@@ -166,8 +167,9 @@ def search(
     best, over = _preferred(judge, entries, max_tpot_s)
     largest = max((tree.nodes for tree in chosen.values() if tree is not None), default=1)
     assumed = (f"assumed: {each}" for each in assumed_in(trace.meta))
+    alike = (f"of the requests that trees are judged on, {each}" for each in resemblance(held))
     unknown = () if measured is None else measured.caveats(context=context)
-    warnings = (*over, *assumed, *_few(fit, largest), *_unpriced(entries, cost), *unknown)
+    warnings = (*over, *assumed, *_few(fit, largest), *alike, *_unpriced(entries, cost), *unknown)
     ways = {e.batch: e.choice.grown.policy if e.choice.grown else e.choice.tree for e in entries}
     switches = changes(ways, lambda way, size: rivals.rate(judge, way, size), near=near)
     return Plan(entries, meta, switches, best, warnings)

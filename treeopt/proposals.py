@@ -122,7 +122,7 @@ class Proposals:
     def refined(self, batch: int) -> Refined | None:
         """The tree of most position-averaged tokens a second with its certificate; None where enumeration has it."""
         needed = self.ask.method != "hydra" and not (self.options.exact and self.judge.cost.separable)
-        if not needed or self.ask.solver_s <= 0 or len(self.pool.value) == 0:
+        if not needed or self.ask.solver_work <= 0 or len(self.pool.value) == 0:
             return None
         if batch not in self._refined:
             self._refined[batch] = refine(
@@ -133,7 +133,7 @@ class Proposals:
                 depth=self.ask.depth,
                 width=self.judge.fit.width,
                 known=self._found,
-                limit_s=self.ask.solver_s,
+                work=self.ask.solver_work,
             )
         return self._refined[batch]
 

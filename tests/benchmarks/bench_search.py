@@ -212,7 +212,7 @@ def bench_engines() -> str:
     before, spent = peak_mib(), {}
     for name, profile in PROFILES.items():
         start = time.process_time()
-        search(trace, Cost(), batch=batches, max_nodes=128, rules=profile.rules, solver_s=0, compare={})
+        search(trace, Cost(), batch=batches, max_nodes=128, rules=profile.rules, solver_work=0, compare={})
         spent[name] = time.process_time() - start
     slowest = max(spent, key=lambda name: spent[name])
     return (

@@ -92,7 +92,7 @@ def shipped_model(device: str, output: Path, *, graphs: bool, tiny: bool) -> dic
         graphs=graphs,
     )
     save_profile(profile, output / "profile-shipped.json")
-    plan = search(trace, profile, batch=batches, solver_s=0.0)
+    plan = search(trace, profile, batch=batches, solver_work=0.0)
     cells = compare(target, drafter, plan, Requests(fresh, 32, [0], graphs=graphs), blocks=2 if tiny else 4)
     record = comparison_record(cells)
     write_text(output / "validation.json", json.dumps(record, indent=1) + "\n")

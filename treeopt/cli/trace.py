@@ -8,7 +8,7 @@ import click
 
 from treeopt.cli import imports, inputs, options, sampling, trees
 from treeopt.errors import TraceError, UsageError
-from treeopt.learning import advice, learning_curves
+from treeopt.learning import advice, learning_curves, resemblance
 from treeopt.parts import halves, merged
 from treeopt.provenance import assumed_in
 from treeopt.shards import Shards, optional_in, ranks_of
@@ -141,6 +141,7 @@ def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: i
         warnings = advice(found, max(nodes))
     except TraceError as error:  # what it holds can be said all the same
         warnings = (str(error),)
+    warnings += tuple(f"of the requests, {each}" for each in resemblance(found))
     curves = learning_curves(found, nodes=nodes, depth=found.depth, seed=seed) if learning_curve else ()
     if as_json:
         held = {"optional": optional_in(trace_file)} if trace_file.is_dir() else {}

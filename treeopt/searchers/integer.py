@@ -1,12 +1,11 @@
 """The tree of most tokens a second where costs have stairs or depend on level widths, or rules leave only some trees.
 
-Proves: a bound on the tokens a second of every tree that keeps the rules, also when it runs out of time. Dinkelbach
+Proves: a bound on the tokens a second of every tree that keeps the rules, also when its work is cut short. Dinkelbach
 (1967): with price λ, if no tree has E(T) − λ C(T) > F, then none has E(T) / C(T) > λ + F / C_min. E is averaged over
 anchors; the walk is not looked at. "Every tree" means trees of any ranks that the drafter has, also such as are filled
 up with nodes without value because a larger size costs less or is the only one allowed.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from treeopt.searchers.padding import placed
 from treeopt.tree import Path, Tree
 
 CANDIDATES = 400
+WORK = 0.75  # about three seconds, where it takes all
 TOLERANCE = 1e-5
 """Relative: beyond the rounding of coefficients, far below what costs are known to."""
 
@@ -74,11 +74,11 @@ def refine(
     width: int | None = None,
     known: Fitting | None = None,
     candidates: int = CANDIDATES,
-    limit_s: float = 2.0,
+    work: float = WORK,
     workers: int = 1,
     seed: int = 0,
 ) -> Refined:
-    """The tree of most tokens a second that keeps the rules, or the best found in time, with its certificate.
+    """The tree of most tokens a second that keeps the rules, or the best found with so much work, with its certificate.
 
     Args:
         frontier: the pool of nodes to choose from; it should hold several times `nodes`, for what it may lack goes
@@ -90,8 +90,9 @@ def refine(
         width: ranks that the drafter has, 0 to `width` − 1; None for any that the rules allow.
         known: trees that keep the rules, to start from; default those of `fitting`. Uniform trees are all tried.
         candidates: how many of the most valuable nodes are modelled one by one.
-        limit_s: seconds for the solver; what is found and proved by then is returned.
-        workers: threads of the solver; with one, what is proved in time is found again by the same seed.
+        work: of the solver, in CP-SAT's deterministic time, of which 0.25 takes about a second; what is found and
+            proved by then is returned, with one worker the same on every machine, however busy.
+        workers: threads of the solver.
         seed: of the solver.
 
     Raises:
@@ -99,9 +100,8 @@ def refine(
         EngineError: no tree keeps the rules.
         CostError: none that does, as far as was found, has a known cost.
     """
-    if candidates < 1 or workers < 1 or not limit_s > 0:
-        raise UsageError(f"candidates, workers and limit must be positive, got {candidates}, {workers} and {limit_s}")
-    until = time.monotonic() + limit_s
+    if candidates < 1 or workers < 1 or not work > 0:
+        raise UsageError(f"candidates, workers and work must be positive, got {candidates}, {workers} and {work}")
     limits = offered(joined(rules), width)
     nothing: EngineError | None = None
     if limits.uniform:
@@ -121,7 +121,7 @@ def refine(
         if limits.uniform and known is not None:
             bound = _uniform_bound(known, parts, frontier.floor * most)
         else:
-            solve = _Solver(formulate(chosen, limits, verify, draft), until, workers, seed)
+            solve = _Solver(formulate(chosen, limits, verify, draft), work, workers, seed)
             bound = (1 + float(np.sort(chosen.value)[::-1][:most].sum()) + chosen.beyond * most) / least_s
             pricer = _Pricer(frontier, chosen, parts, limits, rules)
             best, bound = _dinkelbach(solve, pricer, best, bound, least_s)
@@ -146,7 +146,7 @@ def _dinkelbach(
     bound: float,
     least_s: float,
 ) -> tuple[_Found | None, float]:
-    """The best tree found and a bound on all, raising the price until nothing is worth it or the time is over."""
+    """The best tree found and a bound on all, raising the price until nothing is worth it or the work is done."""
     while True:
         price = best.rate if best else 0.0
         chosen, surplus = solve(price, pricer.nodes, best.tree if best else None)
@@ -169,17 +169,16 @@ class _Chosen:
 
 
 class _Solver:
-    """CP-SAT on one programme, with a time by which all is over."""
+    """CP-SAT on one programme, with so much work for all calls together."""
 
-    def __init__(self, form: Formulation, until: float, workers: int, seed: int) -> None:
-        self.form, self.until, self.workers, self.seed = form, until, workers, seed
+    def __init__(self, form: Formulation, work: float, workers: int, seed: int) -> None:
+        self.form, self.left, self.workers, self.seed = form, work, workers, seed
 
     def __call__(self, price: float, nodes: Nodes, hint: Tree | None) -> tuple[_Chosen | None, float]:
-        """What a best tree takes at this price, if any was found in time, and a bound on what it leaves."""
+        """What a best tree takes at this price, if any was found, and a bound on what it leaves."""
         from ortools.sat.python import cp_model
 
-        left = self.until - time.monotonic()
-        if left <= 0:
+        if self.left <= 0:
             return None, np.inf
         constant = self.form.aim(price)
         self.form.model.clear_hints()  # type: ignore[no-untyped-call]
@@ -187,12 +186,13 @@ class _Solver:
             for variable, value in zip(self.form.taken, _held(nodes, hint), strict=True):
                 self.form.model.add_hint(variable, bool(value))
         solver = cp_model.CpSolver()
-        solver.parameters.max_time_in_seconds = left
+        solver.parameters.max_deterministic_time = self.left
         solver.parameters.num_workers = self.workers
         solver.parameters.random_seed = self.seed
         solver.parameters.linearization_level = 2  # relaxations of trees are tight: without, bounds come late
         solver.parameters.cp_model_probing_level = 0
         status = solver.solve(self.form.model)
+        self.left -= solver.response_proto.deterministic_time
         if status == cp_model.INFEASIBLE:
             return None, -np.inf
         bound = (solver.best_objective_bound + constant) / SCALE
