@@ -20,6 +20,8 @@ from treeopt.walk import accepted_lengths, walked
 
 Seconds = Callable[[int, int | None], float]
 
+PAD = 8  # times the batch asked for: how far up a batch size with a cost is looked for
+
 
 def run(
     trace: Trace,
@@ -48,7 +50,8 @@ def run(
         drain: start the next batch when the last request of this one has ended.
         lock_step: all sequences advance by the smallest number of tokens that one of them committed. Sequences whose
             own step would end them hold nobody back.
-        pad: a step of a batch that the cost model lacks costs what the nearest batch above does, up to twice `batch`.
+        pad: a step of a batch that the cost model lacks costs what the nearest batch above does, up to `PAD`
+            times `batch`.
 
     Raises:
         UsageError: a batch below 1, or negative prefill or prompts.
@@ -71,8 +74,8 @@ def run(
     context = None
     if prompt_tokens is not None:
         context = _context(given, each(prompt_tokens, trace.requests, "prompt_tokens"), occupancy)
-    price = pricing(tree, cost, committed=float(given.tokens.mean()), pad_to=2 * batch if pad else 0)
-    step_s = step_seconds(occupancy, context, price)
+    price = pricing(tree, cost, committed=float(given.tokens.mean()), pad_to=PAD * batch if pad else 0)
+    step_s = step_seconds(occupancy, context, price, padded=pad)
 
     joined = given.step[np.flatnonzero(np.diff(given.request, prepend=-1))]
     before_s = np.bincount(joined, prefill, len(step_s))
@@ -127,8 +130,10 @@ def pricing(tree: Tree | None, cost: CostModel, *, committed: float, pad_to: int
     return seconds
 
 
-def step_seconds(occupancy: Ints, context: Ints | None, seconds: Seconds) -> Floats:
+def step_seconds(occupancy: Ints, context: Ints | None, seconds: Seconds, *, padded: bool = False) -> Floats:
     """Seconds of steps, float64 (N,), each different one priced once.
+
+    Of what is not `padded` an error says that it could be.
 
     Raises:
         CostError: names all batch sizes that have no cost.
@@ -145,7 +150,7 @@ def step_seconds(occupancy: Ints, context: Ints | None, seconds: Seconds) -> Flo
     if missing:
         sizes = ", ".join(map(str, missing))
         others = set(kinds[0].tolist()) - set(missing)
-        hint = "; padding takes the nearest batch above" if others else ""
+        hint = "; padding takes the nearest batch above" if others and not padded else ""
         raise CostError(f"steps of batch {sizes} have no cost ({why}){hint}")
     return found[which.ravel()]
 

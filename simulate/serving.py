@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.decode import Seconds, each, pricing
+from simulate.decode import PAD, Seconds, each, pricing
 from simulate.switching import Switching
 from simulate.timeline import Emissions, Floats, Ints, Timeline
 from simulate.workload import Workload
@@ -68,7 +68,8 @@ def serve(
         rows: requests decoded together, at most.
         prefill_s: seconds of prefill, of every request or of each, (n,).
         accepted: by tree the drafted tokens that a step from each anchor keeps, int64 (P,); default what ranks say.
-        pad: a step of a batch that the cost model lacks costs what the nearest batch above does, up to twice `rows`.
+        pad: a step of a batch that the cost model lacks costs what the nearest batch above does, up to `PAD` times
+            `rows`.
 
     Raises:
         UsageError: rows below 1, a workload of other requests or longer texts than the trace's, or negative prefill.
@@ -110,7 +111,7 @@ class _Server:
             if tree not in known:
                 known[tree] = accepted_lengths(tree or Tree((), ()), trace)
         self.advance = [known[tree] + 1 for tree in switching.trees]
-        pad_to = 2 * rows if pad else 0
+        pad_to = PAD * rows if pad else 0
         self.seconds = [
             _once(pricing(tree, cost, committed=_mean_committed(known[tree], trace), pad_to=pad_to))
             for tree in switching.trees

@@ -31,7 +31,7 @@ from tests.strategies import drawn_trace
 from treeopt.cli import COMMANDS, main
 from treeopt.errors import ExecutorError
 from treeopt.files import checksum
-from treeopt.planfile import load_plan, to_json
+from treeopt.planfile import load_plan, save_plan, to_json
 from treeopt.trace import load_trace, save_trace
 from treeopt.tree import Tree
 from treeopt.walk import replay
@@ -1043,6 +1043,17 @@ def test_a_plan_of_another_context_is_warned_of(sources, tmp_path, label, told):
         result = run("validate", *RANDOM, *words, *again)
         assert result.exit_code == 0, result.stderr
         assert ("Warning: the plan's steps are priced at 90 tokens a sequence" in result.stderr) == told
+
+
+def test_validate_warns_of_a_plan_of_another_rule(plan_file, tiny, tmp_path):
+    """It decodes greedily."""
+    for told, warned in ((("greedy", 0.0), False), (("sample-and-match", 1.0), True)):
+        plan = load_plan(plan_file)
+        trace = plan.meta["trace"] | dict(zip(("verification", "temperature"), told, strict=True))
+        save_plan(replace(plan, meta={**plan.meta, "trace": trace}), tmp_path / "plan.json")
+        said = validate(tiny, tmp_path / "plan.json").stderr
+        assert ("with verification sample-and-match, this is with greedy" in said) == warned
+        assert ("with temperature 1.0, this is with 0.0" in said) == warned
 
 
 @pytest.mark.parametrize("part", ["target", "drafter"])

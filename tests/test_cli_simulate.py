@@ -132,11 +132,14 @@ def test_single_tokens_have_no_time_between_them(files, tmp_path):
     done(*settings)
 
 
+@pytest.mark.parametrize("key", [{"weights": "3"}, {"settings": "t"}])
 @pytest.mark.parametrize("part", ["target", "drafter"])
-def test_files_of_other_models_are_warned_of(files, tmp_path, part):
+def test_files_of_other_models_are_warned_of(files, tmp_path, part, key):
     """The trace's models are the profile's and the plan's, but for one of the two."""
     meta = {"target": {"name": "t", "weights": "1"}, "drafter": {"kind": "medusa", "weights": "2"}}
-    other = meta | {part: meta[part] | {"weights": "3"}}
+    other = meta | {part: meta[part] | key}
+    if key.keys() == {"settings"}:
+        meta |= {part: meta[part] | {"settings": "s"}}
     save_profile(replace(load_profile(files / "p.json"), meta=meta), tmp_path / "p.json")
     save_plan(replace(load_plan(files / "plan.json"), meta={"trace": meta}), tmp_path / "plan.json")
     for own, warned in ((meta, False), (other, True)):
@@ -262,6 +265,12 @@ def test_what_cannot_be_is_refused(files, tmp_path):
     drained = words(files, "--batch", "4", "--tree", "2", "--json")
     refused(command(*drained, "--no-pad"), "steps of batch 3 have no cost", "padding takes")
     assert "batches that were not measured cost what the nearest above does" in done(*drained).stdout
+    profile = load_profile(files / "p.json")
+    ends = (profile.batches[0], replace(profile.batches[-1], batch=8 * profile.batches[0].batch))
+    save_profile(replace(profile, batches=ends), tmp_path / "p.json")
+    gap = ("--profile", tmp_path / "p.json", "--tree", "2", "--batch")
+    done(*words(files, *gap, "2"))
+    assert "padding" not in refused(command(*words(files, *gap, "9")), "steps of batch 9 have no cost")
     refused(command(*words(files, "--batch", "1", "--tree", "7")), "the tree has depth 7, the trace records depth 3")
     refused(command(*words(files, "--batch", "1", "--prefill-s-per-token", "1")), "needs --prompt-tokens", code=2)
     refused(

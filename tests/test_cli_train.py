@@ -127,6 +127,9 @@ def test_epochs_and_padded_rows(tiny, tmp_path):
     answers = [f"it is {n}, of course" for n in range(12)]
     assert log["tokens_learnt"] == sum(min(len(a) + 1, 24 - len(f"{n}?\n")) for n, a in enumerate(answers))
     assert read_json(result.stdout)["depths"][0]["anchors"] == 0
+    assert read_json(result.stdout)["depths"][0]["loss"] is None
+    assert log["held_out"][0]["loss"] is None
+    assert "held out:" not in result.stderr
 
 
 def test_what_the_target_writes_is_learnt(tiny, tmp_path):

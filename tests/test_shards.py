@@ -251,6 +251,24 @@ def test_merging_keeps_what_traces_agree_in_and_lists_the_rest():
         merged([parts[0], parts[0]])
 
 
+def test_settings_that_a_trace_does_not_tell_are_taken_to_be_the_others():
+    old, new = {"name": "t", "weights": "1"}, {"name": "t", "weights": "1", "settings": "s"}
+    first, later, other = (
+        trace_of([[[rank]]], width=2, meta={"target": target, "drafter": {"weights": "2"}, "text_sha256": str(rank)})
+        for rank, target in ((0, old), (1, new), (-1, new | {"settings": "t"}))
+    )
+    for pair in ((first, later), (later, first)):
+        found = merged(pair).meta
+        assert found["target"] == new
+        assert found["assumed"] == [
+            "the settings of the target are the same in all merged traces; some do not tell them"
+        ]
+    assert "assumed" not in merged([later, replace(later, meta={**later.meta, "text_sha256": "3"})]).meta
+    for three in ((later, other), (later, first, other), (first, later, other)):
+        with pytest.raises(TraceError, match="has target"):
+            merged(three)
+
+
 def test_requests_that_stand_in_two_traces_are_refused():
     rng = np.random.default_rng(0)
     ranks = rng.integers(-1, 4, (12, 40, 2))

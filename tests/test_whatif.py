@@ -165,6 +165,10 @@ def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
     assert "different" not in told.stderr
     assert "means nothing" not in told.stderr
     assert told.stdout.count("H200 10%") == 1
+    elsewhere = done(
+        *words(files, *asked, "--measured-on", "mi300x", "--like", "h100", "--json", hardware="h200")
+    ).stdout
+    assert json.loads(elsewhere)["cells"][0]["plain_s"] != carried.plain_s(batch=2)
     save_profile(replace(profile, meta={"device": "cpu, 1 threads"}), tmp_path / "c.json")
     told = done(*words(files, *asked, "--profile", tmp_path / "c.json", hardware="h200")).stderr
     assert "Warning: the profile was measured on cpu, 1 threads, not on h100: what is carried over" in told

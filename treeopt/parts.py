@@ -5,6 +5,7 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -124,10 +125,10 @@ def merged(traces: Sequence[Trace], names: Sequence[str] = ()) -> Trace:
     """
     called = _called(traces, names)
     for number, trace in enumerate(traces):
-        for key in SAME:
-            if trace.meta.get(key) != traces[0].meta.get(key):
-                found, due = (json.dumps(each.meta.get(key)) for each in (trace, traces[0]))
-                raise TraceError(f"{called[number]} has {key} {found}, {called[0]} {due}")
+        for earlier, key in product(range(number), SAME):
+            found, due = (each.meta.get(key) for each in (trace, traces[earlier]))
+            if not _agree(found, due):
+                raise TraceError(f"{called[number]} has {key} {json.dumps(found)}, {called[earlier]} {json.dumps(due)}")
         texts = trace.meta.get("text_sha256")
         if texts is not None and any(other.meta.get("text_sha256") == texts for other in traces[:number]):
             raise TraceError(f"{called[number]} holds texts that stand in the list before it")
@@ -138,17 +139,37 @@ def merged(traces: Sequence[Trace], names: Sequence[str] = ()) -> Trace:
                 f"{each.requests} requests of {called[each.trace]} from {each.request} on have the ranks of those of "
                 f"{called[each.earlier]} from {each.first} on: a text must not stand in two traces"
             )
-    metas = [dict(trace.meta) for trace in traces]
+    metas, untold = _with_settings([dict(trace.meta) for trace in traces])
     same = {key: value for key, value in metas[0].items() if all(meta.get(key, ...) == value for meta in metas)}
     if len(traces) == 1:
         return joined(traces, same, names)
     assumed = dict.fromkeys(sentence for meta in metas for sentence in meta.get("assumed", ()))
     if again:
         assumed[f"requests of merged traces with the same ranks are of different texts ({len(again)} such)"] = None
+    for part in untold:
+        assumed[f"the settings of the {part} are the same in all merged traces; some do not tell them"] = None
     same |= {"assumed": list(assumed)} if assumed else {}
     rest = [{key: value for key, value in meta.items() if key not in same} for meta in metas]
     counts = [{"requests": trace.requests} for trace in traces]
     return joined(traces, same | {"merged": [each | own for each, own in zip(counts, rest, strict=True)]}, names)
+
+
+def _agree(one: Any, other: Any) -> bool:
+    """Whether two values of `meta` are the same; of models whose settings one does not tell, all else."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping) and ("settings" in one) != ("settings" in other):
+        one, other = ({key: value for key, value in each.items() if key != "settings"} for each in (one, other))
+    return bool(one == other)
+
+
+def _with_settings(metas: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The same, models that agree told alike, and which of them some do not tell the settings of."""
+    untold = []
+    for part in ("target", "drafter"):
+        told = [meta[part] for meta in metas if isinstance(meta.get(part), Mapping) and "settings" in meta[part]]
+        if told and len(told) < len(metas):
+            untold.append(part)
+            metas = [meta | {part: told[0]} for meta in metas]
+    return metas, untold
 
 
 def halves(trace: Trace, *, share: float, seed: int) -> tuple[Trace, Trace]:

@@ -43,6 +43,16 @@ def look(meta: Any, *keys: str) -> Any:
     return meta
 
 
+def same_model(one: Any, other: Any) -> bool:
+    """Whether provenance tells of the same weights and settings; files from before settings were kept do not tell.
+
+    >>> same_model({"weights": "1", "settings": "a"}, {"weights": "1"})
+    True
+    """
+    settings = {look(each, "settings") for each in (one, other)} - {None}
+    return look(one, "weights") == look(other, "weights") and len(settings) < 2
+
+
 def assumed_in(meta: Any) -> list[str]:
     """What an imported trace had to assume, in sentences, from its provenance.
 

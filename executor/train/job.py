@@ -226,7 +226,8 @@ def _what(job: Job, rows: Rows, held_out: Rows) -> dict[str, Any]:
 
 
 def _figures(score: DepthScore) -> dict[str, Any]:
-    return {"anchors": score.anchors, "loss": round(score.loss, 5), "top_1_2_4_8": list(score.hits)}
+    loss = round(score.loss, 5) if score.anchors else None
+    return {"anchors": score.anchors, "loss": loss, "top_1_2_4_8": list(score.hits)}
 
 
 def step_count(rows: int, *, epochs: float, batch: int, accumulate: int, processes: int) -> int:

@@ -11,11 +11,14 @@ from treeopt.cli import inputs
 from treeopt.errors import CostError
 from treeopt.files import shipped
 from treeopt.plan import Plan
-from treeopt.provenance import look
+from treeopt.provenance import look, same_model
 from treeopt.trace import Trace
 
 if TYPE_CHECKING:
     from simulate.profile import Profile
+
+
+PARTS = ("target", "drafter")
 
 
 def profile_for(trace: Trace, trace_file: Path, named: Path | None) -> "Profile":
@@ -33,7 +36,7 @@ def profile_for(trace: Trace, trace_file: Path, named: Path | None) -> "Profile"
             profile = load_profile(path)
         except CostError:
             continue  # a plan, a training log, ...
-        if None not in _models(trace.meta) and _models(profile.meta) == _models(trace.meta):
+        if _told(trace.meta) and not differing(profile.meta, trace.meta):
             click.echo(f"profile: {path.name}{', of CUDA graphs' if look(profile.meta, 'graphs') else ''}", err=True)
             return profile
     raise CostError(
@@ -53,7 +56,7 @@ def live_checks(plan: Plan) -> dict[int, str]:
         record = json.loads(path.read_text("utf-8"))
         if record["schema"] != SCHEMA or record["meta"]["acceptance"] != "live":  # predictions lie beside them
             continue
-        if None in _models(record["meta"]) or _models(record["meta"]) != _models(plan.meta["trace"]):
+        if not _told(record["meta"]) or differing(record["meta"], plan.meta["trace"]):
             continue
         if _machine(record["meta"]) != _machine(plan.meta["cost"]):
             continue
@@ -73,10 +76,11 @@ def live_checks(plan: Plan) -> dict[int, str]:
 
 def warn_unless_same(what: str, one: Any, other: Any) -> None:
     """Warn on stderr if two files' provenance names different models; `what` says whose, such as "trace and plan"."""
-    others = [part for part, a, b in zip(("targets", "drafters"), _models(one), _models(other), strict=True) if a != b]
+    others = differing(one, other)
     if others:
         named = f"{_named(one)} and {_named(other)}"
-        click.echo(f"Warning: {what} are of different {' and '.join(others)} or number types: {named}", err=True)
+        parts = " and ".join(f"{part}s" for part in others)
+        click.echo(f"Warning: {what} are of different {parts} or number types: {named}", err=True)
 
 
 def warn_of_others(plan: Plan, here: Mapping[str, Any], *, source: str = "trace", graphs: bool = False) -> None:
@@ -88,9 +92,9 @@ def warn_of_others(plan: Plan, here: Mapping[str, Any], *, source: str = "trace"
     if look(plan.meta, "cost", "graphs") not in (None, graphs) and inputs.is_main_rank():
         click.echo(f"Warning: the plan's step times are {'not ' * graphs}those of --graphs", err=True)
     told = {"trace": "trace was recorded", "cost": "step times were measured"}[source]
-    for part in ("target", "drafter"):
-        wanted = look(plan.meta, source, part, "weights")
-        if wanted not in (None, look(here, part, "weights")) and part in here and inputs.is_main_rank():
+    made = look(plan.meta, source)
+    for part in differing(made, here):
+        if look(made, part, "weights") is not None and part in here and inputs.is_main_rank():
             click.echo(f"Warning: the plan's {told} with another {part} or number type", err=True)
 
 
@@ -102,8 +106,13 @@ def warn_of_another_rule(plan: Plan, here: Any) -> None:
             click.echo(f"Warning: the plan's trace was recorded with {key} {planned}, this is with {found}", err=True)
 
 
-def _models(meta: Any) -> tuple[Any, Any]:
-    return look(meta, "target", "weights"), look(meta, "drafter", "weights")
+def differing(one: Any, other: Any) -> list[str]:
+    """Which of `target` and `drafter` differ in two files' provenance: by weights, and by settings where both tell."""
+    return [part for part in PARTS if not same_model(look(one, part), look(other, part))]
+
+
+def _told(meta: Any) -> bool:
+    return all(look(meta, part, "weights") is not None for part in PARTS)
 
 
 def _machine(meta: Any) -> tuple[Any, Any, bool]:

@@ -294,7 +294,7 @@ def _reporter(steps: int, *, silent: bool) -> "Callable[[int, dict[str, Any]], N
             return
         if "loss" in logs:
             click.echo(f"step {step}/{steps}: loss {logs['loss']:.4f}, rate {logs['learning_rate']:.2e}", err=True)
-        elif "eval_loss" in logs:
+        elif "eval_loss" in logs and any(logs[key] for key in logs if key.endswith("_anchors")):
             firsts = " ".join(f"{v:.3f}" for k, v in logs.items() if k.endswith("_top_1"))
             click.echo(f"step {step}/{steps}: held out: loss {logs['eval_loss']:.4f}, top-1 {firsts}", err=True)
 
@@ -307,7 +307,12 @@ def _show(job: "Job", trained: "Trained", *, as_json: bool) -> None:
 
     if as_json:
         depths = [
-            {"anchors": after.anchors, "loss": after.loss, "hits": after.hits, "hits_before": before.hits}
+            {
+                "anchors": after.anchors,
+                "loss": after.loss if after.anchors else None,
+                "hits": after.hits,
+                "hits_before": before.hits,
+            }
             for before, after in zip(trained.before, trained.after, strict=True)
         ]
         record = {"schema": SCHEMA, "recipe": job.recipe.name, "output": str(job.output), "steps": job.steps}
@@ -322,6 +327,6 @@ def _show(job: "Job", trained: "Trained", *, as_json: bool) -> None:
     for name in ("depth", "anchors", "top-1 before", *(f"top-{top}" for top in TOPS)):
         table.add_column(name, justify="right")
     for depth, (before, after) in enumerate(zip(trained.before, trained.after, strict=True), 1):
-        shares = (f"{share:.3f}" for share in after.accuracy)
-        table.add_row(str(depth), str(after.anchors), f"{before.accuracy[0]:.3f}", *shares)
+        shares = (f"{share:.3f}" if after.anchors else "-" for share in (before.accuracy[0], *after.accuracy))
+        table.add_row(str(depth), str(after.anchors), *shares)
     Console().print(table)

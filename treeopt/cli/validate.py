@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli import inputs, options
-from treeopt.cli.matching import warn_of_others
+from treeopt.cli.matching import warn_of_another_rule, warn_of_others
 from treeopt.cli.predicting import Sources, opened, sources_asked
 from treeopt.files import write_text
 from treeopt.provenance import this_run
@@ -64,6 +64,7 @@ def validate(
     predictions = files.predictions(context=asked.context, weights=weights_read(model, heads), seed=seed)
     plan = predictions.plan
     warn_of_others(plan, here, source="trace" if replayed is None else "cost", graphs=graphs)
+    warn_of_another_rule(plan, {"verification": "greedy", "temperature": 0.0} if replayed is None else replayed.meta)
     check_run(model, heads, plan, asked, blocks=blocks)
     skipped = {str(entry.batch): _skipped(entry, replayed=replayed is not None) for entry in plan.entries}
     if sources.plan_file is None:  # search told of it

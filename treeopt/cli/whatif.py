@@ -193,7 +193,8 @@ def _settings(
             raise UsageError("--bandwidth and --flops describe one device: name it with --hardware, and --like another")
         rates = {"bandwidth": device["bandwidth"] * 1e9, "flops": device["flops"] * 1e12}
         devices = [own_hardware(names[0], **rates, like=like)]
-    if like is not None and all(constants_of(on, like) == constants_of(on, None) for on in devices):
+    there = [] if profile is None else [find_hardware(device["measured_on"])]
+    if like is not None and all(constants_of(on, like) == constants_of(on, None) for on in (*devices, *there)):
         raise UsageError(f"--like means nothing here: the constants of {hardware} are known")
     shape = Shape.from_config(target)
     drafts = DrafterShape.from_config(drafter or target, kind=kind, target=shape)
@@ -208,8 +209,7 @@ def _settings(
             model = roofline(on)
             cost: Any = model
             if profile is not None:
-                here = roofline(find_hardware(device["measured_on"]))
-                cost = transfer(profile, measured_on=here, to=model, context=tokens)
+                cost = transfer(profile, measured_on=roofline(*there), to=model, context=tokens)
             held = (on.memory_bytes, model.weights_bytes(heads=heads), model.sequence_bytes(context=tokens))
             settings.append(Setting(on.name, tokens, cost, *held))
     return settings
