@@ -66,7 +66,7 @@ def weights_hash(module: Any) -> str:
     for name, value in sorted(module.state_dict().items()):
         for part, tensor in plain_tensors(name, value):
             digest.update(f"{part} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(whole(tensor.detach()).contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(whole(tensor.detach()).contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 

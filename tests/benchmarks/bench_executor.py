@@ -84,28 +84,36 @@ class Clock(nn.Module):
         self.seconds += time.perf_counter() - self.started
 
 
-def ways(shape: str, dtype: torch.dtype, device: str, batch: int, new: int) -> dict[str, Callable[[], int]]:
-    """Each way to decode: a function that decodes the prompts and returns the target's forwards (0: unknown)."""
+Ran = tuple[int, float | None]
+
+
+def ways(shape: str, dtype: torch.dtype, device: str, batch: int, new: int) -> dict[str, Callable[[], Ran]]:
+    """Each way to decode: a function that decodes the prompts.
+
+    It returns the target's forwards (0: unknown) and, on CUDA, the loop's seconds: graphs are captured anew in every
+    run, which a server does once, so what captures take is left out of them. None: all that the call took.
+    """
     target, assistant = models(shape, dtype, device)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, target.config.vocab_size, PROMPT).tolist() for _ in range(batch)]
     ids = torch.tensor(prompts, device=device)
     ones = torch.ones_like(ids)
 
-    def hugging_face(**settings: Any) -> int:
+    def hugging_face(**settings: Any) -> Ran:
         torch.backends.cuda.enable_cudnn_sdp(True)  # a `Target` leaves it out
         target.generate(ids, attention_mask=ones, do_sample=False, max_new_tokens=new, **settings)
         torch.backends.cuda.enable_cudnn_sdp(False)
-        return 0
+        return 0, None
 
-    def assisted(k: int, threshold: float = 0.0) -> int:
+    def assisted(k: int, threshold: float = 0.0) -> Ran:
         config = assistant.generation_config
         config.num_assistant_tokens, config.num_assistant_tokens_schedule = k, "constant"
         config.assistant_confidence_threshold = threshold
         return hugging_face(assistant_model=assistant)
 
-    def loop(decoder: Decoder) -> int:
-        return sum(1 for _ in decoder.steps(prompts, new_tokens=new))
+    def loop(decoder: Decoder) -> Ran:
+        steps = [step.admit_s + step.draft_s + step.rest_s for step in decoder.steps(prompts, new_tokens=new)]
+        return len(steps), sum(steps) if on_cuda else None
 
     on_cuda = device.startswith("cuda")
     ours, drafter = Target(packed(target)), LanguageModel(Target(packed(assistant)))
@@ -116,8 +124,8 @@ def ways(shape: str, dtype: torch.dtype, device: str, batch: int, new: int) -> d
         decoders["plain, weights as they are"] = Decoder(Target(copy.deepcopy(target)), batch=batch)
     decoders |= {name: Decoder(ours, drafter, tree=t, batch=batch, graphs=on_cuda) for name, t in TREES.items()}
     flex = Target(packed(target), attention="flex")
-    decoders["tree 15, FlexAttention"] = Decoder(flex, drafter, tree=TREES["tree 15"], batch=batch)
-    found: dict[str, Callable[[], int]] = {"HF generate": hugging_face}
+    decoders["tree 15, FlexAttention"] = Decoder(flex, drafter, tree=TREES["tree 15"], batch=batch, graphs=on_cuda)
+    found: dict[str, Callable[[], Ran]] = {"HF generate": hugging_face}
     if on_cuda:
         found["HF generate, static cache, compiled"] = lambda: hugging_face(cache_implementation="static")
     if batch == 1:  # Hugging Face assists one sequence only
@@ -127,20 +135,31 @@ def ways(shape: str, dtype: torch.dtype, device: str, batch: int, new: int) -> d
 
 
 def compare_ways(shape: str, dtype: torch.dtype, device: str, batch: int, *, rounds: int, new: int) -> dict[str, Any]:
-    """Median tokens a second, and ratios within rounds."""
+    """Median tokens a second, and ratios within rounds; what fails of Hugging Face's ways is told and left out."""
     runs = ways(shape, dtype, device, batch, new)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     steps: dict[str, int] = {}
+    failed: dict[str, str] = {}
     rng = np.random.default_rng(1)
     for number in range(rounds + 1):
         for index in rng.permutation(len(runs)).tolist():
             name = list(runs)[index]
+            if name in failed:
+                continue
             started = time.perf_counter()
-            steps[name] = runs[name]()
+            try:
+                steps[name], own_s = runs[name]()
+            except Exception as error:
+                if not name.startswith("HF"):
+                    raise
+                failed[name] = repr(error)
+                continue
             if device.startswith("cuda"):
                 torch.cuda.synchronize()
             if number:  # the first round warms up
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(time.perf_counter() - started if own_s is None else own_s)
+    for name in failed:
+        del runs[name], seconds[name]
     rates = {name: batch * new / float(np.median(s)) for name, s in seconds.items()}
 
     def ratio(name: str, other: str) -> float:
@@ -154,6 +173,7 @@ def compare_ways(shape: str, dtype: torch.dtype, device: str, batch: int, *, rou
         "tokens_s": {name: round(rate, 1) for name, rate in rates.items()},
         "tau": {name: round(new / n, 2) for name, n in steps.items() if n},
         "best": best,
+        **({"failed": failed} if failed else {}),
         "plain_over_generate": ratio("plain", generate),
         "best_over_generate": ratio(best, generate),
         "packed_over_flex_attention": ratio("tree 15", "tree 15, FlexAttention"),

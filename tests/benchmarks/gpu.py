@@ -10,6 +10,7 @@ runs the same code at toy size.
 """
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -133,6 +134,7 @@ def step_times(device: str, *, tiny: bool) -> dict[str, Any]:
                     }
                 )
         del model, target, heads
+        gc.collect()  # models are parts of cycles
     return {"copy_bandwidth": copied, "cells": cells}
 
 
@@ -165,6 +167,7 @@ def against_hugging_face(device: str, *, tiny: bool) -> dict[str, Any]:
                 compare_ways(shape, torch.bfloat16, device, batch, rounds=1 if tiny else 3, new=8 if tiny else 64)
             )
             show("bfloat16", cells[-1])
+            gc.collect()
     return {"cells": cells}
 
 
@@ -219,22 +222,30 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--graphs", action="store_true")
+    parser.add_argument(
+        "--graphs", action=argparse.BooleanOptionalAction, help="Steps as CUDA graphs; default on CUDA alone."
+    )
+    parser.add_argument("--limit-s", type=float, help="Seconds after which a part is given up; of several parts.")
     parser.add_argument(
         "--part", action="append", choices=PARTS, help="Run only this part; may be given more than once."
     )
     options = parser.parse_args()
+    if options.graphs is None:
+        options.graphs = options.device.startswith("cuda")
     options.output.mkdir(parents=True, exist_ok=True)
     parts = options.part or list(PARTS)
     if len(parts) == 1:
         _keep(options, parts[0], _run(options, parts[0]))
         return
-    flags = [f"--{name}" for name in ("tiny", "graphs") if getattr(options, name)]
+    flags = ["--graphs" if options.graphs else "--no-graphs", *(["--tiny"] if options.tiny else [])]
     for part in parts:
         words = ["--output", str(options.output), "--device", options.device, *flags, "--part", part]
-        code = subprocess.run([sys.executable, "-m", __spec__.name, *words], check=False).returncode
-        if code:
-            _keep(options, part, {"failed": f"exit code {code}"})
+        try:
+            subprocess.run([sys.executable, "-m", __spec__.name, *words], check=True, timeout=options.limit_s)
+        except subprocess.CalledProcessError as error:
+            _keep(options, part, {"failed": f"exit code {error.returncode}"})
+        except subprocess.TimeoutExpired:
+            _keep(options, part, {"failed": f"not done in {options.limit_s:g} s"})
 
 
 def _run(options: argparse.Namespace, part: str) -> dict[str, Any]:
