@@ -23,7 +23,7 @@ LARGE_REQUEST = 0.1
 REPEATED = 0.1  # more of the written text than of the prompts
 NARROWEST = 1e-6  # of a value: intervals that some number of requests might have
 MANY_DOMAINS = 25  # more are sources of text; fewer are kinds that somebody chose, and tell little of a spread
-WIDER = 1.3  # what 25 domains come to by chance 1 time in 25: 400 shuffles of the domains of a shipped trace
+WIDER = 1.3  # what 25 domains come to by chance 1 time in 25: 400 draws of labels for each of two shipped traces
 CHAIN = 5  # whose tau tells whether requests resemble each other
 WIDE = 0.1  # of tau: an interval of a loss that is wider tells of no curve that it is flat
 

@@ -23,7 +23,7 @@ from treeopt.searchers.padding import placed
 from treeopt.tree import Path, Tree
 
 CANDIDATES = 400
-WORK = 0.75  # about three seconds, where it takes all
+WORK = 0.75  # three to four seconds of one quiet core of an AVX2 EPYC, where it takes all
 TOLERANCE = 1e-5
 """Relative: beyond the rounding of coefficients, far below what costs are known to."""
 
@@ -91,7 +91,7 @@ def refine(
         known: trees that keep the rules, to start from; default those of `fitting`. Uniform trees are all tried.
         candidates: how many of the most valuable nodes are modelled one by one.
         work: of the solver, in CP-SAT's deterministic time, of which 0.25 takes about a second; what is found and
-            proved by then is returned, with one worker the same on every machine, however busy.
+            proved by then is returned, with one worker the same however busy the machine is.
         workers: threads of the solver.
         seed: of the solver.
 
