@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from simulate import shapes
 from treeopt.errors import ExecutorError
 
 _ALIBI = "its ALiBi bias is built from a two-dimensional mask"
@@ -112,22 +113,9 @@ def windows(model: PreTrainedModel) -> dict[str, int | None]:
 
 
 def context_limit(config: Any) -> int | None:
-    """The longest context that a model was built for; None when its configuration does not say.
-
-    `max_position_embeddings` may be what the model was trained with before rotary positions were stretched by YaRN or
-    linearly (Vicuna 16k), as vLLM and SGLang take it; Command-R's leaves the whole to `model_max_length`.
-    """
-    text = config.get_text_config()
-    limit = getattr(text, "max_position_embeddings", None)
-    if limit is None:
-        return None
-    limits = [int(limit)]
-    rope = getattr(text, "rope_parameters", None) or {}
-    if rope:
-        limits.append(int(getattr(text, "model_max_length", None) or 0))
-    before = {"linear": limit, "yarn": rope.get("original_max_position_embeddings") or limit}
-    limits.append(int(before.get(str(rope.get("rope_type")), 0) * float(rope.get("factor") or 1)))
-    return max(limits)
+    """See `simulate.shapes.context_limit`, of a configuration's text part, which may call its fields otherwise."""
+    text, names = config.get_text_config(), ("max_position_embeddings", "rope_parameters", "model_max_length")
+    return shapes.context_limit({name: getattr(text, name, None) for name in names})
 
 
 def eager_reason(model: PreTrainedModel) -> str | None:

@@ -295,6 +295,7 @@ class Decoder:
     ) -> "_Launched":
         """Give the device a step; what the host knows of the last one only saves work."""
         requests = tuple(host.request for host in hosts)
+        self.target.forget_prompts([row for row, request in enumerate(requests) if request < 0])
         view = self._rounded(max(host.length + host.ahead for host in hosts) + self.growth.room)
         started = admitted
         if self._replayed is None:

@@ -1,5 +1,6 @@
 """What a model's forward leaves for drafters: the input of its LM head, and that of any of its layers."""
 
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +24,8 @@ class Features:
 
     def __init__(self, decoder: nn.Module, layers: int, name: str) -> None:
         """Of a decoder with so many layers; `name` is the model's in errors."""
-        self._decoder, self._count, self._name = decoder, layers, name
+        self._count, self._name = layers, name
+        self._decoder = weakref.ref(decoder)  # which holds the hooks, and they this: its memory must not wait for gc
         self._inputs: dict[int, Tensor] = {}
         self._tapped = {HEAD}
         decoder.register_forward_hook(partial(self._keep_output, HEAD))
@@ -63,7 +65,8 @@ class Features:
         self._inputs = {}
 
     def _layers(self) -> nn.ModuleList:
-        for module in self._decoder.children():
+        decoder = self._decoder()
+        for module in () if decoder is None else decoder.children():
             if isinstance(module, nn.ModuleList) and len(module) == self._count:
                 return module
         raise ExecutorError(f"{self._name}: its layers are not a list that could be read from")

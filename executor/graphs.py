@@ -7,7 +7,9 @@ drafting and verifying, keep the phases apart for whoever times them.
 Not run on a CUDA device yet: the tests drive the same code with a capture that records nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,7 +35,7 @@ class Graphs:
         """Nothing captured yet; `capture` replaces that of CUDA."""
         self.rows, self.bytes, self._capture = rows, 0, capture
         self._views: dict[int, tuple[Replay, Replay, Draft]] = {}  # the draft is kept: its memory is the graphs'
-        self._place: Any = None  # pool and stream of CUDA's captures
+        self._pool: Any = None  # of CUDA's captures
 
     def prepare(self, *, view: int) -> bool:
         """Capture this view's steps unless they are there; whether they were not."""
@@ -64,13 +66,14 @@ class Graphs:
         before = [(tensor, tensor.clone()) for tensor in state_of(rows)]
         generator = _generator(rows)
         drawn_so_far = torch.empty(0) if generator is None else generator.get_state()
-        for _ in range(WARM_UP):
-            draft()
-            verify()
-            for tensor, value in before:
-                tensor.copy_(value)
-            # The first draft moved what was kept into place in the drafter's cache; from there nothing is to move.
-            rows.committed.fed.copy_(torch.arange(steps, device=rows.root.device))
+        with _where_captures_are(rows.root.device):
+            for _ in range(WARM_UP):
+                draft()
+                verify()
+                for tensor, value in before:
+                    tensor.copy_(value)
+                # The first draft moved what was kept into place in the drafter's cache; from there nothing is to move.
+                rows.committed.fed.copy_(torch.arange(steps, device=rows.root.device))
         if generator is not None:
             generator.set_state(drawn_so_far)
         capture = self._capture or self._cuda
@@ -79,9 +82,8 @@ class Graphs:
     def _cuda(self, work: Callable[[], None]) -> Replay:
         device = self.rows.root.device
         with torch.cuda.device(device):
-            if self._place is None:
-                self._place = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
-            pool, stream = self._place
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()  # as a capture does when it begins
             held = torch.cuda.memory_reserved(device)
@@ -89,10 +91,29 @@ class Graphs:
             generator = _generator(self.rows)
             if generator is not None:
                 graph.register_generator_state(generator)
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
+            with torch.cuda.graph(graph, pool=self._pool, stream=_stream(device)):
                 work()
             self.bytes += torch.cuda.memory_reserved(device) - held
         return graph.replay
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all captures: cuBLAS keeps a workspace for each stream that it has seen."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _where_captures_are(device: torch.device) -> Iterator[None]:
+    """On CUDA on the stream of captures, so that libraries make their workspaces outside a graph's memory."""
+    if device.type != "cuda":
+        yield
+        return
+    ours, stream = torch.cuda.current_stream(device), _stream(device)
+    stream.wait_stream(ours)
+    with torch.cuda.stream(stream):
+        yield
+    ours.wait_stream(stream)
 
 
 def _generator(rows: Rows) -> torch.Generator | None:

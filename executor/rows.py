@@ -75,8 +75,6 @@ class Rows:
         for row in rows:  # filled, not assigned: on CUDA that would copy a number from the host, and wait
             self.idle[row : row + 1].fill_(True)
             self.lengths[row : row + 1].fill_(0)
-        if rows:
-            self.target.forget_prompts()
 
     @torch.no_grad()
     def admit(self, rows: Sequence[int], prompts: Sequence[Tokens], requests: Sequence[int] = ()) -> None:

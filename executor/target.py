@@ -51,12 +51,10 @@ class Outputs:
 
 @dataclass(frozen=True)
 class _Prefilled:
-    """Prompts that a cache's memory holds, and their features by taps."""
+    """A prompt that a row of the cache's memory holds, and its features by taps."""
 
-    stores: tuple[Tensor, ...]
-    rows: list[int]
-    prompts: list[list[int]]
-    features: dict[Taps, list[Tensor]] = field(default_factory=dict)
+    prompt: list[int]
+    features: dict[Taps, Tensor] = field(default_factory=dict)
 
 
 class Target:
@@ -90,7 +88,7 @@ class Target:
         self._tree_masks = TreeMasks(self.dtype, self._group)
         self.cache: TreeCache | None = None
         self._keeping = False
-        self._prefilled: _Prefilled | None = None
+        self._prefilled: dict[int, _Prefilled] = {}  # by row
         self._decoder: nn.Module = model.get_decoder()
         layers = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
         self._features = Features(self._decoder, layers, self.name)
@@ -210,7 +208,7 @@ class Target:
             if held.batch == batch and held.capacity >= capacity and held.device == self.device:
                 self.cache = held.succeed(clear=not self._keeping)
                 return
-            self.forget_prompts()
+            self._prefilled = {}
             held.release()
         needed, free = self.cache_bytes(batch, capacity), free_bytes(self.device)
         if free is not None and needed > free:
@@ -234,20 +232,22 @@ class Target:
 
     @contextmanager
     def keeping_prompts(self) -> Iterator[None]:
-        """Inside, prompts that the same rows were filled with last are not computed again.
+        """Inside, a prompt that a row was filled with last is not computed again.
 
         For whoever times the steps of many ways to decode behind the same prompts: sequences only ever grow, so that
-        a prompt lies in its row until another one is put there, its request leaves, or the memory is let go.
+        a prompt lies in its row, whatever its request came to, until another one is put there, the row idles, or the
+        memory is let go.
         """
         self._keeping = True
         try:
             yield
         finally:
-            self._keeping, self._prefilled = False, None
+            self._keeping, self._prefilled = False, {}
 
-    def forget_prompts(self) -> None:
-        """Requests leave their rows, which idle from position 0 on: see `keeping_prompts`."""
-        self._prefilled = None
+    def forget_prompts(self, rows: Sequence[int]) -> None:
+        """These rows idle, from position 0 on: see `keeping_prompts`."""
+        for row in rows:
+            self._prefilled.pop(row, None)
 
     def prefill(
         self,
@@ -265,13 +265,15 @@ class Target:
         assert self.cache is not None, "allocate() first"
         if not self._keeping:
             return self._prefill(rows, prompts, chunk, taps)
-        asked = _Prefilled(self.cache.stores, list(rows), [list(prompt) for prompt in prompts])
-        held = self._prefilled
-        if held is None or held.stores is not asked.stores or (held.rows, held.prompts) != (asked.rows, asked.prompts):
-            self._prefilled = held = asked
-        if taps not in held.features:
-            held.features[taps] = self._prefill(rows, prompts, chunk, taps)
-        return held.features[taps]
+        for row, prompt in zip(rows, prompts, strict=True):
+            if row not in self._prefilled or self._prefilled[row].prompt != prompt:
+                self._prefilled[row] = _Prefilled(list(prompt))
+        held = [self._prefilled[row] for row in rows]
+        due = [i for i, one in enumerate(held) if taps not in one.features]
+        filled = self._prefill([rows[i] for i in due], [prompts[i] for i in due], chunk, taps) if due else []
+        for i, features in zip(due, filled, strict=True):
+            held[i].features[taps] = features
+        return [one.features[taps] for one in held]
 
     @torch.no_grad()
     def _prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]], chunk: int, taps: Taps) -> list[Tensor]:

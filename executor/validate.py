@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from executor.acceptance import Rule
 from executor.decode import Decoder, NewTokens
 from executor.drafters.base import Drafter
 from executor.imposed import Imposed
@@ -37,8 +38,9 @@ class Requests:
         prompts: token ids; every request is decoded once by every way.
         new_tokens: decoded after every prompt, or after each.
         stop: tokens that end a request.
-        replayed: a trace of as many requests, whose acceptance is imposed; None: greedy verification decides.
+        replayed: a trace of as many requests, whose acceptance is imposed; None: the rule decides.
         graphs: replay steps from CUDA graphs.
+        rule: of verification, of plain decoding too; None: greedy.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -46,6 +48,7 @@ class Requests:
     stop: Sequence[int] = ()
     replayed: Trace | None = None
     graphs: bool = False
+    rule: Rule | None = None
 
     def __post_init__(self) -> None:
         """Check that trace and prompts go together.
@@ -222,7 +225,9 @@ def _ways(entry: PlanEntry, requests: Requests) -> dict[Tree | Policy, Choice]:
 
 
 def _decoder(target: Target, drafter: Drafter, tree: Tree | Policy, batch: int, requests: Requests) -> Decoder:
-    rule = Imposed(requests.replayed, tree) if requests.replayed is not None and isinstance(tree, Tree) else None
+    rule = requests.rule
+    if requests.replayed is not None and isinstance(tree, Tree):
+        rule = Imposed(requests.replayed, tree)
     return Decoder(target, drafter if tree.nodes else None, tree=tree, batch=batch, rule=rule, graphs=requests.graphs)
 
 

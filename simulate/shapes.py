@@ -275,6 +275,42 @@ def quant_method(config: Mapping[str, Any] | Path | str) -> str | None:
     return str(found.get("quant_method", "not named") if isinstance(found, Mapping) else found)
 
 
+def context_limit(config: Mapping[str, Any] | Path | str) -> int | None:
+    """The longest context that a model was built for; None when its configuration does not say.
+
+    `max_position_embeddings` may be what the model was trained with before rotary positions were stretched by YaRN or
+    linearly (Vicuna 16k), as vLLM and SGLang take it; Command-R's leaves the whole to `model_max_length`.
+
+    Args:
+        config: as for `Shape.from_config`.
+
+    Raises:
+        CostError: names the file and the field that cannot be read.
+
+    >>> yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    >>> context_limit({"max_position_embeddings": 40960, "rope_scaling": yarn})
+    131072
+    """
+    return parsed(config, _context_limit)
+
+
+def _context_limit(config: Mapping[str, Any]) -> int | None:
+    limit = config.get("max_position_embeddings")
+    if limit is None:
+        return None
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    try:
+        limits = [int(limit)]
+        if rope or "rope_theta" in config:
+            limits.append(int(config.get("model_max_length") or 0))
+        before = {"linear": limit, "yarn": rope.get("original_max_position_embeddings") or limit}
+        kind = str(rope.get("rope_type", rope.get("type")))
+        limits.append(int(before.get(kind, 0) * float(rope.get("factor") or 1)))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise CostError(f"max_position_embeddings or what stretches it is no number: {error}") from error
+    return max(limits)
+
+
 def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, Any]], T]) -> T:
     """What `read` makes of a config.json: of the parsed file, of that at a path, or of that in a folder.
 

@@ -1056,6 +1056,20 @@ def test_validate_warns_of_a_plan_of_another_rule(plan_file, tiny, tmp_path):
         assert ("with temperature 1.0, this is with 0.0" in said) == warned
 
 
+def test_validate_decodes_by_the_rule_of_the_plan_s_trace(plan_file, tiny, tmp_path):
+    plan, told = load_plan(plan_file), {"verification": "sample-and-match", "temperature": 0.7, "top_p": 0.9}
+    save_plan(replace(plan, meta={**plan.meta, "trace": plan.meta["trace"] | told}), tmp_path / "plan.json")
+    asked = ("--temperature", "0.7", "--top-p", "0.9", "--output", tmp_path / "v.json")
+    said = validate(tiny, tmp_path / "plan.json", *asked)
+    assert said.exit_code == 0, said.stderr
+    assert "this is with" not in said.stderr
+    assert "new tokens each by sample-and-match at temperature 0.7, top-p 0.9, in" in said.stdout
+    record = json.loads((tmp_path / "v.json").read_text("utf-8"))
+    assert {name: record["meta"][name] for name in told} == told
+    other = validate(tiny, tmp_path / "plan.json", "--temperature", "0.7")
+    assert "recorded with top_p 0.9, this is with 1.0" in other.stderr
+
+
 @pytest.mark.parametrize("part", ["target", "drafter"])
 def test_validate_warns_when_the_models_differ(plan_file, tiny, part):
     """The plan's own models are made up, so both differ; each is named."""
@@ -1410,6 +1424,8 @@ def test_validate_refuses_a_tree_deeper_than_the_heads(tiny, deep_plan, tmp_path
         (["--batch", "4"], 2, ["--batch", "give --trace"]),
         (["--profile", "no.json"], 2, ["--profile", "give --trace"]),
         (["--trace", "no.npz"], 2, ["--plan", "--trace"]),
+        (["--rule", "typical"], 2, ["--rule", "--temperature"]),
+        (["--acceptance", "replay:no.npz", "--temperature", "1"], 2, ["--acceptance replay", "--temperature"]),
     ],
     ids=lambda value: "=".join(value) if isinstance(value, list) and value[0].startswith("--") else None,
 )

@@ -90,10 +90,12 @@ def test_only_live_validations_check_a_plan(tmp_path, monkeypatch):
     measured = Tree.from_paths(record["cells"][0]["tree"]["paths"])
     plan = replace(plan, entries=(replace(entry, choice=replace(entry.choice, tree=measured)),))
     monkeypatch.setattr(matching, "shipped", lambda name: tmp_path)
-    for acceptance, checked in (("live", True), ("replay", False)):
-        record["meta"]["acceptance"] = acceptance
-        (tmp_path / "v.json").write_text(json.dumps(record))
+    sampled = {"verification": "sample-and-match", "temperature": 1.0}
+    for how, checked in (({}, True), ({"acceptance": "replay"}, False), (sampled, False)):
+        (tmp_path / "v.json").write_text(json.dumps(record | {"meta": record["meta"] | how}))
         assert bool(matching.live_checks(plan)) == checked
+    plan = replace(plan, meta={**plan.meta, "trace": {**plan.meta["trace"], **sampled}})
+    assert matching.live_checks(plan)
 
 
 @pytest.mark.parametrize("name", traces.DRAFTERS)

@@ -1,3 +1,4 @@
+import gc
 import weakref
 from itertools import islice
 
@@ -213,9 +214,38 @@ def test_a_kept_prompt_s_memory_is_let_go_before_more_is_taken(monkeypatch):
 def test_a_kept_prompt_is_forgotten_when_its_row_idles(filled):
     target, prompts = small_target(), random_prompts([9, 4, 1, 6])
     with target.keeping_prompts():
-        first, second = (Decoder(target, batch=4).generate(prompts, new_tokens=3) for _ in range(2))
-    assert first == second
-    assert filled == [4, 4]
+        runs = [Decoder(target, batch=4).generate(prompts, new_tokens=[3, 5, 3, 5]) for _ in range(2)]
+        assert filled == [4, 2]
+        runs.append(Decoder(target, batch=4).generate(prompts[:2], new_tokens=[3, 5]))  # rows that idle all along
+        runs.append(Decoder(target, batch=4).generate(prompts, new_tokens=[3, 5, 3, 5]))
+    assert runs[0] == runs[1] == runs[3]
+    assert runs[2] == runs[0][:2]
+    assert filled == [4, 2, 1, 3]
+
+
+@pytest.mark.parametrize("tree", [Tree.chain(3), Tree.from_paths([(0, 0), (1,)])], ids=["chain", "tree"])
+def test_a_kept_prompt_serves_the_next_request_of_its_row(tree, filled):
+    target, heads, prompts = small_target(), random_heads(), random_prompts([9, 4]) * 4
+    due = Decoder(target, heads, tree=tree, batch=2).generate(prompts, new_tokens=7)
+    filled.clear()
+    with target.keeping_prompts():
+        assert Decoder(target, heads, tree=tree, batch=2).generate(prompts, new_tokens=7) == due
+    assert filled[0] == 2
+    assert sum(filled) < len(prompts)
+
+
+def test_a_target_that_nobody_holds_is_freed_at_once():
+    """Its memory is the device's: it must not wait until cycles are collected."""
+    target, prompts = small_target(), random_prompts([9, 4])
+    Decoder(target, random_heads(), tree=Tree.chain(3), batch=2).generate(prompts, new_tokens=4)
+    target.features(torch.tensor(prompts[:1]), taps=(1,))
+    held = weakref.ref(target.model)
+    gc.disable()
+    try:
+        del target
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_empty_prompts_need_nothing():

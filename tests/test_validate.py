@@ -10,9 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3Config, LlamaConfig, Qwen2Config
 
 from executor import decode
+from executor.acceptance import Greedy, SampleAndMatch
 from executor.drafters.language_model import LanguageModel
 from executor.drafters.medusa import MedusaHeads
 from executor.reading import weights_read
+from executor.sampling import Warp, seeded
 from executor.shaped import SHAPES, _of_layers, random_drafter, random_target, shape_config
 from executor.target import Target
 from executor.validate import Requests, blocks_of, compare, pieces
@@ -127,6 +129,23 @@ def test_replayed_acceptance_is_measured_as_it_is(plan, clock):
         assert cell.forms == forms[cell.batch, cell.tree.id]
         assert cell.plain_s == pytest.approx((plain, plain), rel=1e-9)
     assert {best["batch"] for best in comparison_record(cells)["best"]} == set(BATCHES)
+
+
+def test_plain_decoding_and_trees_are_judged_by_the_rule_that_was_asked_for(plan, clock, monkeypatch):
+    judged, accept = Counter(), SampleAndMatch.accept
+
+    def spied(self, logits, draft):
+        judged[logits.shape[1]] += 1
+        return accept(self, logits, draft)
+
+    monkeypatch.setattr(SampleAndMatch, "accept", spied)
+    monkeypatch.setattr(Greedy, "accept", lambda *args: pytest.fail("greedy was not asked for"))
+    rule = SampleAndMatch(Warp(1.0), seeded(torch.device("cpu"), 3))
+    prompts = random_prompts([4] * 2 * BLOCKS * max(BATCHES))
+    cells = compare(small_target(), random_heads(), plan, Requests(prompts, 5, rule=rule), blocks=BLOCKS)
+    assert set(judged) == {1, *(1 + cell.tree.nodes for cell in cells)}
+    for cell in cells:
+        assert cell.measured.step_s == pytest.approx(step_s(cell.batch, cell.tree), rel=1e-9)
 
 
 def test_ways_and_batches_come_in_another_order_in_each_block(plan, clock, monkeypatch):

@@ -251,6 +251,22 @@ def test_a_quantised_config_needs_the_bytes_of_its_weights(files, tmp_path):
     assert json.loads(done(*of_drafter, "--draft-bytes", "0.5").stdout)["meta"]["settings"]["draft_bytes"] == 0.5
 
 
+def test_contexts_beyond_the_target_s_are_warned_of(files, tmp_path):
+    config = LLAMA_3_8B | {"max_position_embeddings": 8192, "rope_scaling": None}
+    asked = ["whatif", "--trace", files / "t.npz", "--target", tmp_path, "--hardware", "h100", "--max-nodes", "9"]
+    asked += ["--batch", "1", "--context", "8k,16k,32k", "--json"]
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    found = done(*asked)
+    said = "context 16384, 32768"
+    assert f"Warning: {said}" in found.stderr
+    assert [said in warning for warning in json.loads(found.stdout)["warnings"]].count(True) == 1
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_scaling": yarn}), "utf-8")
+    assert "built for" not in done(*asked).stderr
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": "long"}), "utf-8")
+    refused(run(*asked), "config.json", "max_position_embeddings")
+
+
 def test_what_exceeds_the_memory_does_not_fit_and_does_not_pay(files):
     asked = ["--batch", "32,64", "--context", "8k", "--max-nodes", "9"]
     weights = 2 * (L3.parameters + 2 * L3.hidden**2 + L3.layer_parameters)

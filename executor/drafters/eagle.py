@@ -31,8 +31,8 @@ class Router(nn.Module):
         self.w2 = nn.Linear(hidden, groups, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities of the groups: (..., hidden) -> (..., N)."""
-        return F.log_softmax(self.w2(F.silu(self.w1(hidden)) + hidden), -1)
+        """Log-probabilities of the groups: (..., hidden) -> float32 (..., N)."""
+        return F.log_softmax(self.w2(F.silu(self.w1(hidden)) + hidden), -1, dtype=torch.float32)
 
 
 class Eagle(Recurrent):
@@ -110,7 +110,7 @@ class Eagle(Recurrent):
             picked = torch.arange(self.groups, device=guess.device)
             tokens = torch.arange(self.groups * size, device=guess.device)
             logits = F.pad(target.scored(guess), (0, self.groups * size - target.vocabulary), value=-torch.inf)
-        inside = logits.unflatten(-1, (-1, size)).log_softmax(-1)
+        inside = logits.unflatten(-1, (-1, size)).log_softmax(-1, dtype=torch.float32)
         own = groups.masked_fill(mine == 0, -torch.inf)[..., picked]
         found = (inside + own[..., None]).flatten(-2)
         whole = found.new_full((*found.shape[:-1], self.groups * size), -torch.inf)

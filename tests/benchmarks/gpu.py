@@ -5,8 +5,8 @@ batch 1 to 32; profiles of 1B, 8B and 14B shapes over contexts and what they pre
 to 64; steps of 1B and 8B shapes against the memory-bandwidth limit, with the host's share; the loop against Hugging
 Face's; a target and drafters trained there, with their traces.
 Each part runs in a process of its own, since a device that failed once answers nothing afterwards. `--part NAME` runs
-some parts only; `--graphs` takes steps from CUDA graphs where they are profiled and validated; `--device cpu --tiny`
-runs the same code at toy size.
+some parts only; each is meant to end in ten minutes; `--graphs` takes steps from CUDA graphs where they are profiled
+and validated; `--device cpu --tiny` runs the same code at toy size.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -158,16 +159,13 @@ def _host_gap(decoder: Decoder, prompts: list[list[int]], device: str) -> float 
     return 1 - busy_s / wall_s
 
 
-def against_hugging_face(device: str, *, tiny: bool) -> dict[str, Any]:
+def against_hugging_face(shape: str, device: str, *, tiny: bool) -> dict[str, Any]:
     """See bench_executor."""
     cells = []
-    for shape in ("toy",) if tiny else ("1b", "8b"):
-        for batch in (1,) if tiny else (1, 8):
-            cells.append(
-                compare_ways(shape, torch.bfloat16, device, batch, rounds=1 if tiny else 3, new=8 if tiny else 64)
-            )
-            show("bfloat16", cells[-1])
-            gc.collect()
+    for batch in (1,) if tiny else (1, 8):
+        cells.append(compare_ways(shape, torch.bfloat16, device, batch, rounds=1 if tiny else 3, new=8 if tiny else 64))
+        show("bfloat16", cells[-1])
+        gc.collect()
     return {"cells": cells}
 
 
@@ -206,12 +204,20 @@ def _shipped_models(device: str, skip: int, requests: int) -> tuple[Target, Medu
     )
 
 
+def _replayed(shape: str, o: argparse.Namespace) -> dict[str, Any]:
+    return replayed("toy" if o.tiny else shape, o.device, o.output, graphs=o.graphs, tiny=o.tiny)
+
+
+def _against(shape: str, o: argparse.Namespace) -> dict[str, Any]:
+    return against_hugging_face("toy" if o.tiny else shape, o.device, tiny=o.tiny)
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "correctness": lambda o: correctness(o.device, requests=4 if o.tiny else 64),
-    "shipped_model": lambda o: shipped_model(o.device, o.output, graphs=o.graphs, tiny=o.tiny),
-    "replayed": lambda o: replayed(o.device, o.output, graphs=o.graphs, tiny=o.tiny),
     "step_times": lambda o: step_times(o.device, tiny=o.tiny),
-    "against_hugging_face": lambda o: against_hugging_face(o.device, tiny=o.tiny),
+    "shipped_model": lambda o: shipped_model(o.device, o.output, graphs=o.graphs, tiny=o.tiny),
+    **{f"replayed_{shape}": partial(_replayed, shape) for shape in ("1b", "8b", "14b")},
+    **{f"against_hugging_face_{shape}": partial(_against, shape) for shape in ("1b", "8b")},
     "trained_drafters": lambda o: trained_drafters(o.device, o.output / "trained", tiny=o.tiny),
 }
 

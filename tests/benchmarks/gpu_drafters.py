@@ -1,7 +1,7 @@
 """A target of about 150 M parameters and three drafters of it, trained on the device, and traces of them.
 
-The text is all Python source that the machine has: its standard library and its installed packages. Folders with
-the models are left below the output; the traces are what is kept.
+The text is Python source that the machine has: its standard library and, up to `CHARACTERS`, its installed packages.
+Folders with the models are left below the output; the traces are what is kept.
 """
 
 import time
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
@@ -26,6 +27,7 @@ from treeopt.trace import save_trace
 
 RECIPE_NAMES = ("medusa1", "hydra++", "eagle")
 LENGTH = 512
+CHARACTERS = 80_000_000  # of packages: some 20 million tokens, which the target's steps see once or twice
 LARGE = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16}
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -37,7 +39,8 @@ def trained_drafters(device: str, output: Path, *, tiny: bool) -> dict[str, Any]
         sources = sources[:40]
     else:
         packages = Path(torch.__file__).parent.parent
-        sources += [replace(s, name=f"packages/{s.name}") for s in corpus.standard_library(packages)]
+        others = [replace(s, name=f"packages/{s.name}") for s in corpus.standard_library(packages)]
+        sources += _drawn(others, CHARACTERS)
     tokenizer = corpus.train_tokenizer(sources, vocabulary=512 if tiny else 16384)
     train = corpus.pack(tokenizer, [s for s in sources if not s.held_out], length=LENGTH)
     held_out = corpus.pack(tokenizer, [s for s in sources if s.held_out], length=LENGTH)
@@ -95,3 +98,10 @@ def trained_drafters(device: str, output: Path, *, tiny: bool) -> dict[str, Any]
             "anchors": trace.anchors,
         }
     return found
+
+
+def _drawn(sources: list[corpus.Source], characters: int) -> list[corpus.Source]:
+    """Some of them, in random order, up to so many characters."""
+    order = np.random.default_rng(SEED).permutation(len(sources))
+    sizes = np.cumsum([len(sources[i].text) for i in order])
+    return [sources[i] for i in order[: np.searchsorted(sizes, characters, side="right")]]

@@ -76,7 +76,7 @@ def decode(
     meta = {**_meta(decoder, requests.tokens), **asdict(sampling), **conditions}
     if plan is not None:
         warn_of_others(plan, meta, graphs=graphs)
-        warn_of_another_rule(plan, {"verification": sampling.name, "temperature": sampling.temperature})
+        warn_of_another_rule(plan, sampling.told)
     earlier = results.continued(begun, meta)
     done = {record["request"] for record in earlier}
     waiting = [number for number in range(len(requests.tokens)) if prompts.skip + number not in done]

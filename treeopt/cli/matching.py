@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 PARTS = ("target", "drafter")
+CHOSEN = {"verification": None, "temperature": None, "top_k": 0, "top_p": 1.0}  # how tokens are; what silence says
 
 
 def profile_for(trace: Trace, trace_file: Path, named: Path | None) -> "Profile":
@@ -48,8 +49,6 @@ def profile_for(trace: Trace, trace_file: Path, named: Path | None) -> "Profile"
 def live_checks(plan: Plan) -> dict[int, str]:
     """By batch size, what a shipped validation measured of the very tree that was chosen, with the same models."""
     found: dict[int, str] = {}
-    if look(plan.meta, "trace", "verification") != "greedy":  # validations decode greedily
-        return found
     from simulate.agreement import SCHEMA
 
     for path in sorted(shipped("validations").glob("*.json")):
@@ -59,6 +58,9 @@ def live_checks(plan: Plan) -> dict[int, str]:
         if not _told(record["meta"]) or differing(record["meta"], plan.meta["trace"]):
             continue
         if _machine(record["meta"]) != _machine(plan.meta["cost"]):
+            continue
+        greedy = {"verification": "greedy", "temperature": 0.0}  # as was all that does not say how
+        if _chosen(plan.meta["trace"]) != _chosen(greedy | record["meta"]):
             continue
         measured = {
             (cell["batch"], cell["tree"]["id"]): cell["measured"]["speedup"] for cell in record["cells"] if cell["tree"]
@@ -99,16 +101,23 @@ def warn_of_others(plan: Plan, here: Mapping[str, Any], *, source: str = "trace"
 
 
 def warn_of_another_rule(plan: Plan, here: Any) -> None:
-    """Warn on stderr if a plan's trace was verified otherwise than `here`, which has `verification`, `temperature`."""
-    for key in ("verification", "temperature"):
-        planned, found = look(plan.meta, "trace", key), look(here, key)
-        if None not in (planned, found) and planned != found and inputs.is_main_rank():
+    """Warn on stderr if a plan's trace was verified otherwise than `here`, which tells it as traces do."""
+    told = zip(CHOSEN, _chosen(look(plan.meta, "trace")), _chosen(here), strict=True)
+    differ = [one for one in told if None not in one[1:] and one[1] != one[2]]
+    for key, planned, found in differ if look(plan.meta, "trace", "verification") else ():
+        if inputs.is_main_rank():
             click.echo(f"Warning: the plan's trace was recorded with {key} {planned}, this is with {found}", err=True)
 
 
 def differing(one: Any, other: Any) -> list[str]:
     """Which of `target` and `drafter` differ in two files' provenance: by weights, and by settings where both tell."""
     return [part for part in PARTS if not same_model(look(one, part), look(other, part))]
+
+
+def _chosen(meta: Any) -> tuple[Any, ...]:
+    """How tokens are chosen, in the order of `CHOSEN`."""
+    told = {name: look(meta, name) for name in CHOSEN}
+    return tuple(CHOSEN[name] if value is None else value for name, value in told.items())
 
 
 def _told(meta: Any) -> bool:

@@ -10,6 +10,8 @@ import click
 from treeopt.cli import inputs, options
 from treeopt.cli.matching import warn_of_another_rule, warn_of_others
 from treeopt.cli.predicting import Sources, opened, sources_asked
+from treeopt.cli.sampling import Sampling, sampling
+from treeopt.errors import UsageError
 from treeopt.files import write_text
 from treeopt.provenance import this_run
 
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 @inputs.new_tokens
 @sources_asked
 @click.option("--blocks", type=click.IntRange(min=2), default=6, show_default=True, help="Parts of the prompts.")
+@sampling
 @options.graphs
-@options.seed
 @click.option("--output", type=options.FILE, help="Write the comparison here (.json).")
 @options.as_json
 def validate(
@@ -34,18 +36,24 @@ def validate(
     new_tokens: int,
     sources: Sources,
     blocks: int,
+    sampling: Sampling,
     graphs: bool,
-    seed: int,
     output: Path | None,
     as_json: bool,
 ) -> None:
     """Run trees in the real loop and print predicted beside measured, for each batch size.
 
-    Use prompts that are not in the trace (--skip). With --acceptance replay:TRACE.npz request i of the prompts keeps
-    what request i of that trace keeps, --skip and --requests choosing from both; such requests are left out of
-    predictions from the same trace. What is decoded then has no meaning, so weights may be random.
+    Use prompts that are not in the trace (--skip), and the trace's rule and temperature. With --acceptance
+    replay:TRACE.npz request i of the prompts keeps what request i of that trace keeps, --skip and --requests
+    choosing from both; such requests are left out of predictions from the same trace. What is decoded then has no
+    meaning, so weights may be random.
     """
     options.check_output(output)
+    sampling.check()
+    if sources.replay_file is not None and (sampling.temperature or sampling.rule):
+        raise UsageError(
+            "--acceptance replay leaves nothing to a rule: --rule and --temperature are for live acceptance"
+        )
     if not sources.written:
         options.check_output(sources.predictions_file, "--predictions")
     files = opened(sources, skip=prompts.skip, requests=prompts.requests)
@@ -60,11 +68,12 @@ def validate(
     from simulate.agreement import SCHEMA, comparison_record
 
     here = identity(model, heads)
-    asked = Requests(tokens, new_tokens, stop if replayed is None else (), replayed, graphs)
-    predictions = files.predictions(context=asked.context, weights=weights_read(model, heads), seed=seed)
+    rule = sampling.made(model) if replayed is None else None
+    asked = Requests(tokens, new_tokens, stop if replayed is None else (), replayed, graphs, rule)
+    predictions = files.predictions(context=asked.context, weights=weights_read(model, heads), seed=sampling.seed)
     plan = predictions.plan
     warn_of_others(plan, here, source="trace" if replayed is None else "cost", graphs=graphs)
-    warn_of_another_rule(plan, {"verification": "greedy", "temperature": 0.0} if replayed is None else replayed.meta)
+    warn_of_another_rule(plan, sampling.told if replayed is None else replayed.meta)
     check_run(model, heads, plan, asked, blocks=blocks)
     skipped = {str(entry.batch): _skipped(entry, replayed=replayed is not None) for entry in plan.entries}
     if sources.plan_file is None:  # search told of it
@@ -72,18 +81,20 @@ def validate(
     if not sources.written and inputs.is_main_rank():
         _write(predictions, sources.predictions_file, output)
     with options.progress("decoding", blocks_of(plan, blocks, replayed=replayed is not None)) as advance:
-        found = compare(model, heads, plan, asked, blocks=blocks, seed=seed, forms=predictions.forms, progress=advance)
+        forms, seed = predictions.forms, sampling.seed
+        found = compare(model, heads, plan, asked, blocks=blocks, seed=seed, forms=forms, progress=advance)
     meta: dict[str, Any] = {
         **here,
         "device": device_name(model.device),
         "acceptance": "live" if replayed is None else "replay",
+        **(sampling.told if replayed is None else {}),
         "predictions": {"sha256": predictions.sha256, **predictions.meta},
         "prompts": len(tokens),
         "prompt_tokens": [min(map(len, tokens)), max(map(len, tokens))],
         "new_tokens": new_tokens,
         "blocks": blocks,
         "graphs": graphs,
-        "seed": seed,
+        "seed": sampling.seed,
         "skipped": {batch: reasons for batch, reasons in skipped.items() if reasons},
         "provenance": this_run(),
     }

@@ -104,7 +104,7 @@ def whatif(
     with options.progress("searching", len(settings)) as done:
         how: dict[str, Any] = {"seed": seed, "max_nodes": max_nodes, "max_depth": max_depth, "compare": {}}
         found = explore(trace, settings, batch=batch, done=done, **how)
-    warnings = list(dict.fromkeys(warning for each in found for warning in each.warnings))
+    warnings = list(dict.fromkeys([*_too_long(target, context), *(one for each in found for one in each.warnings)]))
     for warning in warnings:
         click.echo(f"Warning: {warning}.", err=True)
     record = {
@@ -213,6 +213,17 @@ def _settings(
             held = (on.memory_bytes, model.weights_bytes(heads=heads), model.sequence_bytes(context=tokens))
             settings.append(Setting(on.name, tokens, cost, *held))
     return settings
+
+
+def _too_long(target: Path, contexts: tuple[int, ...]) -> list[str]:
+    """Of contexts that no sequence of the target can have."""
+    from simulate.shapes import context_limit
+
+    limit = context_limit(target)
+    beyond = [] if limit is None else [str(tokens) for tokens in contexts if tokens > limit]
+    if not beyond:
+        return []
+    return [f"context {', '.join(beyond)}: the target is built for {limit} tokens, times are as if it went on"]
 
 
 def _cell(scenario: "Scenario") -> dict[str, Any]:

@@ -110,9 +110,17 @@ def _conditions(meta: Mapping[str, Any]) -> str:
     sha256 = look(meta, "predictions", "sha256")
     fixed = f" Predictions fixed before: sha256 {sha256:.16}." if sha256 else ""
     return (
-        f"{meta['prompts']} {prompts}, {meta['new_tokens']} new tokens each, in "
+        f"{meta['prompts']} {prompts}, {meta['new_tokens']} new tokens each{_rule(meta)}, in "
         f"{meta['blocks']} blocks of shuffled order; {measured_told(meta)}. Medians of steps with all rows busy, "
         "means where each step draws its tree anew; end to end counts prefill and draining too. 95 % intervals, those "
         "of coverage as if cells were independent."
         f"{fixed}"
     )
+
+
+def _rule(meta: Mapping[str, Any]) -> str:
+    """How tokens were chosen, unless greedily."""
+    if not look(meta, "temperature"):
+        return ""
+    warp = "".join(f", {name.replace('_', '-')} {meta[name]}" for name in ("top_k", "top_p") if name in meta)
+    return f" by {meta['verification']} at temperature {meta['temperature']:g}{warp}"
