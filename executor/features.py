@@ -1,6 +1,5 @@
 """What a model's forward leaves for drafters: the input of its LM head, and that of any of its layers."""
 
-import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -24,14 +23,13 @@ class Features:
 
     def __init__(self, decoder: nn.Module, layers: int, name: str) -> None:
         """Of a decoder with so many layers; `name` is the model's in errors."""
-        self._count, self._name = layers, name
-        self._decoder = weakref.ref(decoder)  # which holds the hooks, and they this: its memory must not wait for gc
+        self._count, self._name = layers, name  # not the decoder, which holds the hooks: its memory would wait for gc
         self._inputs: dict[int, Tensor] = {}
         self._tapped = {HEAD}
         decoder.register_forward_hook(partial(self._keep_output, HEAD))
 
-    def tap(self, layers: Sequence[int]) -> None:
-        """From now on keep what these layers are given, as Hugging Face's `hidden_states` counts them.
+    def tap(self, decoder: nn.Module, layers: Sequence[int]) -> None:
+        """From now on keep what these layers of the decoder are given, as Hugging Face's `hidden_states` counts them.
 
         Layer 0 is given the embeddings; one past the last stands for what the last layer puts out, before the norm.
 
@@ -39,7 +37,7 @@ class Features:
             ExecutorError: there is no such layer, or the layers cannot be found.
         """
         for layer in set(layers) - self._tapped:
-            modules = self._layers()
+            modules = self._layers(decoder)
             if not 0 <= layer <= len(modules):
                 raise ExecutorError(f"{self._name}: layer {layer} is to be read, there are 0 to {len(modules)}")
             if layer < len(modules):
@@ -64,9 +62,8 @@ class Features:
         """Keep nothing of the last forward."""
         self._inputs = {}
 
-    def _layers(self) -> nn.ModuleList:
-        decoder = self._decoder()
-        for module in () if decoder is None else decoder.children():
+    def _layers(self, decoder: nn.Module) -> nn.ModuleList:
+        for module in decoder.children():
             if isinstance(module, nn.ModuleList) and len(module) == self._count:
                 return module
         raise ExecutorError(f"{self._name}: its layers are not a list that could be read from")

@@ -265,12 +265,13 @@ class Target:
         assert self.cache is not None, "allocate() first"
         if not self._keeping:
             return self._prefill(rows, prompts, chunk, taps)
-        for row, prompt in zip(rows, prompts, strict=True):
+        texts = [list(prompt) for prompt in prompts]
+        for row, prompt in zip(rows, texts, strict=True):
             if row not in self._prefilled or self._prefilled[row].prompt != prompt:
-                self._prefilled[row] = _Prefilled(list(prompt))
+                self._prefilled[row] = _Prefilled(prompt)
         held = [self._prefilled[row] for row in rows]
         due = [i for i, one in enumerate(held) if taps not in one.features]
-        filled = self._prefill([rows[i] for i in due], [prompts[i] for i in due], chunk, taps) if due else []
+        filled = self._prefill([rows[i] for i in due], [texts[i] for i in due], chunk, taps) if due else []
         for i, features in zip(due, filled, strict=True):
             held[i].features[taps] = features
         return [one.features[taps] for one in held]
@@ -279,7 +280,7 @@ class Target:
     def _prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]], chunk: int, taps: Taps) -> list[Tensor]:
         """See `prefill`."""
         assert self.cache is not None
-        self._features.tap(taps or ())
+        self._features.tap(self._decoder, taps or ())
         width = self.feature_width(taps)
         features = [torch.empty(len(p), width, dtype=self.dtype, device=self.device) for p in prompts]
         for start in range(0, max((len(p) for p in prompts), default=0), chunk):
@@ -374,7 +375,7 @@ class Target:
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
         words = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
         if rows is not None and self._scored_as_is:
-            self._features.tap(taps or ())
+            self._features.tap(self._decoder, taps or ())
             with torch.no_grad():
                 last = self._decoder(**words)[0]
                 return Outputs(self.scored(picked(last, rows)), self._features.take(taps))
@@ -393,6 +394,6 @@ class Target:
 
     def _call(self, forward: Callable[..., Any], taps: Taps, **words: Any) -> Outputs:
         if taps:
-            self._features.tap(taps)
+            self._features.tap(self._decoder, taps)
         logits = forward(**words).logits
         return Outputs(logits, self._features.take(taps))

@@ -306,9 +306,9 @@ def _context_limit(config: Mapping[str, Any]) -> int | None:
         before = {"linear": limit, "yarn": rope.get("original_max_position_embeddings") or limit}
         kind = str(rope.get("rope_type", rope.get("type")))
         limits.append(int(before.get(kind, 0) * float(rope.get("factor") or 1)))
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise CostError(f"max_position_embeddings or what stretches it is no number: {error}") from error
-    return max(limits)
+    return max(limits) if max(limits) > 0 else None
 
 
 def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, Any]], T]) -> T:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from simulate.shapes import Shape, eagle_parameters, eagle_weight_ratio, quant_method
+from simulate.shapes import Shape, context_limit, eagle_parameters, eagle_weight_ratio, quant_method
 from treeopt.errors import CostError, UsageError
 from treeopt.files import shipped
 
@@ -313,3 +313,18 @@ def test_arguments_without_meaning_are_refused():
         Shape(2, 16, 40, 4, 2, 4, 48, window=0)
     with pytest.raises(CostError, match="gated must be true or false, got 1"):
         Shape(2, 16, 40, 4, 2, 4, 48, gated=1)
+
+
+@pytest.mark.parametrize("more", [{}, {"max_position_embeddings": 0}, {"max_position_embeddings": -1}])
+def test_a_context_that_nobody_tells_has_no_limit(more):
+    assert context_limit(more) is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"max_position_embeddings": float("inf")}, {"rope_scaling": "yarn"}, {"rope_scaling": ["linear", 2]}],
+    ids=lambda more: ", ".join(more),
+)
+def test_a_context_that_is_no_number_is_refused(more):
+    with pytest.raises(CostError, match="max_position_embeddings or what stretches it"):
+        context_limit({"max_position_embeddings": 4096} | more)

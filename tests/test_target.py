@@ -1,7 +1,9 @@
+import copy
 import gc
 import weakref
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -211,6 +213,15 @@ def test_a_kept_prompt_s_memory_is_let_go_before_more_is_taken(monkeypatch):
     assert held[1] is None
 
 
+@pytest.mark.parametrize("kind", [tuple, np.asarray])
+def test_a_kept_prompt_may_be_any_sequence(kind, filled):
+    target, prompts = small_target(), random_prompts([9, 4])
+    with target.keeping_prompts():
+        for _ in range(3):
+            Decoder(target, batch=2).generate([kind(prompt) for prompt in prompts], new_tokens=3)
+    assert filled == [2]
+
+
 def test_a_kept_prompt_is_forgotten_when_its_row_idles(filled):
     target, prompts = small_target(), random_prompts([9, 4, 1, 6])
     with target.keeping_prompts():
@@ -246,6 +257,15 @@ def test_a_target_that_nobody_holds_is_freed_at_once():
         assert held() is None
     finally:
         gc.enable()
+
+
+def test_a_copy_reads_its_own_layers():
+    target = small_target()
+    copied = copy.deepcopy(target)
+    tokens = torch.tensor(random_prompts([9]))
+    expected = target.features(tokens, taps=(1,)).features
+    del target
+    assert torch.equal(copied.features(tokens, taps=(1,)).features, expected)
 
 
 def test_empty_prompts_need_nothing():

@@ -43,10 +43,10 @@ def validate(
 ) -> None:
     """Run trees in the real loop and print predicted beside measured, for each batch size.
 
-    Use prompts that are not in the trace (--skip), and the trace's rule and temperature. With --acceptance
-    replay:TRACE.npz request i of the prompts keeps what request i of that trace keeps, --skip and --requests
-    choosing from both; such requests are left out of predictions from the same trace. What is decoded then has no
-    meaning, so weights may be random.
+    Use prompts that are not in the trace (--skip), and the trace's rule and temperature; rules that draw their
+    candidates need a --plan of trees that they verify. With --acceptance replay:TRACE.npz request i of the prompts
+    keeps what request i of that trace keeps, --skip and --requests choosing from both; such requests are left out
+    of predictions from the same trace. What is decoded then has no meaning, so weights may be random.
     """
     options.check_output(output)
     sampling.check()
