@@ -15,7 +15,7 @@ Here is what every rule offers, the rules that ask nothing of the drafter but to
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -174,6 +174,7 @@ SAMPLING: dict[str, type[CoinRule]] = {
     "sequoia": Sequoia,
 }
 RULES = ("greedy", *SAMPLING, "typical")
+NAMES: dict[type, str] = {Greedy: "greedy", Typical: "typical", **{kind: name for name, kind in SAMPLING.items()}}
 
 
 def make_rule(name: str, *, warp: Warp | None = None, generator: torch.Generator | None = None) -> Rule:
@@ -203,3 +204,18 @@ def make_rule(name: str, *, warp: Warp | None = None, generator: torch.Generator
     if generator is None:
         raise UsageError(f"rule {name} draws by chance and needs a generator, got none")
     return SAMPLING[name](warp, generator)
+
+
+def told(rule: Rule) -> dict[str, Any]:
+    """How a rule of `make_rule` chooses tokens, as traces, profiles and validations tell it.
+
+    >>> told(make_rule("greedy"))
+    {'verification': 'greedy', 'temperature': 0.0}
+    """
+    warp: Warp | None = getattr(rule, "warp", None)
+    found = {"verification": NAMES[type(rule)], "temperature": 0.0 if warp is None else warp.temperature}
+    if warp is not None and warp.top_k is not None:
+        found["top_k"] = warp.top_k
+    if warp is not None and warp.top_p < 1:
+        found["top_p"] = warp.top_p
+    return found

@@ -38,14 +38,15 @@ NewTokens = int | Sequence[int]
 
 @dataclass
 class _Row:
-    """The host's view of a row: which request, how far it is, how many new tokens it may have, and how much further
-    steps on their way may take it.
+    """The host's view of a row: which request, how far it is, how many new tokens it may have, how much further
+    steps on their way may take it, and where it stays when it idles.
     """
 
     request: int = -1
     length: int = 0
     limit: int = 0
     ahead: int = 0
+    rest: int = 0
     tokens: list[int] = field(default_factory=list)
 
 
@@ -221,7 +222,7 @@ class Decoder:
                 known = _Known(1 + max(count for count, *_ in outcome), all(fed >= 0 for _, fed, *_ in outcome))
             requests, committed, accepted = _settle(hosts, step, outcome, stop)
             ended = tuple(host.request < 0 <= request for host, request in zip(hosts, requests, strict=True))
-            rows.leave([i for i, over in enumerate(ended) if over])
+            rows.leave({i: hosts[i].rest for i, over in enumerate(ended) if over})
             admit_s, draft_s, rest_s = step.seconds
             if not clock.queued:
                 rest_s += time.perf_counter() - arrived
@@ -295,7 +296,7 @@ class Decoder:
     ) -> "_Launched":
         """Give the device a step; what the host knows of the last one only saves work."""
         requests = tuple(host.request for host in hosts)
-        self.target.forget_prompts([row for row, request in enumerate(requests) if request < 0])
+        self.target.forget_prompts([row for row, host in enumerate(hosts) if host.request < 0 and not host.rest])
         view = self._rounded(max(host.length + host.ahead for host in hosts) + self.growth.room)
         started = admitted
         if self._replayed is None:
@@ -354,7 +355,8 @@ def _admit(rows: Rows, hosts: list[_Row], waiting: "deque[_Waiting]") -> bool:
     for i, host in enumerate(hosts):
         if host.request < 0 and waiting:
             joined[i] = one = waiting.popleft()
-            hosts[i] = _Row(one.request, len(one.prompt) - 1, one.limit)
+            filled = len(one.prompt) - 1
+            hosts[i] = _Row(one.request, filled, one.limit, rest=filled * rows.target.keeps_prompts)
     if joined:
         rows.admit(list(joined), [one.prompt for one in joined.values()], [one.request for one in joined.values()])
     return bool(joined)
@@ -379,7 +381,7 @@ def _settle(
             tokens = tokens if ends is None else tokens[: ends + 1]
             host.tokens.extend(tokens)
             if ends is not None or len(host.tokens) >= host.limit:
-                host.request, host.length, host.ahead = -1, 0, 0
+                host.request, host.length, host.ahead = -1, host.rest, 0
         requests.append(request)
         committed.append(tokens)
         kept.append(min(count, len(tokens)))

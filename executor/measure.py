@@ -246,10 +246,11 @@ class Measurement:
             drawn = [np.take(self._stream, np.arange(s, s + length), mode="wrap").tolist() for s in starts]
             new_tokens = (steps + WARM_UP) * (way.tree.depth + 1)
         # Several processes must all take as many steps, whatever their clocks say.
-        rule, long_s = None, LONG_S if processes() == 1 else math.inf
+        rule, long_s = wanted.rule, LONG_S if processes() == 1 else math.inf
         if way.kept is not None:
             assert isinstance(way.tree, Tree)
-            rule, long_s = Imposed(keeping(way.kept, way.tree, len(drawn), new_tokens), way.tree), math.inf
+            kept = keeping(way.kept, way.tree, len(drawn), new_tokens)
+            rule, long_s = Imposed(kept, way.tree, rule=wanted.rule), math.inf
         decoder = Decoder(self.target, self.drafter, tree=way.tree, batch=way.batch, rule=rule, graphs=wanted.graphs)
         started = time.perf_counter()
         found = block(decoder, drawn, steps=steps, new_tokens=new_tokens, long_s=long_s)

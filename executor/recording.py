@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from executor.acceptance import Greedy, Rule, SampleAndMatch, make_rule
+from executor.acceptance import Greedy, Rule, SampleAndMatch, make_rule, told
 from executor.candidates import check_candidates
 from executor.drafters.base import Drafter, usual_depth
 from executor.forced import Wanted
@@ -112,24 +112,14 @@ class Recording:
     def provenance(self, target: Target, drafter: Drafter) -> dict[str, Any]:
         """What a trace says of it."""
         rule, _ = self.rules(target, 0)
-        policy, told = self.candidates, dict[str, Any]()
-        if self.top_k is not None:
-            told["top_k"] = self.top_k
-        if self.top_p < 1:
-            told["top_p"] = self.top_p
+        policy, more = self.candidates, dict[str, Any]()
         if self.wanted(drafter, rule).accept:
-            told["accept"] = manner(rule, self.width, self.draws)
+            more["accept"] = manner(rule, self.width, self.draws)
         if self.wanted(drafter, rule).kept:
-            told["kept"] = manner(rule, self.width, self.draws)
+            more["kept"] = manner(rule, self.width, self.draws)
         if self.probabilities:
-            told["draft_prob"] = "warped" if rule.sampled_candidates else "temperature 1"
+            more["draft_prob"] = "warped" if rule.sampled_candidates else "temperature 1"
         if policy is not None:
             reach = {"depth": policy.depth, "beam": policy.beam, "width": policy.children}
-            told["candidates"] = reach | {"stride": self.stride}
-        return {
-            "verification": self.rule or ("greedy" if self.temperature == 0 else "sample-and-match"),
-            "temperature": self.temperature,
-            "new_tokens": self.new_tokens,
-            "seed": self.seed,
-            **told,
-        }
+            more["candidates"] = reach | {"stride": self.stride}
+        return {**told(rule), "new_tokens": self.new_tokens, "seed": self.seed, **more}

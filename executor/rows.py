@@ -3,7 +3,7 @@
 Nothing here asks the device for a value, unless the growth does: the host reads `outcome` when it likes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -70,11 +70,11 @@ class Rows:
         self.committed = Committed(zeros(batch, steps), features, fed, zeros(batch), growth.fed_in_place)
         self._committed = [self.committed.first(moved) for moved in range(1, steps)] + [self.committed]
 
-    def leave(self, rows: Sequence[int]) -> None:
-        """These rows have no request any more."""
-        for row in rows:  # filled, not assigned: on CUDA that would copy a number from the host, and wait
+    def leave(self, rows: Mapping[int, int]) -> None:
+        """These rows have no request any more, and stay at these lengths."""
+        for row, length in rows.items():  # filled, not assigned: on CUDA a number from the host is copied, which waits
             self.idle[row : row + 1].fill_(True)
-            self.lengths[row : row + 1].fill_(0)
+            self.lengths[row : row + 1].fill_(length)
 
     @torch.no_grad()
     def admit(self, rows: Sequence[int], prompts: Sequence[Tokens], requests: Sequence[int] = ()) -> None:

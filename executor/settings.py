@@ -1,13 +1,15 @@
 """Settings of a measurement: what is measured, how often, and how long all of it may take."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from executor.acceptance import Greedy, Rule, told
 from executor.drafters.base import Drafter, usual_depth
 from executor.parallel import processes
 from executor.ways import TOKENS, Way, ranked_ways
-from treeopt.errors import UsageError
+from treeopt.errors import ExecutorError, UsageError
+from treeopt.tree import Tree
 
 Tokens = Sequence[int]
 
@@ -28,6 +30,7 @@ class Settings:
         budget_s: seconds that all may take; None: as long as it takes.
         policies: also trees that are drawn anew at each step.
         graphs: replay steps from CUDA graphs.
+        rule: of verification, of plain decoding too; trees that it cannot verify are not measured.
     """
 
     batches: tuple[int, ...]
@@ -41,6 +44,7 @@ class Settings:
     budget_s: float | None = None
     policies: bool = False
     graphs: bool = False
+    rule: Rule = field(default_factory=Greedy)
 
     def check(self, drafter: Drafter, prompts: Sequence[Tokens]) -> "Settings":
         """The same with sizes in order and the depth filled in.
@@ -63,6 +67,9 @@ class Settings:
             raise UsageError(f"batch {batches[-1]} needs as many prompts, got {len(prompts)}")
         if self.policies and self.graphs:
             raise UsageError("some policies ask the host at each step, which no CUDA graph can: measure them without")
+        if self.policies and self.rule.sampled_candidates:
+            name = told(self.rule)["verification"]
+            raise UsageError(f"rule {name} draws its candidates, which policies would bias: measure them without")
         if self.budget_s is not None and processes() > 1:
             raise UsageError("a time budget is planned by one process; several cannot share it")
         depth = usual_depth(drafter) if self.max_depth is None else self.max_depth
@@ -78,9 +85,17 @@ class Settings:
             max_nodes=self.max_nodes,
             max_depth=self.max_depth,
             policies=self.policies,
+            verified=self._verified,
         )
+
+    def _verified(self, tree: Tree) -> bool:
+        try:
+            self.rule.check(tree)
+        except ExecutorError:
+            return False
+        return True
 
     @property
     def record(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
+        """As JSON values; of the rule what traces tell of it."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rule"} | told(self.rule)

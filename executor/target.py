@@ -230,13 +230,18 @@ class Target:
         keep_shapes()
         self._forward = torch.compile(self.model.forward, **{"fullgraph": True, "dynamic": False} | options)
 
+    @property
+    def keeps_prompts(self) -> bool:
+        """Whether it is inside `keeping_prompts`: rows then idle behind their prompts."""
+        return self._keeping
+
     @contextmanager
     def keeping_prompts(self) -> Iterator[None]:
         """Inside, a prompt that a row was filled with last is not computed again.
 
         For whoever times the steps of many ways to decode behind the same prompts: sequences only ever grow, so that
-        a prompt lies in its row, whatever its request came to, until another one is put there, the row idles, or the
-        memory is let go.
+        a prompt lies in its row, whatever its request came to, until another one is put there, a run has no request
+        for the row, or the memory is let go.
         """
         self._keeping = True
         try:
@@ -245,7 +250,7 @@ class Target:
             self._keeping, self._prefilled = False, {}
 
     def forget_prompts(self, rows: Sequence[int]) -> None:
-        """These rows idle, from position 0 on: see `keeping_prompts`."""
+        """These rows idle at position 0 and overwrite what is there: see `keeping_prompts`."""
         for row in rows:
             self._prefilled.pop(row, None)
 

@@ -17,7 +17,7 @@ from executor.steps import Step
 from executor.target import Target
 from simulate.agreement import Comparison, Figures
 from simulate.predictions import ClosedForms, ways_of
-from treeopt.errors import UsageError
+from treeopt.errors import ExecutorError, UsageError
 from treeopt.estimate import Estimate, ratio
 from treeopt.plan import Choice, Plan, PlanEntry
 from treeopt.policies import Policy
@@ -38,7 +38,7 @@ class Requests:
         prompts: token ids; every request is decoded once by every way.
         new_tokens: decoded after every prompt, or after each.
         stop: tokens that end a request.
-        replayed: a trace of as many requests, whose acceptance is imposed; None: the rule decides.
+        replayed: a trace of as many requests, whose acceptance is imposed over the rule's; None: the rule decides.
         graphs: replay steps from CUDA graphs.
         rule: of verification, of plain decoding too; None: greedy.
     """
@@ -121,8 +121,11 @@ def check_run(target: Target, drafter: Drafter, plan: Plan, requests: Requests, 
     if not any(_ways(entry, requests) for entry in plan.entries):
         raise UsageError("the plan holds no tree: there is nothing to validate")
     for entry in plan.entries:
-        for tree in _ways(entry, requests):
-            _decoder(target, drafter, tree, entry.batch, requests)
+        for tree, choice in _ways(entry, requests).items():
+            try:
+                _decoder(target, drafter, tree, entry.batch, requests)
+            except ExecutorError as error:
+                raise ExecutorError(f"{choice.name} at batch {entry.batch}: {error}") from error
     largest, count = max(entry.batch for entry in plan.entries), len(requests.prompts)
     if count < 2 * blocks * largest:
         raise UsageError(
@@ -227,7 +230,7 @@ def _ways(entry: PlanEntry, requests: Requests) -> dict[Tree | Policy, Choice]:
 def _decoder(target: Target, drafter: Drafter, tree: Tree | Policy, batch: int, requests: Requests) -> Decoder:
     rule = requests.rule
     if requests.replayed is not None and isinstance(tree, Tree):
-        rule = Imposed(requests.replayed, tree)
+        rule = Imposed(requests.replayed, tree, rule=rule)
     return Decoder(target, drafter if tree.nodes else None, tree=tree, batch=batch, rule=rule, graphs=requests.graphs)
 
 

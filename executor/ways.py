@@ -1,6 +1,6 @@
 """Ways to decode that a profile is measured with: which trees, batch sizes and contexts, in the order of importance."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from executor.anew import drawn_anew
@@ -51,17 +51,23 @@ class Way:
 
 
 def ranked_ways(
-    batches: Sequence[int], contexts: Sequence[int | None], *, max_nodes: int, max_depth: int, policies: bool = False
+    batches: Sequence[int],
+    contexts: Sequence[int | None],
+    *,
+    max_nodes: int,
+    max_depth: int,
+    policies: bool = False,
+    verified: Callable[[Tree], bool] = lambda tree: True,
 ) -> list[tuple[int, Way]]:
     """All ways and how important each is, the most important (`LEAST`) first.
 
     First what bounds a profile: plain steps, the shortest and deepest chain, the largest tree, everywhere; with
     `policies` trees that are drawn anew, since policies of which some are priced and some not cannot be compared. Then
     both sides of the sizes at which kernels change; trees of wide levels and imposed acceptance; the sizes between. At
-    contexts after the first only a few sizes.
+    contexts after the first only a few sizes. Trees that are not `verified`, by the rule in use, are left out.
     """
     found: dict[Way, tuple[int, int]] = {}
-    prefixes = {tree.nodes + 1: tree for tree in _prefixes(max_nodes, max_depth)}
+    prefixes = {tree.nodes + 1: tree for tree in _prefixes(max_nodes, max_depth) if verified(tree)}
     chains = [Tree.chain(depth) for depth in range(1, min(max_depth, max_nodes) + 1)]
     largest = prefixes[max(prefixes)]
     for place, context in enumerate(contexts):
@@ -70,7 +76,7 @@ def ranked_ways(
             if place == 0:
                 edges = {n for edge in EDGES for n in (edge // batch, edge // batch + 1)}
                 trees += [(1, prefixes[n]) for n in sorted(edges & set(prefixes))]
-                trees += [(2, tree) for tree in _wide(max_nodes, max_depth)]
+                trees += [(2, tree) for tree in _wide(max_nodes, max_depth) if verified(tree)]
                 trees += [(3, prefixes[n]) for n in TOKENS if n in prefixes] + [(3, chain) for chain in chains]
             else:
                 trees += [(3, prefixes[n]) for n in FEWER if n in prefixes]

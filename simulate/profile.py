@@ -24,7 +24,7 @@ from simulate.tables import Growing, Points, interpolated
 from treeopt.cost import CostParts, StepShape
 from treeopt.errors import CostError
 from treeopt.files import why, write_text
-from treeopt.provenance import look
+from treeopt.provenance import GREEDY, look, rule_in, same_choosing
 from treeopt.records import RecordError, get, given, of_kind, parse
 
 SCHEMA = "treeopt.profile/2"
@@ -105,7 +105,7 @@ class Profile:
         first = {times.batch: times.context for times in reversed(self.batches)}
         return context if context is not None else round(math.fsum(first.values()) / len(first)) or None
 
-    def caveats(self, *, context: int | None = None) -> list[str]:
+    def caveats(self, *, context: int | None = None, trace: Any = None) -> list[str]:
         """See `treeopt.optimize.Measured`."""
         low, high = self.context
         middle = self.priced_at() or (low + high) // 2
@@ -117,6 +117,12 @@ class Profile:
             )
         if not self.widths_known:
             found.append("what wider levels cost the drafter was not measured: they are taken to cost nothing")
+        measured = GREEDY | dict(self.meta)
+        if not same_choosing(measured, trace):
+            found.append(
+                f"step times were measured with {rule_in(measured)} and the trace was recorded with {rule_in(trace)}: "
+                "choosing tokens takes time of its own"
+            )
         return found
 
     @property

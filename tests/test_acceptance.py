@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.acceptance import RULES, Greedy, PointMass, Rule, SampleAndMatch, Typical, make_rule
+from executor.acceptance import RULES, Greedy, PointMass, Rule, SampleAndMatch, Typical, make_rule, told
 from executor.rejection import BlockVerification, Leviathan, Sequoia, SpecInfer
 from executor.sampling import Warp
 from executor.topology import Draft, Topology
@@ -52,6 +52,17 @@ def random_draft(rule: Rule, tree: Tree, seed: int, *, vocabulary: int = 7, batc
     for node, (parent, rank) in enumerate(zip(tree.parents, tree.ranks, strict=True), 1):
         tokens[:, node] = drawn[:, int(fed[0, parent + 1]), rank]
     return logits, Draft(tokens, Topology.of(tree, CPU), fed, scores)
+
+
+def test_rules_tell_how_they_choose():
+    """As `make_rule` takes it, so that provenance makes the rule again."""
+    generator = torch.Generator()
+    assert told(make_rule("greedy")) == {"verification": "greedy", "temperature": 0.0}
+    for name in RULES[1:]:
+        for warp in (Warp(0.7), Warp(1.0, top_k=40), Warp(1.0, None, 0.9)):
+            found = told(make_rule(name, warp=warp, generator=generator))
+            assert found.pop("verification") == name
+            assert Warp(**found) == warp
 
 
 def children_of(tree: Tree, node: int) -> list[int]:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from executor.acceptance import Greedy
 from executor.checkpoints import MEDUSA_FILE, save_drafter
 from executor.decode import Decoder
 from executor.drafters.medusa import MedusaHeads
@@ -947,6 +948,24 @@ def test_random_weights_replay_a_trace(sources, tmp_path):
     assert search["requests_chosen_on"] + search["requests_judged_on"] == 16 - 8
 
 
+def test_a_replay_does_the_work_of_a_rule(sources, tmp_path, monkeypatch):
+    """What steps keep is the trace's, what they compute is the rule's."""
+    trace, path, profile = sources
+
+    def unwanted(*_: object) -> None:
+        raise AssertionError("judged greedily")
+
+    monkeypatch.setattr(Greedy, "accept", unwanted)
+    result = replaying(path, profile, "--requests", "8", "--temperature", "1", "--rule", "point-mass")
+    assert result.exit_code == 0, result.stderr
+    record = read_json(result.stdout)
+    assert (record["meta"]["verification"], record["meta"]["temperature"]) == ("point-mass", 1.0)
+    part = trace.select(np.arange(8))
+    for cell in record["cells"]:
+        tree = Tree.from_paths(tuple(map(tuple, cell["tree"]["paths"])))
+        assert cell["measured"]["tau"]["value"] == pytest.approx(replay(tree, part).tau)
+
+
 def test_predictions_are_read_again_unless_they_were_changed(sources, tmp_path):
     _, path, profile = sources
     fixed = tmp_path / "fixed.json"
@@ -1010,6 +1029,35 @@ def test_random_weights_are_profiled(tmp_path):
     profile = load_profile(tmp_path / "profile.json")
     assert profile.meta["target"]["name"] == "random-toy"
     assert profile.context == (5, 17)
+
+
+def test_sampled_step_times_are_measured_and_preferred_for_sampled_traces(tiny, tmp_path):
+    """A trace at temperature 1: with greedy step times only, a warning; beside sampled ones, these."""
+    told = {"verification": "sample-and-match", "temperature": 1.0, "top_k": 40}
+    sampled = ("--temperature", "1", "--top-k", "40")
+    assert collect(tiny, tmp_path / "trace.npz", *sampled).exit_code == 0
+    assert measure(tiny, tmp_path / "a-greedy.json").exit_code == 0
+    words = ("search", "--trace", tmp_path / "trace.npz", "--batch", "1", "--max-nodes", "4")
+    warning = "step times were measured with greedy and the trace was recorded with sample-and-match at temperature 1"
+    found = done(*words)
+    assert found.stderr == "profile: a-greedy.json\n"
+    assert f"Warning: {warning}, top-k 40" in " ".join(found.stdout.split())
+    assert measure(tiny, tmp_path / "b-sampled.json", *sampled).exit_code == 0
+    profile = load_profile(tmp_path / "b-sampled.json")
+    assert told.items() <= profile.meta.items()
+    assert (profile.meta["seed"], load_profile(tmp_path / "a-greedy.json").meta["verification"]) == (0, "greedy")
+    found = done(*words)
+    assert found.stderr == "profile: b-sampled.json\n"
+    assert warning not in " ".join(found.stdout.split())
+
+
+def test_a_rule_of_chains_measures_chains(tiny, tmp_path):
+    result = measure(tiny, tmp_path / "p.json", "--temperature", "0.8", "--rule", "leviathan")
+    assert result.exit_code == 0, result.stderr
+    profile = load_profile(tmp_path / "p.json")
+    (times,) = profile.batches
+    assert [tokens for tokens, _ in times.rest] == [2, 3, 4]
+    assert profile.meta["left_out"] == []
 
 
 def test_profiles_need_one_source_of_prompts(tiny, tmp_path):
@@ -1339,6 +1387,8 @@ def test_collect_refuses_settings(tiny, tmp_path, unchanged, more, code, words):
         (["--max-nodes", "64"], 2, ["max-nodes", "64"]),
         (["--rounds", "1"], 2, ["rounds", "1"]),
         (["--steps", "0"], 2, ["steps", "0"]),
+        (["--rule", "sequoia"], 2, ["--rule", "--temperature"]),
+        (["--rule", "sequoia", "--temperature", "1", "--policies"], 2, ["sequoia", "draws its candidates"]),
         (["--new-tokens", "500"], 1, ["context", str(CONTEXT)]),
         (["--new-tokens", "1", "--requests", "1"], 2, ["new-tokens"]),
     ],
@@ -1410,7 +1460,7 @@ def test_validate_refuses_a_tree_deeper_than_the_heads(tiny, deep_plan, tmp_path
     result = validate(tiny, deep_plan, "--output", tmp_path / "validation.json")
     assert result.stdout == ""
     assert result.exit_code == 1
-    for word in ("depth", str(load_plan(deep_plan).entries[0].choice.tree.depth), str(HEADS)):
+    for word in ("at batch 1: ", "depth", str(load_plan(deep_plan).entries[0].choice.tree.depth), str(HEADS)):
         assert word in error_of(result)
 
 
@@ -1425,7 +1475,6 @@ def test_validate_refuses_a_tree_deeper_than_the_heads(tiny, deep_plan, tmp_path
         (["--profile", "no.json"], 2, ["--profile", "give --trace"]),
         (["--trace", "no.npz"], 2, ["--plan", "--trace"]),
         (["--rule", "typical"], 2, ["--rule", "--temperature"]),
-        (["--acceptance", "replay:no.npz", "--temperature", "1"], 2, ["--acceptance replay", "--temperature"]),
     ],
     ids=lambda value: "=".join(value) if isinstance(value, list) and value[0].startswith("--") else None,
 )

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor.acceptance import Greedy, make_rule
 from executor.anew import drawn_anew
 from executor.blocks import Block, block, keeping
 from executor.decode import Decoder
@@ -17,6 +19,7 @@ from executor.measure import measure_profile
 from executor.pace import at_one_pace, cell_of, centre
 from executor.prompts import Prompt
 from executor.record import collect
+from executor.sampling import Warp
 from executor.schedule import MARGIN, TOGETHER, Schedule, fitted
 from executor.target import Target
 from executor.validate import Requests, compare
@@ -444,10 +447,30 @@ def test_a_resumed_measurement_is_the_uninterrupted_one(models, clock, tmp_path,
     assert again == []
 
 
+@pytest.mark.parametrize("name", ["sample-and-match", "specinfer"])
+def test_all_steps_choose_by_the_rule(models, clock, monkeypatch, name):
+    """Plain ones, those of trees, and those whose acceptance is imposed."""
+
+    def unwanted(*_: object) -> None:
+        raise AssertionError("judged greedily")
+
+    monkeypatch.setattr(Greedy, "accept", unwanted)
+    generator = torch.Generator().manual_seed(0)
+    rule = make_rule(name, warp=Warp(0.9, top_k=7), generator=generator)
+    profile = measure_profile(*models, random_prompts([5] * 4), **TOLD, rule=rule)
+    told = {"verification": name, "temperature": 0.9, "top_k": 7}
+    assert told.items() <= profile.meta.items()
+    assert [tokens for tokens, _ in profile.batches[0].rest][-1] == 6
+
+
 def test_a_work_file_of_other_settings_is_refused(models, clock, tmp_path):
     prompts, work = random_prompts([5] * 4), tmp_path / "p.json.work"
     measure_profile(*models, prompts, work=work, **TOLD)
-    for other, name in (({"steps": 3}, "steps 2, now 3"), ({"batches": (1,)}, r"batches \[1, 2\], now \[1\]")):
+    for other, name in (
+        ({"steps": 3}, "steps 2, now 3"),
+        ({"batches": (1,)}, r"batches \[1, 2\], now \[1\]"),
+        ({"rule": make_rule("typical", warp=Warp())}, "verification greedy, now typical"),
+    ):
         with pytest.raises(UsageError, match=f"was begun with other settings .{name}"):
             measure_profile(*models, prompts, work=work, **(TOLD | other))
     with pytest.raises(UsageError, match=r"other settings \(prompts"):

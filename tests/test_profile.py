@@ -250,6 +250,23 @@ def test_what_a_profile_leaves_open_is_told():
     assert (WIDE.priced_at(), WIDE.caveats(context=95)) == (10, [])
 
 
+SAMPLED = {"verification": "sample-and-match", "temperature": 1.0}
+
+
+def test_step_times_of_another_rule_are_told_of():
+    """Profiles that do not say how they chose tokens did so greedily; how hot makes no work."""
+    sampled = replace(PROFILE, meta=SAMPLED)
+    (caveat,) = PROFILE.caveats(trace=SAMPLED)
+    assert caveat.startswith(
+        "step times were measured with greedy and the trace was recorded with sample-and-match at temperature 1:"
+    )
+    for trace in ({"verification": "greedy", "temperature": 0.0}, SAMPLED | {"top_p": 0.9}, SAMPLED | {"top_k": 40}):
+        assert len(sampled.caveats(trace=trace)) == 1
+    for trace in (SAMPLED, SAMPLED | {"temperature": 0.5}, {}, None):
+        assert sampled.caveats(trace=trace) == []
+    assert PROFILE.caveats(trace={"verification": "greedy", "temperature": 0.0}) == []
+
+
 @pytest.mark.parametrize("kind", ["eagle", "hydra", "ngram", "language-model"])
 def test_widths_that_nobody_measured_are_told_of(kind):
     def told(*widths_told, kind=kind, whole=PROFILE):

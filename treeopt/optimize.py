@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -43,8 +43,11 @@ class Measured(Protocol):
     def priced_at(self, context: int | None = None) -> int | None:
         """Tokens a sequence in the cache that steps are priced at where this is asked for; None: nobody knows."""
 
-    def caveats(self, *, context: int | None = None) -> Sequence[str]:
-        """What it does not know of steps at this context, one sentence each, for a plan's warnings."""
+    def caveats(self, *, context: int | None = None, trace: Any = None) -> Sequence[str]:
+        """What it does not know of steps at this context, one sentence each, for a plan's warnings.
+
+        `trace` is the provenance of the trace whose steps are priced.
+        """
 
 
 def search(
@@ -168,7 +171,7 @@ def search(
     largest = max((tree.nodes for tree in chosen.values() if tree is not None), default=1)
     assumed = (f"assumed: {each}" for each in assumed_in(trace.meta))
     alike = (f"of the requests that trees are judged on, {each}" for each in resemblance(held))
-    unknown = () if measured is None else measured.caveats(context=context)
+    unknown = () if measured is None else measured.caveats(context=context, trace=trace.meta)
     warnings = (*over, *assumed, *_few(fit, largest), *alike, *_unpriced(entries, cost), *unknown)
     ways = {e.batch: e.choice.grown.policy if e.choice.grown else e.choice.tree for e in entries}
     switches = changes(ways, lambda way, size: rivals.rate(judge, way, size), near=near)

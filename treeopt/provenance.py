@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+# How tokens were chosen while measuring, where profiles and validations do not tell.
+GREEDY = {"verification": "greedy", "temperature": 0.0}
 PACKAGES = ("numpy", "scipy", "torch", "transformers", "ortools")
 
 
@@ -51,6 +53,35 @@ def same_model(one: Any, other: Any) -> bool:
     """
     settings = {look(each, "settings") for each in (one, other)} - {None}
     return look(one, "weights") == look(other, "weights") and len(settings) < 2
+
+
+def rule_in(meta: Any) -> str:
+    """How tokens were chosen, in words, from provenance that tells it; empty where it does not.
+
+    >>> rule_in({"verification": "sample-and-match", "temperature": 0.7, "top_p": 0.9})
+    'sample-and-match at temperature 0.7, top-p 0.9'
+    >>> rule_in({"verification": "greedy", "temperature": 0.0})
+    'greedy'
+    """
+    name, temperature = look(meta, "verification"), look(meta, "temperature")
+    if not temperature:
+        return name or ""
+    told = {"top-k": look(meta, "top_k"), "top-p": look(meta, "top_p")}
+    warp = "".join(f", {what} {value}" for what, value in told.items() if value is not None)
+    return f"{name} at temperature {temperature:g}{warp}"
+
+
+def same_choosing(one: Any, other: Any) -> bool:
+    """Whether choosing tokens is the same work: by one rule, both with top-k and top-p or without.
+
+    Provenance that does not tell its rule is taken for the same.
+
+    >>> greedy, sampled = {"verification": "greedy"}, {"verification": "sample-and-match", "temperature": 1.0}
+    >>> same_choosing(greedy, sampled), same_choosing(sampled, sampled | {"temperature": 0.7})
+    (False, True)
+    """
+    rules, *warps = ([look(meta, name) for meta in (one, other)] for name in ("verification", "top_k", "top_p"))
+    return None in rules or (rules[0] == rules[1] and all((a is None) == (b is None) for a, b in warps))
 
 
 def assumed_in(meta: Any) -> list[str]:

@@ -1,7 +1,7 @@
 """Costs of 1B, 8B and 14B shapes with random bf16 weights: profiles over contexts, and what they predict of replays.
 
 Acceptance is that of the shipped trace, imposed, and known to the predictions: what is compared is step time. So all
-requests have the same prompt, which a row computes again only after it idled: end to end most prefill is left out.
+requests have the same prompt, which each row computes once: end to end most prefill is left out.
 """
 
 from pathlib import Path

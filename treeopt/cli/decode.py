@@ -65,6 +65,7 @@ def decode(
     if compiled:
         target.compile()
     requests = inputs.load_prompts(models, target, prompts)
+    from executor.acceptance import told
     from executor.decode import Decoder
     from executor.loading import TextStream
     from executor.steps import Gathered
@@ -76,7 +77,7 @@ def decode(
     meta = {**_meta(decoder, requests.tokens), **asdict(sampling), **conditions}
     if plan is not None:
         warn_of_others(plan, meta, graphs=graphs)
-        warn_of_another_rule(plan, sampling.told)
+        warn_of_another_rule(plan, told(rule))
     earlier = results.continued(begun, meta)
     done = {record["request"] for record in earlier}
     waiting = [number for number in range(len(requests.tokens)) if prompts.skip + number not in done]

@@ -11,7 +11,7 @@ from treeopt.cli import inputs
 from treeopt.errors import CostError
 from treeopt.files import shipped
 from treeopt.plan import Plan
-from treeopt.provenance import look, same_model
+from treeopt.provenance import GREEDY, look, same_choosing, same_model
 from treeopt.trace import Trace
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ CHOSEN = {"verification": None, "temperature": None, "top_k": 0, "top_p": 1.0}  
 def profile_for(trace: Trace, trace_file: Path, named: Path | None) -> "Profile":
     """The profile that was named, else one of the trace's target and drafter, beside the trace or shipped with treeopt.
 
+    Of several the first whose steps chose tokens as the trace's did, or the first.
+
     Raises:
         CostError: it cannot be read, or there is none.
     """
@@ -32,18 +34,22 @@ def profile_for(trace: Trace, trace_file: Path, named: Path | None) -> "Profile"
 
     if named is not None:
         return load_profile(named)
+    found: dict[str, Profile] = {}
     for path in (*sorted(trace_file.parent.glob("*.json")), *sorted(shipped("profiles").glob("*.json"))):
         try:
             profile = load_profile(path)
         except CostError:
             continue  # a plan, a training log, ...
         if _told(trace.meta) and not differing(profile.meta, trace.meta):
-            click.echo(f"profile: {path.name}{', of CUDA graphs' if look(profile.meta, 'graphs') else ''}", err=True)
-            return profile
-    raise CostError(
-        f"{trace_file}: no profile of this target and drafter was found; measure one with `treeopt profile` "
-        "and name it with --profile"
-    )
+            found.setdefault(path.name, profile)
+    if not found:
+        raise CostError(
+            f"{trace_file}: no profile of this target and drafter was found; measure one with `treeopt profile` "
+            "and name it with --profile"
+        )
+    name = min(found, key=lambda name: not same_choosing(GREEDY | dict(found[name].meta), trace.meta))
+    click.echo(f"profile: {name}{', of CUDA graphs' if look(found[name].meta, 'graphs') else ''}", err=True)
+    return found[name]
 
 
 def live_checks(plan: Plan) -> dict[int, str]:
@@ -59,8 +65,7 @@ def live_checks(plan: Plan) -> dict[int, str]:
             continue
         if _machine(record["meta"]) != _machine(plan.meta["cost"]):
             continue
-        greedy = {"verification": "greedy", "temperature": 0.0}  # as was all that does not say how
-        if _chosen(plan.meta["trace"]) != _chosen(greedy | record["meta"]):
+        if _chosen(plan.meta["trace"]) != _chosen(GREEDY | record["meta"]):
             continue
         measured = {
             (cell["batch"], cell["tree"]["id"]): cell["measured"]["speedup"] for cell in record["cells"] if cell["tree"]

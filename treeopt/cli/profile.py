@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli import inputs, options
+from treeopt.cli.sampling import Sampling, sampling
 
 if TYPE_CHECKING:
     from executor.measure import Measurement
@@ -55,22 +56,26 @@ SHOWN = 6  # ways that did not fit, in words
     is_flag=True,
     help="Also measure trees that are drawn anew at each step, for `search --policy` to price.",
 )
+@sampling
 @options.graphs
-@options.seed
 def profile(
     models: inputs.Models,
     prompts: inputs.Prompts,
     batch: tuple[int, ...],
     output: Path,
     budget_s: float | None,
+    sampling: Sampling,
     **settings: Any,
 ) -> None:
     """Measure plain and speculative steps in the real loop, over batch sizes, contexts, tree sizes, depths and widths.
+
+    Steps choose their tokens by --rule, which is that of the traces the profile is for: sampling takes time, too.
 
     What is finished is kept in OUTPUT.work until the profile is written: the same command goes on after an
     interruption.
     """
     options.check_output(output)
+    sampling.check()
     model, heads = inputs.load_models(models)
     tokens, _ = inputs.load_tokens(models, model, prompts)
     from executor.measure import Measurement, Settings
@@ -80,7 +85,7 @@ def profile(
     work = output.with_name(f"{output.name}.work")
     if budget_s is None and processes() == 1:
         budget_s = BUDGET_S + POLICIES_S * settings["policies"]
-    wanted = Settings(batches=batch, budget_s=budget_s, **settings)
+    wanted = Settings(batches=batch, budget_s=budget_s, rule=sampling.made(model), seed=sampling.seed, **settings)
     with Measurement(model, heads, tokens, wanted, work=work) as measurement:
         _tell(measurement)
         with options.progress("measuring", measurement.left) as advance:

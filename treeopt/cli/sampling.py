@@ -1,7 +1,7 @@
 """How tokens are chosen, as a command line says it: the rule of verification, temperature, top-k and top-p."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -30,13 +30,6 @@ class Sampling:
     def name(self) -> str:
         """The rule's."""
         return self.rule or ("greedy" if self.temperature == 0 else "sample-and-match")
-
-    @property
-    def told(self) -> dict[str, Any]:
-        """As traces tell it."""
-        top_k = {} if self.top_k is None else {"top_k": self.top_k}
-        top_p = {} if self.top_p == 1 else {"top_p": self.top_p}
-        return {"verification": self.name, "temperature": self.temperature, **top_k, **top_p}
 
     def check(self) -> None:
         """Refuse settings that do not go together.

@@ -99,7 +99,8 @@ def simulate(
         record = _server(trace, cost, plan, tree, batch, load, seed=seed, pad=how["pad"], **settings)
     else:
         record = _batch(trace, cost, plan, tree, batch, how, seed=seed, **settings)
-    warned = [*(plan.warnings if plan else ()), *cost.caveats(context=prompt_tokens), *record.get("warnings", ())]
+    unknown = cost.caveats(context=prompt_tokens, trace=trace.meta)
+    warned = [*(plan.warnings if plan else ()), *unknown, *record.get("warnings", ())]
     record["warnings"] = list(dict.fromkeys(warned))
     for warning in record["warnings"]:
         click.echo(f"Warning: {warning}.", err=True)

@@ -11,7 +11,6 @@ from treeopt.cli import inputs, options
 from treeopt.cli.matching import warn_of_another_rule, warn_of_others
 from treeopt.cli.predicting import Sources, opened, sources_asked
 from treeopt.cli.sampling import Sampling, sampling
-from treeopt.errors import UsageError
 from treeopt.files import write_text
 from treeopt.provenance import this_run
 
@@ -46,14 +45,11 @@ def validate(
     Use prompts that are not in the trace (--skip), and the trace's rule and temperature; rules that draw their
     candidates need a --plan of trees that they verify. With --acceptance replay:TRACE.npz request i of the prompts
     keeps what request i of that trace keeps, --skip and --requests choosing from both; such requests are left out
-    of predictions from the same trace. What is decoded then has no meaning, so weights may be random.
+    of predictions from the same trace. What is decoded then has no meaning, so weights may be random, and --rule
+    says only what work each step does.
     """
     options.check_output(output)
     sampling.check()
-    if sources.replay_file is not None and (sampling.temperature or sampling.rule):
-        raise UsageError(
-            "--acceptance replay leaves nothing to a rule: --rule and --temperature are for live acceptance"
-        )
     if not sources.written:
         options.check_output(sources.predictions_file, "--predictions")
     files = opened(sources, skip=prompts.skip, requests=prompts.requests)
@@ -62,18 +58,19 @@ def validate(
         prompts = replace(prompts, requests=replayed.requests)
     model, heads = inputs.load_models(models)
     tokens, stop = inputs.load_tokens(models, model, prompts)
+    from executor.acceptance import told
     from executor.fingerprint import device_name, identity
     from executor.reading import weights_read
     from executor.validate import Requests, blocks_of, check_run, compare
     from simulate.agreement import SCHEMA, comparison_record
 
     here = identity(model, heads)
-    rule = sampling.made(model) if replayed is None else None
+    rule = sampling.made(model)
     asked = Requests(tokens, new_tokens, stop if replayed is None else (), replayed, graphs, rule)
     predictions = files.predictions(context=asked.context, weights=weights_read(model, heads), seed=sampling.seed)
     plan = predictions.plan
     warn_of_others(plan, here, source="trace" if replayed is None else "cost", graphs=graphs)
-    warn_of_another_rule(plan, sampling.told if replayed is None else replayed.meta)
+    warn_of_another_rule(plan, told(rule) if replayed is None else replayed.meta)
     check_run(model, heads, plan, asked, blocks=blocks)
     skipped = {str(entry.batch): _skipped(entry, replayed=replayed is not None) for entry in plan.entries}
     if sources.plan_file is None:  # search told of it
@@ -87,7 +84,7 @@ def validate(
         **here,
         "device": device_name(model.device),
         "acceptance": "live" if replayed is None else "replay",
-        **(sampling.told if replayed is None else {}),
+        **told(rule),
         "predictions": {"sha256": predictions.sha256, **predictions.meta},
         "prompts": len(tokens),
         "prompt_tokens": [min(map(len, tokens)), max(map(len, tokens))],
@@ -119,7 +116,9 @@ def _skipped(entry: "PlanEntry", *, replayed: bool) -> dict[str, str]:
 
 
 def _tell(plan: "Plan") -> None:
-    """Name what was asked for and will not be measured; the report says why."""
+    """Tell the plan's warnings, and what was asked for and will not be measured; the report says why."""
+    for warning in plan.warnings if inputs.is_main_rank() else ():
+        click.echo(f"Warning: {warning}.", err=True)
     for entry in plan.entries:
         if entry.skipped and inputs.is_main_rank():
             names = ", ".join(entry.skipped)

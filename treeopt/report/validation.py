@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from treeopt.estimate import Estimate
-from treeopt.provenance import look
+from treeopt.provenance import look, rule_in
 from treeopt.report.tables import interval, measured_told, terminal
 
 WIDTH = 200
@@ -108,19 +108,12 @@ def _conditions(meta: Mapping[str, Any]) -> str:
     replayed = look(meta, "acceptance") == "replay"
     prompts = "prompts, which keep what as many requests of a trace keep" if replayed else "prompts besides the trace's"
     sha256 = look(meta, "predictions", "sha256")
+    rule = f" by {rule_in(meta)}" if look(meta, "temperature") else ""
     fixed = f" Predictions fixed before: sha256 {sha256:.16}." if sha256 else ""
     return (
-        f"{meta['prompts']} {prompts}, {meta['new_tokens']} new tokens each{_rule(meta)}, in "
+        f"{meta['prompts']} {prompts}, {meta['new_tokens']} new tokens each{rule}, in "
         f"{meta['blocks']} blocks of shuffled order; {measured_told(meta)}. Medians of steps with all rows busy, "
         "means where each step draws its tree anew; end to end counts prefill and draining too. 95 % intervals, those "
         "of coverage as if cells were independent."
         f"{fixed}"
     )
-
-
-def _rule(meta: Mapping[str, Any]) -> str:
-    """How tokens were chosen, unless greedily."""
-    if not look(meta, "temperature"):
-        return ""
-    warp = "".join(f", {name.replace('_', '-')} {meta[name]}" for name in ("top_k", "top_p") if name in meta)
-    return f" by {meta['verification']} at temperature {meta['temperature']:g}{warp}"
