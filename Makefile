@@ -76,6 +76,8 @@ profile: $(VENV)/.all  ## step times of the shipped model and of a 100 M shape o
 		$(BIN)/treeopt profile $(MODELS)-$$name $(FRESH) --batch 1,4,16 --budget 200 --output data/profiles/$$name-cpu.json || exit 1; \
 	done
 	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1-8 --output data/profiles/medusa-one-thread.json
+	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1,4 --temperature 1 \
+		--output data/profiles/medusa-one-thread-t1.json
 	$(BIN)/treeopt profile $(RANDOM) --batch 1-8 --output data/profiles/random-100m-one-thread.json
 	$(BIN)/treeopt profile $(MODELS)-eagle $(FRESH) --threads 1 --requests 64 --batch 1,4 --max-depth 6 --policies \
 		--output data/profiles/eagle-one-thread.json
@@ -83,6 +85,9 @@ profile: $(VENV)/.all  ## step times of the shipped model and of a 100 M shape o
 validate: $(VENV)/.all  ## predicted against measured on this machine: live on prompts that no trace holds, and replayed
 	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --threads 1 --requests 64 --blocks 4 --trace data/traces/medusa-t0.npz \
 		--profile data/profiles/medusa-one-thread.json --output data/validations/medusa-one-thread.json
+	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --threads 1 --requests 64 --blocks 4 --batch 1,4 --temperature 1 \
+		--trace data/traces/medusa-t1.npz --profile data/profiles/medusa-one-thread-t1.json \
+		--output data/validations/medusa-one-thread-t1.json
 	$(BIN)/treeopt validate $(RANDOM) --blocks 4 --trace data/traces/medusa-t0.npz \
 		--acceptance replay:data/traces/medusa-t0.npz --profile data/profiles/random-100m-one-thread.json \
 		--output data/validations/random-100m-one-thread.json
