@@ -7,6 +7,7 @@ makes them all, two drafters at a time; traces follow in executor/train/traces.p
 import argparse
 import json
 import math
+import statistics
 import sys
 import time
 from collections.abc import Mapping
@@ -34,8 +35,8 @@ from executor.target import Target
 from executor.train import corpus
 from executor.train.data import Rows
 from executor.train.fresh import begun
+from executor.train.job import LOG, Job, Trained, run
 from executor.train.job import TARGET as TRAINED
-from executor.train.job import Job, Trained, run
 from executor.train.ngram import build as count_ngrams
 from executor.train.recipes import RECIPES, replaced
 from treeopt.errors import UsageError
@@ -45,6 +46,7 @@ from treeopt.provenance import this_run
 NAME = "stdlib-llama"
 SEED = 20240607
 LENGTH = 256
+BATCH = 16
 TARGET_STEPS = 1100
 PROMPTS = 1300
 # Deep and narrow: on a CPU a forward then costs much that does not grow with its tokens, as on a GPU.
@@ -127,7 +129,7 @@ def build_target(data: Path, *, steps: int = TARGET_STEPS) -> None:
 
 
 def train_drafter(data: Path, name: str, *, steps: int | None = None, features: Path | None = None) -> Trained:
-    """Train one of `DRAFTERS` for the target below `data/models`, and write it beside.
+    """Train one of `DRAFTERS` for the target below `data/models`, computed in what that was, and write it beside.
 
     Args:
         data: the folder.
@@ -157,7 +159,7 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None, features: 
         data / "models" / shipped.folder,
         shipped.steps if steps is None else steps,
         seed=SEED,
-        precision=_precision(target.device),
+        precision=json.loads((data / "models" / NAME / LOG).read_text()).get("precision", "float32"),
         features=features if shared else None,
         dtype="bfloat16",
         meta=meta,
@@ -168,15 +170,30 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None, features: 
     return found
 
 
-def _precision(device: torch.device) -> str:
-    """What is computed in where it is safe: bfloat16 where its products are quicker for thousands of rows.
+def quicker_precision(config: LlamaConfig, device: torch.device, *, rounds: int = 7) -> str:
+    """What training is computed in where it is safe: bfloat16 where steps of this shape are quicker in it, measured.
 
-    Of processors these are the ones with tiles (AMX): there steps of the target took 0.8 to 0.9 times as long as in
-    float32, those of drafters 0.6 to 0.7 times. On AVX-512 without tiles they took 1.8 and 1.2 to 1.4 times as long,
-    though it has bfloat16 products too (torch 2.13).
+    Of processors the instructions do not tell: float32 for bfloat16 came to 1.1 to 1.2 on a Xeon with tiles (AMX),
+    0.55 on one with AVX-512's bfloat16 products and no tiles, 1.28 on an EPYC with these (steps of the target, two
+    threads, torch 2.13).
     """
-    quick = device.type == "cuda" or torch.cpu.get_capabilities().get("amx_bf16", False)
-    return "bfloat16" if quick else "float32"
+    if device.type == "cuda":
+        return "bfloat16"
+    with torch.random.fork_rng(devices=[]):
+        model = LlamaForCausalLM(LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 2}))
+        tokens = torch.randint(0, config.vocab_size, (BATCH, LENGTH))
+    ratios = []
+    for round_ in range(rounds + 1):
+        seconds = []
+        for bfloat16 in (False, True):
+            started = time.perf_counter()
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
+                loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            seconds.append(time.perf_counter() - started)
+        if round_:  # the first warms up
+            ratios.append(seconds[0] / seconds[1])
+    return "bfloat16" if statistics.median(ratios) > 1 else "float32"
 
 
 def _target(data: Path) -> tuple[Target, PreTrainedTokenizerBase]:
@@ -209,9 +226,9 @@ def train_target(
     learning_rate: float = 3e-3,
 ) -> None:
     """A language model from nothing, stored in bfloat16 with its log; rows int64 (rows, length)."""
+    precision = quicker_precision(config, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     set_seed(SEED)
     model = LlamaForCausalLM(config)
-    precision = _precision(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     started = time.monotonic()
     trainer = Trainer(
         model=model,
@@ -232,7 +249,7 @@ def train_target(
         "train_s": round(time.monotonic() - started),
         "log": trainer.state.log_history,
     }
-    write_text(folder / "training.json", json.dumps(record, indent=1) + "\n")
+    write_text(folder / LOG, json.dumps(record, indent=1) + "\n")
 
 
 class _Labelled(Rows):
@@ -247,8 +264,8 @@ def _arguments(folder: Path, steps: int, learning_rate: float, precision: str) -
     found = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
-        per_device_train_batch_size=16,
-        per_device_eval_batch_size=16,
+        per_device_train_batch_size=BATCH,
+        per_device_eval_batch_size=BATCH,
         learning_rate=learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=max(1, round(steps * 0.05)),
