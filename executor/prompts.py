@@ -1,51 +1,87 @@
-"""Prompts: texts to continue, read from and written to JSON lines."""
+"""Prompts: texts to continue and conversations to answer, read from and written to JSON lines."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
+from executor.conversations import FORMS, Turns, messages_of, string, turns_of, up_to_answer
 from treeopt.errors import ExecutorError
 from treeopt.files import why, write_text
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to continue and the label of where it comes from (empty: none)."""
+    """A text to continue, or a conversation whose next answer is wanted.
 
-    text: str
+    Attributes:
+        text: continued as it stands.
+        domain: the label of where it comes from; empty: none.
+        turns: what was said so far, the user last; empty for a text.
+        where: file and line, for messages.
+    """
+
+    text: str = ""
     domain: str = ""
+    turns: Turns = ()
+    where: str = ""
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a JSON-lines file: one object a line with `text` and, optionally, `domain`.
+    """The prompts of a JSON-lines file, one object a line.
+
+    A prompt is a `text` or a conversation (see `executor.conversations`). Answers at a conversation's end are left out,
+    and of Spec-Bench's `turns`, which have no answers between them, all but the first. `domain` is optional; of a
+    conversation Spec-Bench's `category` takes its place.
 
     Raises:
         ExecutorError: a line is not such an object; the message names file and line.
     """
-    prompts = []
     try:
         lines = path.read_text("utf-8").split("\n")  # other line ends may stand inside a text
     except (OSError, UnicodeDecodeError) as error:
         raise ExecutorError(f"{path}: prompts cannot be read: {why(error)}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            text, domain = record["text"], record.get("domain", "")
-            f"{text}{domain}".encode()  # half a surrogate pair is no text
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ExecutorError(f"{path}, line {number}: must be a JSON object with a `text` in Unicode") from error
-        if not (isinstance(text, str) and text and isinstance(domain, str)):
-            raise ExecutorError(f"{path}, line {number}: `text` must be a non-empty string, `domain` a string")
-        prompts.append(Prompt(text, domain))
+    prompts = [_prompt(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise ExecutorError(f"{path}: holds no prompts")
     return prompts
 
 
+def _prompt(line: str, where: str) -> Prompt:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict) or not {"text", *FORMS} & record.keys():
+        raise ExecutorError(f"{where}: must be a JSON object with `text`, `{'`, `'.join(FORMS[:-1])}` or `{FORMS[-1]}`")
+    turns = turns_of(record, where)
+    domain = record.get("domain", record.get("category", "") if turns else "")
+    domain = string(domain, f"{where}: `domain`", empty=True)
+    if not turns:
+        return Prompt(string(record["text"], f"{where}: `text`"), domain, where=where)
+    if "turns" in record:
+        turns = turns[:1]
+    while turns and turns[-1][0] == "assistant":
+        turns = turns[:-1]
+    if not (turns and turns[-1][0] == "user"):
+        raise ExecutorError(f"{where}: the user must have the last word before an answer")
+    return Prompt(domain=domain, turns=turns, where=where)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Token ids of each: of a text with the tokenizer's special tokens, of a conversation up to the answer.
+
+    Raises:
+        ExecutorError: the chat template refuses a conversation.
+    """
+    texts = [p.text for p in prompts if not p.turns]
+    plain = iter(tokenizer(texts, add_special_tokens=True, verbose=False)["input_ids"] if texts else ())
+    return [up_to_answer(tokenizer, messages_of(p.turns), p.where) if p.turns else list(next(plain)) for p in prompts]
+
+
 def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
-    """Write prompts as JSON lines, whole or not at all."""
+    """Write texts to continue as JSON lines, whole or not at all."""
     lines = (json.dumps({"domain": p.domain, "text": p.text}, ensure_ascii=False) for p in prompts)
     write_text(path, "".join(line + "\n" for line in lines))

@@ -168,6 +168,7 @@ ORDER = [
     "executor.parallel",
     "executor.quantization",
     "executor.loading",
+    "executor.conversations",
     "executor.prompts",
     "executor.drafters",
     "executor.drafters.base",

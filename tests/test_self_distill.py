@@ -8,8 +8,8 @@ import torch
 from tokenizers import decoders
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from executor.conversations import up_to_answer
 from executor.target import Target
-from executor.train import self_distill
 from executor.train.data import Text, read_texts
 from executor.train.rows import encode, tokenizer_hash
 from executor.train.self_distill import Writing, rewrite
@@ -64,17 +64,17 @@ def test_every_turn_is_answered_after_the_answers_before(target, tmp_path, templ
     first, second = (record["messages"] for record in lines(tmp_path / "o.jsonl"))
     assert [m["role"] for m in first] == ["system", "user", "assistant", "user", "assistant"]
     assert [m["role"] for m in second] == ["user", "assistant"]
-    asked = self_distill._asked(tokenizer, first[:4], "")
-    assert first[2]["content"] in tokenizer.decode(asked)
-    assert "thrown away" not in tokenizer.decode(asked)
-    answer = tokenizer.decode(generated(target.model, asked, 4), skip_special_tokens=True)
+    said = up_to_answer(tokenizer, first[:4], "")
+    assert first[2]["content"] in tokenizer.decode(said)
+    assert "thrown away" not in tokenizer.decode(said)
+    answer = tokenizer.decode(generated(target.model, said, 4), skip_special_tokens=True)
     assert first[4]["content"] == answer.split("<|end|>")[0]
     assert [text.turns[0][0] for text in read_texts([tmp_path / "o.jsonl"])] == ["system", "user"]
 
 
 @pytest.mark.parametrize("template", [CHATML, FORGETS, None])
 def test_what_is_learnt_is_what_was_written(target, tmp_path, template):
-    """Token for token after what was asked, whatever the template makes of earlier answers."""
+    """Token for token after what was said, whatever the template makes of earlier answers."""
     tokenizer = byte_tokenizer(template)
     spelling = Target(copy.deepcopy(target.model))
     letters = torch.tensor(tokenizer("abcdefghijklmnopqrstuvwxyz")["input_ids"])

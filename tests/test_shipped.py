@@ -1,5 +1,6 @@
 """The data that the repository ships: complete, within their limits, and true of the live loop."""
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from executor.checkpoints import load_drafter, trained_for
 from executor.decode import Decoder
@@ -19,6 +21,7 @@ from executor.train import corpus, traces
 from executor.train import shipped as build
 from executor.train.recipes import RECIPES
 from simulate.profile import load_profile
+from tests.models import SMALL
 from treeopt import growth
 from treeopt.cli import inputs, matching
 from treeopt.errors import UsageError
@@ -212,10 +215,23 @@ def test_greedy_text_equals_generate(models, prompts, trees):
         assert [list(g.tokens) for g in found] == due
 
 
+@pytest.mark.parametrize(("bfloat16_s", "quicker"), [(0.5, "bfloat16"), (2.0, "float32")])
+def test_the_quicker_precision_is_measured(monkeypatch, bfloat16_s, quicker):
+    """By a clock on which a step in float32 takes a second; random numbers to come are the same."""
+    ticks = itertools.accumulate(itertools.cycle([0.0, 1.0, 0.0, bfloat16_s]))
+    monkeypatch.setattr(build.time, "perf_counter", lambda: next(ticks))
+    config = LlamaConfig(**SMALL, num_key_value_heads=2)
+    before = torch.random.get_rng_state()
+    assert build.quicker_precision(config, torch.device("cpu"), rounds=2) == quicker
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 @pytest.mark.slow
 def test_drafters_are_trained_beside_the_shipped_target(tmp_path, monkeypatch):
-    """A few steps each; a second stage goes on from the first."""
+    """A few steps each, computed in what the target was; a second stage goes on from the first."""
     shutil.copytree(shipped("models/stdlib-llama"), tmp_path / "models" / build.NAME)
+    place = tmp_path / "models" / build.NAME / "training.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"precision": "bfloat16"}))
     short = [source for source in corpus.standard_library() if 1000 < len(source.text) < 3000]
     few = [s for s in short if s.held_out][:6] + [s for s in short if not s.held_out][:20]
     monkeypatch.setattr(corpus, "standard_library", lambda: few)
@@ -225,7 +241,7 @@ def test_drafters_are_trained_beside_the_shipped_target(tmp_path, monkeypatch):
         folder = tmp_path / "models" / build.DRAFTERS[name].folder
         assert load_drafter(folder, target).max_depth >= len(found.after)
         log = json.loads((folder / "training.json").read_text())
-        assert log["target"]["name"] == build.NAME
+        assert (log["target"]["name"], log["precision"]) == (build.NAME, "bfloat16")
     build.build(tmp_path, "bigram")
     assert load_drafter(tmp_path / "models" / "stdlib-bigram", target).order == 2
     assert set(build.DRAFTERS) == set(RECIPES)

@@ -2,9 +2,7 @@
 
 JSON lines (`.jsonl`) or a JSON list (`.json`) hold records of one of these forms; any other file is one text:
 
-    {"conversations": [{"from": "human", "value": ...}, ...]}    ShareGPT
-    {"messages": [{"role": "user", "content": ...}, ...]}
-    {"turns": [...]}                                             Spec-Bench: what a user says, without answers
+    {"conversations": ...}, {"messages": ...}, {"turns": ...}    see executor/conversations.py
     {"text": ..., "prompt": ..., "cut": true}                    `prompt` and `cut` are optional, see `Text`
 
 Learnt are the assistant's turns, and of a text what follows its prompt. What a target wrote itself also has its tokens:
@@ -24,14 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from executor.conversations import Turns, list_of, string, turns_of
 from treeopt.errors import ExecutorError
 from treeopt.files import why
-
-ROLES = {
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model"), "assistant"),
-    "system": "system",
-}
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ class Text:
     """
 
     where: str
-    turns: tuple[tuple[str, str], ...] = ()
+    turns: Turns = ()
     text: str = ""
     prompt: str = ""
     cut: bool = False
@@ -177,9 +170,9 @@ def _whole(record: Any, where: str) -> Text:
     if not {"sequences", "tokenizer"} <= record.keys():  # other people's `sequences` are something else
         return text
     written = tuple(
-        _sequence(each, f"{where}: sequences[{i}]") for i, each in enumerate(_list(record, "sequences", where))
+        _sequence(each, f"{where}: sequences[{i}]") for i, each in enumerate(list_of(record, "sequences", where))
     )
-    return replace(text, written=written, tokenizer=_string(record.get("tokenizer"), f"{where}: `tokenizer`"))
+    return replace(text, written=written, tokenizer=string(record.get("tokenizer"), f"{where}: `tokenizer`"))
 
 
 def _sequence(record: Any, where: str) -> Written:
@@ -201,16 +194,11 @@ def _sequence(record: Any, where: str) -> Written:
 def _record(record: Any, where: str) -> Text:
     if not isinstance(record, dict):
         raise ExecutorError(f"{where}: must be an object, found {type(record).__name__}")
-    if "conversations" in record:
-        return Text(where, turns=_turns(record, "conversations", "from", "value", where))
-    if "messages" in record:
-        return Text(where, turns=_turns(record, "messages", "role", "content", where))
-    if "turns" in record:
-        said = _list(record, "turns", where)
-        return Text(where, turns=tuple(("user", _string(x, f"{where}: turns[{i}]")) for i, x in enumerate(said)))
+    if turns := turns_of(record, where):
+        return Text(where, turns=turns)
     if "text" in record:
-        text = _string(record["text"], f"{where}: `text`")
-        prompt = _string(record.get("prompt", ""), f"{where}: `prompt`", empty=True)
+        text = string(record["text"], f"{where}: `text`")
+        prompt = string(record.get("prompt", ""), f"{where}: `prompt`", empty=True)
         if not text.startswith(prompt):
             raise ExecutorError(f"{where}: `text` must begin with `prompt`")
         if not isinstance(record.get("cut", False), bool):
@@ -219,33 +207,3 @@ def _record(record: Any, where: str) -> Text:
     raise ExecutorError(
         f"{where}: must have `conversations`, `messages`, `turns` or `text`, found {', '.join(record) or 'nothing'}"
     )
-
-
-def _list(record: dict[str, Any], key: str, where: str) -> list[Any]:
-    found = record[key]
-    if not (isinstance(found, list) and found):
-        raise ExecutorError(f"{where}: `{key}` must be a list that is not empty, found {type(found).__name__}")
-    return found
-
-
-def _turns(record: dict[str, Any], key: str, role: str, content: str, where: str) -> tuple[tuple[str, str], ...]:
-    found = []
-    for index, turn in enumerate(_list(record, key, where)):
-        place = f"{where}: {key}[{index}]"
-        if not (isinstance(turn, dict) and role in turn and content in turn):
-            raise ExecutorError(f"{place}: must be an object with `{role}` and `{content}`")
-        known = ROLES.get(turn[role]) if isinstance(turn[role], str) else None
-        if known is None:
-            raise ExecutorError(f"{place}: `{role}` must be one of {', '.join(ROLES)}, found {turn[role]!r}")
-        found.append((known, _string(turn[content], f"{place}: `{content}`", empty=True)))
-    return tuple(found)
-
-
-def _string(value: Any, name: str, *, empty: bool = False) -> str:
-    if not isinstance(value, str) or not (value or empty):
-        raise ExecutorError(f"{name} must be a string{'' if empty else ' that is not empty'}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:  # half a surrogate pair
-        raise ExecutorError(f"{name} must be Unicode: {error.reason}") from error
-    return value

@@ -27,10 +27,13 @@ def read_texts(path: Path) -> list[str]:
     """The texts of a file: of JSON lines (`.jsonl`) each `text`, of any other the whole.
 
     Raises:
-        ExecutorError: it cannot be read, or is not UTF-8.
+        ExecutorError: it cannot be read, is not UTF-8, or holds conversations.
     """
     if path.suffix == ".jsonl":
-        return [prompt.text for prompt in read_prompts(path)]
+        prompts = read_prompts(path)
+        if said := next((p for p in prompts if p.turns), None):
+            raise ExecutorError(f"{said.where}: a conversation; n-grams are counted from `text`")
+        return [prompt.text for prompt in prompts]
     try:
         return [path.read_text("utf-8")]
     except (OSError, UnicodeDecodeError) as error:

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from executor.conversations import messages_of, rendered
 from executor.train.data import Rows, Text, Written
 from treeopt.errors import ExecutorError
 
@@ -93,7 +93,7 @@ def _joined(text: Text, end: str) -> tuple[str, list[tuple[int, int]]]:
 
 def _templated(tokenizer: PreTrainedTokenizerBase, text: Text) -> tuple[str, list[tuple[int, int]]]:
     """The same through the chat template."""
-    messages = [{"role": role, "content": content} for role, content in text.turns]
+    messages = messages_of(text.turns)
     whole = rendered(tokenizer, messages, text.where)
     learnt: list[tuple[int, int]] = []
     for index, (role, content) in enumerate(text.turns):
@@ -134,21 +134,6 @@ def _ending(tokenizer: PreTrainedTokenizerBase, rest: str) -> int:
     marked = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     special = marked | set(tokenizer.all_special_tokens)  # which knows only those that have a part to play
     return max((blanks + len(t) for t in special if rest.startswith(t, blanks)), default=0)
-
-
-def rendered(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], where: str, *, answer: bool = False
-) -> str:
-    """A conversation through the chat template; with `answer`, up to where the assistant's begins.
-
-    Raises:
-        ExecutorError: the template refuses it.
-    """
-    try:
-        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer))
-    except (TemplateError, ValueError, TypeError, KeyError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ExecutorError(f"{where}: the tokenizer's chat template refuses this conversation: {reason}") from error
 
 
 def packed(texts: Sequence[Encoded], *, length: int) -> Rows:

@@ -18,13 +18,14 @@ from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase
 
 from executor.acceptance import Rule, make_rule
+from executor.conversations import messages_of, up_to_answer
 from executor.decode import Decoder
 from executor.fingerprint import identity
 from executor.parallel import launched
 from executor.sampling import Warp, seeded
 from executor.target import Target
 from executor.train.data import Text
-from executor.train.rows import rendered, tokenizer_hash
+from executor.train.rows import tokenizer_hash
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.files import write_text
 from treeopt.lines import appended, read_lines
@@ -204,7 +205,7 @@ class _Piece:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, text: Text) -> None:
         self._tokenizer, self._text = tokenizer, text
         self._said: list[dict[str, str]] = []
-        self._waiting = [{"role": role, "content": content} for role, content in text.turns]
+        self._waiting = messages_of(text.turns)
         self._continuation: dict[str, Any] = {}
         self._sequences: list[dict[str, Any]] = []
 
@@ -218,7 +219,7 @@ class _Piece:
             return None
         self._said += self._waiting[:asked]
         self._waiting = self._waiting[asked:]
-        return _asked(self._tokenizer, self._said, self._text.where)
+        return up_to_answer(self._tokenizer, self._said, self._text.where)
 
     def end(self) -> None:
         """Ask no more, and take back what has no answer."""
@@ -262,16 +263,6 @@ def _check_room(target: Target, tokenizer: PreTrainedTokenizerBase, text: Text, 
             f"{text.where}: its {len(prompt)} tokens and {writing.new_tokens} more exceed the target's context of "
             f"{target.context_limit}"
         )
-
-
-def _asked(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], where: str) -> list[int]:
-    """Tokens of a conversation up to where the answer begins; without a template as `rows.encode` joins turns."""
-    if tokenizer.chat_template:
-        whole = rendered(tokenizer, messages, where, answer=True)
-        return list(tokenizer(whole, add_special_tokens=False)["input_ids"])
-    end = tokenizer.eos_token or ""
-    whole = "".join(m["content"] + (end if m["role"] == "assistant" else "") + "\n" for m in messages)
-    return list(tokenizer(whole, add_special_tokens=True)["input_ids"])
 
 
 def _continued(

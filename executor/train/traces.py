@@ -10,7 +10,7 @@ from typing import Any
 
 from executor.checkpoints import load_drafter
 from executor.loading import load_target, load_tokenizer
-from executor.prompts import read_prompts
+from executor.prompts import encode, read_prompts
 from executor.record import collect
 from executor.train.shipped import NAME
 from treeopt.errors import UsageError
@@ -91,7 +91,7 @@ def record(data: Path, names: Sequence[str] = tuple(DRAFTERS)) -> None:
         folder = target_of(data, name)
         target = load_target(folder, packed=True)
         drafter = load_drafter(place_of(data, name), target, packed=True)
-        tokens = load_tokenizer(folder, vocabulary=target.vocabulary)([p.text for p in prompts])["input_ids"]
+        tokens = encode(load_tokenizer(folder, vocabulary=target.vocabulary), prompts)
         for kind in wanted:
             settings = dict(kinds_of(name)[kind])
             count = settings.pop("requests")

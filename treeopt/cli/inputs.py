@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,7 @@ class Prompts:
     prompts_file: Path | None
     requests: int | None
     skip: int
+    chat: bool = False
     texts: tuple[str, ...] = ()
     prompt_tokens: int | None = None
 
@@ -107,22 +108,28 @@ class Prompts:
                 raise UsageError("--requests and --skip choose from a file: give --prompts")
             if not all(self.texts) or any("\ud800" <= c <= "\udfff" for text in self.texts for c in text):
                 raise UsageError("--prompt must be a text in Unicode, and not empty")
-            return [Prompt(text) for text in self.texts]
+            return [self._taken(Prompt(text, where=f"--prompt {text!r}")) for text in self.texts]
         drawn = read_prompts(self.prompts_file)[self.skip :]
         if not drawn or (self.requests is not None and len(drawn) < self.requests):
             raise UsageError(
                 f"{self.prompts_file}: {self.requests or 1} prompts wanted after skipping {self.skip}, "
                 f"{len(drawn)} are left"
             )
-        return drawn[: self.requests]
+        return [self._taken(prompt) for prompt in drawn[: self.requests]]
+
+    def _taken(self, prompt: "Prompt") -> "Prompt":
+        if not self.chat or prompt.turns:
+            return prompt
+        return replace(prompt, text="", turns=(("user", prompt.text),))
 
 
-_PROMPTS = "JSON lines with `text`."
+_PROMPTS = "JSON lines with `text`, or with conversations (`messages`, `conversations`, `turns`), which are answered."
 _choice = (
     click.option("--requests", type=click.IntRange(min=1), help="Prompts to take; default all."),
     click.option(
         "--skip", type=click.IntRange(min=0), default=0, show_default=True, help="Prompts to leave out first."
     ),
+    click.option("--chat", is_flag=True, help="Take texts as what a user says, through the target's chat template."),
 )
 prompts = options.bundle(
     "prompts",
@@ -247,13 +254,20 @@ def load_prompts(models: Models, model: "Target", prompts: Prompts, *, shortest:
     """The requests that a command was given.
 
     Raises:
-        UsageError: more prompts asked for than there are, or one of fewer than `shortest` tokens.
+        UsageError: more prompts asked for than there are, one of fewer than `shortest` tokens, or `--chat` for a
+            tokenizer that has no chat template.
+        ExecutorError: the chat template refuses a conversation.
     """
     from executor.loading import load_tokenizer
+    from executor.prompts import encode
 
     drawn = prompts.read()
     tokenizer = load_tokenizer(models.target, vocabulary=model.vocabulary)
-    tokens = tokenizer([p.text for p in drawn], add_special_tokens=True)["input_ids"]
+    if not tokenizer.chat_template and any(p.turns for p in drawn):
+        if prompts.chat:
+            raise UsageError(f"--chat: the tokenizer of {models.target} has no chat template")
+        click.echo("Warning: the tokenizer has no chat template: turns are joined by line ends", err=True)
+    tokens = encode(tokenizer, drawn)
     for number, prompt in enumerate(tokens, prompts.skip):
         if len(prompt) < shortest:
             source = prompts.prompts_file or "--prompt"
@@ -275,6 +289,8 @@ def load_tokens(models: Models, model: "Target", prompts: Prompts) -> tuple[list
     """
     if (prompts.prompts_file is None) == (prompts.prompt_tokens is None):
         raise UsageError("give either --prompts or --prompt-tokens")
+    if prompts.chat and prompts.prompt_tokens is not None:
+        raise UsageError("--chat is of --prompts: random tokens are nothing that a user says")
     if prompts.prompt_tokens is None:
         asked = load_prompts(models, model, prompts)
         return asked.tokens, asked.stop
