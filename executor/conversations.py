@@ -5,13 +5,17 @@
 {"turns": [...]}                                             Spec-Bench: what a user says, without answers
 """
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Sequence
+from datetime import date
+from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from treeopt.errors import ExecutorError
+from treeopt.files import why
 
 FORMS = ("conversations", "messages", "turns")
 ROLES = {
@@ -20,7 +24,48 @@ ROLES = {
     "system": "system",
 }
 
+# What templates that name today are told, so that tokens do not depend on when they are made: Llama 3's own default.
+TODAY = date(2024, 7, 26)
+_NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+
 Turns = tuple[tuple[str, str], ...]
+
+
+def records(path: Path) -> Iterator[tuple[Any, str]]:
+    """The records of a JSON list (`.json`) or of JSON lines (any other name), each with where it stands.
+
+    Raises:
+        ExecutorError: it cannot be read, or is something else; names file and line.
+    """
+    content = read_text(path)
+    if path.suffix == ".json":
+        found = _json(content, str(path))
+        if not isinstance(found, list):
+            raise ExecutorError(f"{path}: must be a list of records, found {type(found).__name__}")
+        yield from ((record, f"{path}, record {number}") for number, record in enumerate(found))
+        return
+    for number, line in enumerate(content.split("\n"), 1):  # other line ends may stand inside a text
+        if line.strip():
+            yield _json(line, f"{path}, line {number}"), f"{path}, line {number}"
+
+
+def read_text(path: Path) -> str:
+    """A file's text.
+
+    Raises:
+        ExecutorError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExecutorError(f"{path}: text cannot be read: {why(error)}") from error
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ExecutorError(f"{where}: not JSON: {error}") from error
 
 
 def turns_of(record: dict[str, Any], where: str) -> Turns:
@@ -29,11 +74,11 @@ def turns_of(record: dict[str, Any], where: str) -> Turns:
     Raises:
         ExecutorError: names `where`, turn and field.
     """
-    if "conversations" in record:
+    if record.get("conversations") is not None:
         return _turns(record, "conversations", "from", "value", where)
-    if "messages" in record:
+    if record.get("messages") is not None:
         return _turns(record, "messages", "role", "content", where)
-    if "turns" in record:
+    if record.get("turns") is not None:
         said = list_of(record, "turns", where)
         return tuple(("user", string(x, f"{where}: turns[{i}]")) for i, x in enumerate(said))
     return ()
@@ -48,8 +93,16 @@ def _turns(record: dict[str, Any], key: str, role: str, content: str, where: str
         known = ROLES.get(turn[role]) if isinstance(turn[role], str) else None
         if known is None:
             raise ExecutorError(f"{place}: `{role}` must be one of {', '.join(ROLES)}, found {turn[role]!r}")
-        found.append((known, string(turn[content], f"{place}: `{content}`", empty=True)))
+        found.append((known, string(_joined(turn[content]), f"{place}: `{content}`", empty=True)))
     return tuple(found)
+
+
+def _joined(content: Any) -> Any:
+    """What is said in several parts, as one, if all of them are texts."""
+    if not (isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content)):
+        return content
+    texts = [part.get("text") for part in content]
+    return "".join(texts) if all(isinstance(text, str) for text in texts) else content
 
 
 def list_of(record: dict[str, Any], key: str, where: str) -> list[Any]:
@@ -85,10 +138,15 @@ def rendered(
         ExecutorError: the template refuses it.
     """
     try:
-        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer))
-    except (TemplateError, ValueError, TypeError, KeyError) as error:
+        template = _NOW.sub(lambda call: repr(TODAY.strftime(call[2])), tokenizer.get_chat_template())
+        whole = tokenizer.apply_chat_template(
+            list(messages), chat_template=template, tokenize=False, add_generation_prompt=answer
+        )
+        str(whole).encode()
+    except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ExecutorError(f"{where}: the tokenizer's chat template refuses this conversation: {reason}") from error
+    return str(whole)
 
 
 def up_to_answer(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], where: str) -> list[int]:
@@ -99,6 +157,8 @@ def up_to_answer(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str
     """
     if tokenizer.chat_template:
         whole = rendered(tokenizer, messages, where, answer=True)
+        if not whole:
+            raise ExecutorError(f"{where}: the tokenizer's chat template makes nothing of this conversation")
         return list(tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"])
     end = tokenizer.eos_token or ""
     whole = "".join(m["content"] + (end if m["role"] == "assistant" else "") + "\n" for m in messages)

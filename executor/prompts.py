@@ -4,12 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from executor.conversations import FORMS, Turns, messages_of, string, turns_of, up_to_answer
+from executor.conversations import FORMS, Turns, messages_of, records, string, turns_of, up_to_answer
 from treeopt.errors import ExecutorError
-from treeopt.files import why, write_text
+from treeopt.files import write_text
 
 
 @dataclass(frozen=True)
@@ -30,38 +31,31 @@ class Prompt:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a JSON-lines file, one object a line.
+    """The prompts of a file of JSON lines, or of a JSON list (`.json`).
 
     A prompt is a `text` or a conversation (see `executor.conversations`). Answers at a conversation's end are left out,
     and of Spec-Bench's `turns`, which have no answers between them, all but the first. `domain` is optional; of a
     conversation Spec-Bench's `category` takes its place.
 
     Raises:
-        ExecutorError: a line is not such an object; the message names file and line.
+        ExecutorError: a record is no prompt; the message names file, line and field.
     """
-    try:
-        lines = path.read_text("utf-8").split("\n")  # other line ends may stand inside a text
-    except (OSError, UnicodeDecodeError) as error:
-        raise ExecutorError(f"{path}: prompts cannot be read: {why(error)}") from error
-    prompts = [_prompt(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    prompts = [_prompt(record, where) for record, where in records(path)]
     if not prompts:
         raise ExecutorError(f"{path}: holds no prompts")
     return prompts
 
 
-def _prompt(line: str, where: str) -> Prompt:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        record = None
-    if not isinstance(record, dict) or not {"text", *FORMS} & record.keys():
+def _prompt(record: Any, where: str) -> Prompt:
+    told = {key for key, value in record.items() if value is not None} if isinstance(record, dict) else set()
+    if not {"text", *FORMS} & told:
         raise ExecutorError(f"{where}: must be a JSON object with `text`, `{'`, `'.join(FORMS[:-1])}` or `{FORMS[-1]}`")
-    turns = turns_of(record, where)
-    domain = record.get("domain", record.get("category", "") if turns else "")
-    domain = string(domain, f"{where}: `domain`", empty=True)
-    if not turns:
+    label = "domain" if "domain" in told or "text" in told else "category"
+    domain = string(record[label], f"{where}: `{label}`", empty=True) if label in told else ""
+    if "text" in told:
         return Prompt(string(record["text"], f"{where}: `text`"), domain, where=where)
-    if "turns" in record:
+    turns = turns_of(record, where)
+    if not {"conversations", "messages"} & told:
         turns = turns[:1]
     while turns and turns[-1][0] == "assistant":
         turns = turns[:-1]

@@ -65,7 +65,7 @@ def test_conversations_end_with_what_the_user_says(tmp_path):
         ({"messages": [{"role": "system", "content": "a"}]}, "the user must have the last word"),
         ({"messages": ANSWERED[1:]}, "the user must have the last word"),
         ({"turns": [5]}, r"turns\[0\] must be a string"),
-        ({"turns": ["a"], "category": 5}, "`domain` must be a string"),
+        ({"turns": ["a"], "category": 5}, "`category` must be a string"),
         ({"prompt": "a"}, "must be a JSON object with `text`, `conversations`, `messages` or `turns`"),
     ],
 )
@@ -74,6 +74,50 @@ def test_conversations_without_a_question_are_refused(tmp_path, record, message)
     with pytest.raises(ExecutorError, match=message) as error:
         read_prompts(path)
     assert f"{path}, line 2" in str(error.value)
+
+
+def test_fields_that_are_null_are_absent_and_a_text_is_a_text(tmp_path):
+    path = write(
+        tmp_path / "p.jsonl",
+        {"text": "def f", "domain": None, "turns": 3},
+        {"text": None, "messages": USER, "conversations": None, "category": None},
+    )
+    assert [(p.text, p.domain, p.turns) for p in read_prompts(path)] == [
+        ("def f", "", ()),
+        ("", "", (("user", "one"),)),
+    ]
+
+
+def test_lists_and_contents_in_parts_are_read(tmp_path):
+    path = tmp_path / "share.json"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    path.write_text(json.dumps([{"messages": [{"role": "user", "content": parts}]}, {"text": "c"}]))
+    assert [(p.text, p.turns, p.where) for p in read_prompts(path)] == [
+        ("", (("user", "ab"),), f"{path}, record 0"),
+        ("c", (), f"{path}, record 1"),
+    ]
+    path.write_text(json.dumps([{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}]))
+    with pytest.raises(ExecutorError, match=r"record 0: messages\[0\]: `content` must be a string"):
+        read_prompts(path)
+
+
+def test_templates_that_name_today_give_the_same_on_every_day():
+    template = "{{ strftime_now('%d %b %Y') }}{{ strftime_now( \"it's %Y-%m-%d\" ) }}:{{ messages[0]['content'] }}"
+    found = encode(byte_tokenizer(template), [Prompt(turns=(("user", "one"),))])
+    assert byte_tokenizer().decode(found[0]) == "26 Jul 2024it's 2024-07-26:one"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ 1 // (messages|length - 1) }}", "p, line 1: .* refuses this conversation: .*zero"),
+        ("{{ '{0}{1}'.format('a') }}", "p, line 1: .* refuses this conversation"),
+        ("{% for m in messages %}{% endfor %}", "p, line 1: .* makes nothing of this conversation"),
+    ],
+)
+def test_templates_that_fail_are_errors(template, message):
+    with pytest.raises(ExecutorError, match=message):
+        encode(byte_tokenizer(template), [Prompt(turns=(("user", "one"),), where="p, line 1")])
 
 
 def test_conversations_go_through_the_chat_template():

@@ -230,8 +230,6 @@ def test_the_quicker_precision_is_measured(monkeypatch, bfloat16_s, quicker):
 def test_drafters_are_trained_beside_the_shipped_target(tmp_path, monkeypatch):
     """A few steps each, computed in what the target was; a second stage goes on from the first."""
     shutil.copytree(shipped("models/stdlib-llama"), tmp_path / "models" / build.NAME)
-    place = tmp_path / "models" / build.NAME / "training.json"
-    place.write_text(json.dumps(json.loads(place.read_text()) | {"precision": "bfloat16"}))
     short = [source for source in corpus.standard_library() if 1000 < len(source.text) < 3000]
     few = [s for s in short if s.held_out][:6] + [s for s in short if not s.held_out][:20]
     monkeypatch.setattr(corpus, "standard_library", lambda: few)

@@ -10,8 +10,7 @@ Learnt are the assistant's turns, and of a text what follows its prompt. What a 
     {..., "tokenizer": ..., "sequences": [{"tokens": [...], "learnt": [[start, stop], ...]}, ...]}
 """
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from executor.conversations import Turns, list_of, string, turns_of
+from executor.conversations import Turns, list_of, read_text, records, string, turns_of
 from treeopt.errors import ExecutorError
-from treeopt.files import why
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def read_texts(paths: Sequence[Path]) -> list[Text]:
             shown = [p for p in below if not any(part.startswith(".") for part in p.relative_to(path).parts)]
             files = [p for p in shown if not _binary(p)]
         for file in files:
-            found += _records(file) if file.suffix in (".jsonl", ".json") else _plain(file)
+            found += (_whole(*each) for each in records(file)) if file.suffix in (".jsonl", ".json") else _plain(file)
     if not found:
         raise ExecutorError(f"{', '.join(map(str, paths))}: no text here")
     return found
@@ -122,13 +120,6 @@ def answered(texts: Sequence[Text]) -> Sequence[Text]:
     return texts
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ExecutorError(f"{path}: text cannot be read: {why(error)}") from error
-
-
 def _binary(path: Path) -> bool:
     """As git tells: by a zero byte near the beginning."""
     try:
@@ -139,30 +130,8 @@ def _binary(path: Path) -> bool:
 
 
 def _plain(path: Path) -> list[Text]:
-    text = _read(path)
+    text = read_text(path)
     return [Text(str(path), text=text)] if text.strip() else []
-
-
-def _records(path: Path) -> Iterator[Text]:
-    content = _read(path)
-    if path.suffix == ".json":
-        records = _json(content, str(path))
-        if not isinstance(records, list):
-            raise ExecutorError(f"{path}: must be a list of records, found {type(records).__name__}")
-        for number, record in enumerate(records):
-            yield _whole(record, f"{path}, record {number}")
-        return
-    for number, line in enumerate(content.split("\n"), 1):  # other line ends may stand inside a text
-        if line.strip():
-            where = f"{path}, line {number}"
-            yield _whole(_json(line, where), where)
-
-
-def _json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ExecutorError(f"{where}: not JSON: {error}") from error
 
 
 def _whole(record: Any, where: str) -> Text:

@@ -159,7 +159,7 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None, features: 
         data / "models" / shipped.folder,
         shipped.steps if steps is None else steps,
         seed=SEED,
-        precision=json.loads((data / "models" / NAME / LOG).read_text()).get("precision", "float32"),
+        precision=json.loads((data / "models" / NAME / LOG).read_text())["precision"],
         features=features if shared else None,
         dtype="bfloat16",
         meta=meta,
@@ -170,7 +170,7 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None, features: 
     return found
 
 
-def quicker_precision(config: LlamaConfig, device: torch.device, *, rounds: int = 7) -> str:
+def quicker_precision(config: LlamaConfig, device: torch.device, *, rounds: int = 3) -> str:
     """What training is computed in where it is safe: bfloat16 where steps of this shape are quicker in it, measured.
 
     Of processors the instructions do not tell: float32 for bfloat16 came to 1.1 to 1.2 on a Xeon with tiles (AMX),
@@ -180,7 +180,7 @@ def quicker_precision(config: LlamaConfig, device: torch.device, *, rounds: int 
     if device.type == "cuda":
         return "bfloat16"
     with torch.random.fork_rng(devices=[]):
-        model = LlamaForCausalLM(LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 2}))
+        model = LlamaForCausalLM(config)
         tokens = torch.randint(0, config.vocab_size, (BATCH, LENGTH))
     ratios = []
     for round_ in range(rounds + 1):

@@ -266,7 +266,8 @@ def load_prompts(models: Models, model: "Target", prompts: Prompts, *, shortest:
     if not tokenizer.chat_template and any(p.turns for p in drawn):
         if prompts.chat:
             raise UsageError(f"--chat: the tokenizer of {models.target} has no chat template")
-        click.echo("Warning: the tokenizer has no chat template: turns are joined by line ends", err=True)
+        if is_main_rank():
+            click.echo("Warning: the tokenizer has no chat template: turns are joined by line ends", err=True)
     tokens = encode(tokenizer, drawn)
     for number, prompt in enumerate(tokens, prompts.skip):
         if len(prompt) < shortest:
