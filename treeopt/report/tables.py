@@ -140,15 +140,14 @@ def _conditions(plan: Plan) -> str:
 def models_told(meta: Any) -> str:
     """Target and drafter of a trace or profile, or what a trace was imported from, as its provenance says."""
     kind, heads = look(meta, "drafter", "kind"), look(meta, "drafter", "heads")
-    drafter = f"{'' if heads is None else f'{heads} '}{_shown(kind)} heads"
+    called = "a language model" if kind == "language-model" else _shown(kind)
+    drafter = f"{called} as drafter" if heads is None else f"{heads} {called} heads"
     source, engine = look(meta, "imported"), look(meta, "imported", "engine")
     if source is not None and look(meta, "target") is None:
         what = f"{_shown(look(source, 'format'))}{'' if engine is None else f' of {engine}'}"
         return f"imported: {what}, {_shown(look(source, 'file'))}{'' if kind is None else f', {drafter}'}"
     words = [_shown(look(meta, "target", key)) for key in ("name", "dtype")]
     words += [str(kind) for kind in (look(meta, "target", "quantization"),) if kind is not None]
-    if kind == "language-model":
-        return f"target {' '.join(words)}, a language model as drafter"
     return f"target {' '.join(words)}, {drafter}"
 
 
