@@ -107,6 +107,11 @@ def test_a_table_names_quantised_weights_and_language_models():
     assert "target tiny-llama bfloat16 int8 (torchao), a language model as drafter; greedy" in text
 
 
+def test_a_drafter_without_heads_has_none_in_its_name():
+    text = "\n".join(shown(show_trace, trace_of([[[0]]], width=1, meta=META | {"drafter": {"kind": "eagle"}})))
+    assert "target tiny-llama bfloat16, eagle as drafter; greedy" in text
+
+
 def test_show_trace_leaves_what_was_never_seen_empty():
     """No request is two tokens long: nothing is known of depth 2."""
     assert row(shown(show_trace, trace_of([[[0, -2]], [[0, -2]]], width=1)), "2") == ["2", "", "", "", ""]

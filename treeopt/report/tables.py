@@ -140,8 +140,10 @@ def _conditions(plan: Plan) -> str:
 def models_told(meta: Any) -> str:
     """Target and drafter of a trace or profile, or what a trace was imported from, as its provenance says."""
     kind, heads = look(meta, "drafter", "kind"), look(meta, "drafter", "heads")
-    called = "a language model" if kind == "language-model" else _shown(kind)
-    drafter = f"{called} as drafter" if heads is None else f"{heads} {called} heads"
+    if kind == "language-model":
+        drafter = "a language model as drafter"  # its `heads` are the levels that it goes to
+    else:
+        drafter = f"{_shown(kind)} as drafter" if heads is None else f"{heads} {_shown(kind)} heads"
     source, engine = look(meta, "imported"), look(meta, "imported", "engine")
     if source is not None and look(meta, "target") is None:
         what = f"{_shown(look(source, 'format'))}{'' if engine is None else f' of {engine}'}"
