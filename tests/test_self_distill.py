@@ -74,7 +74,7 @@ def test_every_turn_is_answered_after_the_answers_before(target, tmp_path, templ
 
 @pytest.mark.parametrize("template", [CHATML, FORGETS, None])
 def test_what_is_learnt_is_what_was_written(target, tmp_path, template):
-    """Token for token after what was said, whatever the template makes of earlier answers."""
+    """Token for token after what was asked, whatever the template makes of earlier answers."""
     tokenizer = byte_tokenizer(template)
     spelling = Target(copy.deepcopy(target.model))
     letters = torch.tensor(tokenizer("abcdefghijklmnopqrstuvwxyz")["input_ids"])
