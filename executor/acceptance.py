@@ -22,9 +22,9 @@ from torch import Tensor
 
 from executor.rejection import BlockVerification, Leviathan, Sequoia, SpecInfer
 from executor.sampling import Warp
-from executor.topology import Draft
+from executor.topology import Draft, Topology
 from executor.verdict import Accepted as Accepted
-from executor.verdict import CoinRule, Siblings, best_of, deepest, or_else, rows
+from executor.verdict import CoinRule, Siblings, best_of, cut_off, deepest, or_else, rows
 from executor.verdict import follow as follow
 from treeopt.errors import UsageError
 from treeopt.tree import Tree
@@ -151,6 +151,18 @@ class Typical:
     def accept(self, logits: Tensor, draft: Draft) -> Accepted:
         """The longest path of typical tokens."""
         topology = draft.topology.expand(len(logits))
+        missed, weight = self._judged(logits, draft, topology)
+        count, path = deepest(topology, missed, weight)
+        return Accepted.of(draft, count, path, best_of(rows(logits, path[:, -1:])))
+
+    def kept(self, logits: Tensor, draft: Draft) -> Tensor:
+        """Nodes of a static tree that a path might keep, all their ancestors typical: bool (batch, count), the root."""
+        topology = draft.topology.expand(len(logits))
+        missed, _ = self._judged(logits, draft, topology)
+        return ~cut_off(topology, missed)
+
+    def _judged(self, logits: Tensor, draft: Draft, topology: Topology) -> tuple[Tensor, Tensor]:
+        """Which entries are not typical, bool (batch, count), and log p of those that are drafted; the root is."""
         siblings = Siblings.of(draft, topology.inner)
         log_p = self.warp.log_probabilities(rows(logits, topology.inner))
         p = log_p.exp()
@@ -161,8 +173,7 @@ class Typical:
         entries, blank = siblings.entries.flatten(1), torch.zeros_like(log_p[:, :1, 0]).expand(-1, topology.count)
         weight = blank.scatter(1, entries, log_p.gather(-1, siblings.tokens).flatten(1))
         match = blank.bool().scatter(1, entries, kept.flatten(1))
-        count, path = deepest(topology, ~match, weight)
-        return Accepted.of(draft, count, path, best_of(rows(logits, path[:, -1:])))
+        return ~match, weight
 
 
 SAMPLING: dict[str, type[CoinRule]] = {

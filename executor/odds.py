@@ -26,17 +26,6 @@ from torch import Tensor
 from executor.acceptance import PointMass, Rule, SampleAndMatch
 from executor.rejection import BlockVerification, Leviathan, Rounds, Sequoia, SpecInfer
 from executor.sampling import pick
-from treeopt.errors import UsageError
-
-
-def check_recorded(rule: Rule) -> None:
-    """Refuse a rule that a trace cannot speak of.
-
-    Raises:
-        UsageError: the rule is lossy.
-    """
-    if not rule.lossless:
-        raise UsageError("a trace holds the target's own text, which rule typical does not write")
 
 
 def manner(rule: Rule, width: int, draws: int) -> str:

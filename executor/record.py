@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from executor.acceptance import Typical
 from executor.candidates import candidate_trees
 from executor.decode import Decoder
 from executor.drafters.base import Drafter
 from executor.fingerprint import device_name, identity, tokens_hash
 from executor.forced import Arrays, Texts, along
 from executor.forced import rank_of as rank_of
+from executor.led import nodes_kept
 from executor.parallel import is_main_rank
 from executor.prompts import Prompt
 from executor.recording import Recording
@@ -51,8 +54,8 @@ def collect(
         prompts: the requests; their domains are kept, their texts are not.
         tokens: token ids of each prompt, two or more each.
         folder: keep finished shards here; those that are there already are not made again, and the trace is the same.
-        written: texts of shards by their first request, of another call for the same target, prompts and settings:
-            those that are there are not written again, the others are added.
+        written: texts of shards by their first request, of another call for the same target, prompts and settings
+            (and drafter, where texts depend on it): those that are there are not written again, the others are added.
         progress: told the requests finished since it was last called, first when written, again when recorded.
         settings: those of `Recording`.
 
@@ -84,7 +87,7 @@ def collect(
         part = slice(done, done + SHARD * recording.batch)
         texts = {} if written is None else written
         if done not in texts:
-            texts[done] = _write(target, tokens[part], recording, done, progress)
+            texts[done] = _write(target, drafter, tokens[part], recording, done, progress)
         pieces.append(_shard(target, drafter, prompts[part], tokens[part], texts[done], recording, done, progress))
         done += pieces[-1].requests
         if shards is not None and is_main_rank():
@@ -107,17 +110,22 @@ def _shard(
     wanted, policy = recording.wanted(drafter, verifying), recording.candidates
     found: list[Arrays] = []
     drafted: list[Arrays] = []
+    kept: list[NDArray[np.bool_]] = []
     for start in range(0, len(tokens), recording.batch):
         part = slice(start, start + recording.batch)
         texts = Texts.read(target, drafter, tokens[part], written[part])
         found += along(target, drafter, texts, wanted)
         if policy is not None:
             drafted += candidate_trees(target, drafter, texts, policy, stride=recording.stride)
+        if isinstance(verifying, Typical):
+            kept += nodes_kept(target, drafter, tokens[part], written[part], rule=verifying, tree=recording.drawn)
         progress(len(tokens[part]))
     arrays: dict[str, Any] = _together(found)
     if policy is not None:
         trees = _together(drafted)
         arrays["candidates"] = Candidates(np.append(0, trees.pop("sizes").cumsum()), **trees)
+    if kept:
+        arrays["tree_kept"] = np.concatenate(kept)
     lengths, names = [len(text) for text in written], sorted({p.domain for p in prompts})
     grams, repeats = repeated(written)
     return Trace(
@@ -125,17 +133,23 @@ def _shard(
         position=np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
         width=recording.width,
         **arrays,
-        meta=note([tokens_hash([text]) for text in written], grams, repeats),
+        meta=note([tokens_hash([text]) for text in written], grams, repeats) | recording.paths,
         domain=np.array([names.index(p.domain) for p in prompts], dtype=np.int16),
         domain_names=tuple(names),
     )
 
 
 def _write(
-    target: Target, tokens: Sequence[Sequence[int]], recording: Recording, first: int, progress: Progress
+    target: Target,
+    drafter: Drafter,
+    tokens: Sequence[Sequence[int]],
+    recording: Recording,
+    first: int,
+    progress: Progress,
 ) -> list[list[int]]:
     """The tokens of each text, in the order of the prompts, which are those from `first` on."""
-    decoder = Decoder(target, batch=recording.batch, rule=recording.rules(target, first)[1])
+    rule = recording.rules(target, first)[1]
+    decoder = Decoder(target, drafter, tree=recording.drawn, batch=recording.batch, rule=rule)
     texts: list[list[int]] = [[] for _ in tokens]
     open_requests: set[int] = set()
     for step in decoder.steps(tokens, new_tokens=recording.new_tokens, stop=recording.stop):

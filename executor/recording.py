@@ -7,17 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from executor.acceptance import Greedy, Rule, SampleAndMatch, make_rule, told
+from executor.acceptance import Greedy, Rule, SampleAndMatch, Typical, make_rule, told
 from executor.candidates import check_candidates
 from executor.drafters.base import Drafter, usual_depth
 from executor.forced import Wanted
-from executor.odds import check_recorded, manner
+from executor.odds import manner
 from executor.rejection import BlockVerification
 from executor.sampling import Warp, seeded
 from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.trace import MAX_WIDTH
+from treeopt.tree import Tree
+
+OTHER_TEXTS = "trees are replayed on texts that the tree of the recording wrote, which others would not write"
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,9 @@ class Recording:
     Temperature 0 writes greedily; above, the text is a sample of the target, whatever the rule. Its ranks are what
     sample-and-match keeps, just as those of greedy text are what greedy keeps; for rules that draw candidates from
     the drafter's law the trace also says how likely each is to be kept, and how likely the text's own tokens were
-    (`accept` and `kept`, see odds.py).
+    (`accept` and `kept`, see odds.py). Typical acceptance writes texts that depend on what is drafted, and may keep
+    several siblings: texts are those of the live loop with `tree`, and the trace says at every position which nodes of
+    it would be kept.
 
     Attributes:
         new_tokens: tokens written after each prompt.
@@ -42,6 +47,7 @@ class Recording:
         draws: simulated where that has no closed form.
         candidates: also record whole candidate trees, as deep and wide as this policy drafts them, for dynamic trees.
         stride: positions of a request from one with candidates to the next.
+        tree: of rule typical, and of no other: the trees that a search may choose are parts of it.
         stop: tokens that end a request.
         batch: requests decoded together.
         seed: of the sampling.
@@ -58,6 +64,7 @@ class Recording:
     draws: int = 16
     candidates: DynamicTree | None = None
     stride: int = 1
+    tree: Tree | None = None
     stop: Sequence[int] = ()
     batch: int = 8
     seed: int = 0
@@ -66,9 +73,9 @@ class Recording:
         """Refuse what has no meaning or cannot be.
 
         Raises:
-            UsageError: settings without meaning, or a rule that a trace cannot speak of.
-            ExecutorError: the drafter is shallower than `depth`, the width exceeds the vocabulary, or there are too
-                many candidates.
+            UsageError: settings without meaning, or that do not go together.
+            ExecutorError: the drafter is shallower than `depth`, the width exceeds the vocabulary, the tree exceeds
+                either, or there are too many candidates.
         """
         if not 0 <= self.temperature < math.inf:
             raise UsageError(f"temperature must be 0 or more and finite, got {self.temperature}")
@@ -81,13 +88,33 @@ class Recording:
             limit = f"{target.vocabulary} (the vocabulary)" if target.vocabulary <= MAX_WIDTH else f"{MAX_WIDTH}"
             raise ExecutorError(f"width must be in 1..{limit}, got {self.width}")
         rule, _ = self.rules(target, 0)
-        check_recorded(rule)
+        if isinstance(rule, Typical) != (self.drawn.nodes > 0):
+            raise UsageError(
+                "rule typical is recorded with a tree, which the trees of a search are parts of; no other rule is"
+            )
+        if self.drawn.depth > self.levels(drafter) or max(self.drawn.ranks, default=0) >= self.width:
+            raise ExecutorError(
+                f"the tree has depth {self.drawn.depth} and ranks up to {max(self.drawn.ranks)}, recorded are "
+                f"{self.levels(drafter)} levels and {self.width} candidates"
+            )
         if self.candidates is not None:
+            if self.drawn.nodes:
+                raise UsageError("candidates tell of one kept sibling, rule typical may keep several: leave them out")
             check_candidates(target, drafter, self.candidates)
             if rule.sampled_candidates:
                 raise UsageError(
                     f"rule {self.rule} draws its candidates: a tree that keeps the best of them would bias it"
                 )
+
+    @property
+    def drawn(self) -> Tree:
+        """With what texts are written; an empty tree where they do not depend on it."""
+        return self.tree or Tree((), ())
+
+    @property
+    def paths(self) -> dict[str, Any]:
+        """What a trace with `tree_kept` says of its columns."""
+        return {"tree": [list(path) for path in self.drawn.paths]} if self.drawn.nodes else {}
 
     def levels(self, drafter: Drafter) -> int:
         """D."""
@@ -101,12 +128,15 @@ class Recording:
         warp = Warp(self.temperature, self.top_k, self.top_p)
         verifying, writing = (int(n) >> 1 for n in np.random.SeedSequence([self.seed, first]).generate_state(2, "u8"))
         rule = make_rule(name, warp=warp, generator=seeded(target.device, verifying))
+        if isinstance(rule, Typical):
+            return rule, rule
         return rule, SampleAndMatch(warp, seeded(target.device, writing))
 
     def wanted(self, drafter: Drafter, rule: Rule) -> Wanted:
         """What is looked at in the teacher-forced pass."""
         drawn = rule.sampled_candidates
-        accept = (drawn or (self.probabilities and self.temperature > 0)) and not isinstance(rule, BlockVerification)
+        told = drawn or (self.probabilities and self.temperature > 0)
+        accept = told and not isinstance(rule, BlockVerification | Typical)
         return Wanted(self.levels(drafter), self.width, rule, self.probabilities, accept, drawn, self.draws)
 
     def provenance(self, target: Target, drafter: Drafter) -> dict[str, Any]:
@@ -122,4 +152,6 @@ class Recording:
         if policy is not None:
             reach = {"depth": policy.depth, "beam": policy.beam, "width": policy.children}
             more["candidates"] = reach | {"stride": self.stride}
+        if self.paths:
+            more |= {**self.paths, "assumed": [OTHER_TEXTS]}
         return {**told(rule), "new_tokens": self.new_tokens, "seed": self.seed, **more}

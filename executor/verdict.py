@@ -160,13 +160,17 @@ def deepest(topology: Topology, missed: Tensor, weight: Tensor | None = None) ->
     """
     if topology.present is not None:
         missed = missed | ~topology.present
-    lost = (topology.below & missed[:, None]).any(-1)
-    length = topology.depth.masked_fill(lost, -1)
+    length = topology.depth.masked_fill(cut_off(topology, missed), -1)
     count, best = length.max(1)
     if weight is not None:
         sums = (topology.below * torch.where(missed, 0, weight)[:, None]).sum(-1)
         best = torch.where(length == count[:, None], sums, -torch.inf).argmax(1)
     return count, topology.path[topology.which, best]
+
+
+def cut_off(topology: Topology, missed: Tensor) -> Tensor:
+    """Which nodes do not match or have an ancestor that does not: bool (batch, count), of the same of nodes alone."""
+    return (topology.below & missed[:, None]).any(-1)
 
 
 def best_of(logits: Tensor) -> Tensor:

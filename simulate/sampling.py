@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from treeopt.constraints import ChainOnly, Constraint, ContiguousRanks
 from treeopt.errors import TraceError
-from treeopt.trace import CHAINS, MISSED, PAST_END, Trace
+from treeopt.trace import CHAINS, MANY_KEPT, MISSED, PAST_END, Trace
 from treeopt.tree import Tree
 from treeopt.walk import accepted_lengths
 
-RANKED = ("greedy", "sample-and-match", "point-mass", None)  # None: a trace that does not say
+RANKED = ("greedy", "sample-and-match", "point-mass", *MANY_KEPT, None)  # None: a trace that does not say
 CHUNK = 2**22  # probabilities looked at together
 
 Floats = NDArray[np.float64]

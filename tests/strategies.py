@@ -8,10 +8,11 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from treeopt.trace import Candidates, Trace
+from treeopt.arrays import REQUIRED
+from treeopt.trace import BY_ANCHOR, Candidates, Trace
 from treeopt.tree import Tree
 
-ARRAYS = ("request", "position", "rank", "accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "domain")
+ARRAYS = (*REQUIRED[:3], *BY_ANCHOR, "domain")
 
 _json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8),

@@ -212,6 +212,7 @@ ORDER = [
     "executor.graphs",
     "executor.decode",
     "executor.audit",
+    "executor.led",
     "executor.odds",
     "executor.forced",
     "executor.candidates",

@@ -64,10 +64,23 @@ def test_rules_above_temperature_0(tiny, tmp_path):
     assert (drawn.accept[..., 0][drawn.rank >= -1] > 0).any()
 
 
+def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
+    more = ("--rule", "typical", "--temperature", "0.7", "--tree", "[[0,0],[0,1],[1,0],[2]]")
+    trace = collected(tiny, tmp_path / "t.npz", *more)
+    assert trace.tree_kept.shape == (trace.anchors, 6)
+    told = run("trace", "info", tmp_path / "t.npz")
+    assert "kept by the recorded" in told.stdout
+    assert "assumed: trees are replayed on texts that the tree of the recording wrote" in told.stdout
+    refused(run("trace", "info", tmp_path / "t.npz", "--learning-curve"), "learning curve", code=1)
+
+
 @pytest.mark.parametrize(
     ("more", "words", "code"),
     [
-        (("--rule", "typical", "--temperature", "1"), ("rule typical",), 2),
+        (("--rule", "typical", "--temperature", "1"), ("--rule typical and --tree go together",), 2),
+        (("--tree", "2"), ("--rule typical and --tree go together",), 2),
+        (("--rule", "typical", "--temperature", "1", "--tree", "[[9]]"), ("ranks up to 9", "4 candidates"), 1),
+        (("--rule", "typical", "--temperature", "1", "--tree", "[]"), ("tree",), 2),
         (("--rule", "sequoia"), ("--temperature",), 2),
         (("--top-k", "3"), ("--temperature",), 2),
         (("--candidates", "beam=3"), ("must be depth=N and may add beam, width",), 2),

@@ -271,6 +271,7 @@ def test_the_command_line_takes_files(tmp_path, capsys):
     assert capsys.readouterr().err == ""
     assert convert(f"{tmp_path}/choices.py:leaves", None, None) == Tree.from_paths([(0, 0, 0), (1,)])
     assert "read as a list of leaves, which implies 4 nodes" in capsys.readouterr().err
+    assert convert("eagle1/chain5", None, None) == Tree.chain(5)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +279,10 @@ def test_the_command_line_takes_files(tmp_path, capsys):
     [
         ("choices.py", "which of mc_sim_7b_63"),
         ("choices.py:none", "it names no tree 'none'"),
-        ("absent.py", "neither the length of a chain, rank paths such as [[0,0],[1]], nor a file of them"),
+        (
+            "absent.py",
+            "neither the length of a chain, rank paths such as [[0,0],[1]], a file of them, nor a published tree",
+        ),
         ("x" * 5000, "neither the length"),
     ],
 )

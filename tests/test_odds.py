@@ -5,12 +5,11 @@ import itertools
 import pytest
 import torch
 
-from executor.acceptance import Greedy, make_rule
-from executor.odds import chances, check_recorded, in_rounds, manner
+from executor.acceptance import make_rule
+from executor.odds import chances, in_rounds, manner
 from executor.rejection import rounds
 from executor.sampling import Warp
 from executor.verdict import Siblings
-from treeopt.errors import UsageError
 
 VOCABULARY, WIDTH = 4, 3
 
@@ -77,13 +76,8 @@ def test_manners_are_told():
     }
     for name, manner_told in told.items():
         rule = make_rule(name, warp=warp, generator=generator)
-        check_recorded(rule)
         assert manner(rule, 4, 7) == manner_told
         found = chances(rule, torch.randn(3, 9), torch.randn(3, 9), 4, draws=7)
         assert found.shape == (3, 4)
         assert ((found >= 0) & (found.sum(-1, keepdim=True) <= 1 + 1e-5)).all()
     assert manner(make_rule("sequoia", warp=warp, generator=generator), 1, 7) == "closed form"
-    check_recorded(Greedy())
-    check_recorded(make_rule("block", warp=warp, generator=generator))
-    with pytest.raises(UsageError):
-        check_recorded(make_rule("typical", warp=warp, generator=generator))

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,11 +14,13 @@ from executor.sampling import Warp
 from simulate.sampling import expected_replay
 from tests.drafters import DRAFTERS
 from tests.models import random_heads, random_prompts, small_model, small_target
+from tests.strategies import assert_equal_traces
 from treeopt.errors import ExecutorError, UsageError
+from treeopt.policies import DynamicTree
 from treeopt.published import EAGLE, MEDUSA, published_trees
 from treeopt.trace import PAST_END, load_trace, save_trace
 from treeopt.tree import Tree
-from treeopt.walk import visit
+from treeopt.walk import accepted_lengths, visit
 
 WIDTH = 12
 TREES = [
@@ -154,10 +158,101 @@ def test_acceptance_is_that_of_the_warped_laws(recorded, rule, monkeypatch):
                 assert not trace.accept[anchor, k, 1:].any()
 
 
-def test_a_rule_that_a_trace_cannot_speak_of(recorded):
+TYPICAL = {"rule": "typical", "temperature": 0.7, "width": 4, "depth": 3, "stop": [7]}
+RECORDED = Tree.from_paths([(0, 0, 0), (0, 1), (1, 0, 1), (1, 2), (2,), (3,)])
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("kind", [*DRAFTERS])
+def test_typical_texts_are_those_of_the_recorded_tree(kind, batch):
+    """Replayed, the recorded tree takes the live steps; a step of any other tree on that text is a live one, too."""
+    target, drafter = DRAFTERS[kind]()
+    tokens = random_prompts((9, 4, 17, 2, 6), seed=8)
+    trace = collect(target, drafter, prompts_for(tokens), tokens, new_tokens=24, tree=RECORDED, batch=batch, **TYPICAL)
+    assert trace.tree == RECORDED
+    assert trace.tree_kept.any(0).sum() > 3
+    rule = make_rule("typical", warp=Warp(0.7))
+    live = Decoder(target, drafter, tree=RECORDED, batch=2, rule=rule).generate(tokens, new_tokens=24, stop=[7])
+    steps = visit(RECORDED, trace)
+    for request, generation in enumerate(live):
+        assert steps.accepted[steps.request == request].tolist() == list(generation.accepted)
+    other = Tree.from_paths([(0, 1), (1,), (3,)])
+    for request in range(len(tokens)):
+        for t in range(0, len(live[request].tokens), 5):
+            so_far, left = [*tokens[request], *live[request].tokens[:t]], len(live[request].tokens) - t
+            step = next(Decoder(target, drafter, tree=other, rule=rule).steps([so_far], new_tokens=left))
+            assert accepted_lengths(other, trace)[trace.starts[request] + t] == step.accepted[0]
+
+
+def test_typical_nodes_are_medusas_formula_on_plain_forwards():
+    target, drafter = DRAFTERS["medusa"]()
+    tokens = random_prompts((9, 4, 17), seed=3)
+    trace = collect(target, drafter, prompts_for(tokens), tokens, new_tokens=12, tree=RECORDED, batch=2, **TYPICAL)
+    rule = make_rule("typical", warp=Warp(0.7))
+    texts = [each.tokens for each in Decoder(target, drafter, tree=RECORDED, rule=rule).generate(tokens, new_tokens=12)]
+    texts = [text[: text.index(7) + 1] if 7 in text else text for text in texts]
+    for request, text in enumerate(texts):
+        for t in range(len(text)):
+            so_far = [*tokens[request], *text[:t]]
+            seen = Spy(rule)
+            next(Decoder(target, drafter, tree=RECORDED, rule=seen).steps([so_far], new_tokens=1))
+            for node, path in enumerate(RECORDED.paths):
+                drafted = [int(seen.tokens[0, 1 + RECORDED.paths.index(path[:d])]) for d in range(1, len(path) + 1)]
+                logits = target.model(torch.tensor([[*so_far, *drafted]])).logits[0].double()
+                p = (logits[len(so_far) - 1 : -1] / 0.7).softmax(-1)
+                border = (0.3 * (p * (p + 1e-5).log()).sum(-1).exp()).clamp(max=0.09)
+                due = all(p[d, token] > border[d] for d, token in enumerate(drafted)) and t + len(path) <= len(text)
+                assert trace.tree_kept[trace.starts[request] + t, node] == due
+
+
+class Spy:
+    """A rule that notes what was drafted."""
+
+    def __init__(self, rule):
+        self.rule = rule
+
+    def __getattr__(self, name):
+        return getattr(self.rule, name)
+
+    def accept(self, logits, draft):
+        """As the rule does."""
+        self.tokens = draft.tokens.clone()
+        return self.rule.accept(logits, draft)
+
+
+def test_typical_is_recorded_with_a_tree_and_no_other_rule_is(recorded):
     target, heads, tokens, _ = recorded
-    with pytest.raises(UsageError, match="the target's own text"):
-        collect(target, heads, prompts_for(tokens), tokens, new_tokens=4, width=4, rule="typical", temperature=1.0)
+    chain = Tree.chain(2)
+    for change, words in (
+        ({"rule": "typical", "temperature": 1.0}, "rule typical is recorded with a tree"),
+        ({"tree": chain}, "no other rule is"),
+        ({"tree": chain, "temperature": 1.0}, "no other rule is"),
+        ({**TYPICAL, "tree": chain, "candidates": DynamicTree(nodes=1, depth=2)}, "candidates tell of one kept sibl"),
+        ({**TYPICAL, "tree": Tree.chain(4)}, "depth 4 and ranks up to 0, recorded are 3 levels and 4 candidates"),
+        ({**TYPICAL, "tree": Tree.from_paths([(4,)])}, "depth 1 and ranks up to 4, recorded are 3 levels and 4"),
+    ):
+        with pytest.raises((UsageError, ExecutorError), match=words):
+            collect(target, heads, prompts_for(tokens), tokens, **{"new_tokens": 4, "width": 4} | change)
+
+
+def test_an_interrupted_typical_collection_goes_on(recorded, tmp_path):
+    target, heads, _, _ = recorded
+    tokens = random_prompts([3 + i % 4 for i in range(20)], seed=2)
+    settings = {"new_tokens": 6, "tree": RECORDED, "batch": 1, **TYPICAL}
+    whole = collect(target, heads, prompts_for(tokens), tokens, **settings)
+    told: list[int] = []
+
+    def stop(requests: int) -> None:
+        told.append(requests)
+        if sum(told) > 22:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(target, heads, prompts_for(tokens), tokens, folder=tmp_path / "parts", progress=stop, **settings)
+    again = collect(target, heads, prompts_for(tokens), tokens, folder=tmp_path / "parts", **settings)
+    assert_equal_traces(again, replace(whole, meta=again.meta))
+    assert again.meta["tree"] == [list(path) for path in RECORDED.paths]
+    assert again.meta["assumed"] == whole.meta["assumed"] != []
 
 
 def test_domains_and_provenance(recorded, tmp_path):

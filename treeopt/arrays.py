@@ -28,6 +28,7 @@ FORMAT: dict[str, tuple[type[np.generic], tuple[type[np.generic], ...], int]] = 
     "draft_prob": (np.float16, (), 3),
     "draft_entropy": (np.float16, (), 2),
     "target_entropy": (np.float16, (), 1),
+    "tree_kept": (np.bool_, (), 2),
     "domain": (np.int16, (), 1),
     "candidates_offset": (np.int64, (), 1),
     "candidates_parent": (np.int16, (), 1),

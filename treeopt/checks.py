@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.arrays import FORMAT
-from treeopt.errors import TraceError
+from treeopt.errors import TraceError, TreeError
+from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from treeopt.trace import Candidates, Trace
@@ -32,6 +33,7 @@ def check(trace: "Trace") -> None:
     _check_probabilities(trace)
     _check_entropies(trace)
     _check_domains(trace)
+    _check_tree(trace)
     if trace.candidates is not None:
         _check_candidates(trace.candidates, trace.anchors)
 
@@ -150,6 +152,30 @@ def _check_domains(trace: "Trace") -> None:
             f"domain{_first(bad)} must be an index of the {len(trace.domain_names)} `domain_names`, "
             f"found {trace.domain[bad][0]}"
         )
+
+
+def _check_tree(trace: "Trace") -> None:
+    values = trace.tree_kept
+    if values is None:
+        return
+    paths = trace.meta.get("tree")
+    try:
+        tree = Tree.from_paths(paths)  # type: ignore[arg-type]
+    except (TreeError, TypeError, ValueError) as error:
+        raise TraceError(f"`tree` of `meta` must be the rank paths of the nodes of `tree_kept`: {error}") from error
+    if [list(path) for path in tree.paths] != [list(path) for path in paths]:  # type: ignore[union-attr]
+        raise TraceError("`tree` of `meta` must name every node once, level by level, siblings by rank")
+    if values.shape != (trace.anchors, tree.nodes):
+        raise TraceError(f"`tree_kept` must have shape {(trace.anchors, tree.nodes)}, found {values.shape}")
+    left = trace.stops[trace.request_index] - np.arange(trace.anchors)
+    for node, (above, depth) in enumerate(zip(tree.parents, tree.depths, strict=True)):
+        here = values[:, node]
+        for bad, what in (
+            (here & (left < depth), "past the end of its request"),
+            (here & ~values[:, above] if above >= 0 else np.zeros(0, dtype=bool), "below a node that is not kept"),
+        ):
+            if bad.any():
+                raise TraceError(f"tree_kept[{int(np.argmax(bad))}, {node}] is true {what}")
 
 
 def _check_candidates(candidates: "Candidates", anchors: int) -> None:

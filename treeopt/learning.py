@@ -14,7 +14,7 @@ from treeopt.searchers.best_first import count_prefixes
 from treeopt.searchers.shrinkage import fitted
 from treeopt.trace import Trace
 from treeopt.tree import Tree
-from treeopt.walk import replay
+from treeopt.walk import covers, replay
 
 MIN_REQUESTS = 4  # two to choose on, two to judge on: one cluster has no interval
 FEW_REQUESTS = 30
@@ -93,13 +93,15 @@ def learning_curves(
 
     Raises:
         UsageError: no size, or one below 1.
-        TraceError: fewer than 4 requests.
+        TraceError: fewer than 4 requests, or a rule that may keep several siblings.
     """
     if not nodes or min(nodes) < 1 or depth < 1 or points < 2:
         raise UsageError(
             f"a learning curve needs nodes and depth of 1 or more and 2 points, got {nodes}, {depth}, {points}"
         )
     _check_requests(trace)
+    if trace.tree_kept is not None:
+        raise TraceError("a learning curve is of the most frequent rank paths, which do not tell what this rule keeps")
     rng = np.random.default_rng(seed)
     chosen_on, held = trace.split(share=0.5, rng=rng)
     order = rng.permutation(chosen_on.requests)
@@ -180,7 +182,10 @@ def resemblance(trace: Trace) -> tuple[str, ...]:
     """
     if trace.domain is None or len(labels := np.unique(trace.domain)) < MANY_DOMAINS:
         return ()
-    counts = replay(Tree.chain(min(CHAIN, trace.depth)), trace)
+    chain = next((each for k in range(CHAIN, 0, -1) if covers(trace, each := Tree.chain(k))), None)
+    if chain is None:
+        return ()
+    counts = replay(chain, trace)
     committed, steps = (np.bincount(trace.domain, each)[labels] for each in (counts.committed, counts.steps))
     by_request, by_domain = ratio(counts.committed, counts.steps).relative, ratio(committed, steps).relative
     if by_request == 0 or by_domain <= WIDER * by_request:

@@ -81,7 +81,8 @@ def search(
         max_nodes: largest tree tried.
         max_depth: deepest tree tried, the trace's depth at most.
         method: `best-first` takes the best position-averaged trees and replays a shortlist; `renewal` also
-            refines them for the positions they visit; `hydra` grows by replay, one node at a time.
+            refines them for the positions they visit; `hydra` grows by replay, one node at a time, as is always done
+            for rules that may keep several siblings.
         objective: how tokens are counted.
         shapes: most different trees in the plan; default one a batch size.
         max_tpot_s: most seconds a token that the recommended batch size may take.
@@ -144,7 +145,7 @@ def search(
     measured = cost if isinstance(cost, Measured) else None
     meta = {
         "search": {
-            "method": method,
+            "method": "hydra" if proposals.grown else method,
             "objective": objective.name,
             "max_nodes": ask.nodes,
             "max_depth": ask.depth,
@@ -240,7 +241,7 @@ def _proof(judge: Judge, proposals: Proposals, batch: int) -> Proof:
         what += f", {judge.objective.name}"
     kept = " that keep the rules" if proposals.rules else ""
     trees = f"trees of at most {proposals.ask.nodes} nodes and depth {proposals.ask.depth}{kept}"
-    if proposals.ask.method == "hydra":
+    if proposals.grown:
         return Proof(what, optimal=False, statement=f"best of the trees grown; {trees}")
     averaged = f"tokens averaged over positions{' of shrunk counts' if proposals.shrink else ''}"
     if not proposals.options.exact:

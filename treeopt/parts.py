@@ -13,7 +13,7 @@ import numpy as np
 from treeopt.errors import TraceError, UsageError
 from treeopt.trace import BY_ANCHOR, OPTIONAL, Candidates, Trace
 
-SAME = ("target", "drafter", "verification", "temperature", "top_k", "top_p")  # for traces to be one
+SAME = ("target", "drafter", "verification", "temperature", "top_k", "top_p", "tree")  # for traces to be one
 TELLING = 64  # bytes of compressed ranks that two texts do not share by chance; loops and perfect drafts take fewer
 
 

@@ -22,6 +22,7 @@ from treeopt.searchers.integer import Refined, refine
 from treeopt.searchers.renewal import grow, improve, ready
 from treeopt.searchers.shrinkage import fitted
 from treeopt.tree import MAX_NODES, Tree
+from treeopt.walk import covers
 
 SHORTLIST = 16
 REPLAYED = 8  # sizes of each depth that are replayed before the shortlist is drawn
@@ -54,6 +55,7 @@ class Proposals:
 
     Attributes:
         shrink: of path counts.
+        grown: trees are grown by replay, one node at a time.
         chains: all of them.
         pool: nodes that trees are made of, with the values that counts give them.
         options: what was enumerated.
@@ -71,13 +73,17 @@ class Proposals:
             EngineError: no tree keeps the rules; names the one that cannot be kept.
         """
         self.judge, self.ask, self.rules = judge, ask, tuple(rules)
-        self.shrink = fitted(judge.fit, nodes=ask.nodes, depth=ask.depth) if ask.shrink is None else ask.shrink
+        # Where several siblings may be kept, no sum over nodes says what a tree keeps: nothing can be enumerated.
+        self.grown = ask.method == "hydra" or judge.fit.tree_kept is not None
+        self.shrink = ask.shrink or 0.0
+        if ask.shrink is None and judge.fit.tree_kept is None:
+            self.shrink = fitted(judge.fit, nodes=ask.nodes, depth=ask.depth)
         self._refined: dict[int, Refined] = {}
         self._improvements: dict[Tree, tuple[Tree, ...]] = {}
         chains = (Tree.chain(k) for k in range(1, min(ask.depth, ask.nodes) + 1))
-        self.chains = [chain for chain in chains if broken(chain, rules) is None]
+        self.chains = [chain for chain in chains if broken(chain, rules) is None and covers(judge.fit, chain)]
         self.pool = self._counted()
-        self.options = self._grown() if ask.method == "hydra" else self._enumerated()
+        self.options = self._grown() if self.grown else self._enumerated()
 
     def trees(self, batch: int) -> list[Tree]:
         """Trees to replay for a batch size: the best chain, the most promising, and the smallest near the best of them.
@@ -99,7 +105,7 @@ class Proposals:
         if refined := self.refined(batch):
             listed.append(refined.tree)
         listed.sort(key=lambda tree: -self.judge.rate(tree, batch))
-        if self.ask.method == "renewal":
+        if self.ask.method == "renewal" and not self.grown:
             listed += [t for tree in listed[:REFINED] for t in self._improved(tree) if self._priced(t, batch)]
         return [tree for tree in dict.fromkeys([*listed, *found]) if broken(tree, self.rules) is None]
 
@@ -121,7 +127,7 @@ class Proposals:
 
     def refined(self, batch: int) -> Refined | None:
         """The tree of most position-averaged tokens a second with its certificate; None where enumeration has it."""
-        needed = self.ask.method != "hydra" and not (self.options.exact and self.judge.cost.separable)
+        needed = not self.grown and not (self.options.exact and self.judge.cost.separable)
         if not needed or self.ask.solver_work <= 0 or len(self.pool.value) == 0:
             return None
         if batch not in self._refined:
@@ -180,8 +186,9 @@ class Proposals:
         weights = self.judge.objective.prices(self.judge.fit).mean(axis=0)[self.judge.fit.request_index]
         nodes = self.ask.nodes * (RULED if self.rules or not self.judge.cost.separable else 1)
         pool = count_prefixes(self.judge.fit, nodes=nodes, depth=self.ask.depth, weights=weights, shrink=self.shrink)
-        likely = pool.paths[: MAX_NODES - self.ask.depth]
-        self.judge.expect(Tree.from_paths([*likely, *(chain.paths[-1] for chain in self.chains)]))
+        if self.judge.fit.tree_kept is None:
+            likely = pool.paths[: MAX_NODES - self.ask.depth]
+            self.judge.expect(Tree.from_paths([*likely, *(chain.paths[-1] for chain in self.chains)]))
         return pool
 
     def _grown(self) -> Options:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from treeopt.errors import UsageError
 from treeopt.replayer import Replayer
 from treeopt.searchers.best_first import count_prefixes
+from treeopt.searchers.renewal import grow
 from treeopt.searchers.shrinkage import fitted
 from treeopt.trace import Trace
 from treeopt.tree import Tree
@@ -58,7 +59,8 @@ def sized_trees(
     """The trees of these sizes, by name.
 
     The best of a size is, of the most frequent rank paths under each depth cap, the tree of most tokens a step when
-    replayed; it may have fewer nodes where the trace knows no more.
+    replayed; it may have fewer nodes where the trace knows no more. Where several siblings may be kept, it is grown by
+    replay.
 
     Args:
         sizes: what is wanted.
@@ -72,6 +74,11 @@ def sized_trees(
     """
     found = {size.name: Tree.chain(size.nodes) for size in sizes if size.kind == "chain"}
     largest = max((size.nodes for size in sizes if size.kind == "best"), default=0)
+    if largest and trace.tree_kept is not None:
+        grown = grow(trace, nodes=largest, depth=trace.depth)
+        best = [size for size in sizes if size.kind == "best" and grown]
+        found |= {size.name: grown[min(size.nodes, len(grown)) - 1] for size in best}
+        return {size.name: found[size.name] for size in sizes if size.name in found}
     if largest:
         shrink = fitted(trace, nodes=largest, depth=trace.depth)
         frontier = count_prefixes(trace, nodes=largest, depth=trace.depth, shrink=shrink)

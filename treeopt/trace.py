@@ -1,6 +1,6 @@
 """A trace: which candidate of the drafter the target chose, at every position of the text it generated.
 
-Knows the arrays, their checks and the one-file format (`data/README.md`). Knows nothing of trees or time.
+Knows the arrays, their checks and the one-file format (`data/README.md`). Knows nothing of walks or time.
 """
 
 import json
@@ -21,12 +21,15 @@ from treeopt.checks import PAST_END as PAST_END
 from treeopt.checks import check
 from treeopt.errors import TraceError
 from treeopt.files import whole
+from treeopt.tree import Tree
 
 SCHEMA = "treeopt.trace/1"
-RANKS = (*REQUIRED, "domain")
-BY_ANCHOR = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy")  # optional arrays, one row an anchor
+RANKS = (*REQUIRED, "domain", "tree_kept")
+# Optional arrays, one row an anchor.
+BY_ANCHOR = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "tree_kept")
 OPTIONAL = (*BY_ANCHOR, "candidates", "domain")
 CHAINS = ("leviathan", "block")  # rules of `meta["verification"]` that verify chains only
+MANY_KEPT = ("typical",)  # rules that may keep several siblings: `tree_kept` is theirs
 DRAWN = (*CHAINS, "specinfer", "sequoia")  # rules whose candidates are drawn from the drafter's law: `kept` is theirs
 
 
@@ -67,6 +70,8 @@ class Trace:
         draft_prob: float16 (P, D, W) or None, drafter's probabilities of its first W candidates.
         draft_entropy: float16 (P, D) or None, entropy of the drafter's law there, in nats.
         target_entropy: float16 (P,) or None, entropy of the target's law of the token at this anchor, in nats.
+        tree_kept: bool (P, N) or None, whether the rule would keep each node of `tree`, its ancestors kept; of a rule
+            that may keep several siblings, of which `rank` tells one.
         candidates: candidate trees or None.
         domain: int16 (R,) or None, label of each request, index into `domain_names`.
         domain_names: the labels.
@@ -87,6 +92,7 @@ class Trace:
     draft_prob: NDArray[np.float16] | None = None
     draft_entropy: NDArray[np.float16] | None = None
     target_entropy: NDArray[np.float16] | None = None
+    tree_kept: NDArray[np.bool_] | None = None
     candidates: Candidates | None = None
     domain: NDArray[np.int16] | None = None
     domain_names: tuple[str, ...] = ()
@@ -131,6 +137,11 @@ class Trace:
         index = np.cumsum(self.position == 0, dtype=np.int32)
         index -= 1
         return index
+
+    @cached_property
+    def tree(self) -> Tree | None:
+        """The tree of `meta` whose nodes `tree_kept` speaks of, None without that."""
+        return None if self.tree_kept is None else Tree.from_paths(self.meta["tree"])
 
     def select(self, requests: NDArray[np.int64]) -> "Trace":
         """The trace of some requests, given as increasing indices into 0 .. R − 1; request numbers are kept.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
-from treeopt.trace import Trace
+from treeopt.trace import MANY_KEPT, Trace
 from treeopt.tree import Tree
 
 ROUND = 1000  # what a round of steps costs on its own, in anchors of one round of doubling
@@ -55,12 +55,17 @@ def deepest(tree: Tree, trace: Trace) -> NDArray[np.int64]:
     """The deepest node of the tree that the text at every anchor follows, −1 for the root; int64 (P,).
 
     Raises:
-        TraceError: the tree is deeper than the trace, or looks at ranks that were not recorded.
+        TraceError: the tree is deeper than the trace, or looks at ranks or nodes that were not recorded.
     """
+    rule = trace.meta.get("verification")
+    if rule in MANY_KEPT and trace.tree_kept is None:
+        raise TraceError(f"rule {rule} may keep several siblings, of which ranks tell one: the trace lacks `tree_kept`")
     if tree.depth > trace.depth:
         raise TraceError(f"the tree has depth {tree.depth}, the trace records depth {trace.depth}")
     if tree.nodes and max(tree.ranks) >= trace.width:
         raise TraceError(f"the tree uses rank {max(tree.ranks)}, the trace records ranks below {trace.width}")
+    if trace.tree_kept is not None:
+        return _deepest_kept(tree, trace, trace.tree_kept)
     # child[node + 1, rank] is the node there, or -1; the last column stands for "not recorded".
     child = np.full((tree.nodes + 1, trace.width + 1), -1, dtype=np.int64)
     child[np.asarray(tree.parents, dtype=np.int64) + 1, list(tree.ranks)] = np.arange(tree.nodes)
@@ -72,6 +77,34 @@ def deepest(tree: Tree, trace: Trace) -> NDArray[np.int64]:
         alive, node = alive[node >= 0], node[node >= 0]
         found[alive] = node
     return found
+
+
+def _deepest_kept(tree: Tree, trace: Trace, kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """`deepest` where several siblings may be kept: the first of the deepest nodes that are."""
+    known = {path: node for node, path in enumerate(trace.tree.paths if trace.tree else ())}
+    missing = next((path for path in tree.paths if path not in known), None)
+    if missing is not None:
+        raise TraceError(f"node {list(missing)} of the tree is none of those that the trace was recorded with")
+    columns = np.array([known[path] for path in tree.paths], dtype=np.int64)
+    found = np.full(trace.anchors, -1, dtype=np.int64)
+    alive, start = np.arange(trace.anchors), 0
+    for width in tree.level_widths:
+        here = kept[np.ix_(alive, columns[start : start + width])]
+        going = here.any(axis=1)
+        alive = alive[going]
+        found[alive] = start + here[going].argmax(axis=1)
+        start += width
+    return found
+
+
+def covers(trace: Trace, tree: Tree) -> bool:
+    """Whether the trace tells what a step with this tree keeps.
+
+    >>> covers(Trace(np.int32([0]), np.int32([0]), np.int16([[0]]), 2), Tree.chain(2))
+    False
+    """
+    known = trace.tree is None or set(tree.paths) <= set(trace.tree.paths)
+    return tree.depth <= trace.depth and max(tree.ranks, default=0) < trace.width and known
 
 
 def accepted_lengths(tree: Tree, trace: Trace) -> NDArray[np.int64]:

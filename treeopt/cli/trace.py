@@ -49,6 +49,12 @@ trace.add_command(imports.bring)
 )
 @click.option("--stride", type=click.IntRange(min=1), help="Candidates at every so many tokens; default at each.")
 @click.option(
+    "--tree",
+    type=trees.Static(),
+    help="Of rule typical: texts are written with it, and trees that search may choose are parts of it. Rank paths as "
+    "JSON, FILE[:NAME], or the name of a published tree such as medusa/mc_sim_7b_63.",
+)
+@click.option(
     "--parts",
     "folder",
     type=options.FOLDER,
@@ -67,6 +73,8 @@ def collect(
     sampling.check()
     if settings["stride"] is not None and settings["candidates"] is None:
         raise UsageError("--stride is of --candidates")
+    if (settings["tree"] is None) == (sampling.name == "typical"):
+        raise UsageError("--rule typical and --tree go together: the trees that search may choose are parts of it")
     if settings["draws"] is not None and sampling.name != "sequoia":
         raise UsageError(f"--draws is for rule sequoia, not {sampling.name}")
     settings |= {"stride": settings["stride"] or 1, "draws": settings["draws"] or 16}

@@ -14,6 +14,7 @@ from treeopt.imports.trees import read_tree
 from treeopt.plan import Choice, Plan
 from treeopt.planfile import load_plan
 from treeopt.policies import DynamicTree, OptTree, Policy
+from treeopt.published import published_trees
 from treeopt.tree import Tree
 
 PLAIN = Tree((), ())
@@ -67,12 +68,12 @@ class NamedTree(click.ParamType):  # type: ignore[type-arg]
 
 
 class Static(click.ParamType):  # type: ignore[type-arg]
-    """A static tree: the length of a chain, rank paths as JSON, or a file of them."""
+    """A static tree: the length of a chain, rank paths as JSON, a file of them, or the name of a published tree."""
 
     name = "tree"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Tree:
-        """`5`, `[[0,0],[1]]`, `FILE` or `FILE:NAME`."""
+        """`5`, `[[0,0],[1]]`, `FILE`, `FILE:NAME` or `medusa/mc_sim_7b_63`."""
         if isinstance(value, Tree):
             return value
         try:
@@ -83,8 +84,10 @@ class Static(click.ParamType):  # type: ignore[type-arg]
         except (ValueError, TypeError, RecursionError):
             if any(os.path.isfile(word) for word in (value, value.rpartition(":")[0])):
                 return TreeFile().convert(value, param, ctx)
-            forms = "the length of a chain, rank paths such as [[0,0],[1]], nor a file of them"
-            self.fail(f"{value[:80]!r} is neither {forms}", param, ctx)
+            if value in published_trees():
+                return published_trees()[value]
+            forms = "the length of a chain, rank paths such as [[0,0],[1]], a file of them, nor a published tree"
+            self.fail(f"{value[:80]!r} is neither {forms} ({', '.join(published_trees())})", param, ctx)
 
 
 class Dynamic(click.ParamType):  # type: ignore[type-arg]
@@ -166,7 +169,8 @@ trees = options.bundle(
     click.option(
         "--tree",
         type=Static(),
-        help="A static tree: the length of a chain, rank paths as JSON, or FILE[:NAME], a choice list or growmap.",
+        help="A static tree: the length of a chain, rank paths as JSON, FILE[:NAME], a choice list or growmap, or the "
+        "name of a published tree such as medusa/mc_sim_7b_63.",
     ),
     click.option(
         "--dynamic",

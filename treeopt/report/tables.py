@@ -13,6 +13,7 @@ from treeopt.estimate import Estimate
 from treeopt.plan import Plan, PlanEntry
 from treeopt.provenance import look
 from treeopt.trace import BY_ANCHOR, PAST_END, Trace
+from treeopt.walk import accepted_lengths
 
 TOPS = (1, 2, 4, 8)
 PATHS_SHOWN = 12
@@ -198,9 +199,22 @@ def describe(trace: Trace) -> dict[str, Any]:
         "optional": [n for n in (*BY_ANCHOR, "candidates", "domain") if getattr(trace, n) is not None],
         "domains": len(trace.domain_names),
         "top_1_2_4_8_by_depth": tops,
+        **({} if trace.tree is None else {"kept_by_depth": _kept_by_depth(trace)}),
         "distinct_rank_paths": len(np.unique(trace.rank, axis=0)),
         "meta": dict(trace.meta),
     }
+
+
+def _kept_by_depth(trace: Trace) -> list[float]:
+    """Share of the positions with room for so many tokens at which the whole tree would keep as many or more."""
+    assert trace.tree is not None
+    kept = accepted_lengths(trace.tree, trace)
+    left = trace.stops[trace.request_index] - np.arange(trace.anchors)
+    return [
+        round(float((kept[left >= depth] >= depth).mean()), 4)
+        for depth in range(1, trace.tree.depth + 1)
+        if (left >= depth).any()
+    ]
 
 
 def show_trace(trace: Trace, console: Console | None = None) -> None:
@@ -230,6 +244,10 @@ def show_trace(trace: Trace, console: Console | None = None) -> None:
     table.add_column("depth")
     for top in TOPS:
         table.add_column(f"top {top}", justify="right")
+    kept = facts.get("kept_by_depth", [])
+    if kept:
+        table.add_column(f"kept by the recorded tree of {len(meta['tree'])}", justify="right")
     for depth, shares in enumerate(facts["top_1_2_4_8_by_depth"], 1):
-        table.add_row(str(depth), *("" if share is None else f"{share:.3f}" for share in shares))
+        shown = [*shares, *([kept[depth - 1] if depth <= len(kept) else None] if kept else [])]
+        table.add_row(str(depth), *("" if share is None else f"{share:.3f}" for share in shown))
     console.print(table)

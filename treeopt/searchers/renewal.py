@@ -7,6 +7,7 @@ the position-averaged tree. How far from the best of all trees it is on small tr
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
 from treeopt.objective import THROUGHPUT, Objective
@@ -110,6 +111,8 @@ def grow(trace: Trace, *, nodes: int, depth: int, requests: int = 100, tried: in
 
 def _matched(trace: Trace, steps: Walk, paths: list[tuple[int, ...]], depth: int) -> list[tuple[int, ...]]:
     """Children just below the tree that visited anchors would have used, most frequent first."""
+    if trace.tree is not None and trace.tree_kept is not None:
+        return _kept(trace.tree, trace.tree_kept, steps, paths, depth)
     stopped = steps.accepted < depth
     anchors, accepted = steps.anchors[stopped], steps.accepted[stopped]
     ranks = trace.rank[anchors, :depth]
@@ -118,3 +121,15 @@ def _matched(trace: Trace, steps: Walk, paths: list[tuple[int, ...]], depth: int
     found, times = np.unique(ranks, axis=0, return_counts=True)
     order = np.argsort(-times, kind="stable")
     return [tuple(int(rank) for rank in row if rank >= 0) for row in found[order]]
+
+
+def _kept(
+    tree: Tree, kept: NDArray[np.bool_], steps: Walk, paths: list[tuple[int, ...]], depth: int
+) -> list[tuple[int, ...]]:
+    """The same where several siblings may be kept: those that would have made a step longer."""
+    held = {(), *paths}
+    below = np.array([path[:-1] in held and path not in held and len(path) <= depth for path in tree.paths], dtype=bool)
+    nodes = np.flatnonzero(below)
+    longer = np.array(tree.depths, dtype=np.int64)[nodes] > steps.accepted[:, None]
+    times = (kept[np.ix_(steps.anchors, nodes)] & longer).sum(axis=0)
+    return [tree.paths[nodes[i]] for i in np.argsort(-times, kind="stable").tolist() if times[i]]

@@ -1,0 +1,166 @@
+"""Rules that may keep several siblings: what traces of them hold, how trees are replayed, grown and chosen on them."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from simulate.sampling import accepted_odds
+from tests.strategies import assert_equal_traces, trees, with_lengths
+from tests.test_optimize import Cost
+from treeopt import search
+from treeopt.errors import TraceError
+from treeopt.learning import learning_curves, resemblance
+from treeopt.parts import halves, merged
+from treeopt.report.tables import describe
+from treeopt.searchers.renewal import grow
+from treeopt.sized import parse_sizes, sized_trees
+from treeopt.trace import Trace, load_trace, save_trace
+from treeopt.tree import Tree
+from treeopt.walk import accepted_lengths, covers, deepest, replay
+
+TYPICAL = {"verification": "typical", "temperature": 0.7}
+
+
+def typical_trace(tree: Tree, lengths: list[int], *, seed: int, kept: float = 0.5, width: int = 4) -> Trace:
+    """Every node is kept with this probability where its parent is and the text has room."""
+    rng = np.random.default_rng(seed)
+    left = np.concatenate([np.arange(length, 0, -1) for length in lengths])
+    found = rng.random((len(left), tree.nodes)) < kept
+    for node, (above, depth) in enumerate(zip(tree.parents, tree.depths, strict=True)):
+        found[:, node] &= (left >= depth) & (found[:, above] if above >= 0 else True)
+    rank = np.full((len(left), max(tree.depth, 1)), -1)
+    meta = TYPICAL | {"tree": [list(path) for path in tree.paths]}
+    return with_lengths(rank, lengths, width=width, tree_kept=found, meta=meta)
+
+
+def parts_of(tree: Tree) -> st.SearchStrategy[Tree]:
+    """Trees whose nodes are some of these, closed under parents."""
+    return st.lists(st.sampled_from(tree.paths), max_size=6).map(Tree.from_paths)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Tree, Trace]:
+    """A trace of several kept siblings and a tree that it can judge."""
+    whole = draw(trees(min_nodes=1))
+    lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
+    trace = typical_trace(whole, lengths, seed=draw(st.integers(0, 2**20)), kept=draw(st.sampled_from([0.2, 0.7])))
+    return draw(parts_of(whole)), trace
+
+
+@given(cases())
+@settings(max_examples=200)
+def test_the_longest_kept_path_is_replayed(case):
+    tree, trace = case
+    number = {path: node for node, path in enumerate(trace.tree.paths)}
+    due = [max((len(p) for p in tree.paths if row[number[p]]), default=0) for row in trace.tree_kept]
+    assert accepted_lengths(tree, trace).tolist() == due
+    for row, node in zip(trace.tree_kept, deepest(tree, trace).tolist(), strict=True):
+        assert node < 0 or row[number[tree.paths[node]]]
+    steps = 0
+    for start, stop in zip(trace.starts.tolist(), trace.stops.tolist(), strict=True):
+        while start < stop:
+            start, steps = start + due[start] + 1, steps + 1
+    assert replay(tree, trace).steps.sum() == steps
+    assert accepted_odds(tree, trace).argmax(1).tolist() == due
+    assert covers(trace, tree)
+
+
+def test_trees_beyond_the_recorded_one_are_refused():
+    trace = typical_trace(Tree.from_paths([(0, 1), (2,)]), [5, 3], seed=0)
+    for tree, words in ((Tree.from_paths([(0, 0)]), r"node \[0, 0\]"), (Tree.from_paths([(1,)]), r"node \[1\]")):
+        assert not covers(trace, tree)
+        with pytest.raises(TraceError, match=f"{words} of the tree is none of those that the trace was recorded with"):
+            replay(tree, trace)
+    without = replace(trace, tree_kept=None)
+    with pytest.raises(TraceError, match=r"rule typical may keep several siblings, .* lacks `tree_kept`"):
+        replay(Tree.chain(1), without)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tree_kept": np.ones((8, 2), dtype=bool)}, r"shape \(8, 3\), found \(8, 2\)"),
+        ({"tree_kept": np.ones((8, 3), dtype=np.int8)}, "must be a bool array"),
+        ({"tree_kept": np.ones((8, 3), dtype=bool)}, r"tree_kept\[4, 2\] is true past the end of its request"),
+        ({"tree_kept": np.arange(24).reshape(8, 3) == 2}, r"tree_kept\[0, 2\] is true below a node that is not kept"),
+        ({"meta": TYPICAL}, "`tree` of `meta` must be the rank paths"),
+        ({"meta": {"tree": 3}}, "`tree` of `meta` must be the rank paths"),
+        ({"meta": {"tree": [["a"]]}}, "`tree` of `meta` must be the rank paths"),
+        ({"meta": {"tree": [[0], [0, 1]]}}, r"shape \(8, 2\)"),
+        ({"meta": {"tree": [[0, 1], [2]]}}, "must name every node once, level by level, siblings by rank"),
+        ({"meta": {"tree": [[0], [2], [0, 1], [2]]}}, "must name every node once"),
+    ],
+)
+def test_arrays_that_cannot_be_are_refused(change, words):
+    trace = typical_trace(Tree.from_paths([(0, 1), (2,)]), [5, 3], seed=0)
+    with pytest.raises(TraceError, match=words):
+        replace(trace, **change)
+
+
+@given(cases())
+@settings(max_examples=40)
+def test_files_parts_and_wholes(tmp_path_factory, case):
+    _, trace = case
+    path = tmp_path_factory.mktemp("typical") / "t.npz"
+    save_trace(trace, path)
+    assert_equal_traces(load_trace(path), trace)
+    assert load_trace(path, arrays=("request", "position", "rank", "meta", "tree_kept")).tree == trace.tree
+    assume(trace.requests > 1)
+    parts = halves(trace, share=0.5, seed=1)
+    assert sum(part.tree_kept.sum() for part in parts) == trace.tree_kept.sum()
+    assert merged(parts).tree == trace.tree
+
+
+def test_traces_of_different_trees_do_not_merge():
+    one, other = (typical_trace(Tree.from_paths(paths), [4, 4], seed=1) for paths in ([(0,)], [(1,)]))
+    with pytest.raises(TraceError, match="trace 1 has tree"):
+        merged([one, other])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_grown_trees_are_near_the_best_of_all(seed):
+    """Every closed part is replayed. Paths that are kept by chance, all alike, are the worst case for growing."""
+    whole = Tree.from_paths([(0, 0, 0), (0, 1), (1, 0), (1, 1), (2,), (3,)])
+    trace = typical_trace(whole, [20] * 12, seed=seed, kept=0.35)
+    best: dict[int, float] = {}
+    for count in range(1, 6):
+        for nodes in combinations(whole.paths, count):
+            if all(path[:-1] in {(), *nodes} for path in nodes):
+                best[count] = max(best.get(count, 0), replay(Tree.from_paths(nodes), trace).tau)
+    grown = grow(trace, nodes=5, depth=3)
+    assert [tree.nodes for tree in grown] == [1, 2, 3, 4, 5]
+    taus = [replay(tree, trace).tau for tree in grown]
+    assert taus[0] == best[1]
+    assert all(tau >= 0.95 * best[tree.nodes] for tau, tree in zip(taus, grown, strict=True))
+    assert max(tree.depth for tree in grow(trace, nodes=9, depth=2)) == 2
+
+
+def test_search_grows_trees_of_the_recorded_one():
+    whole = Tree.from_paths([(0, 0, 0), (0, 1), (1, 0), (1, 1), (2,), (3,)])
+    trace = typical_trace(whole, [20] * 30, seed=3, kept=0.35)
+    for method in ("renewal", "best-first", "hydra"):
+        plan = search(trace, Cost(), batch=(1, 4), method=method, max_depth=3)
+        assert plan.meta["search"]["method"] == "hydra"
+        for entry in plan.entries:
+            assert set(entry.choice.tree.paths) <= set(whole.paths)
+            assert entry.proof.statement.startswith("best of the trees grown")
+            assert entry.skipped.keys() == {"Medusa's tree", "EAGLE-1's tree"}
+            chain = next(each for each in entry.compared if each.name == "best chain")
+            assert entry.choice.speedup.value > chain.speedup.value > 1
+    found = sized_trees(parse_sizes("chain:2,best:3,best:99"), trace)
+    assert [tree.nodes for tree in found.values()] == [2, 3, whole.nodes]
+    assert describe(trace)["kept_by_depth"][0] > describe(trace)["kept_by_depth"][1] > 0
+    with pytest.raises(TraceError, match="learning curve"):
+        learning_curves(trace, nodes=(2,), depth=2, seed=0)
+
+
+def test_resemblance_is_looked_at_with_a_chain_that_was_recorded():
+    names = tuple("abcdefghijklmnopqrstuvwxyz")
+    parts = {"domain": np.arange(26, dtype=np.int16), "domain_names": names}
+    with_chain = replace(typical_trace(Tree.chain(2), [9] * 26, seed=1), **parts)
+    without = replace(typical_trace(Tree.from_paths([(1,)]), [9] * 26, seed=1), **parts)
+    assert resemblance(with_chain) == resemblance(without) == ()
