@@ -20,7 +20,10 @@ from treeopt.policies import DynamicTree
 from treeopt.trace import MAX_WIDTH
 from treeopt.tree import Tree
 
-OTHER_TEXTS = "trees are replayed on texts that the tree of the recording wrote, which others would not write"
+LOSSY = (
+    "text of rule typical, which has not the target's law, is as good as the target's",
+    "trees are replayed on text that the tree of the recording wrote, which others would not write",
+)
 
 
 @dataclass(frozen=True)
@@ -153,5 +156,5 @@ class Recording:
             reach = {"depth": policy.depth, "beam": policy.beam, "width": policy.children}
             more["candidates"] = reach | {"stride": self.stride}
         if self.paths:
-            more |= {**self.paths, "assumed": [OTHER_TEXTS]}
+            more |= {**self.paths, "assumed": list(LOSSY)}
         return {**told(rule), "new_tokens": self.new_tokens, "seed": self.seed, **more}

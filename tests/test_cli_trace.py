@@ -70,7 +70,7 @@ def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
     assert trace.tree_kept.shape == (trace.anchors, 6)
     told = run("trace", "info", tmp_path / "t.npz")
     assert "kept by the recorded" in told.stdout
-    assert "assumed: trees are replayed on texts that the tree of the recording wrote" in told.stdout
+    assert "assumed: trees are replayed on text that the tree of the recording wrote" in told.stdout
     refused(run("trace", "info", tmp_path / "t.npz", "--learning-curve"), "learning curve", code=1)
 
 

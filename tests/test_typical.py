@@ -147,7 +147,9 @@ def test_search_grows_trees_of_the_recorded_one():
         assert plan.meta["search"]["method"] == "hydra"
         for entry in plan.entries:
             assert set(entry.choice.tree.paths) <= set(whole.paths)
-            assert entry.proof.statement.startswith("best of the trees grown")
+            assert entry.proof.statement.startswith(
+                "best of the trees grown; trees of at most 63 nodes and depth 3, parts"
+            )
             assert entry.skipped.keys() == {"Medusa's tree", "EAGLE-1's tree"}
             chain = next(each for each in entry.compared if each.name == "best chain")
             assert entry.choice.speedup.value > chain.speedup.value > 1

@@ -241,6 +241,7 @@ def _proof(judge: Judge, proposals: Proposals, batch: int) -> Proof:
         what += f", {judge.objective.name}"
     kept = " that keep the rules" if proposals.rules else ""
     trees = f"trees of at most {proposals.ask.nodes} nodes and depth {proposals.ask.depth}{kept}"
+    trees += "" if judge.fit.tree is None else ", parts of the one that the trace was recorded with"
     if proposals.grown:
         return Proof(what, optimal=False, statement=f"best of the trees grown; {trees}")
     averaged = f"tokens averaged over positions{' of shrunk counts' if proposals.shrink else ''}"
