@@ -28,6 +28,7 @@ SHORTLIST = 16
 REPLAYED = 8  # sizes of each depth that are replayed before the shortlist is drawn
 REFINED = 1
 REFINED_ON = 2**16  # anchors, about, in two halves: of larger traces every n-th request
+GROWN_ON = 2**16  # anchors, about, where trees are grown for want of another way
 RULED = 4  # times the nodes wanted: a rule may ask for nodes that no free tree would take
 
 
@@ -192,7 +193,9 @@ class Proposals:
         return pool
 
     def _grown(self) -> Options:
-        grown = grow(self.judge.fit, nodes=self.ask.nodes, depth=self.ask.depth)
+        fit = self.judge.fit
+        requests = {} if fit.tree_kept is None else {"requests": max(1, GROWN_ON * fit.requests // fit.anchors)}
+        grown = grow(fit, nodes=self.ask.nodes, depth=self.ask.depth, **requests)
         trees = [tree for tree in grown if broken(tree, self.rules) is None]
         if self.rules and not trees and not self.chains:
             fitting(self.pool, self.rules, nodes=self.ask.nodes, depth=self.ask.depth)  # names what cannot be

@@ -85,15 +85,9 @@ def _deepest_kept(tree: Tree, trace: Trace, kept: NDArray[np.bool_]) -> NDArray[
     missing = next((path for path in tree.paths if path not in known), None)
     if missing is not None:
         raise TraceError(f"node {list(missing)} of the tree is none of those that the trace was recorded with")
-    columns = np.array([known[path] for path in tree.paths], dtype=np.int64)
     found = np.full(trace.anchors, -1, dtype=np.int64)
-    alive, start = np.arange(trace.anchors), 0
-    for width in tree.level_widths:
-        here = kept[np.ix_(alive, columns[start : start + width])]
-        going = here.any(axis=1)
-        alive = alive[going]
-        found[alive] = start + here[going].argmax(axis=1)
-        start += width
+    for node in sorted(range(tree.nodes), key=lambda node: (tree.depths[node], -node)):
+        found[kept[:, known[tree.paths[node]]]] = node  # ancestors are kept where it is
     return found
 
 

@@ -16,7 +16,7 @@ from treeopt.searchers.best_first import count_prefixes
 from treeopt.searchers.climb import Climb
 from treeopt.trace import Trace
 from treeopt.tree import MAX_NODES, Tree
-from treeopt.walk import StepCounts, Walk, count, visit
+from treeopt.walk import StepCounts, Walk, count, walked
 
 POOL = 8  # times the nodes wanted
 LARGEST_POOL = 1024
@@ -98,15 +98,24 @@ def grow(trace: Trace, *, nodes: int, depth: int, requests: int = 100, tried: in
     depth = min(depth, part.depth)
     paths: list[tuple[int, ...]] = []
     trees: list[Tree] = []
+    accepted = np.zeros(part.anchors, dtype=np.int64)
     while len(paths) < nodes:
-        here = visit(Tree.from_paths(paths), part)
-        children = _matched(part, here, paths, depth)[:tried]
+        children = _matched(part, walked(accepted, part), paths, depth)[:tried]
         if not children:
             break
-        taus = [count(visit(Tree.from_paths([*paths, child]), part), part).tau for child in children]
-        paths.append(children[int(np.argmax(taus))])
+        longer = [np.maximum(accepted, len(child) * _follows(part, child)) for child in children]
+        best = int(np.argmax([count(walked(each, part), part).tau for each in longer]))
+        accepted = longer[best]
+        paths.append(children[best])
         trees.append(Tree.from_paths(paths))
     return trees
+
+
+def _follows(trace: Trace, path: tuple[int, ...]) -> NDArray[np.bool_]:
+    """The anchors at which a tree with this path would keep all of it, bool (P,)."""
+    if trace.tree is not None and trace.tree_kept is not None:
+        return trace.tree_kept[:, trace.tree.paths.index(path)]
+    return np.asarray((trace.rank[:, : len(path)] == path).all(axis=1))
 
 
 def _matched(trace: Trace, steps: Walk, paths: list[tuple[int, ...]], depth: int) -> list[tuple[int, ...]]:
