@@ -133,7 +133,7 @@ def _shard(
         position=np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
         width=recording.width,
         **arrays,
-        meta=note([tokens_hash([text]) for text in written], grams, repeats) | recording.paths,
+        meta=note([tokens_hash([text]) for text in written], grams, repeats) | recording.kept_of,
         domain=np.array([names.index(p.domain) for p in prompts], dtype=np.int16),
         domain_names=tuple(names),
     )

@@ -95,11 +95,10 @@ class Recording:
             raise UsageError(
                 "rule typical is recorded with a tree, which the trees of a search are parts of; no other rule is"
             )
-        if self.drawn.depth > self.levels(drafter) or max(self.drawn.ranks, default=0) >= self.width:
-            raise ExecutorError(
-                f"the tree has depth {self.drawn.depth} and ranks up to {max(self.drawn.ranks)}, recorded are "
-                f"{self.levels(drafter)} levels and {self.width} candidates"
-            )
+        if self.drawn.depth > self.levels(drafter):
+            raise ExecutorError(f"the tree has depth {self.drawn.depth}, depth {self.levels(drafter)} is recorded")
+        if max(self.drawn.ranks, default=0) >= self.width:
+            raise ExecutorError(f"the tree uses rank {max(self.drawn.ranks)}, width {self.width} is recorded")
         if self.candidates is not None:
             if self.drawn.nodes:
                 raise UsageError("candidates tell of one kept sibling, rule typical may keep several: leave them out")
@@ -115,9 +114,11 @@ class Recording:
         return self.tree or Tree((), ())
 
     @property
-    def paths(self) -> dict[str, Any]:
-        """What a trace with `tree_kept` says of its columns."""
-        return {"tree": [list(path) for path in self.drawn.paths]} if self.drawn.nodes else {}
+    def kept_of(self) -> dict[str, Any]:
+        """What a trace with `tree_kept` says of it: the rule and the nodes."""
+        if not self.drawn.nodes:
+            return {}
+        return {"verification": self.rule, "tree": [list(path) for path in self.drawn.paths]}
 
     def levels(self, drafter: Drafter) -> int:
         """D."""
@@ -138,8 +139,8 @@ class Recording:
     def wanted(self, drafter: Drafter, rule: Rule) -> Wanted:
         """What is looked at in the teacher-forced pass."""
         drawn = rule.sampled_candidates
-        told = drawn or (self.probabilities and self.temperature > 0)
-        accept = told and not isinstance(rule, BlockVerification | Typical)
+        wanted = drawn or (self.probabilities and self.temperature > 0)
+        accept = wanted and not isinstance(rule, BlockVerification | Typical)  # of which `accept` says nothing
         return Wanted(self.levels(drafter), self.width, rule, self.probabilities, accept, drawn, self.draws)
 
     def provenance(self, target: Target, drafter: Drafter) -> dict[str, Any]:
@@ -155,6 +156,6 @@ class Recording:
         if policy is not None:
             reach = {"depth": policy.depth, "beam": policy.beam, "width": policy.children}
             more["candidates"] = reach | {"stride": self.stride}
-        if self.paths:
-            more |= {**self.paths, "assumed": list(LOSSY)}
+        if self.kept_of:
+            more |= {**self.kept_of, "assumed": list(LOSSY)}
         return {**told(rule), "new_tokens": self.new_tokens, "seed": self.seed, **more}

@@ -51,7 +51,7 @@ class ExpectedCounts:
 
 
 def evidence(trace: Trace) -> Literal["rank", "kept", "accept"]:
-    """The array that says what the trace's rule keeps.
+    """The array that says what the trace's rule keeps; `rank` also stands for `tree_kept`: both leave nothing open.
 
     Raises:
         TraceError: there is none.

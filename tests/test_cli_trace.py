@@ -71,7 +71,7 @@ def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
     told = run("trace", "info", tmp_path / "t.npz")
     assert "kept by the recorded" in told.stdout
     assert "assumed: trees are replayed on text that the tree of the recording wrote" in told.stdout
-    refused(run("trace", "info", tmp_path / "t.npz", "--learning-curve"), "learning curve", code=1)
+    refused(run("trace", "info", tmp_path / "t.npz", "--learning-curve"), "rank paths do not tell", code=1)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
     [
         (("--rule", "typical", "--temperature", "1"), ("--rule typical and --tree go together",), 2),
         (("--tree", "2"), ("--rule typical and --tree go together",), 2),
-        (("--rule", "typical", "--temperature", "1", "--tree", "[[9]]"), ("ranks up to 9", "4 candidates"), 1),
+        (("--rule", "typical", "--temperature", "1", "--tree", "[[9]]"), ("rank 9", "width 4"), 1),
         (("--rule", "typical", "--temperature", "1", "--tree", "[]"), ("tree",), 2),
         (("--rule", "sequoia"), ("--temperature",), 2),
         (("--top-k", "3"), ("--temperature",), 2),

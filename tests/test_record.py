@@ -8,6 +8,7 @@ from executor import record
 from executor.acceptance import SampleAndMatch, make_rule
 from executor.decode import Decoder
 from executor.fingerprint import weights_hash
+from executor.led import Led
 from executor.prompts import Prompt
 from executor.record import collect, repeated_share
 from executor.sampling import Warp
@@ -168,8 +169,12 @@ def test_typical_texts_are_those_of_the_recorded_tree(kind, batch):
     """Replayed, the recorded tree takes the live steps; a step of any other tree on that text is a live one, too."""
     target, drafter = DRAFTERS[kind]()
     tokens = random_prompts((9, 4, 17, 2, 6), seed=8)
-    trace = collect(target, drafter, prompts_for(tokens), tokens, new_tokens=24, tree=RECORDED, batch=batch, **TYPICAL)
+    more = {"probabilities": kind == "medusa"}
+    trace = collect(
+        target, drafter, prompts_for(tokens), tokens, new_tokens=24, tree=RECORDED, batch=batch, **TYPICAL, **more
+    )
     assert trace.tree == RECORDED
+    assert trace.accept is None
     assert trace.tree_kept.any(0).sum() > 3
     rule = make_rule("typical", warp=Warp(0.7))
     live = Decoder(target, drafter, tree=RECORDED, batch=2, rule=rule).generate(tokens, new_tokens=24, stop=[7])
@@ -205,6 +210,15 @@ def test_typical_nodes_are_medusas_formula_on_plain_forwards():
                 assert trace.tree_kept[trace.starts[request] + t, node] == due
 
 
+def test_texts_are_followed_however_late_the_host_reads():
+    target, drafter = DRAFTERS["medusa"]()
+    tokens, texts = random_prompts((9, 4), seed=3), [[5, 6, 7], [8]]
+    led = Led(make_rule("typical", warp=Warp(0.7)), torch.tensor([[5, 6, 7], [8, 0, 0]]))
+    loop = Decoder(target, drafter, tree=RECORDED, batch=2, rule=led, late=2)
+    assert [list(each.tokens) for each in loop.generate(tokens, new_tokens=[3, 1])] == texts
+    assert len(led.kept) > 3
+
+
 class Spy:
     """A rule that notes what was drafted."""
 
@@ -228,8 +242,8 @@ def test_typical_is_recorded_with_a_tree_and_no_other_rule_is(recorded):
         ({"tree": chain}, "no other rule is"),
         ({"tree": chain, "temperature": 1.0}, "no other rule is"),
         ({**TYPICAL, "tree": chain, "candidates": DynamicTree(nodes=1, depth=2)}, "candidates tell of one kept sibl"),
-        ({**TYPICAL, "tree": Tree.chain(4)}, "depth 4 and ranks up to 0, recorded are 3 levels and 4 candidates"),
-        ({**TYPICAL, "tree": Tree.from_paths([(4,)])}, "depth 1 and ranks up to 4, recorded are 3 levels and 4"),
+        ({**TYPICAL, "tree": Tree.chain(4)}, "the tree has depth 4, depth 3 is recorded"),
+        ({**TYPICAL, "tree": Tree.from_paths([(4,)])}, "the tree uses rank 4, width 4 is recorded"),
     ):
         with pytest.raises((UsageError, ExecutorError), match=words):
             collect(target, heads, prompts_for(tokens), tokens, **{"new_tokens": 4, "width": 4} | change)

@@ -14,6 +14,7 @@ from treeopt.tree import Tree
 if TYPE_CHECKING:
     from treeopt.trace import Candidates, Trace
 
+MANY_KEPT = ("typical",)  # rules of `meta["verification"]` that may keep several siblings: `tree_kept` is theirs
 MISSED = -1
 PAST_END = -2
 MAX_DEPTH = 64
@@ -158,13 +159,22 @@ def _check_tree(trace: "Trace") -> None:
     values = trace.tree_kept
     if values is None:
         return
-    paths = trace.meta.get("tree")
+    paths, rule = trace.meta.get("tree"), trace.meta.get("verification")
+    if rule not in MANY_KEPT:
+        raise TraceError(f"`tree_kept` is of rules that may keep several siblings, found `verification` {rule!r}")
+    if not isinstance(paths, list) or not paths:
+        raise TraceError(f"`tree` of `meta` must be the rank paths of the nodes of `tree_kept`, found {paths!r:.80}")
     try:
-        tree = Tree.from_paths(paths)  # type: ignore[arg-type]
+        tree = Tree.from_paths(paths)
     except (TreeError, TypeError, ValueError) as error:
         raise TraceError(f"`tree` of `meta` must be the rank paths of the nodes of `tree_kept`: {error}") from error
-    if [list(path) for path in tree.paths] != [list(path) for path in paths]:  # type: ignore[union-attr]
+    if [list(path) for path in tree.paths] != [list(path) for path in paths]:
         raise TraceError("`tree` of `meta` must name every node once, level by level, siblings by rank")
+    if tree.depth > trace.depth or max(tree.ranks) >= trace.width:
+        raise TraceError(
+            f"`tree` of `meta` must have at most {trace.depth} levels and ranks below {trace.width}, as `rank` has, "
+            f"found {tree.depth} and {max(tree.ranks)}"
+        )
     if values.shape != (trace.anchors, tree.nodes):
         raise TraceError(f"`tree_kept` must have shape {(trace.anchors, tree.nodes)}, found {values.shape}")
     left = trace.stops[trace.request_index] - np.arange(trace.anchors)

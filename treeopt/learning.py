@@ -100,8 +100,6 @@ def learning_curves(
             f"a learning curve needs nodes and depth of 1 or more and 2 points, got {nodes}, {depth}, {points}"
         )
     _check_requests(trace)
-    if trace.tree_kept is not None:
-        raise TraceError("a learning curve is of the most frequent rank paths, which do not tell what this rule keeps")
     rng = np.random.default_rng(seed)
     chosen_on, held = trace.split(share=0.5, rng=rng)
     order = rng.permutation(chosen_on.requests)
@@ -152,7 +150,8 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
     if trace.anchors < ANCHORS_A_NODE * nodes:
         found.append(
             f"{trace.anchors} anchors are few for {nodes} nodes: below {ANCHORS_A_NODE} a node "
-            f"({ANCHORS_A_NODE * nodes}), trees fit chance; shrink counts, or record more"
+            f"({ANCHORS_A_NODE * nodes}), trees fit chance; "
+            f"{'shrink counts, or ' if trace.tree_kept is None else ''}record more"
         )
     if trace.requests < FEW_REQUESTS:
         found.append(

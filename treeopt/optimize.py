@@ -119,6 +119,11 @@ def search(
         shrink,
         solver_work,
     )
+    if trace.tree_kept is not None and (policies or shrink is not None):
+        raise UsageError(
+            f"rule {trace.meta['verification']} may keep several siblings: {'policies' if policies else 'shrink'} "
+            "cannot be had, trees are static ones and grown by replay"
+        )
     if policies and objective is not THROUGHPUT:
         raise UsageError(f"policies are swept for throughput, not for {objective.name}")
     fit, held = hold_out(trace, held_out=held_out, seed=seed)

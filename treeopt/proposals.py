@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.ask import Ask
-from treeopt.constraints import Constraint, broken
+from treeopt.constraints import Constraint, broken, hereditary
 from treeopt.cost import CostParts, StepShape
 from treeopt.errors import CostError, EngineError
 from treeopt.judge import Judge
@@ -28,7 +28,7 @@ SHORTLIST = 16
 REPLAYED = 8  # sizes of each depth that are replayed before the shortlist is drawn
 REFINED = 1
 REFINED_ON = 2**16  # anchors, about, in two halves: of larger traces every n-th request
-GROWN_ON = 2**16  # anchors, about, where trees are grown for want of another way
+GROWN_ON = 2**15  # anchors, about, where trees are grown for want of another way
 RULED = 4  # times the nodes wanted: a rule may ask for nodes that no free tree would take
 
 
@@ -56,9 +56,10 @@ class Proposals:
 
     Attributes:
         shrink: of path counts.
+        counted: frequencies of rank paths say what trees keep.
         grown: trees are grown by replay, one node at a time.
         chains: all of them.
-        pool: nodes that trees are made of, with the values that counts give them.
+        pool: nodes that trees are made of, with the values that counts give them; None where these tell nothing.
         options: what was enumerated.
     """
 
@@ -75,15 +76,16 @@ class Proposals:
         """
         self.judge, self.ask, self.rules = judge, ask, tuple(rules)
         # Where several siblings may be kept, no sum over nodes says what a tree keeps: nothing can be enumerated.
-        self.grown = ask.method == "hydra" or judge.fit.tree_kept is not None
+        self.counted = judge.fit.tree_kept is None
+        self.grown = ask.method == "hydra" or not self.counted
         self.shrink = ask.shrink or 0.0
-        if ask.shrink is None and judge.fit.tree_kept is None:
+        if ask.shrink is None and self.counted:
             self.shrink = fitted(judge.fit, nodes=ask.nodes, depth=ask.depth)
         self._refined: dict[int, Refined] = {}
         self._improvements: dict[Tree, tuple[Tree, ...]] = {}
         chains = (Tree.chain(k) for k in range(1, min(ask.depth, ask.nodes) + 1))
         self.chains = [chain for chain in chains if broken(chain, rules) is None and covers(judge.fit, chain)]
-        self.pool = self._counted()
+        self.pool = self._pool() if self.counted else None
         self.options = self._grown() if self.grown else self._enumerated()
 
     def trees(self, batch: int) -> list[Tree]:
@@ -129,7 +131,7 @@ class Proposals:
     def refined(self, batch: int) -> Refined | None:
         """The tree of most position-averaged tokens a second with its certificate; None where enumeration has it."""
         needed = not self.grown and not (self.options.exact and self.judge.cost.separable)
-        if not needed or self.ask.solver_work <= 0 or len(self.pool.value) == 0:
+        if not needed or self.ask.solver_work <= 0 or self.pool is None or len(self.pool.value) == 0:
             return None
         if batch not in self._refined:
             self._refined[batch] = refine(
@@ -183,21 +185,28 @@ class Proposals:
         parts = (fit.select(np.arange(first, fit.requests, min(stride, fit.requests))) for first in (0, 1))
         return tuple(ready(part, nodes=self.ask.nodes, depth=self.ask.depth) for part in parts)
 
-    def _counted(self) -> Frontier:
+    def _pool(self) -> Frontier:
         weights = self.judge.objective.prices(self.judge.fit).mean(axis=0)[self.judge.fit.request_index]
         nodes = self.ask.nodes * (RULED if self.rules or not self.judge.cost.separable else 1)
         pool = count_prefixes(self.judge.fit, nodes=nodes, depth=self.ask.depth, weights=weights, shrink=self.shrink)
-        if self.judge.fit.tree_kept is None:
-            likely = pool.paths[: MAX_NODES - self.ask.depth]
-            self.judge.expect(Tree.from_paths([*likely, *(chain.paths[-1] for chain in self.chains)]))
+        likely = pool.paths[: MAX_NODES - self.ask.depth]
+        self.judge.expect(Tree.from_paths([*likely, *(chain.paths[-1] for chain in self.chains)]))
         return pool
 
     def _grown(self) -> Options:
-        fit = self.judge.fit
-        requests = {} if fit.tree_kept is None else {"requests": max(1, GROWN_ON * fit.requests // fit.anchors)}
-        grown = grow(fit, nodes=self.ask.nodes, depth=self.ask.depth, **requests)
-        trees = [tree for tree in grown if broken(tree, self.rules) is None]
+        """Trees grown under every depth cap: levels that each add a little may cost more than they bring."""
+        fit, early = self.judge.fit, [rule for rule in self.rules if hereditary(rule)]
+        requests = {} if self.counted else {"requests": max(1, GROWN_ON * fit.requests // fit.anchors)}
+        keeps = (lambda tree: broken(tree, early) is None) if early else None
+        caps = range(1, self.ask.depth + 1)
+        grown = (grow(fit, nodes=self.ask.nodes, depth=cap, keeps=keeps, **requests) for cap in caps)
+        found = dict.fromkeys(tree for each in grown for tree in each)
+        trees = [tree for tree in found if broken(tree, self.rules) is None]
         if self.rules and not trees and not self.chains:
+            if self.pool is None:
+                raise EngineError(
+                    "no part of the tree that the trace was recorded with keeps the rules, of those grown"
+                )
             fitting(self.pool, self.rules, nodes=self.ask.nodes, depth=self.ask.depth)  # names what cannot be
             raise EngineError("no tree that is grown keeps the rules: use another method")
         widths = np.zeros((len(trees), self.ask.depth), dtype=np.int64)
@@ -208,6 +217,7 @@ class Proposals:
 
     def _enumerated(self) -> Options:
         """Best position-averaged trees of every size and depth."""
+        assert self.pool is not None
         if len(self.pool.value) == 0:
             none = np.empty(0, dtype=np.int64)
             return Options(np.empty(0), none, none[:, None], True, lambda i: self.chains[i])

@@ -38,7 +38,10 @@ class Replayer:
 
         Raises:
             TraceError: the pool is deeper than the trace, or looks at ranks that were not recorded.
+            UsageError: a pool with nodes, and a rule that may keep several siblings: no leaf tells what it keeps.
         """
+        if pool.nodes and trace.tree_kept is not None:
+            raise UsageError("where several siblings may be kept, no pool of nodes makes replays faster")
         self.trace, self.pool = trace, pool
         self.leaf = (deepest(pool, trace) + 1).astype(np.int16 if pool.nodes < 2**15 - 1 else np.int32)
         self._number = {step: i for i, step in enumerate(zip(pool.parents, pool.ranks, strict=True))}

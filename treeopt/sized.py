@@ -10,6 +10,7 @@ from treeopt.searchers.renewal import grow
 from treeopt.searchers.shrinkage import fitted
 from treeopt.trace import Trace
 from treeopt.tree import Tree
+from treeopt.walk import replay
 
 KINDS = {"chain": "chain of", "best": "best tree of"}
 
@@ -59,8 +60,8 @@ def sized_trees(
     """The trees of these sizes, by name.
 
     The best of a size is, of the most frequent rank paths under each depth cap, the tree of most tokens a step when
-    replayed; it may have fewer nodes where the trace knows no more. Where several siblings may be kept, it is grown by
-    replay.
+    replayed; it may have fewer nodes where the trace knows no more. Where several siblings may be kept, trees are grown
+    by replay under each cap; where none can be, sizes have no best tree.
 
     Args:
         sizes: what is wanted.
@@ -75,19 +76,24 @@ def sized_trees(
     found = {size.name: Tree.chain(size.nodes) for size in sizes if size.kind == "chain"}
     largest = max((size.nodes for size in sizes if size.kind == "best"), default=0)
     if largest and trace.tree_kept is not None:
-        grown = grow(trace, nodes=largest, depth=trace.depth)
-        best = [size for size in sizes if size.kind == "best" and grown]
-        found |= {size.name: grown[min(size.nodes, len(grown)) - 1] for size in best}
-        return {size.name: found[size.name] for size in sizes if size.name in found}
-    if largest:
+        caps = [grow(trace, nodes=largest, depth=depth) for depth in range(1, trace.depth + 1)]
+        for size in sizes:
+            if size.kind == "best" and caps[0]:
+                capped = [grown[min(size.nodes, len(grown)) - 1] for grown in caps]
+                found[size.name] = _best(capped, covered, lambda tree: replay(tree, trace).tau)
+    elif largest:
         shrink = fitted(trace, nodes=largest, depth=trace.depth)
         frontier = count_prefixes(trace, nodes=largest, depth=trace.depth, shrink=shrink)
         replayer = Replayer(trace, frontier.tree(largest, trace.depth))
         for size in sizes:
             if size.kind == "best":
                 capped = [frontier.tree(size.nodes, depth) for depth in range(1, trace.depth + 1)]
-                options = [tree for tree in capped if covered(tree)] or capped
-                most = max(tree.nodes for tree in options)
-                full = [tree for tree in options if tree.nodes == most]
-                found[size.name] = max(full, key=lambda tree: replayer.replay(tree).tau)
-    return {size.name: found[size.name] for size in sizes}
+                found[size.name] = _best(capped, covered, lambda tree: replayer.replay(tree).tau)
+    return {size.name: found[size.name] for size in sizes if size.name in found}
+
+
+def _best(capped: Sequence[Tree], covered: Callable[[Tree], bool], tau: Callable[[Tree], float]) -> Tree:
+    """Of the trees that can be priced, if any, and of these of the largest, that of most tokens a step."""
+    options = [tree for tree in capped if covered(tree)] or list(capped)
+    most = max(tree.nodes for tree in options)
+    return max((tree for tree in options if tree.nodes == most), key=tau)

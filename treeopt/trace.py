@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.arrays import FORMAT, REQUIRED, Array, read_arrays
+from treeopt.checks import MANY_KEPT as MANY_KEPT
 from treeopt.checks import MAX_DEPTH as MAX_DEPTH
 from treeopt.checks import MAX_WIDTH as MAX_WIDTH
 from treeopt.checks import MISSED as MISSED
@@ -29,7 +30,6 @@ RANKS = (*REQUIRED, "domain", "tree_kept")
 BY_ANCHOR = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "tree_kept")
 OPTIONAL = (*BY_ANCHOR, "candidates", "domain")
 CHAINS = ("leviathan", "block")  # rules of `meta["verification"]` that verify chains only
-MANY_KEPT = ("typical",)  # rules that may keep several siblings: `tree_kept` is theirs
 DRAWN = (*CHAINS, "specinfer", "sequoia")  # rules whose candidates are drawn from the drafter's law: `kept` is theirs
 
 

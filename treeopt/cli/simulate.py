@@ -18,7 +18,7 @@ from treeopt.errors import PlanError, UsageError
 from treeopt.files import write_text
 from treeopt.plan import Plan, PlanEntry
 from treeopt.planfile import load_plan
-from treeopt.provenance import look, this_run
+from treeopt.provenance import assumed_in, look, this_run
 from treeopt.rivals import STATIC
 from treeopt.trace import Trace, load_trace
 from treeopt.tree import Tree
@@ -100,7 +100,8 @@ def simulate(
     else:
         record = _batch(trace, cost, plan, tree, batch, how, seed=seed, **settings)
     unknown = cost.caveats(context=prompt_tokens, trace=trace.meta)
-    warned = [*(plan.warnings if plan else ()), *unknown, *record.get("warnings", ())]
+    assumed = (f"assumed: {each}" for each in assumed_in(trace.meta))
+    warned = [*(plan.warnings if plan else ()), *assumed, *unknown, *record.get("warnings", ())]
     record["warnings"] = list(dict.fromkeys(warned))
     for warning in record["warnings"]:
         click.echo(f"Warning: {warning}.", err=True)

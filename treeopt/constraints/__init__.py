@@ -1,6 +1,6 @@
 """Rules that engines put on trees, each with its source; which engine has which, the engine's file says."""
 
-from treeopt.constraints.base import Constraint, Limits, broken, joined
+from treeopt.constraints.base import Constraint, Limits, broken, hereditary, joined
 from treeopt.constraints.counts import (
     ChildrenAtMost,
     DepthAtLeast,
@@ -34,6 +34,7 @@ __all__ = [
     "UniformBranching",
     "branching",
     "broken",
+    "hereditary",
     "joined",
     "pool",
 ]

@@ -71,6 +71,17 @@ class Constraint(Protocol):
         """The limits with this rule added to them."""
 
 
+def hereditary(constraint: Constraint) -> bool:
+    """Whether a tree that is built node by node, siblings by rank, keeps the rule all along if it does in the end.
+
+    >>> from treeopt.constraints import ContiguousRanks, DepthAtLeast
+    >>> hereditary(ContiguousRanks(source="a.py")), hereditary(DepthAtLeast(2, source="b.py"))
+    (True, False)
+    """
+    limits = constraint.narrow(Limits())
+    return limits.sizes is None and not (limits.min_depth or limits.uniform or limits.full or limits.pool)
+
+
 def joined(constraints: Iterable[Constraint]) -> Limits:
     """What all rules together leave.
 

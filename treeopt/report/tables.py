@@ -239,7 +239,8 @@ def show_trace(trace: Trace, console: Console | None = None) -> None:
             f"repeated 4-grams: {written:.1%} of what the target wrote, {prompts:.1%} of the prompts",
             soft_wrap=True,
         )
-    console.print("true token among the drafter's best, over all positions (tau needs a replay):")
+    true = "true" if trace.tree is None else "written"
+    console.print(f"{true} token among the drafter's best, over all positions (tau needs a replay):")
     table = Table()
     table.add_column("depth")
     for top in TOPS:

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import UsageError
+from treeopt.errors import TraceError, UsageError
 from treeopt.searchers.back_off import BackOff, kinds_below
 from treeopt.trace import Trace
 from treeopt.tree import Path, Tree
@@ -85,10 +85,18 @@ def count_prefixes(
             scaled to add up to the effective number of anchors, (Σ w)² / Σ w² (Kish, Survey Sampling, 1965, §11.7).
         shrink: anchors' worth of the back-off at every path; 0 counts alone. `shrinkage.fitted` finds a good one.
 
+    Raises:
+        UsageError: weights or shrink without meaning.
+        TraceError: the trace is of a rule that may keep several siblings.
+
     >>> trace = Trace(np.int32([0, 0]), np.int32([0, 1]), np.int16([[0, 0], [1, -2]]), 2)
     >>> count_prefixes(trace, nodes=2, depth=2).tree(2, 2).paths
     ((0,), (1,))
     """
+    if trace.tree_kept is not None:
+        raise TraceError(
+            "rank paths do not tell what a rule keeps that may keep several siblings: grow trees by replay"
+        )
     depth = min(depth, trace.depth)
     if weights is not None and not (
         weights.shape == (trace.anchors,) and (weights >= 0).all() and 0 < weights.sum() < np.inf

@@ -4,6 +4,7 @@ Proves nothing: a tree changes its own walk. Every result is replayed, so it is 
 the position-averaged tree. How far from the best of all trees it is on small traces: `data/benchmarks/regret.json`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,12 +82,28 @@ def ready(trace: Trace, *, nodes: int, depth: int) -> Replayer:
     return Replayer(trace, Tree.from_paths(frontier.paths[node] for node in sorted(pool)[:MAX_NODES]))
 
 
-def grow(trace: Trace, *, nodes: int, depth: int, requests: int = 100, tried: int = 24) -> list[Tree]:
+def grow(
+    trace: Trace,
+    *,
+    nodes: int,
+    depth: int,
+    keeps: Callable[[Tree], bool] | None = None,
+    requests: int = 100,
+    tried: int = 24,
+) -> list[Tree]:
     """Hydra's procedure: from nothing, add the child that most raises the replayed tau, one node at a time.
 
     Source: Ankner et al. 2024 (arXiv 2402.05109), §4, which simulates on 100 prompts; here they are spread evenly over
     the trace, whose order may be one of domains. Of the possible children only the `tried` most often matched at
     visited anchors are replayed.
+
+    Args:
+        trace: what is replayed on.
+        nodes: nodes at most.
+        depth: levels at most.
+        keeps: which trees may be grown; default all.
+        requests: replayed.
+        tried: see above.
 
     Returns:
         nested trees of 1, 2, ... nodes; fewer than `nodes` when no child is ever matched.
@@ -100,7 +117,10 @@ def grow(trace: Trace, *, nodes: int, depth: int, requests: int = 100, tried: in
     trees: list[Tree] = []
     accepted = np.zeros(part.anchors, dtype=np.int64)
     while len(paths) < nodes:
-        children = _matched(part, walked(accepted, part), paths, depth)[:tried]
+        children = _matched(part, walked(accepted, part), paths, depth)
+        if keeps is not None:
+            children = [child for child in children if keeps(Tree.from_paths([*paths, child]))]
+        children = children[:tried]
         if not children:
             break
         longer = [np.maximum(accepted, len(child) * _follows(part, child)) for child in children]
