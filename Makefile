@@ -13,6 +13,7 @@ KEPT := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
 
 RANDOM := --target 100m --drafter medusa:5 --random-weights --prompt-tokens 128 --requests 64 --new-tokens 32 --threads 1
 MODELS := --target data/models/stdlib-llama --drafter data/models/stdlib
+TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32
 
 .PHONY: demo test slow check format bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
@@ -78,6 +79,7 @@ profile: $(VENV)/.all  ## step times of the shipped model and of a 100 M shape o
 	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1-8 --output data/profiles/medusa-one-thread.json
 	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1,4 --temperature 1 \
 		--output data/profiles/medusa-one-thread-t1.json
+	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1,4 $(TYPICAL) --output data/profiles/medusa-one-thread-typical.json
 	$(BIN)/treeopt profile $(RANDOM) --batch 1-8 --output data/profiles/random-100m-one-thread.json
 	$(BIN)/treeopt profile $(MODELS)-eagle $(FRESH) --threads 1 --requests 64 --batch 1,4 --max-depth 6 --policies \
 		--output data/profiles/eagle-one-thread.json
@@ -88,6 +90,9 @@ validate: $(VENV)/.all  ## predicted against measured on this machine: live on p
 	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --threads 1 --requests 64 --blocks 4 --batch 1,4 --temperature 1 \
 		--trace data/traces/medusa-t1.npz --profile data/profiles/medusa-one-thread-t1.json \
 		--output data/validations/medusa-one-thread-t1.json
+	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --threads 1 --requests 64 --blocks 4 --batch 1,4 $(TYPICAL) \
+		--trace data/traces/medusa-typical.npz --profile data/profiles/medusa-one-thread-typical.json \
+		--output data/validations/medusa-one-thread-typical.json
 	$(BIN)/treeopt validate $(RANDOM) --blocks 4 --trace data/traces/medusa-t0.npz \
 		--acceptance replay:data/traces/medusa-t0.npz --profile data/profiles/random-100m-one-thread.json \
 		--output data/validations/random-100m-one-thread.json
