@@ -34,6 +34,7 @@ def full_trace() -> Trace:
         meta={
             "target": {"name": "byte model", "hash": "abc"},
             "temperature": 0.5,
+            "verification": "typical",
             "seed": 1,
             "tree": [[0], [1], [1, 0]],
         },
