@@ -201,9 +201,9 @@ def test_rules_are_kept_while_trees_grow():
     free, bound = (search(kept, Cost(), rules=rules).entries[0] for rules in ((), [ContiguousRanks(source="x")]))
     assert broken(free.choice.tree, [ContiguousRanks(source="x")])
     assert broken(bound.choice.tree, [ContiguousRanks(source="x")]) is None
-    assert bound.choice.tree.nodes > 3 > bound.choice.tree.depth
+    assert bound.choice.tree.depth == 2  # a level of all four siblings keeps the rule however it grew
     (price,) = bound.prices
-    assert price.share.value < 0.15
+    assert price.share.value < 0.05
 
 
 def test_levels_that_cost_more_than_they_bring_are_left_out():
@@ -228,7 +228,8 @@ def test_resemblance_is_looked_at_with_a_chain_that_was_recorded():
     with_chain = replace(typical_trace(Tree.chain(2), [9] * 26, seed=1), **parts)
     without = replace(typical_trace(Tree.from_paths([(1,)]), [9] * 26, seed=1), **parts)
     assert resemblance(with_chain) == resemblance(without) == ()
-    loops = np.repeat(np.arange(26) % 2 == 0, 9)[:, None] & with_chain.tree_kept
-    apart = replace(with_chain, tree_kept=loops, domain=np.repeat(np.arange(26), 1).astype(np.int16))
+    room = np.tile(np.arange(9, 0, -1), 26)[:, None] >= [1, 2]
+    loops = np.repeat(np.arange(26) % 2 == 0, 9)[:, None] | [True, False]  # every text keeps the first, some the second
+    apart = replace(with_chain, tree_kept=room & loops)
     several = replace(joined([apart, apart], apart.meta), domain=np.tile(np.arange(26), 2).astype(np.int16))
     assert "resemble each other" in resemblance(several)[0]
