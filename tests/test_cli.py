@@ -613,8 +613,8 @@ def test_settings_without_meaning_are_usage(trace_file, profile_file, unchanged,
     ("changes", "words", "named"),
     [
         ({"batches": (1, 2)}, ["--batch", "1,4"], ["batch 4", "1, 2"]),
-        ({"tokens": 8}, ["--batch", "1"], ["tokens 9", "2 to 8"]),
-        ({"depth": 2}, ["--batch", "1"], ["depth 3", "1 to 2"]),
+        ({"tokens": 8}, ["--batch", "1", "--max-nodes", "8"], ["tokens 9", "2 to 8"]),
+        ({"depth": 2}, ["--batch", "1", "--max-depth", "3"], ["depth 3", "1 to 2"]),
         ({}, ["--batch", "1", "--context", "101"], ["context 101", "4 to 100"]),
         ({}, ["--batch", "1", "--context", "3"], ["context 3", "4 to 100"]),
     ],
@@ -625,6 +625,21 @@ def test_what_was_not_profiled_is_refused(trace_file, tmp_path, unchanged, chang
     save_profile(small_profile(**changes), path)
     unchanged()
     refused(run("search", "--trace", trace_file, "--profile", path, *words), *named)
+
+
+def test_sizes_that_nobody_gave_are_those_that_the_profile_covers(trace_file, tmp_path):
+    """And the plan says what was left out; a profile wide enough leaves nothing out."""
+    words = ("search", "--trace", trace_file, "--profile", tmp_path / "profile.json", "--batch", "1,2", "--json")
+    for tokens, depth, nodes in ((8, 2, 7), (64, 3, 63)):
+        save_profile(small_profile(batches=(1, 2), tokens=tokens, depth=depth), tmp_path / "profile.json")
+        plan = read_json(done(*words).stdout)
+        assert (plan["meta"]["search"]["max_nodes"], plan["meta"]["search"]["max_depth"]) == (nodes, depth)
+        said = [warning for warning in plan["warnings"] if "not looked at" in warning]
+        assert len(said) == (2 if nodes == 7 else 0)
+        if said:
+            assert "more than 7 nodes" in said[0]
+            assert "more than 2 levels" in said[1]
+            assert all("batch 1, 2" in warning for warning in said)
 
 
 def test_no_profile_found(trace_file, unchanged):
@@ -906,7 +921,7 @@ def test_validate_says_how_to_go_on_where_no_tree_is_covered(made, tiny, tmp_pat
     words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1")
     refused(
         run("validate", *inputs(tiny), *CHECK, *words),
-        *("covers no tree at batch 1", "treeopt search --output plan.json", "--plan plan.json"),
+        *("cover no tree at batch 1", "treeopt search --output plan.json", "--plan plan.json"),
     )
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.strategies import drawn_trace, traces, with_lengths
 from treeopt import optimize
 from treeopt.ask import Ask
 from treeopt.constraints import ChainOnly, DepthAtLeast, DepthAtMost, NodesAtMost, broken
-from treeopt.cost import CostParts, StepShape
+from treeopt.cost import CostParts, StepShape, covered
 from treeopt.engines import PROFILES
 from treeopt.errors import CostError, EngineError, InfeasibleError, TraceError, UsageError
 from treeopt.estimate import Estimate, paired_difference, ratio
@@ -60,6 +60,7 @@ class Cost:
     level: float = 0.0
     largest: int = 10**9
     widest: int = 10**9
+    deepest: int = 10**9
     off: float = 0.0
     commit: float = 0.0
     anew: float | None = None  # of each level of a tree that is drawn anew; None: not known
@@ -80,6 +81,8 @@ class Cost:
     def one(self, shape: StepShape) -> float:
         if shape.tokens > self.largest:
             raise CostError(f"calibrated up to {self.largest} tokens, asked for {shape.tokens}")
+        if len(shape.widths) > self.deepest:
+            raise CostError(f"calibrated up to {self.deepest} levels, asked for {len(shape.widths)}")
         if max(shape.widths, default=0) > self.widest:
             raise CostError(f"calibrated up to {self.widest} nodes a level, asked for {max(shape.widths)}")
         tokens = math.ceil(shape.batch * shape.tokens / self.stairs) * self.stairs
@@ -103,7 +106,9 @@ class Cost:
         verify[1 : len(sizes) + 1] = [self.one(StepShape(batch, size, (), context)) for size in sizes]
         fed = [self.draft + self.level * math.ceil(width * batch / 2) for width in range(1, width + 1)]
         fed[self.widest :] = [math.inf] * len(fed[self.widest :])
-        return CostParts(verify, np.tile([0.0, *fed], (depth, 1)))
+        drafting = np.tile([0.0, *fed], (depth, 1))
+        drafting[self.deepest :, 1:] = np.inf
+        return CostParts(verify, drafting)
 
 
 COSTS = {
@@ -317,6 +322,25 @@ def test_a_chain_may_beat_every_frontier_tree():
 def test_a_cost_model_that_does_not_cover_the_question_says_so():
     with pytest.raises(CostError, match="calibrated up to 8 tokens, asked for"):
         search(MIXED, Cost(largest=8), max_nodes=15)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 7), st.sampled_from([None, 5, 40]))
+def test_sizes_that_nobody_gave_stay_within_what_is_covered(largest, levels, nodes):
+    assume(nodes is None or nodes < largest)
+    cost = Cost(largest=largest, deepest=levels)
+    if largest == 1:
+        with pytest.raises(CostError, match="cover no tree at batch 1, 2"):
+            search(MIXED, cost, batch=(1, 2))
+        return
+    assert covered(cost, (1, 2), nodes=63, depth=MIXED.depth) == (min(63, largest - 1), min(MIXED.depth, levels))
+    plan = search(MIXED, cost, batch=(1, 2), max_nodes=nodes)
+    found = plan.meta["search"]
+    assert found["max_nodes"] == (min(63, largest - 1) if nodes is None else nodes)
+    assert found["max_depth"] == min(MIXED.depth, levels)
+    said = " ".join(plan.warnings)
+    assert ("nodes were not looked at" in said) == (nodes is None and largest < 64)
+    assert ("levels were not looked at" in said) == (levels < MIXED.depth)
 
 
 def test_a_baseline_outside_the_calibrated_range_is_skipped_not_fatal():

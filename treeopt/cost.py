@@ -105,6 +105,28 @@ class CostParts:
         return np.where(inside, seconds, np.inf)
 
 
+def covered(
+    cost: "CostModel", batches: Sequence[int], *, nodes: int, depth: int, context: int | None = None
+) -> tuple[int, int]:
+    """Most nodes and most levels, up to these, of trees that have a cost at all batch sizes; (0, 0) where none has.
+
+    Raises:
+        CostError: a batch size or context outside what the model was calibrated for.
+    """
+    known, levels = np.ones(nodes, dtype=bool), np.ones(depth, dtype=bool)
+    for batch in batches:
+        parts = cost.parts(batch=batch, tokens=nodes + 1, depth=depth, width=1, context=context)
+        known &= np.isfinite(parts.verify_s[2:])
+        levels &= np.isfinite(parts.draft_s[:, 1])
+    found = _leading(known), _leading(levels)
+    return found if all(found) else (0, 0)
+
+
+def _leading(sizes: NDArray[np.bool_]) -> int:
+    """How many are true before the first that is not."""
+    return int(np.logical_and.accumulate(sizes).sum())
+
+
 class CostModel(Protocol):
     """Seconds of steps, on one device with one target and drafter."""
 

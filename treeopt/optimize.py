@@ -9,8 +9,8 @@ import numpy as np
 from treeopt.ask import Ask, Method
 from treeopt.choosing import changes, choose, prices
 from treeopt.constraints import Constraint
-from treeopt.cost import CostModel
-from treeopt.errors import InfeasibleError, TraceError, UsageError
+from treeopt.cost import CostModel, covered
+from treeopt.errors import CostError, InfeasibleError, TraceError, UsageError
 from treeopt.judge import Judge
 from treeopt.learning import MIN_REQUESTS, advice, resemblance
 from treeopt.objective import THROUGHPUT, WORST_DOMAIN, Objective
@@ -25,6 +25,7 @@ from treeopt.trace import DRAWN, Trace
 from treeopt.tree import Tree
 
 BASELINES = {"Medusa's tree": MEDUSA, "EAGLE-1's tree": EAGLE}
+USUAL_NODES = 63  # of the largest tree tried, unless another is asked for
 UNPRICED = (
     "what drawing a tree anew takes is not known of {}: they are priced as static trees of their levels and nodes, so "
     "their speedups are too high; `treeopt profile --policies` measures what it takes, `treeopt validate --plan` what "
@@ -55,7 +56,7 @@ def search(
     cost: CostModel,
     *,
     batch: int | Sequence[int] = 1,
-    max_nodes: int = 63,
+    max_nodes: int | None = None,
     max_depth: int | None = None,
     method: Method = "renewal",
     objective: Objective = THROUGHPUT,
@@ -78,8 +79,8 @@ def search(
         trace: what the drafter got right.
         cost: seconds of steps.
         batch: batch sizes.
-        max_nodes: largest tree tried.
-        max_depth: deepest tree tried, the trace's depth at most.
+        max_nodes: largest tree tried; default 63, or the largest that the cost model covers at all batch sizes.
+        max_depth: deepest tree tried, the trace's depth at most; default that, or what the cost model covers.
         method: `best-first` takes the best position-averaged trees and replays a shortlist; `renewal` also
             refines them for the positions they visit; `hydra` grows by replay, one node at a time, as is always done
             for rules that may keep several siblings.
@@ -102,7 +103,7 @@ def search(
     Raises:
         UsageError: a setting without meaning.
         TraceError: too few requests to hold some out, or a rule whose acceptance ranks do not tell.
-        CostError: a batch size or tree size that the cost model does not cover.
+        CostError: a batch size, or a tree size that was asked for, that the cost model does not cover; or no tree is.
         EngineError: no tree keeps the rules; names the one that cannot be kept.
         InfeasibleError: no batch size keeps `max_tpot_s`.
     """
@@ -110,7 +111,7 @@ def search(
     ask = Ask(
         tuple(sizes),
         method,
-        max_nodes,
+        USUAL_NODES if max_nodes is None else max_nodes,
         trace.depth if max_depth is None else min(max_depth, trace.depth),
         tuple(rules),
         shapes,
@@ -129,6 +130,7 @@ def search(
     fit, held = hold_out(trace, held_out=held_out, seed=seed)
     if objective is WORST_DOMAIN:
         _check_domains(fit, held)
+    ask, beyond = _within(ask, cost, nodes=max_nodes is None, depth=max_depth is None, context=context)
     judge = Judge(fit, held, cost, objective, context=context)
     proposals = Proposals(judge, ask, ask.rules)
     chosen = choose(judge, ask, proposals)
@@ -178,10 +180,31 @@ def search(
     assumed = (f"assumed: {each}" for each in assumed_in(trace.meta))
     alike = (f"of the requests that trees are judged on, {each}" for each in resemblance(held))
     unknown = () if measured is None else measured.caveats(context=context, trace=trace.meta)
-    warnings = (*over, *assumed, *_few(fit, largest), *alike, *_unpriced(entries, cost), *unknown)
+    warnings = (*over, *beyond, *assumed, *_few(fit, largest), *alike, *_unpriced(entries, cost), *unknown)
     ways = {e.batch: e.choice.grown.policy if e.choice.grown else e.choice.tree for e in entries}
     switches = changes(ways, lambda way, size: rivals.rate(judge, way, size), near=near)
     return Plan(entries, meta, switches, best, warnings)
+
+
+def _within(ask: Ask, cost: CostModel, *, nodes: bool, depth: bool, context: int | None) -> tuple[Ask, tuple[str, ...]]:
+    """What is asked for, with the limits that nobody gave within what the cost model covers; and what that leaves out.
+
+    Raises:
+        CostError: no tree is covered; says how to go on.
+    """
+    if not nodes and not depth:
+        return ask, ()
+    sizes = ", ".join(map(str, ask.batches))
+    most, deepest = covered(cost, ask.batches, nodes=ask.nodes, depth=ask.depth, context=context)
+    if not most:
+        raise CostError(
+            f"the step times cover no tree at batch {sizes}: measure more of them, or choose trees by others, "
+            "`treeopt search --output plan.json`, and check those, `treeopt validate --plan plan.json`"
+        )
+    found = replace(ask, nodes=most if nodes else ask.nodes, depth=deepest if depth else ask.depth)
+    limits = (("nodes", found.nodes, ask.nodes), ("levels", found.depth, ask.depth))
+    said = "trees of more than {} {} were not looked at: the step times cover none at batch {}"
+    return found, tuple(said.format(kept, what, sizes) for what, kept, wanted in limits if kept < wanted)
 
 
 def _unpriced(entries: Sequence[PlanEntry], cost: CostModel) -> list[str]:

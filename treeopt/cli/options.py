@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from treeopt.errors import UsageError
+from treeopt.tree import MAX_NODES
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path)
@@ -90,6 +91,14 @@ seed = click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of every random choice."
 )
 batches = click.option("--batch", type=Sizes(), required=True, help="Batch sizes, such as 4 or 1,2,4,8.")
+max_nodes = click.option(
+    "--max-nodes", type=click.IntRange(1, MAX_NODES), help="Largest tree; default 63, or what the step times cover."
+)
+max_depth = click.option(
+    "--max-depth",
+    type=click.IntRange(min=1),
+    help="Deepest tree; default the trace's depth, or what the step times cover.",
+)
 
 
 def bundle(name: str, kind: type, *given: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -1,13 +1,11 @@
 """What `treeopt validate` predicts, and of what: a plan, a trace with step times, or a file of predictions."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
 from treeopt.cli import inputs, options
 from treeopt.cli.matching import profile_for
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from simulate.predictions import Predictions
 
 BATCHES = (1, 2, 4, 8)
-NODES = 63  # the largest tree searched, as by `treeopt search`
 REPLAY = "replay:"
 
 
@@ -153,7 +150,6 @@ class Opened:
             assert self.trace is not None
             assert self.cost is not None
             cost, batches = self.cost, self.sources.batch or BATCHES
-            nodes, depth = _limits(cost, batches, depth=self.trace.depth, context=context)
             fit, judged = hold_out(self.trace, seed=seed)
             sizes = USUAL if self.sources.sizes is None else parse_sizes(self.sources.sizes)
 
@@ -165,8 +161,6 @@ class Opened:
                 self.trace,
                 cost,
                 batch=batches,
-                max_nodes=nodes,
-                max_depth=depth,
                 compare=trees,
                 context=context,
                 seed=seed,
@@ -264,30 +258,6 @@ def _fixed(sources: Sources, replayed: Trace | None, skip: int) -> Opened:
                 f"{first}; give --skip {first} --requests {count} to replay those"
             )
     return Opened(sources, replayed, fixed=found, first=skip)
-
-
-def _limits(cost: CostModel, batches: Sequence[int], *, depth: int, context: int) -> tuple[int, int]:
-    """Most nodes and levels, within the usual and the trace's, up to which trees have a cost at all batch sizes.
-
-    Raises:
-        CostError: not even a single node has one; says how to go on.
-    """
-    known, levels = np.ones(NODES, dtype=bool), np.ones(depth, dtype=bool)
-    for batch in batches:
-        parts = cost.parts(batch=batch, tokens=NODES + 1, depth=depth, width=1, context=context)
-        known &= np.isfinite(parts.verify_s[2:])
-        levels &= np.isfinite(parts.draft_s[:, 1])
-    if not (known[0] and levels[0]):
-        raise CostError(
-            f"the profile covers no tree at batch {', '.join(map(str, batches))}: measure one that does, or choose "
-            "trees by another one, `treeopt search --output plan.json`, and give --plan plan.json"
-        )
-    return _leading(known), _leading(levels)
-
-
-def _leading(sizes: NDArray[np.bool_]) -> int:
-    """How many are true before the first that is not."""
-    return int(np.logical_and.accumulate(sizes).sum())
 
 
 def _covers(cost: CostModel, shape: StepShape) -> bool:

@@ -26,7 +26,7 @@ from treeopt.searchers.dynamic import KINDS
 from treeopt.searchers.pricing import Padding
 from treeopt.shards import Shards, ranks_of
 from treeopt.trace import Trace, load_trace
-from treeopt.tree import MAX_NODES, Tree
+from treeopt.tree import Tree
 
 
 @click.command()
@@ -44,8 +44,8 @@ from treeopt.tree import MAX_NODES, Tree
     type=options.FILE,
     help="Measured step times; default the trace's own, if found.",
 )
-@click.option("--max-nodes", type=click.IntRange(1, MAX_NODES), default=63, show_default=True, help="Largest tree.")
-@click.option("--max-depth", type=click.IntRange(min=1), help="Deepest tree; default the trace's depth.")
+@options.max_nodes
+@options.max_depth
 @click.option(
     "--method",
     type=click.Choice(["renewal", "best-first", "hydra"]),

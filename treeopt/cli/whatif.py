@@ -13,7 +13,6 @@ from treeopt.errors import UsageError
 from treeopt.files import write_text
 from treeopt.provenance import look, this_run
 from treeopt.trace import Trace, load_trace
-from treeopt.tree import MAX_NODES
 
 if TYPE_CHECKING:
     from simulate.profile import Profile
@@ -55,8 +54,8 @@ KINDS = ("eagle", "eagle3", "language-model", "medusa")
     show_default=True,
     help="Bytes of a number in the cache of keys and values.",
 )
-@click.option("--max-nodes", type=click.IntRange(1, MAX_NODES), default=63, show_default=True, help="Largest tree.")
-@click.option("--max-depth", type=click.IntRange(min=1), help="Deepest tree; default the trace's depth.")
+@options.max_nodes
+@options.max_depth
 @options.seed
 @click.option("--output", type=options.FILE, help="Write the result here (.json).")
 @options.as_json
@@ -72,7 +71,7 @@ def whatif(
     output: Path | None,
     as_json: bool,
     seed: int,
-    max_nodes: int,
+    max_nodes: int | None,
     max_depth: int | None,
     **device: Any,
 ) -> None:
