@@ -100,6 +100,25 @@ def test_a_drafter_that_is_there_is_trained_further(tiny, tmp_path):
     refused(train(tiny, tmp_path / "q", "--drafter", tiny / "drafter"), "5 depths", "2")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "more", "warned"),
+    [
+        ("eagle", (), True),  # 3 steps whose rates come to 4.5e-5
+        ("eagle", ("--learning-rate", "0.2"), False),
+        ("medusa1", (), False),  # heads that begin at 0 learn from the first step on
+    ],
+)
+def test_steps_too_few_for_the_rate_are_warned_of(tiny, tmp_path, recipe, more, warned):
+    """Of an untrained drafter; one that is trained further has no way to go."""
+    found = train(tiny, tmp_path / "o", "--set", "depths=1", *more, recipe=recipe)
+    assert ("it will hardly learn" in found.stderr) == warned
+    if warned:
+        assert "3 steps at a learning rate of up to 3e-05 change a weight by about 4.5e-05 at most" in found.stderr
+        again = train(tiny, tmp_path / "p", "--set", "depths=1", "--drafter", tmp_path / "o", recipe=recipe)
+        assert again.exit_code == 0
+        assert "hardly learn" not in again.stderr
+
+
 @pytest.mark.parametrize("recipe", sorted(set(RECIPES) - {"medusa1", "medusa2"}))
 def test_every_recipe_writes_what_decodes(tiny, tmp_path, recipe):
     """The router alone is trained of a drafter that is there."""

@@ -4,6 +4,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -200,6 +201,8 @@ def train(
         },
     )
     drafter = _drafter(models, recipe, target, rows, seed)
+    if first and models.drafter is None:
+        _warn_of_short(recipe, drafter, steps)
     trained = run(job, target, drafter, rows, held_out, report=_reporter(steps, silent=not first))
     if not first:
         return
@@ -284,6 +287,19 @@ def _drafter(models: inputs.Models, recipe: Recipe, target: "Target", rows: "Row
 
     start = None if models.drafter is None else load_drafter(models.drafter, target)
     return begun(recipe, target, start, rows=rows, seed=seed)
+
+
+def _warn_of_short(recipe: "Recipe", drafter: Any, steps: int) -> None:
+    """Warn on stderr if so many steps cannot take an untrained drafter's weights far from where they begin."""
+    weights = [float(weight.detach().float().std()) for weight in drafter.parameters() if weight.dim() > 1]
+    usual, reach = median(weights), recipe.reach(steps)
+    if reach < usual:
+        click.echo(
+            f"Warning: {steps} steps at a learning rate of up to {recipe.learning_rate:g} change a weight by about "
+            f"{reach:.2g} at most, the drafter's begin with a spread of {usual:.2g}: it will hardly learn; recipe "
+            f"{recipe.name}'s rate is that of long runs, a short one needs a higher --learning-rate",
+            err=True,
+        )
 
 
 def _reporter(steps: int, *, silent: bool) -> "Callable[[int, dict[str, Any]], None]":
