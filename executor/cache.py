@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
+from executor.upload import uploaded
 from treeopt.errors import ExecutorError
 
 
@@ -118,10 +119,12 @@ class TreeCache(Cache):
         """Let go of the memory."""
         self.stores = ()
 
-    def fill(self, rows: Sequence[int], start: int, view: int) -> None:
+    def fill(self, rows: Sequence[int] | Tensor, start: int, view: int) -> None:
         """The next forward is a prefill of these rows from position `start`; from 0 it attends to itself alone."""
-        whole = list(rows) == list(range(self.batch))
-        self._rows = None if whole else torch.as_tensor(rows, device=self.device)
+        if isinstance(rows, Tensor):
+            self._rows = rows
+        else:
+            self._rows = None if list(rows) == list(range(self.batch)) else uploaded(list(rows), self.device)
         self._start, self._slots, self._view = start, None, view
 
     def place(self, slots: Tensor, view: int) -> None:

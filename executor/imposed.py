@@ -5,6 +5,7 @@ from torch import Tensor
 
 from executor.acceptance import Greedy, Rule
 from executor.topology import Draft
+from executor.upload import uploaded
 from executor.verdict import Accepted
 from treeopt.errors import ExecutorError
 from treeopt.trace import Trace
@@ -72,7 +73,7 @@ class Imposed:
         """
         if max(requests) >= len(self._starts):
             raise ExecutorError(f"request {max(requests)} is not in the trace, which has {len(self._starts)} requests")
-        self.anchor[rows] = torch.tensor(self._starts[requests], device=rows.device)
+        self.anchor[rows] = uploaded(self._starts[requests].tolist(), rows.device)
 
     def accept(self, logits: Tensor, draft: Draft) -> Accepted:
         """The path of the trace, and the bonus that the rule gives; each row moves on."""

@@ -14,6 +14,7 @@ from executor.growth import Growth
 from executor.imposed import Imposed
 from executor.target import Target
 from executor.topology import Draft
+from executor.upload import uploaded
 
 Tokens = Sequence[int]
 
@@ -82,18 +83,18 @@ class Rows:
 
         `requests`, their numbers, matter only where acceptance is imposed.
         """
-        place = torch.tensor(rows, device=self.root.device)
+        device, longest = self.root.device, max(map(len, prompts))
+        place = uploaded(list(rows), device)
         if self.imposed is not None:
             self.imposed.admit(place, list(requests))
         features = self.target.prefill(rows, [prompt[:-1] for prompt in prompts], taps=self.taps)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=place.device)
+        lengths = uploaded([len(prompt) for prompt in prompts], device)
         self.lengths[place] = lengths - 1
-        self.root[place] = torch.tensor([prompt[-1] for prompt in prompts], device=place.device)
-        self.idle[place] = False
-        self.committed.counts[place] = 0
+        self.root[place] = uploaded([prompt[-1] for prompt in prompts], device)
+        self.idle.index_fill_(0, place, False)
+        self.committed.counts.index_fill_(0, place, 0)
         if self.drafter is not None:
-            tokens = [torch.tensor(prompt, device=place.device) for prompt in prompts]
-            padded = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True)
+            padded = uploaded([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device)
             self.drafter.admit(
                 self.state, place, padded, torch.nn.utils.rnn.pad_sequence(features, batch_first=True), lengths
             )

@@ -32,6 +32,7 @@ from executor.features import Features, Taps, picked
 from executor.logits import head_scaling
 from executor.memory import free_bytes
 from executor.packing import unpack_linears
+from executor.upload import uploaded
 from treeopt.errors import ExecutorError
 
 CHUNK = 1024  # tokens of a prompt that go through the model at once
@@ -292,7 +293,7 @@ class Target:
             live = [i for i, prompt in enumerate(prompts) if len(prompt) > start]
             pieces = [prompts[i][start : start + chunk] for i in live]
             count = max(len(piece) for piece in pieces)
-            tokens = torch.tensor([[*piece, *[0] * (count - len(piece))] for piece in pieces], device=self.device)
+            tokens = uploaded([[*piece, *[0] * (count - len(piece))] for piece in pieces], self.device)
             view = min(-(-(start + count) // 8) * 8, self.cache.capacity)  # masks of odd width are copied on CUDA
             self.cache.fill([rows[i] for i in live], start, view)
             self._decoder(

@@ -158,6 +158,7 @@ ORDER = [
     "executor.rejection",
     "executor.acceptance",
     "executor.memory",
+    "executor.upload",
     "executor.cache",
     "executor.architectures",
     "executor.attention",

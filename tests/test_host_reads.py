@@ -4,24 +4,32 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+import executor.cache
+import executor.imposed
+import executor.rows
+import executor.target
 from executor.acceptance import RULES, Greedy, make_rule
 from executor.decode import Decoder
 from executor.drafters.base import Drafter
 from executor.drafters.language_model import LanguageModel
+from executor.imposed import Imposed
 from executor.rows import Rows
 from executor.sampling import Warp, seeded
 from executor.target import Target
+from executor.upload import uploaded
 from tests.drafters import MAKE, random_drafter
 from tests.growing import CALIBRATION
 from tests.models import random_heads, random_prompts, small_target
+from tests.strategies import drawn_trace
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
 
@@ -137,6 +145,36 @@ def test_a_step_reads_nothing(rule, tree, kind):
         with NoHostReads() as mode:
             rows.verify(rows.draft(view=64, steps=steps, all_fed=all_fed), view=64)
         assert mode.calls > 50
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("imposed", [False, True])
+def test_a_request_joins_without_a_read(monkeypatch, kind, imposed):
+    """All that comes from the host is uploaded. A language model that drafts reads prompts there, and is left out."""
+    rows = running("greedy", "chain", kind)
+    if imposed:
+        rows.imposed = Imposed(
+            drawn_trace([(0.5, 0.2)], [20] * 3, depth=3, rng=np.random.default_rng(0)), TREES["chain"]
+        )
+        rows.imposed.begin(4, CPU)
+    sent = []
+
+    def uploading(values: Any, device: torch.device) -> Tensor:
+        sent.append(values)
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return uploaded(values, device)
+
+    for module in (executor.rows, executor.target, executor.cache, executor.imposed):
+        monkeypatch.setattr(module, "uploaded", uploading)
+    rows.leave({1: 0, 3: 2})
+    prompts = random_prompts((9, 1))
+    with NoHostReads() as mode:
+        rows.admit([3, 1], prompts, [0, 1])
+    assert mode.calls > 20
+    assert [3, 1] in sent
+    assert rows.lengths.tolist()[1::2] == [0, 8]
+    assert rows.root.tolist()[1::2] == [prompts[1][-1], prompts[0][-1]]
+    assert not rows.idle[1::2].any()
 
 
 PLANTED: dict[str, Callable[[Tensor], object]] = {

@@ -171,7 +171,7 @@ class Hydra(nn.Module):
     @torch.no_grad()
     def admit(self, state: HydraState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
         """Keep h before the root, zero for a prompt of one token; see `Drafter.admit`."""
-        state.given[rows] = 0
+        state.given.index_fill_(0, rows, 0)
         if self.prefix is not None and state.cache is not None:
             attention = state.cache.prompts(rows, lengths - 1)
             if features.shape[1]:

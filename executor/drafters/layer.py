@@ -101,7 +101,7 @@ class LayerCache:
 
     def prompts(self, rows: Tensor, lengths: Tensor) -> Attend:
         """These rows begin anew with so many positions, right-padded to the longest."""
-        self.cache.fill(rows.tolist(), 0, 0)
+        self.cache.fill(rows, 0, 0)
         self.lengths[rows] = lengths
         return partial(self._attend, None)
 

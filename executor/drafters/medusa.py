@@ -81,7 +81,7 @@ class MedusaHeads(nn.Module):
 
     def admit(self, state: MedusaState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
         """Keep the feature before the root, zero for a prompt of one token; see `Drafter.admit`."""
-        state.feature[rows] = 0
+        state.feature.index_fill_(0, rows, 0)
         if features.shape[1]:
             last = (lengths - 2).clamp(min=0)
             found = features[torch.arange(len(rows), device=rows.device), last]

@@ -94,7 +94,7 @@ class Recurrent(nn.Module, ABC):
     def admit(self, state: RecurrentState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
         """Read all pairs; a prompt of one token has none, and is drafted from a zero guess. See `Drafter.admit`."""
         attention = state.cache.prompts(rows, lengths - 1)
-        state.guess[rows] = 0
+        state.guess.index_fill_(0, rows, 0)
         if features.shape[1]:
             positions = torch.arange(features.shape[1], device=rows.device)[None]
             pairs = self.embed(state.target, prompts[:, 1:]), self.given(features)
