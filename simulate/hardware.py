@@ -1,6 +1,7 @@
 """Device specifications: what a GPU can compute and move a second by its data sheet, and nothing measured."""
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -23,6 +24,7 @@ class Fitted:
         bandwidth_share: share of `Hardware.bandwidth` that matrix products reach, in (0, 1].
         flops_share: share of `Hardware.flops` that matrix products reach, in (0, 1].
         kv_bandwidth_share: share of `Hardware.bandwidth` that decode attention reaches, in (0, 1], or None.
+        weights_cached: in the timings weights came from the cache, not from memory: the constants flatter the device.
 
     Raises:
         CostError: names the first field that is wrong.
@@ -35,9 +37,12 @@ class Fitted:
     bandwidth_share: float
     flops_share: float
     kv_bandwidth_share: float | None = None
+    weights_cached: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
+        if type(self.weights_cached) is not bool:
+            raise CostError(f"weights_cached must be true or false, got {self.weights_cached!r}")
         _check_number("gemm_overhead_s", self.gemm_overhead_s, zero=True)
         _check_number("bandwidth_share", self.bandwidth_share, most=1.0)
         _check_number("flops_share", self.flops_share, most=1.0)
@@ -137,10 +142,10 @@ def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
 
 
 def find_hardware(name: str, *, path: Path | str | None = None) -> Hardware:
-    """The device called `name`, or the only one whose name begins so, in upper or lower case.
+    """The device called `name`, or the only one whose name begins with these words, in upper or lower case.
 
     Args:
-        name: as in the file, such as "H100 SXM", or its beginning, such as "h100".
+        name: as in the file, such as "H100 SXM", or its first words, such as "h100"; "l4" is no L40S.
         path: a file like data/hardware.json; None: that one.
 
     Raises:
@@ -154,13 +159,21 @@ def find_hardware(name: str, *, path: Path | str | None = None) -> Hardware:
     for known, device in devices.items():
         if known.casefold() == asked:
             return device
-    begun = [known for known in devices if asked and known.casefold().startswith(asked)]
+    begun = [known for known in devices if asked and re.match(rf"{re.escape(asked)}\b", known.casefold())]
     if len(begun) == 1:
         return devices[begun[0]]
     raise CostError(f"hardware must be one of {', '.join(begun or devices)}; got {name!r}")
 
 
-def own_hardware(name: str, *, bandwidth: float, flops: float, like: Hardware, same_class: bool = False) -> Hardware:
+def own_hardware(
+    name: str,
+    *,
+    bandwidth: float,
+    flops: float,
+    like: Hardware,
+    same_class: bool = False,
+    memory_bytes: int | None = None,
+) -> Hardware:
     """A device in figures of one's own; cache and multiprocessors, which no cost depends on, are those of `like`.
 
     Args:
@@ -169,6 +182,7 @@ def own_hardware(name: str, *, bandwidth: float, flops: float, like: Hardware, s
         flops: FLOP/s, dense bf16 with fp32 accumulation.
         like: the device that comes nearest to it.
         same_class: it is of that device's class, so that its fitted constants are of its own class.
+        memory_bytes: B of device memory, None where it does not matter.
 
     Raises:
         CostError: names the figure that is wrong.
@@ -178,7 +192,9 @@ def own_hardware(name: str, *, bandwidth: float, flops: float, like: Hardware, s
     """
     generation = like.generation if same_class else f"like {like.generation}"
     source = f"given by the user; l2_bytes and multiprocessors of {like.name}"
-    return Hardware(name, generation, flops, bandwidth, like.l2_bytes, like.multiprocessors, source)
+    return Hardware(
+        name, generation, flops, bandwidth, like.l2_bytes, like.multiprocessors, source, memory_bytes=memory_bytes
+    )
 
 
 def _hardware(entry: object) -> Hardware:

@@ -98,7 +98,8 @@ class Kernels:
     def error(self, rows: int, *, experts: bool = False) -> float:
         """The stated error of forwards of so many rows, 95 %, as a share.
 
-        10 % with constants of the device or its class, 25 % where any is of another class or beyond 64 rows: there
+        10 % with constants of the device or its class, 25 % where any is of another class, or comes from timings whose
+        weights were cached, or beyond 64 rows: there
         kernels change in ways that no data sheet tells. Measured Llama-2-7B layers (Vidur) take at 72 and 136 rows
         1.29 and 1.52 times one row on H100, 1.23 and 1.89 on A100; here it is up to 24 % less. With `experts` 35 %.
         """
@@ -107,7 +108,8 @@ class Kernels:
             own = self.like.fitted
         if experts:
             return EXPERTS_ERROR
-        return SAME_CLASS_ERROR if rows <= FEW_ROWS and own and own.kv_bandwidth_share else ACROSS_CLASS_ERROR
+        sure = own is not None and own.kv_bandwidth_share is not None and not own.weights_cached
+        return SAME_CLASS_ERROR if sure and rows <= FEW_ROWS else ACROSS_CLASS_ERROR
 
     @property
     def head_bytes(self) -> float:

@@ -13,7 +13,8 @@ from treeopt.errors import UsageError
 from treeopt.estimate import Estimate, ratio
 
 PERCENTS = (50, 95, 99)
-PILING = 0.02  # share of arrivals by which a queue grows, beyond which a server is said not to keep up
+PILING = 0.01  # share of arrivals by which a queue grows, beyond which a server is said not to keep up
+FULL = 0.97  # share of a server's rows taken, from which on what waits depends on the length of a day
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,15 @@ def replicate(
     runs = [simulation(np.random.default_rng(own)) for own in seeds]
     names: Sequence[str] = list(dict.fromkeys(name for run in runs for name in run))
     ones = np.ones(replications)
-    return {name: ratio(np.array([run.get(name, 0.0) for run in runs]), ones) for name in names}
+    return {name: _possible(name, ratio(np.array([run.get(name, 0.0) for run in runs]), ones)) for name in names}
+
+
+def _possible(name: str, estimate: Estimate) -> Estimate:
+    """An interval within what the figure can be: a queue may grow by less than nothing, no rate or share can."""
+    if name == "piled":
+        return estimate
+    most = 1.0 if name in ("within", "busy") or name.startswith("way_") else math.inf
+    return Estimate(estimate.value, max(0.0, estimate.low), min(most, estimate.high))
 
 
 def _percentiles(run: Timeline, latency: str, chosen: NDArray[np.bool_]) -> list[float]:

@@ -207,6 +207,27 @@ def test_requests_that_pile_up_are_told(files, arrivals, piles):
         assert f"Warning: {warning}." in found.stderr
 
 
+def test_a_server_near_its_limit_is_told_of(files):
+    """Without speculation, which is the slower: at 8.5 a second its rows are taken, but no queue grows for sure."""
+    asked = words(files, "--tree", "2", "--batch", "2", "--arrivals", "8.5", "--requests", "1000", "--json")
+    record = json.loads(done(*asked).stdout)
+    taken = [way["figures"]["running"]["value"] for way in record["ways"]]
+    assert taken[0] < 1.94 < taken[1]
+    (warning,) = record["warnings"]
+    assert warning.startswith(f"no speculation is near its limit ({taken[1]:.2f} of 2 rows are taken)")
+
+
+def test_a_plan_is_said_to_have_seen_its_own_requests(files, tmp_path):
+    trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
+    for name in ("a", "b"):
+        save_trace(replace(trace, meta={**trace.meta, "text_sha256": name}), tmp_path / f"{name}.npz")
+    save_plan(search(load_trace(tmp_path / "a.npz"), profile, batch=4), tmp_path / "plan.json")
+    for name, seen in (("a", True), ("b", False)):
+        asked = ["simulate", "--trace", tmp_path / f"{name}.npz", "--profile", files / "p.json"]
+        shown = done(*asked, "--plan", tmp_path / "plan.json").stdout
+        assert ("chosen on 12 of these requests, which flatters them" in shown) == seen
+
+
 def test_a_server_of_one_tree_fed_by_a_file(files, tmp_path):
     log = tmp_path / "log.jsonl"
     lines = [{"prompt_tokens": 20 + i, "tokens": 1 + i, "arrived_s": i / 8} for i in range(24)]

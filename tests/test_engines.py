@@ -208,7 +208,9 @@ def test_vllm_golden() -> None:
         "num_speculative_tokens": 5,
         "num_speculative_tokens_per_batch_size": [[1, 7, 5], [8, 31, 3], [32, 63, 1], [64, 64, 0]],
     }
+    assert any("needs vLLM 0.24 or later" in note for note in vllm.export(GOLDEN, **EAGLE3).notes)
     one = vllm.export(GOLDEN, method="ngram", batch=8)
+    assert not any("0.24" in note for note in one.notes)
     assert json.loads(one.text) == {"method": "ngram", "num_speculative_tokens": 3}
 
 

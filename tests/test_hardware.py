@@ -64,7 +64,7 @@ def test_shipped_fitted_constants():
         "A100-80 SXM": Fitted(6.7e-6, 0.76, 0.70, 0.47),
         "H100 SXM": Fitted(3.8e-6, 0.875, 1.0, 0.83),
         "H200": Fitted(4.1e-6, 0.85, 0.92, 0.81),
-        "L40S": Fitted(0.0, 0.80, 1.0, 0.82),
+        "L40S": Fitted(0.0, 0.80, 1.0, 0.82, weights_cached=True),
         "B200": Fitted(4.1e-6, 0.85, 0.91, None),
     }
 

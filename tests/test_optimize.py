@@ -343,6 +343,19 @@ def test_sizes_that_nobody_gave_stay_within_what_is_covered(largest, levels, nod
     assert ("levels were not looked at" in said) == (levels < MIXED.depth)
 
 
+@pytest.mark.parametrize(("heads", "said"), [(None, True), (5, True), (3, False)])
+def test_a_choice_as_deep_as_the_trace_is_told_of(heads, said):
+    """What it would be worth to go deeper nobody knows, unless the drafter has no more heads."""
+    meta = {} if heads is None else {"drafter": {"kind": "medusa", "heads": heads}}
+    trace = replace(with_lengths(np.zeros((60, 3), dtype=np.int16), [15] * 4, width=2), meta=meta)
+    plan = search(trace, Cost(), batch=(1, 2), max_nodes=7)
+    assert {entry.choice.tree.depth for entry in plan.entries} == {3}
+    found = [warning for warning in plan.warnings if "as deep as the trace, 3 levels" in warning]
+    assert len(found) == said
+    assert all(warning.startswith("batch 1, 2: ") for warning in found)
+    assert not any("as deep as" in warning for warning in search(trace, Cost(), max_depth=2).warnings)
+
+
 def test_a_baseline_outside_the_calibrated_range_is_skipped_not_fatal():
     # Nobody asked for Medusa's 64 tokens.
     rank = np.zeros((40, 5))

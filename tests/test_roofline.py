@@ -330,7 +330,7 @@ def test_constants_come_from_the_device_its_class_or_one_like_it():
         own_hardware("mine", bandwidth=0, flops=1e14, like=a100)
 
 
-@pytest.mark.parametrize(("name", "found"), [("h100", "H100 SXM"), ("L40", "L40S"), ("a100-80", "A100-80 SXM")])
+@pytest.mark.parametrize(("name", "found"), [("h100", "H100 SXM"), ("L40s", "L40S"), ("a100-80", "A100-80 SXM")])
 def test_the_beginning_of_a_name_will_do(name, found):
     assert find_hardware(name).name == found
 

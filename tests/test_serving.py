@@ -333,6 +333,16 @@ def test_goodput_is_no_more_than_what_a_server_does():
     assert found["piled"] == (99 - 1 - found["requests_s"]) / 100  # one runs
 
 
+def test_intervals_are_of_what_can_be():
+    """Of few days Student's t goes far; a queue alone may grow by less than nothing."""
+    days = iter([{"within": 1.0, "goodput_s": 0.0, "piled": 0.0}, {"within": 0.2, "goodput_s": 3.0, "piled": 0.1}])
+    found = replicate(lambda rng: next(days), replications=2)
+    assert (found["within"].low, found["within"].high) == (0, 1)
+    assert found["goodput_s"].low == 0
+    assert found["goodput_s"].high > 10
+    assert found["piled"].low < 0
+
+
 def test_goodput_falls_with_the_limits():
     rng = np.random.default_rng(0)
     trace = with_lengths(rng.integers(-1, 1, (300, 2)), [30] * 10, width=1)

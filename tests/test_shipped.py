@@ -25,6 +25,7 @@ from tests.models import SMALL
 from treeopt import growth
 from treeopt.cli import inputs, matching
 from treeopt.errors import UsageError
+from treeopt.estimate import Estimate
 from treeopt.files import shipped
 from treeopt.optimize import search
 from treeopt.policies import DynamicTree
@@ -93,6 +94,13 @@ def test_only_live_validations_check_a_plan(tmp_path, monkeypatch):
     measured = Tree.from_paths(record["cells"][0]["tree"]["paths"])
     plan = replace(plan, entries=(replace(entry, choice=replace(entry.choice, tree=measured)),))
     monkeypatch.setattr(matching, "shipped", lambda name: tmp_path)
+    (tmp_path / "v.json").write_text(json.dumps(record))
+    live = record["cells"][0]["measured"]["speedup"]["value"]
+    for predicted, outside in ((live, False), (live + 0.2, True)):
+        speedup = Estimate(predicted, predicted - 0.1, predicted + 0.1)
+        choice = replace(plan.entries[0].choice, speedup=speedup)
+        (said,) = matching.live_checks(replace(plan, entries=(replace(entry, choice=choice),))).values()
+        assert ("outside the predicted interval" in said) == outside
     sampled = {"verification": "sample-and-match", "temperature": 1.0}
     for how, checked in (({}, True), ({"acceptance": "replay"}, False), (sampled, False)):
         (tmp_path / "v.json").write_text(json.dumps(record | {"meta": record["meta"] | how}))

@@ -134,7 +134,7 @@ def test_the_command_prints_what_the_library_finds(files, tmp_path):
     assert "Context 8192: speculation pays" in shown
     assert "break-even acceptance" in shown
     assert "nothing was measured" in shown
-    assert "H100 SXM 10% or 25%, L40S 10% or 25%" in shown
+    assert "H100 SXM 10% or 25%, L40S 25%" in shown
 
 
 def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
@@ -280,11 +280,18 @@ def test_what_exceeds_the_memory_does_not_fit_and_does_not_pay(files):
     shown = done(*words(files, *asked, hardware="h100")).stdout
     assert "does not fit (" in shown
     assert "speculation pays up to batch 32" in shown
-    assert "Does not fit: weights, keys and values exceed the device's memory" in shown
+    assert "What does not fit is priced as if it did, and not counted as paying" in shown
+    none = done(*words(files, "--batch", "64", "--context", "8k", "--max-nodes", "9", hardware="h100")).stdout
+    assert "Context 8192: no batch size fits." in none
     own = ["--bandwidth", "1000", "--flops", "200", "--like", "h100", "--batch", "64", "--max-nodes", "9"]
     (cell,) = json.loads(done(*words(files, *own, "--json", hardware="mine")).stdout)["cells"]
     assert cell["fits"] is None
     assert "not fit" not in cell["name"]
+    assert "mine: its memory is not known" in done(*words(files, *own, hardware="mine")).stdout
+    for memory, fits in ((10, False), (1000, True)):
+        found = done(*words(files, *own, "--memory", memory, "--json", hardware="mine"))
+        assert [cell["fits"] for cell in json.loads(found.stdout)["cells"]] == [fits]
+    refused(run(*words(files, "--memory", "80")), "--memory", "--bandwidth", code=2)
 
 
 def test_warnings_of_the_searches_are_told_once(files):
@@ -342,3 +349,24 @@ def test_what_cannot_be_is_refused(files, tmp_path):
     refused(
         run("whatif", "--trace", tmp_path / "drawn.npz", "--hardware", "h100", "--target", files), "rule sequoia draws"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        ("eagle", {}, None),
+        ("eagle", {"hidden_size": 2048}, "the drafter's hidden size is 2048, the target's 4096"),
+        ("eagle", {"vocab_size": 32000}, "the drafter knows 32000 tokens, the target 128256"),
+        ("eagle3", {}, "its head is priced over all 128256 tokens"),
+        ("eagle3", {"draft_vocab_size": 32000}, None),
+    ],
+)
+def test_a_drafter_of_other_sizes_is_warned_of(files, tmp_path, kind, changes, said):
+    config = json.loads((files / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config | changes), "utf-8")
+    asked = ["--kind", kind, "--drafter", tmp_path / "config.json", "--batch", "1", "--max-nodes", "3"]
+    found = done(*words(files, *asked, hardware="h100"))
+    own = [line for line in found.stderr.splitlines() if "the drafter" in line or "its head" in line]
+    assert len(own) == (said is not None)
+    if said:
+        assert said in own[0]

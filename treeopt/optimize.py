@@ -16,7 +16,7 @@ from treeopt.learning import MIN_REQUESTS, advice, resemblance
 from treeopt.objective import THROUGHPUT, WORST_DOMAIN, Objective
 from treeopt.plan import Plan, PlanEntry, Proof
 from treeopt.proposals import Proposals
-from treeopt.provenance import assumed_in, this_run
+from treeopt.provenance import assumed_in, look, this_run
 from treeopt.published import EAGLE, MEDUSA, published_trees
 from treeopt.rivals import Rivals
 from treeopt.searchers.integer import WORK
@@ -180,7 +180,8 @@ def search(
     assumed = (f"assumed: {each}" for each in assumed_in(trace.meta))
     alike = (f"of the requests that trees are judged on, {each}" for each in resemblance(held))
     unknown = () if measured is None else measured.caveats(context=context, trace=trace.meta)
-    warnings = (*over, *beyond, *assumed, *_few(fit, largest), *alike, *_unpriced(entries, cost), *unknown)
+    deeper = _as_deep_as_told(trace, chosen)
+    warnings = (*over, *beyond, *deeper, *assumed, *_few(fit, largest), *alike, *_unpriced(entries, cost), *unknown)
     ways = {e.batch: e.choice.grown.policy if e.choice.grown else e.choice.tree for e in entries}
     switches = changes(ways, lambda way, size: rivals.rate(judge, way, size), near=near)
     return Plan(entries, meta, switches, best, warnings)
@@ -205,6 +206,15 @@ def _within(ask: Ask, cost: CostModel, *, nodes: bool, depth: bool, context: int
     limits = (("nodes", found.nodes, ask.nodes), ("levels", found.depth, ask.depth))
     said = "trees of more than {} {} were not looked at: the step times cover none at batch {}"
     return found, tuple(said.format(kept, what, sizes) for what, kept, wanted in limits if kept < wanted)
+
+
+def _as_deep_as_told(trace: Trace, chosen: Mapping[int, Tree | None]) -> tuple[str, ...]:
+    """Where a choice might be deeper if the trace told of more levels; a drafter of so many heads has no more."""
+    if look(trace.meta, "drafter", "heads") == trace.depth or trace.tree is not None:
+        return ()
+    sizes = ", ".join(str(batch) for batch, tree in chosen.items() if tree and tree.depth == trace.depth)
+    said = f"the choice is as deep as the trace, {trace.depth} levels: what deeper trees do is not known"
+    return (f"batch {sizes}: {said}",) if sizes else ()
 
 
 def _unpriced(entries: Sequence[PlanEntry], cost: CostModel) -> list[str]:

@@ -73,10 +73,13 @@ def live_checks(plan: Plan) -> dict[int, str]:
         for entry in plan.entries:
             speedup = measured.get((entry.batch, entry.choice.tree.id)) if entry.choice.tree else None
             if speedup:
+                said = entry.choice.speedup
+                within = said.low <= speedup["value"] <= said.high
                 found[entry.batch] = (
                     f"Checked: the live loop measured {speedup['value']:.2f} [{speedup['low']:.2f}, "
-                    f"{speedup['high']:.2f}] for this tree, on {record['meta']['device']} "
-                    f"({record['meta']['provenance']['processor']}), {record['meta']['prompts']} prompts."
+                    f"{speedup['high']:.2f}] for this tree{'' if within else ', outside the predicted interval'}, on "
+                    f"{record['meta']['device']} ({record['meta']['provenance']['processor']}), "
+                    f"{record['meta']['prompts']} prompts."
                 )
     return found
 

@@ -1,6 +1,7 @@
 """Options that several commands share, and how commands print."""
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +13,11 @@ from typing import Any
 import click
 
 from treeopt.errors import UsageError
+from treeopt.files import is_special
 from treeopt.tree import MAX_NODES
 
 FILE = click.Path(path_type=Path, dir_okay=False)
+WRITTEN = ("output", "predictions_file")  # parameters that name what is written; others are read
 FOLDER = click.Path(path_type=Path)
 LARGEST = 2**31  # of the whole numbers of a list
 SECONDS = click.FloatRange(0, 1e9)  # sums of them over all requests and tokens stay finite
@@ -124,17 +127,35 @@ def check_output(path: Path | None, option: str = "--output") -> None:
     """Fail before any work when the output could not be written.
 
     Raises:
-        UsageError: the folder is missing or not writable.
+        UsageError: the folder is missing or not writable, or the command reads that very file.
     """
     if path is None:
         return
-    if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no folder {path.parent}")
+    for name, read in _read():
+        if path.is_file() and read.exists() and path.samefile(read):
+            raise UsageError(f"{option} {path}: is read as {name}: name another file, this one would be lost")
+    if is_special(path):
+        if not os.access(path, os.W_OK):
+            raise UsageError(f"{option} {path}: cannot write there")
+        return
+    goal = path.resolve()
+    if not goal.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {goal.parent}")
     try:
-        with tempfile.TemporaryFile(dir=path.parent):
+        with tempfile.TemporaryFile(dir=goal.parent):
             pass
     except OSError as error:
         raise UsageError(f"{option} {path}: cannot write there: {error.strerror}") from error
+
+
+def _read() -> Iterator[tuple[str, Path]]:
+    """Files that the command is to read, by the words for them."""
+    context = click.get_current_context(silent=True)
+    for name, value in ({} if context is None else context.params).items():
+        if name not in WRITTEN:
+            for one in value if isinstance(value, tuple) else (value,):
+                if isinstance(one, Path):
+                    yield name.removesuffix("_file").replace("_", " "), one
 
 
 def print_json(value: Any) -> None:

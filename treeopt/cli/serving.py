@@ -112,12 +112,12 @@ def serving_record(
     seed: int,
 ) -> dict[str, Any]:
     """Figures of every way to decode under the same loads, as JSON values."""
-    from simulate.levels import Slo, figures, piles_up, replicate
+    from simulate.levels import FULL, Slo, figures, piles_up, replicate
     from simulate.serving import serve
 
     asked, slo = load.asked(), Slo(load.ttft_s, load.tpot_s)
     settings = load.settings
-    found, piled = [], []
+    found, warnings = [], []
     for name, switching in ways.items():
         days: list[Served] = []
 
@@ -131,7 +131,11 @@ def serving_record(
 
         values = replicate(day, replications=settings["replications"], seed=seed)
         if piles_up(values["piled"]):
-            piled.append(f"{name} (the queue grows by {values['piled'].value:.0%} of the arrivals)")
+            grows = f"the queue grows by {values['piled'].value:.1%} of the arrivals"
+            warnings.append(f"requests pile up with {name} ({grows}): what they wait grows with the length of a day")
+        elif values["running"].value >= FULL * rows:
+            taken = f"{values['running'].value:.2f} of {rows} rows are taken"
+            warnings.append(f"{name} is near its limit ({taken}): what requests wait depends on the length of a day")
         found.append(
             {
                 "name": name,
@@ -146,7 +150,7 @@ def serving_record(
         "rows": rows,
         "slo": asdict(slo),
         "ways": found,
-        "warnings": [f"requests pile up with {each}: what they wait grows with the length of a day" for each in piled],
+        "warnings": warnings,
     }
 
 

@@ -99,6 +99,8 @@ def simulate(
         record = _server(trace, cost, plan, tree, batch, load, seed=seed, pad=how["pad"], **settings)
     else:
         record = _batch(trace, cost, plan, tree, batch, how, seed=seed, **settings)
+    if plan is not None:
+        record["conditions"] += _seen(plan, trace)
     unknown = cost.caveats(context=prompt_tokens, trace=trace.meta)
     assumed = (f"assumed: {each}" for each in assumed_in(trace.meta))
     warned = [*(plan.warnings if plan else ()), *assumed, *unknown, *record.get("warnings", ())]
@@ -276,14 +278,23 @@ def _figures(timeline: "Timeline", seed: int) -> dict[str, Any]:
     }
 
 
+def _seen(plan: Plan, trace: Trace) -> list[str]:
+    """What to know where the requests that are replayed are those that the plan was made of."""
+    texts = look(trace.meta, "text_sha256")
+    if texts is None or texts != look(plan.meta, "trace", "text_sha256"):
+        return []
+    fitted = look(plan.meta, "search", "requests_chosen_on")
+    return [f"The plan's trees were chosen on {fitted} of these requests, which flatters them."]
+
+
 def _conditions(trace: Trace, cost: Any, prefill_s: float, prompts: int | None, pad: bool) -> list[str]:
-    from treeopt.report.tables import measured_told, models_told
+    from treeopt.report.tables import measured_told, models_told, rule_told
 
     return [
         f"Prefill {prefill_s * 1e3:.3g} ms a prompt"
         + ("" if prompts is None else f" of {prompts} tokens")
         + ("; batches that were not measured cost what the nearest above does." if pad else "."),
-        f"Trace: {models_told(trace.meta)}; {look(trace.meta, 'verification')}, temperature "
-        f"{look(trace.meta, 'temperature')}{'' if trace.kept is None else '; what is kept is drawn, given the texts'}.",
+        f"Trace: {models_told(trace.meta)}; {rule_told(trace.meta)}"
+        f"{'' if trace.kept is None else '; what is kept is drawn, given the texts'}.",
         f"Step times: {measured_told(cost)}.",
     ]

@@ -15,9 +15,11 @@ from treeopt.provenance import look, this_run
 from treeopt.trace import Trace, load_trace
 
 if TYPE_CHECKING:
+    from simulate.forwards import DrafterShape
     from simulate.profile import Profile
     from simulate.roofline import Roofline
     from simulate.scenarios import Scenario, Setting
+    from simulate.shapes import Shape
 
 KINDS = ("eagle", "eagle3", "language-model", "medusa")
 
@@ -36,6 +38,7 @@ KINDS = ("eagle", "eagle3", "language-model", "medusa")
 @click.option("--measured-on", help="The device of --profile.")
 @click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), help="GB/s of a device of your own.")
 @click.option("--flops", type=click.FloatRange(min=0, min_open=True), help="Its TFLOP/s, dense bf16.")
+@click.option("--memory", type=click.FloatRange(min=0, min_open=True), help="Its GB; default: not looked at.")
 @click.option("--like", help="A known device that it is like; for one of no fitted class, whose constants to take.")
 @click.option(
     "--weight-bytes",
@@ -185,18 +188,22 @@ def _settings(
     names = list(dict.fromkeys(name.strip() for name in hardware.split(",")))
     if (device["bandwidth"] is None) != (device["flops"] is None):
         raise UsageError("--bandwidth and --flops need each other")
+    if device["memory"] is not None and device["bandwidth"] is None:
+        raise UsageError("--memory is of a device of your own: give --bandwidth and --flops")
     if device["bandwidth"] is None:
         devices = [find_hardware(name) for name in names]
     else:
         if like is None or len(names) > 1:
             raise UsageError("--bandwidth and --flops describe one device: name it with --hardware, and --like another")
         rates = {"bandwidth": device["bandwidth"] * 1e9, "flops": device["flops"] * 1e12}
-        devices = [own_hardware(names[0], **rates, like=like)]
+        memory = None if device["memory"] is None else max(1, round(device["memory"] * 1e9))
+        devices = [own_hardware(names[0], **rates, like=like, memory_bytes=memory)]
     there = [] if profile is None else [find_hardware(device["measured_on"])]
     if like is not None and all(constants_of(on, like) == constants_of(on, None) for on in (*devices, *there)):
         raise UsageError(f"--like means nothing here: the constants of {hardware} are known")
     shape = Shape.from_config(target)
     drafts = DrafterShape.from_config(drafter or target, kind=kind, target=shape)
+    _warn_of_sizes(kind, drafts, shape)
     sizes = {name: device[name] for name in ("weight_bytes", "draft_bytes", "kv_bytes")}
 
     def roofline(on: Any) -> "Roofline":
@@ -212,6 +219,19 @@ def _settings(
             held = (on.memory_bytes, model.weights_bytes(heads=heads), model.sequence_bytes(context=tokens))
             settings.append(Setting(on.name, tokens, cost, *held))
     return settings
+
+
+def _warn_of_sizes(kind: str, drafts: "DrafterShape", target: "Shape") -> None:
+    """Warn on stderr of a drafter that cannot be this target's, or is priced without its smaller vocabulary."""
+    assert drafts.level.head is not None
+    tokens, hidden = drafts.level.head
+    if kind == "eagle3" and tokens == target.vocab:
+        told = f"its head is priced over all {tokens} tokens: a --drafter config with draft_vocab_size tells of fewer"
+        click.echo(f"Warning: eagle3: {told}", err=True)
+    if kind in ("eagle", "eagle3") and hidden != target.hidden:
+        click.echo(f"Warning: the drafter's hidden size is {hidden}, the target's {target.hidden}", err=True)
+    if kind in ("eagle", "language-model") and tokens != target.vocab:
+        click.echo(f"Warning: the drafter knows {tokens} tokens, the target {target.vocab}", err=True)
 
 
 def _too_long(target: Path, contexts: tuple[int, ...]) -> list[str]:
@@ -248,7 +268,7 @@ def _cell(scenario: "Scenario") -> dict[str, Any]:
 
 
 def _conditions(trace: Trace, found: "tuple[Scenario, ...]", profile: "Profile | None", kind: str) -> list[str]:
-    from treeopt.report.tables import models_told
+    from treeopt.report.tables import models_told, rule_told
 
     errors: dict[str, set[str]] = {}
     for each in found:
@@ -260,12 +280,16 @@ def _conditions(trace: Trace, found: "tuple[Scenario, ...]", profile: "Profile |
         if profile is None
         else f"Step times are carried over from {look(profile.meta, 'device')}, where they were measured"
     )
-    unfit = "Does not fit: weights, keys and values exceed the device's memory; priced as if they did not, not counted."
+    known = "Memory: weights, keys and values alone, of all that the data sheet promises; engines need more besides."
+    unfit = " What does not fit is priced as if it did, and not counted as paying."
+    unknown = list(dict.fromkeys(each.device for each in found if each.fits is None))
     return [
         f"{times}; error of step over plain step, part of the intervals: {stated}.",
         f"The drafter is priced as {kind}.",
-        *([unfit] if any(each.fits is False for each in found) else []),
-        "Break-even acceptance: of each drafted token, independently, at which the best chain pays.",
-        f"Trace: {models_told(trace.meta)}; {look(trace.meta, 'verification')}, temperature "
-        f"{look(trace.meta, 'temperature')}; taken to hold on every device and at every context.",
+        *([known + unfit * any(each.fits is False for each in found)] if len(unknown) < len(found) else []),
+        *(f"{device}: its memory is not known, whether a batch fits was not looked at." for device in unknown),
+        "Of trees within 1 % of the fastest the smallest is taken, none at all included.",
+        "Break-even acceptance: of each drafted token, independently, at which the best chain pays at all.",
+        f"Trace: {models_told(trace.meta)}; {rule_told(trace.meta)}; "
+        "taken to hold on every device and at every context.",
     ]

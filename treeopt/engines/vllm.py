@@ -35,6 +35,7 @@ from treeopt.plan import Plan
 ENGINE = "vLLM 0.33.0"
 CONSTRAINTS = (ChainOnly(source="static trees removed in 0.21.0, vllm#42121"),)
 ENGINE_WITH_TREES = "vLLM 0.20.2"
+SCHEDULES = "a length for each range of batch sizes needs vLLM 0.24 or later"
 TREES = (UniformBranching(source="child_drafts_per_level, 0.10.1 to 0.20.2"),)
 
 METHODS: Mapping[str, frozenset[str]] = {
@@ -98,6 +99,7 @@ def export(
     notes += drafter_notes(plan, engine=f"{ENGINE} {method}", kinds=METHODS[method])
     if len(ranges) > 1:
         config["num_speculative_tokens_per_batch_size"] = ranges
+        notes.append(f"{SCHEDULES}: earlier releases refuse the key; --batch exports one length")
         notes.append(f"{ENGINE} ignores the schedule under data parallelism: K is {longest} throughout then")
         if method in SCHEDULED_ON_V1:
             notes.append("model runner V1 runs a schedule without full CUDA graphs, V2 has one set for each K")

@@ -54,7 +54,10 @@ def _row(cell: Mapping[str, Any]) -> tuple[str | Text, ...]:
 
 
 def _told(limit: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    most = max(cell["batch"] for cell in record["cells"])
+    here = [c for c in record["cells"] if (c["device"], c["context"]) == (limit["device"], limit["context"])]
+    most = max(cell["batch"] for cell in here)
+    if all(cell["fits"] is False for cell in here):
+        return f"Context {limit['context']}: no batch size fits."
     words = [
         "at no batch size" if size is None else "at every batch size" if size == most else f"up to batch {size}"
         for size in (limit["pays_up_to"], limit["surely_up_to"])

@@ -132,8 +132,8 @@ def _conditions(plan: Plan) -> str:
         f"{show('search', 'requests_chosen_on')} others (seed {show('search', 'seed')}); 95 % intervals, clustered "
         f"by request, speedups with the profile's error{counted}. % behind: tokens a second lost to the first line, "
         f"paired by request.\n"
-        f"Trace: {models_told(look(plan.meta, 'trace'))}; {show('trace', 'verification')}, temperature "
-        f"{show('trace', 'temperature')}; {show('trace', 'new_tokens')} new tokens a request.\n"
+        f"Trace: {models_told(look(plan.meta, 'trace'))}; {rule_told(look(plan.meta, 'trace'))}; "
+        f"{show('trace', 'new_tokens')} new tokens a request.\n"
         f"Step times: {measured_told(look(plan.meta, 'cost'))}."
     )
 
@@ -152,6 +152,18 @@ def models_told(meta: Any) -> str:
     words = [_shown(look(meta, "target", key)) for key in ("name", "dtype")]
     words += [str(kind) for kind in (look(meta, "target", "quantization"),) if kind is not None]
     return f"target {' '.join(words)}, {drafter}"
+
+
+def rule_told(meta: Any) -> str:
+    """How the tokens of a trace were chosen, as its provenance says.
+
+    >>> rule_told({"verification": "greedy", "temperature": 0.0}), rule_told({})
+    ('greedy, temperature 0.0', 'rule and temperature not told')
+    """
+    rule, temperature = look(meta, "verification"), look(meta, "temperature")
+    if rule is None and temperature is None:
+        return "rule and temperature not told"
+    return f"{_shown(rule)}, temperature {_shown(temperature)}"
 
 
 def measured_told(meta: Any) -> str:
