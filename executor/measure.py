@@ -51,6 +51,7 @@ def measure_profile(
     *,
     work: Path | None = None,
     progress: Callable[[int], None] = lambda blocks: None,
+    who: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Profile:
     """The profile of `target` with `drafter` on the target's device.
@@ -61,13 +62,14 @@ def measure_profile(
         prompts: token ids of requests; enough of them to keep the largest batch busy.
         work: where finished blocks are kept; None: nowhere.
         progress: told every finished block.
+        who: what `identity` told of these models, where it was asked before: it reads all their weights.
         settings: see `Settings`.
 
     Raises:
         UsageError: settings without meaning, too few prompts, or a work file of another measurement.
     """
     settings |= {name: tuple(settings[name]) for name in ("batches", "contexts") if name in settings}
-    with Measurement(target, drafter, prompts, Settings(**settings), work=work) as measurement:
+    with Measurement(target, drafter, prompts, Settings(**settings), work=work, who=who) as measurement:
         return measurement.run(progress)
 
 
@@ -75,12 +77,19 @@ class Measurement:
     """A measurement that is under way: its schedule, and the blocks that are done. Use it in a `with`."""
 
     def __init__(
-        self, target: Target, drafter: Drafter, prompts: Sequence[Tokens], settings: Settings, *, work: Path | None
+        self,
+        target: Target,
+        drafter: Drafter,
+        prompts: Sequence[Tokens],
+        settings: Settings,
+        *,
+        work: Path | None,
+        who: Mapping[str, Any] | None = None,
     ) -> None:
         """Check the settings, and read what is done; see `measure_profile`."""
         self.settings = settings.check(drafter, prompts)
         self.target, self.drafter, self.prompts, self.work = target, drafter, prompts, work
-        self.identity = {**identity(target, drafter), "device": device_name(target.device)}
+        self.identity = {**(who or identity(target, drafter)), "device": device_name(target.device)}
         self._done: dict[tuple[int, int, int], Block] = {}  # by way, round, and turn in it
         self._kept: list[dict[str, Any]] = []
         self._stack = ExitStack()

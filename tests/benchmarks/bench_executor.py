@@ -101,8 +101,10 @@ def ways(shape: str, dtype: torch.dtype, device: str, batch: int, new: int) -> d
 
     def hugging_face(**settings: Any) -> Ran:
         torch.backends.cuda.enable_cudnn_sdp(True)  # a `Target` leaves it out
-        target.generate(ids, attention_mask=ones, do_sample=False, max_new_tokens=new, **settings)
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        try:
+            target.generate(ids, attention_mask=ones, do_sample=False, max_new_tokens=new, **settings)
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(False)
         return 0, None
 
     def assisted(k: int, threshold: float = 0.0) -> Ran:

@@ -1,12 +1,13 @@
 """Everything that needs a CUDA device; results as JSON below `--output`, part by part.
 
-Correctness of the loop in fp32, with CUDA graphs and without; profile, trace and validation of the shipped model at
-batch 1 to 32; profiles of 1B, 8B and 14B shapes over contexts and what they predict of replayed acceptance at batch 1
-to 64; steps of 1B and 8B shapes against the memory-bandwidth limit, with the host's share; the loop against Hugging
-Face's; a target and drafters trained there, with their traces.
+Correctness of the loop in fp32, with CUDA graphs and without; profile, trace and validation of the shipped model;
+profiles of 1B, 8B and 14B shapes over contexts and what they predict of replayed acceptance at batch 1 to 64; steps of
+1B and 8B shapes against the memory-bandwidth limit, compiled too; the host's share of them; packed attention against
+FlexAttention over contexts; the loop against Hugging Face's; a target and drafters trained there, with their traces.
 Each part runs in a process of its own, since a device that failed once answers nothing afterwards. `--part NAME` runs
-some parts only; each is meant to end in ten minutes; `--graphs` takes steps from CUDA graphs where they are profiled
-and validated; `--device cpu --tiny` runs the same code at toy size.
+some parts only; each is meant to end in ten minutes, and what it has found is written down as it goes, so that one that
+is stopped loses its last piece alone. `--graphs` takes steps from CUDA graphs where they are profiled and validated;
+`--device cpu --tiny` runs the same code at toy size.
 """
 
 import argparse
@@ -15,7 +16,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
@@ -34,7 +37,6 @@ from executor.loading import load_target, load_tokenizer
 from executor.measure import measure_profile
 from executor.prompts import read_prompts
 from executor.record import collect, device_name
-from executor.steps import Step
 from executor.target import Target
 from executor.validate import Requests, compare
 from simulate.agreement import comparison_record
@@ -42,7 +44,7 @@ from simulate.profile import save_profile
 from simulate.shapes import Shape
 from tests.benchmarks.bench_executor import compare_ways, models, show
 from tests.benchmarks.gpu_drafters import trained_drafters
-from tests.benchmarks.gpu_replay import replayed
+from tests.benchmarks.gpu_replay import PLACES, TINY, Keep, replayed
 from treeopt.files import shipped, write_text
 from treeopt.optimize import search
 from treeopt.provenance import this_run
@@ -51,6 +53,8 @@ from treeopt.trace import save_trace
 from treeopt.tree import Tree
 
 BEGINNING = 4  # steps of a run that are not looked at
+PROMPT, NEW = 360, 64  # tokens; with a tree and a step that is read late they end within 512, so that one graph does
+HOST_GAP_S = 5e-6  # an idle device waits for the host that long or longer, between kernels of a graph less
 
 
 def correctness(device: str, *, requests: int) -> dict[str, Any]:
@@ -74,15 +78,16 @@ def correctness(device: str, *, requests: int) -> dict[str, Any]:
     return {"requests": requests, "equal_to_generate": equal}
 
 
-def shipped_model(device: str, output: Path, *, graphs: bool, tiny: bool) -> dict[str, Any]:
+def shipped_model(device: str, output: Path, keep: Keep, *, graphs: bool, tiny: bool) -> dict[str, Any]:
     """Trace, profile and validation of the shipped model."""
-    batches = (1, 2) if tiny else (1, 2, 4, 8, 16, 32)
+    batches = (1, 2) if tiny else (1, 4, 16, 32)
     requests = 40 if tiny else 600
     target, drafter, tokens = _shipped_models(device, 0, requests)
     prompts = read_prompts(shipped("prompts/stdlib.jsonl"))[:requests]
     trace = collect(target, drafter, prompts, tokens, new_tokens=32, width=16, stop=[0], batch=32)
     save_trace(trace, output / "trace.npz")
-    fresh = _shipped_models(device, 1000, 24 if tiny else 300)[2]
+    keep({"anchors": trace.anchors})
+    fresh = _shipped_models(device, 1000, 24 if tiny else 160)[2]
     profile = measure_profile(
         target,
         drafter,
@@ -92,86 +97,168 @@ def shipped_model(device: str, output: Path, *, graphs: bool, tiny: bool) -> dic
         rounds=2 if tiny else 4,
         steps=4 if tiny else 12,
         graphs=graphs,
+        budget_s=None if tiny else 120.0,
     )
     save_profile(profile, output / "profile-shipped.json")
     plan = search(trace, profile, batch=batches, solver_work=0.0)
-    cells = compare(target, drafter, plan, Requests(fresh, 32, [0], graphs=graphs), blocks=2 if tiny else 4)
+    cells = compare(target, drafter, plan, Requests(fresh, 32, [0], graphs=graphs), blocks=2)
     record = comparison_record(cells)
     write_text(output / "validation.json", json.dumps(record, indent=1) + "\n")
     return {"mean_error": record["mean_error"], "max_error": record["max_error"]}
 
 
-def step_times(device: str, *, tiny: bool) -> dict[str, Any]:
-    """Plain steps and steps of 64 tokens: seconds, share of copy bandwidth, share of the host, memory of graphs."""
-    graphs = device.startswith("cuda")
-    copied = _copy_bandwidth(device, 2**22 if tiny else 2**32)
-    cells = []
+def step_times(device: str, keep: Keep, *, tiny: bool) -> dict[str, Any]:
+    """Plain steps and steps of 64 tokens: seconds, share of copy bandwidth, graphs' memory; compiled too at batch 1."""
+    found: dict[str, Any] = {"copy_bandwidth": _copy_bandwidth(device, 2**22 if tiny else 2**32), "cells": []}
     for shape in ("toy",) if tiny else ("1b", "8b"):
-        model, _ = models(shape, torch.bfloat16, device)
-        target = Target(model, name=shape)
-        heads = MedusaHeads(5, target.hidden).to(device, torch.bfloat16).eval().requires_grad_(False)
-        rng = np.random.default_rng(0)
-        prompts = [rng.integers(0, target.vocabulary, 64 if tiny else 512).tolist() for _ in range(32)]
-        read = 2 * Shape.from_config(model.config.to_dict()).step_parameters
+        target, heads, prompts = _shaped(shape, device, tiny=tiny)
         for batch in (1, 2) if tiny else (1, 4, 16, 32):
-            plain_s = None
-            for name, tree in {"plain": Tree((), ()), "Medusa": published_trees()[MEDUSA]}.items():
-                drafter = heads if tree.nodes else None
-                decoder = Decoder(target, drafter, tree=tree, batch=batch, graphs=graphs)
-                found = block(decoder, prompts, steps=8 if tiny else 48, new_tokens=64)
-                step_s = float(np.median([step.draft_s + step.rest_s for step in found]))
-                plain_s = plain_s or step_s
-                cells.append(
-                    {
-                        "shape": shape,
-                        "batch": batch,
-                        "tree": name,
-                        "tokens": tree.nodes + 1,
-                        "step_s": step_s,
-                        "over_plain": step_s / plain_s,
-                        "share_of_copy_bandwidth": read / step_s / copied,
-                        "graph_mib": decoder.graph_bytes / 2**20,
-                        "host_gap": _host_gap(decoder, prompts[:batch], device),
-                    }
-                )
-        del model, target, heads
-        gc.collect()  # models are parts of cycles
-    return {"copy_bandwidth": copied, "cells": cells}
+            for compiled in (False, True) if batch == 1 else (False,):
+                if compiled:
+                    target.compile()
+                found["cells"] += _times(target, heads, prompts, batch, found["copy_bandwidth"], tiny=tiny)
+                found["cells"][-1]["compiled"] = found["cells"][-2]["compiled"] = compiled
+                keep(found)
+            if batch == 1:  # compiled for each shape and view, which takes long: the others run as they are
+                target = Target(target.model, name=shape)
+        del target, heads
+        _tidied(device)
+    return found
 
 
-def _host_gap(decoder: Decoder, prompts: list[list[int]], device: str) -> float | None:
-    """Share of the steps' time in which the device had nothing to do; None where nobody says."""
-    if not device.startswith("cuda"):
-        return None
+def _shaped(shape: str, device: str, *, tiny: bool) -> tuple[Target, MedusaHeads, list[list[int]]]:
+    """A target of this shape, heads and prompts."""
+    target = Target(models(shape, torch.bfloat16, device)[0], name=shape)
+    heads = MedusaHeads(5, target.hidden).to(device, torch.bfloat16).eval().requires_grad_(False)
+    rng = np.random.default_rng(0)
+    return target, heads, [rng.integers(0, target.vocabulary, 64 if tiny else PROMPT).tolist() for _ in range(32)]
 
-    def seconds(steps: Iterator[Step]) -> float:
-        return sum(step.draft_s + step.rest_s for step in steps)
 
-    wall_s = seconds(islice(decoder.steps(prompts, new_tokens=64), BEGINNING, None))
-    steps = decoder.steps(prompts, new_tokens=64)
+def _ways() -> dict[str, Tree]:
+    return {"plain": Tree((), ()), "Medusa": published_trees()[MEDUSA]}
+
+
+def _times(
+    target: Target, heads: MedusaHeads, prompts: list[list[int]], batch: int, copied: float, *, tiny: bool
+) -> list[dict[str, Any]]:
+    """A plain step's cell, and that of a tree; verification alone is held against a plain step's, drafting apart."""
+    read = 2 * Shape.from_config(target.model.config.to_dict()).step_parameters
+    cells: list[dict[str, Any]] = []
+    for name, tree in _ways().items():
+        graphs = target.device.type == "cuda"
+        decoder = Decoder(target, heads if tree.nodes else None, tree=tree, batch=batch, graphs=graphs)
+        steps = block(decoder, prompts, steps=8 if tiny else 48, new_tokens=NEW)
+        draft_s, rest_s = (float(np.median([getattr(step, part) for step in steps])) for part in ("draft_s", "rest_s"))
+        plain_s = cells[0]["draft_s"] + cells[0]["rest_s"] if cells else draft_s + rest_s
+        cells.append(
+            {
+                "shape": target.name,
+                "batch": batch,
+                "tree": name,
+                "tokens": tree.nodes + 1,
+                "draft_s": draft_s,
+                "rest_s": rest_s,
+                "rest_over_plain": rest_s / plain_s,
+                "over_plain": (draft_s + rest_s) / plain_s,
+                "share_of_copy_bandwidth": read / rest_s / copied,
+                "graph_mib": decoder.graph_bytes / 2**20,
+            }
+        )
+    return cells
+
+
+def host_gaps(device: str, keep: Keep, *, tiny: bool) -> dict[str, Any]:
+    """Shares of the steps' time in which the device had nothing to do, and in which it waited for the host.
+
+    A part of its own: once there was a profiler, steps go on being slower.
+    """
+    found: dict[str, Any] = {"waits_from_s": HOST_GAP_S, "cells": []}
+    for shape in ("toy",) if tiny else ("1b", "8b"):
+        target, heads, prompts = _shaped(shape, device, tiny=tiny)
+        for batch in (1, 2) if tiny else (1, 16):
+            for name, tree in _ways().items():
+                graphs = target.device.type == "cuda"
+                decoder = Decoder(target, heads if tree.nodes else None, tree=tree, batch=batch, graphs=graphs)
+                idle, waits = _idle(decoder, prompts[:batch], device)
+                cell = {"shape": shape, "batch": batch, "tree": name, "idle": idle, "waits_for_host": waits}
+                found["cells"].append(cell)
+                keep(found)
+        del target, heads, decoder
+        _tidied(device)
+    return found
+
+
+def _idle(decoder: Decoder, prompts: list[list[int]], device: str) -> tuple[float | None, float | None]:
+    """Share of the time from the first kernel to the last that lies between kernels, all and in long gaps."""
+    steps = decoder.steps(prompts, new_tokens=NEW)
     for _ in islice(steps, BEGINNING):  # prefill, and the captures of graphs
         pass
+    if not device.startswith("cuda"):  # nobody says
+        for _ in steps:
+            pass
+        return None, None
     _wait(device)
     with torch_profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        seconds(steps)  # the first is under way already; in its place one is seen that is begun after the last
+        for _ in steps:
+            pass
         _wait(device)
-    busy_s = sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6
-    return 1 - busy_s / wall_s
+    spans = sorted(
+        (e.time_range.start, e.time_range.end) for e in profiler.events() if e.device_type == DeviceType.CUDA
+    )
+    gaps, last = [], spans[0][1]
+    for start, end in spans:
+        gaps.append(max(0.0, start - last))
+        last = max(last, end)
+    long = [gap for gap in gaps if gap >= HOST_GAP_S * 1e6]
+    return sum(gaps) / (last - spans[0][0]), sum(long) / (last - spans[0][0])
 
 
-def against_hugging_face(shape: str, device: str, *, tiny: bool) -> dict[str, Any]:
+def attention(shape: str, device: str, keep: Keep, *, tiny: bool) -> dict[str, Any]:
+    """Verification with packed attention and with FlexAttention, over contexts: plain steps, and trees of 64 tokens."""
+    found: dict[str, Any] = {"cells": []}
+    model, _ = models(shape, torch.bfloat16, device)
+    graphs, rng = device.startswith("cuda"), np.random.default_rng(0)
+    for context, batches in (TINY if tiny else PLACES).items():
+        for batch in dict.fromkeys((batches[0], batches[-1])):
+            cell: dict[str, Any] = {"shape": shape, "context": context, "batch": batch}
+            for kind in ("packed", "flex"):
+                target = Target(model, name=shape, attention=kind)
+                heads = MedusaHeads(5, target.hidden).to(device, torch.bfloat16).eval().requires_grad_(False)
+                prompts = [rng.integers(0, target.vocabulary, context).tolist()] * batch
+                for name, tree in _ways().items():
+                    decoder = Decoder(target, heads if tree.nodes else None, tree=tree, batch=batch, graphs=graphs)
+                    steps = block(decoder, prompts, steps=4 if tiny else 24, new_tokens=NEW)
+                    cell[f"{name}, {kind}"] = float(np.median([step.rest_s for step in steps]))
+                del target, heads, decoder
+                _tidied(device)
+            found["cells"].append(cell)
+            keep(found)
+    return found
+
+
+def _tidied(device: str) -> None:
+    """Let go of what nobody holds: models are parts of cycles."""
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+
+
+def against_hugging_face(shape: str, device: str, keep: Keep, *, tiny: bool) -> dict[str, Any]:
     """See bench_executor."""
-    cells = []
+    found: dict[str, Any] = {"cells": []}
     for batch in (1,) if tiny else (1, 8):
-        cells.append(compare_ways(shape, torch.bfloat16, device, batch, rounds=1 if tiny else 3, new=8 if tiny else 64))
-        show("bfloat16", cells[-1])
-        gc.collect()
-    return {"cells": cells}
+        rounds, new = (1, 8) if tiny else (3, 64)
+        found["cells"].append(compare_ways(shape, torch.bfloat16, device, batch, rounds=rounds, new=new))
+        show("bfloat16", found["cells"][-1])
+        keep(found)
+        _tidied(device)
+        torch._dynamo.reset()  # or the next batch size would be compiled for any
+    return found
 
 
 def _copy_bandwidth(device: str, size: int) -> float:
     """Bytes a second, read and written, of a large copy."""
-    source = torch.empty(size, dtype=torch.uint8, device=device)
+    source = torch.empty(size, dtype=torch.uint8, device=device).random_()
     goal = torch.empty_like(source)
     best = float("inf")
     for _ in range(10):
@@ -204,21 +291,23 @@ def _shipped_models(device: str, skip: int, requests: int) -> tuple[Target, Medu
     )
 
 
-def _replayed(shape: str, o: argparse.Namespace) -> dict[str, Any]:
-    return replayed("toy" if o.tiny else shape, o.device, o.output, graphs=o.graphs, tiny=o.tiny)
+def _replayed(shape: str, o: argparse.Namespace, keep: Keep) -> dict[str, Any]:
+    return replayed("toy" if o.tiny else shape, o.device, o.output, keep, graphs=o.graphs, tiny=o.tiny)
 
 
-def _against(shape: str, o: argparse.Namespace) -> dict[str, Any]:
-    return against_hugging_face("toy" if o.tiny else shape, o.device, tiny=o.tiny)
+def _against(shape: str, o: argparse.Namespace, keep: Keep) -> dict[str, Any]:
+    return against_hugging_face("toy" if o.tiny else shape, o.device, keep, tiny=o.tiny)
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "correctness": lambda o: correctness(o.device, requests=4 if o.tiny else 64),
-    "step_times": lambda o: step_times(o.device, tiny=o.tiny),
-    "shipped_model": lambda o: shipped_model(o.device, o.output, graphs=o.graphs, tiny=o.tiny),
+PARTS: dict[str, Callable[[argparse.Namespace, Keep], dict[str, Any]]] = {
+    "correctness": lambda o, keep: correctness(o.device, requests=4 if o.tiny else 64),
+    "step_times": lambda o, keep: step_times(o.device, keep, tiny=o.tiny),
+    "host_gaps": lambda o, keep: host_gaps(o.device, keep, tiny=o.tiny),
+    "attention": lambda o, keep: attention("toy" if o.tiny else "8b", o.device, keep, tiny=o.tiny),
+    "shipped_model": lambda o, keep: shipped_model(o.device, o.output, keep, graphs=o.graphs, tiny=o.tiny),
     **{f"replayed_{shape}": partial(_replayed, shape) for shape in ("1b", "8b", "14b")},
     **{f"against_hugging_face_{shape}": partial(_against, shape) for shape in ("1b", "8b")},
-    "trained_drafters": lambda o: trained_drafters(o.device, o.output / "trained", tiny=o.tiny),
+    "trained_drafters": lambda o, keep: trained_drafters(o.device, o.output / "trained", keep, tiny=o.tiny),
 }
 
 
@@ -241,17 +330,18 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     parts = options.part or list(PARTS)
     if len(parts) == 1:
-        _keep(options, parts[0], _run(options, parts[0]))
-        return
+        found = _run(options, parts[0])
+        _keep(options, parts[0], found)
+        sys.exit("failed" in found)
     flags = ["--graphs" if options.graphs else "--no-graphs", *(["--tiny"] if options.tiny else [])]
     for part in parts:
         words = ["--output", str(options.output), "--device", options.device, *flags, "--part", part]
         try:
             subprocess.run([sys.executable, "-m", __spec__.name, *words], check=True, timeout=options.limit_s)
         except subprocess.CalledProcessError as error:
-            _keep(options, part, {"failed": f"exit code {error.returncode}"})
+            _failed(options, part, f"exit code {error.returncode}")
         except subprocess.TimeoutExpired:
-            _keep(options, part, {"failed": f"not done in {options.limit_s:g} s"})
+            _failed(options, part, f"not done in {options.limit_s:g} s")
 
 
 def _run(options: argparse.Namespace, part: str) -> dict[str, Any]:
@@ -259,19 +349,36 @@ def _run(options: argparse.Namespace, part: str) -> dict[str, Any]:
     conditions = {"device": device_name(torch.device(options.device)), "provenance": this_run()}
     torch.backends.cuda.matmul.allow_tf32 = False
     started = time.perf_counter()
+    so_far: dict[str, Any] = {}
+
+    def keep(found: Mapping[str, Any]) -> None:
+        so_far.update(found)
+        _keep(
+            options, part, so_far | {"seconds": round(time.perf_counter() - started, 1), "under_way": True} | conditions
+        )
+
     try:
-        found = PARTS[part](options)
-    except Exception as error:  # noqa: BLE001 - the other parts' results are worth having
-        found = {"failed": repr(error)}
+        found = PARTS[part](options, keep)
+    except Exception:  # noqa: BLE001 - what was found before is worth having
+        found = so_far | {"failed": traceback.format_exc()}
     return found | {"seconds": round(time.perf_counter() - started, 1)} | conditions
+
+
+def _results(options: argparse.Namespace) -> dict[str, Any]:
+    path = options.output / "gpu.json"
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def _keep(options: argparse.Namespace, part: str, found: dict[str, Any]) -> None:
     """Add a part's results to those that are there."""
-    path = options.output / "gpu.json"
-    results: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    write_text(path, json.dumps(results | {part: found}, indent=1) + "\n")
+    write_text(options.output / "gpu.json", json.dumps(_results(options) | {part: found}, indent=1) + "\n")
     print(part, json.dumps(found), flush=True)
+
+
+def _failed(options: argparse.Namespace, part: str, why: str) -> None:
+    """Note that a part's process did not end well, beside what it left."""
+    left = _results(options).get(part, {})
+    _keep(options, part, {"failed": why} | left)
 
 
 if __name__ == "__main__":

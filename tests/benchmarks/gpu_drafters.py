@@ -22,18 +22,22 @@ from executor.train.fresh import begun
 from executor.train.job import Job, run
 from executor.train.recipes import RECIPES
 from executor.train.shipped import SEED, train_target
+from tests.benchmarks.gpu_replay import Keep
 from treeopt.provenance import this_run
 from treeopt.trace import save_trace
 
 RECIPE_NAMES = ("medusa1", "hydra++", "eagle")
 LENGTH = 512
-CHARACTERS = 80_000_000  # of packages: some 20 million tokens, which the target's steps see once or twice
+CHARACTERS = 80_000_000  # of packages: some 20 million tokens, of which the target's steps see 16
 LARGE = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16}
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-def trained_drafters(device: str, output: Path, *, tiny: bool) -> dict[str, Any]:
-    """Train and record; the shares of true tokens that each depth puts first, tokens learnt, seconds."""
+def trained_drafters(device: str, output: Path, keep: Keep, *, tiny: bool) -> dict[str, Any]:
+    """Train and record; the shares of true tokens that each depth puts first, tokens learnt, seconds.
+
+    `keep` is given what is found so far after each drafter.
+    """
     sources = corpus.standard_library()
     if tiny:
         sources = sources[:40]
@@ -57,7 +61,7 @@ def trained_drafters(device: str, output: Path, *, tiny: bool) -> dict[str, Any]
     )
     meta = {**this_run(), "corpus": "Python source files of the machine", "corpus_sha256": corpus.fingerprint(sources)}
     started = time.perf_counter()
-    train_target(folder, config, train, held_out, steps=4 if tiny else 4000, meta=meta, learning_rate=1e-3)
+    train_target(folder, config, train, held_out, steps=4 if tiny else 2000, meta=meta, learning_rate=1e-3)
     found: dict[str, Any] = {"files": len(sources), "tokens": int(train.size)}
     found["target_s"] = round(time.perf_counter() - started, 1)
     target = load_target(folder, dtype="bfloat16", device=device)
@@ -70,8 +74,8 @@ def trained_drafters(device: str, output: Path, *, tiny: bool) -> dict[str, Any]
         drafter = begun(recipe, target, None, rows=rows, seed=SEED)
         job = Job(
             recipe,
-            output / name,
-            4 if tiny else 2000,
+            output / name.replace("++", "-plus"),
+            4 if tiny else 800,
             batch=4 if tiny else 16,
             seed=SEED,
             device=device,
@@ -79,7 +83,7 @@ def trained_drafters(device: str, output: Path, *, tiny: bool) -> dict[str, Any]
             meta=meta,
         )
         trained = run(job, target, drafter, rows, Rows(held_out[: 4 if tiny else 256]))
-        drafter = load_drafter(output / name, target)
+        drafter = load_drafter(job.output, target)
         trace = collect(
             target,
             drafter,
@@ -91,12 +95,13 @@ def trained_drafters(device: str, output: Path, *, tiny: bool) -> dict[str, Any]
             stop=[0],
             batch=64,
         )
-        save_trace(trace, output / f"{name}-t0.npz")
+        save_trace(trace, output / f"{job.output.name}-t0.npz")
         found[name] = {
             "train_s": round(trained.train_s, 1),
             "top_1": [score.accuracy[0] for score in trained.after],
             "anchors": trace.anchors,
         }
+        keep(found)
     return found
 
 

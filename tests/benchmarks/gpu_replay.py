@@ -4,6 +4,7 @@ Acceptance is that of the shipped trace, imposed, and known to the predictions: 
 requests have the same prompt, which each row computes once: end to end most prefill is left out.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from executor.blocks import WARM_UP, block, keeping
 from executor.decode import Decoder
 from executor.drafters.base import Drafter
+from executor.fingerprint import identity
 from executor.imposed import Imposed
 from executor.measure import measure_profile
 from executor.shaped import random_drafter, random_target
@@ -31,24 +33,31 @@ from treeopt.trace import Trace, load_trace
 from treeopt.tree import Tree
 from treeopt.walk import replay
 
-PLACES = {512: (1, 4, 16, 64), 4096: (1, 4, 16), 16384: (1, 4)}  # batch sizes by context
+# Batch sizes by context: 512, 4k and 16k less what steps add, so that no block passes into another bucket of the cache.
+PLACES = {400: (1, 4, 16, 64), 3984: (1, 4, 16), 16272: (1, 4)}
 TINY = {64: (1, 2), 128: (1,)}
+Keep = Callable[[Mapping[str, Any]], None]
+
 BLOCKS = 2
 NODES = 31  # of the tree and the chain whose verification tells what a tree's mask costs
 
 
-def replayed(shape: str, device: str, output: Path, *, graphs: bool, tiny: bool) -> dict[str, Any]:
-    """Errors of predicted speedups over all contexts and batch sizes, what a mask and a kept token take."""
+def replayed(shape: str, device: str, output: Path, keep: Keep, *, graphs: bool, tiny: bool) -> dict[str, Any]:
+    """Errors of predicted speedups over all contexts and batch sizes, what a mask and a kept token take.
+
+    `keep` is given what is found so far after each context.
+    """
     trace = load_trace(shipped("traces/medusa-t0.npz"))
     places = TINY if tiny else PLACES
     target = random_target(shape, dtype=torch.bfloat16, device=device)
     heads = random_drafter(f"medusa:{trace.depth}", target)
+    who = identity(target, heads)
     trees, cells = sized_trees(USUAL, trace), list[Comparison]()
     commit_s = {}
     for context, batches in places.items():
         prompts = _prompts(target, 4 * max(batches), context)
-        settings = {"rounds": 2, "steps": 4} if tiny else {"rounds": 8, "steps": 12, "budget_s": 60.0}
-        settings |= {"new_tokens": 32, "graphs": graphs}
+        settings = {"rounds": 2, "steps": 4} if tiny else {"rounds": 8, "steps": 12, "budget_s": 90.0}
+        settings |= {"new_tokens": 32, "graphs": graphs, "who": who}
         profile = measure_profile(target, heads, prompts, batches=batches, **settings)
         save_profile(profile, output / f"profile-{shape}-{context}.json")
         commit_s[str(context)] = {times.batch: times.commit_s for times in profile.batches}
@@ -60,14 +69,11 @@ def replayed(shape: str, device: str, output: Path, *, graphs: bool, tiny: bool)
             asked = Requests(_prompts(target, 1, context) * count, 32, (), part, graphs)
             with target.keeping_prompts():
                 cells += compare(target, heads, plan, asked, blocks=BLOCKS)
-    record = comparison_record(cells)
-    found = {name: record[name] for name in ("mean_error", "max_error", "coverage")}
-    return {
-        **found,
-        "cells": record["cells"],
-        "commit_s": commit_s,
-        "mask": _mask(target, places, graphs=graphs, tiny=tiny),
-    }
+        record = comparison_record(cells)
+        found = {name: record[name] for name in ("mean_error", "max_error", "coverage", "cells")}
+        found["commit_s"] = commit_s
+        keep(found)
+    return {**found, "mask": _mask(target, places, graphs=graphs, tiny=tiny)}
 
 
 def _plan(trees: dict[str, Tree], part: Trace, profile: Profile, batch: int) -> Plan:

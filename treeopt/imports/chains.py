@@ -22,8 +22,8 @@ UNKNOWN_STEPS = 10_000
 TOLERATED = 0.02  # of the draft tokens: ends of texts shorten a few drafts of every engine
 ASSUMED = (
     "only rank 0 was counted: this trace tells of chains, and no tree can be chosen on it",
-    "the chain counted only the positions that it visited; all others are taken to be like them, so that tau of shorter "
-    "chains comes out too low: on shipped traces by up to 3 % of trained drafters, by up to 8 % of prompt lookup",
+    "the chain counted only the positions that it visited; all others are taken to be like them, so that tau of "
+    "shorter chains comes out too low: on shipped traces by up to 3 % for trained drafters, 8 % for prompt lookup",
     "steps are independent of each other, and texts of one kind",
     "where a tree ran instead of a chain, these are depths within that tree, and no other can be told from them",
 )
