@@ -71,6 +71,11 @@ def collect(
     for number, prompt in enumerate(tokens):
         if len(prompt) < 2:
             raise UsageError(f"prompt {number} has {len(prompt)} tokens; a recorded prompt has at least 2")
+        if target.context_limit is not None and len(prompt) + recording.new_tokens > target.context_limit:
+            raise UsageError(
+                f"prompt {number} has {len(prompt)} tokens: with {recording.new_tokens} new ones it exceeds the "
+                f"model's context of {target.context_limit}"
+            )
     meta = {
         **recording.provenance(target, drafter),
         **identity(target, drafter),
@@ -79,6 +84,8 @@ def collect(
         "device": device_name(target.device),
         "provenance": this_run(),
     }
+    if again := len(tokens) - len({tuple(prompt) for prompt in tokens}):
+        meta["repeated_prompts"] = again
     shards = None if folder is None else Shards.begin(folder, meta, asdict(recording), len(tokens))
     pieces = [] if shards is None else list(shards.traces)
     done = sum(piece.requests for piece in pieces)

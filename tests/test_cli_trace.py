@@ -1,12 +1,17 @@
 """`treeopt trace collect` with every drafter and all that it can record."""
 
+import json
+
+import numpy as np
 import pytest
 
 from executor.checkpoints import save_ngram
 from executor.drafters.ngram import NGram
 from executor.loading import load_tokenizer
+from simulate.sampling import drawn_ranks
 from tests.test_cli import COLLECT, TEXTS, VOCABULARY, inputs, refused, run, write_drafter, write_prompts, write_target
 from treeopt.growth import replay
+from treeopt.learning import learning_curves
 from treeopt.policies import DynamicTree
 from treeopt.trace import load_trace
 
@@ -62,6 +67,21 @@ def test_rules_above_temperature_0(tiny, tmp_path):
     assert (drawn.meta["top_k"], drawn.meta["text_sha256"]) == (30, plain.meta["text_sha256"])
     assert drawn.draft_prob is None
     assert (drawn.accept[..., 0][drawn.rank >= -1] > 0).any()
+
+
+@pytest.mark.parametrize("rule", ["specinfer", "leviathan"])
+def test_of_rules_that_draw_candidates_what_is_kept_is_told(tiny, tmp_path, rule):
+    """Curves are of ranks that the rule might have kept, not of the drafter's; chains have none."""
+    trace = collected(tiny, tmp_path / "t.npz", "--rule", rule, "--temperature", "1")
+    told = run("trace", "info", tmp_path / "t.npz", "--nodes", "4").stdout
+    assert "the ranks shown are the drafter's, not what steps keep" in told
+    curve = run("trace", "info", tmp_path / "t.npz", "--learning-curve", "--nodes", "4", "--json")
+    if rule == "leviathan":
+        refused(curve, "verifies chains alone")
+        return
+    (found,) = json.loads(curve.stdout)["learning_curves"]
+    due = learning_curves(drawn_ranks(trace, np.random.default_rng(0)), nodes=(4,), depth=trace.depth, seed=0)
+    assert found["points"][-1]["held_out"]["value"] == due[0].points[-1].held_out.value
 
 
 def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):

@@ -207,6 +207,16 @@ def test_an_interrupted_training_goes_on(tiny, tmp_path):
     assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+def test_text_of_one_row_is_told(tiny, tmp_path):
+    """Nothing of it can be held out, and all figures would be dashes."""
+    (tmp_path / "one.jsonl").write_text(json.dumps({"text": "for i in range(9): print(i)"}) + "\n")
+    short = ("--steps", "1", "--batch", "1", "--length", "64", "--set", "depths=1")
+    for data, said in ((tmp_path / "one.jsonl", True), (tiny / "texts.jsonl", False)):
+        found = train(tiny, tmp_path / data.stem, data=data, short=short)
+        assert found.exit_code == 0
+        assert ("none is held out" in found.stderr) == said
+
+
 def test_measurements_on_the_way_are_said(tiny, tmp_path):
     result = train(tiny, tmp_path / "o", "--set", "depths=2", "--eval-every", "2")
     assert re.search(r"step 2/3: held out: loss \d+\.\d{4}, top-1 \d\.\d{3} \d\.\d{3}\n", result.stderr)

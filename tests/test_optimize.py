@@ -507,6 +507,11 @@ def test_the_worst_domain_gains_what_the_average_loses():
             (fit.stops - fit.starts)[fit.domain == d].sum() / steps[fit.domain == d].sum() for d in (0, 1)
         ) / cost.one(StepShape.of(tree, batch=1))
 
+    plan = search(trace, cost, batch=(1, 2), max_nodes=15, objective=WORST_DOMAIN)
+    for entry in plan.entries:
+        plain = next(choice for choice in (entry.choice, *entry.compared) if choice.plain)
+        assert entry.tpot_s == pytest.approx(plain.step_s / entry.choice.speedup.value)
+        assert entry.tpot_s > 1.02 * entry.choice.step_s / entry.choice.tau.value  # of all requests
     assert worst(trees["worst-domain"]) > 1.05 * worst(trees["throughput"])
     assert rate(trees["throughput"], fit, cost, 1) > 1.05 * rate(trees["worst-domain"], fit, cost, 1)
 

@@ -12,16 +12,18 @@ from executor.led import Led
 from executor.prompts import Prompt
 from executor.record import collect, repeated_share
 from executor.sampling import Warp
-from simulate.sampling import expected_replay
+from simulate.sampling import drawn_ranks, expected_replay
 from tests.drafters import DRAFTERS
 from tests.models import random_heads, random_prompts, small_model, small_target
 from tests.strategies import assert_equal_traces
-from treeopt.errors import ExecutorError, UsageError
+from treeopt.errors import ExecutorError, TraceError, UsageError
+from treeopt.learning import advice
+from treeopt.parts import halves, merged
 from treeopt.policies import DynamicTree
 from treeopt.published import EAGLE, MEDUSA, published_trees
 from treeopt.trace import PAST_END, load_trace, save_trace
 from treeopt.tree import Tree
-from treeopt.walk import accepted_lengths, visit
+from treeopt.walk import accepted_lengths, replay, visit
 
 WIDTH = 12
 TREES = [
@@ -345,6 +347,40 @@ def test_settings_without_meaning(recorded):
         collect(target, heads, prompts_for(tokens), tokens, new_tokens=4, width=62)
     with pytest.raises(UsageError, match="prompt 1 has 1 tokens"):
         collect(target, heads, prompts_for([[1, 2], [3]]), [[1, 2], [3]], **ask)
+    long = [[1, 2], [3] * 509]
+    with pytest.raises(UsageError, match=r"prompt 1 has 509 tokens: with 4 new ones it exceeds .* of 512"):
+        collect(target, heads, prompts_for(long), long, **ask)
+
+
+def test_repeated_prompts_are_told(recorded):
+    """Of a recording, and of what is merged: two of the same prompts with other random numbers."""
+    target, heads, tokens, once = recorded
+    assert "repeated_prompts" not in once.meta
+    assert not any("repetitions" in each for each in advice(once, 4))
+    again = tokens + tokens[:3]
+    trace = collect(target, heads, prompts_for(again), again, new_tokens=8, width=4)
+    assert trace.meta["repeated_prompts"] == 3
+    assert any(each.startswith("3 prompts of the recording are repetitions") for each in advice(trace, 4))
+    how = {"new_tokens": 12, "width": 4, "temperature": 1.0, "rule": "sample-and-match"}
+    two = [collect(target, heads, prompts_for(tokens), tokens, **how, seed=seed) for seed in (1, 2)]
+    whole = merged(two)
+    assert whole.meta["repeated_prompts"] == len(tokens)
+    shares = [each.meta["repeated_4grams"]["written"] for each in two]
+    assert min(shares) <= whole.meta["repeated_4grams"]["written"] <= max(shares)
+    halved = halves(two[0], share=0.5, seed=0)
+    assert "repeated_prompts" not in merged(halved).meta
+
+
+def test_ranks_of_drawn_candidates_are_not_replayed(recorded):
+    """The drafter's best are not what such a rule has kept; ranks that are drawn are."""
+    target, heads, tokens, _ = recorded
+    trace = collect(
+        target, heads, prompts_for(tokens), tokens, new_tokens=12, width=4, temperature=1.0, rule="leviathan"
+    )
+    with pytest.raises(TraceError, match="rule leviathan draws its candidates, so ranks do not say what it keeps"):
+        replay(Tree.chain(2), trace)
+    assert replay(Tree.chain(2), drawn_ranks(trace, np.random.default_rng(0))).tau >= 1
+    assert replay(Tree((), ()), trace).tau == 1
 
 
 def test_repeated_share():

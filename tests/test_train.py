@@ -368,6 +368,8 @@ def test_a_checkpoint_that_was_not_finished_is_not_gone_on_from(tmp_path, state)
     if state is not None:
         (tmp_path / "checkpoint-16" / "trainer_state.json").write_text(state)
     assert checkpoint(tmp_path) == str(tmp_path / "checkpoint-12")
+    (tmp_path / "checkpoint-12" / "model.safetensors").write_bytes(b"damaged")
+    assert checkpoint(tmp_path) == str(tmp_path / "checkpoint-8")
     assert checkpoint(tmp_path / "none") is None
 
 

@@ -370,3 +370,15 @@ def test_a_drafter_of_other_sizes_is_warned_of(files, tmp_path, kind, changes, s
     assert len(own) == (said is not None)
     if said:
         assert said in own[0]
+
+
+def test_a_trace_of_drawn_candidates_is_drawn_from(files, tmp_path):
+    """As by `search`: ranks that the rule might have kept, and trees that it verifies."""
+    trace = load_trace(files / "t.npz")
+    kept = np.zeros((*trace.rank.shape, trace.width), dtype=np.float16)
+    kept[trace.rank >= 0, 0] = 0.7
+    meta = {**trace.meta, "verification": "leviathan", "temperature": 1.0}
+    save_trace(replace(trace, kept=kept, meta=meta), tmp_path / "t.npz")
+    asked = ["whatif", "--trace", tmp_path / "t.npz", "--target", files, "--hardware", "h100", "--batch", "1", "--json"]
+    (cell,) = json.loads(done(*asked).stdout)["cells"]
+    assert cell["tree"]["nodes"] == cell["tree"]["depth"]

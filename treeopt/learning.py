@@ -171,6 +171,12 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
             f"{written:.1%} of the written 4-grams are repeated, {prompts:.1%} of the prompts': the target loops, "
             "which flatters every drafter"
         )
+    again = look(trace.meta, "repeated_prompts")
+    if type(again) is int and again > 0:
+        found.append(
+            f"{again} prompts of the recording are repetitions of others: requests that count as independent are not, "
+            "and intervals are too narrow"
+        )
     return tuple(found)
 
 

@@ -23,6 +23,7 @@ from treeopt.searchers.integer import WORK
 from treeopt.searchers.pricing import Padding
 from treeopt.trace import DRAWN, Trace
 from treeopt.tree import Tree
+from treeopt.walk import UNDRAWN
 
 BASELINES = {"Medusa's tree": MEDUSA, "EAGLE-1's tree": EAGLE}
 USUAL_NODES = 63  # of the largest tree tried, unless another is asked for
@@ -237,10 +238,7 @@ def hold_out(trace: Trace, *, held_out: float = 0.5, seed: int = 0) -> tuple[Tra
         raise UsageError(f"held-out must lie between 0 and 1, got {held_out}")
     rule = trace.meta.get("verification")
     if rule in DRAWN and not trace.meta.get("drawn_ranks"):
-        raise TraceError(
-            f"rule {rule} draws its candidates, so ranks do not say what it keeps: record sample-and-match, or draw "
-            "ranks from `kept` (simulate.sampling.drawn_ranks)"
-        )
+        raise TraceError(UNDRAWN.format(rule))
     if trace.requests < MIN_REQUESTS:
         raise TraceError(f"search holds requests out and needs at least {MIN_REQUESTS}, the trace has {trace.requests}")
     fit, held = trace.split(share=1 - held_out, rng=np.random.default_rng(seed))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.errors import TraceError, UsageError
+from treeopt.provenance import look
 from treeopt.trace import BY_ANCHOR, OPTIONAL, Candidates, Trace
 
 SAME = ("target", "drafter", "verification", "temperature", "top_k", "top_p", "tree")  # for traces to be one
@@ -149,9 +150,25 @@ def merged(traces: Sequence[Trace], names: Sequence[str] = ()) -> Trace:
     for part in untold:
         assumed[f"the settings of the {part} are the same in all merged traces; some do not tell them"] = None
     same |= {"assumed": list(assumed)} if assumed else {}
+    same |= _added_up(traces)
     rest = [{key: value for key, value in meta.items() if key not in same} for meta in metas]
     counts = [{"requests": trace.requests} for trace in traces]
     return joined(traces, same | {"merged": [each | own for each, own in zip(counts, rest, strict=True)]}, names)
+
+
+def _added_up(traces: Sequence[Trace]) -> dict[str, Any]:
+    """What is told of traces by numbers that can be put together: shares of repeated text, by anchors; repetitions."""
+    found: dict[str, Any] = {}
+    weights = [trace.anchors for trace in traces]
+    for part in ("written", "prompts"):
+        shares = [look(trace.meta, "repeated_4grams", part) for trace in traces]
+        if all(isinstance(share, float) for share in shares):
+            mean = round(float(np.average(shares, weights=weights)), 4)
+            found.setdefault("repeated_4grams", {})[part] = mean
+    whole = [None if "split" in trace.meta else trace.meta.get("prompts_sha256") for trace in traces]
+    again = sum(trace.requests for n, trace in enumerate(traces) if whole[n] is not None and whole[n] in whole[:n])
+    again += sum(trace.meta.get("repeated_prompts", 0) for trace in traces)
+    return found | ({"repeated_prompts": again} if again else {})
 
 
 def _agree(one: Any, other: Any) -> bool:

@@ -117,8 +117,9 @@ class PlanEntry:
 
     @property
     def tpot_s(self) -> float:
-        """Seconds a token and sequence of the choice: time per output token."""
-        return self.choice.step_s / self.choice.tau.value
+        """Seconds a token and sequence of the choice, tokens counted as the objective does: time per output token."""
+        plain = next((choice for choice in self.compared if choice.plain), None)
+        return self.choice.step_s / self.choice.tau.value if plain is None else plain.step_s / self.choice.speedup.value
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
-from treeopt.trace import MANY_KEPT, Trace
+from treeopt.trace import DRAWN, MANY_KEPT, Trace
 from treeopt.tree import Tree
 
 ROUND = 1000  # what a round of steps costs on its own, in anchors of one round of doubling
+
+
+UNDRAWN = (
+    "rule {} draws its candidates, so ranks do not say what it keeps: record sample-and-match, or draw ranks from "
+    "`kept` (simulate.sampling.drawn_ranks)"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +115,16 @@ def accepted_lengths(tree: Tree, trace: Trace) -> NDArray[np.int64]:
 def visit(tree: Tree, trace: Trace) -> Walk:
     """The steps that the tree takes through every request.
 
+    Raises:
+        TraceError: as `deepest` does; or the trace's rule draws its candidates, and its ranks are none that it kept.
+
     >>> trace = Trace(np.int32([0, 0, 0]), np.int32([0, 1, 2]), np.int16([[0, 1], [1, 0], [0, -2]]), 2)
     >>> visit(Tree.chain(1), trace).anchors.tolist()
     [0, 2]
     """
+    rule = trace.meta.get("verification")
+    if rule in DRAWN and tree.nodes and not trace.meta.get("drawn_ranks"):
+        raise TraceError(UNDRAWN.format(rule))
     return walked(accepted_lengths(tree, trace), trace)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import set_seed
 from transformers.trainer import TRAINER_STATE_NAME
@@ -184,8 +185,11 @@ def checkpoint(output: Path) -> str | None:
 
 def _is_whole(checkpoint: Path) -> bool:
     try:
+        for weights in checkpoint.glob("*.safetensors"):
+            with safe_open(weights, framework="pt"):
+                pass
         return isinstance(json.loads((checkpoint / TRAINER_STATE_NAME).read_text("utf-8")), dict)
-    except (OSError, ValueError):
+    except (OSError, ValueError, SafetensorError):
         return False
 
 

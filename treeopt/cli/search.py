@@ -181,17 +181,26 @@ def load(path: Path, *, whole: bool) -> Trace:
     return Shards.read(path).whole() if whole else ranks_of(path)
 
 
+def kept_ranks(trace: Trace, seed: int) -> Trace:
+    """The trace, or of a rule that draws its candidates one with ranks that it might have kept."""
+    if trace.kept is None:
+        return trace
+    from simulate.sampling import drawn_ranks
+
+    return drawn_ranks(trace, np.random.default_rng(seed))
+
+
 def drawn(trace: Trace, settings: dict[str, Any]) -> Trace:
     """A trace of a rule that draws its candidates, with ranks that it might have kept; settings get its rules."""
-    from simulate.sampling import drawn_ranks, rules
+    from simulate.sampling import rules
 
     own = rules(trace)
-    settings["rules"] = (*own, *settings["rules"])
+    settings["rules"] = (*own, *settings.get("rules", ()))
     for name, tree in list(settings["compare"].items()):
         if reason := broken(tree, own):
             del settings["compare"][name]
             click.echo(f"not judged: {name}: {reason}", err=True)
-    return drawn_ranks(trace, np.random.default_rng(settings["seed"]))
+    return kept_ranks(trace, settings["seed"])
 
 
 def rules_of(engine: str | None, trace: Trace) -> tuple[Constraint, ...]:

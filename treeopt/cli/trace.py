@@ -7,12 +7,13 @@ from typing import Any
 import click
 
 from treeopt.cli import imports, inputs, options, sampling, trees
+from treeopt.cli.search import kept_ranks
 from treeopt.errors import TraceError, UsageError
 from treeopt.learning import advice, learning_curves, resemblance
 from treeopt.parts import halves, merged
-from treeopt.provenance import assumed_in
+from treeopt.provenance import assumed_in, look
 from treeopt.shards import Shards, optional_in, ranks_of
-from treeopt.trace import load_trace, save_trace
+from treeopt.trace import CHAINS, load_trace, save_trace
 
 
 @click.group()
@@ -149,8 +150,13 @@ def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: i
         warnings = advice(found, max(nodes))
     except TraceError as error:  # what it holds can be said all the same
         warnings = (str(error),)
-    warnings += tuple(f"of the requests, {each}" for each in resemblance(found))
-    curves = learning_curves(found, nodes=nodes, depth=found.depth, seed=seed) if learning_curve else ()
+    replayed = kept_ranks(found, seed)
+    if replayed is not found:
+        warnings += ("its rule draws candidates: the ranks shown are the drafter's, not what steps keep",)
+    warnings += tuple(f"of the requests, {each}" for each in resemblance(replayed))
+    if learning_curve and look(found.meta, "verification") in CHAINS:
+        raise TraceError("no learning curve: curves are of trees, and the trace's rule verifies chains alone")
+    curves = learning_curves(replayed, nodes=nodes, depth=found.depth, seed=seed) if learning_curve else ()
     if as_json:
         held = {"optional": optional_in(trace_file)} if trace_file.is_dir() else {}
         drawn = {"learning_curves": [curve_record(curve) for curve in curves]} if learning_curve else {}

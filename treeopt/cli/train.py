@@ -172,6 +172,8 @@ def train(
         inputs.warn_of_slow(precision, target)
     texts = _texts(lessons, target, tokenizer, output, seed)
     rows, held_out = _rows(texts, lessons, tokenizer, seed)
+    if first and lessons.held_out and not len(held_out):
+        click.echo("Warning: all text makes one row, none is held out: nothing will tell how well it drafts", err=True)
     steps = training.steps or step_count(
         len(rows),
         epochs=training.epochs or 1.0,

@@ -9,6 +9,7 @@ import click
 
 from treeopt.cli import options
 from treeopt.cli.matching import warn_unless_same
+from treeopt.cli.search import drawn
 from treeopt.errors import UsageError
 from treeopt.files import write_text
 from treeopt.provenance import look, this_run
@@ -103,9 +104,11 @@ def whatif(
     default = max(2.0, device["weight_bytes"])
     device["draft_bytes"] = _weight_bytes(drafter, device["draft_bytes"], "--draft-bytes", default=default)
     settings = _settings(hardware, context, target, drafter, kind, trace.depth, profile, device)
+    how: dict[str, Any] = {"seed": seed, "max_nodes": max_nodes, "max_depth": max_depth, "compare": {}}
+    rules: dict[str, Any] = {**how}
+    searched = trace if trace.kept is None else drawn(trace, rules)
     with options.progress("searching", len(settings)) as done:
-        how: dict[str, Any] = {"seed": seed, "max_nodes": max_nodes, "max_depth": max_depth, "compare": {}}
-        found = explore(trace, settings, batch=batch, done=done, **how)
+        found = explore(searched, settings, batch=batch, done=done, **rules)
     warnings = list(dict.fromkeys([*_too_long(target, context), *(one for each in found for one in each.warnings)]))
     for warning in warnings:
         click.echo(f"Warning: {warning}.", err=True)

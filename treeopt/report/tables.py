@@ -116,7 +116,7 @@ def _preferred(plan: Plan, entry: PlanEntry) -> str:
     what = "Most tokens a second" if objective == "throughput" else f"Best for {_shown(objective)}"
     below = f" below {ceiling * 1e3:g} ms a token" if ceiling else ""
     return (
-        f"{what}{below}: batch {entry.batch}, {entry.choice.tokens_s(entry.batch):.0f} tokens/s, "
+        f"{what}{below}: batch {entry.batch}, {entry.batch / entry.tpot_s:.0f} tokens/s, "
         f"{entry.tpot_s * 1e3:.2f} ms a token and sequence"
     )
 
@@ -126,7 +126,9 @@ def _conditions(plan: Plan) -> str:
         return _shown(look(plan.meta, *keys))
 
     objective = look(plan.meta, "search", "objective")
-    counted = "" if objective in (None, "throughput") else f" and tokens counted for {objective}"
+    counted = ""
+    if objective not in (None, "throughput"):
+        counted = f" and tokens counted for {objective}, tau and tokens/s of the tables over all requests"
     return (
         f"Predictions by replay on {show('search', 'requests_judged_on')} requests held out, trees chosen on "
         f"{show('search', 'requests_chosen_on')} others (seed {show('search', 'seed')}); 95 % intervals, clustered "
