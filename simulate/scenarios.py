@@ -11,7 +11,7 @@ from simulate.closed_form import expected_tau
 from treeopt.cost import CostModel, StepShape
 from treeopt.errors import CostError
 from treeopt.optimize import search
-from treeopt.plan import Choice
+from treeopt.plan import Choice, Plan
 from treeopt.trace import Trace
 from treeopt.tree import Tree
 
@@ -29,7 +29,7 @@ class Scenario:
         break_even: least acceptance of each drafted token at which a chain pays; None if none pays even at 1.
         error: of the choice's step over a plain step, part of the speedup's interval; 0 where nothing is drafted.
         fits: whether weights, keys and values fit the device's memory; None where that is not known.
-        warnings: of the search that chose.
+        plan: of all batch sizes that the choice is from.
     """
 
     device: str
@@ -40,7 +40,12 @@ class Scenario:
     break_even: float | None
     error: float = 0.0
     fits: bool | None = None
-    warnings: tuple[str, ...] = ()
+    plan: Plan | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Of the search that chose."""
+        return () if self.plan is None else self.plan.warnings
 
     @property
     def pays(self) -> bool:
@@ -116,7 +121,7 @@ def explore(
             error = 0.0 if tree is None else setting.cost.error(StepShape.of(tree, **at))
             where = setting.device, setting.context, entry.batch
             fits = setting.fits(entry.batch)
-            found.append(Scenario(*where, entry.choice, plain_s, needed, error, fits, plan.warnings))
+            found.append(Scenario(*where, entry.choice, plain_s, needed, error, fits, plan))
         done(1)
     return tuple(found)
 

@@ -24,6 +24,7 @@ from treeopt.errors import CostError
 from treeopt.estimate import Estimate
 from treeopt.optimize import search
 from treeopt.plan import Choice
+from treeopt.planfile import load_plan
 from treeopt.trace import Trace, load_trace, save_trace
 from treeopt.tree import Tree
 
@@ -382,3 +383,20 @@ def test_a_trace_of_drawn_candidates_is_drawn_from(files, tmp_path):
     asked = ["whatif", "--trace", tmp_path / "t.npz", "--target", files, "--hardware", "h100", "--batch", "1", "--json"]
     (cell,) = json.loads(done(*asked).stdout)["cells"]
     assert cell["tree"]["nodes"] == cell["tree"]["depth"]
+
+
+def test_plans_are_written_for_engines(files, tmp_path):
+    """One a device and context, as `search` makes it with that cost; an engine's export reads it."""
+    folder = tmp_path / "plans"
+    asked = ["--batch", "1,2", "--context", "512,8k", "--max-nodes", "3", "--plans", folder]
+    done(*words(files, *asked))
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["h100-sxm-512.json", "h100-sxm-8192.json", "l40s-512.json", "l40s-8192.json"]
+    plan = load_plan(folder / "h100-sxm-8192.json")
+    due = search(load_trace(files / "t.npz"), roofline(), batch=(1, 2), context=8192, max_nodes=3, compare={})
+    assert [e.choice.tree for e in plan.entries] == [e.choice.tree for e in due.entries]
+    assert [e.choice.speedup for e in plan.entries] == [e.choice.speedup for e in due.entries]
+    found = done("export", folder / "h100-sxm-512.json", "--format", "sglang", "--batch", "1", "--nearest", "chain")
+    assert found.stdout
+    done(*words(files, *asked))  # into a folder that is there
+    refused(run(*words(files, *asked[:-1], tmp_path / "no" / "plans")), "--plans", "there is no folder", code=2)

@@ -253,9 +253,10 @@ def _check_domains(fit: Trace, held: Trace) -> None:
         for number, name in enumerate(part.domain_names):
             count = 0 if part.domain is None else int((part.domain == number).sum())
             if part.domain is not None and count < 2:
+                whole = sum(0 if part.domain is None else int((part.domain == number).sum()) for part in (fit, held))
                 raise TraceError(
-                    f"the worst domain needs 2 requests of each {words}, domain {name!r} has {count}: record more, or "
-                    "choose another seed or share"
+                    f"the worst domain needs 2 requests of each {words}, domain {name!r} has {count}: record more"
+                    + (", or choose another seed or share" if whole >= 4 else f" than {whole} of it")
                 )
 
 

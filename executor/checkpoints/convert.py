@@ -56,7 +56,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except (TreeoptError, OSError) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
-    print(f"{asked.output}: {drafter.kind}, {asked.layout or 'own layout'}", file=sys.stderr)
+    stored = "in the type of the target's checkpoint (--dtype)" if asked.dtype == "auto" else f"in {asked.dtype}"
+    print(f"{asked.output}: {drafter.kind}, {asked.layout or 'own layout'}, {stored}", file=sys.stderr)
     return 0
 
 

@@ -17,7 +17,7 @@ from treeopt.files import is_special
 from treeopt.tree import MAX_NODES
 
 FILE = click.Path(path_type=Path, dir_okay=False)
-WRITTEN = ("output", "predictions_file")  # parameters that name what is written; others are read
+WRITTEN = ("output", "predictions_file", "plans")  # parameters that name what is written; others are read
 FOLDER = click.Path(path_type=Path)
 LARGEST = 2**31  # of the whole numbers of a list
 SECONDS = click.FloatRange(0, 1e9)  # sums of them over all requests and tokens stay finite

@@ -1,6 +1,7 @@
 """`treeopt whatif`: the best plan on devices, batch sizes and contexts that were not measured."""
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from treeopt.cli.matching import warn_unless_same
 from treeopt.cli.search import drawn
 from treeopt.errors import UsageError
 from treeopt.files import write_text
+from treeopt.planfile import save_plan
 from treeopt.provenance import look, this_run
 from treeopt.trace import Trace, load_trace
 
@@ -61,6 +63,11 @@ KINDS = ("eagle", "eagle3", "language-model", "medusa")
 @options.max_nodes
 @options.max_depth
 @options.seed
+@click.option(
+    "--plans",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="A folder for a plan of each device and context, which `treeopt export` reads.",
+)
 @click.option("--output", type=options.FILE, help="Write the result here (.json).")
 @options.as_json
 def whatif(
@@ -72,6 +79,7 @@ def whatif(
     batch: tuple[int, ...],
     context: tuple[int, ...],
     profile_file: Path | None,
+    plans: Path | None,
     output: Path | None,
     as_json: bool,
     seed: int,
@@ -88,6 +96,8 @@ def whatif(
     from simulate.scenarios import explore, limits
 
     options.check_output(output)
+    if plans is not None:
+        options.check_output(plans / "x" if plans.is_dir() else plans, "--plans")
     trace = load_trace(trace_file)
     if (profile_file is None) != (device["measured_on"] is None):
         raise UsageError("--profile and --measured-on need each other")
@@ -128,6 +138,11 @@ def whatif(
             "provenance": this_run(),
         },
     }
+    if plans is not None:
+        plans.mkdir(exist_ok=True)
+        for name, plan in {_plan_name(each): each.plan for each in found if each.plan}.items():
+            save_plan(plan, plans / name)
+            click.echo(f"plan written to {plans / name}", err=True)
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
     if as_json:
@@ -246,6 +261,11 @@ def _too_long(target: Path, contexts: tuple[int, ...]) -> list[str]:
     if not beyond:
         return []
     return [f"context {', '.join(beyond)}: the target is built for {limit} tokens, times are as if it went on"]
+
+
+def _plan_name(scenario: "Scenario") -> str:
+    """The file of its device's and context's plan."""
+    return f"{re.sub(r'[^a-z0-9]+', '-', scenario.device.casefold()).strip('-')}-{scenario.context}.json"
 
 
 def _cell(scenario: "Scenario") -> dict[str, Any]:
