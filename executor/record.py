@@ -21,7 +21,7 @@ from executor.parallel import is_main_rank
 from executor.prompts import Prompt
 from executor.recording import Recording
 from executor.target import Target
-from treeopt.errors import UsageError
+from treeopt.errors import ExecutorError, UsageError
 from treeopt.parts import joined
 from treeopt.provenance import this_run
 from treeopt.shards import Shards, note, told
@@ -72,7 +72,7 @@ def collect(
         if len(prompt) < 2:
             raise UsageError(f"prompt {number} has {len(prompt)} tokens; a recorded prompt has at least 2")
         if target.context_limit is not None and len(prompt) + recording.new_tokens > target.context_limit:
-            raise UsageError(
+            raise ExecutorError(
                 f"prompt {number} has {len(prompt)} tokens: with {recording.new_tokens} new ones it exceeds the "
                 f"model's context of {target.context_limit}"
             )
