@@ -343,10 +343,18 @@ def test_sizes_that_nobody_gave_stay_within_what_is_covered(largest, levels, nod
     assert ("levels were not looked at" in said) == (levels < MIXED.depth)
 
 
-@pytest.mark.parametrize(("heads", "said"), [(None, True), (5, True), (3, False)])
-def test_a_choice_as_deep_as_the_trace_is_told_of(heads, said):
+@pytest.mark.parametrize(
+    ("drafter", "said"),
+    [
+        ({}, True),
+        ({"kind": "medusa", "heads": 5}, True),
+        ({"kind": "medusa", "heads": 3}, False),
+        ({"kind": "hydra"}, False),
+    ],
+)
+def test_a_choice_as_deep_as_the_trace_is_told_of(drafter, said):
     """What it would be worth to go deeper nobody knows, unless the drafter has no more heads."""
-    meta = {} if heads is None else {"drafter": {"kind": "medusa", "heads": heads}}
+    meta = {"drafter": drafter}
     trace = replace(with_lengths(np.zeros((60, 3), dtype=np.int16), [15] * 4, width=2), meta=meta)
     plan = search(trace, Cost(), batch=(1, 2), max_nodes=7)
     assert {entry.choice.tree.depth for entry in plan.entries} == {3}

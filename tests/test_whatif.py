@@ -288,7 +288,9 @@ def test_what_exceeds_the_memory_does_not_fit_and_does_not_pay(files):
     (cell,) = json.loads(done(*words(files, *own, "--json", hardware="mine")).stdout)["cells"]
     assert cell["fits"] is None
     assert "not fit" not in cell["name"]
-    assert "mine: its memory is not known" in done(*words(files, *own, hardware="mine")).stdout
+    told = done(*words(files, *own[:-4], "--batch", "1,64", "--max-nodes", "9", hardware="mine")).stdout
+    assert "mine: its memory is not known" in told
+    assert "Memory: weights" not in told  # nothing was looked at
     for memory, fits in ((10, False), (1000, True)):
         found = done(*words(files, *own, "--memory", memory, "--json", hardware="mine"))
         assert [cell["fits"] for cell in json.loads(found.stdout)["cells"]] == [fits]

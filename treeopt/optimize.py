@@ -21,9 +21,9 @@ from treeopt.published import EAGLE, MEDUSA, published_trees
 from treeopt.rivals import Rivals
 from treeopt.searchers.integer import WORK
 from treeopt.searchers.pricing import Padding
-from treeopt.trace import DRAWN, Trace
+from treeopt.trace import Trace
 from treeopt.tree import Tree
-from treeopt.walk import UNDRAWN
+from treeopt.walk import check_ranks
 
 BASELINES = {"Medusa's tree": MEDUSA, "EAGLE-1's tree": EAGLE}
 USUAL_NODES = 63  # of the largest tree tried, unless another is asked for
@@ -210,8 +210,9 @@ def _within(ask: Ask, cost: CostModel, *, nodes: bool, depth: bool, context: int
 
 
 def _as_deep_as_told(trace: Trace, chosen: Mapping[int, Tree | None]) -> tuple[str, ...]:
-    """Where a choice might be deeper if the trace told of more levels; a drafter of so many heads has no more."""
-    if look(trace.meta, "drafter", "heads") == trace.depth or trace.tree is not None:
+    """Where a choice might be deeper if the trace told of more levels; heads that it tells of all have no more."""
+    kind, heads = (look(trace.meta, "drafter", key) for key in ("kind", "heads"))
+    if heads == trace.depth or kind == "hydra" or trace.tree is not None:  # Hydra's are not counted there
         return ()
     sizes = ", ".join(str(batch) for batch, tree in chosen.items() if tree and tree.depth == trace.depth)
     said = f"the choice is as deep as the trace, {trace.depth} levels: what deeper trees do is not known"
@@ -236,9 +237,7 @@ def hold_out(trace: Trace, *, held_out: float = 0.5, seed: int = 0) -> tuple[Tra
         raise UsageError(f"seed must be an integer of at least 0, got {seed!r}")
     if not 0 < held_out < 1:
         raise UsageError(f"held-out must lie between 0 and 1, got {held_out}")
-    rule = trace.meta.get("verification")
-    if rule in DRAWN and not trace.meta.get("drawn_ranks"):
-        raise TraceError(UNDRAWN.format(rule))
+    check_ranks(trace)
     if trace.requests < MIN_REQUESTS:
         raise TraceError(f"search holds requests out and needs at least {MIN_REQUESTS}, the trace has {trace.requests}")
     fit, held = trace.split(share=1 - held_out, rng=np.random.default_rng(seed))

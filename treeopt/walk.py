@@ -16,12 +16,6 @@ from treeopt.tree import Tree
 ROUND = 1000  # what a round of steps costs on its own, in anchors of one round of doubling
 
 
-UNDRAWN = (
-    "rule {} draws its candidates, so ranks do not say what it keeps: record sample-and-match, or draw ranks from "
-    "`kept` (simulate.sampling.drawn_ranks)"
-)
-
-
 @dataclass(frozen=True, eq=False)
 class StepCounts:
     """What a replay counted. Counts of several runs may be added.
@@ -107,6 +101,20 @@ def covers(trace: Trace, tree: Tree) -> bool:
     return tree.depth <= trace.depth and max(tree.ranks, default=0) < trace.width and known
 
 
+def check_ranks(trace: Trace) -> None:
+    """Refuse ranks that do not say what steps keep.
+
+    Raises:
+        TraceError: the trace's rule draws its candidates, and its ranks are the drafter's own.
+    """
+    rule = trace.meta.get("verification")
+    if rule in DRAWN and not trace.meta.get("drawn_ranks"):
+        raise TraceError(
+            f"rule {rule} draws its candidates, so ranks do not say what it keeps: record sample-and-match, or draw "
+            "ranks from `kept` (simulate.sampling.drawn_ranks)"
+        )
+
+
 def accepted_lengths(tree: Tree, trace: Trace) -> NDArray[np.int64]:
     """Drafted tokens that a step would keep, for a start at every anchor; int64 (P,). Raises as `deepest` does."""
     return np.array([*tree.depths, 0])[deepest(tree, trace)]
@@ -116,15 +124,14 @@ def visit(tree: Tree, trace: Trace) -> Walk:
     """The steps that the tree takes through every request.
 
     Raises:
-        TraceError: as `deepest` does; or the trace's rule draws its candidates, and its ranks are none that it kept.
+        TraceError: as `deepest` and `check_ranks` do.
 
     >>> trace = Trace(np.int32([0, 0, 0]), np.int32([0, 1, 2]), np.int16([[0, 1], [1, 0], [0, -2]]), 2)
     >>> visit(Tree.chain(1), trace).anchors.tolist()
     [0, 2]
     """
-    rule = trace.meta.get("verification")
-    if rule in DRAWN and tree.nodes and not trace.meta.get("drawn_ranks"):
-        raise TraceError(UNDRAWN.format(rule))
+    if tree.nodes:
+        check_ranks(trace)
     return walked(accepted_lengths(tree, trace), trace)
 
 

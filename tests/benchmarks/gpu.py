@@ -112,15 +112,13 @@ def step_times(device: str, keep: Keep, *, tiny: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"copy_bandwidth": _copy_bandwidth(device, 2**22 if tiny else 2**32), "cells": []}
     for shape in ("toy",) if tiny else ("1b", "8b"):
         target, heads, prompts = _shaped(shape, device, tiny=tiny)
-        for batch in (1, 2) if tiny else (1, 4, 16, 32):
-            for compiled in (False, True) if batch == 1 else (False,):
-                if compiled:
-                    target.compile()
-                found["cells"] += _times(target, heads, prompts, batch, found["copy_bandwidth"], tiny=tiny)
-                found["cells"][-1]["compiled"] = found["cells"][-2]["compiled"] = compiled
-                keep(found)
-            if batch == 1:  # compiled for each shape and view, which takes long: the others run as they are
-                target = Target(target.model, name=shape)
+        batches = (1, 2) if tiny else (1, 4, 16, 32)
+        for batch, compiled in (*((batch, False) for batch in batches), (1, True)):
+            if compiled:  # for each shape and view anew, which takes long: at one batch size, when all else is done
+                target.compile()
+            cells = _times(target, heads, prompts, batch, found["copy_bandwidth"], tiny=tiny)
+            found["cells"] += [cell | {"compiled": compiled} for cell in cells]
+            keep(found)
         del target, heads
         _tidied(device)
     return found

@@ -305,11 +305,12 @@ def _conditions(trace: Trace, found: "tuple[Scenario, ...]", profile: "Profile |
     )
     known = "Memory: weights, keys and values alone, of all that the data sheet promises; engines need more besides."
     unfit = " What does not fit is priced as if it did, and not counted as paying."
+    fits = {each.fits for each in found}
     unknown = list(dict.fromkeys(each.device for each in found if each.fits is None))
     return [
         f"{times}; error of step over plain step, part of the intervals: {stated}.",
         f"The drafter is priced as {kind}.",
-        *([known + unfit * any(each.fits is False for each in found)] if len(unknown) < len(found) else []),
+        *([known + unfit * (False in fits)] if fits != {None} else []),
         *(f"{device}: its memory is not known, whether a batch fits was not looked at." for device in unknown),
         "Of trees within 1 % of the fastest the smallest is taken, none at all included.",
         "Break-even acceptance: of each drafted token, independently, at which the best chain pays at all.",
