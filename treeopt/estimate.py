@@ -54,12 +54,22 @@ def ratio(numerator: Counts, denominator: Counts) -> Estimate:
 
 def paired_difference(first: tuple[Counts, Counts], second: tuple[Counts, Counts]) -> Estimate:
     """ratio(*first) − ratio(*second) for counts of the same requests, which share their ups and downs."""
-    a, a_influence = _influence(*first)
-    b, b_influence = _influence(*second)
-    if len(a_influence) != len(b_influence):
-        raise TraceError(f"paired counts must be of one length, found {len(a_influence)} and {len(b_influence)}")
+    a, a_influence, b, b_influence = _pair(first, second)
     half = _half_width(a_influence - b_influence)
     return Estimate(a - b, a - b - half, a - b + half)
+
+
+def paired_ratio(first: tuple[Counts, Counts], second: tuple[Counts, Counts]) -> Estimate:
+    """ratio(*first) / ratio(*second) for counts of the same requests, linearised as `ratio` is.
+
+    >>> tokens, steps, fewer = np.array([4, 6]), np.array([4, 6]), np.array([2, 3])
+    >>> paired_ratio((tokens, fewer), (tokens, steps))
+    Estimate(value=2.0, low=2.0, high=2.0)
+    """
+    a, a_influence, b, b_influence = _pair(first, second)
+    value = a / b
+    half = _half_width((a_influence - value * b_influence) / b)
+    return Estimate(value, value - half, value + half)
 
 
 def share(successes: int, trials: int) -> Estimate:
@@ -79,6 +89,17 @@ def share(successes: int, trials: int) -> Estimate:
     low = float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
     high = float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0
     return Estimate(successes / trials, low, high)
+
+
+def _pair(
+    first: tuple[Counts, Counts], second: tuple[Counts, Counts]
+) -> tuple[float, NDArray[np.float64], float, NDArray[np.float64]]:
+    """Both ratios, each with what every cluster moves it by."""
+    a, a_influence = _influence(*first)
+    b, b_influence = _influence(*second)
+    if len(a_influence) != len(b_influence):
+        raise TraceError(f"paired counts must be of one length, found {len(a_influence)} and {len(b_influence)}")
+    return a, a_influence, b, b_influence
 
 
 def _influence(numerator: Counts, denominator: Counts) -> tuple[float, NDArray[np.float64]]:

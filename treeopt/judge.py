@@ -72,6 +72,10 @@ class Judge:
         """On the requests held out."""
         return self._judged[tree]
 
+    def error(self, tree: Tree | None, batch: int) -> float:
+        """What the cost model leaves open of a step over a plain one, a share (95 % half-width)."""
+        return 0.0 if tree is None else self.cost.error(self._shape(tree, batch))
+
     def seconds(self, tree: Tree | None, batch: int) -> NDArray[np.float64]:
         """Of each request held out, float64 (R,)."""
         if tree is None:
@@ -91,7 +95,7 @@ class Judge:
     def _speedup(self, tree: Tree, batch: int, counts: StepCounts, part: Trace) -> Estimate:
         tokens = self.objective.estimate(counts.steps, part)
         ratio_s = self.plain_s(batch) / self.step_s(tree, batch)
-        return tokens.times(ratio_s, relative_error=self.cost.error(self._shape(tree, batch)))
+        return tokens.times(ratio_s, relative_error=self.error(tree, batch))
 
     def _shape(self, tree: Tree, batch: int) -> StepShape:
         return StepShape.of(tree, batch=batch, context=self.context, committed=self._fitted[tree].tau)

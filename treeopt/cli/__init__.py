@@ -19,6 +19,7 @@ COMMANDS = {
     "profile": "treeopt.cli.profile",
     "simulate": "treeopt.cli.simulate",
     "whatif": "treeopt.cli.whatif",
+    "compare": "treeopt.cli.compare",
     "validate": "treeopt.cli.validate",
     "train": "treeopt.cli.train",
 }

@@ -1,0 +1,112 @@
+"""`treeopt compare`: drafters side by side on the same prompts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from treeopt.cli import options
+from treeopt.cli.matching import profile_for, warn_unless_same
+from treeopt.cli.search import drawn, load
+from treeopt.comparison import SIZES
+from treeopt.comparison import compare as find
+from treeopt.constraints import Constraint
+from treeopt.cost import CostModel
+from treeopt.errors import UsageError
+from treeopt.files import write_text
+from treeopt.sized import parse_sizes
+from treeopt.trace import Trace
+
+
+@click.command()
+@click.argument("traces", type=options.FOLDER, nargs=-1, required=True)
+@click.option("--batch", type=options.Sizes(), help="Also at these batch sizes, each drafter with its own best tree.")
+@click.option(
+    "--profile",
+    "profiles",
+    type=options.FILE,
+    multiple=True,
+    help="Step times of each trace, in their order; default the traces' own, if found.",
+)
+@click.option(
+    "--shapes",
+    "sizes",
+    help=f"Trees that all are judged with; default {','.join(f'{size.kind}:{size.nodes}' for size in SIZES)}.",
+)
+@click.option("--requests", type=click.IntRange(min=4), help="The first so many of each trace; default all.")
+@click.option(
+    "--same-prompts", is_flag=True, help="Request i of each trace is of one prompt, even if the traces do not say so."
+)
+@options.max_nodes
+@options.max_depth
+@options.seed
+@click.option("--output", type=options.FILE, help="Write the result here (.json).")
+@options.as_json
+def compare(
+    traces: tuple[Path, ...],
+    batch: tuple[int, ...] | None,
+    profiles: tuple[Path, ...],
+    sizes: str | None,
+    requests: int | None,
+    output: Path | None,
+    as_json: bool,
+    seed: int,
+    **settings: Any,
+) -> None:
+    """Compare drafters by their TRACES, with the first: tau with trees of one size, speedups at batch sizes.
+
+    Differences are paired by request where the traces are of the same prompts.
+    """
+    options.check_output(output)
+    if profiles and batch is None:
+        raise UsageError("--profile is for batch sizes: give --batch")
+    if profiles and len(profiles) != len(traces):
+        raise UsageError(f"--profile must be given once for each trace, {len(traces)} times, got {len(profiles)}")
+    settings["sizes"] = SIZES if sizes is None else parse_sizes(sizes)
+    found: dict[str, Trace] = {}
+    rules: dict[str, tuple[Constraint, ...]] = {}
+    costs: dict[str, CostModel] = {}
+    for name, path, profile_file in zip(_names(traces), traces, profiles or [None] * len(traces), strict=True):
+        trace = _first(load(path, whole=False), requests, path)
+        if batch is not None:
+            profile = profile_for(trace, path, profile_file)
+            warn_unless_same(f"trace {name} and its profile", trace.meta, profile.meta)
+            costs[name] = profile
+        own: dict[str, Any] = {"compare": {}, "seed": seed}
+        found[name] = trace if trace.kept is None else drawn(trace, own)
+        rules[name] = own.get("rules", ())
+    result = find(found, costs, batch=batch or (), rules=rules, seed=seed, **settings)
+    from treeopt.report.comparisons import comparison_record, show_comparison
+
+    record = comparison_record(result)
+    if output:
+        write_text(output, json.dumps(record, indent=1) + "\n")
+    if as_json:
+        options.print_json(record)
+        return
+    show_comparison(record)
+
+
+def _names(paths: tuple[Path, ...]) -> list[str]:
+    """What the files are called: their names without folder and ending, or as given where these are the same."""
+    names = [path.stem for path in paths]
+    names = [str(path) if names.count(name) > 1 else name for name, path in zip(names, paths, strict=True)]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{name} is given twice")
+    return names
+
+
+def _first(trace: Trace, requests: int | None, path: Path) -> Trace:
+    """The first so many requests.
+
+    Raises:
+        UsageError: there are fewer.
+    """
+    if requests is None:
+        return trace
+    if requests > trace.requests:
+        raise UsageError(f"--requests {requests}: {path} has {trace.requests}")
+    return trace.select(np.arange(requests))
