@@ -12,6 +12,7 @@ from transformers import (
     GemmaConfig,
     GPTNeoXConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -64,6 +65,12 @@ def noisy(model: PreTrainedModel, noise: float = 0.05) -> PreTrainedModel:
 def small_target(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Target:
     """The same, wrapped."""
     return Target(small_model(kind, seed=seed, dtype=dtype), name=kind)
+
+
+def deep_target(layers: int = 7) -> Target:
+    """A Llama of so many layers; of 7, the fewest of which EAGLE-3 reads its usual three."""
+    torch.manual_seed(0)
+    return Target(LlamaForCausalLM(LlamaConfig(**{**SMALL, "num_hidden_layers": layers, "num_key_value_heads": 2})))
 
 
 def random_heads(

@@ -17,7 +17,7 @@ from executor.checkpoints.stored import Stored
 from executor.drafters.hydra import Hydra
 from executor.drafters.language_model import LanguageModel
 from tests.drafters import random_drafter
-from tests.models import HIDDEN, VOCABULARY, small_target
+from tests.models import HIDDEN, VOCABULARY, deep_target, small_target
 from tests.test_checkpoint_layouts import config_of, put_down, tensors_of
 from treeopt.errors import ExecutorError
 
@@ -36,7 +36,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def target():
-    return small_target()
+    return deep_target()
 
 
 @pytest.fixture(scope="module")
@@ -248,9 +248,10 @@ def test_configurations_that_contradict(tmp_path, target, good, said, message):
         (
             "eagle3",
             {"eagle_aux_hidden_state_layer_ids": [2, 2, 9]},
-            "must name layers of the target's 2, found [2, 2, 9]",
+            "must name layers of the target's 7, found [2, 2, 9]",
         ),
-        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [2, -1, 2]}, "must name layers of the target's 2"),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [2, -1, 2]}, "must name layers of the target's 7"),
+        ("eagle3", {"speculators_model_type": "eagle3"}, "speculators takes that for false, vLLM for true"),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": "all"}, "must be a list of layers, found 'all'"),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 1, True]}, "must be a list of layers"),
         ("eagle3", {"norm_before_residual": "no"}, "norm_before_residual must be true or false, found 'no'"),

@@ -1,5 +1,6 @@
 """Every layout, written and read; and the spellings of other projects, made here from what their code says."""
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -16,7 +17,7 @@ from executor.drafters.layer import layer_config
 from executor.drafters.medusa import MedusaHeads
 from executor.target import Target
 from tests.drafters import MAKE, random_drafter
-from tests.models import HIDDEN, SMALL, VOCABULARY, random_heads, random_prompts, small_target
+from tests.models import HIDDEN, SMALL, VOCABULARY, deep_target, random_heads, random_prompts, small_target
 from treeopt.errors import ExecutorError, UsageError
 
 IDS = torch.arange(VOCABULARY)[torch.arange(VOCABULARY) % 6 != 1]
@@ -26,7 +27,7 @@ PROJECTIONS = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x i
 
 @pytest.fixture(scope="module")
 def target():
-    return small_target()
+    return deep_target()
 
 
 def scores(drafter, target):
@@ -91,7 +92,7 @@ CASES = [(name, None) for name in [*MAKE, *OWN]] + [
 
 def plain_eagle3(target, **options) -> Eagle3:
     config = layer_config(target.model.config)
-    return Eagle3(config, taps=(1, 2, 2), target_hidden=HIDDEN, vocabulary=VOCABULARY, **options)
+    return Eagle3(config, taps=(2, 3, 4), target_hidden=HIDDEN, vocabulary=VOCABULARY, **options)
 
 
 def made(name, target):
@@ -183,7 +184,7 @@ def test_files_and_configurations_are_the_projects_own(tmp_path, target):
         assert {path.name for path in (tmp_path / layout).iterdir()} == {file, "config.json"}
     forge, eagle = config_of(tmp_path / "eagle3-specforge"), config_of(tmp_path / "eagle")
     assert forge["architectures"] == ["LlamaForCausalLMEagle3"]
-    assert forge["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 0, 0]  # by what layers put out
+    assert forge["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]  # by what layers put out
     assert (forge["draft_vocab_size"], forge["vocab_size"]) == (len(IDS), VOCABULARY)
     assert (eagle["bias"], eagle["num_hidden_layers"], eagle["torch_dtype"]) == (True, 1, "float16")
     save_drafter(tmp_path / "s", made("eagle3-variants", target), dtype="float32", meta={}, layout="speculators-eagle3")
@@ -412,19 +413,20 @@ def test_eagle3_narrower_than_its_target(tmp_path, target):
     assert_same(found, drafter, target)
 
 
-def deep_target(layers: int) -> Target:
-    torch.manual_seed(0)
-    return Target(LlamaForCausalLM(LlamaConfig(**{**SMALL, "num_hidden_layers": layers, "num_key_value_heads": 2})))
-
-
 @pytest.mark.parametrize(
     ("layers", "said", "taps"),
     [
         (10, {}, (2, 5, 7)),
         (5, {}, (1, 2, 4)),
         (10, {"eagle_aux_hidden_state_layer_ids": [2, 5, 7]}, (2, 5, 7)),
+        (10, {"eagle_aux_hidden_state_layer_ids": [1, 4, 6]}, (1, 4, 6)),  # vLLM
+        (10, {"eagle_config": {"layer_ids": [1, 4, 6]}}, (1, 4, 6)),
+        (10, {"eagle_aux_hidden_state_layer_ids": [1, 4, 6], "eagle_config": {"layer_ids": [1, 2, 3]}}, (1, 4, 6)),
         (10, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 5, 10]}}, (3, 5, 10)),
         (10, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 6]}}, (2, 5, 7)),  # SpecForge
+        (10, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 4, 7]}}, (1, 5, 8)),
+        (10, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}}, (3, 5, 7)),
+        (10, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 5, 7]}}, (2, 5, 7)),  # EAGLE's own
         (10, {"eagle_aux_hidden_state_layer_ids": [1, 4, 6], "speculators_model_type": "eagle3"}, (1, 4, 6)),
         (10, {"eagle_aux_hidden_state_layer_ids": None}, (2, 5, 7)),
     ],
@@ -433,6 +435,43 @@ def test_layers_that_eagle3_reads(tmp_path, eagle3, layers, said, taps):
     config = {key: value for key, value in eagle3[2].items() if "eagle" not in key}
     put_down(tmp_path, eagle3[1], config | said)
     assert load_drafter(tmp_path, deep_target(layers)).taps == taps
+
+
+def test_numbers_of_specforge_come_back(tmp_path, target):
+    """Three layers that SpecForge's file cannot tell from EAGLE's usual inputs are refused; others are themselves."""
+    deep, config = deep_target(12), layer_config(target.model.config)
+    for taps in ((2, 6, 9), (3, 6, 9), (1, 7, 12), (3, 7, 10)):
+        drafter = Eagle3(config, taps=taps, target_hidden=HIDDEN, vocabulary=VOCABULARY)
+        if taps == (3, 7, 10):
+            with pytest.raises(ExecutorError, match=r"cannot say layers \(3, 7, 10\), whose numbers there"):
+                save_drafter(tmp_path / "no", drafter, dtype="float32", meta={}, layout="eagle3-specforge", target=deep)
+            continue
+        folder = tmp_path / str(taps)
+        save_drafter(folder, drafter, dtype="float32", meta={}, layout="eagle3-specforge", target=deep)
+        put_down(folder, tensors_of(folder), config_of(folder))
+        assert load_drafter(folder, deep).taps == taps
+
+
+def test_the_references_eagle3_takes_the_targets_embeddings(tmp_path, target, eagle3):
+    """Its code reads them from the target's files unless config.json tells the target's width (cnets.py)."""
+    save_drafter(tmp_path, eagle3[0], dtype="float32", meta={}, layout="eagle3", target=target)
+    assert "embed_tokens.weight" not in tensors_of(tmp_path)
+    assert "target_hidden_size" not in config_of(tmp_path)
+
+
+def test_what_the_references_code_cannot_run_is_not_written_for_it(tmp_path, target, eagle, eagle3):
+    taps = Eagle3(layer_config(target.model.config), taps=(1, 3, 4), target_hidden=HIDDEN, vocabulary=VOCABULARY)
+    scaled = [copy.deepcopy(drafter) for drafter, *_ in (eagle, eagle3)]
+    for drafter in scaled:
+        drafter.config.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    for drafter, layout, why in (
+        (taps, "eagle3", r"eagle3 cannot say layers \(1, 3, 4\)"),
+        (scaled[0], "eagle", "eagle cannot say scaled rotary positions"),
+        (scaled[1], "eagle3", "eagle3 cannot say scaled rotary positions"),
+    ):
+        with pytest.raises(ExecutorError, match=why):
+            save_drafter(tmp_path / "out", drafter, dtype="float32", meta={}, layout=layout, target=target)
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

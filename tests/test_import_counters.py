@@ -235,7 +235,7 @@ def test_every_engines_counters_tell_the_same_chain(tmp_path, engine):
         "steps": 5,
         "survival": [0.8, 0.4, 0.2],
     }
-    assert said.count("Assumed: ") == len(trace.meta["assumed"]) == 5
+    assert said.count("Assumed: ") == len(trace.meta["assumed"]) == 6
 
 
 def test_rates_without_counts(tmp_path):
@@ -516,6 +516,57 @@ def test_lines_of_llama_cpp():
     line = "SpecDecoding metrics: Accepted: 1 tokens, Drafted: 2 tokens, Per-position acceptance rate: 0.500\n"
     with pytest.raises(TraceError, match="lines of several engines"):
         read_log(LLAMA_WHOLE + line)
+
+
+def test_runs_of_llama_cpp_that_were_started_anew_are_all_counted():
+    """Counts fall where a server was restarted: the last line of each run tells of it whole."""
+    few = LLAMA_WHOLE.replace("200    200", "50    50").replace("311", "50").replace("0.850, 0.705", "0.600, 0.400")
+    half = LLAMA_WHOLE.replace("200    200", "100    100").replace("311", "156")
+    chain = read_log(half + LLAMA_WHOLE + few)
+    assert chain.steps == 250
+    assert chain.survival == pytest.approx([(200 * 0.85 + 50 * 0.6) / 250, (200 * 0.705 + 50 * 0.4) / 250])
+
+
+def test_what_statistics_of_llama_cpp_leave_out_is_told():
+    idle = LLAMA_WHOLE.replace("1    200    200", "4    542    200")
+    assert read_log(idle).assumed[1] == "342 of 542 steps drafted nothing and are not in the trace"
+    with pytest.raises(TraceError, match="have 527 accepted tokens, their rates by position make 311: positions are"):
+        read_log(LLAMA_WHOLE.replace("#acc tokens =   311", "#acc tokens =   527"))
+
+
+def test_an_interval_with_a_few_shorter_drafts_is_taken():
+    """vLLM shortens a draft that would pass the longest context: 15 of 5000 tokens here."""
+    line = "SpecDecoding metrics: Accepted: {} tokens, Drafted: {} tokens, Per-position acceptance rate: {}\n"
+    rates = "0.800, 0.640, 0.500, 0.300, 0.200"
+    chain = read_log(line.format(2440, 4985, rates))
+    assert chain.steps == 1000
+    assert chain.survival == (0.8, 0.64, 0.5, 0.3, 0.2)
+    assert "0.3% of the tokens were not drafted" in chain.assumed[1]
+    with pytest.raises(TraceError, match="the length of drafts changed"):
+        read_log(line.format(2440, 4800, rates))
+
+
+def test_counters_to_begin_with_must_be_counters():
+    later = json.dumps({"draft_count": [5, 4], "accept_count": [5, 3]})
+    with pytest.raises(TraceError, match="--before must hold `draft_count`"):
+        read_counters(later, before='{"x": 1}')
+    with pytest.raises(TraceError, match="must begin alike"):
+        read_counters(json.dumps({"draft_count": [5, 4], "accept_count": []}))
+
+
+@pytest.mark.parametrize("drafted", ["x", [-1], None])
+def test_steps_that_do_not_fit_a_response_are_refused(drafted):
+    held = {"acceptance_histogram": [1, 1, 1], "num_draft_tokens": 1, "per_step_drafted": drafted}
+    held |= {"per_step_accepted": [0, 1, 2]} if drafted is None else {}
+    with pytest.raises(TraceError, match=r"response 0: `per_step_\w+` must be a list of counts"):
+        read_responses(json.dumps(held))
+
+
+def test_a_stream_of_events_is_read_as_its_chunks():
+    chunk = json.dumps(VLLM_RESPONSE)
+    lines = [chunk, f"event: message\ndata: {chunk}\n\n: ping\n\ndata: [DONE]\n"]
+    plain, stream = (read_responses(text) for text in lines)
+    assert stream == plain
 
 
 def test_a_counted_trace_can_be_searched(tmp_path):

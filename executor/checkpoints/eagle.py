@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from executor.checkpoints.layouts import plain
-from executor.checkpoints.llama import config_of, fields
+from executor.checkpoints.llama import SCALED, config_of, fields, is_scaled
 from executor.checkpoints.modules import STORED_LAYER, filled, layer_name, named
 from executor.checkpoints.shared import embedding_of, is_embedding, is_head
 from executor.checkpoints.stored import Stored, some
@@ -90,10 +90,12 @@ def eagle_content(drafter: Eagle, layout: str | None, target: Target | None, nam
 
     Raises:
         UsageError: not a layout of EAGLE.
-        ExecutorError: the embeddings are wanted, and no target is given.
+        ExecutorError: the embeddings are wanted and no target is given, or the layout cannot say what this drafter is.
     """
     if layout not in (None, *LAYOUTS):
         raise UsageError(f"layout of EAGLE must be {', '.join(LAYOUTS)}, got {layout}")
+    if layout and is_scaled(drafter.config):
+        raise ExecutorError(f"{layout} cannot say {SCALED}: the reference's code refuses them")
     tensors = named(drafter, layer_name)
     if layout:
         tensors[EMBEDDINGS] = embedding_of(target, layout)

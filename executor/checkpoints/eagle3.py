@@ -10,11 +10,11 @@ from torch import Tensor
 
 from executor.checkpoints.eagle import EMBEDDINGS, FREQUENCIES, one_layer
 from executor.checkpoints.layouts import plain
-from executor.checkpoints.llama import config_of, fields
+from executor.checkpoints.llama import SCALED, config_of, fields, is_scaled
 from executor.checkpoints.modules import LAYER, STORED_LAYER, filled, layer_name, named
 from executor.checkpoints.shared import is_embedding
 from executor.checkpoints.stored import Stored
-from executor.checkpoints.taps import INPUTS, taps_of
+from executor.checkpoints.taps import INPUTS, OUTPUTS, counted, taps_of
 from executor.checkpoints.vocabulary import drafted_ids, vocabulary_tensors
 from executor.checkpoints.written import Written
 from executor.drafters.eagle3 import Eagle3
@@ -85,6 +85,11 @@ def _options(stored: Stored) -> dict[str, Any]:
     for name, value in (("norm_before_residual", before), ("norm_output", output)):
         if value is not None and not isinstance(value, bool):
             raise ExecutorError(f"{stored.where}: {name} must be true or false, found {value!r}")
+    if "speculators_model_type" in stored.config and before is None:
+        raise ExecutorError(
+            f"{stored.where}: norm_before_residual is missing: speculators takes that for false, vLLM for true; say "
+            "which the drafter was trained with"
+        )
     # By `norm_output` speculators and vLLM mean that the next pair is given the norm's output, SpecForge (which writes
     # no such fact as ours) that the LM head is.
     if "norm_output" not in stored.facts and SPECFORGE in str(stored.config.get("architectures")):
@@ -97,15 +102,15 @@ def _options(stored: Stored) -> dict[str, Any]:
 def eagle3_content(drafter: Eagle3, layout: str | None, target: Target | None, name: str) -> Written:
     """What is written of EAGLE-3; without a layout, the reference's names in safetensors.
 
-    The reference's own code reads the layers (2, L // 2, L - 3) of a target of L, whatever its config.json says.
-
     Raises:
         UsageError: not a layout of EAGLE-3.
-        ExecutorError: the layout cannot say what this drafter is.
+        ExecutorError: the layout cannot say what this drafter is. The reference's own code reads the layers
+            (2, L // 2, L - 3) of a target of L, and rotates by the plain positions, whatever its config.json says.
     """
     if layout not in (None, *LAYOUTS):
         raise UsageError(f"layout of EAGLE-3 must be one of {', '.join(LAYOUTS)}, got {layout}")
-    _check_sayable(drafter, layout)
+    layers = None if target is None else int(target.model.config.get_text_config().num_hidden_layers)
+    _check_sayable(drafter, layout, layers)
     spelt = layer_name if layout in ("eagle3-vllm", "speculators-eagle3") else _reference_name
     tensors = named(drafter, spelt) | vocabulary_tensors(drafter.draft_ids, drafter.vocabulary)
     file = "pytorch_model.bin" if layout == "eagle3" else "model.safetensors"
@@ -125,19 +130,19 @@ def _reference_name(name: str) -> str:
     return f"midlayer.{name.removeprefix(LAYER)}" if name.startswith(LAYER) else name
 
 
-def _check_sayable(drafter: Eagle3, layout: str | None) -> None:
-    variants = {
-        "norm_before_residual": drafter.norm_before_residual,
-        "norm_output": drafter.feeds_normed,
-        "fc_norm": drafter.norms == "fc",
-        "input_norm": drafter.norms == "input",
-        "a first tap at the embeddings": 0 in drafter.taps,
+def _check_sayable(drafter: Eagle3, layout: str | None, layers: int | None) -> None:
+    norms, taps = _variants(drafter), drafter.taps
+    others = layers is not None and taps != (2, layers // 2, layers - 3)
+    mistaken = layers is not None and counted([tap - 1 for tap in taps], layers) != OUTPUTS
+    unsaid = {
+        "eagle3": norms | {f"layers {taps}": others, SCALED: is_scaled(drafter.config)},
+        "eagle3-specforge": {
+            **{name: norms[name] for name in ("norm_before_residual", "norm_output")},
+            "a first tap at the embeddings": 0 in taps,
+            f"layers {taps}, whose numbers there are those of EAGLE's usual inputs": mistaken,
+        },
     }
-    unknown = {
-        "eagle3": ("norm_before_residual", "norm_output", "fc_norm", "input_norm"),
-        "eagle3-specforge": ("norm_before_residual", "norm_output", "a first tap at the embeddings"),
-    }
-    lost = [name for name in unknown.get(layout or "", ()) if variants[name]]
+    lost = [name for name, has in unsaid.get(layout or "", {}).items() if has]
     if lost:
         raise ExecutorError(f"{layout} cannot say {', '.join(lost)}: write speculators-eagle3")
 
@@ -146,26 +151,23 @@ Content = Callable[[Eagle3, dict[str, Tensor], Target | None, str], dict[str, An
 
 
 def _reference(drafter: Eagle3, tensors: dict[str, Tensor], target: Target | None, name: str) -> dict[str, Any]:
+    wide = drafter.fc.in_features // len(drafter.taps)
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         **fields(drafter.config),
         "vocab_size": drafter.vocabulary,
         "draft_vocab_size": len(tensors["lm_head.weight"]),
-        "target_hidden_size": drafter.fc.in_features // len(drafter.taps),
+        # The reference's code takes no embeddings from the target where this is told.
+        **({"target_hidden_size": wide} if wide != drafter.config.hidden_size else {}),
         "eagle_aux_hidden_state_layer_ids": list(drafter.taps),
         "torch_dtype": "",
     }
 
 
 def _vllm(drafter: Eagle3, tensors: dict[str, Tensor], target: Target | None, name: str) -> dict[str, Any]:
-    """vLLM looks for the layers in `eagle_config`."""
-    ids = {"eagle_aux_hidden_state_layer_ids": list(drafter.taps), "use_aux_hidden_state": True}
-    return _reference(drafter, tensors, target, name) | {
-        "architectures": ["Eagle3LlamaForCausalLM"],
-        "eagle_config": ids,
-        **_variants(drafter),
-    }
+    config = _reference(drafter, tensors, target, name)
+    return config | {"architectures": ["Eagle3LlamaForCausalLM"], **_variants(drafter)}
 
 
 def _specforge(drafter: Eagle3, tensors: dict[str, Tensor], target: Target | None, name: str) -> dict[str, Any]:

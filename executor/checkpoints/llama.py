@@ -17,6 +17,7 @@ from executor.target import Target
 from treeopt.errors import ExecutorError
 
 LLAMA_EPSILON, LLAMA_BASE = 1e-6, 10000.0
+SCALED = "scaled rotary positions"  # in messages
 # Where speculators and vLLM have the layer's configuration; without these it is the whole.
 NESTED = ("transformer_layer_config", "model")
 FIELDS = (
@@ -101,6 +102,15 @@ def fields(config: LlamaConfig) -> dict[str, Any]:
         "rope_scaling": None if plain else scaling,
         "rope_parameters": rope,
     }
+
+
+def is_scaled(config: LlamaConfig) -> bool:
+    """Whether rotary positions are other than plain ones, which the reference's EAGLE mostly cannot take.
+
+    It refuses what transformers says of them today (`rope_type`), knows linear and dynamic scaling alone, and has base
+    10000 with these.
+    """
+    return (config.rope_parameters or {}).get("rope_type", "default") != "default"
 
 
 def _said(stored: Stored) -> dict[str, Any]:

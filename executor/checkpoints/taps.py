@@ -1,10 +1,12 @@
 """Which of the target's layers an EAGLE-3 checkpoint reads: its configuration's numbers, in the conventions there are.
 
-EAGLE, vLLM, speculators and sglang count as Hugging Face's `hidden_states` do: i is what layer i is given. SpecForge
-numbers layers by what they put out: i there is i + 1 here. Files do not say which; what begins with 1 is of the second
-kind, as sglang takes it, unless speculators wrote it.
+Numbers of the configuration itself, and `layer_ids` of its `eagle_config`, count as Hugging Face's `hidden_states` do:
+number i is what layer i is given. So vLLM and speculators take them. The others of `eagle_config` are SpecForge's: what
+layers put out, and SGLang adds 1 to them for most targets. Where they are EAGLE's usual three, or name an input that is
+no layer's output, they are inputs too, as SGLang takes them of DeepSeek's kind (sglang#25454).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from executor.checkpoints.stored import Stored
@@ -23,7 +25,7 @@ def taps_of(stored: Stored, wide: int, target: Target) -> tuple[int, ...]:
         ExecutorError: others are named, or none though they are not three.
     """
     layers = int(target.model.config.get_text_config().num_hidden_layers)
-    found, convention = _said(stored)
+    found, convention = _said(stored, layers)
     named = 3 if found is None else len(found) if isinstance(found, list) else 0
     if found is not None and not (named and all(type(i) is int for i in found)):
         raise ExecutorError(f"{stored.where}: {NAMES[0]} must be a list of layers, found {found!r}")
@@ -40,10 +42,22 @@ def taps_of(stored: Stored, wide: int, target: Target) -> tuple[int, ...]:
     return taps
 
 
-def _said(stored: Stored) -> tuple[Any, str]:
+def counted(ids: Sequence[int], layers: int) -> str:
+    """What the numbers of `eagle_config` are of: layers' inputs or outputs.
+
+    >>> counted([1, 15, 28], 32), counted([2, 16, 29], 32)
+    ('layer_outputs', 'hidden_states')
+    """
+    return INPUTS if tuple(ids) == usual_taps(layers) or layers in ids else OUTPUTS
+
+
+def _said(stored: Stored, layers: int) -> tuple[Any, str]:
     if stored.facts.get("aux_layers") is not None:
         return stored.facts["aux_layers"], str(stored.facts.get("aux_convention"))
-    places = [part for part in (stored.config, stored.config.get("eagle_config")) if isinstance(part, dict)]
-    found = next((part[name] for part in places for name in NAMES if part.get(name) is not None), None)
-    second = isinstance(found, list) and found[:1] == [1] and "speculators_model_type" not in stored.config
-    return found, OUTPUTS if second else INPUTS
+    nested = stored.config.get("eagle_config")
+    nested = nested if isinstance(nested, dict) else {}
+    for part, names in ((stored.config, NAMES), (nested, ("layer_ids",))):
+        if (found := next((part[name] for name in names if part.get(name) is not None), None)) is not None:
+            return found, INPUTS
+    found = next((nested[name] for name in NAMES if nested.get(name) is not None), None)
+    return found, counted(found, layers) if isinstance(found, list) else INPUTS

@@ -25,6 +25,8 @@ ASSUMED = (
     "the chain counted only the positions that it visited; all others are taken to be like them, so that tau of "
     "shorter chains comes out too low: on shipped traces by up to 3 % for trained drafters, 8 % for prompt lookup",
     "steps are independent of each other, and texts of one kind",
+    "engines count the steps that drafted: where a drafter often has nothing to draft (engines' n-grams, suffixes and "
+    "prompt lookup), tau over all steps is lower",
     "where a tree ran instead of a chain, these are depths within that tree, and no other can be told from them",
 )
 DRAWN = "requests are drawn, so intervals know of chance between steps and of nothing between texts"

@@ -111,10 +111,12 @@ def _json_counters(text: str, before: str | None, uneven: bool) -> Counters:
     counts = _mlc_counts(text)
     if counts is not None:
         if before is not None:
-            earlier = _mlc_counts(before) or ([], [])
+            earlier = _mlc_counts(before)
+            if earlier is None:
+                raise TraceError("--before must hold `draft_count` and `accept_count`, too")
             counts = _minus(counts[0], earlier[0]), _minus(counts[1], earlier[1])
         drafted, accepted = counts
-        if not drafted or drafted[0] != accepted[0]:
+        if not drafted or drafted[:1] != accepted[:1]:
             raise TraceError("`accept_count` and `draft_count` must begin alike: every step commits a token")
         chain = counted(accepted[1:], steps=drafted[0], drafted=drafted[1:], uneven=uneven)
         return Counters(chain, "mlc")

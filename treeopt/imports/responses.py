@@ -104,13 +104,13 @@ def _lengths(held: Mapping[str, Any], where: str) -> tuple[int, ...]:
     known = held.get(LONGEST)
     if known is not None and (type(known) is not int or not lengths.max() <= known <= MAX_DEPTH):
         raise TraceError(f"{where}: `{LONGEST}` must be in {lengths.max()}..{MAX_DEPTH}, found {known!r:.40}")
-    per_step = held.get(PER_STEP[0])
-    if per_step is None:
+    per_step, tried = (held.get(key) for key in PER_STEP)
+    if per_step is None and tried is None:
         return tuple(lengths.tolist())
-    tried = held.get(PER_STEP[1])
     for key, value in zip(PER_STEP, (per_step, tried), strict=True):
         if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
             raise TraceError(f"{where}: `{key}` must be a list of counts, found {value!r:.60}")
+    assert per_step is not None
     if sorted(per_step) != lengths.tolist() or len(tried or ()) != len(per_step):
         raise TraceError(f"{where}: `{PER_STEP[0]}` and `{PER_STEP[1]}` do not fit the histogram")
     if any(kept > drafted for kept, drafted in zip(per_step, tried or (), strict=True)):

@@ -42,7 +42,7 @@ def read_text(path: Path) -> str:
 
 
 def objects(text: str) -> Iterator[dict[str, Any]]:
-    """Every object in a JSON text or in lines of JSON, outer before inner, in order.
+    """Every object in a JSON text, in lines of JSON or in a stream of events (`data: {...}`), outer first, in order.
 
     Raises:
         TraceError: it is neither.
@@ -51,7 +51,7 @@ def objects(text: str) -> Iterator[dict[str, Any]]:
         values = [json.loads(text)]
     except (ValueError, RecursionError) as error:
         try:
-            values = [json.loads(line) for line in text.splitlines() if line.strip()]
+            values = [json.loads(line) for line in map(_sent, text.splitlines()) if line]
         except (ValueError, RecursionError):
             raise TraceError(f"neither JSON nor lines of JSON: {error}") from error
     stack = values[::-1]
@@ -61,6 +61,15 @@ def objects(text: str) -> Iterator[dict[str, Any]]:
             yield value
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         stack.extend(list(inner)[::-1])
+
+
+def _sent(line: str) -> str:
+    """What a line of a stream of events sends, empty for what is no data; any other line itself."""
+    line = line.strip()
+    if line.startswith(("event:", "id:", "retry:", ":")):
+        return ""
+    sent = line.removeprefix("data:").strip()
+    return "" if sent == "[DONE]" else sent
 
 
 def read_numbers(path: Path, saved: Callable[[Path], Any]) -> NDArray[np.float64]:
