@@ -1,6 +1,6 @@
 """Conversations: the forms in which people keep them, and what a tokenizer's chat template makes of them.
 
-{"conversations": [{"from": "human", "value": ...}, ...]}    ShareGPT
+{"conversations": [{"from": "human", "value": ...}, ...]}    ShareGPT; or with `role` and `content`, as SpecForge has it
 {"messages": [{"role": "user", "content": ...}, ...]}
 {"turns": [...]}                                             Spec-Bench: what a user says, without answers
 """
@@ -20,9 +20,10 @@ from treeopt.files import why
 FORMS = ("conversations", "messages", "turns")
 ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model"), "assistant"),
-    "system": "system",
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bing", "bard"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
 }
+SPELT = (("from", "value"), ("role", "content"))  # of a turn
 
 # What templates that name today are told, so that tokens do not depend on when they are made: Llama 3's own default.
 TODAY = date(2024, 7, 26)
@@ -74,27 +75,25 @@ def turns_of(record: dict[str, Any], where: str) -> Turns:
     Raises:
         ExecutorError: names `where`, turn and field.
     """
-    if record.get("conversations") is not None:
-        return _turns(record, "conversations", "from", "value", where)
-    if record.get("messages") is not None:
-        return _turns(record, "messages", "role", "content", where)
+    for key in ("conversations", "messages"):
+        if record.get(key) is not None:
+            return tuple(_turn(turn, f"{where}: {key}[{i}]") for i, turn in enumerate(list_of(record, key, where)))
     if record.get("turns") is not None:
         said = list_of(record, "turns", where)
         return tuple(("user", string(x, f"{where}: turns[{i}]")) for i, x in enumerate(said))
     return ()
 
 
-def _turns(record: dict[str, Any], key: str, role: str, content: str, where: str) -> Turns:
-    found = []
-    for index, turn in enumerate(list_of(record, key, where)):
-        place = f"{where}: {key}[{index}]"
-        if not (isinstance(turn, dict) and role in turn and content in turn):
-            raise ExecutorError(f"{place}: must be an object with `{role}` and `{content}`")
-        known = ROLES.get(turn[role]) if isinstance(turn[role], str) else None
-        if known is None:
-            raise ExecutorError(f"{place}: `{role}` must be one of {', '.join(ROLES)}, found {turn[role]!r}")
-        found.append((known, string(_joined(turn[content]), f"{place}: `{content}`", empty=True)))
-    return tuple(found)
+def _turn(turn: Any, place: str) -> tuple[str, str]:
+    spelt = next((names for names in SPELT if isinstance(turn, dict) and set(names) <= turn.keys()), None)
+    if spelt is None:
+        ways = " or ".join(f"`{role}` and `{content}`" for role, content in SPELT)
+        raise ExecutorError(f"{place}: must be an object with {ways}")
+    role, content = spelt
+    known = ROLES.get(turn[role]) if isinstance(turn[role], str) else None
+    if known is None:
+        raise ExecutorError(f"{place}: `{role}` must be one of {', '.join(ROLES)}, found {turn[role]!r}")
+    return known, string(_joined(turn[content]), f"{place}: `{content}`", empty=True)
 
 
 def _joined(content: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from executor.architectures import refusal
@@ -57,11 +57,7 @@ def load_target(
         raise ExecutorError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype}")
     if not Path(path).is_dir():
         raise ExecutorError(f"{path}: no model folder here")
-    with _explained(path):
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    reason = refusal(config)
-    if reason is not None:
-        raise ExecutorError(f"{path}: {config.model_type} models cannot verify trees: {reason}")
+    config = verifiable(path)
     settings = _settings(path, config, dtype, device, quantize, tensor_parallel)
     with _explained(path):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -90,6 +86,31 @@ def load_target(
     if tensor_parallel:
         check_agreement(target)
     return target
+
+
+def read_config(path: Path | str) -> PretrainedConfig:
+    """The configuration of a local Hugging Face folder.
+
+    Raises:
+        ExecutorError: there is none that transformers takes.
+    """
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # its validators raise classes of their own
+        raise ExecutorError(f"{path}: transformers cannot take its config.json: {_first_line(error)}") from error
+    return config
+
+
+def verifiable(path: Path | str) -> PretrainedConfig:
+    """The same of a model that can verify trees.
+
+    Raises:
+        ExecutorError: there is none, or it cannot; says why.
+    """
+    config = read_config(path)
+    if (reason := refusal(config)) is not None:
+        raise ExecutorError(f"{path}: {config.model_type} models cannot verify trees: {reason}")
+    return config
 
 
 def _settings(
@@ -130,9 +151,7 @@ def _explained(path: Path | str) -> Iterator[None]:
         yield
     except ImportError as error:  # of a quantisation; it names the package and how to install it
         raise ExecutorError(f"{path}: {' '.join(str(error).split())}") from error
-    except TypeError as error:
-        raise ExecutorError(f"{path}: transformers cannot take its config.json: {_first_line(error)}") from error
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, UnpicklingError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError, UnpicklingError) as error:
         raise ExecutorError(f"{path}: transformers cannot load this model: {_first_line(error)}") from error
 
 
@@ -198,13 +217,26 @@ def load_tokenizer(path: Path | str, *, vocabulary: int) -> PreTrainedTokenizerB
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
         raise ExecutorError(f"{path}: transformers cannot load a tokenizer: {_first_line(error)}") from error
     if tokenizer.vocab_size > vocabulary:
         raise ExecutorError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model a vocabulary of {vocabulary}"
         )
     return tokenizer
+
+
+def stop_tokens(target: Target, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens that end a text, rising: the tokenizer's, and those of the model's generation_config.json.
+
+    Raises:
+        ExecutorError: these are no token ids.
+    """
+    ends = target.model.generation_config.eos_token_id if target.model.generation_config else None
+    found = [tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])]
+    if not all(token is None or type(token) is int for token in found):
+        raise ExecutorError(f"{target.name}: eos_token_id of generation_config.json must be ids, found {ends!r:.80}")
+    return sorted({token for token in found if token is not None})
 
 
 class TextStream:

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
-from executor.architectures import refusal
 from executor.drafters.base import Drafter
 from executor.drafters.eagle import Eagle
 from executor.drafters.language_model import LanguageModel
 from executor.drafters.layer import layer_config
 from executor.drafters.medusa import MedusaHeads
+from executor.loading import verifiable
 from executor.packing import pack_where_it_fits
 from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
@@ -63,14 +63,7 @@ def random_target(
         return _drawn(shape_config(str(source)), f"random-{source}", dtype, device, packed)
     if not (Path(source) / "config.json").is_file():
         raise ExecutorError(f"{source}: neither a shape ({', '.join(SHAPES)}) nor a folder with a config.json")
-    try:
-        config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ExecutorError(f"{source}: transformers cannot read this configuration: {error}") from error
-    reason = refusal(config)
-    if reason is not None:
-        raise ExecutorError(f"{source}: {config.model_type} models cannot verify trees: {reason}")
-    return _drawn(config, f"random-{Path(source).resolve().name}", dtype, device, packed)
+    return _drawn(verifiable(source), f"random-{Path(source).resolve().name}", dtype, device, packed)
 
 
 def random_drafter(source: str, target: Target, *, packed: bool = False) -> Drafter:

@@ -329,7 +329,7 @@ def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, 
         if not isinstance(content, dict):
             raise CostError(f"must hold an object, got {content!r:.80}")
         return read(content)
-    except (OSError, ValueError, CostError) as error:
+    except (OSError, ValueError, RecursionError, CostError) as error:
         raise CostError(f"{path}: {error}") from error
 
 

@@ -1747,3 +1747,74 @@ def test_what_is_read_is_not_written_over(trace_file, profile_file, tmp_path, un
     for path, name in ((trace_file, "trace"), (tmp_path / "again.npz", "trace"), (profile_file, "profile")):
         refused(run(*words, path), f"--output {path}: is read as {name}", code=2)
     refused(run("trace", "merge", trace_file, "--output", trace_file), "is read as", code=2)
+
+
+def test_a_plan_is_not_written_over_by_its_export(plan_file, unchanged):
+    unchanged()
+    words = ("export", plan_file, "--format", "medusa", "--output", plan_file)
+    refused(run(*words), "is read as plan", code=2)
+
+
+def test_predictions_and_a_replayed_trace_are_not_written_over(tiny, trace_file, profile_file, tmp_path, unchanged):
+    (tmp_path / "predictions.json").write_text("{}")
+    unchanged()
+    models = ("--target", tiny / "target", "--drafter", tiny / "drafter", "--prompts", tiny / "prompts.jsonl")
+    words = ("validate", *models, "--predictions", tmp_path / "predictions.json", "--output")
+    refused(run(*words, tmp_path / "predictions.json"), "is read as predictions", code=2)
+    words = ("validate", *models, "--trace", trace_file, "--profile", profile_file, "--output", trace_file)
+    refused(run(*words), "is read as trace", code=2)
+    again = tmp_path / "again.npz"
+    shutil.copy(trace_file, again)
+    replayed = (*words[:-4], "--profile", profile_file, "--acceptance", f"replay:{again}", "--output", again)
+    refused(run(*replayed), "is read as acceptance", code=2)
+    again.unlink()
+
+
+def test_a_split_may_be_written_again(trace_file, tmp_path):
+    words = ("trace", "split", trace_file, "--output", tmp_path / "a.npz", "--rest", tmp_path / "b.npz")
+    for _ in range(2):
+        done(*words)
+    refused(run(*words[:-1], trace_file), f"--rest {trace_file}: is read as trace", code=2)
+
+
+# --- files whose fields are of the wrong kind
+
+
+CONFIGURATIONS = (
+    ("config.json", {"hidden_size": "x"}, "transformers cannot take its config.json"),
+    ("config.json", {"rope_parameters": 5}, "transformers cannot take its config.json"),
+    ("generation_config.json", {"eos_token_id": "x"}, "eos_token_id of generation_config.json must be ids"),
+    ("generation_config.json", [], "transformers cannot load this model"),
+    ("tokenizer.json", [], "transformers cannot load a tokenizer"),
+    ("tokenizer_config.json", [], "transformers cannot load a tokenizer"),
+)
+
+
+@pytest.mark.parametrize(("file", "content", "why"), CONFIGURATIONS)
+def test_a_models_files_of_the_wrong_kind_are_refused(tiny, tmp_path, file, content, why):
+    shutil.copytree(tiny / "target", tmp_path / "target")
+    path = tmp_path / "target" / file
+    if isinstance(content, dict):
+        content = (json.loads(path.read_text()) if path.exists() else {}) | content
+    path.write_text(json.dumps(content))
+    refused(run("decode", "--target", tmp_path / "target", "--prompt", "abc"), why)
+    if file == "config.json":
+        words = ("--drafter", "medusa:2", "--random-weights", "--prompt-tokens", "4", "--output", tmp_path / "p.json")
+        refused(run("profile", "--target", tmp_path / "target", *words), why)
+
+
+def test_a_deep_configuration_is_refused(trace_file, tmp_path):
+    (tmp_path / "config.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    words = ("whatif", "--trace", trace_file, "--hardware", "h100", "--kind", "medusa")
+    assert "config.json" in error_of(run(*words, "--target", tmp_path))
+
+
+@pytest.mark.parametrize(
+    "meta", [{"assumed": 5}, {"assumed": [["x"]]}, {"repeated_prompts": "x"}, {"temperature": "hot"}]
+)
+def test_what_a_trace_says_of_itself_may_be_anything(trace_file, profile_file, tmp_path, meta):
+    trace = load_trace(trace_file)
+    for name, part in zip("ab", trace.split(share=0.5, rng=np.random.default_rng(0)), strict=True):
+        save_trace(replace(part, meta={**trace.meta, **meta}), tmp_path / f"{name}.npz")
+    done("trace", "merge", tmp_path / "a.npz", tmp_path / "b.npz", "--output", tmp_path / "c.npz")
+    done("search", "--trace", tmp_path / "c.npz", "--profile", profile_file, "--batch", "1")

@@ -181,6 +181,25 @@ def test_forms_of_records(tmp_path):
     assert [(text.turns, text.text) for text in read_texts([listed])] == [(text.turns, text.text) for text in due]
 
 
+def test_forms_of_sharegpt_and_specforge(tmp_path):
+    """Dumps name assistants by their makers, and hold conversations in which nothing is said; SpecForge spells anew."""
+    spelt = [
+        {"role": "developer", "content": "s"},
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a"},
+    ]
+    records = [
+        {"id": "0", "conversations": []},
+        {"id": "1", "conversations": [{"from": "human", "value": "q"}, {"from": "bing", "value": "a"}]},
+        {"id": "2", "conversations": spelt},
+    ]
+    (tmp_path / "a.json").write_text(json.dumps(records))
+    said = (("user", "q"), ("assistant", "a"))
+    found = read_texts([tmp_path / "a.json"])
+    assert [text.turns for text in found] == [said, (("system", "s"), *said)]
+    assert [text.where for text in found] == [f"{tmp_path / 'a.json'}, record {n}" for n in (1, 2)]
+
+
 def test_folders_hold_texts_in_order(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / ".git").mkdir()

@@ -231,7 +231,7 @@ def test_drafters_are_called_as_the_executor_calls_them(kind: str, export: Calla
 
     assert "the prediction does not hold" not in notes(kind)
     assert "the prediction does not hold" in notes("ngram")
-    assert ("prompt_lookup_max" in notes(kind)) == (method == "ngram")
+    assert ("prompt_lookup_max" in notes(kind)) == ("prompt_lookup_min to 1" in notes(kind)) == (method == "ngram")
 
 
 @pytest.mark.parametrize("method", ["medusa", "mlp_speculator", "medusa3", "EAGLE"])

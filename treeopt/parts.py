@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.errors import TraceError, UsageError
-from treeopt.provenance import look
+from treeopt.provenance import assumed_in, look
 from treeopt.trace import BY_ANCHOR, OPTIONAL, Candidates, Trace
 
 SAME = ("target", "drafter", "verification", "temperature", "top_k", "top_p", "tree")  # for traces to be one
@@ -144,7 +144,7 @@ def merged(traces: Sequence[Trace], names: Sequence[str] = ()) -> Trace:
     same = {key: value for key, value in metas[0].items() if all(meta.get(key, ...) == value for meta in metas)}
     if len(traces) == 1:
         return joined(traces, same, names)
-    assumed = dict.fromkeys(sentence for meta in metas for sentence in meta.get("assumed", ()))
+    assumed = dict.fromkeys(sentence for meta in metas for sentence in assumed_in(meta))
     if again:
         assumed[f"requests of merged traces with the same ranks are of different texts ({len(again)} such)"] = None
     for part in untold:
@@ -167,7 +167,8 @@ def _added_up(traces: Sequence[Trace]) -> dict[str, Any]:
             found.setdefault("repeated_4grams", {})[part] = mean
     whole = [None if "split" in trace.meta else trace.meta.get("prompts_sha256") for trace in traces]
     again = sum(trace.requests for n, trace in enumerate(traces) if whole[n] is not None and whole[n] in whole[:n])
-    again += sum(trace.meta.get("repeated_prompts", 0) for trace in traces)
+    told = [trace.meta.get("repeated_prompts") for trace in traces]
+    again += sum(count for count in told if type(count) is int)
     return found | ({"repeated_prompts": again} if again else {})
 
 

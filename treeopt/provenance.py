@@ -64,8 +64,8 @@ def rule_in(meta: Any) -> str:
     'greedy'
     """
     name, temperature = look(meta, "verification"), look(meta, "temperature")
-    if not temperature:
-        return name or ""
+    if not temperature or not isinstance(temperature, int | float):
+        return str(name or "")
     told = {"top-k": look(meta, "top_k"), "top-p": look(meta, "top_p")}
     warp = "".join(f", {what} {value}" for what, value in told.items() if value is not None)
     return f"{name} at temperature {temperature:g}{warp}"

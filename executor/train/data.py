@@ -24,6 +24,8 @@ from torch.utils.data import Dataset
 from executor.conversations import Turns, list_of, read_text, records, string, turns_of
 from treeopt.errors import ExecutorError
 
+LISTS = (".jsonl", ".json")  # files of records
+
 
 @dataclass(frozen=True)
 class Written:
@@ -89,7 +91,9 @@ class Rows(Dataset[dict[str, Tensor]]):
 
 
 def read_texts(paths: Sequence[Path]) -> list[Text]:
-    """The texts of files and of all files below folders, in order; there, hidden and binary files are passed over.
+    """The texts of files and of all files below folders, in order.
+
+    Below folders hidden and binary files are passed over; of ShareGPT's dumps, conversations in which nothing is said.
 
     Raises:
         ExecutorError: one cannot be read, or a record is of no known form; names file, line and field.
@@ -102,7 +106,10 @@ def read_texts(paths: Sequence[Path]) -> list[Text]:
             shown = [p for p in below if not any(part.startswith(".") for part in p.relative_to(path).parts)]
             files = [p for p in shown if not _binary(p)]
         for file in files:
-            found += (_whole(*each) for each in records(file)) if file.suffix in (".jsonl", ".json") else _plain(file)
+            if file.suffix in LISTS:
+                found += (_whole(record, where) for record, where in records(file) if not _silent(record))
+            else:
+                found += _plain(file)
     if not found:
         raise ExecutorError(f"{', '.join(map(str, paths))}: no text here")
     return found
@@ -118,6 +125,10 @@ def answered(texts: Sequence[Text]) -> Sequence[Text]:
         if not text.answered:
             raise ExecutorError(f"{text.where}: holds no answers: let the target write them (--self-distill)")
     return texts
+
+
+def _silent(record: Any) -> bool:
+    return isinstance(record, dict) and record.get("conversations") == []
 
 
 def _binary(path: Path) -> bool:

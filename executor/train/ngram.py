@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from transformers import AutoConfig
 
 from executor.checkpoints import save_ngram
 from executor.drafters.counts import MAX_ORDER
 from executor.drafters.ngram import NGram
-from executor.loading import load_tokenizer
+from executor.loading import load_tokenizer, read_config
 from executor.prompts import read_prompts
 from executor.train.rows import tokenizer_hash
 from treeopt.errors import ExecutorError, TreeoptError
@@ -46,16 +45,14 @@ def build(target: Path, texts: Sequence[str], output: Path, *, order: int = 3) -
     Raises:
         ExecutorError: no such model or tokenizer, or no text.
     """
-    try:
-        config = AutoConfig.from_pretrained(target, local_files_only=True, trust_remote_code=False)
-        vocabulary = int(config.get_text_config().vocab_size)
-    except (OSError, ValueError, AttributeError) as error:
-        raise ExecutorError(f"{target}: no configuration of a language model: {str(error).splitlines()[0]}") from error
+    vocabulary = getattr(read_config(target).get_text_config(), "vocab_size", None)
+    if type(vocabulary) is not int:
+        raise ExecutorError(f"{target}: config.json: vocab_size must be a number of tokens, found {vocabulary!r:.80}")
     if not any(text.strip() for text in texts):
         raise ExecutorError("there is no text to count")
     tokenizer = load_tokenizer(target, vocabulary=vocabulary)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
     tokens = [np.array([*text, *end], dtype=np.int64) for text in encoded]
     found = NGram.count(tokens, order=order, vocabulary=vocabulary)
     digest = hashlib.sha256()

@@ -21,6 +21,7 @@ from executor.acceptance import Rule, make_rule
 from executor.conversations import messages_of, up_to_answer
 from executor.decode import Decoder
 from executor.fingerprint import identity
+from executor.loading import stop_tokens
 from executor.parallel import launched
 from executor.sampling import Warp, seeded
 from executor.target import Target
@@ -273,8 +274,7 @@ def _continued(
     rule: Rule,
 ) -> dict[_Piece, tuple[list[int], bool]]:
     """The tokens that are written after each prompt, and whether the limit cut them."""
-    ends = target.model.generation_config.eos_token_id if target.model.generation_config else None
-    stop = sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
+    stop = stop_tokens(target, tokenizer)
     decoder = Decoder(target, batch=min(writing.batch, len(prompts)), rule=rule)
     written = decoder.generate(list(prompts.values()), new_tokens=writing.new_tokens, stop=stop)
     return {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from treeopt.cli import options
 from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
 from treeopt.files import write_text
@@ -28,12 +29,13 @@ from treeopt.planfile import load_plan
 )
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; default stdout.")
 @click.option("--json", "as_json", is_flag=True, help="Print text, flags and notes as one JSON object.")
-def export(plan: Path, engine: str, output: Path | None, *, as_json: bool, **options: int | str | None) -> None:
+def export(plan: Path, engine: str, output: Path | None, *, as_json: bool, **settings: int | str | None) -> None:
     """Write the engine's own configuration for PLAN, a file that `treeopt search` made.
 
     The configuration goes to stdout or to a file; notes and launch flags go to stderr.
     """
-    given: dict[str, int | str] = {name: value for name, value in options.items() if value is not None}
+    options.check_output(output)
+    given: dict[str, int | str] = {name: value for name, value in settings.items() if value is not None}
     known = inspect.signature(ENGINES[engine]).parameters
     for name in given:
         if name not in known:
@@ -43,10 +45,7 @@ def export(plan: Path, engine: str, output: Path | None, *, as_json: bool, **opt
     loaded = load_plan(plan)
     result = ENGINES[engine](loaded, **given)
     if output is not None:
-        try:
-            write_text(output, result.text + "\n")
-        except OSError as error:
-            raise UsageError(f"{output}: cannot be written: {error.strerror}") from error
+        write_text(output, result.text + "\n")
     if as_json:
         click.echo(
             json.dumps({"format": engine, **asdict(result), "notes": [*loaded.warnings, *result.notes]}, indent=2)

@@ -258,7 +258,7 @@ def load_prompts(models: Models, model: "Target", prompts: Prompts, *, shortest:
             tokenizer that has no chat template.
         ExecutorError: the chat template refuses a conversation.
     """
-    from executor.loading import load_tokenizer
+    from executor.loading import load_tokenizer, stop_tokens
     from executor.prompts import encode
 
     drawn = prompts.read()
@@ -273,9 +273,7 @@ def load_prompts(models: Models, model: "Target", prompts: Prompts, *, shortest:
         if len(prompt) < shortest:
             source = prompts.prompts_file or "--prompt"
             raise UsageError(f"{source}: prompt {number} has {len(prompt)} tokens, at least {shortest} are needed")
-    ends = model.model.generation_config.eos_token_id if model.model.generation_config else None
-    stop = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
-    return Requests(drawn, tokens, sorted(stop), tokenizer)
+    return Requests(drawn, tokens, stop_tokens(model, tokenizer), tokenizer)
 
 
 RANDOM_REQUESTS = 64  # random prompts unless told

@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
@@ -17,9 +17,10 @@ from treeopt.files import is_special
 from treeopt.tree import MAX_NODES
 
 FILE = click.Path(path_type=Path, dir_okay=False)
-WRITTEN = ("output", "predictions_file", "plans")  # parameters that name what is written; others are read
+WRITTEN = ("output", "rest", "predictions_file", "plans")  # parameters that name what is written; others are read
 FOLDER = click.Path(path_type=Path)
 LARGEST = 2**31  # of the whole numbers of a list
+NOTHING: Mapping[str, Path | None] = {}
 SECONDS = click.FloatRange(0, 1e9)  # sums of them over all requests and tokens stay finite
 
 
@@ -123,16 +124,21 @@ def bundle(name: str, kind: type, *given: Callable[[Any], Any]) -> Callable[[Any
 graphs = click.option("--graphs", is_flag=True, help="Replay steps from CUDA graphs; not run on a device yet.")
 
 
-def check_output(path: Path | None, option: str = "--output") -> None:
+def check_output(path: Path | None, option: str = "--output", *, reads: Mapping[str, Path | None] = NOTHING) -> None:
     """Fail before any work when the output could not be written.
+
+    Args:
+        path: the output.
+        option: that names it.
+        reads: what the command reads besides its parameters that are paths, by the words for it.
 
     Raises:
         UsageError: the folder is missing or not writable, or the command reads that very file.
     """
     if path is None:
         return
-    for name, read in _read():
-        if path.is_file() and read.exists() and path.samefile(read):
+    for name, read in (*_read(), *reads.items()):
+        if read is not None and path.is_file() and read.exists() and path.samefile(read):
             raise UsageError(f"{option} {path}: is read as {name}: name another file, this one would be lost")
     if is_special(path):
         if not os.access(path, os.W_OK):

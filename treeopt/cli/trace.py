@@ -121,8 +121,8 @@ def merge(traces: tuple[Path, ...], output: Path) -> None:
 def split(trace_file: Path, output: Path, rest: Path, share: float, seed: int) -> None:
     """Divide a trace's requests in two by chance, such as to choose a tree on one part and to judge it on the other."""
     paths = (output, rest)
-    for path in paths:
-        options.check_output(path)
+    for path, option in zip(paths, ("--output", "--rest"), strict=True):
+        options.check_output(path, option)
     if output.resolve() == rest.resolve():
         raise UsageError("--output and --rest must be two files")
     for part, path in zip(halves(load_trace(trace_file), share=share, seed=seed), paths, strict=True):

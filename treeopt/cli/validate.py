@@ -48,10 +48,11 @@ def validate(
     of predictions from the same trace. What is decoded then has no meaning, so weights may be random, and --rule
     says only what work each step does.
     """
-    options.check_output(output)
+    reads = {"acceptance": sources.replay_file, "predictions": sources.predictions_file if sources.written else None}
+    options.check_output(output, reads=reads)
     sampling.check()
     if not sources.written:
-        options.check_output(sources.predictions_file, "--predictions")
+        options.check_output(sources.predictions_file, "--predictions", reads=reads)
     files = opened(sources, skip=prompts.skip, requests=prompts.requests)
     replayed = files.replayed
     if replayed is not None:

@@ -106,7 +106,11 @@ def export(
         else:
             notes.append(f"{ENGINE} ignores the schedule of method {method} on model runner V1")
     if method in ("ngram", "ngram_gpu"):
-        notes.append("set prompt_lookup_max to the drafter's longest match: N of prompt-lookup:N, 3 without one")
+        notes.append(
+            "set prompt_lookup_max to the drafter's longest match, N of prompt-lookup:N, 3 without one, and "
+            "prompt_lookup_min to 1: where one is left out it is as the other, and matches are of exactly that length"
+        )
+        notes.append(f"{ENGINE} drafts nothing where nothing matches, treeopt's prompt lookup always something")
     if method == "mtp":
         notes.append(f"{ENGINE} wants K at most the model's n_predict, or a multiple of it: check {longest}")
     notes += [coverage_note(fits), origin_note(fits)]
