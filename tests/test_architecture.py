@@ -127,6 +127,8 @@ ORDER = [
     "treeopt.report.curves",
     "treeopt.report.scenarios",
     "treeopt.report.comparisons",
+    "treeopt.report.page",
+    "treeopt.report.sections",
     "simulate",
     "simulate.hardware",
     "simulate.experts",
@@ -265,6 +267,7 @@ ORDER = [
     "treeopt.cli.results",
     "treeopt.cli.decode",
     "treeopt.cli.train",
+    "treeopt.cli.report",
     "treeopt.cli",
 ]
 EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft"}

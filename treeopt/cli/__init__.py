@@ -22,12 +22,14 @@ COMMANDS = {
     "compare": "treeopt.cli.compare",
     "validate": "treeopt.cli.validate",
     "train": "treeopt.cli.train",
+    "report": "treeopt.cli.report",
 }
 # Packages that only some commands need -> the extra that brings them.
 EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "accelerate"), "executor"),
     "peft": "train",
     "simpy": "serving",
+    "matplotlib": "report",
 }
 
 

@@ -1,7 +1,7 @@
-"""Plots of plans and traces; each draws into the axes it is given, and returns nothing."""
+"""Plots of plans, traces and records; each draws into the axes it is given, and returns nothing."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from treeopt.walk import replay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from numpy.typing import NDArray
 
 
 def draw_speedups(ax: "Axes", plan: Plan) -> None:
@@ -21,12 +22,9 @@ def draw_speedups(ax: "Axes", plan: Plan) -> None:
     for name, rows in frame.groupby("name", sort=False):
         bars = np.abs(rows[["speedup_low", "speedup_high"]].to_numpy().T - rows["speedup"].to_numpy())
         ax.errorbar(rows["batch"], rows["speedup"], yerr=bars, label=str(name), marker="o", capsize=3)
-    ax.axhline(1.0, color="grey", linewidth=1, linestyle="--")
-    sizes = sorted(set(plan.frame()["batch"]))
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(sizes, [str(size) for size in sizes])
-    ax.set(xlabel="batch", ylabel="predicted speedup over plain decoding")
-    ax.legend()
+    _over_batches(ax, sorted(set(plan.frame()["batch"])))
+    if len(frame):
+        ax.legend()
 
 
 def draw_tau(ax: "Axes", trace: Trace, *, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 63)) -> None:
@@ -41,3 +39,75 @@ def draw_tau(ax: "Axes", trace: Trace, *, sizes: Sequence[int] = (1, 2, 4, 8, 16
     ax.set_xticks(reached, [str(size) for size in reached])
     ax.set(xlabel="nodes", ylabel="tokens a step")
     ax.legend()
+
+
+def draw_scenarios(ax: "Axes", record: Mapping[str, Any]) -> None:
+    """Speedup of the best way by batch size, a line a device and context, with intervals; of a what-if."""
+    cells = record["cells"]
+    for device, context in dict.fromkeys((cell["device"], cell["context"]) for cell in cells):
+        here = [c for c in cells if (c["device"], c["context"]) == (device, context) and c["fits"] is not False]
+        if here:
+            label = f"{device}, {context} tokens of context"
+            _with_bars(ax, [cell["batch"] for cell in here], [cell["speedup"] for cell in here], label)
+    _over_batches(ax, sorted({cell["batch"] for cell in cells}))
+    ax.legend()
+
+
+def draw_comparison(ax: "Axes", record: Mapping[str, Any]) -> None:
+    """How many times the first drafter's each drafter's tau or speedup is, with intervals, by contest."""
+    contests = record["contests"]
+    for drafter in dict.fromkeys(each["drafter"] for contest in contests for each in contest["standings"]):
+        found = [
+            (place, each["over"])
+            for place, contest in enumerate(contests)
+            for each in contest["standings"]
+            if each["drafter"] == drafter and each["over"] is not None
+        ]
+        if found:
+            _with_bars(ax, [place for place, _ in found], [over for _, over in found], drafter, line="")
+    ax.axhline(1.0, color="grey", linewidth=1, linestyle="--")
+    names = [contest["name"] if contest["batch"] is None else f"batch {contest['batch']}" for contest in contests]
+    ax.set_xticks(range(len(contests)), names, fontsize="small")
+    ax.set(ylabel=f"over {record['first']}'s: tau of trees of one size,\nspeedup of its own best at a batch size")
+    ax.legend()
+
+
+def draw_agreement(ax: "Axes", record: Mapping[str, Any]) -> None:
+    """Measured over predicted speedups, with the intervals of both, a colour a batch size; of a validation."""
+    for batch in dict.fromkeys(cell["batch"] for cell in record["cells"]):
+        here = [cell for cell in record["cells"] if cell["batch"] == batch]
+        said, found = ([cell[side]["speedup"] for cell in here] for side in ("predicted", "measured"))
+        ax.errorbar(
+            [each["value"] for each in said],
+            [each["value"] for each in found],
+            xerr=_bars(said),
+            yerr=_bars(found),
+            label=f"batch {batch}",
+            marker="o",
+            linestyle="",
+            elinewidth=0.8,
+        )
+    ends = (*ax.get_xlim(), *ax.get_ylim())
+    ax.plot([min(ends), max(ends)], [min(ends), max(ends)], color="grey", linewidth=1, linestyle="--")
+    ax.set(xlabel="predicted speedup", ylabel="measured speedup")
+    ax.legend()
+
+
+def _over_batches(ax: "Axes", sizes: Sequence[int]) -> None:
+    ax.axhline(1.0, color="grey", linewidth=1, linestyle="--")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(sizes, [str(size) for size in sizes])
+    ax.set(xlabel="batch", ylabel="predicted speedup over plain decoding")
+
+
+def _with_bars(
+    ax: "Axes", places: Sequence[float], estimates: Sequence[Mapping[str, float]], label: str, *, line: str = "-"
+) -> None:
+    values = [each["value"] for each in estimates]
+    ax.errorbar(places, values, yerr=_bars(estimates), label=label, marker="o", capsize=3, linestyle=line)
+
+
+def _bars(estimates: Sequence[Mapping[str, float]]) -> "NDArray[np.float64]":
+    """Lengths of the bars below and above, float64 (2, n)."""
+    ends = ([each["value"] - each["low"] for each in estimates], [each["high"] - each["value"] for each in estimates])
+    return np.abs(np.array(ends, dtype=np.float64))
