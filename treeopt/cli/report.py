@@ -32,7 +32,7 @@ def report(files: tuple[Path, ...], output: Path, title: str, *, plots: bool) ->
     FILES are traces, plans, and what `compare`, `simulate`, `validate` and `whatif` write with --output.
     """
     options.check_output(output)
-    from treeopt.report.page import page
+    from treeopt.report.page import as_html
 
     sections = [_section(path) for path in files]
     if not plots:
@@ -40,7 +40,7 @@ def report(files: tuple[Path, ...], output: Path, title: str, *, plots: bool) ->
     run = this_run()
     commit = f", commit {run['commit']}" if run["commit"] else ""
     footer = f"treeopt {run['treeopt']}{commit}, {run['date']}: {run['command']}"
-    write_text(output, page(title, sections, footer=footer))
+    write_text(output, as_html(title, sections, footer=footer))
     click.echo(f"{len(sections)} results written to {output}", err=True)
 
 

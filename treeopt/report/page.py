@@ -41,7 +41,7 @@ class Section:
     draws: Sequence[Callable[["Axes"], None]] = ()
 
 
-def page(title: str, sections: Sequence[Section], *, footer: str) -> str:
+def as_html(title: str, sections: Sequence[Section], *, footer: str) -> str:
     """The whole page."""
     parts = [_section(number, section) for number, section in enumerate(sections, 1)]
     titles = (f'<li><a href="#s{n}">{escape(each.title)}</a></li>' for n, each in enumerate(sections, 1))
