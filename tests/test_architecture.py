@@ -129,6 +129,7 @@ ORDER = [
     "treeopt.report.comparisons",
     "treeopt.report.page",
     "treeopt.report.sections",
+    "treeopt.report.health",
     "simulate",
     "simulate.hardware",
     "simulate.experts",
@@ -218,6 +219,7 @@ ORDER = [
     "executor.graphs",
     "executor.decode",
     "executor.audit",
+    "executor.trial",
     "executor.led",
     "executor.odds",
     "executor.forced",
@@ -268,6 +270,7 @@ ORDER = [
     "treeopt.cli.decode",
     "treeopt.cli.train",
     "treeopt.cli.report",
+    "treeopt.cli.doctor",
     "treeopt.cli",
 ]
 EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft"}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig
 
 from executor.fingerprint import identity, settings_hash, weights_hash
 from executor.loading import DTYPES, check_finite, load_target, load_tokenizer, prepare
@@ -60,6 +60,18 @@ def tiny(tmp_path_factory) -> Path:
     """Its sizes are multiples of 32, as 4-bit groups must be."""
     config = LlamaConfig(**SMALL | {"intermediate_size": 64}, num_key_value_heads=2)
     return saved(tmp_path_factory.mktemp("models") / "tiny", config)
+
+
+def test_another_attention_than_the_packed_one_is_told(tmp_path):
+    """Gemma 2 caps its attention's logits, which no fused attention does."""
+    sizes = SMALL | {"vocab_size": 300, "num_key_value_heads": 2, "head_dim": 8}
+    for kind, told in ((Gemma2Config, True), (LlamaConfig, False)):
+        folder = saved(tmp_path / kind.model_type, kind(**sizes))
+        byte_tokenizer().save_pretrained(folder)
+        said = (
+            CliRunner().invoke(main, ["decode", "--target", str(folder), "--prompt", "a", "--new-tokens", "2"]).stderr
+        )
+        assert ("attention: eager, " in said and "caps attention logits" in said) == told, said
 
 
 # Number types

@@ -138,7 +138,11 @@ def test_a_record_that_lacks_something_is_refused(results, tmp_path, name):
 def test_what_is_no_result_is_refused(results, tmp_path):
     (tmp_path / "a.json").write_text("{")
     (tmp_path / "b.json").write_text('{"schema": "treeopt.profile/2"}')
-    for name, why in (("a.json", "neither a trace (.npz) nor JSON"), ("b.json", "schema must be treeopt.plan/3"), ("c.json", "cannot be read")):
+    for name, why in (
+        ("a.json", "neither a trace (.npz) nor JSON"),
+        ("b.json", "schema must be treeopt.plan/3"),
+        ("c.json", "cannot be read"),
+    ):
         refused(run("report", tmp_path / name, "--output", tmp_path / "p.html"), name, why, code=2)
     plan = results[0] / "plan.json"
     refused(run("report", plan, "--output", plan), "is read as", code=2)

@@ -23,6 +23,7 @@ COMMANDS = {
     "validate": "treeopt.cli.validate",
     "train": "treeopt.cli.train",
     "report": "treeopt.cli.report",
+    "doctor": "treeopt.cli.doctor",
 }
 # Packages that only some commands need -> the extra that brings them.
 EXTRAS = {

@@ -41,6 +41,7 @@ class Models:
     random_weights: bool = False
 
 
+device = click.option("--device", default="cpu", show_default=True, help="Where to run: cpu, cuda, cuda:1, ...")
 _RANDOM = click.option(
     "--random-weights",
     is_flag=True,
@@ -60,7 +61,7 @@ def _models(*more: Callable[[Any], Any], drafter: bool) -> Callable[[Any], Any]:
             "--drafter", type=options.FOLDER, required=drafter, help="Folder of the drafter, or prompt-lookup."
         ),
         *more,
-        click.option("--device", default="cpu", show_default=True, help="Where to run: cpu, cuda, cuda:1, ..."),
+        device,
         click.option(
             "--dtype",
             type=click.Choice(DTYPES),
@@ -189,6 +190,8 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
         packed=True,
     )
     warn_of_slow(str(target.dtype).removeprefix("torch."), target)
+    if target.attention_reason is not None and is_main_rank():
+        click.echo(f"attention: {target.attention}, {target.attention_reason}", err=True)
     if models.drafter is None:
         return target, None
     drafter = load_drafter(models.drafter, target, packed=True)

@@ -1,0 +1,80 @@
+"""`treeopt doctor`: what is installed, what the machine is, and whether the decoding loop is right on it."""
+
+import re
+import sys
+from dataclasses import asdict
+from importlib import metadata, util
+from typing import Any
+
+import click
+
+from treeopt.cli import inputs, options
+from treeopt.provenance import this_run
+
+# A requirement of ours, such as `simpy>=4.1; extra == 'serving'`.
+_NEED = re.compile(r"(?P<name>[\w-]+)(?:>=(?P<least>[\d.]+))?(?:; extra == '(?P<extra>\w+)')?")
+DEVELOPERS = "dev"
+
+
+@click.command()
+@inputs.device
+@options.as_json
+def doctor(device: str, as_json: bool) -> None:
+    """Say what is installed, what the machine is, and whether the decoding loop is right on --device.
+
+    The loop decodes with a small model of random weights, which takes seconds. Exit code 1: something that was found
+    is too old, or the loop is wrong.
+    """
+    packages = _packages()
+    record: dict[str, Any] = {"provenance": this_run(), "packages": packages}
+    sound = not any(package["trouble"] for package in packages)
+    if util.find_spec("torch") and util.find_spec("transformers"):
+        record |= _device(device)
+        sound = sound and all(trial["holds"] for trial in record["trials"])
+    record["sound"] = sound
+    if as_json:
+        options.print_json(record)
+    else:
+        from treeopt.report.health import show_health
+
+        show_health(record)
+    if not sound:
+        sys.exit(1)
+
+
+def _packages() -> list[dict[str, Any]]:
+    """What treeopt needs, for which extra, what is there, and what is wrong with that."""
+    found = []
+    for need in metadata.requires("treeopt") or ():
+        match = _NEED.fullmatch(need)
+        if match is None or match["extra"] == DEVELOPERS:
+            continue
+        try:
+            version = metadata.version(match["name"])
+        except metadata.PackageNotFoundError:
+            version = None
+        trouble = None
+        if version is None and match["extra"] is None:
+            trouble = "missing"
+        elif version is not None and _numbers(version) < _numbers(match["least"] or ""):
+            trouble = f"older than {match['least']}"
+        found.append({"name": match["name"], "extra": match["extra"], "version": version, "trouble": trouble})
+    return found
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with, to compare.
+
+    >>> _numbers("2.13.0+cu130") > _numbers("2.9")
+    True
+    """
+    return tuple(int(number) for number in re.match(r"[\d.]*", version)[0].split(".") if number)  # type: ignore[index]
+
+
+def _device(device: str) -> dict[str, Any]:
+    """The device, what it has, and how the trials went."""
+    from executor.loading import prepare
+    from executor.trial import facts, trials
+
+    prepare(device)
+    return {"device": facts(device), "trials": [asdict(trial) for trial in trials(device)]}
