@@ -110,6 +110,10 @@ class Profile:
         low, high = self.context
         middle = self.priced_at() or (low + high) // 2
         found = []
+        for key, what in (("predicted", "predicted from sizes"), ("transfer", "carried over from another device")):
+            if look(self.meta, key) is not None:
+                off = f"a step over a plain step may be off by {self.relative_error:.0%}"
+                found.append(f"step times are {what}, not measured: {off}")
         if context is not None and not self.apart and far(context, middle):
             found.append(
                 f"step times were measured at mixed contexts of {low} to {high} tokens, mean {middle}, and not told "

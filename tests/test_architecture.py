@@ -152,6 +152,7 @@ ORDER = [
     "simulate.timeline",
     "simulate.sampling",
     "simulate.decode",
+    "simulate.timetable",
     "simulate.scenarios",
     "simulate.workload",
     "simulate.switching",

@@ -85,9 +85,12 @@ def live_checks(plan: Plan) -> dict[int, str]:
 
 
 def warn_unless_same(what: str, one: Any, other: Any) -> None:
-    """Warn on stderr if two files' provenance names different models; `what` says whose, such as "trace and plan"."""
+    """Warn on stderr if two files' provenance names different models; `what` says whose, such as "trace and plan".
+
+    Step times that are predicted from sizes are of no weights.
+    """
     others = differing(one, other)
-    if others:
+    if others and look(other, "predicted") is None:
         named = f"{_named(one)} and {_named(other)}"
         parts = " and ".join(f"{part}s" for part in others)
         click.echo(f"Warning: {what} are of different {parts} or number types: {named}", err=True)

@@ -17,7 +17,8 @@ from treeopt.files import is_special
 from treeopt.tree import MAX_NODES
 
 FILE = click.Path(path_type=Path, dir_okay=False)
-WRITTEN = ("output", "rest", "predictions_file", "plans")  # parameters that name what is written; others are read
+# Parameters that name what is written; others are read.
+WRITTEN = ("output", "rest", "predictions_file", "plans", "tables")
 FOLDER = click.Path(path_type=Path)
 LARGEST = 2**31  # of the whole numbers of a list
 NOTHING: Mapping[str, Path | None] = {}

@@ -13,6 +13,7 @@ from treeopt.cli.matching import warn_unless_same
 from treeopt.cli.search import drawn
 from treeopt.errors import UsageError
 from treeopt.files import write_text
+from treeopt.optimize import USUAL_NODES
 from treeopt.planfile import save_plan
 from treeopt.provenance import look, this_run
 from treeopt.trace import Trace, load_trace
@@ -68,6 +69,12 @@ KINDS = ("eagle", "eagle3", "language-model", "medusa")
     type=click.Path(path_type=Path, file_okay=False),
     help="A folder for a plan of each device and context, which `treeopt export` reads.",
 )
+@click.option(
+    "--profiles",
+    "tables",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="A folder for the step times of each device, for --profile of search, compare and simulate.",
+)
 @click.option("--output", type=options.FILE, help="Write the result here (.json).")
 @options.as_json
 def whatif(
@@ -80,6 +87,7 @@ def whatif(
     context: tuple[int, ...],
     profile_file: Path | None,
     plans: Path | None,
+    tables: Path | None,
     output: Path | None,
     as_json: bool,
     seed: int,
@@ -92,12 +100,13 @@ def whatif(
     Step times come from the models' sizes and the devices' data sheets; with --profile, from times measured on
     another device, scaled to each. Acceptance is the trace's everywhere.
     """
-    from simulate.profile import load_profile
+    from simulate.profile import load_profile, save_profile
     from simulate.scenarios import explore, limits
 
     options.check_output(output)
-    if plans is not None:
-        options.check_output(plans / "x" if plans.is_dir() else plans, "--plans")
+    for folder, option in ((plans, "--plans"), (tables, "--profiles")):
+        if folder is not None:
+            options.check_output(folder / "x" if folder.is_dir() else folder, option)
     trace = load_trace(trace_file)
     if (profile_file is None) != (device["measured_on"] is None):
         raise UsageError("--profile and --measured-on need each other")
@@ -140,9 +149,15 @@ def whatif(
     }
     if plans is not None:
         plans.mkdir(exist_ok=True)
-        for name, plan in {_plan_name(each): each.plan for each in found if each.plan}.items():
+        for name, plan in {f"{_slug(e.device)}-{e.context}.json": e.plan for e in found if e.plan}.items():
             save_plan(plan, plans / name)
             click.echo(f"plan written to {plans / name}", err=True)
+    if tables is not None:
+        tables.mkdir(exist_ok=True)
+        sizes = {"batches": batch, "nodes": max_nodes or USUAL_NODES, "depth": max_depth or trace.depth}
+        for name, times in _profiles(settings, sizes, target, kind).items():
+            save_profile(times, tables / name)
+            click.echo(f"step times written to {tables / name}", err=True)
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
     if as_json:
@@ -263,9 +278,25 @@ def _too_long(target: Path, contexts: tuple[int, ...]) -> list[str]:
     return [f"context {', '.join(beyond)}: the target is built for {limit} tokens, times are as if it went on"]
 
 
-def _plan_name(scenario: "Scenario") -> str:
-    """The file of its device's and context's plan."""
-    return f"{re.sub(r'[^a-z0-9]+', '-', scenario.device.casefold()).strip('-')}-{scenario.context}.json"
+def _slug(device: str) -> str:
+    """A device's name in a file's."""
+    return re.sub(r"[^a-z0-9]+", "-", device.casefold()).strip("-")
+
+
+def _profiles(settings: "list[Setting]", sizes: dict[str, Any], target: Path, kind: str) -> "dict[str, Profile]":
+    """The step times of each device at all contexts, by file."""
+    from simulate.roofline import Roofline
+    from simulate.timetable import joined, tabulated
+
+    name = (target if target.is_dir() else target.parent).resolve().name
+    meta = {"target": {"name": name}, "drafter": {"kind": kind}, "provenance": this_run()}
+    found: dict[str, list[Profile]] = {}
+    for each in settings:
+        times: Any = each.cost
+        if isinstance(times, Roofline):
+            times = tabulated(times, context=each.context, meta=meta, **sizes)
+        found.setdefault(f"{_slug(each.device)}.json", []).append(times)
+    return {name: joined(profiles) for name, profiles in found.items()}
 
 
 def _cell(scenario: "Scenario") -> dict[str, Any]:

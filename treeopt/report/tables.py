@@ -169,10 +169,15 @@ def rule_told(meta: Any) -> str:
 
 
 def measured_told(meta: Any) -> str:
-    """Models, device and day of a profile or validation, as its provenance says."""
+    """Models, device and day of a profile or validation, as its provenance says; or that nothing was measured."""
+    if look(meta, "predicted") is not None:
+        device, kind = (_shown(look(meta, *keys)) for keys in (("device",), ("drafter", "kind")))
+        return f"predicted for {device} from sizes and its data sheet, the drafter as {kind}; nothing was measured"
     processor, date = (look(meta, "provenance", key) for key in ("processor", "date"))
     graphs = ", CUDA graphs" if look(meta, "graphs") else ""
-    return f"{models_told(meta)} on {_shown(look(meta, 'device'))}{graphs} ({_shown(processor)}), {_shown(date)}"
+    carried = look(meta, "transfer", "to")
+    to = "" if carried is None else f", carried over to {carried}"
+    return f"{models_told(meta)} on {_shown(look(meta, 'device'))}{graphs} ({_shown(processor)}), {_shown(date)}{to}"
 
 
 def _shown(value: Any) -> str:
