@@ -1,6 +1,7 @@
 """EAGLE-3 on disk: the reference's `midlayer.*`, vLLM's and speculators' `layers.0.*`, with or without `model.`.
 
-`fc.weight`, `norm.weight`, an LM head of its own, `d2t` and `t2d`; perhaps embeddings, `fc_norm.{i}` or `input_norm`.
+`fc.weight`, `norm.weight`, an LM head of its own (or none, if `draft_vocab_size` is null: then it is the target's),
+`d2t` and `t2d`; perhaps embeddings, `fc_norm.{i}` or `input_norm`.
 """
 
 from collections.abc import Callable
@@ -8,11 +9,11 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from executor.checkpoints.eagle import EMBEDDINGS, FREQUENCIES, one_layer
+from executor.checkpoints.eagle import EMBEDDINGS, FREQUENCIES, HEAD, one_layer
 from executor.checkpoints.layouts import plain
 from executor.checkpoints.llama import SCALED, config_of, fields, is_scaled
 from executor.checkpoints.modules import LAYER, STORED_LAYER, filled, layer_name, named
-from executor.checkpoints.shared import is_embedding
+from executor.checkpoints.shared import head_of, is_embedding
 from executor.checkpoints.stored import Stored
 from executor.checkpoints.taps import INPUTS, OUTPUTS, counted, taps_of
 from executor.checkpoints.vocabulary import drafted_ids, vocabulary_tensors
@@ -36,7 +37,8 @@ def read_eagle3(stored: Stored, target: Target) -> Eagle3:
     stored = plain(stored)
     one_layer(stored)
     hidden, wide = _matrix(stored, "fc.weight")
-    rows, _ = _matrix(stored, "lm_head.weight")
+    shares_head = _shares_head(stored, hidden, target)
+    rows = target.vocabulary if shares_head else _matrix(stored, "lm_head.weight")[0]
     config = config_of(stored, STORED_LAYER, target, hidden=hidden)
     taps = taps_of(stored, wide, target)
     ids = drafted_ids(stored, rows, target)
@@ -62,7 +64,14 @@ def read_eagle3(stored: Stored, target: Target) -> Eagle3:
         stored,
         layer_name,
         ignored=["d2t", "t2d", *FREQUENCIES, *LEFT, *([] if own else [EMBEDDINGS])],
+        given={HEAD: head_of(target, "EAGLE-3 without an LM head")} if shares_head else None,
     )
+
+
+def _shares_head(stored: Stored, hidden: int, target: Target) -> bool:
+    """Whether the LM head is the target's: none is there, nor a number of tokens that can be drafted (as in SGLang)."""
+    absent = all(name not in stored.entries for name in (HEAD, "d2t", "t2d"))
+    return absent and hidden == target.hidden and stored.config.get("draft_vocab_size") is None
 
 
 def _matrix(stored: Stored, name: str) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """From tensors to a drafter's module, and back: which parameter has which name in a file."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 import torch
@@ -19,6 +19,7 @@ def filled(
     *,
     ignored: Iterable[str] = (),
     zero: Collection[str] = (),
+    given: Mapping[str, Tensor] | None = None,
 ) -> M:
     """The module that `make` returns, with its parameters read; no memory is taken before all of them fit.
 
@@ -28,21 +29,20 @@ def filled(
         name_of: name of a parameter -> name in `stored`.
         ignored: names that may be there and are not read.
         zero: names that, if they are not there, stand for zeros.
+        given: what stands in the place of names that are not there.
 
     Raises:
         ExecutorError: names the tensors that do not fit.
     """
     with torch.device("meta"):
         wanted = {name_of(name): tuple(value.shape) for name, value in make().named_parameters()}
-    absent = {name for name in zero if name not in stored.entries}
+    given = dict(given or {}) | {name: torch.zeros(()) for name in zero}
+    absent = {name for name in given if name not in stored.entries}
     stored.fit({name: shape for name, shape in wanted.items() if name not in absent}, ignored=ignored)
     module = make()
     with torch.no_grad():
         for name, value in module.named_parameters():
-            if name_of(name) in absent:
-                value.zero_()
-            else:
-                value.copy_(stored.read(name_of(name)))
+            value.copy_(given[name_of(name)] if name_of(name) in absent else stored.read(name_of(name)))
     return module
 
 
