@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from treeopt.cost import CostModel
 
 PLAIN = "no speculation"
+FREE = "prompts cost nothing (--prefill-s, --prefill-s-per-token): a server is slower, above all to the first token"
 
 
 @click.command()
@@ -103,7 +104,8 @@ def simulate(
         record["conditions"] += _seen(plan, trace)
     unknown = cost.caveats(context=prompt_tokens, trace=trace.meta)
     assumed = (f"assumed: {each}" for each in assumed_in(trace.meta))
-    warned = [*(plan.warnings if plan else ()), *assumed, *unknown, *record.get("warnings", ())]
+    free = (FREE,) if load.given and not prefill_s and not prefill_s_per_token else ()
+    warned = [*(plan.warnings if plan else ()), *assumed, *unknown, *free, *record.get("warnings", ())]
     record["warnings"] = list(dict.fromkeys(warned))
     for warning in record["warnings"]:
         click.echo(f"Warning: {warning}.", err=True)
