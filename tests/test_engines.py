@@ -483,7 +483,7 @@ def test_command_prints_json(saved: Path) -> None:
         (
             ["--format", "medusa", "--batch", "8", "--output", "absent/list.json"],
             UsageError,
-            "cannot be written",
+            "there is no folder",
         ),
     ],
 )
