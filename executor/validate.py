@@ -66,7 +66,7 @@ class Requests:
         limits = [given] * len(self.prompts) if isinstance(given, int) else list(given)
         if self.replayed is None:
             return limits
-        lengths = (self.replayed.stops - self.replayed.starts).tolist()
+        lengths = self.replayed.lengths.tolist()
         return [min(pair) for pair in zip(limits, lengths, strict=True)]
 
     @property

@@ -190,7 +190,7 @@ def _in_lock_step(accepted: Ints, trace: Trace, batch: int, drain: bool) -> Emis
             waiting += len(joined)
         if len(request) == 0:
             break
-        own, left = accepted[here] + 1, trace.stops[request] - here
+        own, left = accepted[here] + 1, trace.left[here]
         held = own < left
         taken = np.minimum(own[held].min() if held.any() else own.max(), left)
         requests.append(request)

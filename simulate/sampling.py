@@ -142,7 +142,7 @@ def expected_replay(tree: Tree, trace: Trace, *, approximate: bool = False) -> E
     visits = visited(odds, trace)
     return ExpectedCounts(
         steps=np.add.reduceat(visits, trace.starts),
-        committed=trace.stops - trace.starts,
+        committed=trace.lengths,
         accepted_counts=visits @ odds,
     )
 
@@ -154,9 +154,8 @@ def visited(odds: Floats, trace: Trace) -> Floats:
     depth = odds.shape[1] - 1
     band = np.zeros((depth + 2, trace.anchors))
     band[0] = 1
-    left = trace.stops[trace.request_index] - np.arange(trace.anchors)
     for kept in range(depth + 1):
-        band[kept + 1] = np.where(kept + 1 < left, -odds[:, kept], 0)
+        band[kept + 1] = np.where(kept + 1 < trace.left, -odds[:, kept], 0)
     start = (trace.position == 0).astype(np.float64)
     return np.asarray(solve_banded((depth + 1, 0), band, start))
 

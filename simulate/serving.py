@@ -233,6 +233,6 @@ def _inside(begins: Floats, ends: Floats, times_s: Floats) -> Ints:
 def _check(trace: Trace, work: Workload) -> None:
     if work.request.min() < 0 or work.request.max() >= trace.requests:
         raise UsageError(f"the workload's requests must be among the trace's {trace.requests}")
-    longer = work.tokens > (trace.stops - trace.starts)[work.request]
+    longer = work.tokens > trace.lengths[work.request]
     if longer.any():
         raise UsageError(f"tokens[{longer.argmax()}] must not exceed its text, got {work.tokens[longer][0]}")

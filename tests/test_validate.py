@@ -197,7 +197,7 @@ def test_a_batch_size_without_a_fixed_tree_or_plain_steps_is_not_repeated(plan):
 def test_a_limit_below_the_trace_s_ends_requests_earlier(plan, clock):
     replayed = a_trace(2 * BLOCKS * max(BATCHES), 6)
     requests = Requests(random_prompts([4] * replayed.requests), 7, replayed=replayed)
-    assert requests.limits == [min(7, n) for n in (replayed.stops - replayed.starts).tolist()]
+    assert requests.limits == [min(7, n) for n in replayed.lengths.tolist()]
     assert requests.context == round(4 + sum(requests.limits) / len(requests.limits) / 2)
     part = requests.part(np.array([1, 4]))
     assert part.limits == [requests.limits[1], requests.limits[4]]

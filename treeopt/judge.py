@@ -79,7 +79,7 @@ class Judge:
     def seconds(self, tree: Tree | None, batch: int) -> NDArray[np.float64]:
         """Of each request held out, float64 (R,)."""
         if tree is None:
-            return np.float64(self.plain_s(batch)) * (self.held.stops - self.held.starts)
+            return np.float64(self.plain_s(batch)) * self.held.lengths
         return np.float64(self.step_s(tree, batch)) * self._judged[tree].steps
 
     def loss(self, own_s: NDArray[np.float64], best_s: NDArray[np.float64]) -> Estimate:

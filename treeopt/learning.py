@@ -158,11 +158,10 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
             f"{trace.requests} requests are few: below {FEW_REQUESTS}, intervals rest on little and are wide "
             "(Student's t); record more requests rather than longer ones"
         )
-    lengths = trace.stops - trace.starts
-    longest = int(lengths.argmax())
-    if lengths[longest] > LARGE_REQUEST * trace.anchors:
+    longest = int(trace.lengths.argmax())
+    if trace.lengths[longest] > LARGE_REQUEST * trace.anchors:
         found.append(
-            f"request {trace.request[trace.starts[longest]]} holds {lengths[longest] / trace.anchors:.0%} of the "
+            f"request {trace.request[trace.starts[longest]]} holds {trace.lengths[longest] / trace.anchors:.0%} of the "
             f"anchors, more than {LARGE_REQUEST:.0%}: results say much of it and little of others"
         )
     written, prompts = (look(trace.meta, "repeated_4grams", part) for part in ("written", "prompts"))

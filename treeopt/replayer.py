@@ -85,7 +85,7 @@ class Replayer:
         seen: list[Round] = []
         steps = self._walk(self._moves(chosen[None]), seen)[0]
         kept = np.bincount(np.concatenate([move for _, move in seen]), minlength=tree.depth + 2)
-        return StepCounts(steps, self.trace.stops - self.trace.starts, kept[1:])
+        return StepCounts(steps, self.trace.lengths, kept[1:])
 
     def steps(self, chosen: Chosen) -> NDArray[np.int64]:
         """Steps of each request under each of T trees, int64 (T, R).
