@@ -18,7 +18,7 @@ from simulate.workload import Workload
 from treeopt.cost import CostModel
 from treeopt.errors import CostError, UsageError
 from treeopt.trace import Trace
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 from treeopt.walk import accepted_lengths, walked
 
 
@@ -109,7 +109,7 @@ class _Server:
         known = dict(accepted or {})
         for tree in switching.trees:
             if tree not in known:
-                known[tree] = accepted_lengths(tree or Tree((), ()), trace)
+                known[tree] = accepted_lengths(tree or EMPTY, trace)
         self.advance = [known[tree] + 1 for tree in switching.trees]
         pad_to = PAD * rows if pad else 0
         self.seconds = [

@@ -20,7 +20,7 @@ from tests.test_graphs import Recorder
 from treeopt.errors import ExecutorError, TraceError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.trace import Trace
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 from treeopt.walk import visit
 
 TREE = Tree.from_paths([(0, 0, 0), (0, 1), (1, 0), (2,)])
@@ -45,7 +45,7 @@ def replayed(trace: Trace, tree: Tree, drafter, *, target=None, batch=1, prompts
 
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("late", [0, 1, 2])
-@pytest.mark.parametrize("tree", [Tree((), ()), Tree.chain(1), Tree.chain(4), TREE], ids=["plain", "1", "4", "tree"])
+@pytest.mark.parametrize("tree", [EMPTY, Tree.chain(1), Tree.chain(4), TREE], ids=["plain", "1", "4", "tree"])
 def test_steps_keep_what_the_walk_keeps(tree, batch, late):
     """Rows are given to other requests as theirs end, at different steps."""
     trace = a_trace()

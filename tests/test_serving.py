@@ -19,11 +19,10 @@ from tests.test_runs import COST, Priced
 from treeopt.errors import CostError, UsageError
 from treeopt.estimate import Estimate
 from treeopt.plan import Choice, Grown, Plan, PlanEntry, Proof, Switch
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 from treeopt.walk import accepted_lengths, replay
 
 PLAIN = Switching((None,))
-EMPTY = Tree((), ())
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from treeopt.optimize import search
 from treeopt.plan import Grown
 from treeopt.sized import parse_sizes, sized_trees
 from treeopt.trace import Trace
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 from treeopt.walk import replay
 
 BASE_S, TOKEN_S, DRAFT_S = 0.010, 0.001, 0.002  # of a forward, of each token in it, of each level drafted
@@ -119,7 +119,7 @@ def test_replayed_acceptance_is_measured_as_it_is(plan, clock):
     assert [(c.batch, c.tree) for c in cells] == [(e.batch, tree) for e in plan.entries for tree in ways_of(e)]
     assert len(cells) >= 2 * 4
     for cell in cells:
-        step, plain = step_s(cell.batch, cell.tree), step_s(cell.batch, Tree((), ()))
+        step, plain = step_s(cell.batch, cell.tree), step_s(cell.batch, EMPTY)
         tau = replay(cell.tree, replayed).tau
         assert cell.measured.tau.value == pytest.approx(tau, rel=1e-12)
         assert cell.measured.step_s == pytest.approx(step, rel=1e-9)

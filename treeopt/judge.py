@@ -11,7 +11,7 @@ from treeopt.objective import Objective
 from treeopt.plan import Choice
 from treeopt.replayer import Replayer
 from treeopt.trace import Trace
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 from treeopt.walk import StepCounts
 
 PLAIN = "no speculation"
@@ -107,7 +107,7 @@ class _Replays:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._known: dict[Tree, StepCounts] = {}
-        self.pool = Tree((), ())
+        self.pool = EMPTY
 
     @cached_property
     def _replayer(self) -> Replayer:

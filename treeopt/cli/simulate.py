@@ -16,6 +16,7 @@ from treeopt.cli.trees import Static
 from treeopt.cost import StepShape
 from treeopt.errors import PlanError, UsageError
 from treeopt.files import write_text
+from treeopt.judge import PLAIN
 from treeopt.plan import Plan, PlanEntry
 from treeopt.planfile import load_plan
 from treeopt.provenance import assumed_in, look, this_run
@@ -26,8 +27,6 @@ from treeopt.tree import Tree
 if TYPE_CHECKING:
     from simulate.timeline import Timeline
     from treeopt.cost import CostModel
-
-PLAIN = "no speculation"
 
 
 @click.command()
