@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.constraints import ChainOnly, Constraint, ContiguousRanks
+from treeopt.constraints import ChainOnly, Constraint, ContiguousRanks, broken
 from treeopt.errors import TraceError
 from treeopt.trace import CHAINS, MANY_KEPT, MISSED, PAST_END, Trace
 from treeopt.tree import Tree
@@ -194,15 +194,8 @@ def check_tree(tree: Tree, trace: Trace) -> None:
     """Refuse what the trace's rule cannot verify, or the trace cannot judge.
 
     Raises:
-        TraceError: names the node.
+        TraceError: names the path.
     """
     accepted_lengths(tree, trace)
-    rule = trace.meta["verification"]
-    before = (-2, 0)  # no parent
-    for node, (parent, rank) in enumerate(zip(tree.parents, tree.ranks, strict=True)):
-        due = before[1] + 1 if parent == before[0] else 0
-        if rank != due:
-            raise TraceError(f"rule {rule} tries draws in order: node {node} has rank {rank} where {due} is due")
-        if rule in CHAINS and rank:
-            raise TraceError(f"rule {rule} verifies chains: node {node} is a sibling")
-        before = (parent, rank)
+    if reason := broken(tree, rules(trace)):
+        raise TraceError(reason)
