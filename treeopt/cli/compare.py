@@ -22,7 +22,7 @@ from treeopt.trace import Trace
 
 @click.command()
 @click.argument("traces", type=options.FOLDER, nargs=-1, required=True)
-@click.option("--batch", type=options.Sizes(), help="Also at these batch sizes, each drafter with its own best tree.")
+@click.option("--batch", type=options.Numbers(), help="Also at these batch sizes, each drafter with its own best tree.")
 @click.option(
     "--profile",
     "profiles",

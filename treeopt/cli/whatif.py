@@ -35,7 +35,11 @@ KINDS = ("eagle", "eagle3", "language-model", "medusa")
 @click.option("--kind", type=click.Choice(KINDS), help="What the drafter is; default as the trace says.")
 @click.option("--batch", type=options.Numbers(), default="1-64", show_default=True, help="Batch sizes; 1-64 doubles.")
 @click.option(
-    "--context", type=options.Numbers(), default="512", show_default=True, help="Tokens in the cache; 8k is 8192."
+    "--context",
+    type=options.Numbers("context lengths"),
+    default="512",
+    show_default=True,
+    help="Tokens in the cache; 8k is 8192.",
 )
 @click.option("--profile", "profile_file", type=options.FILE, help="Step times measured on another device.")
 @click.option("--measured-on", help="The device of --profile.")
