@@ -239,14 +239,8 @@ def _way(plan: Plan | None, tree: Tree | None, batch: int | None) -> tuple[str, 
         if batch is None:
             raise UsageError("give --batch, or a --plan for one batch size")
         return "tree", tree, batch
-    sizes = ", ".join(str(entry.batch) for entry in plan.entries)
-    if batch is None and len(plan.entries) > 1:
-        raise UsageError(f"the plan is for batch {sizes}: say which with --batch")
-    for entry in plan.entries:
-        if batch in (None, entry.batch):
-            choice = static(entry).choice
-            return choice.name, choice.tree, entry.batch
-    raise PlanError(f"the plan is for batch {sizes}, not {batch}")
+    entry = static(plan.entry(batch))
+    return entry.choice.name, entry.choice.tree, entry.batch
 
 
 def _mode(how: dict[str, bool]) -> str:

@@ -144,13 +144,8 @@ class Trees:
         if self.plan_file is None:
             return (given[0] if given else EMPTY), self.batch or 1, None
         plan = load_plan(self.plan_file)
-        sizes = [entry.batch for entry in plan.entries]
-        if self.batch is None and len(sizes) > 1:
-            raise UsageError(f"the plan is for batch {', '.join(map(str, sizes))}: say which with --batch")
-        for entry in plan.entries:
-            if self.batch in (None, entry.batch):
-                return _shape(entry.choice), entry.batch, plan
-        raise PlanError(f"{self.plan_file}: the plan is for batch {', '.join(map(str, sizes))}, not {self.batch}")
+        entry = plan.entry(self.batch)
+        return _shape(entry.choice), entry.batch, plan
 
 
 def _shape(choice: Choice) -> Tree | Policy:
