@@ -16,8 +16,7 @@ from executor.drafters.base import Committed, Forced
 from executor.drafters.layer import Attend, LayerCache, SelfAttention, Unrolled
 from executor.features import keep_last, picked, put_last
 from executor.target import Target
-
-MAX_DEPTH = 64
+from treeopt.checks import MAX_DEPTH
 
 
 @dataclass
