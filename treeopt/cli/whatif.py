@@ -119,10 +119,9 @@ def whatif(
     device["draft_bytes"] = _weight_bytes(drafter, device["draft_bytes"], "--draft-bytes", default=default)
     settings = _settings(hardware, context, target, drafter, kind, trace.depth, profile, device)
     how: dict[str, Any] = {"seed": seed, "max_nodes": max_nodes, "max_depth": max_depth, "compare": {}}
-    rules: dict[str, Any] = {**how}
-    searched = trace if trace.kept is None else drawn(trace, rules)
+    searched, rules = drawn(trace, seed)
     with options.progress("searching", len(settings)) as done:
-        found = explore(searched, settings, batch=batch, done=done, **rules)
+        found = explore(searched, settings, batch=batch, done=done, rules=rules, **how)
     warnings = list(dict.fromkeys([*_too_long(target, context), *(one for each in found for one in each.warnings)]))
     for warning in warnings:
         click.echo(f"Warning: {warning}.", err=True)
