@@ -172,7 +172,7 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
     from executor.checkpoints import load_drafter
-    from executor.loading import load_target, prepare
+    from executor.loading import dtype_name, load_target, prepare
     from executor.parallel import launched
 
     if launched() > 1 and not models.tensor_parallel:
@@ -188,7 +188,7 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
         tensor_parallel=models.tensor_parallel,
         packed=True,
     )
-    warn_of_slow(str(target.dtype).removeprefix("torch."), target)
+    warn_of_slow(dtype_name(target.dtype), target)
     if models.drafter is None:
         return target, None
     drafter = load_drafter(models.drafter, target, packed=True)
