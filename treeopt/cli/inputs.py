@@ -156,6 +156,12 @@ new_tokens = click.option(
 )
 
 
+def hush() -> None:
+    """Silence the talkative; it must come before what imports torch, for they talk while they are imported."""
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 def load_models(models: Models) -> "tuple[Target, Drafter]":
     """Target and drafter, on the device; see `load_target_and_drafter`."""
     target, drafter = load_target_and_drafter(models)
@@ -169,8 +175,7 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
     Raises:
         UsageError: several processes were started and each would do the whole work.
     """
-    for name in TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    hush()
     from executor.checkpoints import load_drafter
     from executor.loading import dtype_name, load_target, prepare
     from executor.parallel import launched
