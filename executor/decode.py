@@ -27,11 +27,10 @@ from executor.steps import Gathered, Generation, Step
 from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree, Policy
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 
 BUCKETS = {"cpu": 16}  # the cache is looked at in multiples of so many tokens; every size is a graph elsewhere
 BUCKET = 256
-PLAIN = Tree((), ())
 
 NewTokens = int | Sequence[int]
 
@@ -97,7 +96,7 @@ class Decoder:
         target: Target,
         drafter: Drafter | None = None,
         *,
-        tree: Tree | Policy = PLAIN,
+        tree: Tree | Policy = EMPTY,
         batch: int = 1,
         rule: Rule | None = None,
         late: int | None = None,

@@ -18,6 +18,22 @@ def picked(values: Tensor, rows: Tensor | None) -> Tensor:
     return values if rows is None else values[torch.arange(len(rows), device=rows.device)[:, None], rows]
 
 
+def put_last(held: Tensor, rows: Tensor, found: Tensor, counts: Tensor) -> None:
+    """Set held[rows] to row counts - 1 of each of `found`, (r, n, width); to zero where that counts none."""
+    held.index_fill_(0, rows, 0)
+    if found.shape[1]:
+        held[rows] = torch.where((counts > 0)[:, None], _last(found, counts), 0)
+
+
+def keep_last(held: Tensor, found: Tensor, counts: Tensor) -> None:
+    """Set each row of `held` to row counts - 1 of `found`, (batch, n, width); it stays where that counts none."""
+    held.copy_(torch.where((counts > 0)[:, None], _last(found, counts), held))
+
+
+def _last(found: Tensor, counts: Tensor) -> Tensor:
+    return found[torch.arange(len(found), device=found.device), (counts - 1).clamp(min=0)]
+
+
 class Features:
     """Hooks on a decoder, which keep what its last forward passed until it is taken."""
 

@@ -11,6 +11,7 @@ import torch
 from transformers import PretrainedConfig
 
 from executor.drafters.base import Drafter
+from executor.loading import dtype_name
 from executor.parallel import processes, whole
 from executor.quantization import plain_tensors, quantization_of
 from executor.target import Target
@@ -27,7 +28,7 @@ def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
             "name": target.name,
             "weights": weights_hash(target.model),
             "settings": settings_hash({"config": target.model.config}),
-            "dtype": _name(target.dtype),
+            "dtype": dtype_name(target.dtype),
             **({} if kind is None else {"quantization": kind}),
         },
     }
@@ -97,7 +98,3 @@ def clock_mhz(device: torch.device) -> float | None:
         return None
     clocks = [float(line.split(":", 1)[1]) for line in lines if line.startswith("cpu MHz")]
     return sum(clocks) / len(clocks) if clocks else None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

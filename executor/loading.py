@@ -30,6 +30,15 @@ DTYPES = {
 THREADS_A_CORE = 4  # no more are any use; of very many the process dies without a word
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """As files and command lines call it.
+
+    >>> dtype_name(torch.bfloat16)
+    'bfloat16'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
 def load_target(
     path: Path | str,
     *,
@@ -161,7 +170,7 @@ def _check_types(path: Path | str, target: Target) -> None:
         raise ExecutorError(f"{path}: its weights are {target.dtype}; dtype must be one of {', '.join(DTYPES)}")
     for name, value in target.model.named_parameters():
         if len(list(plain_tensors(name, value))) > 1 and value.dtype != target.dtype:
-            found = str(value.dtype).removeprefix("torch.")
+            found = dtype_name(value.dtype)
             raise ExecutorError(f"{path}: {name} was quantised to compute in {found}; load it with dtype {found}")
 
 

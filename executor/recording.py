@@ -18,7 +18,7 @@ from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.trace import MAX_WIDTH
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 
 LOSSY = (
     "text of rule typical, which has not the target's law, is as good as the target's",
@@ -111,7 +111,7 @@ class Recording:
     @property
     def drawn(self) -> Tree:
         """With what texts are written; an empty tree where they do not depend on it."""
-        return self.tree or Tree((), ())
+        return self.tree or EMPTY
 
     @property
     def kept_of(self) -> dict[str, Any]:

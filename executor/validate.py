@@ -22,9 +22,8 @@ from treeopt.estimate import Estimate, ratio
 from treeopt.plan import Choice, Plan, PlanEntry
 from treeopt.policies import Policy
 from treeopt.trace import Trace
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 
-PLAIN = Tree((), ())
 MOST = 8  # pieces of a block: each begins with a prefill
 PASSES = 4  # over a block, at most, of a batch size at which it is done sooner
 WARM_UP = 3  # steps of each way before any is measured: libraries allocate, processors wake
@@ -66,7 +65,7 @@ class Requests:
         limits = [given] * len(self.prompts) if isinstance(given, int) else list(given)
         if self.replayed is None:
             return limits
-        lengths = (self.replayed.stops - self.replayed.starts).tolist()
+        lengths = self.replayed.lengths.tolist()
         return [min(pair) for pair in zip(limits, lengths, strict=True)]
 
     @property
@@ -175,7 +174,7 @@ def compare(
     asked = prompts if isinstance(prompts, Requests) else Requests(prompts, new_tokens, stop)
     check_run(target, drafter, plan, asked, blocks=blocks)
     rng = np.random.default_rng(seed)
-    ways: dict[int, list[Tree | Policy]] = {entry.batch: [PLAIN, *_ways(entry, asked)] for entry in plan.entries}
+    ways: dict[int, list[Tree | Policy]] = {entry.batch: [EMPTY, *_ways(entry, asked)] for entry in plan.entries}
     runs = {(batch, tree): _Run() for batch, trees in ways.items() for tree in trees}
     parts = np.array_split(np.arange(len(asked.prompts)), blocks)
     for batch, tree in runs:
@@ -244,7 +243,7 @@ def _warm(target: Target, drafter: Drafter, tree: Tree | Policy, batch: int, req
 def _compared(
     entry: PlanEntry, runs: Mapping[Tree | Policy, _Run], forms: Mapping[tuple[int, str], ClosedForms]
 ) -> list[Comparison]:
-    plain, found = runs[PLAIN], []
+    plain, found = runs[EMPTY], []
     due = next((choice.step_s for choice in (entry.choice, *entry.compared) if choice.plain), None)
     plain_s = None if due is None else (due, float(np.median(np.concatenate(plain.step_s))))
     for way, choice in ways_of(entry).items():

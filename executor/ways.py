@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from executor.anew import drawn_anew
 from treeopt.policies import Policy
 from treeopt.published import MEDUSA, published_trees
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 
 TOKENS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 17, 20, 24, 28, 32, 33, 40, 48, 56, 64)
 FEWER = (8, 17, 33)  # at further contexts, where the basis tells the rest
 EDGES = (16, 32, 64, 128, 256, 512)  # tokens of a batch at which kernels change
 WIDTHS = (2, 4, 8, 16)
-PLAIN = Tree((), ())
 LEAST = 0  # importance of the ways without which there is no profile
 
 
@@ -72,7 +71,7 @@ def ranked_ways(
     largest = prefixes[max(prefixes)]
     for place, context in enumerate(contexts):
         for batch in batches:
-            trees = [(LEAST, tree) for tree in (PLAIN, chains[0], chains[-1], largest)]
+            trees = [(LEAST, tree) for tree in (EMPTY, chains[0], chains[-1], largest)]
             if place == 0:
                 edges = {n for edge in EDGES for n in (edge // batch, edge // batch + 1)}
                 trees += [(1, prefixes[n]) for n in sorted(edges & set(prefixes))]

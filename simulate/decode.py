@@ -15,7 +15,7 @@ from simulate.timeline import Emissions, Floats, Ints, Timeline
 from treeopt.cost import CostModel, StepShape
 from treeopt.errors import CostError, UsageError
 from treeopt.trace import Trace
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 from treeopt.walk import accepted_lengths, walked
 
 Seconds = Callable[[int, int | None], float]
@@ -68,7 +68,7 @@ def run(
         raise UsageError(f"batch must be at least 1, got {batch}")
     prefill = each(prefill_s, trace.requests, "prefill_s")
     if accepted is None:
-        accepted = accepted_lengths(tree or Tree((), ()), trace)
+        accepted = accepted_lengths(tree or EMPTY, trace)
     given = _in_lock_step(accepted, trace, batch, drain) if lock_step else _ragged(accepted, trace, batch, drain)
     occupancy = np.bincount(given.step)
     context = None
@@ -190,7 +190,7 @@ def _in_lock_step(accepted: Ints, trace: Trace, batch: int, drain: bool) -> Emis
             waiting += len(joined)
         if len(request) == 0:
             break
-        own, left = accepted[here] + 1, trace.stops[request] - here
+        own, left = accepted[here] + 1, trace.left[here]
         held = own < left
         taken = np.minimum(own[held].min() if held.any() else own.max(), left)
         requests.append(request)

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.constraints import ChainOnly, Constraint, ContiguousRanks
+from treeopt.constraints import ChainOnly, Constraint, ContiguousRanks, broken
 from treeopt.errors import TraceError
 from treeopt.trace import CHAINS, MANY_KEPT, MISSED, PAST_END, Trace
 from treeopt.tree import Tree
@@ -142,7 +142,7 @@ def expected_replay(tree: Tree, trace: Trace, *, approximate: bool = False) -> E
     visits = visited(odds, trace)
     return ExpectedCounts(
         steps=np.add.reduceat(visits, trace.starts),
-        committed=trace.stops - trace.starts,
+        committed=trace.lengths,
         accepted_counts=visits @ odds,
     )
 
@@ -154,9 +154,8 @@ def visited(odds: Floats, trace: Trace) -> Floats:
     depth = odds.shape[1] - 1
     band = np.zeros((depth + 2, trace.anchors))
     band[0] = 1
-    left = trace.stops[trace.request_index] - np.arange(trace.anchors)
     for kept in range(depth + 1):
-        band[kept + 1] = np.where(kept + 1 < left, -odds[:, kept], 0)
+        band[kept + 1] = np.where(kept + 1 < trace.left, -odds[:, kept], 0)
     start = (trace.position == 0).astype(np.float64)
     return np.asarray(solve_banded((depth + 1, 0), band, start))
 
@@ -195,15 +194,8 @@ def check_tree(tree: Tree, trace: Trace) -> None:
     """Refuse what the trace's rule cannot verify, or the trace cannot judge.
 
     Raises:
-        TraceError: names the node.
+        TraceError: names the path.
     """
     accepted_lengths(tree, trace)
-    rule = trace.meta["verification"]
-    before = (-2, 0)  # no parent
-    for node, (parent, rank) in enumerate(zip(tree.parents, tree.ranks, strict=True)):
-        due = before[1] + 1 if parent == before[0] else 0
-        if rank != due:
-            raise TraceError(f"rule {rule} tries draws in order: node {node} has rank {rank} where {due} is due")
-        if rule in CHAINS and rank:
-            raise TraceError(f"rule {rule} verifies chains: node {node} is a sibling")
-        before = (parent, rank)
+    if reason := broken(tree, rules(trace)):
+        raise TraceError(reason)

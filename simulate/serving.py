@@ -18,7 +18,7 @@ from simulate.workload import Workload
 from treeopt.cost import CostModel
 from treeopt.errors import CostError, UsageError
 from treeopt.trace import Trace
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 from treeopt.walk import accepted_lengths, walked
 
 
@@ -109,7 +109,7 @@ class _Server:
         known = dict(accepted or {})
         for tree in switching.trees:
             if tree not in known:
-                known[tree] = accepted_lengths(tree or Tree((), ()), trace)
+                known[tree] = accepted_lengths(tree or EMPTY, trace)
         self.advance = [known[tree] + 1 for tree in switching.trees]
         pad_to = PAD * rows if pad else 0
         self.seconds = [
@@ -233,6 +233,6 @@ def _inside(begins: Floats, ends: Floats, times_s: Floats) -> Ints:
 def _check(trace: Trace, work: Workload) -> None:
     if work.request.min() < 0 or work.request.max() >= trace.requests:
         raise UsageError(f"the workload's requests must be among the trace's {trace.requests}")
-    longer = work.tokens > (trace.stops - trace.starts)[work.request]
+    longer = work.tokens > trace.lengths[work.request]
     if longer.any():
         raise UsageError(f"tokens[{longer.argmax()}] must not exceed its text, got {work.tokens[longer][0]}")

@@ -79,7 +79,7 @@ def drawn(trace: Trace, arrived_s: Floats, *, rng: np.random.Generator, prompt_t
     """
     request = rng.integers(0, trace.requests, len(arrived_s))
     prompts = None if prompt_tokens is None else np.full(len(arrived_s), prompt_tokens)
-    return Workload(arrived_s, request, (trace.stops - trace.starts)[request], prompts)
+    return Workload(arrived_s, request, trace.lengths[request], prompts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ class Asked:
             return f"{self.path}: line {self.line[index % len(self.line)]}"
 
         number = np.arange(len(arrived_s)) % len(self.tokens)
-        tokens, lengths = self.tokens[number], trace.stops - trace.starts
+        tokens, lengths = self.tokens[number], trace.lengths
         if tokens.max() > lengths.max():
             raise UsageError(
                 f"{source(int(tokens.argmax()))}: `tokens` must be at most {lengths.max()}, as the trace's longest "

@@ -113,7 +113,7 @@ def test_running_batches_take_the_live_loops_steps(each, policy):
     for time, step in zip(range(int(full.argmin())), live, strict=False):
         for row, request in enumerate(step.requests):
             anchor = int(steps.anchors[time, 0, row])
-            left = int(trace.stops[order[request]]) - anchor
+            left = int(trace.left[anchor])
             assert trace.request_index[anchor] == order[request]
             assert len(step.committed[row]) == min(int(steps.accepted[time, 0, row]) + 1, left)
             compared += 1

@@ -52,13 +52,11 @@ from treeopt.policies.stored import identity
 from treeopt.records import RecordError
 from treeopt.report.tables import show_plan
 from treeopt.trace import load_trace, save_trace
-from treeopt.tree import Tree
 
 ROOT = Path(__file__).parent.parent
 TEXTS = [f"{'ab cd ef gh ij '[: 5 + 2 * n]}{n}" for n in range(5)] + ["a"]
 NEW = 12
 TREE = "[[0,0,0],[0,1],[1,0],[2]]"
-PLAIN = Tree((), ())
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -68,8 +68,8 @@ def test_advice_is_printed_and_told(trace_file, tmp_path):
     few = done("trace", "info", tmp_path / "few.npz").stdout
     assert "Beware: trees need at least 4 requests" in few
     refused(run("trace", "info", tmp_path / "few.npz", "--learning-curve"), "at least 4 requests")
-    refused(run("trace", "info", trace_file, "--nodes", "4,x"), "nodes sizes", "'4,x'", code=2)
-    refused(run("trace", "info", trace_file, "--nodes", "0"), "nodes must be at least 1", code=2)
+    refused(run("trace", "info", trace_file, "--nodes", "4,x"), "tree sizes", "'4,x'", code=2)
+    refused(run("trace", "info", trace_file, "--nodes", "0"), "tree sizes, whole numbers in 1..", "'0'", code=2)
 
 
 def test_a_folder_of_shards_is_a_trace(trace_file, tmp_path):

@@ -1,4 +1,4 @@
-"""The knapsack of closed parts against all parts, and what nodes save against its definition."""
+"""Closed parts of a pool against all parts, and what nodes save against its definition."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from treeopt.errors import UsageError
 from treeopt.objective import LATENCY, THROUGHPUT
 from treeopt.replayer import Replayer
 from treeopt.searchers.best_first import count_prefixes
-from treeopt.searchers.closed import Knapsack
+from treeopt.searchers.closed import ClosedParts
 from treeopt.searchers.knapsack import select
 from treeopt.searchers.nodes import Nodes
 from treeopt.searchers.values import Saved
@@ -46,7 +46,7 @@ def test_the_part_is_the_most_valuable_of_all(case, nodes):
     pool, values = case
     parts = all_parts(pool)
     parts = parts[parts.sum(axis=1) <= nodes]
-    found = Knapsack(pool).fill(values, nodes=nodes)
+    found = ClosedParts(pool).fill(values, nodes=nodes)
     for row, part in zip(values, found, strict=True):
         assert (parts == part).all(axis=1).any()
         assert part @ row == (parts @ row).max()
@@ -57,7 +57,7 @@ def test_the_part_is_worth_what_the_knapsack_of_all_sizes_finds(case, nodes):
     pool, values = case
     children = np.array(pool.parents, dtype=np.int64), np.array(pool.ranks, dtype=np.int64)
     known = np.ones(pool.nodes, dtype=bool)
-    for row, part in zip(values, Knapsack(pool).fill(values, nodes=nodes), strict=True):
+    for row, part in zip(values, ClosedParts(pool).fill(values, nodes=nodes), strict=True):
         whole = Nodes(row, np.array(pool.depths, dtype=np.int64), *children, known, 0.0)
         assert part @ row == select(whole, Limits(), size=nodes, depth=4).value.max()
 
@@ -69,16 +69,16 @@ def test_frequencies_give_the_most_frequent_prefixes(trace, nodes):
     times = Replayer(trace, pool).times()
     ranks = trace.rank.tolist()
     assert times.tolist() == [sum(row[: len(path)] == list(path) for row in ranks) for path in pool.paths]
-    part = Knapsack(pool).fill(times[None].astype(float), nodes=nodes)[0]
+    part = ClosedParts(pool).fill(times[None].astype(float), nodes=nodes)[0]
     assert 1 + part @ times / trace.anchors == pytest.approx(frontier.tokens(trace.depth)[: nodes + 1][-1])
 
 
 def test_values_that_bar_nodes():
     pool = Tree.from_paths([(0, 0), (1,)])
-    found = Knapsack(pool).fill(np.array([[-np.inf, 1.0, 9.0]]), nodes=3)
+    found = ClosedParts(pool).fill(np.array([[-np.inf, 1.0, 9.0]]), nodes=3)
     assert found.tolist() == [[False, True, False]]
     with pytest.raises(UsageError):
-        Knapsack(pool).fill(np.zeros((1, 3)), nodes=-1)
+        ClosedParts(pool).fill(np.zeros((1, 3)), nodes=-1)
 
 
 # --- what nodes save
@@ -123,7 +123,7 @@ def test_groups_have_the_steps_a_token_of_their_requests(trace, data):
     replayer = Replayer(trace, tree)
     steps = replayer.replay(tree).steps
     saved = Saved(replayer, THROUGHPUT.prices(trace), steps)
-    pace = steps / (trace.stops - trace.starts)
+    pace = steps / trace.lengths
     assert len(saved.row) == len(saved.pace) <= 4
     assert pace.min() - 1e-12 <= saved.pace.min() <= saved.pace.max() <= pace.max() + 1e-12
     assert (saved.row == 0).all()

@@ -22,11 +22,10 @@ from tests.models import (
 )
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.published import EAGLE, MEDUSA, published_trees
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 
-PLAIN = Tree((), ())
 TREES = {
-    "plain": PLAIN,
+    "plain": EMPTY,
     "chain": Tree.chain(4),
     "star": Tree.from_paths([(r,) for r in range(9)]),
     "gaps": Tree.from_paths([(3, 1, 0), (0, 2), (1,)]),

@@ -109,10 +109,9 @@ def test_steps_equal_a_plain_simulation(trace, policy, batch, seed):
 def test_every_request_is_counted_once_and_to_its_end(trace, policy, batch):
     steps = Batches(trace, batch=batch).steps(policy, of(policy, trace))
     anchors = steps.anchors[steps.counted]
-    request = trace.request_index[anchors]
-    left = trace.stops[request] - anchors
-    tokens = np.bincount(request, np.minimum(steps.accepted[steps.counted] + 1, left), minlength=trace.requests)
-    assert tokens.tolist() == (trace.stops - trace.starts).tolist()
+    own = np.minimum(steps.accepted[steps.counted] + 1, trace.left[anchors])
+    tokens = np.bincount(trace.request_index[anchors], own, minlength=trace.requests)
+    assert tokens.tolist() == trace.lengths.tolist()
 
 
 @settings(max_examples=100, deadline=None)
@@ -233,7 +232,7 @@ def assert_calibrated(trace, drafting):
     curves = calibrate(trace, drafting)
     promised, true = np.zeros((2, drafting.depth, drafting.width))
     for anchor in range(trace.anchors):
-        left = int(trace.stops[trace.request_index[anchor]]) - anchor
+        left = int(trace.left[anchor])
         nodes = {node.place: node for node in drafted(trace, anchor, drafting, None)}
         own = slice(*trace.candidates.offset[anchor : anchor + 2].tolist())
         parent, rank = trace.candidates.parent[own].tolist(), trace.candidates.rank[own].tolist()

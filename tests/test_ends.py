@@ -17,12 +17,12 @@ from tests.models import HIDDEN, VOCABULARY, generated, noisy, random_heads, ran
 from treeopt.errors import ExecutorError
 from treeopt.policies import DynamicTree
 from treeopt.published import EAGLE, published_trees
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 
 NEW = 24
 LENGTHS = (7, 1, 19, 2, 1, 12, 5, 3, 1, 9)
 TREES: dict[str, Tree | DynamicTree] = {
-    "plain": Tree((), ()),
+    "plain": EMPTY,
     "chain": Tree.chain(4),
     "eagle": published_trees()[EAGLE],
     "dynamic": DynamicTree(nodes=12, depth=4, beam=3, width=4, min_probability=0.01),

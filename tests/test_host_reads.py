@@ -31,7 +31,7 @@ from tests.growing import CALIBRATION
 from tests.models import random_heads, random_prompts, small_target
 from tests.strategies import drawn_trace
 from treeopt.policies import DynamicTree
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 
 # Names of aten operators: their outcome is a number on the host, or of a size that the host must learn.
 READS = (
@@ -52,7 +52,7 @@ READS = (
     "repeat_interleave",
 )
 TREES: dict[str, Tree | DynamicTree] = {
-    "plain": Tree((), ()),
+    "plain": EMPTY,
     "chain": Tree.chain(3),
     "branching": Tree.from_paths([(0, 0, 0), (0, 1), (1, 0), (2,)]),
     "dynamic": DynamicTree(nodes=8, depth=3, beam=3, width=3),

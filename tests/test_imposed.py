@@ -20,7 +20,7 @@ from tests.test_graphs import Recorder
 from treeopt.errors import ExecutorError, TraceError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.trace import Trace
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 from treeopt.walk import visit
 
 TREE = Tree.from_paths([(0, 0, 0), (0, 1), (1, 0), (2,)])
@@ -40,18 +40,18 @@ def replayed(trace: Trace, tree: Tree, drafter, *, target=None, batch=1, prompts
     target = small_target() if target is None else target
     prompts = random_prompts([3 + i % 4 for i in range(trace.requests)]) if prompts is None else prompts
     decoder = Decoder(target, drafter, tree=tree, batch=batch, rule=Imposed(trace, tree), **other)
-    return decoder.generate(prompts, new_tokens=(trace.stops - trace.starts).tolist())
+    return decoder.generate(prompts, new_tokens=trace.lengths.tolist())
 
 
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("late", [0, 1, 2])
-@pytest.mark.parametrize("tree", [Tree((), ()), Tree.chain(1), Tree.chain(4), TREE], ids=["plain", "1", "4", "tree"])
+@pytest.mark.parametrize("tree", [EMPTY, Tree.chain(1), Tree.chain(4), TREE], ids=["plain", "1", "4", "tree"])
 def test_steps_keep_what_the_walk_keeps(tree, batch, late):
     """Rows are given to other requests as theirs end, at different steps."""
     trace = a_trace()
     found = replayed(trace, tree, random_heads(), batch=batch, late=late)
     assert [generation.accepted for generation in found] == kept(trace, tree)
-    assert [len(generation.tokens) for generation in found] == (trace.stops - trace.starts).tolist()
+    assert [len(generation.tokens) for generation in found] == trace.lengths.tolist()
 
 
 @settings(deadline=None, max_examples=30)
@@ -99,7 +99,7 @@ def test_graphs_replay_the_walk(monkeypatch):
     decoder = Decoder(small_target(), random_heads(), tree=TREE, batch=2, late=1, rule=Imposed(trace, TREE))
     decoder.graphs, decoder.bucket = True, 16
     prompts = random_prompts([4] * trace.requests)
-    found = decoder.generate(prompts, new_tokens=(trace.stops - trace.starts).tolist())
+    found = decoder.generate(prompts, new_tokens=trace.lengths.tolist())
     assert [generation.accepted for generation in found] == kept(trace, TREE)
 
 
@@ -118,7 +118,7 @@ def test_a_limit_cuts_the_walk():
 def test_a_run_can_be_repeated():
     trace = a_trace()
     decoder = Decoder(small_target(), random_heads(), tree=TREE, batch=3, rule=Imposed(trace, TREE))
-    prompts, ends = random_prompts([4] * trace.requests), (trace.stops - trace.starts).tolist()
+    prompts, ends = random_prompts([4] * trace.requests), trace.lengths.tolist()
     assert decoder.generate(prompts, new_tokens=ends) == decoder.generate(prompts, new_tokens=ends)
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 from tests.strategies import with_lengths
 from treeopt.errors import TraceError
 from treeopt.estimate import ratio
-from treeopt.objective import LATENCY, OBJECTIVES, THROUGHPUT, WORST_DOMAIN, lengths
+from treeopt.objective import LATENCY, OBJECTIVES, THROUGHPUT, WORST_DOMAIN
 from treeopt.trace import Trace
 from treeopt.tree import Tree
 from treeopt.walk import replay
@@ -34,7 +34,7 @@ def cases(draw, fewest=1):
 
 
 def by_definition(name: str, steps: np.ndarray, trace: Trace) -> float:
-    sizes = lengths(trace)
+    sizes = trace.lengths
     if name == "throughput":
         return sizes.sum() / steps.sum()
     if name == "latency":
@@ -59,8 +59,8 @@ def test_a_token_a_step_costs_one(case):
     for objective in OBJECTIVES.values():
         prices = objective.prices(trace)
         assert (prices >= 0).all()
-        assert prices @ lengths(trace) == pytest.approx(np.ones(len(prices)), rel=1e-13)
-        assert objective.tokens(lengths(trace), trace) == pytest.approx(1, rel=1e-13)
+        assert prices @ trace.lengths == pytest.approx(np.ones(len(prices)), rel=1e-13)
+        assert objective.tokens(trace.lengths, trace) == pytest.approx(1, rel=1e-13)
         assert 1 / objective.tokens(steps, trace) == pytest.approx((prices @ steps).max(), rel=1e-13)
 
 
@@ -73,7 +73,7 @@ def test_throughput_is_tau():
 @given(cases(fewest=2))
 def test_the_interval_of_throughput_is_that_of_the_ratio(case):
     trace, steps, other = case
-    sizes = lengths(trace)
+    sizes = trace.lengths
     found, due = THROUGHPUT.estimate(steps, trace), ratio(sizes, steps)
     assert (found.low, found.high) == pytest.approx((due.low, due.high), rel=1e-9)
     found, due = THROUGHPUT.share(steps, other, trace), ratio(other, steps)
@@ -84,7 +84,7 @@ def test_the_interval_of_throughput_is_that_of_the_ratio(case):
 def test_the_interval_of_latency_is_that_of_the_mean_turned_over(case):
     # 1 / m to first order: its half-width is that of the mean over m².
     trace, steps, _ = case
-    each = steps / lengths(trace)
+    each = steps / trace.lengths
     half = stats.t.ppf(0.975, len(each) - 1) * stats.sem(each) / each.mean() ** 2
     found = LATENCY.estimate(steps, trace)
     assert found.high - found.value == pytest.approx(half, rel=1e-6, abs=1e-9)

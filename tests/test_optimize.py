@@ -511,9 +511,8 @@ def test_the_worst_domain_gains_what_the_average_loses():
 
     def worst(tree):
         steps = replay(tree, fit).steps
-        return min(
-            (fit.stops - fit.starts)[fit.domain == d].sum() / steps[fit.domain == d].sum() for d in (0, 1)
-        ) / cost.one(StepShape.of(tree, batch=1))
+        tau = min(fit.lengths[fit.domain == d].sum() / steps[fit.domain == d].sum() for d in (0, 1))
+        return tau / cost.one(StepShape.of(tree, batch=1))
 
     plan = search(trace, cost, batch=(1, 2), max_nodes=15, objective=WORST_DOMAIN)
     for entry in plan.entries:

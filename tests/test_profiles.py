@@ -3,7 +3,7 @@
 import pytest
 
 from treeopt.constraints import broken
-from treeopt.engines import ENGINES, PROFILES, hydra
+from treeopt.engines import ENGINES, PROFILES
 from treeopt.published import published_trees
 from treeopt.tree import Tree
 
@@ -52,10 +52,3 @@ def test_profiles_name_their_engines() -> None:
     assert set(ENGINES) <= set(PROFILES)
     assert len({profile.engine for profile in PROFILES.values()}) == len(PROFILES)
     assert all(rule.source and rule.name for profile in PROFILES.values() for rule in profile.rules)
-
-
-def test_heads_limit_the_depth() -> None:
-    assert broken(Tree.chain(5), hydra.constraints(heads=4)) == (
-        "path [0, 0, 0, 0, 0] has depth 5, at most 4 can be drafted (one head a depth)"
-    )
-    assert broken(Tree.chain(5), hydra.constraints(heads=None)) is None

@@ -22,7 +22,7 @@ from treeopt.parts import halves, merged
 from treeopt.policies import DynamicTree
 from treeopt.published import EAGLE, MEDUSA, published_trees
 from treeopt.trace import PAST_END, load_trace, save_trace
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 from treeopt.walk import accepted_lengths, replay, visit
 
 WIDTH = 12
@@ -76,9 +76,8 @@ def test_every_drafter_is_right_at_times(each):
 def test_the_trace_accepts_something(recorded):
     *_, trace = recorded
     assert (visit(TREES[1], trace).accepted > 0).mean() > 0.2
-    lengths = trace.stops - trace.starts
-    assert lengths.min() < 40
-    assert lengths.max() == 40
+    assert trace.lengths.min() < 40
+    assert trace.lengths.max() == 40
 
 
 def test_ranks_match_an_uncached_recursion(recorded):
@@ -380,7 +379,7 @@ def test_ranks_of_drawn_candidates_are_not_replayed(recorded):
     with pytest.raises(TraceError, match="rule leviathan draws its candidates, so ranks do not say what it keeps"):
         replay(Tree.chain(2), trace)
     assert replay(Tree.chain(2), drawn_ranks(trace, np.random.default_rng(0))).tau >= 1
-    assert replay(Tree((), ()), trace).tau == 1
+    assert replay(EMPTY, trace).tau == 1
 
 
 def test_repeated_share():

@@ -120,7 +120,7 @@ def test_runs_equal_the_slow_loop(case):
 def test_a_run_conserves_tokens_and_time(case):
     trace, tree, batch, prefill, _, flags = case
     found = run(trace, tree, COST, batch=batch, prefill_s=np.array(prefill), **flags)
-    assert found.tokens.tolist() == (trace.stops - trace.starts).tolist()
+    assert found.tokens.tolist() == trace.lengths.tolist()
     assert found.committed.sum() == trace.anchors
     assert found.occupancy.sum() == found.steps.sum()
     assert found.occupancy.min() >= 1
@@ -183,7 +183,7 @@ def test_the_interval_of_the_rate_is_as_wide_as_reruns_with_resampled_requests()
     rng = np.random.default_rng(11)
     trace = drawn_trace([[0.8], [0.2], [0.5]], rng.integers(10, 60, 150).tolist(), depth=3, rng=rng)
     found = run(trace, Tree.chain(3), COST, batch=4).rate
-    tokens, accepted = trace.stops - trace.starts, accepted_lengths(Tree.chain(3), trace)
+    tokens, accepted = trace.lengths, accepted_lengths(Tree.chain(3), trace)
     rates = []
     for _ in range(400):
         drawn = rng.integers(0, trace.requests, trace.requests)

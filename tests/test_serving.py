@@ -19,11 +19,10 @@ from tests.test_runs import COST, Priced
 from treeopt.errors import CostError, UsageError
 from treeopt.estimate import Estimate
 from treeopt.plan import Choice, Grown, Plan, PlanEntry, Proof, Switch
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 from treeopt.walk import accepted_lengths, replay
 
 PLAIN = Switching((None,))
-EMPTY = Tree((), ())
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def cases(draw):
     gaps = draw(st.lists(st.integers(0, 40), min_size=number, max_size=number))
     arrived_s = np.cumsum(gaps) / 8 + 1 / 128
     request = np.array(draw(st.lists(st.integers(0, trace.requests - 1), min_size=number, max_size=number)))
-    lengths = (trace.stops - trace.starts)[request]
+    lengths = trace.lengths[request]
     tokens = np.array([draw(st.integers(1, int(n))) for n in lengths])
     prompts = draw(st.none() | st.lists(st.integers(1, 50), min_size=number, max_size=number).map(np.array))
     prefill = draw(st.lists(st.sampled_from([0.0, 0.5]), min_size=number, max_size=number))
@@ -98,7 +97,7 @@ def cases(draw):
 
 def test_steps_are_priced_with_what_each_tree_commits():
     trace = drawn_trace([[0.7], [0.3]], [20] * 8, depth=2, rng=np.random.default_rng(3))
-    work = Workload(np.linspace(0, 5, 8), np.arange(8), trace.stops - trace.starts)
+    work = Workload(np.linspace(0, 5, 8), np.arange(8), trace.lengths)
     switching = Switching((Tree.chain(2), None), up=(2,), down=(1,))
     served = serve(trace, work, switching, Priced(commit=0.5), rows=3)
     way, size = served.way, served.timeline.occupancy
@@ -151,7 +150,7 @@ def test_requests_tokens_and_time_are_conserved(case):
 def test_a_saturated_server_is_a_run_of_a_batch(trace, rows, prefill_s):
     """All are there from the beginning: the same times, exactly (prices are multiples of 1/8)."""
     tree, everyone = Tree.chain(min(2, trace.depth)), np.arange(trace.requests)
-    work = Workload(np.zeros(trace.requests), everyone, trace.stops - trace.starts)
+    work = Workload(np.zeros(trace.requests), everyone, trace.lengths)
     found = serve(trace, work, Switching((tree,)), COST, rows=rows, prefill_s=prefill_s).timeline
     due = run(trace, tree, COST, batch=rows, prefill_s=prefill_s)
     for name in ("started_s", "step_s", "occupancy", "committed", "admitted_s", "first_s", "done_s", "tokens", "steps"):

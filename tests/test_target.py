@@ -30,7 +30,7 @@ from executor.topology import Topology
 from tests.families import BASE, NEW, WINDOW, Oracle, decode, family
 from tests.models import SMALL, random_heads, random_prompts, small_target
 from treeopt.errors import ExecutorError
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 
 MIXED = ["llama", "mistral", "gemma3", "gpt_oss", "deepseek_v3", "opt", "falcon"]
 
@@ -186,7 +186,7 @@ def test_kept_prompts_are_prompts(tree, filled):
     texts = [list(found.tokens) for found in Decoder(target, batch=4).generate(prompts, new_tokens=12)]
     filled.clear()
     with target.keeping_prompts():
-        for asked in (Tree((), ()), tree, tree, Tree((), ())):
+        for asked in (EMPTY, tree, tree, EMPTY):
             found = [list[int]() for _ in prompts]
             steps = Decoder(target, heads, tree=asked, batch=4).steps(prompts, new_tokens=12)
             for step in islice(steps, 3):

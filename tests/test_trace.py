@@ -169,6 +169,8 @@ def test_requests_start_and_stop_where_their_number_changes(trace):
     assert trace.stops.tolist() == [*starts[1:], len(numbers)]
     assert trace.requests == len(set(numbers))
     assert trace.request_index.tolist() == [sorted(set(numbers)).index(number) for number in numbers]
+    assert trace.lengths.tolist() == [numbers.count(number) for number in sorted(set(numbers))]
+    assert trace.left.tolist() == [numbers[i:].count(number) for i, number in enumerate(numbers)]
     assert (trace.anchors, trace.depth) == trace.rank.shape
 
 

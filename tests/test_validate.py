@@ -29,7 +29,7 @@ from treeopt.optimize import search
 from treeopt.plan import Grown
 from treeopt.sized import parse_sizes, sized_trees
 from treeopt.trace import Trace
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 from treeopt.walk import replay
 
 BASE_S, TOKEN_S, DRAFT_S = 0.010, 0.001, 0.002  # of a forward, of each token in it, of each level drafted
@@ -119,7 +119,7 @@ def test_replayed_acceptance_is_measured_as_it_is(plan, clock):
     assert [(c.batch, c.tree) for c in cells] == [(e.batch, tree) for e in plan.entries for tree in ways_of(e)]
     assert len(cells) >= 2 * 4
     for cell in cells:
-        step, plain = step_s(cell.batch, cell.tree), step_s(cell.batch, Tree((), ()))
+        step, plain = step_s(cell.batch, cell.tree), step_s(cell.batch, EMPTY)
         tau = replay(cell.tree, replayed).tau
         assert cell.measured.tau.value == pytest.approx(tau, rel=1e-12)
         assert cell.measured.step_s == pytest.approx(step, rel=1e-9)
@@ -197,7 +197,7 @@ def test_a_batch_size_without_a_fixed_tree_or_plain_steps_is_not_repeated(plan):
 def test_a_limit_below_the_trace_s_ends_requests_earlier(plan, clock):
     replayed = a_trace(2 * BLOCKS * max(BATCHES), 6)
     requests = Requests(random_prompts([4] * replayed.requests), 7, replayed=replayed)
-    assert requests.limits == [min(7, n) for n in (replayed.stops - replayed.starts).tolist()]
+    assert requests.limits == [min(7, n) for n in replayed.lengths.tolist()]
     assert requests.context == round(4 + sum(requests.limits) / len(requests.limits) / 2)
     part = requests.part(np.array([1, 4]))
     assert part.limits == [requests.limits[1], requests.limits[4]]

@@ -81,7 +81,7 @@ def test_every_request_is_emitted_whole_from_its_first_position(case):
     tree, trace = case
     counts, steps = replay(tree, trace), visit(tree, trace)
     assert counts.committed.sum() == trace.anchors
-    assert counts.committed.tolist() == (trace.stops - trace.starts).tolist()
+    assert counts.committed.tolist() == trace.lengths.tolist()
     first = np.flatnonzero(np.diff(steps.request, prepend=-1))
     assert steps.anchors[first].tolist() == trace.starts.tolist()
     assert 1 <= counts.tau <= tree.depth + 1

@@ -341,7 +341,9 @@ def test_what_cannot_be_is_refused(files, tmp_path):
         run(*words(files, "--like", "h200")), "--like means nothing here: the constants of h100,l40s are known", code=2
     )
     for spoilt in ("0", "8-1", "many", "1,,2", "-3", "9" * 400, "2147483649", "4194304k"):
-        refused(run(*words(files, f"--context={spoilt}")), "is not a list of whole numbers above 0", code=2)
+        refused(
+            run(*words(files, f"--context={spoilt}")), "is not a list of context lengths, whole numbers in 1..", code=2
+        )
     refused(run(*words(tmp_path)), "t.npz")
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}', "utf-8")
     asked = ["whatif", "--trace", files / "t.npz", "--hardware", "h100", "--target", tmp_path]

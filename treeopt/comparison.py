@@ -17,7 +17,7 @@ from treeopt.errors import TraceError, UsageError
 from treeopt.estimate import Counts, Estimate, paired_ratio, ratio
 from treeopt.judge import Judge
 from treeopt.learning import advice, resemblance
-from treeopt.objective import THROUGHPUT, lengths
+from treeopt.objective import THROUGHPUT
 from treeopt.optimize import hold_out, search
 from treeopt.pairing import Pairing, paired_by, unlike
 from treeopt.plan import Plan
@@ -271,7 +271,7 @@ def _by_batch(
         judge = Judge(*parts[name], costs[name], THROUGHPUT)
         for entry in plan.entries:
             tree, batch = entry.choice.tree, entry.batch
-            committed = lengths(judge.held)
+            committed = judge.held.lengths
             steps = committed if tree is None else judge.counts(tree).steps
             times = entry.choice.step_s, judge.plain_s(batch), judge.error(tree, batch)
             found.setdefault(batch, {})[name] = _Judged(tree, committed, steps, *times)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import CostError, UsageError
 from treeopt.policies import GROWTHS
+from treeopt.policies.base import leading
 from treeopt.tree import Tree
 
 
@@ -118,13 +119,8 @@ def covered(
         parts = cost.parts(batch=batch, tokens=nodes + 1, depth=depth, width=1, context=context)
         known &= np.isfinite(parts.verify_s[2:])
         levels &= np.isfinite(parts.draft_s[:, 1])
-    found = _leading(known), _leading(levels)
+    found = int(leading(known)), int(leading(levels))
     return found if all(found) else (0, 0)
-
-
-def _leading(sizes: NDArray[np.bool_]) -> int:
-    """How many are true before the first that is not."""
-    return int(np.logical_and.accumulate(sizes).sum())
 
 
 class CostModel(Protocol):

@@ -11,7 +11,7 @@ from treeopt.objective import Objective
 from treeopt.plan import Choice
 from treeopt.replayer import Replayer
 from treeopt.trace import Trace
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 from treeopt.walk import StepCounts
 
 PLAIN = "no speculation"
@@ -79,7 +79,7 @@ class Judge:
     def seconds(self, tree: Tree | None, batch: int) -> NDArray[np.float64]:
         """Of each request held out, float64 (R,)."""
         if tree is None:
-            return np.float64(self.plain_s(batch)) * (self.held.stops - self.held.starts)
+            return np.float64(self.plain_s(batch)) * self.held.lengths
         return np.float64(self.step_s(tree, batch)) * self._judged[tree].steps
 
     def loss(self, own_s: NDArray[np.float64], best_s: NDArray[np.float64]) -> Estimate:
@@ -107,7 +107,7 @@ class _Replays:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._known: dict[Tree, StepCounts] = {}
-        self.pool = Tree((), ())
+        self.pool = EMPTY
 
     @cached_property
     def _replayer(self) -> Replayer:

@@ -8,7 +8,7 @@ from itertools import takewhile
 import numpy as np
 
 from treeopt.errors import TraceError, UsageError
-from treeopt.estimate import CONFIDENCE, Estimate, paired_difference, ratio
+from treeopt.estimate import Estimate, paired_difference, quantile, ratio
 from treeopt.provenance import look
 from treeopt.searchers.best_first import count_prefixes
 from treeopt.searchers.shrinkage import fitted
@@ -158,11 +158,10 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
             f"{trace.requests} requests are few: below {FEW_REQUESTS}, intervals rest on little and are wide "
             "(Student's t); record more requests rather than longer ones"
         )
-    lengths = trace.stops - trace.starts
-    longest = int(lengths.argmax())
-    if lengths[longest] > LARGE_REQUEST * trace.anchors:
+    longest = int(trace.lengths.argmax())
+    if trace.lengths[longest] > LARGE_REQUEST * trace.anchors:
         found.append(
-            f"request {trace.request[trace.starts[longest]]} holds {lengths[longest] / trace.anchors:.0%} of the "
+            f"request {trace.request[trace.starts[longest]]} holds {trace.lengths[longest] / trace.anchors:.0%} of the "
             f"anchors, more than {LARGE_REQUEST:.0%}: results say much of it and little of others"
         )
     written, prompts = (look(trace.meta, "repeated_4grams", part) for part in ("written", "prompts"))
@@ -234,20 +233,14 @@ def requests_needed(estimate: Estimate, requests: int, target: float) -> int:
             f"an interval rests on at least 2 requests and a value other than 0, found {requests} requests"
         )
     target *= 1 + 1e-9  # of an interval that is as wide as wanted but for rounding
-    spread = estimate.relative * math.sqrt(requests) / _quantile(requests)
+    spread = estimate.relative * math.sqrt(requests) / quantile(requests)
     low, high = requests, requests
-    while spread * _quantile(high) / math.sqrt(high) > target:
+    while spread * quantile(high) / math.sqrt(high) > target:
         low, high = high, 2 * high
     while low < high:
         middle = (low + high) // 2
-        if spread * _quantile(middle) / math.sqrt(middle) > target:
+        if spread * quantile(middle) / math.sqrt(middle) > target:
             low = middle + 1
         else:
             high = middle
     return high - requests
-
-
-def _quantile(clusters: int) -> float:
-    from scipy.special import stdtrit  # 0.2 s to import, needed only here
-
-    return float(stdtrit(clusters - 1, (1 + CONFIDENCE) / 2))

@@ -78,12 +78,7 @@ class Objective:
         prices = self._prices(steps, trace)
         row = int((prices @ steps).argmax())
         of = prices[row] > 0
-        return row, (prices[row] * lengths(trace))[of], (prices[row] * steps)[of]
-
-
-def lengths(trace: Trace) -> Steps:
-    """Tokens of each request, int64 (R,)."""
-    return trace.stops - trace.starts
+        return row, (prices[row] * trace.lengths)[of], (prices[row] * steps)[of]
 
 
 def _throughput(trace: Trace) -> Floats:
@@ -91,14 +86,14 @@ def _throughput(trace: Trace) -> Floats:
 
 
 def _latency(trace: Trace) -> Floats:
-    return 1 / (trace.requests * lengths(trace)[None])
+    return 1 / (trace.requests * trace.lengths[None])
 
 
 def _worst_domain(trace: Trace) -> Floats:
     if trace.domain is None:
         raise TraceError("the worst domain needs a trace with `domain`, which this one does not have")
     of = trace.domain == np.unique(trace.domain)[:, None]
-    return np.asarray(of / (of @ lengths(trace))[:, None])
+    return np.asarray(of / (of @ trace.lengths)[:, None])
 
 
 THROUGHPUT = Objective("throughput", _throughput)

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import numpy as np
 
 from treeopt.errors import UsageError
-from treeopt.objective import lengths
 from treeopt.provenance import look, rule_in, same_model
 from treeopt.trace import Trace
 
@@ -52,12 +51,12 @@ def paired_by(traces: Mapping[str, Trace], *, same_prompts: bool = False) -> Pai
         one = all(look(each.meta, "verification") == "greedy" for each in (first, trace)) and same_model(
             look(first.meta, "target"), look(trace.meta, "target")
         )
-        apart = np.flatnonzero(lengths(trace) != lengths(first))
+        apart = np.flatnonzero(trace.lengths != first.lengths)
         if one and len(apart) and look(first.meta, "new_tokens") == look(trace.meta, "new_tokens"):
             request = int(apart[0])
             raise UsageError(
-                f"not the same prompts: to request {request} the target wrote {lengths(trace)[request]} tokens in "
-                f"{name}, {lengths(first)[request]} in {names[0]}, greedily"
+                f"not the same prompts: to request {request} the target wrote {trace.lengths[request]} tokens in "
+                f"{name}, {first.lengths[request]} in {names[0]}, greedily"
             )
     return "told"
 

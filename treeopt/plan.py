@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from treeopt.errors import PlanError, UsageError
 from treeopt.estimate import Estimate
 from treeopt.policies import Policy
 from treeopt.tree import Tree
@@ -163,6 +164,21 @@ class Plan:
     def captures(self) -> tuple[tuple[int, int], ...]:
         """(batch, tokens a sequence) of the verify forwards, of grown trees the largest: what graphs are made for."""
         return tuple((entry.batch, 1 + _largest(entry.choice)) for entry in self.entries)
+
+    def entry(self, batch: int | None) -> PlanEntry:
+        """The entry for a batch size, or the only one.
+
+        Raises:
+            UsageError: there are several, and none is asked for.
+            PlanError: there is none for this batch size.
+        """
+        sizes = ", ".join(str(entry.batch) for entry in self.entries)
+        if batch is None and len(self.entries) > 1:
+            raise UsageError(f"the plan is for batch {sizes}: say which with --batch")
+        for entry in self.entries:
+            if batch in (None, entry.batch):
+                return entry
+        raise PlanError(f"the plan is for batch {sizes}, not {batch}")
 
     def frame(self) -> "pd.DataFrame":
         """One row a batch size and way of decoding."""

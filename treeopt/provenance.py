@@ -24,7 +24,7 @@ def this_run() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     return {
-        "treeopt": _own_version(),
+        "treeopt": own_version(),
         "commit": _commit(),
         "software": versions,
         "processor": _processor(),
@@ -32,6 +32,14 @@ def this_run() -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": " ".join(_without_folder(word) for word in sys.argv),
     }
+
+
+def own_version() -> str:
+    """Of treeopt, as it was installed."""
+    try:
+        return metadata.version("treeopt")
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def look(meta: Any, *keys: str) -> Any:
@@ -100,13 +108,6 @@ def _without_folder(word: str) -> str:
     if equals and Path(value).is_absolute():
         return f"{option}={Path(value).name}"
     return Path(word).name if Path(word).is_absolute() else word
-
-
-def _own_version() -> str:
-    try:
-        return metadata.version("treeopt")
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _commit() -> str:

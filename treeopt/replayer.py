@@ -26,7 +26,7 @@ class Replayer:
     Attributes:
         trace: what is replayed on.
         pool: the tree whose closed parts are replayed fast; C nodes.
-        leaf: int16 or int32 (P,), 1 + the deepest node of the pool that the text at each anchor follows; 0, the root.
+        leaf: int16 (P,), 1 + the deepest node of the pool that the text at each anchor follows; 0, the root.
 
     >>> trace = Trace(np.int32([0, 0, 0]), np.int32([0, 1, 2]), np.int16([[0, 1], [1, 0], [0, -2]]), 2)
     >>> Replayer(trace, Tree.full(2, 2)).replay(Tree.chain(1)).tau
@@ -43,7 +43,7 @@ class Replayer:
         if pool.nodes and trace.tree_kept is not None:
             raise UsageError("where several siblings may be kept, no pool of nodes makes replays faster")
         self.trace, self.pool = trace, pool
-        self.leaf = (deepest(pool, trace) + 1).astype(np.int16 if pool.nodes < 2**15 - 1 else np.int32)
+        self.leaf = (deepest(pool, trace) + 1).astype(np.int16)
         self._number = {step: i for i, step in enumerate(zip(pool.parents, pool.ranks, strict=True))}
         self._above = np.array(pool.parents, dtype=np.int64) + 1
         self._depth = np.array([0, *pool.depths], dtype=np.uint8)
@@ -85,7 +85,7 @@ class Replayer:
         seen: list[Round] = []
         steps = self._walk(self._moves(chosen[None]), seen)[0]
         kept = np.bincount(np.concatenate([move for _, move in seen]), minlength=tree.depth + 2)
-        return StepCounts(steps, self.trace.stops - self.trace.starts, kept[1:])
+        return StepCounts(steps, self.trace.lengths, kept[1:])
 
     def steps(self, chosen: Chosen) -> NDArray[np.int64]:
         """Steps of each request under each of T trees, int64 (T, R).

@@ -140,7 +140,7 @@ class _Way:
 
 
 def _static(judge: Judge, name: str, tree: Tree | None, batch: int) -> _Way:
-    committed = judge.held.stops - judge.held.starts
+    committed = judge.held.lengths
     steps = committed if tree is None else judge.counts(tree).steps
     return _Way(judge.choice(name, tree, batch), judge.seconds(tree, batch), committed, steps)
 

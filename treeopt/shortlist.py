@@ -111,12 +111,11 @@ def calibrate(trace: Trace, drafting: Drafting) -> Calibration:
     Raises:
         TraceError: the trace holds no candidates.
     """
-    left = trace.stops[trace.request_index] - np.arange(trace.anchors)
     sums = np.zeros((3, drafting.depth, drafting.width, BINS))  # of candidates, of probabilities, of true ones
     for part, trees in drafted(trace, drafting):
         row = np.arange(len(part))[:, None]
         below = np.where(trees.parent >= 0, trees.hit[row, trees.parent], True)
-        own = (trees.level > 0) & below & (left[part, None] >= trees.level)
+        own = (trees.level > 0) & below & (trace.left[part, None] >= trees.level)
         log = trees.log[own].astype(np.float64)
         place = np.minimum(-log * FINENESS, BINS - 1).astype(np.int64)
         level, rank = trees.level[own].astype(np.int64), trees.rank[own].astype(np.int64)

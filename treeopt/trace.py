@@ -139,6 +139,16 @@ class Trace:
         return index
 
     @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each request, int64 (R,)."""
+        return self.stops - self.starts
+
+    @cached_property
+    def left(self) -> NDArray[np.int64]:
+        """Tokens from each anchor to the end of its request, int64 (P,)."""
+        return np.asarray(self.stops[self.request_index] - np.arange(self.anchors))
+
+    @cached_property
     def tree(self) -> Tree | None:
         """The tree of `meta` whose nodes `tree_kept` speaks of, None without that."""
         return None if self.tree_kept is None else Tree.from_paths(self.meta["tree"])

@@ -195,3 +195,6 @@ class Tree:
     def __repr__(self) -> str:
         """Size, shape and id; `paths` has the rest."""
         return f"Tree(nodes={self.nodes}, depth={self.depth}, widths={self.level_widths}, id={self.id})"
+
+
+EMPTY = Tree((), ())  # nothing is drafted: a step commits the target's own token

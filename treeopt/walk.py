@@ -167,10 +167,9 @@ def remaining_steps(accepted: NDArray[np.int64], trace: Trace) -> NDArray[np.int
             steps += steps[jump]
             jump = jump[jump]
         return steps[:-1]
-    lengths = trace.stops - trace.starts
-    by_length = np.argsort(-lengths, kind="stable")
+    by_length = np.argsort(-trace.lengths, kind="stable")
     starts = trace.starts[by_length]
-    longer = np.searchsorted(-lengths[by_length], -np.arange(lengths.max()))  # than each position
+    longer = np.searchsorted(-trace.lengths[by_length], -np.arange(longest(trace)))  # than each position
     for position in range(len(longer) - 1, -1, -1):
         here = starts[: longer[position]] + position
         steps[here] += steps[jump[here]]
@@ -184,7 +183,7 @@ def in_step(trace: Trace, trees: int = 1) -> bool:
 
 def longest(trace: Trace) -> int:
     """Anchors of the longest request."""
-    return int((trace.stops - trace.starts).max())
+    return int(trace.lengths.max())
 
 
 def _jumps(accepted: NDArray[np.int64], trace: Trace) -> NDArray[np.int64]:
@@ -207,6 +206,6 @@ def count(steps: Walk, trace: Trace, depth: int = 0) -> StepCounts:
     """Counts of a walk."""
     return StepCounts(
         steps=np.bincount(steps.request, minlength=trace.requests),
-        committed=trace.stops - trace.starts,
+        committed=trace.lengths,
         accepted_counts=np.bincount(steps.accepted, minlength=depth + 1),
     )

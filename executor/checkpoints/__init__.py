@@ -24,7 +24,7 @@ from executor.drafters.language_model import LanguageModel
 from executor.drafters.medusa import MedusaHeads
 from executor.drafters.ngram import NGram
 from executor.drafters.prompt_lookup import PromptLookup
-from executor.loading import DTYPES, check_finite, load_target
+from executor.loading import check_finite, dtype_name, load_target
 from executor.packing import pack_where_it_fits
 from executor.target import Target
 from treeopt.errors import ExecutorError, UsageError
@@ -74,8 +74,8 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
             raise ExecutorError(
                 f"{stored.path}: neither a drafter's tensors nor a language model's config.json: {held}"
             )
-        dtype = next(name for name, number in DTYPES.items() if number == target.dtype)
-        return LanguageModel(load_target(path, dtype=dtype, device=str(target.device), packed=packed))
+        own = load_target(path, dtype=dtype_name(target.dtype), device=str(target.device), packed=packed)
+        return LanguageModel(own)
     drafter = READERS[kind](stored, target).to(target.device, target.dtype)
     check_finite(stored.path, drafter)  # in the target's type too
     drafter.eval().requires_grad_(False)

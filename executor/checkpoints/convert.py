@@ -11,7 +11,7 @@ from pathlib import Path
 from executor.checkpoints import load_drafter, save_drafter
 from executor.checkpoints.files import opened
 from executor.drafters.base import Drafter
-from executor.loading import DTYPES, load_target, prepare
+from executor.loading import DTYPES, dtype_name, load_target, prepare
 from treeopt.errors import ExecutorError, TreeoptError
 
 
@@ -32,12 +32,11 @@ def rewrite(source: Path, target: Path, output: Path, *, layout: str | None = No
     if output.resolve() in (source.resolve(), source.resolve().parent, target.resolve()):
         raise ExecutorError(f"{output}: is read from; write to another folder")
     model = load_target(target, dtype=dtype)
-    number = next(name for name, kind in DTYPES.items() if kind == model.dtype)
     drafter = load_drafter(source, model)
     stored = opened(source)
     facts = {} if stored is None else stored.facts
     meta = {"target": model.name} | facts | {"converted_from": source.name}
-    save_drafter(output, drafter, dtype=number, meta=meta, layout=layout, target=model)
+    save_drafter(output, drafter, dtype=dtype_name(model.dtype), meta=meta, layout=layout, target=model)
     return drafter
 
 

@@ -14,6 +14,17 @@ _HYDRA = re.compile(r"hydra_mlp\.|hydra_lm_head\.|prefix_embeding_layer\.")
 _LAYER = re.compile(r"layers\.\d+\.")
 
 
+def unwrapped(name: str) -> str:
+    """A tensor's name without what wrappers put in front of it.
+
+    >>> unwrapped("module.model.fc.weight")
+    'fc.weight'
+    """
+    while name.startswith(PREFIXES):
+        name = name.split(".", 1)[1]
+    return name
+
+
 def plain_name(name: str) -> str:
     """A tensor's name without what wrappers put in front of it, in the spelling that the readers here use.
 
@@ -22,8 +33,7 @@ def plain_name(name: str) -> str:
     >>> plain_name("draft_id_to_target_id")
     'd2t'
     """
-    while name.startswith(PREFIXES):
-        name = name.split(".", 1)[1]
+    name = unwrapped(name)
     if name.startswith(LAYERS):
         return "layers.0." + name.split(".", 1)[1]
     return {"draft_id_to_target_id": "d2t"}.get(name, name.replace("fusion_fc.", "fc.", 1))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from executor.checkpoints.layouts import PREFIXES
+from executor.checkpoints.layouts import unwrapped
 from executor.checkpoints.shared import head_of, is_head
 from executor.checkpoints.stored import Stored
 from executor.checkpoints.written import Written
@@ -48,7 +48,7 @@ def read_medusa(stored: Stored, target: Target) -> MedusaHeads:
     Raises:
         ExecutorError: names the tensors that do not fit.
     """
-    stored = stored.renamed(_stripped)
+    stored = stored.renamed(unwrapped)
     within = [name for name in stored.entries if name.startswith(WITHIN)]
     if within:  # the other tensors are the target's
         stored = stored.renamed(lambda name: name.removeprefix(WITHIN) if name.startswith(WITHIN) else None)
@@ -84,12 +84,6 @@ def read_medusa(stored: Stored, target: Target) -> MedusaHeads:
             if own and drafter.output is not None:
                 drafter.output[k] = stored.read(own[k])
     return drafter
-
-
-def _stripped(name: str) -> str:
-    while name.startswith(PREFIXES):
-        name = name.split(".", 1)[1]
-    return name
 
 
 def _outputs(stored: Stored, target: Target, spelling: Spelling, heads: int, layers: int) -> list[str]:

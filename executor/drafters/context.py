@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-MAX_DEPTH = 64
 MISSING = -1  # the text does not reach so far back
 FALL = 2**-20  # scores fall by so much from a token to the next: equals are ranked by id, whoever sorts them
 

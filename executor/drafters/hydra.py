@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from executor.drafters.base import Committed, Forced
 from executor.drafters.layer import Attend, Layer, LayerCache, Unrolled
-from executor.features import picked
+from executor.features import keep_last, picked, put_last
 from executor.target import Target
 
 
@@ -171,16 +171,12 @@ class Hydra(nn.Module):
     @torch.no_grad()
     def admit(self, state: HydraState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
         """Keep h before the root, zero for a prompt of one token; see `Drafter.admit`."""
-        state.given.index_fill_(0, rows, 0)
         if self.prefix is not None and state.cache is not None:
             attention = state.cache.prompts(rows, lengths - 1)
             if features.shape[1]:
                 positions = torch.arange(features.shape[1], device=rows.device)[None]
                 features = self.prefix.read(features, positions, attention)
-        if features.shape[1]:
-            last = (lengths - 2).clamp(min=0)
-            found = features[torch.arange(len(rows), device=rows.device), last]
-            state.given[rows] = torch.where((lengths > 1)[:, None], found, 0)
+        put_last(state.given, rows, features, lengths - 1)
 
     @torch.no_grad()
     def extend(self, state: HydraState, committed: Committed, *, view: int, all_fed: bool) -> None:
@@ -190,9 +186,7 @@ class Hydra(nn.Module):
             positions, attention = state.cache.committed(features.shape[1], view)
             features = self.prefix.read(features, positions, attention)
             state.cache.advance(counts)
-        last = (counts - 1).clamp(min=0)
-        found = features[torch.arange(len(last), device=last.device), last]
-        state.given.copy_(torch.where((counts > 0)[:, None], found, state.given))
+        keep_last(state.given, features, counts)
         state.above, state.level = state.given[:, None], 0
 
     @torch.no_grad()

@@ -17,9 +17,8 @@ from executor.drafters.base import Committed, Forced
 from executor.features import picked
 from executor.target import Target
 from executor.topology import below
+from treeopt.checks import MAX_DEPTH
 from treeopt.errors import ExecutorError
-
-MAX_DEPTH = 64
 
 
 @dataclass

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.drafters.base import Committed, Forced
-from executor.features import picked
+from executor.features import keep_last, picked, put_last
 from executor.target import Target
 
 
@@ -81,18 +81,12 @@ class MedusaHeads(nn.Module):
 
     def admit(self, state: MedusaState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
         """Keep the feature before the root, zero for a prompt of one token; see `Drafter.admit`."""
-        state.feature.index_fill_(0, rows, 0)
-        if features.shape[1]:
-            last = (lengths - 2).clamp(min=0)
-            found = features[torch.arange(len(rows), device=rows.device), last]
-            state.feature[rows] = torch.where((lengths > 1)[:, None], found, 0)
+        put_last(state.feature, rows, features, lengths - 1)
 
     def extend(self, state: MedusaState, committed: Committed, *, view: int, all_fed: bool) -> None:
         """Keep the feature of the last committed position; see `Drafter.extend`."""
         state.logits, state.level = None, 0
-        last = (committed.counts - 1).clamp(min=0)
-        found = committed.features[torch.arange(len(last), device=last.device), last]
-        state.feature.copy_(torch.where((committed.counts > 0)[:, None], found, state.feature))
+        keep_last(state.feature, committed.features, committed.counts)
 
     @torch.no_grad()
     def level(self, state: MedusaState, tokens: Tensor, parents: Tensor) -> Tensor:

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from executor.drafters.base import Committed, Forced
-from executor.drafters.context import FALL, MAX_DEPTH, MISSING, continued, suffixes
+from executor.drafters.context import FALL, MISSING, continued, suffixes
 from executor.drafters.counts import MAX_ORDER, Grams, counts_of, order_of, refuse
 from executor.features import picked
 from executor.target import Target
+from treeopt.checks import MAX_DEPTH
 from treeopt.errors import ExecutorError
 
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from executor.drafters.base import Committed, Forced
-from executor.drafters.context import FALL, MAX_DEPTH, continued, suffixes
+from executor.drafters.context import FALL, continued, suffixes
 from executor.target import Target
+from treeopt.checks import MAX_DEPTH
 from treeopt.errors import UsageError
 
 LONGEST = 16  # further back float32 scores could not tell places apart

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from executor.drafters.base import Committed, Forced
 from executor.drafters.layer import Attend, LayerCache, SelfAttention, Unrolled
-from executor.features import picked
+from executor.features import keep_last, picked, put_last
 from executor.target import Target
-
-MAX_DEPTH = 64
+from treeopt.checks import MAX_DEPTH
 
 
 @dataclass
@@ -94,14 +93,12 @@ class Recurrent(nn.Module, ABC):
     def admit(self, state: RecurrentState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
         """Read all pairs; a prompt of one token has none, and is drafted from a zero guess. See `Drafter.admit`."""
         attention = state.cache.prompts(rows, lengths - 1)
-        state.guess.index_fill_(0, rows, 0)
+        guess = features  # none where no prompt has pairs
         if features.shape[1]:
             positions = torch.arange(features.shape[1], device=rows.device)[None]
             pairs = self.embed(state.target, prompts[:, 1:]), self.given(features)
             guess = self.guess(*pairs, positions, attention)
-            last = (lengths - 2).clamp(min=0)
-            found = guess[torch.arange(len(rows), device=rows.device), last]
-            state.guess[rows] = torch.where((lengths > 1)[:, None], found, 0)
+        put_last(state.guess, rows, guess, lengths - 1)
 
     @torch.no_grad()
     def extend(self, state: RecurrentState, committed: Committed, *, view: int, all_fed: bool) -> None:
@@ -110,9 +107,7 @@ class Recurrent(nn.Module, ABC):
         positions, attention = state.cache.committed(committed.tokens.shape[1], view)
         pairs = self.embed(state.target, committed.tokens), self.given(committed.features)
         guess = self.guess(*pairs, positions, attention)
-        last = (counts - 1).clamp(min=0)
-        found = guess[torch.arange(len(last), device=last.device), last]
-        state.guess.copy_(torch.where((counts > 0)[:, None], found, state.guess))
+        keep_last(state.guess, guess, counts)
         state.cache.advance(counts)
         state.above, state.level = state.guess[:, None], 0
 

@@ -30,7 +30,7 @@ from executor.shaped import SHAPES, shape_config
 from executor.target import Target
 from treeopt.files import write_text
 from treeopt.provenance import this_run
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 
 PROMPT, NEW = 128, 64
 ASSISTED = (2, 3, 4, 5, 6, 7, 8)
@@ -231,7 +231,7 @@ def main() -> None:
         if options.device == "cpu":
             shares = {
                 way: round(overhead(*settings, tree=tree, new=options.new_tokens), 4)
-                for way, tree in {"plain": Tree((), ()), **TREES}.items()
+                for way, tree in {"plain": EMPTY, **TREES}.items()
                 if way in ("plain", "chain 4", "tree 15")
             }
             print(f"{name}: share of a step outside the models' forwards, batch 1: {shares}", flush=True)

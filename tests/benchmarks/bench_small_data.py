@@ -83,7 +83,7 @@ def parts(trace: Trace, anchors: int, rng: np.random.Generator) -> tuple[Trace, 
     """About `anchors` anchors of whole requests out of one half of the requests, and the other half."""
     order = rng.permutation(trace.requests)
     half = trace.requests // 2
-    lengths = (trace.stops - trace.starts)[order[:half]]
+    lengths = trace.lengths[order[:half]]
     few = min(int(np.searchsorted(np.cumsum(lengths), anchors)) + 1, half)
     return trace.select(np.sort(order[:few])), trace.select(np.sort(order[half:]))
 

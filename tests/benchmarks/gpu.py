@@ -50,7 +50,7 @@ from treeopt.optimize import search
 from treeopt.provenance import this_run
 from treeopt.published import EAGLE, MEDUSA, published_trees
 from treeopt.trace import save_trace
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 
 BEGINNING = 4  # steps of a run that are not looked at
 PROMPT, NEW = 360, 64  # tokens; with a tree and a step that is read late they end within 512, so that one graph does
@@ -133,7 +133,7 @@ def _shaped(shape: str, device: str, *, tiny: bool) -> tuple[Target, MedusaHeads
 
 
 def _ways() -> dict[str, Tree]:
-    return {"plain": Tree((), ()), "Medusa": published_trees()[MEDUSA]}
+    return {"plain": EMPTY, "Medusa": published_trees()[MEDUSA]}
 
 
 def _times(

@@ -22,7 +22,7 @@ from treeopt.trace import Trace
 
 @click.command()
 @click.argument("traces", type=options.FOLDER, nargs=-1, required=True)
-@click.option("--batch", type=options.Sizes(), help="Also at these batch sizes, each drafter with its own best tree.")
+@click.option("--batch", type=options.Numbers(), help="Also at these batch sizes, each drafter with its own best tree.")
 @click.option(
     "--profile",
     "profiles",
@@ -74,9 +74,7 @@ def compare(
             profile = profile_for(trace, path, profile_file)
             warn_unless_same(f"trace {name} and its profile", trace.meta, profile.meta)
             costs[name] = profile
-        own: dict[str, Any] = {"compare": {}, "seed": seed}
-        found[name] = trace if trace.kept is None else drawn(trace, own)
-        rules[name] = own.get("rules", ())
+        found[name], rules[name] = drawn(trace, seed)
     result = find(found, costs, batch=batch or (), rules=rules, seed=seed, **settings)
     from treeopt.report.comparisons import comparison_record, show_comparison
 

@@ -157,6 +157,12 @@ new_tokens = click.option(
 )
 
 
+def hush() -> None:
+    """Silence the talkative; it must come before what imports torch, for they talk while they are imported."""
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 def load_models(models: Models) -> "tuple[Target, Drafter]":
     """Target and drafter, on the device; see `load_target_and_drafter`."""
     target, drafter = load_target_and_drafter(models)
@@ -170,10 +176,9 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
     Raises:
         UsageError: several processes were started and each would do the whole work.
     """
-    for name in TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    hush()
     from executor.checkpoints import load_drafter
-    from executor.loading import load_target, prepare
+    from executor.loading import dtype_name, load_target, prepare
     from executor.parallel import launched
 
     if launched() > 1 and not models.tensor_parallel:
@@ -189,7 +194,7 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
         tensor_parallel=models.tensor_parallel,
         packed=True,
     )
-    warn_of_slow(str(target.dtype).removeprefix("torch."), target)
+    warn_of_slow(dtype_name(target.dtype), target)
     if target.attention_reason is not None and is_main_rank():
         click.echo(f"attention: {target.attention}, {target.attention_reason}", err=True)
     if models.drafter is None:

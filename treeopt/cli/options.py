@@ -25,36 +25,14 @@ NOTHING: Mapping[str, Path | None] = {}
 SECONDS = click.FloatRange(0, 1e9)  # sums of them over all requests and tokens stay finite
 
 
-class Sizes(click.ParamType):  # type: ignore[type-arg]  # which click takes from 8.4 on
-    """Sizes such as `4`, `1,2,4,8` or `1-8` (which doubles), of batches or of what else is said."""
-
-    name = "sizes"
-
-    def __init__(self, what: str = "batch") -> None:
-        """Named in errors."""
-        self.what = what
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Integers between commas, or ranges such as 1-32, which double."""
-        if isinstance(value, tuple):
-            return value
-        sizes: list[int] = []
-        try:
-            for part in str(value).split(","):
-                first, dash, last = part.strip().partition("-")
-                sizes += _doubled(int(first), int(last)) if first and dash else [int(part)]
-        except ValueError:
-            self.fail(f"{value!r} is not a list of {self.what} sizes such as 1,2,4", param, ctx)
-        for size in sizes:
-            if size < 1:
-                self.fail(f"{self.what} must be at least 1, got {size}", param, ctx)
-        return tuple(sizes)
-
-
-class Numbers(click.ParamType):  # type: ignore[type-arg]
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # which click takes from 8.4 on
     """Whole numbers such as `1,2,8`, `512,8k` (k: 1024) or `1-64`, which doubles from 1 to 64."""
 
     name = "sizes"
+
+    def __init__(self, what: str = "batch sizes") -> None:
+        """Named in errors."""
+        self.what = what
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         """Numbers and ranges between commas, each once."""
@@ -66,11 +44,8 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
                 first, dash, last = part.partition("-")
                 found += _doubled(_number(first), _number(last)) if dash else [_number(first)]
         except ValueError:
-            self.fail(
-                f"{value!r} is not a list of whole numbers above 0, at most {LARGEST}, such as 512,8k or 1-64",
-                param,
-                ctx,
-            )
+            numbers = f"whole numbers in 1..{LARGEST} such as 1,2,8 or 512,8k or 1-64"
+            self.fail(f"{value!r} is not a list of {self.what}, {numbers}", param, ctx)
         return tuple(dict.fromkeys(found))
 
 
@@ -95,7 +70,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print the result
 seed = click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of every random choice."
 )
-batches = click.option("--batch", type=Sizes(), required=True, help="Batch sizes, such as 4 or 1,2,4,8.")
+batches = click.option("--batch", type=Numbers(), required=True, help="Batch sizes, such as 4 or 1,2,4,8.")
 max_nodes = click.option(
     "--max-nodes", type=click.IntRange(1, MAX_NODES), help="Largest tree; default 63, or what the step times cover."
 )

@@ -85,7 +85,7 @@ sources_asked = options.bundle(
     click.option("--plan", "plan_file", type=options.FILE, help="The plan to check; or --trace to make one."),
     click.option("--trace", "trace_file", type=options.FILE, help="Search this trace for the plan to check."),
     click.option("--profile", "profile_file", type=options.FILE, help="Step times for the search."),
-    click.option("--batch", type=options.Sizes(), help="Batch sizes to search for; default 1,2,4,8."),
+    click.option("--batch", type=options.Numbers(), help="Batch sizes to search for; default 1,2,4,8."),
     click.option(
         "--shapes",
         "sizes",

@@ -22,12 +22,12 @@ SHOWN = 6  # ways that did not fit, in words
 @inputs.prompts_or_random
 @inputs.new_tokens
 @click.option(
-    "--batch", type=options.Sizes(), default="1,2,4,8", show_default=True, help="Batch sizes; 1-32: 1, 2, 4, ... 32."
+    "--batch", type=options.Numbers(), default="1,2,4,8", show_default=True, help="Batch sizes; 1-32: 1, 2, 4, ... 32."
 )
 @click.option(
     "--context",
     "contexts",
-    type=options.Numbers(),
+    type=options.Numbers("context lengths"),
     default=(),
     help="Tokens of the prompts, such as 64,512: cut from those given. Default: prompts as they are.",
 )

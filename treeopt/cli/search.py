@@ -146,11 +146,10 @@ def search(
         raise UsageError("--padding is of trees that are drawn anew: give --policy")
     settings["padding"] = settings["padding"] or "widest"
     settings["policies"] = KINDS if "all" in policies else tuple(dict.fromkeys(policies))
-    settings["rules"] = rules_of(engine, trace)
+    trace, own = drawn(trace, settings["seed"])
+    settings["rules"] = (*own, *rules_of(engine, trace))
     rivals = published_trees() if published else baselines()
-    settings["compare"] = rivals | dict(compared)
-    if trace.kept is not None:
-        trace = drawn(trace, settings)
+    settings["compare"] = _judged(rivals | dict(compared), own)
     context = settings["context"]
     if context is None and profile.apart:
         click.echo(f"context: {profile.priced_at()} tokens a sequence, the shortest that was profiled", err=True)
@@ -190,17 +189,21 @@ def kept_ranks(trace: Trace, seed: int) -> Trace:
     return drawn_ranks(trace, np.random.default_rng(seed))
 
 
-def drawn(trace: Trace, settings: dict[str, Any]) -> Trace:
-    """A trace of a rule that draws its candidates, with ranks that it might have kept; settings get its rules."""
+def drawn(trace: Trace, seed: int) -> tuple[Trace, tuple[Constraint, ...]]:
+    """The trace, and (); of a rule that draws its candidates with ranks that it might have kept, and its own rules."""
+    if trace.kept is None:
+        return trace, ()
     from simulate.sampling import rules
 
-    own = rules(trace)
-    settings["rules"] = (*own, *settings.get("rules", ()))
-    for name, tree in list(settings["compare"].items()):
-        if reason := broken(tree, own):
-            del settings["compare"][name]
-            click.echo(f"not judged: {name}: {reason}", err=True)
-    return kept_ranks(trace, settings["seed"])
+    return kept_ranks(trace, seed), rules(trace)
+
+
+def _judged(trees: dict[str, Tree], rules: tuple[Constraint, ...]) -> dict[str, Tree]:
+    """The trees that keep the rules; says on stderr which do not."""
+    reasons = {name: reason for name, tree in trees.items() if (reason := broken(tree, rules))}
+    for name, reason in reasons.items():
+        click.echo(f"not judged: {name}: {reason}", err=True)
+    return {name: tree for name, tree in trees.items() if name not in reasons}
 
 
 def rules_of(engine: str | None, trace: Trace) -> tuple[Constraint, ...]:

@@ -16,6 +16,7 @@ from treeopt.cli.trees import Static
 from treeopt.cost import StepShape
 from treeopt.errors import PlanError, UsageError
 from treeopt.files import write_text
+from treeopt.judge import PLAIN
 from treeopt.plan import Plan, PlanEntry
 from treeopt.planfile import load_plan
 from treeopt.provenance import assumed_in, look, this_run
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from simulate.timeline import Timeline
     from treeopt.cost import CostModel
 
-PLAIN = "no speculation"
 FREE = "prompts cost nothing (--prefill-s, --prefill-s-per-token): a server is slower, above all to the first token"
 
 
@@ -242,14 +242,8 @@ def _way(plan: Plan | None, tree: Tree | None, batch: int | None) -> tuple[str, 
         if batch is None:
             raise UsageError("give --batch, or a --plan for one batch size")
         return "tree", tree, batch
-    sizes = ", ".join(str(entry.batch) for entry in plan.entries)
-    if batch is None and len(plan.entries) > 1:
-        raise UsageError(f"the plan is for batch {sizes}: say which with --batch")
-    for entry in plan.entries:
-        if batch in (None, entry.batch):
-            choice = static(entry).choice
-            return choice.name, choice.tree, entry.batch
-    raise PlanError(f"the plan is for batch {sizes}, not {batch}")
+    entry = static(plan.entry(batch))
+    return entry.choice.name, entry.choice.tree, entry.batch
 
 
 def _mode(how: dict[str, bool]) -> str:

@@ -136,7 +136,11 @@ def split(trace_file: Path, output: Path, rest: Path, share: float, seed: int) -
     "--learning-curve", is_flag=True, help="Also choose trees on few and more of the requests and judge them on others."
 )
 @click.option(
-    "--nodes", type=options.Sizes("nodes"), default="4,16,63", show_default=True, help="Sizes of trees to speak of."
+    "--nodes",
+    type=options.Numbers("tree sizes"),
+    default="4,16,63",
+    show_default=True,
+    help="Sizes of trees to speak of.",
 )
 @options.seed
 @options.as_json

@@ -1,6 +1,5 @@
 """`treeopt train`: train a drafter for a target by a published recipe, changed by name where wanted."""
 
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,8 +230,7 @@ def _check_output(output: Path, resume: bool) -> None:
 
 def _load(models: inputs.Models) -> "tuple[Target, PreTrainedTokenizerBase]":
     """Target and tokenizer, on the device of this process."""
-    for name in inputs.TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    inputs.hush()
     from executor.loading import load_target, load_tokenizer, prepare
     from executor.parallel import local_device
 

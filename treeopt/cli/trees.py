@@ -15,9 +15,8 @@ from treeopt.plan import Choice, Plan
 from treeopt.planfile import load_plan
 from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.published import published_trees
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 
-PLAIN = Tree((), ())
 SETTINGS = {kind: tuple(field.name for field in fields(kind) if field.repr) for kind in (DynamicTree, OptTree)}
 
 
@@ -143,20 +142,15 @@ class Trees:
         if len(given) + (self.plan_file is not None) > 1:
             raise UsageError("give one of --plan, --tree and --dynamic")
         if self.plan_file is None:
-            return (given[0] if given else PLAIN), self.batch or 1, None
+            return (given[0] if given else EMPTY), self.batch or 1, None
         plan = load_plan(self.plan_file)
-        sizes = [entry.batch for entry in plan.entries]
-        if self.batch is None and len(sizes) > 1:
-            raise UsageError(f"the plan is for batch {', '.join(map(str, sizes))}: say which with --batch")
-        for entry in plan.entries:
-            if self.batch in (None, entry.batch):
-                return _shape(entry.choice), entry.batch, plan
-        raise PlanError(f"{self.plan_file}: the plan is for batch {', '.join(map(str, sizes))}, not {self.batch}")
+        entry = plan.entry(self.batch)
+        return _shape(entry.choice), entry.batch, plan
 
 
 def _shape(choice: Choice) -> Tree | Policy:
     if choice.grown is None:
-        return choice.tree or PLAIN
+        return choice.tree or EMPTY
     if choice.grown.policy is None:
         raise PlanError(f"the plan's choice {choice.grown.kind} is no policy that could be run")
     return choice.grown.policy

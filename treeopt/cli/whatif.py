@@ -36,7 +36,11 @@ KINDS = ("eagle", "eagle3", "language-model", "medusa")
 @click.option("--kind", type=click.Choice(KINDS), help="What the drafter is; default as the trace says.")
 @click.option("--batch", type=options.Numbers(), default="1-64", show_default=True, help="Batch sizes; 1-64 doubles.")
 @click.option(
-    "--context", type=options.Numbers(), default="512", show_default=True, help="Tokens in the cache; 8k is 8192."
+    "--context",
+    type=options.Numbers("context lengths"),
+    default="512",
+    show_default=True,
+    help="Tokens in the cache; 8k is 8192.",
 )
 @click.option("--profile", "profile_file", type=options.FILE, help="Step times measured on another device.")
 @click.option("--measured-on", help="The device of --profile.")
@@ -124,10 +128,9 @@ def whatif(
     device["draft_bytes"] = _weight_bytes(drafter, device["draft_bytes"], "--draft-bytes", default=default)
     settings = _settings(hardware, context, target, drafter, kind, trace.depth, profile, device)
     how: dict[str, Any] = {"seed": seed, "max_nodes": max_nodes, "max_depth": max_depth, "compare": {}}
-    rules: dict[str, Any] = {**how}
-    searched = trace if trace.kept is None else drawn(trace, rules)
+    searched, rules = drawn(trace, seed)
     with options.progress("searching", len(settings)) as done:
-        found = explore(searched, settings, batch=batch, done=done, **rules)
+        found = explore(searched, settings, batch=batch, done=done, rules=rules, **how)
     warnings = list(dict.fromkeys([*_too_long(target, context), *(one for each in found for one in each.warnings)]))
     for warning in warnings:
         click.echo(f"Warning: {warning}.", err=True)

@@ -1,15 +1,14 @@
 """What exporters share: their result, the entries asked for, what stands in for a tree; no engine."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, NoReturn
 
 from treeopt.constraints import Constraint, broken
 from treeopt.errors import EngineError, PlanError, UsageError
 from treeopt.plan import Choice, Plan, PlanEntry
-from treeopt.provenance import this_run
+from treeopt.provenance import look, own_version
 from treeopt.rivals import CHAIN
 from treeopt.tree import Tree
 
@@ -173,16 +172,9 @@ def coverage_note(fits: Sequence[Fit]) -> str:
     return f"planned for batch {listed(fits)}; any other takes the largest of these that it reaches{below}"
 
 
-def drafter_of(plan: Plan) -> Mapping[str, Any]:
-    """What the plan's trace says of its drafter; empty when it says nothing."""
-    trace = plan.meta.get("trace")
-    drafter = trace.get("drafter") if isinstance(trace, Mapping) else None
-    return drafter if isinstance(drafter, Mapping) else {}
-
-
 def drafter_notes(plan: Plan, *, engine: str, kinds: Collection[str]) -> list[str]:
     """A warning when the trees were chosen for a drafter that the engine will not run."""
-    kind = drafter_of(plan).get("kind")
+    kind = look(plan.meta, "trace", "drafter", "kind")
     if kind in kinds:
         return []
     if kind is None:
@@ -196,7 +188,7 @@ def drafter_notes(plan: Plan, *, engine: str, kinds: Collection[str]) -> list[st
 def origin(fits: Iterable[Fit]) -> dict[str, Any]:
     """Provenance: who wrote an export, from which trees by batch size (null: no speculation)."""
     trees = {str(at.batch): at.tree.id if at.tree else None for at in fits}
-    return {"version": _version(), "trees": trees}
+    return {"version": own_version(), "trees": trees}
 
 
 def origin_note(fits: Iterable[Fit]) -> str:
@@ -230,8 +222,3 @@ def _replaced(entry: PlanEntry, chain: Choice) -> str:
 
 def _named(choice: Choice) -> str:
     return f"policy {choice.grown.kind}" if choice.grown else f"tree {choice.tree.id}" if choice.tree else choice.name
-
-
-@cache
-def _version() -> str:
-    return str(this_run()["treeopt"])

@@ -12,7 +12,6 @@ from treeopt.engines.base import (
     Export,
     Nearest,
     drafter_notes,
-    drafter_of,
     entry_of,
     fit,
     origin_note,
@@ -20,6 +19,7 @@ from treeopt.engines.base import (
 )
 from treeopt.errors import UsageError
 from treeopt.plan import Plan
+from treeopt.provenance import look
 
 ENGINE = "Medusa e2a5d20"
 KINDS = frozenset({"medusa"})
@@ -51,7 +51,7 @@ def export(plan: Plan, *, batch: int | None = None, heads: int | None = None, ne
     if nearest == "triple":
         raise UsageError(f"{ENGINE} has no dynamic tree: nearest must be chain")
     if heads is None:
-        recorded = drafter_of(plan).get("heads")
+        recorded = look(plan.meta, "trace", "drafter", "heads")
         heads = recorded if type(recorded) is int else None
     if heads is not None and heads < 1:
         raise UsageError(f"{ENGINE}: heads must be at least 1, got {heads}")

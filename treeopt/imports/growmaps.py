@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 
 from treeopt.errors import TreeError
-from treeopt.tree import MAX_NODES, Tree
+from treeopt.tree import MAX_NODES, Path, Tree
 
 KEYS = ("roots", "branches", "Successors", "mask", "depth", "size")
 SHOWN = 8
-
-RankPath = tuple[int, ...]
 
 
 def tree_of_growmap(held: Mapping[str, Any]) -> Tree:
@@ -40,7 +38,7 @@ def tree_of_growmap(held: Mapping[str, Any]) -> Tree:
             following += 1
     if following != len(successors):
         raise TreeError(f"Successors has {len(successors)} entries, but names {following - 1} nodes besides the root")
-    paths: list[RankPath] = [()]
+    paths: list[Path] = [()]
     for node in range(1, len(successors)):
         parent = parents[node]
         paths.append((*paths[parent], node - successors[parent][0]))

@@ -14,12 +14,11 @@ from typing import Any
 from treeopt.errors import TreeError
 from treeopt.files import why
 from treeopt.imports.growmaps import in_words, tree_of_growmap
+from treeopt.imports.sources import SAVED
 from treeopt.tree import MAX_RANK, Tree
 
 LIMIT = 2**26  # bytes; the mask of a growmap of 4096 nodes, as indented JSON, is larger than any published one
 SHOWN = 8
-
-RankPath = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def read_tree(path: Path, *, name: str | None = None, saved: Callable[[Path], An
             without its prefix, or with ranks that are none. Names the file and the place.
     """
     try:
-        if path.suffix in (".pt", ".pth", ".bin"):
+        if path.suffix in SAVED:
             if saved is None:
                 raise TreeError("a file of torch.save is read by the command line, or with executor.saved.read_saved")
             held = saved(path)
@@ -163,7 +162,7 @@ def _listed(value: Any) -> Found:
         raise TreeError(f"a tree must be a list of rank paths, found {type(value).__name__}")
     if not value:
         raise TreeError("the list is empty")
-    seen: dict[RankPath, int] = {}
+    seen: dict[tuple[int, ...], int] = {}
     for number, path in enumerate(value):
         if not isinstance(path, list | tuple):
             raise TreeError(f"path {number} must be a list of ranks, found {path!r:.40}")

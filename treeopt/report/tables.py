@@ -204,16 +204,15 @@ def describe(trace: Trace) -> dict[str, Any]:
         rank = trace.rank[:, depth]
         known = rank[rank != PAST_END]
         tops.append([round(float(((known >= 0) & (known < top)).mean()), 4) if len(known) else None for top in TOPS])
-    lengths = trace.stops - trace.starts
     return {
         "anchors": trace.anchors,
         "requests": trace.requests,
         "depth": trace.depth,
         "width": trace.width,
         "tokens_a_request": {
-            "min": int(lengths.min()),
-            "mean": float(lengths.mean()),
-            "max": int(lengths.max()),
+            "min": int(trace.lengths.min()),
+            "mean": float(trace.lengths.mean()),
+            "max": int(trace.lengths.max()),
         },
         "optional": [n for n in (*BY_ANCHOR, "candidates", "domain") if getattr(trace, n) is not None],
         "domains": len(trace.domain_names),
@@ -228,11 +227,10 @@ def _kept_by_depth(trace: Trace) -> list[float]:
     """Share of the positions with room for so many tokens at which the whole tree would keep as many or more."""
     assert trace.tree is not None
     kept = accepted_lengths(trace.tree, trace)
-    left = trace.stops[trace.request_index] - np.arange(trace.anchors)
     return [
-        round(float((kept[left >= depth] >= depth).mean()), 4)
+        round(float((kept[trace.left >= depth] >= depth).mean()), 4)
         for depth in range(1, trace.tree.depth + 1)
-        if (left >= depth).any()
+        if (trace.left >= depth).any()
     ]
 
 

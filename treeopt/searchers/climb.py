@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.replayer import Chosen, Replayer
-from treeopt.searchers.closed import Knapsack
+from treeopt.searchers.closed import ClosedParts
 from treeopt.searchers.values import Saved, Values
 
 WORK = 2**18  # anchors that are replayed at effort 1, for each root of an anchor: larger traces get less each
@@ -45,7 +45,7 @@ class Climb:
             effort: times the usual work.
         """
         self._replayer, self._prices, self._nodes = replayer, prices, nodes
-        self._knapsack = Knapsack(replayer.pool)
+        self._closed = ClosedParts(replayer.pool)
         self._above = np.array(replayer.pool.parents, dtype=np.int64)
         self._barred = np.array(replayer.pool.depths, dtype=np.int64) > depth
         self._left = effort * WORK * replayer.trace.anchors**0.5
@@ -171,9 +171,7 @@ class Climb:
         return np.array([costs == costs.max(), near, np.ones(len(costs))], dtype=np.float64)
 
     def _fill(self, values: Values, nodes: int | None = None) -> NDArray[np.bool_]:
-        return self._knapsack.fill(
-            np.where(self._barred, -np.inf, values), nodes=self._nodes if nodes is None else nodes
-        )
+        return self._closed.fill(np.where(self._barred, -np.inf, values), nodes=self._nodes if nodes is None else nodes)
 
     def _steps(self, chosen: Chosen) -> NDArray[np.int64]:
         return np.asarray(self._replayer.steps(chosen[None])[0])

@@ -13,11 +13,11 @@ from treeopt.errors import UsageError
 from treeopt.tree import Tree
 
 
-class Knapsack:
+class ClosedParts:
     """Closed parts of one pool, for many values.
 
     >>> pool = Tree.from_paths([(0, 0), (1,)])
-    >>> part = Knapsack(pool).fill(np.array([[-1.0, 1.5, 3.0]]), nodes=2)[0]  # of (0,), (1,) and (0, 0)
+    >>> part = ClosedParts(pool).fill(np.array([[-1.0, 1.5, 3.0]]), nodes=2)[0]  # of (0,), (1,) and (0, 0)
     >>> [path for path, taken in zip(pool.paths, part.tolist(), strict=True) if taken]
     [(0,), (0, 0)]
     """

@@ -21,7 +21,7 @@ from treeopt.searchers.knapsack import select
 from treeopt.searchers.nodes import Nodes
 from treeopt.searchers.padding import filled
 from treeopt.searchers.uniform import branchings
-from treeopt.tree import Path, Tree
+from treeopt.tree import EMPTY, Path, Tree
 
 TRIED = 4
 """Trees that are filled up for each size and depth, besides the empty one."""
@@ -223,7 +223,7 @@ def _completed(
                 continue
             inside = np.flatnonzero((pool_trees.nodes <= count) & (depths <= cap))
             first = inside[np.argsort(-pool_trees.tokens[inside], kind="stable")[:TRIED]].tolist()
-            bases = [*(pool_trees.tree(i) for i in first), Tree((), ())]
+            bases = [*(pool_trees.tree(i) for i in first), EMPTY]
             filled_up = [_fill(base, limits, count, cap) for base in bases]
             worth = {tree: 1 + sum(value.get(path, 0.0) for path in tree.paths) for tree in filled_up if tree}
             best = max(worth, key=lambda tree: worth[tree], default=None)

@@ -35,9 +35,8 @@ def upper_bound(trace: Trace, prices: Prices, *, nodes: int, depth: int) -> Time
     price = _prices(prices, nodes, depth)
     seconds = np.full(trace.anchors + 1, np.inf)  # from each anchor to the end of its request
     accepted = np.zeros(trace.anchors, dtype=np.int64)
-    to_end = trace.stops[trace.request_index] - np.arange(trace.anchors)
-    for back in range(1, int(to_end.max()) + 1):
-        here = np.flatnonzero(to_end == back)
+    for back in range(1, int(trace.lengths.max()) + 1):
+        here = np.flatnonzero(trace.left == back)
         for tokens, step in enumerate(price[:back]):
             ahead = seconds[here + tokens + 1] if tokens + 1 < back else 0.0
             total = np.where(reach[here] >= tokens, step + ahead, np.inf)
@@ -46,7 +45,7 @@ def upper_bound(trace: Trace, prices: Prices, *, nodes: int, depth: int) -> Time
     steps = walked(accepted, trace)
     kept = np.bincount(steps.request, steps.accepted, minlength=trace.requests).astype(np.int64)
     return Timed(
-        committed=trace.stops - trace.starts,
+        committed=trace.lengths,
         steps=np.bincount(steps.request, minlength=trace.requests),
         seconds=seconds[trace.starts],
         nodes=kept,

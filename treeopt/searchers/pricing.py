@@ -153,7 +153,7 @@ def timed(trace: Trace, steps: Steps, policy: Policy, prices: Prices) -> Timed:
         return np.asarray(np.bincount(request, weights, minlength=trace.requests))
 
     return Timed(
-        committed=trace.stops - trace.starts,
+        committed=trace.lengths,
         steps=np.bincount(request, minlength=trace.requests),
         seconds=total(prices.of(policy, steps)[..., None]),
         nodes=total(steps.nodes).astype(np.int64),

@@ -34,12 +34,11 @@ class Saved:
         """
         self.replayer = replayer
         trace, pool = replayer.trace, replayer.pool
-        lengths = trace.stops - trace.starts
-        row, pace = prices.argmax(0), steps / lengths
+        row, pace = prices.argmax(0), steps / trace.lengths
         fast = np.quantile(pace, np.arange(1, PACES) / PACES)
         found, group = np.unique(row * PACES + np.searchsorted(fast, pace, side="right"), return_inverse=True)
         self.row = found // PACES
-        self.pace = np.bincount(group, steps) / np.bincount(group, lengths)
+        self.pace = np.bincount(group, steps) / np.bincount(group, trace.lengths)
         # Two places follow every request: a node's text may end with it, and V is 0 there.
         self._behind = np.repeat(trace.stops, 2)
         number = replayer.leaf.astype(np.int64) + (group * (pool.nodes + 1))[trace.request_index]
