@@ -21,7 +21,7 @@ from simulate.basis import Basis
 from simulate.experts import Experts
 from simulate.tables import BatchTimes as BatchTimes
 from simulate.tables import Growing, Points, interpolated
-from treeopt.cost import CostParts, StepShape
+from treeopt.cost import CostParts, StepShape, far
 from treeopt.errors import CostError
 from treeopt.files import why, write_text
 from treeopt.provenance import GREEDY, look, rule_in, same_choosing
@@ -29,8 +29,6 @@ from treeopt.records import RecordError, get, given, of_kind, parse
 
 SCHEMA = "treeopt.profile/2"
 NORMAL_95 = 1.96
-# A context so many times as long, and so many tokens longer, is another than the measured one: a choice, no finding.
-FAR, APART = 1.5, 64
 AT_ONCE = "medusa"  # the kind of drafter whose levels are all drafted by one forward of the root
 
 
@@ -222,16 +220,6 @@ class Profile:
         here = contexts[0] if context is None else min(max(context, contexts[0]), contexts[-1])
         over = sum(share * interpolated(tokens, over_basis(times, self.basis)) for share, times in tables)
         return np.asarray(over * self.basis.rest_s(tokens, batch=tables[0][1].batch, context=here))
-
-
-def far(context: int, other: int) -> bool:
-    """Whether step times at one context say little of those at the other.
-
-    >>> far(64, 72), far(13, 25), far(64, 8192)
-    (False, False, True)
-    """
-    longer, shorter = max(context, other), min(context, other)
-    return longer > FAR * shorter and longer - shorter > APART
 
 
 def over_basis(times: BatchTimes, basis: Basis) -> Points:

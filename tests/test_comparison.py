@@ -15,6 +15,7 @@ from treeopt.comparison import compare
 from treeopt.errors import UsageError
 from treeopt.estimate import paired_difference, paired_ratio, ratio
 from treeopt.optimize import hold_out, search
+from treeopt.parts import halves, merged
 from treeopt.sized import parse_sizes
 from treeopt.trace import load_trace, save_trace
 from treeopt.tree import Tree
@@ -57,15 +58,18 @@ def test_a_paired_ratio_is_linearised_in_every_cluster(data):
 
     def value(weights):
         a, b = ((weights @ n) / (weights @ d) for n, d in (first, second))
-        return a / b
+        return np.log(a / b)
 
     one, h = np.ones(clusters), 1e-6
     influence = np.array([(value(one + h * row) - value(one - h * row)) / (2 * h) for row in np.eye(clusters)])
-    assert found.value == pytest.approx(value(one))
+    assert np.log(found.value) == pytest.approx(value(one), abs=1e-12)
     from scipy.stats import t
 
     half = t.ppf(0.975, clusters - 1) * np.sqrt(clusters / (clusters - 1) * np.sum(influence**2))
-    assert found.high - found.value == pytest.approx(half, rel=1e-5, abs=1e-7)
+    ends = [np.log(end / found.value) for end in (found.low, found.high)]
+    assert ends == pytest.approx([-min(half, 100), min(half, 100)], rel=1e-5, abs=1e-7)
+    turned = paired_ratio(second, first)
+    assert (turned.low, turned.high) == pytest.approx((1 / found.high, 1 / found.low))
 
 
 @given(st.data())
@@ -73,7 +77,8 @@ def test_of_the_same_texts_the_paired_ratio_of_taus_is_that_of_steps(data):
     tokens, steps = counts(data.draw, 5)
     fewer = counts(data.draw, 5)[0]
     found, due = paired_ratio((tokens, fewer), (tokens, steps)), ratio(steps, fewer)
-    assert (found.value, found.low, found.high) == pytest.approx((due.value, due.low, due.high))
+    assert found.value == pytest.approx(due.value)
+    assert np.log(found.high / found.value) == pytest.approx(min((due.high - due.value) / due.value, 100))
 
 
 def test_paired_counts_must_be_of_the_same_requests():
@@ -109,9 +114,11 @@ def test_a_drafter_is_once_as_good_as_itself(two):
         first, again = contest.standings
         assert first.over is None
         assert (again.over.value, again.over.low, again.over.high) == (1, 1, 1)
-    over = priced.standings[1].over  # step times of two profiles are off independently of each other
-    assert over.value == 1
-    assert over.high - 1 == pytest.approx(np.hypot(0.02, 0.02))
+    assert astuple(priced.standings[1].over) == (1, 1, 1)  # the same step times are off alike
+    apart = compare({"a": same, "b": same}, {"a": times(), "b": times(plain_s=0.011)}, batch=1, sizes=())
+    over = apart.contests[0].standings[1].over  # others are taken to be off independently of each other
+    assert np.log(over.high / over.value) == pytest.approx(np.hypot(0.02, 0.02))
+    assert over.high / over.value == pytest.approx(over.value / over.low)
 
 
 def test_what_is_over_the_first_is_paired_by_request(two):
@@ -135,6 +142,8 @@ def test_pairing_is_by_what_the_traces_say(two):
         replace(t, meta={**t.meta, "text_sha256": n, "prompts_sha256": "p"}) for n, t in enumerate((first, second))
     ]
     untold = [replace(t, meta={**t.meta, "text_sha256": None}) for t in (first, second)]
+    halves_of = [halves(each, share=0.5, seed=0) for each in prompts]
+    merges = [[merged([half[i] for i in order]) for order in ((0, 1), (1, 0))] for half in halves_of]
     parted = [first, replace(second, meta={**second.meta, "split": {"part": "rest"}})]
     some = [first.select(np.arange(20)), second.select(np.arange(20, 40))]
 
@@ -147,6 +156,12 @@ def test_pairing_is_by_what_the_traces_say(two):
         assert pairing(pair) is None
         assert pairing(pair, same_prompts=True) == "told"
     assert pairing([each.select(np.arange(20)) for each in (first, second)]) == "texts"
+    assert pairing([half[0] for half in halves_of]) == "prompts"
+    assert pairing([both[0] for both in merges]) == "prompts"
+    for pair in ((merges[0][0], merges[1][1]), (prompts[0], merges[1][0]), (halves_of[0][0], halves_of[1][1])):
+        assert pairing(pair) is None  # of one list, in another order or another part
+        with pytest.raises(UsageError, match="of other parts of it or in another order"):
+            pairing(pair, same_prompts=True)
 
 
 def test_prompts_that_cannot_be_the_same_are_not_taken_for_the_same(two):
@@ -187,7 +202,13 @@ def test_step_times_that_are_unlike_are_told(two):
     assert "different devices" in told(device="e")
     assert "different processors" in told(provenance={"processor": "x"})
     assert "of CUDA graphs" in told(graphs=[[1, 2]])
-    assert "batch 1: plain steps took 10.00 to 13.00 ms" in told(plain_s=0.013)
+    slow = told(plain_s=0.013)
+    assert "batch 1: plain steps, which should take the same, take 10.00 to 13.00 ms" in slow
+    assert "the machine was not alike" in slow
+    carried = told(plain_s=0.013, transfer={"to": "e"})
+    assert "different devices" in carried
+    assert "the machine was not alike" not in carried
+    assert "different targets" in told(predicted={"target": {"hidden": 1}})
 
 
 def test_a_tree_that_a_trace_cannot_judge_is_named(two):
@@ -256,7 +277,13 @@ def test_the_command_finds_each_trace_its_step_times(files, two):
 
 def test_the_command_prints_tables_warnings_and_conditions(files):
     out = done(*words(files, "--batch", "4", "--requests", "12")).stdout
-    for said in ("chain of 4", "best tree of 63", "batch 4, each with its own best tree", "speedup over worse's"):
+    for said in (
+        "chain of 4",
+        "best tree of 63",
+        "batch 4, each with its own best tree",
+        "over the first's",
+        "priced at",
+    ):
         assert said in out
     assert "On 6 requests" not in out
     assert "By replay on 6 requests held out, trees chosen on 6 others" in out
@@ -301,6 +328,14 @@ def test_what_has_no_meaning_is_refused(files, more, why):
 def test_one_trace_is_no_comparison(files):
     refused(run("compare", files / "worse.npz"), "at least 2 traces", code=2)
     refused(run("compare", files / "worse.npz", files / "worse.npz"), "given twice", code=2)
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(files, two):
+    for name in ("one", "two"):
+        (files / name).mkdir()
+        save_trace(two["worse"], files / name / "trace.npz")
+    record = json.loads(done("compare", *(files / n / "trace.npz" for n in ("one", "two")), "--json").stdout)
+    assert [each["drafter"] for each in record["contests"][0]["standings"]] == ["one/trace", "two/trace"]
 
 
 def test_a_trace_without_step_times_is_named(files):

@@ -1,10 +1,8 @@
 """The doctor: right on a sound machine, and it says so where packages are old or the loop is wrong."""
 
 import json
+import sys
 from importlib import metadata, util
-
-import pytest
-import torch
 
 from executor.cache import TreeCache
 from executor.trial import LEAST, trials
@@ -74,8 +72,40 @@ def test_without_the_executor(monkeypatch):
     assert "No decoding loop to try: pip install 'treeopt[executor]'" in done("doctor").stdout
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="what is refused is there")
 def test_a_device_that_is_not_there():
-    result = run("doctor", "--device", "cuda")
+    result = run("doctor", "--device", "nothing")
+    assert result.exit_code == 1
+    assert "│ torch" in result.stdout
+    assert "WRONG the device nothing can be used: UsageError: device nothing" in result.stdout
+
+
+def test_what_cannot_be_imported_is_told(monkeypatch):
+    """As where a library is not there that torch needs."""
+    monkeypatch.setitem(sys.modules, "executor.trial", None)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "WRONG the device cpu can be used: ModuleNotFoundError" in result.stdout
+
+
+def test_an_extra_that_is_there_in_part_is_not_sound(monkeypatch):
+    real = metadata.version
+
+    def version(name):
+        if name == "accelerate":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(doctor, "_device", lambda _: {"device": SOUND, "trials": []})
+    found = json.loads(run("doctor", "--json").stdout)
+    assert {each["name"]: each["trouble"] for each in found["packages"] if each["trouble"]} == {"accelerate": "missing"}
+
+
+def test_a_checkout_that_is_not_installed_is_told(monkeypatch):
+    def requires(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    result = run("doctor")
     assert result.exit_code == 2
-    assert "device cuda" in result.stderr
+    assert "treeopt is not installed here" in result.stderr

@@ -127,7 +127,7 @@ def test_a_server_and_a_comparison_on_paper(files):
     times = [files / f"{kind}-times" / "h100-sxm.json" for kind in ("medusa", "eagle")]
     words = ("--tree", "2", "--batch", "8", "--arrivals", "5", "--requests", "40", "--prompt-tokens", "600")
     out = done("simulate", "--trace", files / "medusa.npz", "--profile", times[0], *words)
-    assert "predicted for H100 SXM from sizes and its data sheet" in out.stdout
+    assert "predicted for H100 SXM from its data sheet and sizes of" in out.stdout
     assert "Warning: step times are predicted from sizes" in out.stderr
     both = ("--batch", "1", "--profile", times[0], "--profile", times[1])
     record = json.loads(done("compare", files / "medusa.npz", files / "eagle.npz", *both, "--json").stdout)

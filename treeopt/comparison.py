@@ -4,6 +4,7 @@ The first is what the others are compared with, request by request. Trees are ch
 judged on the rest, as `search` does; at a batch size each drafter's own step times decide.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,14 +15,14 @@ import numpy as np
 from treeopt.constraints import Constraint, broken
 from treeopt.cost import CostModel
 from treeopt.errors import TraceError, UsageError
-from treeopt.estimate import Counts, Estimate, paired_ratio, ratio
+from treeopt.estimate import Counts, Estimate, in_logs, paired_ratio, ratio
 from treeopt.judge import Judge
 from treeopt.learning import advice, resemblance
 from treeopt.objective import THROUGHPUT
 from treeopt.optimize import hold_out, search
 from treeopt.pairing import Pairing, paired_by, unlike
 from treeopt.plan import Plan
-from treeopt.provenance import this_run
+from treeopt.provenance import look, this_run
 from treeopt.sized import Size, sized_trees
 from treeopt.trace import Trace
 from treeopt.tree import Tree
@@ -125,6 +126,7 @@ def compare(
     max_nodes: int | None = None,
     max_depth: int | None = None,
     held_out: float = 0.5,
+    context: int | None = None,
     seed: int = 0,
 ) -> Comparison:
     """Drafters against the first of them.
@@ -139,6 +141,7 @@ def compare(
         max_nodes: see `search`.
         max_depth: see `search`.
         held_out: share of requests that drafters are judged on.
+        context: tokens a sequence in the cache; see `search`.
         seed: of the split.
 
     Raises:
@@ -159,8 +162,9 @@ def compare(
     plans: dict[str, Plan] = {}
     limits: dict[str, Any] = {"max_nodes": max_nodes, "max_depth": max_depth, "held_out": held_out, "seed": seed}
     for name, trace in traces.items() if batches else ():
-        plans[name] = search(trace, costs[name], batch=batches, rules=kept[name], compare={}, **limits)
-    contests += _by_batch(parts, plans, costs, paired=paired)
+        how = limits | {"context": context}
+        plans[name] = search(trace, costs[name], batch=batches, rules=kept[name], compare={}, **how)
+    contests += _by_batch(parts, plans, costs, context, paired=paired)
     own = {name: plan.warnings for name, plan in plans.items()} or {
         name: (*advice(fit, max((size.nodes for size in sizes), default=1)), *resemblance(held))
         for name, (fit, held) in parts.items()
@@ -171,7 +175,7 @@ def compare(
         "requests_chosen_on": parts[first][0].requests,
         **limits,
         "trace": {name: dict(trace.meta) for name, trace in traces.items()},
-        "cost": {name: dict(plan.meta["cost"]) for name, plan in plans.items()},
+        "cost": {name: _priced_as(plan) for name, plan in plans.items()},
         "provenance": this_run(),
     }
     return Comparison(
@@ -179,7 +183,7 @@ def compare(
         pairing,
         tuple(contests),
         plans,
-        (*unlike(meta["trace"], meta["cost"], pairing), *_paces(contests), *_of_some(own)),
+        (*unlike(meta["trace"], meta["cost"], pairing), *_paces(contests, meta["cost"]), *_of_some(own)),
         meta,
     )
 
@@ -196,6 +200,11 @@ class _Judged:
     error: float = 0.0
 
     @property
+    def tau(self) -> float:
+        """Tokens a step and sequence."""
+        return float(self.committed.sum() / self.steps.sum())
+
+    @property
     def gain(self) -> float:
         """Seconds of a plain step over those of this one; 1 where steps have no price."""
         return 1.0 if self.step_s is None or self.plain_s is None else self.plain_s / self.step_s
@@ -207,11 +216,13 @@ class _Judged:
         if first is not None:
             own, other = (self.committed, self.steps), (first.committed, first.steps)
             if paired:
-                over = paired_ratio(own, other)
+                found = paired_ratio(own, other)
+                apart = math.log(found.high / found.value)
             else:
-                its = ratio(*other)
-                over = tau.times(1 / its.value, relative_error=its.relative)
-            over = over.times(self.gain / first.gain, relative_error=float(np.hypot(self.error, first.error)))
+                apart = math.hypot(tau.relative, ratio(*other).relative)
+            alike = (self.tree, self.step_s, self.plain_s) == (first.tree, first.step_s, first.plain_s)
+            unsure = 0.0 if alike else math.hypot(self.error, first.error)  # of one step over the other
+            over = in_logs(self.tau * self.gain / (first.tau * first.gain), math.hypot(apart, unsure))
         return Standing(drafter, self.tree, tau, over, self.step_s, self.plain_s, speedup)
 
 
@@ -263,12 +274,13 @@ def _by_batch(
     parts: Mapping[str, tuple[Trace, Trace]],
     plans: Mapping[str, Plan],
     costs: Mapping[str, CostModel],
+    context: int | None,
     *,
     paired: bool,
 ) -> list[Contest]:
     found: dict[int, dict[str, _Judged | str]] = {}
     for name, plan in plans.items():
-        judge = Judge(*parts[name], costs[name], THROUGHPUT)
+        judge = Judge(*parts[name], costs[name], THROUGHPUT, context=context)
         for entry in plan.entries:
             tree, batch = entry.choice.tree, entry.batch
             committed = judge.held.lengths
@@ -281,17 +293,22 @@ def _by_batch(
     ]
 
 
-def _paces(contests: Sequence[Contest]) -> list[str]:
-    """Where step times were measured while the machine was not alike."""
+def _priced_as(plan: Plan) -> dict[str, Any]:
+    """Provenance of a plan's step times, with the context that they are priced at."""
+    return {**plan.meta["cost"], "priced_at": plan.meta["search"]["context"]}
+
+
+def _paces(contests: Sequence[Contest], costs: Mapping[str, Any]) -> list[str]:
+    """Where plain steps, which should take the same, do not."""
     said = []
+    measured = all(look(cost, "predicted") is None and look(cost, "transfer") is None for cost in costs.values())
+    why = "the machine was not alike when they were measured, and drafters need not slow down as plain steps do"
     for contest in contests:
         plain = [each.plain_s for each in contest.standings if each.plain_s is not None]
         if plain and max(plain) > (1 + PACE) * min(plain):
-            said.append(
-                f"batch {contest.batch}: plain steps took {min(plain) * 1e3:.2f} to {max(plain) * 1e3:.2f} ms where "
-                "they should take the same: the machine was not alike when the step times were measured, and drafters "
-                "need not slow down as plain steps do"
-            )
+            told = f"{min(plain) * 1e3:.2f} to {max(plain) * 1e3:.2f} ms by the drafters' step times"
+            reason = why if measured else "these are not of one target, device and context, or not all predicted alike"
+            said.append(f"batch {contest.batch}: plain steps, which should take the same, take {told}: {reason}")
     return said
 
 

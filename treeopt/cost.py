@@ -12,6 +12,9 @@ from treeopt.policies import GROWTHS
 from treeopt.policies.base import leading
 from treeopt.tree import Tree
 
+# A context so many times as long, and so many tokens longer, is another than the measured one: a choice, no finding.
+FAR, APART = 1.5, 64
+
 
 @dataclass(frozen=True)
 class StepShape:
@@ -121,6 +124,16 @@ def covered(
         levels &= np.isfinite(parts.draft_s[:, 1])
     found = int(leading(known)), int(leading(levels))
     return found if all(found) else (0, 0)
+
+
+def far(context: int, other: int) -> bool:
+    """Whether step times at one context say little of those at the other.
+
+    >>> far(64, 72), far(13, 25), far(64, 8192)
+    (False, False, True)
+    """
+    longer, shorter = max(context, other), min(context, other)
+    return longer > FAR * shorter and longer - shorter > APART
 
 
 class CostModel(Protocol):

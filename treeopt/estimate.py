@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from treeopt.errors import TraceError, UsageError
 
 CONFIDENCE = 0.95
+WIDEST = 100.0  # half an interval of a logarithm: nothing is known
 
 Counts = NDArray[np.int64] | NDArray[np.float64]
 
@@ -60,16 +61,26 @@ def paired_difference(first: tuple[Counts, Counts], second: tuple[Counts, Counts
 
 
 def paired_ratio(first: tuple[Counts, Counts], second: tuple[Counts, Counts]) -> Estimate:
-    """ratio(*first) / ratio(*second) for counts of the same requests, linearised as `ratio` is.
+    """ratio(*first) / ratio(*second) for counts of the same requests; its interval is linearised in logarithms.
+
+    So it is the same finding whichever stands first: the interval of 1 / x is that of x turned over.
 
     >>> tokens, steps, fewer = np.array([4, 6]), np.array([4, 6]), np.array([2, 3])
     >>> paired_ratio((tokens, fewer), (tokens, steps))
     Estimate(value=2.0, low=2.0, high=2.0)
     """
     a, a_influence, b, b_influence = _pair(first, second)
-    value = a / b
-    half = _half_width((a_influence - value * b_influence) / b)
-    return Estimate(value, value - half, value + half)
+    return in_logs(a / b, _half_width(a_influence / a - b_influence / b))
+
+
+def in_logs(value: float, relative: float) -> Estimate:
+    """A positive value known up to a relative error (95 % half-width of its logarithm).
+
+    >>> in_logs(2.0, 0.0)
+    Estimate(value=2.0, low=2.0, high=2.0)
+    """
+    half = min(relative, WIDEST)
+    return Estimate(value, value * math.exp(-half), value * math.exp(half))
 
 
 def share(successes: int, trials: int) -> Estimate:

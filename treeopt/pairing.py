@@ -1,11 +1,13 @@
 """Traces of several drafters: whether they are of the same prompts, and what else keeps them from being alike."""
 
+import json
 from collections.abc import Callable, Mapping
 from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
 
+from treeopt.cost import far
 from treeopt.errors import UsageError
 from treeopt.provenance import look, rule_in, same_model
 from treeopt.trace import Trace
@@ -22,10 +24,34 @@ TEXTS: dict[str, Same] = {
     "numbers of new tokens": lambda one, other: look(one, "new_tokens") == look(other, "new_tokens"),
 }
 MACHINES: dict[str, Same] = {
-    "devices": lambda one, other: look(one, "device") == look(other, "device"),
+    "devices": lambda one, other: _device(one) == _device(other),
     "processors": lambda one, other: look(one, "provenance", "processor") == look(other, "provenance", "processor"),
     "kinds, of CUDA graphs and not": lambda one, other: bool(look(one, "graphs")) == bool(look(other, "graphs")),
+    "targets": lambda one, other: look(one, "predicted", "target") == look(other, "predicted", "target"),
+    "contexts": lambda one, other: not _far(look(one, "priced_at"), look(other, "priced_at")),
 }
+
+
+def _device(meta: Any) -> Any:
+    """Where steps would run."""
+    return look(meta, "transfer", "to") or look(meta, "device")
+
+
+def _far(context: Any, other: Any) -> bool:
+    return None not in (context, other) and far(context, other)
+
+
+def _origin(meta: Any, key: str) -> Any:
+    """The hash of the list that the requests are from, and which part of it; of merged traces of each, in order."""
+    parts = look(meta, "merged")
+    if isinstance(parts, list):
+        return [(_origin({**meta, "merged": None, **part}, key), part.get("requests")) for part in parts]
+    return look(meta, key), json.dumps(look(meta, "split"), sort_keys=True)
+
+
+def _told(origin: Any) -> bool:
+    """Whether all of the hashes are there."""
+    return all(_told(part) for part, _ in origin) if isinstance(origin, list) else origin[0] is not None
 
 
 def paired_by(traces: Mapping[str, Trace], *, same_prompts: bool = False) -> Pairing | None:
@@ -35,13 +61,16 @@ def paired_by(traces: Mapping[str, Trace], *, same_prompts: bool = False) -> Pai
         UsageError: the caller says so, and numbers of requests, or texts that one target must have written, differ.
     """
     names, (first, *others) = list(traces), traces.values()
+    alike = all(np.array_equal(trace.request[trace.starts], first.request[first.starts]) for trace in others)
     for by, key in HASHES.items():
-        told = {(look(trace.meta, key), str(look(trace.meta, "split"))) for trace in traces.values()}
-        alike = all(np.array_equal(trace.request[trace.starts], first.request[first.starts]) for trace in others)
-        if len(told) == 1 and alike and look(first.meta, key) is not None:
+        origins = [_origin(trace.meta, key) for trace in traces.values()]
+        if alike and _told(origins[0]) and all(origin == origins[0] for origin in origins):
             return by
     if not same_prompts:
         return None
+    prompts = [look(trace.meta, HASHES["prompts"]) for trace in traces.values()]
+    if prompts[0] is not None and len(set(prompts)) == 1:
+        raise UsageError("not the same prompts: the traces are of one list, of other parts of it or in another order")
     for name, trace in zip(names[1:], others, strict=True):
         if trace.requests != first.requests:
             raise UsageError(

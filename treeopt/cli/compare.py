@@ -39,6 +39,11 @@ from treeopt.trace import Trace
 @click.option(
     "--same-prompts", is_flag=True, help="Request i of each trace is of one prompt, even if the traces do not say so."
 )
+@click.option(
+    "--context",
+    type=click.IntRange(min=0),
+    help="Tokens a sequence in the cache; default as profiled, of several contexts the shortest.",
+)
 @options.max_nodes
 @options.max_depth
 @options.seed
@@ -88,13 +93,14 @@ def compare(
 
 
 def _names(paths: tuple[Path, ...]) -> list[str]:
-    """What the files are called: their names without folder and ending, or as given where these are the same."""
-    names = [path.stem for path in paths]
-    names = [str(path) if names.count(name) > 1 else name for name, path in zip(names, paths, strict=True)]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"{name} is given twice")
-    return names
+    """What the files are called: their names without ending, with as many folders as it takes to tell them apart."""
+    parts = [path.resolve().with_suffix("").parts for path in paths]
+    for many in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-many:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    twice = next(path for path, each in zip(paths, parts, strict=True) if parts.count(each) > 1)
+    raise UsageError(f"{twice} is given twice")
 
 
 def _first(trace: Trace, requests: int | None, path: Path) -> Trace:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from treeopt.cli import inputs, options
+from treeopt.errors import TreeoptError, UsageError
 from treeopt.provenance import this_run
 
 # A requirement of ours, such as `simpy>=4.1; extra == 'serving'`.
@@ -44,21 +45,25 @@ def doctor(device: str, as_json: bool) -> None:
 
 def _packages() -> list[dict[str, Any]]:
     """What treeopt needs, for which extra, what is there, and what is wrong with that."""
+    try:
+        needs = metadata.requires("treeopt") or []
+    except metadata.PackageNotFoundError as error:
+        raise UsageError("treeopt is not installed here, so nobody says what it needs: pip install -e .") from error
     found = []
-    for need in metadata.requires("treeopt") or ():
-        match = _NEED.fullmatch(need)
-        if match is None or match["extra"] == DEVELOPERS:
+    for match in filter(None, map(_NEED.fullmatch, needs)):
+        if match["extra"] == DEVELOPERS:
             continue
         try:
             version = metadata.version(match["name"])
         except metadata.PackageNotFoundError:
             version = None
-        trouble = None
-        if version is None and match["extra"] is None:
-            trouble = "missing"
-        elif version is not None and _numbers(version) < _numbers(match["least"] or ""):
-            trouble = f"older than {match['least']}"
+        old = version is not None and _numbers(version) < _numbers(match["least"] or "")
+        trouble = f"older than {match['least']}" if old else None
         found.append({"name": match["name"], "extra": match["extra"], "version": version, "trouble": trouble})
+    begun = {None, *(package["extra"] for package in found if package["version"] is not None)}
+    for package in found:
+        if package["version"] is None and package["extra"] in begun:
+            package["trouble"] = "missing"
     return found
 
 
@@ -72,9 +77,14 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _device(device: str) -> dict[str, Any]:
-    """The device, what it has, and how the trials went."""
-    from executor.loading import prepare
-    from executor.trial import facts, trials
+    """The device, what it has, and how the trials went; or what keeps it from being tried."""
+    inputs.hush()
+    try:
+        from executor.loading import prepare
+        from executor.trial import facts, trials
 
-    prepare(device)
-    return {"device": facts(device), "trials": [asdict(trial) for trial in trials(device)]}
+        prepare(device)
+        return {"device": facts(device), "trials": [asdict(trial) for trial in trials(device)]}
+    except (ImportError, OSError, TreeoptError) as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        return {"trials": [{"name": f"the device {device} can be used", "holds": False, "told": told}]}

@@ -87,10 +87,16 @@ def live_checks(plan: Plan) -> dict[int, str]:
 def warn_unless_same(what: str, one: Any, other: Any) -> None:
     """Warn on stderr if two files' provenance names different models; `what` says whose, such as "trace and plan".
 
-    Step times that are predicted from sizes are of no weights.
+    Step times that are predicted from sizes are of no weights, but of a kind of drafter.
     """
+    if look(other, "predicted") is not None:
+        kinds = [look(each, "drafter", "kind") for each in (one, other)]
+        if None not in kinds and kinds[0] != kinds[1]:
+            told = f"{kinds[0]} and {kinds[1]}: what is priced is not what was recorded"
+            click.echo(f"Warning: {what} are of different kinds of drafters, {told}", err=True)
+        return
     others = differing(one, other)
-    if others and look(other, "predicted") is None:
+    if others:
         named = f"{_named(one)} and {_named(other)}"
         parts = " and ".join(f"{part}s" for part in others)
         click.echo(f"Warning: {what} are of different {parts} or number types: {named}", err=True)

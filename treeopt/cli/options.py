@@ -109,18 +109,20 @@ def check_output(path: Path | None, option: str = "--output", *, reads: Mapping[
         reads: what the command reads besides its parameters that are paths, by the words for it.
 
     Raises:
-        UsageError: the folder is missing or not writable, or the command reads that very file.
+        UsageError: the folder is missing or not writable, or the command reads that very file, or its folder.
     """
     if path is None:
         return
+    goal = path.resolve()
     for name, read in (*_read(), *reads.items()):
-        if read is not None and path.is_file() and read.exists() and path.samefile(read):
+        if read is None or not goal.is_file() or not read.exists():
+            continue
+        if goal.samefile(read) or (read.is_dir() and goal.is_relative_to(read.resolve())):
             raise UsageError(f"{option} {path}: is read as {name}: name another file, this one would be lost")
     if is_special(path):
         if not os.access(path, os.W_OK):
             raise UsageError(f"{option} {path}: cannot write there")
         return
-    goal = path.resolve()
     if not goal.parent.is_dir():
         raise UsageError(f"{option} {path}: there is no folder {goal.parent}")
     try:

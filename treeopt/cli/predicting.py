@@ -9,7 +9,7 @@ import numpy as np
 
 from treeopt.cli import inputs, options
 from treeopt.cli.matching import profile_for
-from treeopt.cost import CostModel, StepShape
+from treeopt.cost import CostModel, StepShape, far
 from treeopt.errors import CostError, UsageError
 from treeopt.files import checksum
 from treeopt.optimize import hold_out, search
@@ -181,8 +181,6 @@ class Opened:
 
     def _warn_of_context(self, context: int) -> None:
         """Warn on stderr if the plan's steps are priced at another context than that of the requests."""
-        from simulate.profile import far
-
         plan = self.plan if self.fixed is None else self.fixed.plan
         priced = None if plan is None else look(plan.meta, "search", "context")
         if type(priced) is int and far(context, priced) and inputs.is_main_rank():

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import is_zipfile
 
 import click
 
@@ -51,7 +52,7 @@ def _section(path: Path) -> "Section":
     if path.is_dir():
         return trace_section(ranks_of(path), path.name)
     source = f"{path.name}, sha256 {_checked(path)[:16]}"
-    if path.suffix == ".npz":
+    if is_zipfile(path):
         trace = load_trace(path)
         return trace_section(trace, source, replayed=kept_ranks(trace, 0))
     try:
@@ -62,7 +63,7 @@ def _section(path: Path) -> "Section":
     if schema in (SCHEMA, BEFORE):
         plan = load_plan(path)
         return plan_section(plan, source, checks=live_checks(plan))
-    if schema not in RECORDS:
+    if not isinstance(schema, str) or schema not in RECORDS:
         raise UsageError(f"{path}: schema must be {', '.join((SCHEMA, *RECORDS))}, found {schema!r:.80}")
     return record_section(record, source)
 

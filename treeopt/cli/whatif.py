@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,11 @@ from treeopt.cli.search import drawn
 from treeopt.errors import UsageError
 from treeopt.files import write_text
 from treeopt.optimize import USUAL_NODES
+from treeopt.plan import Plan
+from treeopt.planfile import SCHEMA as PLAN
 from treeopt.planfile import save_plan
 from treeopt.provenance import look, this_run
+from treeopt.records import RecordError, parse
 from treeopt.trace import Trace, load_trace
 
 if TYPE_CHECKING:
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from simulate.scenarios import Scenario, Setting
     from simulate.shapes import Shape
 
+PROFILE = "treeopt.profile/2"
 KINDS = ("eagle", "eagle3", "language-model", "medusa")
 
 
@@ -123,10 +128,17 @@ def whatif(
         if str(look(profile.meta, "device")).startswith("cpu"):
             said = f"the profile was measured on {look(profile.meta, 'device')}, not on {device['measured_on']}"
             click.echo(f"Warning: {said}: what is carried over from there means nothing", err=True)
+        if look(profile.meta, "predicted") is not None:
+            raise UsageError(f"{profile_file}: its step times are predicted themselves: leave --profile out")
     device["weight_bytes"] = _weight_bytes(target, device["weight_bytes"], "--weight-bytes")
     default = max(2.0, device["weight_bytes"])
     device["draft_bytes"] = _weight_bytes(drafter, device["draft_bytes"], "--draft-bytes", default=default)
     settings = _settings(hardware, context, target, drafter, kind, trace.depth, profile, device)
+    for folder, option, schema in ((plans, "--plans", PLAN), (tables, "--profiles", PROFILE)):
+        if folder is not None and folder.is_dir():
+            for name in _files(settings, by_context=folder is plans):
+                options.check_output(folder / name, option)
+                _check_own(folder / name, schema, option)
     how: dict[str, Any] = {"seed": seed, "max_nodes": max_nodes, "max_depth": max_depth, "compare": {}}
     searched, rules = drawn(trace, seed)
     with options.progress("searching", len(settings)) as done:
@@ -152,13 +164,13 @@ def whatif(
     }
     if plans is not None:
         plans.mkdir(exist_ok=True)
-        for name, plan in {f"{_slug(e.device)}-{e.context}.json": e.plan for e in found if e.plan}.items():
+        for name, plan in zip(_files(settings, by_context=True), _plans(found), strict=True):
             save_plan(plan, plans / name)
             click.echo(f"plan written to {plans / name}", err=True)
     if tables is not None:
         tables.mkdir(exist_ok=True)
         sizes = {"batches": batch, "nodes": max_nodes or USUAL_NODES, "depth": max_depth or trace.depth}
-        for name, times in _profiles(settings, sizes, target, kind).items():
+        for name, times in zip(_files(settings), _profiles(settings, sizes, target, kind), strict=True):
             save_profile(times, tables / name)
             click.echo(f"step times written to {tables / name}", err=True)
     if output:
@@ -227,7 +239,7 @@ def _settings(
     if device["memory"] is not None and device["bandwidth"] is None:
         raise UsageError("--memory is of a device of your own: give --bandwidth and --flops")
     if device["bandwidth"] is None:
-        devices = [find_hardware(name) for name in names]
+        devices = list(dict.fromkeys(find_hardware(name) for name in names))
     else:
         if like is None or len(names) > 1:
             raise UsageError("--bandwidth and --flops describe one device: name it with --hardware, and --like another")
@@ -281,13 +293,39 @@ def _too_long(target: Path, contexts: tuple[int, ...]) -> list[str]:
     return [f"context {', '.join(beyond)}: the target is built for {limit} tokens, times are as if it went on"]
 
 
-def _slug(device: str) -> str:
-    """A device's name in a file's."""
-    return re.sub(r"[^a-z0-9]+", "-", device.casefold()).strip("-")
+def _files(settings: "Sequence[Setting]", *, by_context: bool = False) -> list[str]:
+    """A file for each device, or for each device and context, in their order."""
+    slugs = {each.device: re.sub(r"[^a-z0-9]+", "-", each.device.casefold()).strip("-") for each in settings}
+    named = {device: slug or "device" for device, slug in slugs.items()}
+    if by_context:
+        return [f"{named[each.device]}-{each.context}.json" for each in settings]
+    return [f"{name}.json" for name in named.values()]
 
 
-def _profiles(settings: "list[Setting]", sizes: dict[str, Any], target: Path, kind: str) -> "dict[str, Profile]":
-    """The step times of each device at all contexts, by file."""
+def _check_own(path: Path, schema: str, option: str) -> None:
+    """Refuse to write over what no command like this one wrote: what was measured, or is something else.
+
+    Raises:
+        UsageError: names the file.
+    """
+    if not path.exists():
+        return
+    try:
+        record = parse(path.read_text("utf-8"), schema)
+    except (OSError, UnicodeDecodeError, RecordError):
+        record = {}
+    meta = record.get("meta")
+    if not record or (schema == PROFILE and look(meta, "predicted") is None and look(meta, "transfer") is None):
+        raise UsageError(f"{option}: {path} is there already, and is none that this command wrote: it would be lost")
+
+
+def _plans(found: "Sequence[Scenario]") -> "list[Plan]":
+    """Of each device and context."""
+    return list({(each.device, each.context): each.plan for each in found if each.plan is not None}.values())
+
+
+def _profiles(settings: "list[Setting]", sizes: dict[str, Any], target: Path, kind: str) -> "list[Profile]":
+    """The step times of each device, at all contexts."""
     from simulate.roofline import Roofline
     from simulate.timetable import joined, tabulated
 
@@ -298,8 +336,8 @@ def _profiles(settings: "list[Setting]", sizes: dict[str, Any], target: Path, ki
         times: Any = each.cost
         if isinstance(times, Roofline):
             times = tabulated(times, context=each.context, meta=meta, **sizes)
-        found.setdefault(f"{_slug(each.device)}.json", []).append(times)
-    return {name: joined(profiles) for name, profiles in found.items()}
+        found.setdefault(each.device, []).append(times)
+    return [joined(profiles) for profiles in found.values()]
 
 
 def _cell(scenario: "Scenario") -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Acceptance by position in log lines of vLLM, LMDeploy and llama.cpp: rates of three decimals, pooled."""
 
+import operator
 import re
 from collections.abc import Sequence
 
@@ -50,8 +51,8 @@ def read_log(text: str) -> Chain:
 
 def _of_runs(lines: Sequence[re.Match[str]]) -> tuple[list[Row], tuple[str, ...]]:
     """Rates and steps of each run: counts grow until a server is started anew; and what has to be said of them."""
-    counts = [(int(line["calls"]), int(line["steps"])) for line in lines]
-    last = [i for i, (now, then) in enumerate(zip(counts, [*counts[1:], (-1, -1)], strict=True)) if then < now]
+    counts = [tuple(int(line[name]) for name in ("calls", "steps", "kept")) for line in lines]
+    last = [i for i, here in enumerate(counts) if i + 1 == len(counts) or any(map(operator.lt, counts[i + 1], here))]
     rows = []
     for line in (lines[i] for i in last):
         rates, steps, kept = _numbers(line[line.lastindex or 0]), int(line["steps"]), int(line["kept"])

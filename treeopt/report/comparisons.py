@@ -15,7 +15,7 @@ from treeopt.report.tables import interval, measured_told, models_told, rule_tol
 SCHEMA = "treeopt.comparison/1"
 PAIRED = {
     "texts": "paired by request: the target wrote the same texts",
-    "prompts": "paired by prompt; each drafter's texts are its own",
+    "prompts": "paired by prompt; texts may be each drafter's own",
     "told": "paired by request",
     None: "not paired",
 }
@@ -46,7 +46,7 @@ def show_comparison(record: Mapping[str, Any], console: Console | None = None) -
     """Print a table for each contest, what to beware of and the conditions; `record` is of `comparison_record`."""
     console = console or terminal()
     for contest in record["contests"]:
-        console.print(_table(contest, record["first"]))
+        console.print(_table(contest))
         console.print()
     for warning in record["warnings"]:
         console.print(f"Warning: {warning}.", markup=False, soft_wrap=True)
@@ -55,13 +55,13 @@ def show_comparison(record: Mapping[str, Any], console: Console | None = None) -
     console.print(Text(_conditions(record)), style="dim", soft_wrap=True)
 
 
-def _table(contest: Mapping[str, Any], first: str) -> Table:
+def _table(contest: Mapping[str, Any]) -> Table:
     priced = contest["batch"] is not None
     table = Table(title=contest["name"], title_justify="left", title_style="bold")
-    table.add_column("drafter")
+    table.add_column("drafter", overflow="fold")
     times = ("step ms", "plain ms", "speedup") if priced else ()
-    for name in ("nodes", "depth", "tau", *times, f"{'speedup' if priced else 'tau'} over {first}'s"):
-        table.add_column(Text(name), justify="right")
+    for name in ("nodes", "depth", "tau", *times, f"{'speedup' if priced else 'tau'}\nover the first's"):
+        table.add_column(name, justify="right")
     for each in contest["standings"]:
         tree = each["tree"] or {"nodes": 0, "depth": 0}
         cells = [each["drafter"], str(tree["nodes"]), str(tree["depth"]), _shown(each["tau"], plain=not each["tree"])]
@@ -86,8 +86,14 @@ def _conditions(record: Mapping[str, Any]) -> str:
         f"over the first's is {PAIRED[record['pairing']]}.",
         f"Texts: {rule_told(text)}; {text.get('new_tokens', '?')} new tokens a request.",
         *(f"{name}: {models_told(trace)}." for name, trace in meta["trace"].items()),
-        *(f"Step times of {name}: {measured_told(cost)}." for name, cost in meta["cost"].items()),
+        *(
+            f"Step times of {name}: {measured_told(cost)}; priced at {cost.get('priced_at') or '?'} tokens of context."
+            for name, cost in meta["cost"].items()
+        ),
     ]
     if meta["cost"]:
-        lines.append("Speedups are over plain decoding by the drafter's own step times, and hold the error of these.")
+        lines.append(
+            "Speedups are over plain decoding by the drafter's own step times, and hold the error of these; one over "
+            "another holds both errors, as if they were independent."
+        )
     return "\n".join(lines)

@@ -20,18 +20,20 @@ def show_health(record: Mapping[str, Any], console: Console | None = None) -> No
     console.print(f"treeopt {run['treeopt']}{commit}, Python {run['software']['python']}")
     console.print(f"{run['processor']}, {run['cores']} cores for this process")
     console.print(_packages(record["packages"]))
-    if "device" not in record:
+    if "trials" not in record:
         console.print("No decoding loop to try: pip install 'treeopt[executor]'", markup=False)
         return
-    device = record["device"]
-    free = "not told" if device["free_bytes"] is None else f"{device['free_bytes'] / GIB:.1f} GiB"
-    cuda = f", CUDA {device['cuda']}, capability {'.'.join(map(str, device['capability']))}" if "cuda" in device else ""
-    console.print(
-        f"Device {device['name']}{cuda}: {free} free, {'' if device['bf16_products'] else 'no '}bf16 products"
-    )
+    if "device" in record:
+        console.print(_device(record["device"]))
     for trial in record["trials"]:
         verdict = Text("right" if trial["holds"] else "WRONG", style="green" if trial["holds"] else "bold red")
         console.print(verdict, f"{trial['name']}: {trial['told']}", markup=False, soft_wrap=True)
+
+
+def _device(device: Mapping[str, Any]) -> str:
+    free = "not told" if device["free_bytes"] is None else f"{device['free_bytes'] / GIB:.1f} GiB"
+    cuda = f", CUDA {device['cuda']}, capability {'.'.join(map(str, device['capability']))}" if "cuda" in device else ""
+    return f"Device {device['name']}{cuda}: {free} free, {'' if device['bf16_products'] else 'no '}bf16 products"
 
 
 def _packages(packages: list[Mapping[str, Any]]) -> Table:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from treeopt.report.tables import PLAIN
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -63,9 +65,7 @@ def _section(number: int, section: Section) -> str:
 
 def _printed(show: Callable[[Console], None]) -> str:
     """What is printed, as HTML."""
-    console = Console(
-        record=True, file=io.StringIO(), width=WIDTH, highlight=False, markup=False, color_system="truecolor"
-    )
+    console = Console(record=True, file=io.StringIO(), width=WIDTH, color_system="truecolor", **PLAIN)
     show(console)
     return console.export_html(inline_styles=True, code_format="{code}")
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
+LONGEST = 40  # letters of a name in a plot
+
 
 def draw_speedups(ax: "Axes", plan: Plan) -> None:
     """Predicted speedup by batch size, a line a way of decoding, with 95 % intervals."""
@@ -21,10 +23,9 @@ def draw_speedups(ax: "Axes", plan: Plan) -> None:
     frame = frame[frame["nodes"] > 0]
     for name, rows in frame.groupby("name", sort=False):
         bars = np.abs(rows[["speedup_low", "speedup_high"]].to_numpy().T - rows["speedup"].to_numpy())
-        ax.errorbar(rows["batch"], rows["speedup"], yerr=bars, label=str(name), marker="o", capsize=3)
+        ax.errorbar(rows["batch"], rows["speedup"], yerr=bars, label=_named(str(name)), marker="o", capsize=3)
     _over_batches(ax, sorted(set(plan.frame()["batch"])))
-    if len(frame):
-        ax.legend()
+    _legend(ax)
 
 
 def draw_tau(ax: "Axes", trace: Trace, *, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 63)) -> None:
@@ -38,7 +39,7 @@ def draw_tau(ax: "Axes", trace: Trace, *, sizes: Sequence[int] = (1, 2, 4, 8, 16
     ax.set_xscale("log", base=2)
     ax.set_xticks(reached, [str(size) for size in reached])
     ax.set(xlabel="nodes", ylabel="tokens a step")
-    ax.legend()
+    _legend(ax)
 
 
 def draw_scenarios(ax: "Axes", record: Mapping[str, Any]) -> None:
@@ -50,7 +51,7 @@ def draw_scenarios(ax: "Axes", record: Mapping[str, Any]) -> None:
             label = f"{device}, {context} tokens of context"
             _with_bars(ax, [cell["batch"] for cell in here], [cell["speedup"] for cell in here], label)
     _over_batches(ax, sorted({cell["batch"] for cell in cells}))
-    ax.legend()
+    _legend(ax)
 
 
 def draw_comparison(ax: "Axes", record: Mapping[str, Any]) -> None:
@@ -68,8 +69,10 @@ def draw_comparison(ax: "Axes", record: Mapping[str, Any]) -> None:
     ax.axhline(1.0, color="grey", linewidth=1, linestyle="--")
     names = [contest["name"] if contest["batch"] is None else f"batch {contest['batch']}" for contest in contests]
     ax.set_xticks(range(len(contests)), names, fontsize="small")
-    ax.set(ylabel=f"over {record['first']}'s: tau of trees of one size,\nspeedup of its own best at a batch size")
-    ax.legend()
+    ax.set(
+        ylabel=f"over {_named(record['first'])}'s:\ntau of trees of one size, speedup of its own best at a batch size"
+    )
+    _legend(ax)
 
 
 def draw_agreement(ax: "Axes", record: Mapping[str, Any]) -> None:
@@ -90,7 +93,7 @@ def draw_agreement(ax: "Axes", record: Mapping[str, Any]) -> None:
     ends = (*ax.get_xlim(), *ax.get_ylim())
     ax.plot([min(ends), max(ends)], [min(ends), max(ends)], color="grey", linewidth=1, linestyle="--")
     ax.set(xlabel="predicted speedup", ylabel="measured speedup")
-    ax.legend()
+    _legend(ax)
 
 
 def _over_batches(ax: "Axes", sizes: Sequence[int]) -> None:
@@ -104,10 +107,21 @@ def _with_bars(
     ax: "Axes", places: Sequence[float], estimates: Sequence[Mapping[str, float]], label: str, *, line: str = "-"
 ) -> None:
     values = [each["value"] for each in estimates]
-    ax.errorbar(places, values, yerr=_bars(estimates), label=label, marker="o", capsize=3, linestyle=line)
+    ax.errorbar(places, values, yerr=_bars(estimates), label=_named(label), marker="o", capsize=3, linestyle=line)
 
 
 def _bars(estimates: Sequence[Mapping[str, float]]) -> "NDArray[np.float64]":
     """Lengths of the bars below and above, float64 (2, n)."""
     ends = ([each["value"] - each["low"] for each in estimates], [each["high"] - each["value"] for each in estimates])
     return np.abs(np.array(ends, dtype=np.float64))
+
+
+def _named(text: str) -> str:
+    """As it is shown: no formula, nor, for its first letter, hidden; of a long one its end."""
+    short = text if len(text) <= LONGEST else f"...{text[3 - LONGEST :]}"
+    return f" {short}".replace("$", r"\$") if short.startswith("_") else short.replace("$", r"\$")
+
+
+def _legend(ax: "Axes") -> None:
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend()

@@ -15,6 +15,7 @@ from treeopt.provenance import look
 from treeopt.trace import BY_ANCHOR, PAST_END, Trace
 from treeopt.walk import accepted_lengths
 
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}  # names are shown as they are
 TOPS = (1, 2, 4, 8)
 PATHS_SHOWN = 12
 
@@ -35,8 +36,8 @@ def show_plan(plan: Plan, console: Console | None = None, *, checks: Mapping[int
 
 def terminal(width: int = 160) -> Console:
     """Standard output; `width` columns, enough for a table, when it is no terminal."""
-    console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=width)
+    console = Console(**PLAIN)
+    return console if console.is_terminal else Console(**PLAIN, width=width)
 
 
 def _plan_table(entry: PlanEntry) -> Table:
@@ -171,8 +172,8 @@ def rule_told(meta: Any) -> str:
 def measured_told(meta: Any) -> str:
     """Models, device and day of a profile or validation, as its provenance says; or that nothing was measured."""
     if look(meta, "predicted") is not None:
-        device, kind = (_shown(look(meta, *keys)) for keys in (("device",), ("drafter", "kind")))
-        return f"predicted for {device} from sizes and its data sheet, the drafter as {kind}; nothing was measured"
+        device, kind, name = (_shown(look(meta, *k)) for k in (("device",), ("drafter", "kind"), ("target", "name")))
+        return f"predicted for {device} from its data sheet and sizes of {name}, drafter {kind}; nothing was measured"
     processor, date = (look(meta, "provenance", key) for key in ("processor", "date"))
     graphs = ", CUDA graphs" if look(meta, "graphs") else ""
     carried = look(meta, "transfer", "to")

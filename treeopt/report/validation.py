@@ -85,7 +85,7 @@ def _best(record: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(record: Mapping[str, Any]) -> list[str]:
-    steps = record["plain"]
+    steps = record.get("plain")  # records of before have none
     if not steps:
         return []
     words = (f"{p['predicted_s'] * 1e3:.2f} | {p['measured_s'] * 1e3:.2f} at batch {p['batch']}" for p in steps)
