@@ -1769,6 +1769,17 @@ def test_predictions_and_a_replayed_trace_are_not_written_over(tiny, trace_file,
     again.unlink()
 
 
+def test_what_lies_in_a_folder_that_is_read_is_not_written_over(trace_file, tmp_path):
+    """Nor is a file that is reached by way of a folder that is not there."""
+    (tmp_path / "model").mkdir()
+    config = tmp_path / "model" / "config.json"
+    config.write_text("{}")
+    words = ("whatif", "--trace", trace_file, "--hardware", "h100", "--target", tmp_path / "model", "--output")
+    refused(run(*words, config), "is read as target", code=2)
+    refused(run(*words, tmp_path / "none" / ".." / trace_file.name), "is read as trace", code=2)
+    assert config.read_text() == "{}"
+
+
 def test_a_split_may_be_written_again(trace_file, tmp_path):
     words = ("trace", "split", trace_file, "--output", tmp_path / "a.npz", "--rest", tmp_path / "b.npz")
     for _ in range(2):

@@ -527,6 +527,17 @@ def test_runs_of_llama_cpp_that_were_started_anew_are_all_counted():
     assert chain.survival == pytest.approx([(200 * 0.85 + 50 * 0.6) / 250, (200 * 0.705 + 50 * 0.4) / 250])
 
 
+@pytest.mark.parametrize("counts", ["120    50", "120    210"])
+def test_a_run_that_drafts_less_or_keeps_less_is_another(counts):
+    """Any count that falls shows that a server was started anew: of steps that drafted, or of tokens kept."""
+    half = LLAMA_WHOLE.replace("200    200", "100    100").replace("311", "156")
+    steps = int(counts.split()[1])
+    kept = 50 if steps == 50 else 150
+    rates = f"{0.75 * kept / steps:.3f}, {0.25 * kept / steps:.3f}"
+    other = LLAMA_WHOLE.replace("200    200", counts).replace("311", str(kept)).replace("0.850, 0.705", rates)
+    assert read_log(half + other).steps == 100 + steps
+
+
 def test_what_statistics_of_llama_cpp_leave_out_is_told():
     idle = LLAMA_WHOLE.replace("1    200    200", "4    542    200")
     assert read_log(idle).assumed[1] == "342 of 542 steps drafted nothing and are not in the trace"

@@ -99,6 +99,27 @@ def read(path):
     return json.loads(path.read_text("utf-8"))
 
 
+@pytest.mark.parametrize("path", sorted(shipped("validations").glob("*.json")), ids=lambda path: path.stem)
+def test_every_shipped_validation_can_be_shown(path, tmp_path):
+    if ".predictions" in path.name:
+        refused(run("report", path, "--output", tmp_path / "p.html"), path.name, "schema must be", code=2)
+    else:
+        assert Parsed(page_of(tmp_path, path)).tags.count("svg") == 1
+
+
+def test_names_are_no_formulas_nor_hidden(results, tmp_path):
+    """A dollar begins a formula in matplotlib, and what begins with an underscore is left out of legends."""
+    names = ("_a$x_{b$", "a" * 60)
+    for name in names:
+        (tmp_path / f"{name}.npz").write_bytes((TRACES / "medusa-t0.npz").read_bytes())
+    files = [tmp_path / f"{name}.npz" for name in names]
+    done("compare", *files, "--shapes", "chain:1", "--output", tmp_path / "c.json")
+    done("compare", *files[::-1], "--shapes", "chain:1", "--output", tmp_path / "d.json")
+    found = Parsed(page_of(tmp_path, tmp_path / "c.json", tmp_path / "d.json"))
+    assert names[0] in found.printed[0]
+    assert found.printed[0].replace("\n", "").count("a") > 60  # folded, not cut
+
+
 def test_the_page_is_the_same_for_the_same_files(results, tmp_path):
     folder, _ = results
     files = (folder / "plan.json", folder / "comparison.json")
@@ -136,6 +157,8 @@ def test_a_record_that_lacks_something_is_refused(results, tmp_path, name):
 
 
 def test_what_is_no_result_is_refused(results, tmp_path):
+    (tmp_path / "d.json").write_text('{"schema": ["x"]}')
+    refused(run("report", tmp_path / "d.json", "--output", tmp_path / "p.html"), "d.json", "schema must be", code=2)
     (tmp_path / "a.json").write_text("{")
     (tmp_path / "b.json").write_text('{"schema": "treeopt.profile/2"}')
     for name, why in (

@@ -154,6 +154,52 @@ def test_what_is_measured_elsewhere_is_joined_over_contexts(files, tmp_path):
     assert "Warning: step times are carried over from another device, not measured" in found.stdout
 
 
+def test_what_is_measured_or_read_is_not_written_over(files, tmp_path):
+    words = ("whatif", "--trace", files / "eagle.npz", "--hardware", "h100", "--batch", "1", "--max-nodes", "4")
+    (tmp_path / "times").mkdir()
+    mine = tmp_path / "times" / "h100-sxm.json"
+    save_profile(Profile((BatchTimes(1, 0.01, ((1, 0.001),), ((2, 0.01),)),), (0, 9), 0.1, {"device": "H100"}), mine)
+    before = mine.read_bytes()
+    result = run(*words, "--target", files, "--profiles", tmp_path / "times")
+    assert result.exit_code == 2
+    assert "h100-sxm.json is there already, and is none that this command wrote" in result.stderr
+    mine.write_text((files / "config.json").read_text())
+    result = run(*words, "--target", mine, "--profiles", tmp_path / "times")
+    assert "is read as target" in result.stderr
+    mine.write_bytes(before)
+    mine.unlink()
+    for _ in range(2):  # what the command wrote it may write again
+        done(*words, "--target", files, "--profiles", tmp_path / "times", "--plans", tmp_path / "plans")
+    assert mine.read_bytes() != before
+
+
+def test_another_kind_of_drafter_is_warned_of(files):
+    times = files / "medusa-times" / "h100-sxm.json"
+    said = done("search", "--trace", files / "eagle.npz", "--profile", times, "--batch", "1").stderr
+    assert "different kinds of drafters, eagle and medusa: what is priced is not what was recorded" in said
+
+
+def test_contexts_of_a_comparison_are_asked_for_and_told(files):
+    words = ("compare", files / "medusa.npz", files / "eagle.npz", "--batch", "1", "--shapes", "chain:1")
+    for kind in ("medusa", "eagle"):
+        words += ("--profile", files / f"{kind}-times" / "h100-sxm.json")
+    for more, told in (((), 512), (("--context", "4096"), 4096)):
+        assert f"priced at {told} tokens of context" in done(*words, *more).stdout
+
+
+def test_predicted_times_are_not_carried_over(files):
+    words = ("whatif", "--trace", files / "eagle.npz", "--target", files, "--hardware", "l40s", "--measured-on", "h100")
+    result = run(*words, "--profile", files / "eagle-times" / "h100-sxm.json")
+    assert result.exit_code == 2
+    assert "predicted themselves: leave --profile out" in result.stderr
+
+
+def test_a_device_that_is_named_twice_is_one(files, tmp_path):
+    words = ("whatif", "--trace", files / "eagle.npz", "--target", files, "--hardware", "h100,H100", "--batch", "1")
+    done(*words, "--max-nodes", "4", "--profiles", tmp_path / "times")
+    assert [path.name for path in (tmp_path / "times").iterdir()] == ["h100-sxm.json"]
+
+
 def test_a_folder_that_cannot_be_made_is_refused_first(files, tmp_path):
     words = ("whatif", "--trace", files / "eagle.npz", "--target", files, "--hardware", "h100", "--profiles")
     result = run(*words, tmp_path / "no" / "such")
