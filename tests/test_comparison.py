@@ -176,6 +176,15 @@ def test_prompts_that_cannot_be_the_same_are_not_taken_for_the_same(two):
     assert compare(pair, same_prompts=True, sizes=()).pairing == "told"  # lengths of sampled texts may differ
 
 
+@pytest.mark.parametrize("odd", [5, [5], [{}], {"a": [1]}, "x"])
+def test_what_traces_say_of_themselves_may_be_anything(two, odd):
+    keys = ("text_sha256", "prompts_sha256", "split", "merged", "target", "verification", "new_tokens")
+    for key in keys:
+        pair = {name: replace(trace, meta={**trace.meta, key: odd}) for name, trace in two.items()}
+        for said in (False, True):
+            assert len(compare(pair, sizes=parse_sizes("chain:1"), same_prompts=said).contests) == 1
+
+
 UNLIKE = (
     ({"target": TARGET | {"weights": "bb"}}, "different targets"),
     ({"target": TARGET | {"dtype": "bfloat16"}}, "different number types"),

@@ -44,7 +44,7 @@ def _far(context: Any, other: Any) -> bool:
 def _origin(meta: Any, key: str) -> Any:
     """The hash of the list that the requests are from, and which part of it; of merged traces of each, in order."""
     parts = look(meta, "merged")
-    if isinstance(parts, list):
+    if isinstance(parts, list) and all(isinstance(part, Mapping) for part in parts):
         return [(_origin({**meta, "merged": None, **part}, key), part.get("requests")) for part in parts]
     return look(meta, key), json.dumps(look(meta, "split"), sort_keys=True)
 
@@ -69,7 +69,7 @@ def paired_by(traces: Mapping[str, Trace], *, same_prompts: bool = False) -> Pai
     if not same_prompts:
         return None
     prompts = [look(trace.meta, HASHES["prompts"]) for trace in traces.values()]
-    if prompts[0] is not None and len(set(prompts)) == 1:
+    if prompts[0] is not None and all(one == prompts[0] for one in prompts):
         raise UsageError("not the same prompts: the traces are of one list, of other parts of it or in another order")
     for name, trace in zip(names[1:], others, strict=True):
         if trace.requests != first.requests:
