@@ -260,6 +260,7 @@ ORDER = [
     "treeopt.cli.compare",
     "treeopt.cli.serving",
     "treeopt.cli.simulate",
+    "treeopt.cli.devices",
     "treeopt.cli.whatif",
     "treeopt.cli.export",
     "treeopt.cli.imports",
