@@ -111,10 +111,12 @@ def _options(stored: Stored) -> dict[str, Any]:
 def eagle3_content(drafter: Eagle3, layout: str | None, target: Target | None, name: str) -> Written:
     """What is written of EAGLE-3; without a layout, the reference's names in safetensors.
 
+    The reference's own code reads the layers (2, L // 2, L - 3) of a target of L, whatever its config.json says, and
+    refuses what transformers says today of scaled rotary positions: its layout says neither otherwise.
+
     Raises:
         UsageError: not a layout of EAGLE-3.
-        ExecutorError: the layout cannot say what this drafter is. The reference's own code reads the layers
-            (2, L // 2, L - 3) of a target of L, and rotates by the plain positions, whatever its config.json says.
+        ExecutorError: the layout cannot say what this drafter is.
     """
     if layout not in (None, *LAYOUTS):
         raise UsageError(f"layout of EAGLE-3 must be one of {', '.join(LAYOUTS)}, got {layout}")

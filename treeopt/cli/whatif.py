@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from simulate.profile import Profile
     from simulate.scenarios import Scenario, Setting
 
-PROFILE = "treeopt.profile/2"
-
 
 @click.command()
 @click.option("--trace", "trace_file", type=options.FILE, required=True, help="What the drafter got right (.npz).")
@@ -106,6 +104,7 @@ def whatif(
     Step times come from the models' sizes and the devices' data sheets; with --profile, from times measured on
     another device, scaled to each. Acceptance is the trace's everywhere.
     """
+    from simulate.profile import SCHEMA as PROFILE
     from simulate.profile import load_profile, save_profile
     from simulate.scenarios import explore, limits
 
@@ -202,7 +201,7 @@ def _check_own(path: Path, schema: str, option: str) -> None:
     except (OSError, UnicodeDecodeError, RecordError):
         record = {}
     meta = record.get("meta")
-    if not record or (schema == PROFILE and look(meta, "predicted") is None and look(meta, "transfer") is None):
+    if not record or (schema != PLAN and look(meta, "predicted") is None and look(meta, "transfer") is None):
         raise UsageError(f"{option}: {path} is there already, and is none that this command wrote: it would be lost")
 
 
