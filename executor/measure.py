@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -24,13 +25,15 @@ from executor.fingerprint import clock_mhz, device_name, identity, tokens_hash
 from executor.imposed import Imposed
 from executor.pace import at_one_pace, cell_of
 from executor.parallel import processes
+from executor.prefill import measure_prefill
 from executor.schedule import FEWEST, TOGETHER, Schedule, Visit, fitted
 from executor.settings import Settings as Settings
 from executor.target import Target
 from executor.ways import LEAST, Way, line_of
 from simulate.cells import Cell, profile_of
 from simulate.experts import Experts
-from simulate.profile import Profile
+from simulate.prefill import Prefill
+from simulate.profile import Profile, read_prefill
 from simulate.shapes import Shape
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.lines import appended, read_lines
@@ -41,6 +44,7 @@ from treeopt.tree import Tree
 SCHEMA = "treeopt.measuring/4"
 ANEW = 1.2  # of steps that draw their trees anew, about: EAGLE's took 1.06 to 1.39 times as long as static ones
 LONG_S = 0.3  # a block is not gone on with: its steps have the machine's pace in common, and more blocks tell more
+PREFILL = 0.05  # of the budget, at most, but for prompts that take longer once
 IMPOSED = 3  # steps of a block whose acceptance is imposed, always, so that all come to one context
 
 
@@ -119,6 +123,7 @@ class Measurement:
         every = [way for _, way in ranked]
         planned = self._planned(ranked)
         if planned is None:
+            _ = self.prefill  # first: what it takes is not there for the ways
             found = self._look(ranked)
             planned = {
                 "ways": [every.index(way) for way in found.ways],
@@ -131,6 +136,31 @@ class Measurement:
         schedule = Schedule(tuple(every[:count]), planned["rounds"], tuple(every[count:]))
         self._done = self._whole(schedule)
         return schedule
+
+    @cached_property
+    def prefill(self) -> Prefill:
+        """What prompts take, from the shortest to the longest: measured, or kept from before."""
+        for number, record in enumerate(self._kept, 2):
+            if isinstance(record, dict) and "prefill" in record:
+                try:
+                    return read_prefill(record["prefill"], "prefill")
+                except RecordError as error:
+                    raise self._broken(number, "prefill", error) from error
+        wanted, lengths = self.settings, self.settings.contexts or [max(2, len(prompt)) for prompt in self.prompts]
+        started = time.perf_counter()
+        found = measure_prefill(
+            self.target,
+            self.drafter,
+            self._stream,
+            low=min(lengths),
+            high=max(lengths),
+            rule=wanted.rule,
+            rng=np.random.default_rng(wanted.seed),
+            limit_s=math.inf if wanted.budget_s is None else PREFILL * wanted.budget_s,
+        )
+        self._looked_s += time.perf_counter() - started
+        self._put({"prefill": asdict(found)})
+        return found
 
     def _planned(self, ranked: Sequence[tuple[int, Way]]) -> dict[str, Any] | None:
         """The schedule that a measurement before decided on, if one did: the first so many ways."""
@@ -163,7 +193,7 @@ class Measurement:
         visits = {visit for place in places for visit in place}
         kept: dict[tuple[int, int, int], Block] = {}
         for number, record in enumerate(self._kept, 2):
-            if isinstance(record, dict) and "planned" in record:
+            if isinstance(record, dict) and ("planned" in record or "prefill" in record):
                 continue
             try:
                 way, turned, turn = (get(record, name, int, "visit") for name in ("way", "round", "turn"))
@@ -324,7 +354,8 @@ class Measurement:
             "clock_mhz": clock_mhz(self.target.device),
             "provenance": this_run(),
         }
-        return profile_of(cells, context=(low, high), experts=_experts(self.target), meta=meta)
+        found = profile_of(cells, context=(low, high), experts=_experts(self.target), meta=meta)
+        return replace(found, prefill=self.prefill)
 
 
 def _experts(target: Target) -> Experts | None:

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulate.basis import Basis
 from simulate.experts import Experts
+from simulate.prefill import Prefill
 from simulate.tables import BatchTimes as BatchTimes
 from simulate.tables import Growing, Points, interpolated
 from treeopt.cost import CostParts, StepShape, far
@@ -45,6 +46,7 @@ class Profile:
         committed: tokens a sequence that a step is taken to commit where a shape does not say.
         captured: tokens of a batch for which CUDA graphs are captured, rising: steps are padded to the next of them.
             Empty: none, and none beyond the largest.
+        prefill: what prompts take; None where nobody measured it.
     """
 
     batches: tuple[BatchTimes, ...]
@@ -54,6 +56,7 @@ class Profile:
     basis: Basis | None = None
     committed: float = 1.0
     captured: tuple[int, ...] = ()
+    prefill: Prefill | None = None
 
     def __post_init__(self) -> None:
         """Check order and signs.
@@ -264,16 +267,14 @@ def load_profile(path: Path) -> Profile:
             _read_basis(record["basis"]) if given(record, "basis", "profile") else None,
             get(record, "committed", float, "profile"),
             tuple(of_kind(size, int, f"`captured`[{i}]") for i, size in enumerate(captured)),
+            read_prefill(record["prefill"], "prefill") if record.get("prefill") is not None else None,
         )
     except (RecordError, CostError) as error:
         raise CostError(f"{path}: {error}") from error
 
 
 def _read_batch(record: Any, where: str) -> BatchTimes:
-    draft, rest, widths = (
-        tuple(_pair(point, f"{where}.{name}[{i}]", float) for i, point in enumerate(get(record, name, list, where)))
-        for name in ("draft", "rest", "widths")
-    )
+    draft, rest, widths = (_read_points(record, name, where) for name in ("draft", "rest", "widths"))
     batch = get(record, "batch", int, where)
     plain_s, context, commit_s = (get(record, name, float, where) for name in ("plain_s", "context", "commit_s"))
     error = get(record, "relative_error", float, where) if given(record, "relative_error", where) else None
@@ -286,6 +287,23 @@ def _read_batch(record: Any, where: str) -> BatchTimes:
         return BatchTimes(batch, plain_s, draft, rest, widths, context, commit_s, error, known, told)
     except CostError as error_:
         raise CostError(f"{where}: {error_}") from error_
+
+
+def read_prefill(record: Any, where: str) -> Prefill:
+    """From the fields as JSON has them.
+
+    Raises:
+        RecordError: names the field.
+    """
+    plain, drafted = (_read_points(record, name, where) for name in ("plain", "drafted"))
+    try:
+        return Prefill(plain, drafted)
+    except CostError as error:
+        raise RecordError(str(error)) from error
+
+
+def _read_points(record: Any, name: str, where: str) -> Points:
+    return tuple(_pair(point, f"{where}.{name}[{i}]", float) for i, point in enumerate(get(record, name, list, where)))
 
 
 def _read_growing(record: Any, where: str) -> Growing:

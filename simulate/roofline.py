@@ -23,6 +23,7 @@ from treeopt.errors import CostError, UsageError
 
 Floats = NDArray[np.float64]
 WIDEST = 1024  # bytes of a number
+PIECE = 2048  # tokens of a prompt that engines compute at once, about
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,28 @@ class Roofline:
         for copies, outputs, inputs in self.drafter.opening if first else ():
             step += self.draft_kernels.product(copies, outputs, inputs, rows)
         return step + Split.fixed(wait, rows)
+
+    def prefill(self, tokens: int, *, drafted: bool) -> Split:
+        """Reading a prompt of so many tokens by itself, in pieces; arrays without dimensions.
+
+        All tokens but the last are read, which is the root of the first step; no logits are computed. Every token sees
+        those before it: half of its own piece in the mean.
+
+        Args:
+            tokens: of the prompt.
+            drafted: a sequential drafter reads it, too.
+        """
+        total = Split.fixed(0.0, np.zeros(()))
+        for start in range(0, tokens - 1, PIECE):
+            rows = np.asarray(float(min(PIECE, tokens - 1 - start)))
+            reading: dict[str, Any] = {"logits": np.zeros(()), "batch": 1, "context": round(start - float(rows) / 2)}
+            total += self.kernels.forward(replace(self.forward, head=None), rows, **reading)
+            total += Split.fixed(self.overheads.plain_s, rows)
+            if drafted and not self.drafter.parallel:
+                total += self.draft_kernels.forward(replace(self.drafter.level, head=None), rows, **reading)
+                for copies, outputs, inputs in self.drafter.opening:
+                    total += self.draft_kernels.product(copies, outputs, inputs, rows)
+        return total
 
     def weights_bytes(self, *, heads: int = 1) -> float:
         """Least bytes of memory that the weights of target and drafter take, `heads` being those of parallel ones.

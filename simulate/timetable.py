@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from simulate.prefill import Prefill, ladder
 from simulate.profile import Profile
 from simulate.roofline import Roofline
 from simulate.tables import BatchTimes, Points
@@ -33,7 +34,8 @@ def tabulated(
     error = max(times.relative_error or 0.0 for times in tables)
     told = {"device": model.device.name, "predicted": dict(model.meta)}
     untold = {"verification": None, "temperature": None}  # no rule's own work is in these times
-    return Profile(tables, (context, context), error, {**meta, **untold, **told})
+    prefill = Prefill(*(_reading(model, context, drafted=drafted) for drafted in (False, True)))
+    return Profile(tables, (context, context), error, {**meta, **untold, **told}, prefill=prefill)
 
 
 def joined(profiles: Sequence[Profile]) -> Profile:
@@ -49,7 +51,17 @@ def joined(profiles: Sequence[Profile]) -> Profile:
     )
     low, high = (pick(end for profile in profiles for end in profile.context) for pick in (min, max))
     error = max(profile.relative_error for profile in profiles)
-    return replace(profiles[0], batches=tuple(tables), context=(low, high), relative_error=error)
+    longest = max(profiles, key=lambda profile: profile.context[1])
+    return replace(
+        profiles[0], batches=tuple(tables), context=(low, high), relative_error=error, prefill=longest.prefill
+    )
+
+
+def _reading(model: Roofline, context: int, *, drafted: bool) -> Points:
+    """Seconds of prompts of up to `context` tokens."""
+    return tuple(
+        (tokens, float(model.prefill(tokens, drafted=drafted).total_s)) for tokens in ladder(1, max(1, context))
+    )
 
 
 def _table(model: Roofline, batch: int, context: int, nodes: int, depth: int) -> BatchTimes:

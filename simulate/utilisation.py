@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulate.kernels import ACROSS_CLASS_ERROR, SAME_CLASS_ERROR, Split
+from simulate.prefill import Prefill
 from simulate.profile import BatchTimes, Profile
 from simulate.roofline import Roofline
 from treeopt.errors import CostError
@@ -69,6 +70,7 @@ def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: 
         context=profile.context if context is None else (after, after),
         relative_error=math.hypot(profile.relative_error, error),
         meta={name: value for name, value in profile.meta.items() if name != "growths"} | {"transfer": note},
+        prefill=None if profile.prefill is None else _read_there(profile.prefill, measured_on, to),
     )
 
 
@@ -100,6 +102,15 @@ def _carried(
         rest=tuple(zip(tokens, rest.tolist(), strict=True)),
         draft=tuple(zip(depths, draft.tolist(), strict=True)),
     )
+
+
+def _read_there(prefill: Prefill, measured_on: Roofline, to: Roofline) -> Prefill:
+    """What the same prompts take on the other device."""
+    found = []
+    for points, drafted in ((prefill.plain, False), (prefill.drafted, True)):
+        models = [(n, s, [model.prefill(n, drafted=drafted) for model in (measured_on, to)]) for n, s in points]
+        found.append(tuple((n, float(_scaled(s, *splits)) if n > 1 else s) for n, s, splits in models))
+    return Prefill(*found)
 
 
 def _unseen(model: Roofline, *, batch: int, seen: int, context: int) -> float:

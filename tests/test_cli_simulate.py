@@ -17,7 +17,7 @@ from simulate.workload import drawn, poisson
 from tests.strategies import drawn_trace
 from tests.test_cli import done, refused
 from tests.test_cli import run as command
-from treeopt.cli.simulate import FREE
+from treeopt.cli.prefill import FREE
 from treeopt.optimize import search
 from treeopt.plan import Grown
 from treeopt.planfile import load_plan, save_plan

@@ -64,6 +64,14 @@ def test_profile_covers_what_was_asked(profile):
     }
 
 
+def test_profile_knows_what_prompts_take(models, profile):
+    assert [n for n, _ in profile.prefill.plain] == [5]
+    found = measure_profile(*models, random_prompts([5, 21] * 4), **(TOLD | {"contexts": ()}))
+    assert [[n for n, _ in points] for points in (found.prefill.plain, found.prefill.drafted)] == [[5, 8, 16, 21]] * 2
+    assert min(s for _, s in found.prefill.drafted) > 0
+    assert [n for n, _ in measure_profile(*models, random_prompts([5] * 4), **TOLD).prefill.plain] == [6, 8, 16, 24]
+
+
 def test_ways_reach_every_size_depth_and_width():
     found = ranked_ways((1, 4), (None,), max_nodes=63, max_depth=5)
     assert [importance for importance, _ in found] == sorted(importance for importance, _ in found)
@@ -358,7 +366,7 @@ def test_several_processes_take_as_many_steps(models, monkeypatch):
         measure_profile(*models, random_prompts([5] * 4), **told)
         counts.append({counted[0] for *_, counted in seen})
         seen.clear()
-    assert counts == [{2, 4}, {4, 5}]  # with the one that warms up; three of imposed blocks
+    assert counts == [{1, 2, 4}, {1, 4, 5}]  # with the one that warms up; three of imposed blocks, one of a prompt
 
 
 def test_blocks_stray_as_far_as_they_do():
@@ -416,6 +424,12 @@ def same(profile):
     return replace(profile, meta=meta)
 
 
+def blocks_in(work):
+    """The blocks that a work file holds."""
+    records = [json.loads(line) for line in work.read_text("utf-8").splitlines()]
+    return [record for record in records if "way" in record]
+
+
 @pytest.mark.parametrize("budget_s", [None, 20.0])
 def test_a_resumed_measurement_is_the_uninterrupted_one(models, clock, tmp_path, budget_s):
     prompts = random_prompts([5] * 4)
@@ -438,7 +452,7 @@ def test_a_resumed_measurement_is_the_uninterrupted_one(models, clock, tmp_path,
     left = []
     found = measure_profile(*models, prompts, work=work, progress=left.append, **told)
     assert same(found) == same(whole)
-    blocks = [json.loads(line) for line in work.read_text("utf-8").splitlines()[2:]]
+    blocks = blocks_in(work)
     visits = {(block["way"], block["round"], block["turn"]) for block in blocks}
     place = len(visits) // 2 // 4  # of a round; what an interruption cut in two is measured anew
     assert len(visits) - 20 <= len(left) < len(visits) - 20 + 2 * (place + TOGETHER)
@@ -476,8 +490,8 @@ def test_a_work_file_of_other_settings_is_refused(models, clock, tmp_path):
     with pytest.raises(UsageError, match=r"other settings \(prompts"):
         measure_profile(*models, random_prompts([5] * 4, seed=1), work=work, **TOLD)
     lines = work.read_text("utf-8").splitlines()
-    work.write_text("\n".join([*lines[:2], '{"way": 1}', ""]), "utf-8")
-    with pytest.raises(UsageError, match="line 3 is no block"):
+    work.write_text("\n".join([*lines[:3], '{"way": 1}', ""]), "utf-8")
+    with pytest.raises(UsageError, match="line 4 is no block"):
         measure_profile(*models, prompts, work=work, **TOLD)
     work.write_text("{}\n", "utf-8")
     with pytest.raises(UsageError, match="remove it to begin anew"):
@@ -485,18 +499,20 @@ def test_a_work_file_of_other_settings_is_refused(models, clock, tmp_path):
 
 
 BROKEN = [
-    (1, {"planned": {"way": 1, "round": 2, "took": 3}}, "line 2 is no schedule: planned: `ways` is missing"),
-    (1, {"planned": None}, "line 2 is no schedule: schedule: `planned` must be an object"),
-    (1, {"planned": {"ways": [1, 0], "rounds": 2, "took_s": 0.0}}, "`ways` must be the first"),
-    (1, {"planned": {"ways": [0, 1], "rounds": 2, "took_s": 0.0}}, "`ways` must be the first"),
-    (1, {"planned": {"rounds": 9}}, "line 2 is no schedule: .*`rounds` or `took_s` is out of range: 9"),
-    (2, [], "line 3 is no block: visit must be an object, found list"),
-    (2, {"way": 999}, "line 3 is no block: way 999, round 0, turn 0 is not in the schedule"),
-    (2, {"turn": "0"}, "line 3 is no block: visit: `turn` must be an integer"),
-    (2, {"block": {"draft_s": [0.1, None]}}, r"line 3 is no block: block: `draft_s`\[1\] must be a finite number"),
-    (2, {"block": {"rest_s": []}}, "line 3 is no block: block: `rest_s` must be as many as `draft_s`"),
-    (2, {"block": {"draft_s": [0.1, -0.1]}}, "line 3 is no block: block: `draft_s` must be 0 or more, found -0.1"),
-    (2, {"block": {"committed": 0}}, "line 3 is no block: block: `committed`, `length` or `took_s` is too small"),
+    (1, {"prefill": {"plain": []}}, r"line 2 is no prefill: prefill.plain is empty"),
+    (1, {"prefill": {"drafted": [[6, "1"]]}}, r"line 2 is no prefill: `prefill.drafted\[0\]`\[1\] must be a finite"),
+    (2, {"planned": {"way": 1, "round": 2, "took": 3}}, "line 3 is no schedule: planned: `ways` is missing"),
+    (2, {"planned": None}, "line 3 is no schedule: schedule: `planned` must be an object"),
+    (2, {"planned": {"ways": [1, 0], "rounds": 2, "took_s": 0.0}}, "`ways` must be the first"),
+    (2, {"planned": {"ways": [0, 1], "rounds": 2, "took_s": 0.0}}, "`ways` must be the first"),
+    (2, {"planned": {"rounds": 9}}, "line 3 is no schedule: .*`rounds` or `took_s` is out of range: 9"),
+    (3, [], "line 4 is no block: visit must be an object, found list"),
+    (3, {"way": 999}, "line 4 is no block: way 999, round 0, turn 0 is not in the schedule"),
+    (3, {"turn": "0"}, "line 4 is no block: visit: `turn` must be an integer"),
+    (3, {"block": {"draft_s": [0.1, None]}}, r"line 4 is no block: block: `draft_s`\[1\] must be a finite number"),
+    (3, {"block": {"rest_s": []}}, "line 4 is no block: block: `rest_s` must be as many as `draft_s`"),
+    (3, {"block": {"draft_s": [0.1, -0.1]}}, "line 4 is no block: block: `draft_s` must be 0 or more, found -0.1"),
+    (3, {"block": {"committed": 0}}, "line 4 is no block: block: `committed`, `length` or `took_s` is too small"),
     (0, {"settings": []}, "line 1: `settings` must be an object"),
 ]
 
@@ -557,8 +573,7 @@ def test_imposed_acceptance_is_compared_at_one_context(models, clock, tmp_path):
     measure_profile(*models, random_prompts([5] * 4), work=work, **(TOLD | {"steps": 3}))
     ways_here = [way for _, way in ranked_ways((1, 2), (6, 24), max_nodes=5, max_depth=3)]
     lengths: dict[tuple[int, Tree], dict[int, float]] = {}
-    for line in work.read_text("utf-8").splitlines()[2:]:
-        record = json.loads(line)
+    for record in blocks_in(work):
         way = ways_here[record["way"]]
         if way.kept is not None:
             assert record["block"]["committed"] == 1 + way.kept

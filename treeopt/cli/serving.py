@@ -9,14 +9,15 @@ import click
 import numpy as np
 
 from treeopt.cli import options
+from treeopt.cli.prefill import Prompts
 from treeopt.errors import UsageError
 from treeopt.trace import Trace
 
 if TYPE_CHECKING:
+    from simulate.profile import Profile
     from simulate.serving import Served
     from simulate.switching import Switching
     from simulate.workload import Asked, Workload
-    from treeopt.cost import CostModel
 
 REQUESTS = 1000
 DEFAULTS = {"replications": 5, "warmup": 0.1, "switch_s": 0.0, "hysteresis": 0}
@@ -100,14 +101,12 @@ load = options.bundle(
 
 def serving_record(
     trace: Trace,
-    cost: "CostModel",
+    cost: "Profile",
     ways: "dict[str, Switching]",
+    prompts: Prompts,
     load: Load,
     *,
     rows: int,
-    prefill_s: float,
-    prefill_s_per_token: float,
-    prompt_tokens: int | None,
     pad: bool,
     seed: int,
 ) -> dict[str, Any]:
@@ -120,12 +119,17 @@ def serving_record(
     found, warnings = [], []
     for name, switching in ways.items():
         days: list[Served] = []
+        drafted = any(tree is not None and tree.nodes for tree in switching.trees)
 
-        def day(rng: np.random.Generator, switching: Any = switching, days: "list[Served]" = days) -> dict[str, float]:
-            work = _workload(trace, load, asked, prompt_tokens, rng)
-            prompts = np.zeros(len(work.tokens)) if work.prompt_tokens is None else work.prompt_tokens
-            own_s = (prefill_s + prefill_s_per_token * prompts).astype(np.float64)
-            served = serve(trace, work, switching, cost, rows=rows, prefill_s=own_s, pad=pad)
+        def day(
+            rng: np.random.Generator,
+            switching: Any = switching,
+            days: "list[Served]" = days,
+            drafted: bool = drafted,
+        ) -> dict[str, float]:
+            work = _workload(trace, load, asked, prompts.prompt_tokens, rng)
+            read_s = prompts.seconds(work.prompt_tokens, cost, drafted=drafted)
+            served = serve(trace, work, switching, cost, rows=rows, prefill_s=read_s, pad=pad)
             days.append(served)
             return figures(served, slo=slo, warmup_s=settings["warmup"] * float(work.arrived_s[-1]))
 

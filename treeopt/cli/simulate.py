@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from treeopt.cli import options, serving
+from treeopt.cli import options, prefill, serving
 from treeopt.cli.matching import profile_for, warn_of_another_rule, warn_unless_same
 from treeopt.cli.trees import Static
 from treeopt.cost import StepShape
@@ -25,10 +25,8 @@ from treeopt.trace import Trace, load_trace
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:
+    from simulate.profile import Profile
     from simulate.timeline import Timeline
-    from treeopt.cost import CostModel
-
-FREE = "prompts cost nothing (--prefill-s, --prefill-s-per-token): a server is slower, above all to the first token"
 
 
 @click.command()
@@ -37,9 +35,7 @@ FREE = "prompts cost nothing (--prefill-s, --prefill-s-per-token): a server is s
 @click.option("--plan", "plan_file", type=options.FILE, help="Decode as this plan says for the batch size.")
 @click.option("--tree", type=Static(), help="A static tree: the length of a chain, or rank paths as JSON.")
 @click.option("--batch", type=click.IntRange(min=1), help="Requests decoded together, at most; default the plan's.")
-@click.option("--prefill-s", type=options.SECONDS, default=0.0, help="Seconds of every prompt's prefill.")
-@click.option("--prefill-s-per-token", type=options.SECONDS, help="More of them for each of its tokens.")
-@click.option("--prompt-tokens", type=click.IntRange(min=1), help="Of every prompt; steps are then priced by context.")
+@prefill.prompts
 @click.option("--drain", is_flag=True, help="Begin a batch when all requests of the last have ended.")
 @click.option("--lock-step", is_flag=True, help="All sequences advance by the smallest number of tokens.")
 @click.option(
@@ -58,9 +54,7 @@ def simulate(
     plan_file: Path | None,
     tree: Tree | None,
     batch: int | None,
-    prefill_s: float,
-    prefill_s_per_token: float | None,
-    prompt_tokens: int | None,
+    prompts: prefill.Prompts,
     load: serving.Load,
     seed: int,
     output: Path | None,
@@ -78,10 +72,7 @@ def simulate(
         for name in ("drain", "lock_step"):
             if how[name]:
                 raise UsageError(f"--{name.replace('_', '-')} is for a run without arrivals")
-        if prompt_tokens is not None and load.requests_file is not None:
-            raise UsageError("give one of --prompt-tokens and --requests-file")
-    if prefill_s_per_token is not None and prompt_tokens is None and load.requests_file is None:
-        raise UsageError("--prefill-s-per-token needs --prompt-tokens" + (" or --requests-file" if load.given else ""))
+    prompts.check(load.requests_file)
     if plan_file is not None and tree is not None:
         raise UsageError("give one of --plan and --tree")
     plan = None if plan_file is None else load_plan(plan_file)
@@ -91,26 +82,21 @@ def simulate(
     if plan is not None:
         warn_unless_same("trace and plan", trace.meta, look(plan.meta, "trace"))
         warn_of_another_rule(plan, trace.meta)
-    settings: dict[str, Any] = {
-        "prefill_s": prefill_s,
-        "prefill_s_per_token": prefill_s_per_token or 0.0,
-        "prompt_tokens": prompt_tokens,
-    }
     if load.given:
-        record = _server(trace, cost, plan, tree, batch, load, seed=seed, pad=how["pad"], **settings)
+        record = _server(trace, cost, plan, tree, batch, prompts, load, seed=seed, pad=how["pad"])
     else:
-        record = _batch(trace, cost, plan, tree, batch, how, seed=seed, **settings)
+        record = _batch(trace, cost, plan, tree, batch, prompts, how, seed=seed)
     if plan is not None:
         record["conditions"] += _seen(plan, trace)
-    unknown = cost.caveats(context=prompt_tokens, trace=trace.meta)
+    unknown = cost.caveats(context=prompts.prompt_tokens, trace=trace.meta)
     assumed = (f"assumed: {each}" for each in assumed_in(trace.meta))
-    free = (FREE,) if load.given and not prefill_s and not prefill_s_per_token else ()
+    free = (prefill.FREE,) if load.given and prompts.free(cost, file=load.requests_file is not None) else ()
     warned = [*(plan.warnings if plan else ()), *assumed, *unknown, *free, *record.get("warnings", ())]
     record["warnings"] = list(dict.fromkeys(warned))
     for warning in record["warnings"]:
         click.echo(f"Warning: {warning}.", err=True)
     record["meta"] = {
-        "settings": settings | how | (load.settings if load.given else {}) | {"seed": seed},
+        "settings": prompts.settings | how | (load.settings if load.given else {}) | {"seed": seed},
         "trace": dict(trace.meta),
         "cost": dict(cost.meta),
         "provenance": this_run(),
@@ -127,15 +113,13 @@ def simulate(
 
 def _batch(
     trace: Trace,
-    cost: "CostModel",
+    cost: "Profile",
     plan: Plan | None,
     tree: Tree | None,
     batch: int | None,
+    prompts: prefill.Prompts,
     how: dict[str, bool],
     *,
-    prefill_s: float,
-    prefill_s_per_token: float,
-    prompt_tokens: int | None,
     seed: int,
 ) -> dict[str, Any]:
     """A run of all requests, as JSON values."""
@@ -144,13 +128,14 @@ def _batch(
 
     name, chosen, size = _way(plan, tree, batch)
     trace = _with_ranks(trace, [chosen], seed)
-    prefill_s += prefill_s_per_token * (prompt_tokens or 0)
-    settings: dict[str, Any] = {"batch": size, "prefill_s": prefill_s, "prompt_tokens": prompt_tokens, **how}
-    plain = run(trace, None, cost, **settings)
+    tokens = prompts.prompt_tokens
+    settings: dict[str, Any] = {"batch": size, "prompt_tokens": tokens, **how}
+    read_s, drafted_s = (prompts.seconds(tokens, cost, drafted=drafted) for drafted in (False, True))
+    plain = run(trace, None, cost, prefill_s=read_s, **settings)
     ways = {PLAIN: plain}
     gain = None
     if chosen is not None and chosen.nodes:
-        ways = {name: run(trace, chosen, cost, **settings)} | ways
+        ways = {name: run(trace, chosen, cost, prefill_s=drafted_s, **settings)} | ways
         gain = asdict(speedup(ways[name], plain, relative_error=cost.error(StepShape.of(chosen, batch=size))))
     told = (
         f"{trace.requests} requests, {trace.anchors} tokens. A request's time to first token counts from when its row "
@@ -163,21 +148,21 @@ def _batch(
         "tree": None if chosen is None else {"id": chosen.id, "paths": [list(path) for path in chosen.paths]},
         "ways": [{"name": way, **_figures(timeline, seed)} for way, timeline in ways.items()],
         "speedup": gain,
-        "conditions": [told, *_conditions(trace, cost.meta, prefill_s, prompt_tokens, how["pad"])],
+        "conditions": [told, *_conditions(trace, cost, prompts.told(cost, file=False), how["pad"])],
     }
 
 
 def _server(
     trace: Trace,
-    cost: "CostModel",
+    cost: "Profile",
     plan: Plan | None,
     tree: Tree | None,
     batch: int | None,
+    prompts: prefill.Prompts,
     load: serving.Load,
     *,
     pad: bool,
     seed: int,
-    **prefill: Any,
 ) -> dict[str, Any]:
     """A server's days, as JSON values."""
     from simulate.switching import Switching
@@ -196,10 +181,9 @@ def _server(
     if batch is None:
         raise UsageError("give --batch, the rows of the server, or a --plan")
     trace = _with_ranks(trace, [tree for switching in ways.values() for tree in switching.trees], seed)
-    record = serving.serving_record(trace, cost, ways, load, rows=batch, pad=pad, seed=seed, **prefill)
-    prefill_s, prompts = prefill["prefill_s"], prefill["prompt_tokens"]
-    prefill_s += prefill["prefill_s_per_token"] * (prompts or 0)
-    conditions = [serving.serving_conditions(load, trace), *_conditions(trace, cost.meta, prefill_s, prompts, pad)]
+    record = serving.serving_record(trace, cost, ways, prompts, load, rows=batch, pad=pad, seed=seed)
+    read = prompts.told(cost, file=load.requests_file is not None)
+    conditions = [serving.serving_conditions(load, trace), *_conditions(trace, cost, read, pad)]
     return {"schema": "treeopt.serving/1", **record, "conditions": conditions}
 
 
@@ -283,14 +267,12 @@ def _seen(plan: Plan, trace: Trace) -> list[str]:
     return [f"The plan's trees were chosen on {fitted} of these requests, which flatters them."]
 
 
-def _conditions(trace: Trace, cost: Any, prefill_s: float, prompts: int | None, pad: bool) -> list[str]:
+def _conditions(trace: Trace, cost: "Profile", read: str, pad: bool) -> list[str]:
     from treeopt.report.tables import measured_told, models_told, rule_told
 
     return [
-        f"Prefill {prefill_s * 1e3:.3g} ms a prompt"
-        + ("" if prompts is None else f" of {prompts} tokens")
-        + ("; batches that were not measured cost what the nearest above does." if pad else "."),
+        read + ("; batches that were not measured cost what the nearest above does." if pad else "."),
         f"Trace: {models_told(trace.meta)}; {rule_told(trace.meta)}"
         f"{'' if trace.kept is None else '; what is kept is drawn, given the texts'}.",
-        f"Step times: {measured_told(cost)}.",
+        f"Step times: {measured_told(cost.meta)}.",
     ]

@@ -1,0 +1,252 @@
+"""Prefill: measured by the loop, predicted from sizes, and what runs and servers make of it."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from executor.acceptance import Greedy
+from executor.decode import Decoder
+from executor.prefill import PASSES, measure_prefill
+from executor.rows import Rows
+from executor.steps import Step
+from simulate.decode import run
+from simulate.prefill import Prefill, ladder
+from simulate.profile import load_profile, save_profile
+from simulate.roofline import PIECE, Overheads
+from simulate.serving import serve
+from simulate.switching import Switching
+from simulate.timetable import joined, tabulated
+from simulate.utilisation import transfer
+from simulate.workload import read_requests
+from tests.models import random_heads, small_target
+from tests.test_cli import done, refused
+from tests.test_cli import run as command
+from tests.test_cli_simulate import files as files
+from tests.test_cli_simulate import words
+from tests.test_roofline import as_profile
+from tests.test_timetable import model
+from treeopt.cli.prefill import FREE
+from treeopt.cost import StepShape
+from treeopt.errors import CostError
+from treeopt.trace import load_trace
+from treeopt.tree import Tree
+
+KNOWN = Prefill(((8, 0.01), (100, 0.05)), ((8, 0.02), (100, 0.08)))
+CHAIN = ["--tree", "2", "--batch", "2"]
+
+
+@pytest.fixture
+def knowing(files, tmp_path):
+    """The command's words, with a profile that knows prefill."""
+    save_profile(replace(load_profile(files / "p.json"), prefill=KNOWN), tmp_path / "p.json")
+    return ["simulate", "--trace", files / "t.npz", "--profile", tmp_path / "p.json"]
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 1), (2, 2), (1, 9), (20, 100), (64, 128), (5, 6)])
+def test_a_ladder_holds_both_ends_and_leaves_no_wide_gap(low, high):
+    found = ladder(low, high)
+    assert (found[0], found[-1]) == (low, high)
+    assert all(a < b <= 2 * a for a, b in pairwise(found))
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        (((),), "prefill.plain is empty"),
+        ((((8, 0.1), (8, 0.2)),), r"prefill.plain\[1\] must have rising tokens of at least 1, found 8"),
+        ((((0, 0.1),),), r"prefill.plain\[0\] must have rising tokens"),
+        ((((8, 0.1),), ((8, -0.1),)), r"prefill.drafted\[0\] must have seconds of 0 or more, found -0.1"),
+        ((((8, 0.1),), ((8, float("nan")),)), r"prefill.drafted\[0\] must have seconds"),
+    ],
+)
+def test_points_that_cannot_be_are_refused(points, message):
+    plain, drafted = (*points, ((8, 0.1),))[:2]
+    with pytest.raises(CostError, match=message):
+        Prefill(plain, drafted)
+
+
+def test_prompts_lie_between_what_is_known():
+    assert KNOWN.seconds([8, 54, 100], drafted=True) == pytest.approx([0.02, 0.05, 0.08])
+    assert float(KNOWN.seconds(54, drafted=False)) == pytest.approx(0.03)
+    for tokens in (7, [8, 101]):
+        with pytest.raises(CostError, match=r"known for prompts of 8 to 100 tokens, not of (7|101)"):
+            KNOWN.seconds(tokens, drafted=False)
+
+
+def test_the_loop_takes_prompts_of_each_length_in(monkeypatch):
+    """What is told is the median of what the loop said that admitting took, the warm-up left out."""
+    target, heads = small_target(), random_heads()
+    seen, admit, steps = [], Rows.admit, Decoder.steps
+
+    def watched(self, rows, prompts, requests=()):
+        seen.append((self.drafter is not None, tuple(prompts[0])))
+        return admit(self, rows, prompts, requests)
+
+    def timed(self, *args, **words):
+        for step in steps(self, *args, **words):
+            number = sum(len(p) == len(seen[-1][1]) and d == seen[-1][0] for d, p in seen)  # of this place
+            yield Step(**vars(step) | {"admit_s": len(seen[-1][1]) + 1000 * seen[-1][0] + (100 if number == 1 else 0)})
+
+    monkeypatch.setattr(Rows, "admit", watched)
+    monkeypatch.setattr(Decoder, "steps", timed)
+    stream, rng = np.arange(1, 30), np.random.default_rng(0)
+    with target.keeping_prompts():
+        found = measure_prefill(target, heads, stream, low=3, high=20, rule=Greedy(), rng=rng)
+    assert found.plain == ((3, 3.0), (4, 4.0), (8, 8.0), (16, 16.0), (20, 20.0))
+    assert found.drafted == tuple((n, 1000 + s) for n, s in found.plain)
+    assert len(seen) == PASSES * 10
+    assert all(np.all(np.isin(np.diff(p), (1, -28))) for _, p in seen)  # cut from the stream, going round
+    quick = measure_prefill(target, heads, stream, low=3, high=4, rule=Greedy(), rng=rng, limit_s=0.0)
+    assert [n for n, _ in quick.plain] == [3, 4]
+    assert len(seen) == PASSES * 10 + 4  # one pass
+
+
+def test_kept_prompts_are_read_again_to_be_timed(monkeypatch):
+    """With a stream of one token all prompts are equal, and a row that holds one would not be filled again."""
+    target, filled = small_target(), []
+    fill = type(target)._prefill
+
+    def counted(self, rows, prompts, *rest):
+        filled.extend(map(len, prompts))
+        return fill(self, rows, prompts, *rest)
+
+    monkeypatch.setattr(type(target), "_prefill", counted)
+    rng = np.random.default_rng(0)
+    with target.keeping_prompts():
+        measure_prefill(target, random_heads(), np.array([7]), low=9, high=9, rule=Greedy(), rng=rng)
+    assert filled == [8] * 2 * PASSES
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_predicted_prefill_is_a_forward_of_the_prompt(kind):
+    """Without constants and attention, bytes and FLOP of the matrices; a drafter's layer reads it, heads do not."""
+    bare = replace(model(kind), overheads=Overheads.none())
+    tokens = 1 + PIECE
+    products = sum(c * o * i for c, o, i in bare.forward.matrices)
+    split = bare.prefill(tokens, drafted=False)
+    flop_s = 2 * products * PIECE / bare.kernels.flop_rate
+    keys = PIECE / 2  # seen by a token, in the mean
+    attention_s = 4 * bare.forward.layers * bare.forward.heads * bare.forward.head_dim * PIECE * keys
+    attention_s /= bare.kernels.flop_rate
+    assert flop_s + attention_s < float(split.work_s) < 1.1 * (flop_s + attention_s)
+    more = float(bare.prefill(tokens, drafted=True).total_s) / float(split.total_s)
+    assert (1 / 40 < more - 1 < 1 / 20) if kind == "eagle" else more == 1  # one layer and its projection beside 32
+    assert float(bare.prefill(1, drafted=True).total_s) == 0
+    seconds = [float(bare.prefill(n, drafted=True).total_s) for n in (2, 100, PIECE, PIECE + 1, PIECE + 2, 5 * PIECE)]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] > 5 * seconds[2]  # later tokens see more
+
+
+def test_pieces_have_host_time_each():
+    own = model("eagle")
+    bare = replace(own, overheads=replace(own.overheads, plain_s=0.0))
+    for tokens, pieces in ((2, 1), (1 + PIECE, 1), (2 + PIECE, 2), (2 + 3 * PIECE, 4)):
+        more = own.prefill(tokens, drafted=False).total_s - bare.prefill(tokens, drafted=False).total_s
+        assert float(more) == pytest.approx(pieces * own.overheads.plain_s)
+
+
+def test_predicted_profiles_know_prefill_up_to_their_context(tmp_path):
+    how = {"batches": (1, 4), "nodes": 8, "depth": 3, "meta": {}}
+    short, long = (tabulated(model("eagle"), context=context, **how) for context in (512, 4096))
+    for whole in (joined([long, short]), joined([short, long])):
+        assert whole.prefill == long.prefill
+    assert [n for n, _ in short.prefill.plain] == list(ladder(1, 512))
+    assert float(short.prefill.seconds(512, drafted=True)) == float(model("eagle").prefill(512, drafted=True).total_s)
+    save_profile(joined([short, long]), tmp_path / "p.json")
+    assert load_profile(tmp_path / "p.json").prefill == long.prefill
+    assert tabulated(model("eagle"), context=0, **how).prefill.plain == ((1, 0.0),)
+
+
+def test_prefill_is_carried_over_with_its_utilisation():
+    here, there = model("eagle"), model("eagle", "h200")
+    sizes = (1, 2, 300, 5000)
+    read = [tuple((n, 2 * float(here.prefill(n, drafted=d).total_s) + (n == 1)) for n in sizes) for d in (False, True)]
+    measured = replace(as_profile(replace(here, context=300)), prefill=Prefill(*read))
+    same = transfer(measured, measured_on=here, to=here).prefill
+    assert np.array(same.plain) == pytest.approx(np.array(measured.prefill.plain))
+    double = replace(
+        there, device=replace(here.device, flops=2 * here.device.flops, bandwidth=2 * here.device.bandwidth)
+    )
+    carried = transfer(measured, measured_on=here, to=double).prefill
+    for points, before in ((carried.plain, measured.prefill.plain), (carried.drafted, measured.prefill.drafted)):
+        assert [n for n, _ in points] == list(sizes)
+        assert all(s <= b for (_, s), (_, b) in zip(points, before, strict=True))
+        assert points[0] == before[0]  # nothing is read
+        assert 0.5 < points[-1][1] / before[-1][1] < 0.55  # little of it is fixed
+    assert transfer(replace(measured, prefill=None), measured_on=here, to=there).prefill is None
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"plain": []}, "prefill: `drafted` is missing"),
+        ({"plain": [[8, 0.1]], "drafted": [[8]]}, r"`prefill.drafted\[0\]` must be a list of two numbers"),
+        ({"plain": [[8, 0.1], [4, 0.1]], "drafted": [[8, 1]]}, r"prefill.plain\[1\] must have rising tokens"),
+        ([1], "prefill must be an object"),
+    ],
+)
+def test_broken_files_are_refused(files, tmp_path, broken, message):
+    record = json.loads((files / "p.json").read_text("utf-8"))
+    assert record["prefill"] is None
+    (tmp_path / "p.json").write_text(json.dumps(record | {"prefill": broken}), "utf-8")
+    with pytest.raises(CostError, match=message):
+        load_profile(tmp_path / "p.json")
+    del record["prefill"]
+    (tmp_path / "p.json").write_text(json.dumps(record), "utf-8")
+    assert load_profile(tmp_path / "p.json").prefill is None
+
+
+def test_a_run_takes_prefill_from_its_profile(files, knowing):
+    record = json.loads(done(*knowing, *CHAIN, "--prompt-tokens", "54", "--json").stdout)
+    trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
+    assert record["meta"]["settings"]["prefill_s"] is None
+    for way, tree, prefill_s in zip(record["ways"], (Tree.chain(2), None), (0.05, 0.03), strict=True):
+        due = run(trace, tree, profile, batch=2, prompt_tokens=54, pad=True, prefill_s=prefill_s)
+        assert way["total_s"] == pytest.approx(due.total_s, rel=1e-12)
+        assert way["ttft_s"]["p50"]["value"] == pytest.approx(due.percentiles("ttft", (0.5,))[0].value, rel=1e-12)
+    told = "Prefill of prompts of 54 tokens, one at a time, as in the profile: 30 ms, with the drafter 50"
+    assert record["conditions"][1].startswith(told)
+
+
+def test_options_and_old_profiles_say_otherwise(files, knowing):
+    given = json.loads(done(*knowing, *CHAIN, "--prompt-tokens", "54", "--prefill-s", "0", "--json").stdout)
+    old = json.loads(done(*words(files, *CHAIN, "--prompt-tokens", "54", "--json")).stdout)
+    assert [way["total_s"] for way in given["ways"]] == [way["total_s"] for way in old["ways"]]
+    assert given["conditions"][1].startswith("Prefill 0 ms a prompt of 54 tokens;")
+    unknown = json.loads(done(*knowing, *CHAIN, "--json").stdout)
+    assert unknown["conditions"][1].startswith("Prefill 0 ms a prompt;")
+    refused(command(*knowing, *CHAIN, "--prompt-tokens", "120"), "prompts of 8 to 100 tokens, not of 120")
+
+
+def test_a_server_takes_prefill_from_its_profile(files, knowing, tmp_path):
+    log = tmp_path / "log.jsonl"
+    lines = [{"prompt_tokens": 20 + i, "tokens": 1, "arrived_s": float(100 * i)} for i in range(40)]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = [*CHAIN, "--requests-file", log, "--warmup", "0", "--json"]
+    record = json.loads(done(*knowing, *settings).stdout)
+    assert FREE not in record["warnings"]
+    assert record["conditions"][1].startswith("Prefill of prompts of the file, one at a time, as in the profile;")
+    trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
+    asked = read_requests(log)
+    for way, tree, drafted in zip(record["ways"], (Tree.chain(2), None), (True, False), strict=True):
+        work = asked.on(trace, asked.arrived_s, rng=np.random.default_rng(0))
+        read_s = KNOWN.seconds(20 + np.arange(40), drafted=drafted)
+        due = serve(trace, work, Switching((tree,)), profile, rows=2, prefill_s=read_s, pad=True).timeline
+        # Nobody waits for another, and every request is one step.
+        assert way["figures"]["ttft_s_p50"]["value"] == pytest.approx(
+            due.percentiles("ttft", (0.5,))[0].value, rel=0.05
+        )
+    assert FREE in json.loads(done(*knowing, *CHAIN, "--arrivals", "1", "--requests", "9", "--json").stdout)["warnings"]
+    free = [*CHAIN, "--requests-file", log, "--prefill-s", "0", "--json"]
+    assert FREE in json.loads(done(*knowing, *free).stdout)["warnings"]
+    priced = done(*knowing, *CHAIN, "--requests-file", log, "--prefill-s", "0.01", "--prefill-s-per-token", "0.001")
+    assert "Prefill 10 ms a prompt of the file and 1 a token" in " ".join(priced.stdout.split())
+
+
+def test_step_times_do_not_depend_on_prefill(files):
+    profile = load_profile(files / "p.json")
+    shapes = [StepShape(1, 3, (1, 1)), StepShape(4, 9, (1, 2))]
+    assert replace(profile, prefill=KNOWN).step_s(shapes).tolist() == profile.step_s(shapes).tolist()
