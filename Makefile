@@ -63,7 +63,7 @@ traces-t0: $(VENV)/.all
 traces-t1: $(VENV)/.all  # candidates go with the quicker of the two
 	$(BIN)/python -m executor.train.traces data t1 candidates-t0
 
-drafters: $(VENV)/.all  ## all shipped drafters side by side, from their traces and profiles and in the loop
+drafters: $(VENV)/.all  ## all shipped drafters side by side, from their traces and in the loop
 	$(BIN)/python -m tests.benchmarks.bench_drafters --output data/benchmarks/drafters-cpu.json
 
 published: $(VENV)/.all  ## chosen trees against published ones, on the shipped traces and profiles
@@ -72,25 +72,17 @@ published: $(VENV)/.all  ## chosen trees against published ones, on the shipped 
 	$(BIN)/python -m tests.benchmarks.bench_published --candidates $(VENV)/eagle-candidates.npz --output data/benchmarks/published.json
 
 profile: $(VENV)/.all  ## step times of the shipped model and of a 100 M shape on this machine, which should be idle
-	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1-16 --budget 450 --output data/profiles/medusa-one-thread.json
+	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --batch 1-16 --output data/profiles/medusa-cpu.json
 	for name in hydra eagle; do \
-		$(BIN)/treeopt profile $(MODELS)-$$name $(FRESH) --threads 1 --batch 1,4,16 --budget 240 \
-			--output data/profiles/$$name-one-thread.json || exit 1; \
+		$(BIN)/treeopt profile $(MODELS)-$$name $(FRESH) --batch 1,4,16 --budget 200 --output data/profiles/$$name-cpu.json || exit 1; \
 	done
-	for name in unigram bigram hydra-plus hass coral coral-router eagle3; do \
-		$(BIN)/treeopt profile $(MODELS)-$$name $(FRESH) --threads 1 --batch 1,4 --budget 120 \
-			--output data/profiles/$$name-one-thread.json || exit 1; \
-	done
-	$(BIN)/treeopt profile --target data/models/stdlib-llama --drafter prompt-lookup $(FRESH) --threads 1 --batch 1,4 --budget 120 \
-		--output data/profiles/prompt-lookup-one-thread.json
-	$(BIN)/treeopt profile --target data/models/stdlib-medusa2/target --drafter data/models/stdlib-medusa2 $(FRESH) --threads 1 \
-		--batch 1,4 --budget 120 --output data/profiles/medusa2-one-thread.json
+	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1-16 --budget 450 --output data/profiles/medusa-one-thread.json
 	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1,4 --temperature 1 \
 		--output data/profiles/medusa-one-thread-t1.json
 	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1,4 $(TYPICAL) --output data/profiles/medusa-one-thread-typical.json
 	$(BIN)/treeopt profile $(RANDOM) --batch 1-8 --output data/profiles/random-100m-one-thread.json
 	$(BIN)/treeopt profile $(MODELS)-eagle $(FRESH) --threads 1 --requests 64 --batch 1,4 --max-depth 6 --policies \
-		--output data/profiles/eagle-policies.json
+		--output data/profiles/eagle-one-thread.json
 
 validate: $(VENV)/.all  ## predicted against measured on this machine: live on prompts that no trace holds, and replayed
 	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --threads 1 --requests 64 --blocks 4 --trace data/traces/medusa-t0.npz \
@@ -104,7 +96,7 @@ validate: $(VENV)/.all  ## predicted against measured on this machine: live on p
 	$(BIN)/treeopt validate $(RANDOM) --blocks 4 --trace data/traces/medusa-t0.npz \
 		--acceptance replay:data/traces/medusa-t0.npz --profile data/profiles/random-100m-one-thread.json \
 		--output data/validations/random-100m-one-thread.json
-	$(BIN)/treeopt search --trace data/traces/eagle-candidates-t0.npz --profile data/profiles/eagle-policies.json --batch 1,4 \
+	$(BIN)/treeopt search --trace data/traces/eagle-candidates-t0.npz --profile data/profiles/eagle-one-thread.json --batch 1,4 \
 		--policy all --output $(VENV)/policies.json
 	$(BIN)/treeopt validate $(MODELS)-eagle $(FRESH) --threads 1 --requests 64 --blocks 4 --plan $(VENV)/policies.json \
 		--output data/validations/eagle-policies.json

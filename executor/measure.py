@@ -154,6 +154,7 @@ class Measurement:
             self._stream,
             low=min(lengths),
             high=max(lengths),
+            rows=max(wanted.batches),
             rule=wanted.rule,
             rng=np.random.default_rng(wanted.seed),
             limit_s=math.inf if wanted.budget_s is None else PREFILL * wanted.budget_s,

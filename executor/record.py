@@ -143,6 +143,7 @@ def _shard(
         meta=note([tokens_hash([text]) for text in written], grams, repeats) | recording.kept_of,
         domain=np.array([names.index(p.domain) for p in prompts], dtype=np.int16),
         domain_names=tuple(names),
+        prompt_tokens=np.array([len(prompt) for prompt in tokens], dtype=np.int32),
     )
 
 

@@ -1,8 +1,8 @@
 """Runs of a batch: a trace's walks and a cost model put together, step by step, into times of requests and tokens.
 
 A ragged batch lets every sequence advance by what it accepted, as treeopt's loop and most engines do; in lock-step
-all advance by the smallest. Rows of requests that ended are given to the next ones, whose prompts are prefilled one
-after the other while the others wait; a draining batch takes new requests only when all of its own have ended.
+all advance by the smallest. Rows of requests that ended are given to the next ones, whose prompts are prefilled while
+the others wait; a draining batch takes new requests only when all of its own have ended.
 """
 
 import heapq
@@ -19,6 +19,7 @@ from treeopt.tree import EMPTY, Tree
 from treeopt.walk import accepted_lengths, walked
 
 Seconds = Callable[[int, int | None], float]
+Together = Callable[[Floats], Floats]  # tokens of all prompts that are read at once -> seconds
 
 PAD = 8  # times the batch asked for: how far up a batch size with a cost is looked for
 
@@ -29,7 +30,7 @@ def run(
     cost: CostModel,
     *,
     batch: int,
-    prefill_s: float | Floats = 0.0,
+    prefill_s: float | Floats | Together = 0.0,
     prompt_tokens: int | Ints | None = None,
     accepted: Ints | None = None,
     drain: bool = False,
@@ -43,7 +44,8 @@ def run(
         tree: drafted at every step; None decodes plainly.
         cost: seconds of a step; it is asked for every number of requests that a step holds.
         batch: requests decoded together, at most.
-        prefill_s: seconds of prefill, of every request or of each, (R,).
+        prefill_s: seconds of prefill, of every request or of each, (R,), of which prompts that join together take the
+            sum; or what these take by their tokens in all, parted among them by tokens.
         prompt_tokens: of every request or of each, (R,): a step costs what its mean sequence length says. None leaves
             the context to the cost model.
         accepted: drafted tokens that a step from each anchor keeps, int64 (P,); default what the ranks say.
@@ -54,7 +56,7 @@ def run(
             times `batch`.
 
     Raises:
-        UsageError: a batch below 1, or negative prefill or prompts.
+        UsageError: a batch below 1, negative prefill or prompts, or prefill by tokens that nobody told.
         TraceError: the tree is deeper or wider than the trace.
         CostError: names the batch sizes that have no cost.
 
@@ -66,18 +68,22 @@ def run(
     """
     if batch < 1:
         raise UsageError(f"batch must be at least 1, got {batch}")
-    prefill = each(prefill_s, trace.requests, "prefill_s")
+    prompts = None if prompt_tokens is None else each(prompt_tokens, trace.requests, "prompt_tokens")
     if accepted is None:
         accepted = accepted_lengths(tree or EMPTY, trace)
     given = _in_lock_step(accepted, trace, batch, drain) if lock_step else _ragged(accepted, trace, batch, drain)
     occupancy = np.bincount(given.step)
-    context = None
-    if prompt_tokens is not None:
-        context = _context(given, each(prompt_tokens, trace.requests, "prompt_tokens"), occupancy)
+    context = None if prompts is None else _context(given, prompts, occupancy)
     price = pricing(tree, cost, committed=float(given.tokens.mean()), pad_to=PAD * batch if pad else 0)
     step_s = step_seconds(occupancy, context, price, padded=pad)
 
     joined = given.step[np.flatnonzero(np.diff(given.request, prepend=-1))]
+    if not callable(prefill_s):
+        prefill = each(prefill_s, trace.requests, "prefill_s")
+    elif prompts is None:
+        raise UsageError("prefill by tokens needs prompt_tokens")
+    else:
+        prefill = shared(prefill_s, prompts, joined)
     before_s = np.bincount(joined, prefill, len(step_s))
     end_s = np.cumsum(before_s + step_s)
     return Timeline.of(
@@ -103,6 +109,18 @@ def each(value: float | NDArray[np.float64] | NDArray[np.int64], requests: int, 
         place = f"[{int(wrong.argmax())}]" if values.ndim else ""
         raise UsageError(f"{name}{place} must be 0 or more and finite, got {values[wrong].flat[0]}")
     return np.broadcast_to(values, (requests,))
+
+
+def shared(together: Together, tokens: Floats | Ints, group: Ints) -> Floats:
+    """What each request takes of the prefill that those of its group take together, by tokens; float64 (R,).
+
+    >>> shared(lambda tokens: tokens + 4.0, np.array([1, 3, 2]), np.array([0, 0, 1])).tolist()
+    [2.0, 6.0, 6.0]
+    """
+    totals: Floats = np.bincount(group, tokens).astype(np.float64)
+    seconds = np.zeros_like(totals)
+    seconds[totals > 0] = together(totals[totals > 0])
+    return np.asarray(seconds[group] * tokens / totals[group])
 
 
 def pricing(tree: Tree | None, cost: CostModel, *, committed: float, pad_to: int = 0) -> Seconds:

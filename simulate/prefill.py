@@ -1,4 +1,4 @@
-"""What prefill takes: seconds of a prompt by its tokens, for the target alone and with a drafter that reads it too."""
+"""What prefill takes: seconds by the tokens that are read at once, by the target alone and with a drafter."""
 
 import math
 from dataclasses import dataclass, fields
@@ -12,11 +12,11 @@ from treeopt.errors import CostError
 
 @dataclass(frozen=True)
 class Prefill:
-    """Seconds from a free row to a request's first step, of prompts that are admitted one at a time.
+    """Seconds from free rows to the first step of the requests that join there, whose prompts are read together.
 
     Attributes:
-        plain: (tokens of the prompt, seconds) by rising tokens, of plain decoding.
-        drafted: the same of speculative decoding, what the drafter makes of the prompt included.
+        plain: (tokens of these prompts in all, seconds) by rising tokens, of plain decoding.
+        drafted: the same of speculative decoding, what the drafter makes of the prompts included.
     """
 
     plain: Points
@@ -38,32 +38,38 @@ class Prefill:
                 if not (math.isfinite(seconds) and seconds >= 0):
                     raise CostError(f"prefill.{entry.name}[{i}] must have seconds of 0 or more, found {seconds}")
 
+    @property
+    def least(self) -> int:
+        """The fewest tokens that are known of."""
+        return max(self.plain[0][0], self.drafted[0][0])
+
     def seconds(self, tokens: ArrayLike, *, drafted: bool) -> Floats:
-        """Seconds of prompts, on straight lines between those that are known; float64, of the shape of `tokens`.
+        """Seconds on straight lines between what is known; more tokens are read in equal parts, one after the other.
 
         Args:
-            tokens: of each prompt.
+            tokens: that are read at once.
             drafted: with the drafter.
 
-        Raises:
-            CostError: a prompt is shorter or longer than those.
+        Returns:
+            float64, of the shape of `tokens`.
 
-        >>> Prefill(((10, 0.1), (20, 0.3)), ((10, 0.2), (20, 0.4))).seconds([10, 15], drafted=True).tolist()
-        [0.2, 0.3]
+        Raises:
+            CostError: fewer tokens than are known of.
+
+        >>> Prefill(((10, 0.1), (20, 0.3)), ((10, 0.2), (20, 0.4))).seconds([10, 15, 30], drafted=True).tolist()
+        [0.2, 0.3, 0.6]
         """
         asked = np.asarray(tokens, dtype=np.float64)
         points = self.drafted if drafted else self.plain
         low, high = points[0][0], points[-1][0]
-        outside = (asked < low) | (asked > high)
-        if outside.any():
-            raise CostError(
-                f"prefill is known for prompts of {low} to {high} tokens, not of {asked[outside].flat[0]:g}"
-            )
-        return interpolated(asked, points)
+        if (asked < low).any():
+            raise CostError(f"prefill is known for {low} tokens and more, not for {asked[asked < low].flat[0]:g}")
+        parts = np.ceil(asked / high)
+        return np.asarray(parts * interpolated(np.maximum(asked / parts, low), points))
 
 
 def ladder(low: int, high: int) -> tuple[int, ...]:
-    """Lengths of prompts to know the prefill of: both ends, and the powers of two between.
+    """Sizes to know the prefill of: both ends, and the powers of two between.
 
     >>> ladder(20, 100)
     (20, 32, 64, 100)

@@ -233,16 +233,20 @@ class Roofline:
         """Reading a prompt of so many tokens by itself, in pieces; arrays without dimensions.
 
         All tokens but the last are read, which is the root of the first step; no logits are computed. Every token sees
-        those before it: half of its own piece in the mean.
+        those before it, half of its own piece in the mean, and no more than a sliding window.
 
         Args:
             tokens: of the prompt.
             drafted: a sequential drafter reads it, too.
         """
         total = Split.fixed(0.0, np.zeros(()))
-        for start in range(0, tokens - 1, PIECE):
-            rows = np.asarray(float(min(PIECE, tokens - 1 - start)))
-            reading: dict[str, Any] = {"logits": np.zeros(()), "batch": 1, "context": round(start - float(rows) / 2)}
+        windows = [forward.window for forward in (self.forward, self.drafter.level) if forward.window is not None]
+        piece = min(PIECE, *windows) if windows else PIECE
+        for start in range(0, tokens - 1, piece):
+            count = min(piece, tokens - 1 - start)
+            before = min([start - count // 2, *(window - count for window in windows)])
+            rows = np.asarray(float(count))
+            reading: dict[str, Any] = {"logits": np.zeros(()), "batch": 1, "context": before}
             total += self.kernels.forward(replace(self.forward, head=None), rows, **reading)
             total += Split.fixed(self.overheads.plain_s, rows)
             if drafted and not self.drafter.parallel:

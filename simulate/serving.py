@@ -1,7 +1,7 @@
 """A server that requests come to: a queue, rows that are refilled as requests end, plans that change with the load.
 
 Time passes in a discrete-event simulation (simpy). Between two steps the server takes waiting requests into free
-rows and prefills their prompts one after the other, while those who decode wait; then, if the number of requests
+rows and prefills their prompts, while those who decode wait; then, if the number of requests
 asks for another way to decode, it changes to it; then all of them take one step.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.decode import PAD, Seconds, each, pricing
+from simulate.decode import PAD, Seconds, Together, each, pricing, shared
 from simulate.switching import Switching
 from simulate.timeline import Emissions, Floats, Ints, Timeline
 from simulate.workload import Workload
@@ -54,7 +54,7 @@ def serve(
     cost: CostModel,
     *,
     rows: int,
-    prefill_s: float | Floats = 0.0,
+    prefill_s: float | Floats | Together = 0.0,
     accepted: Mapping[Tree | None, Ints] | None = None,
     pad: bool = False,
 ) -> Served:
@@ -66,13 +66,15 @@ def serve(
         switching: trees.
         cost: seconds of a step.
         rows: requests decoded together, at most.
-        prefill_s: seconds of prefill, of every request or of each, (n,).
+        prefill_s: seconds of prefill, of every request or of each, (n,), or of prompts that are read together; see
+            `simulate.decode.run`.
         accepted: by tree the drafted tokens that a step from each anchor keeps, int64 (P,); default what ranks say.
         pad: a step of a batch that the cost model lacks costs what the nearest batch above does, up to `PAD` times
             `rows`.
 
     Raises:
-        UsageError: rows below 1, a workload of other requests or longer texts than the trace's, or negative prefill.
+        UsageError: rows below 1, a workload of other requests or longer texts than the trace's, negative prefill, or
+            prefill by tokens that the workload does not tell.
         TraceError: a tree is deeper or wider than the trace.
         CostError: names the number of requests that has no cost.
     """
@@ -81,7 +83,11 @@ def serve(
     if rows < 1:
         raise UsageError(f"rows must be at least 1, got {rows}")
     _check(trace, work)
-    server = _Server(trace, work, switching, cost, rows, each(prefill_s, len(work.tokens), "prefill_s"), accepted, pad)
+    together = prefill_s if callable(prefill_s) else None
+    if together is not None and work.prompt_tokens is None:
+        raise UsageError("prefill by tokens needs prompt_tokens")
+    known_s = each(0.0 if callable(prefill_s) else prefill_s, len(work.tokens), "prefill_s")
+    server = _Server(trace, work, switching, cost, rows, known_s, together, accepted, pad)
     environment = simpy.Environment()
     queue = simpy.Store(environment)
     environment.process(server.arrive(environment, queue))
@@ -101,11 +107,13 @@ class _Server:
         cost: CostModel,
         rows: int,
         prefill_s: Floats,
+        together: Together | None,
         accepted: Mapping[Tree | None, Ints] | None,
         pad: bool,
     ) -> None:
         """Look up what each tree keeps and costs."""
-        self.work, self.switching, self.rows, self.prefill_s = work, switching, rows, prefill_s
+        self.work, self.switching, self.rows, self.prefill_s = work, switching, rows, prefill_s.copy()
+        self.together = together
         known = dict(accepted or {})
         for tree in switching.trees:
             if tree not in known:
@@ -147,6 +155,10 @@ class _Server:
             if joined:
                 self.admitted_s[joined] = environment.now
                 inside, here = np.append(inside, joined), np.append(here, self.start[joined])
+                if self.together is not None:
+                    assert self.work.prompt_tokens is not None
+                    alike = np.zeros(len(joined), dtype=np.int64)
+                    self.prefill_s[joined] = shared(self.together, self.work.prompt_tokens[joined], alike)
                 prefill_s = float(self.prefill_s[joined].sum())
                 if prefill_s:
                     yield environment.timeout(prefill_s)

@@ -68,17 +68,19 @@ def poisson(requests: int, *, rate: float, rng: np.random.Generator) -> Floats:
     return np.cumsum(rng.exponential(1 / rate, requests))
 
 
-def drawn(trace: Trace, arrived_s: Floats, *, rng: np.random.Generator, prompt_tokens: int | None = None) -> Workload:
+def drawn(
+    trace: Trace, arrived_s: Floats, *, rng: np.random.Generator, prompt_tokens: int | Ints | None = None
+) -> Workload:
     """Requests of the trace, drawn anew at each arrival, each written whole.
 
     Args:
         trace: the requests.
         arrived_s: float64 (n,).
         rng: of the draws, which may repeat.
-        prompt_tokens: of every prompt.
+        prompt_tokens: of every prompt, or of that of each of the trace's requests, (R,).
     """
     request = rng.integers(0, trace.requests, len(arrived_s))
-    prompts = None if prompt_tokens is None else np.full(len(arrived_s), prompt_tokens)
+    prompts = None if prompt_tokens is None else np.broadcast_to(prompt_tokens, trace.requests)[request]
     return Workload(arrived_s, request, trace.lengths[request], prompts)
 
 

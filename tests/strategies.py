@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from treeopt.arrays import REQUIRED
-from treeopt.trace import BY_ANCHOR, Candidates, Trace
+from treeopt.trace import BY_ANCHOR, BY_REQUEST, Candidates, Trace
 from treeopt.tree import Tree
 
-ARRAYS = (*REQUIRED[:3], *BY_ANCHOR, "domain")
+ARRAYS = (*REQUIRED[:3], *BY_ANCHOR, *BY_REQUEST)
 
 _json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -120,7 +120,9 @@ def traces(
     if not parts:
         return plain
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    has_accept, has_kept, has_draft, has_entropy, has_candidates, has_domain = draw(st.tuples(*[st.booleans()] * 6))
+    has_accept, has_kept, has_draft, has_entropy, has_candidates, has_domain, has_prompts = draw(
+        st.tuples(*[st.booleans()] * 7)
+    )
     steps = draw(st.lists(st.integers(1, 3), min_size=len(lengths), max_size=len(lengths)))
     names = draw(st.lists(st.text(max_size=5), min_size=1, max_size=3))
     return Trace(
@@ -137,6 +139,7 @@ def traces(
         candidates=_candidates(rng, anchors) if has_candidates else None,
         domain=rng.integers(0, len(names), len(lengths)).astype(np.int16) if has_domain else None,
         domain_names=tuple(names) if has_domain else (),
+        prompt_tokens=rng.integers(1, 2**31, len(lengths)).astype(np.int32) if has_prompts else None,
     )
 
 

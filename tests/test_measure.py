@@ -65,11 +65,13 @@ def test_profile_covers_what_was_asked(profile):
 
 
 def test_profile_knows_what_prompts_take(models, profile):
-    assert [n for n, _ in profile.prefill.plain] == [5]
+    assert [n for n, _ in profile.prefill.plain] == [5, 10]  # of two rows
     found = measure_profile(*models, random_prompts([5, 21] * 4), **(TOLD | {"contexts": ()}))
-    assert [[n for n, _ in points] for points in (found.prefill.plain, found.prefill.drafted)] == [[5, 8, 16, 21]] * 2
+    assert [[n for n, _ in points] for points in (found.prefill.plain, found.prefill.drafted)] == [
+        [5, 8, 16, 21, 42]
+    ] * 2
     assert min(s for _, s in found.prefill.drafted) > 0
-    assert [n for n, _ in measure_profile(*models, random_prompts([5] * 4), **TOLD).prefill.plain] == [6, 8, 16, 24]
+    assert [n for n, _ in measure_profile(*models, random_prompts([5] * 4), **TOLD).prefill.plain] == [6, 8, 16, 24, 48]
 
 
 def test_ways_reach_every_size_depth_and_width():

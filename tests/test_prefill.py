@@ -1,7 +1,9 @@
 """Prefill: measured by the loop, predicted from sizes, and what runs and servers make of it."""
 
 import json
+import re
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -12,16 +14,17 @@ from executor.decode import Decoder
 from executor.prefill import PASSES, measure_prefill
 from executor.rows import Rows
 from executor.steps import Step
-from simulate.decode import run
+from simulate.decode import run, shared
 from simulate.prefill import Prefill, ladder
-from simulate.profile import load_profile, save_profile
+from simulate.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.roofline import PIECE, Overheads
 from simulate.serving import serve
 from simulate.switching import Switching
 from simulate.timetable import joined, tabulated
 from simulate.utilisation import transfer
-from simulate.workload import read_requests
+from simulate.workload import Workload, read_requests
 from tests.models import random_heads, small_target
+from tests.strategies import drawn_trace
 from tests.test_cli import done, refused
 from tests.test_cli import run as command
 from tests.test_cli_simulate import files as files
@@ -30,12 +33,18 @@ from tests.test_roofline import as_profile
 from tests.test_timetable import model
 from treeopt.cli.prefill import FREE
 from treeopt.cost import StepShape
-from treeopt.errors import CostError
-from treeopt.trace import load_trace
+from treeopt.errors import CostError, UsageError
+from treeopt.optimize import search
+from treeopt.trace import load_trace, save_trace
 from treeopt.tree import Tree
 
 KNOWN = Prefill(((8, 0.01), (100, 0.05)), ((8, 0.02), (100, 0.08)))
 CHAIN = ["--tree", "2", "--batch", "2"]
+
+
+def reading(drafted):
+    """Seconds of prompts that are read together, as the profile knows them."""
+    return partial(KNOWN.seconds, drafted=drafted)
 
 
 @pytest.fixture
@@ -68,40 +77,49 @@ def test_points_that_cannot_be_are_refused(points, message):
         Prefill(plain, drafted)
 
 
-def test_prompts_lie_between_what_is_known():
+def test_tokens_lie_between_what_is_known_or_are_read_in_parts():
     assert KNOWN.seconds([8, 54, 100], drafted=True) == pytest.approx([0.02, 0.05, 0.08])
     assert float(KNOWN.seconds(54, drafted=False)) == pytest.approx(0.03)
-    for tokens in (7, [8, 101]):
-        with pytest.raises(CostError, match=r"known for prompts of 8 to 100 tokens, not of (7|101)"):
-            KNOWN.seconds(tokens, drafted=False)
+    assert KNOWN.seconds([200, 108, 201], drafted=True) == pytest.approx(
+        [0.16, 0.10, 3 * KNOWN.seconds(67, drafted=True)]
+    )
+    assert Prefill(((8, 0.01),), ((8, 0.02),)).seconds([9, 16], drafted=False) == pytest.approx([0.02, 0.02])
+    with pytest.raises(CostError, match="known for 8 tokens and more, not for 7"):
+        KNOWN.seconds([9, 7], drafted=False)
 
 
-def test_the_loop_takes_prompts_of_each_length_in(monkeypatch):
+def test_the_loop_takes_prompts_in(monkeypatch):
     """What is told is the median of what the loop said that admitting took, the warm-up left out."""
     target, heads = small_target(), random_heads()
     seen, admit, steps = [], Rows.admit, Decoder.steps
 
     def watched(self, rows, prompts, requests=()):
-        seen.append((self.drafter is not None, tuple(prompts[0])))
+        seen.append((self.drafter is not None, prompts))
         return admit(self, rows, prompts, requests)
 
     def timed(self, *args, **words):
         for step in steps(self, *args, **words):
-            number = sum(len(p) == len(seen[-1][1]) and d == seen[-1][0] for d, p in seen)  # of this place
-            yield Step(**vars(step) | {"admit_s": len(seen[-1][1]) + 1000 * seen[-1][0] + (100 if number == 1 else 0)})
+            place = [(drafted, len(prompts), len(prompts[0])) for drafted, prompts in seen]
+            drafted, many, tokens = place[-1]
+            first = place.count(place[-1]) == 1
+            yield Step(**vars(step) | {"admit_s": many * tokens + 1000 * drafted + 100 * first})
 
     monkeypatch.setattr(Rows, "admit", watched)
     monkeypatch.setattr(Decoder, "steps", timed)
-    stream, rng = np.arange(1, 30), np.random.default_rng(0)
+    monkeypatch.setattr("executor.prefill.ENOUGH", 99)
+    how = {"rule": Greedy(), "rng": np.random.default_rng(0)}
+    stream = np.arange(1, 30)
     with target.keeping_prompts():
-        found = measure_prefill(target, heads, stream, low=3, high=20, rule=Greedy(), rng=rng)
-    assert found.plain == ((3, 3.0), (4, 4.0), (8, 8.0), (16, 16.0), (20, 20.0))
-    assert found.drafted == tuple((n, 1000 + s) for n, s in found.plain)
-    assert len(seen) == PASSES * 10
-    assert all(np.all(np.isin(np.diff(p), (1, -28))) for _, p in seen)  # cut from the stream, going round
-    quick = measure_prefill(target, heads, stream, low=3, high=4, rule=Greedy(), rng=rng, limit_s=0.0)
+        found = measure_prefill(target, heads, stream, low=3, high=20, rows=6, **how)
+    sizes = (3, 4, 8, 16, 20, 40, 80)  # six of 20 are more than enough
+    assert found.plain == tuple((n, float(n)) for n in sizes)
+    assert found.drafted == tuple((n, 1000.0 + n) for n in sizes)
+    assert len(seen) == PASSES * 2 * len(sizes)
+    assert all(len({len(p) for p in prompts}) == 1 for _, prompts in seen)
+    assert all(np.all(np.isin(np.diff(p), (1, -28))) for _, prompts in seen for p in prompts)  # going round
+    quick = measure_prefill(target, heads, stream, low=3, high=4, rows=1, limit_s=0.0, **how)
     assert [n for n, _ in quick.plain] == [3, 4]
-    assert len(seen) == PASSES * 10 + 4  # one pass
+    assert len(seen) == PASSES * 2 * len(sizes) + 4  # one pass
 
 
 def test_kept_prompts_are_read_again_to_be_timed(monkeypatch):
@@ -114,10 +132,42 @@ def test_kept_prompts_are_read_again_to_be_timed(monkeypatch):
         return fill(self, rows, prompts, *rest)
 
     monkeypatch.setattr(type(target), "_prefill", counted)
-    rng = np.random.default_rng(0)
+    how = {"rule": Greedy(), "rng": np.random.default_rng(0)}
     with target.keeping_prompts():
-        measure_prefill(target, random_heads(), np.array([7]), low=9, high=9, rule=Greedy(), rng=rng)
-    assert filled == [8] * 2 * PASSES
+        measure_prefill(target, random_heads(), np.array([7]), low=9, high=9, rows=2, **how)
+    assert filled == [8] * 3 * 2 * PASSES
+
+
+def test_what_joins_together_shares_what_it_takes():
+    found = shared(lambda tokens: 1 + tokens, np.array([5, 1, 2, 4]), np.array([3, 0, 3, 3]))
+    assert found == pytest.approx([5 * 12 / 11, 2, 2 * 12 / 11, 4 * 12 / 11])
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_prompts_that_join_together_are_read_at_once(drain):
+    """Two rows, four requests of one token each: two joins of two prompts, whose step waits for both."""
+    trace = drawn_trace([[0.5]], [1] * 4, depth=1, rng=np.random.default_rng(0))
+    profile = Profile(tuple(BatchTimes(b, 1.0, ((1, 1.0),), ((2, 1.0),)) for b in (1, 2)), (0, 99), 0.0)
+    prompts = np.array([8, 2, 3, 7])
+    how = {"batch": 2, "prompt_tokens": prompts, "drain": drain}
+    found = run(trace, None, profile, prefill_s=lambda tokens: tokens + 2.0, **how)
+    assert found.done_s.tolist() == [13, 13, 26, 26]
+    apart = run(trace, None, profile, prefill_s=prompts + 2.0, **how)
+    assert apart.done_s.tolist() == [15, 15, 30, 30]
+    with pytest.raises(UsageError, match="prefill by tokens needs prompt_tokens"):
+        run(trace, None, profile, batch=2, prefill_s=lambda tokens: tokens)
+
+
+def test_a_server_reads_prompts_that_wait_together(files):
+    trace = drawn_trace([[0.5]], [1] * 4, depth=1, rng=np.random.default_rng(0))
+    profile = Profile(tuple(BatchTimes(b, 1.0, ((1, 1.0),), ((2, 1.0),)) for b in (1, 2, 3)), (0, 99), 0.0)
+    arrived, request = np.array([0.0, 0.5, 0.5, 0.5]), np.arange(4)
+    work = Workload(arrived, request, np.ones(4, dtype=np.int64), np.array([8, 2, 3, 7]))
+    how = {"rows": 3, "prefill_s": lambda tokens: tokens + 2.0}
+    found = serve(trace, work, Switching((None,)), profile, **how).timeline
+    assert found.done_s.tolist() == [11, 11 + 14 + 1, 26, 26]
+    with pytest.raises(UsageError, match="prefill by tokens needs prompt_tokens"):
+        serve(trace, replace(work, prompt_tokens=None), Switching((None,)), profile, **how)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
@@ -135,6 +185,10 @@ def test_predicted_prefill_is_a_forward_of_the_prompt(kind):
     more = float(bare.prefill(tokens, drafted=True).total_s) / float(split.total_s)
     assert (1 / 40 < more - 1 < 1 / 20) if kind == "eagle" else more == 1  # one layer and its projection beside 32
     assert float(bare.prefill(1, drafted=True).total_s) == 0
+    near = replace(bare, target=replace(bare.target, window=512))
+    assert float(near.prefill(513, drafted=True).total_s) == float(bare.prefill(513, drafted=True).total_s)
+    seen = [float(near.prefill(n, drafted=False).work_s) for n in (1025, 1537, 2049)]
+    assert seen[2] - seen[1] == pytest.approx(seen[1] - seen[0])  # what a token sees grows no more
     seconds = [float(bare.prefill(n, drafted=True).total_s) for n in (2, 100, PIECE, PIECE + 1, PIECE + 2, 5 * PIECE)]
     assert seconds == sorted(seconds)
     assert seconds[-1] > 5 * seconds[2]  # later tokens see more
@@ -203,12 +257,12 @@ def test_a_run_takes_prefill_from_its_profile(files, knowing):
     record = json.loads(done(*knowing, *CHAIN, "--prompt-tokens", "54", "--json").stdout)
     trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
     assert record["meta"]["settings"]["prefill_s"] is None
-    for way, tree, prefill_s in zip(record["ways"], (Tree.chain(2), None), (0.05, 0.03), strict=True):
-        due = run(trace, tree, profile, batch=2, prompt_tokens=54, pad=True, prefill_s=prefill_s)
+    for way, tree, drafted in zip(record["ways"], (Tree.chain(2), None), (True, False), strict=True):
+        due = run(trace, tree, profile, batch=2, prompt_tokens=54, pad=True, prefill_s=reading(drafted))
         assert way["total_s"] == pytest.approx(due.total_s, rel=1e-12)
         assert way["ttft_s"]["p50"]["value"] == pytest.approx(due.percentiles("ttft", (0.5,))[0].value, rel=1e-12)
-    told = "Prefill of prompts of 54 tokens, one at a time, as in the profile: 30 ms, with the drafter 50"
-    assert record["conditions"][1].startswith(told)
+    told = "Prefill of prompts of 54 tokens, those that join together read at once, as in the profile: one 30 ms, "
+    assert record["conditions"][1].startswith(told + "with the drafter 50")
 
 
 def test_options_and_old_profiles_say_otherwise(files, knowing):
@@ -218,7 +272,7 @@ def test_options_and_old_profiles_say_otherwise(files, knowing):
     assert given["conditions"][1].startswith("Prefill 0 ms a prompt of 54 tokens;")
     unknown = json.loads(done(*knowing, *CHAIN, "--json").stdout)
     assert unknown["conditions"][1].startswith("Prefill 0 ms a prompt;")
-    refused(command(*knowing, *CHAIN, "--prompt-tokens", "120"), "prompts of 8 to 100 tokens, not of 120")
+    refused(command(*knowing, *CHAIN, "--prompt-tokens", "190"), "context", "profile measured, 8 to 200 tokens")
 
 
 def test_a_server_takes_prefill_from_its_profile(files, knowing, tmp_path):
@@ -228,13 +282,14 @@ def test_a_server_takes_prefill_from_its_profile(files, knowing, tmp_path):
     settings = [*CHAIN, "--requests-file", log, "--warmup", "0", "--json"]
     record = json.loads(done(*knowing, *settings).stdout)
     assert FREE not in record["warnings"]
-    assert record["conditions"][1].startswith("Prefill of prompts of the file, one at a time, as in the profile;")
+    assert record["conditions"][1].startswith(
+        "Prefill of prompts of the file, those that join together read at once, as"
+    )
     trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
     asked = read_requests(log)
     for way, tree, drafted in zip(record["ways"], (Tree.chain(2), None), (True, False), strict=True):
         work = asked.on(trace, asked.arrived_s, rng=np.random.default_rng(0))
-        read_s = KNOWN.seconds(20 + np.arange(40), drafted=drafted)
-        due = serve(trace, work, Switching((tree,)), profile, rows=2, prefill_s=read_s, pad=True).timeline
+        due = serve(trace, work, Switching((tree,)), profile, rows=2, prefill_s=reading(drafted), pad=True).timeline
         # Nobody waits for another, and every request is one step.
         assert way["figures"]["ttft_s_p50"]["value"] == pytest.approx(
             due.percentiles("ttft", (0.5,))[0].value, rel=0.05
@@ -244,6 +299,82 @@ def test_a_server_takes_prefill_from_its_profile(files, knowing, tmp_path):
     assert FREE in json.loads(done(*knowing, *free).stdout)["warnings"]
     priced = done(*knowing, *CHAIN, "--requests-file", log, "--prefill-s", "0.01", "--prefill-s-per-token", "0.001")
     assert "Prefill 10 ms a prompt of the file and 1 a token" in " ".join(priced.stdout.split())
+
+
+def remembering(files, tmp_path, lengths):
+    """The trace, telling so many tokens of each prompt."""
+    trace = load_trace(files / "t.npz")
+    save_trace(replace(trace, prompt_tokens=np.int32(lengths)), tmp_path / "t.npz")
+    return load_trace(tmp_path / "t.npz"), ["simulate", "--trace", tmp_path / "t.npz"]
+
+
+def test_a_run_takes_its_prompts_from_the_trace(files, knowing, tmp_path):
+    lengths = 10 + np.arange(24)
+    trace, asked = remembering(files, tmp_path, lengths)
+    profile = load_profile(files / "p.json")
+    record = json.loads(done(*asked, "--profile", tmp_path / "p.json", *CHAIN, "--json").stdout)
+    for way, tree, drafted in zip(record["ways"], (Tree.chain(2), None), (True, False), strict=True):
+        due = run(trace, tree, profile, batch=2, prompt_tokens=lengths, pad=True, prefill_s=reading(drafted))
+        assert way["total_s"] == pytest.approx(due.total_s, rel=1e-12)
+    assert record["warnings"] == []
+    assert record["conditions"][1].startswith("Prefill of prompts of 10 to 33 tokens, those that join together")
+    assert "ms in the mean, with the drafter" in record["conditions"][1]
+    given = json.loads(done(*asked, "--profile", tmp_path / "p.json", *CHAIN, "--prompt-tokens", "54", "--json").stdout)
+    assert given["conditions"][1].startswith("Prefill of prompts of 54 tokens")
+    each = done(*asked, "--profile", files / "p.json", *CHAIN, "--prefill-s-per-token", "0.001").stdout
+    assert f"Prefill {np.mean(lengths):.3g} ms a prompt of 10 to 33 tokens in the mean" in " ".join(each.split())
+
+
+def test_a_server_draws_prompts_with_their_texts(files, knowing, tmp_path):
+    """Everybody is served alone, and texts that begin behind longer prompts take longer to their first token."""
+    lengths = np.where(np.arange(24) % 2, 100, 20)
+    _, asked = remembering(files, tmp_path, lengths)
+    server = [*CHAIN, "--arrivals", "0.001", "--requests", "40", "--json"]
+    record = json.loads(done(*asked, "--profile", tmp_path / "p.json", *server).stdout)
+    assert FREE not in record["warnings"]
+    for way, drafted in zip(record["ways"], (True, False), strict=True):
+        short, long = KNOWN.seconds([20, 100], drafted=drafted)
+        apart = way["figures"]["ttft_s_p95"]["value"] - way["figures"]["ttft_s_p50"]["low"]
+        assert way["figures"]["ttft_s_p99"]["value"] > long
+        assert apart > 0.9 * (long - short)
+
+
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [
+        ([3], "4.2% of the trace's prompts are shorter or longer than what the profile measured: they are taken to be"),
+        ([190], "they are taken to be as long as it goes"),
+        ([3, 190], "8.3% of the trace's prompts .* steps are priced at its own contexts, and no prefill by it"),
+    ],
+)
+def test_prompts_that_the_profile_does_not_reach_are_told(files, knowing, tmp_path, odd, told):
+    lengths = np.full(24, 50)
+    lengths[: len(odd)] = odd
+    trace, asked = remembering(files, tmp_path, lengths)
+    asked += ["--profile", tmp_path / "p.json", "--batch", "2"]
+    record = json.loads(done(*asked, "--json").stdout)
+    assert re.search(told, record["warnings"][0])
+    few = len(odd) == 1
+    (plain,) = record["ways"]
+    near = np.clip(lengths, 8, 200 - trace.lengths)
+    taken = {"prompt_tokens": near, "prefill_s": reading(drafted=False)}
+    due = run(trace, None, load_profile(files / "p.json"), batch=2, pad=True, **(taken if few else {}))
+    assert plain["total_s"] == pytest.approx(due.total_s, rel=1e-12)
+    if not few:
+        server = [*asked, "--arrivals", "1", "--requests", "9", "--json"]
+        assert FREE in json.loads(done(*server).stdout)["warnings"]
+        refused(command(*asked, "--prefill-s-per-token", "1"), "needs --prompt-tokens", code=2)
+
+
+def test_search_tells_of_another_context(files, tmp_path):
+    trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
+    measured = replace(profile, batches=tuple(replace(times, context=100.0) for times in profile.batches))
+    for lengths, said in ((90, False), (4000, True)):
+        told = replace(trace, prompt_tokens=np.full(24, lengths, np.int32))
+        warned = [each for each in search(told, measured, batch=2).warnings if "tokens of context" in each]
+        usual = round(lengths + np.average(trace.lengths / 2, weights=trace.lengths))
+        due = f"the trace's requests come to {usual} tokens of context in the mean, steps are priced at 100"
+        assert warned == [due] * said
 
 
 def test_step_times_do_not_depend_on_prefill(files):

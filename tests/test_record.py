@@ -274,6 +274,7 @@ def test_domains_and_provenance(recorded, tmp_path):
     _, _, tokens, trace = recorded
     assert trace.domain_names == ("even", "odd")
     assert trace.domain.tolist() == [i % 2 for i in range(len(tokens))]
+    assert trace.prompt_tokens.tolist() == [len(prompt) for prompt in tokens]
     assert trace.meta["target"]["weights"] == weights_hash(small_model())
     assert trace.meta["verification"] == "greedy"
     assert 0 <= trace.meta["repeated_4grams"]["written"] <= 1

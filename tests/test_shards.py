@@ -190,7 +190,7 @@ def test_ranks_are_streamed_without_the_rest(trace, data):
         plain = dict.fromkeys(("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "candidates"))
         whole = shards.whole()
         assert_equal_traces(ranks_of(Path(folder) / "s"), replace(whole, **plain))
-        held = [name for name in (*plain, "domain") if getattr(trace, name) is not None]
+        held = [name for name in (*plain, "domain", "prompt_tokens") if getattr(trace, name) is not None]
         assert optional_in(Path(folder) / "s") == held
 
 
@@ -223,6 +223,13 @@ def test_joining_keeps_each_trace_s_labels():
     found = joined([first, second], {})
     assert [found.domain_names[label] for label in found.domain] == ["code", "chat", "art"]
     assert_equal_traces(joined([first], {}), replace(first, domain_names=("chat", "code"), domain=np.int16([1, 0])))
+
+
+def test_lengths_of_prompts_are_joined_where_all_are_known():
+    one, other = (trace_of([[[0]], [[1]]], width=2, prompt_tokens=np.int32([n, 2 * n])) for n in (9, 30))
+    assert joined([one, other], {}).prompt_tokens.tolist() == [9, 18, 30, 60]
+    assert joined([one, replace(other, prompt_tokens=None)], {}).prompt_tokens is None
+    assert joined([replace(one, prompt_tokens=None), other], {}).prompt_tokens is None
 
 
 @pytest.mark.parametrize(

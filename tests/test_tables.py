@@ -73,9 +73,12 @@ def test_describe_counts_what_is_there(trace):
     tokens = found["tokens_a_request"]
     assert (tokens["min"], tokens["max"]) == (min(lengths), max(lengths))
     assert tokens["mean"] == pytest.approx(sum(lengths) / len(lengths), rel=1e-12)
+    prompts = trace.prompt_tokens
+    due = None if prompts is None else {"min": min(prompts), "mean": np.mean(prompts), "max": max(prompts)}
+    assert found.get("tokens_a_prompt") == due
     assert found["distinct_rank_paths"] == len({tuple(ranks) for ranks in trace.rank.tolist()})
     assert found["domains"] == len(trace.domain_names)
-    parts = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "candidates", "domain")
+    parts = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "candidates", "domain", "prompt_tokens")
     present = [name for name in parts if getattr(trace, name) is not None]
     assert sorted(found["optional"]) == sorted(present)
     assert found.pop("meta") == dict(trace.meta)  # JSON, but it may hold Infinity
@@ -86,6 +89,11 @@ def test_describe_counts_what_is_there(trace):
 
 
 SMALL = trace_of([[[0, 3], [1, -1], [-1, -2]], [[0, -2]]], width=8, meta=META)
+
+
+def test_lengths_of_prompts_are_shown():
+    lines = shown(show_trace, replace(SMALL, prompt_tokens=np.int32([70, 9])))
+    assert lines[0] == "4 anchors of 2 requests (1 to 3 tokens after prompts of 9 to 70), depth 2, width 8"
 
 
 def test_show_trace_shows_every_figure():

@@ -53,6 +53,7 @@ def full_trace() -> Trace:
         ),
         domain=np.array([1, 0], dtype=np.int16),
         domain_names=("chat", "code"),
+        prompt_tokens=np.array([70, 9], dtype=np.int32),
     )
 
 
@@ -312,6 +313,7 @@ def test_unknown_arrays_are_named(tmp_path):
         ("accept", np.float64),
         ("draft_prob", np.float32),
         ("domain", np.int32),
+        ("prompt_tokens", np.int64),
         ("draft_entropy", np.float32),
         ("candidates_logprob", np.float64),
         ("candidates_offset", np.int32),
@@ -349,6 +351,7 @@ def test_pickled_objects_are_not_read(tmp_path, name):
         ("rank", ()),
         ("accept", (4, 4)),
         ("domain", (1, 2)),
+        ("prompt_tokens", (2, 1)),
         ("candidates_hit", (6, 1)),
     ],
 )
@@ -377,6 +380,12 @@ BAD = {
         np.zeros(4, np.int16),
         r"`domain` must have one label a request \(2\), found \(4,\)",
     ),
+    "length of prompt_tokens": (
+        "prompt_tokens",
+        np.full(4, 9, np.int32),
+        r"`prompt_tokens` must have one entry a request \(2\), found \(4,\)",
+    ),
+    "no prompt": ("prompt_tokens", np.int32([70, 0]), r"prompt_tokens\[1\] must be at least 1, found 0"),
     "requests fall": ("request", np.int32([3, 3, 3, 2]), r"request\[3\] must not fall below 3, found 2"),
     "negative request": ("request", np.int32([-1, -1, -1, 7]), r"request\[0\] must be 0 or more, found -1"),
     "requests fall by more than int32 holds": ("request", np.int32([3, 3, 3, -(2**31)]), r"request\[3\]"),
@@ -738,7 +747,8 @@ def rows(trace: Trace) -> list[tuple]:
     found = []
     for i in range(trace.anchors):
         label = None if trace.domain is None else trace.domain_names[trace.domain[trace.request_index[i]]]
-        row = [int(trace.request[i]), int(trace.position[i]), trace.rank[i].tolist(), label]
+        prompt = None if trace.prompt_tokens is None else int(trace.prompt_tokens[trace.request_index[i]])
+        row = [int(trace.request[i]), int(trace.position[i]), trace.rank[i].tolist(), label, prompt]
         row += [None if part is None else part[i].tolist() for part in (getattr(trace, name) for name in BY_ANCHOR)]
         if trace.candidates is not None:
             own = slice(*trace.candidates.offset[i : i + 2].tolist())

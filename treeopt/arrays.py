@@ -30,6 +30,7 @@ FORMAT: dict[str, tuple[type[np.generic], tuple[type[np.generic], ...], int]] = 
     "target_entropy": (np.float16, (), 1),
     "tree_kept": (np.bool_, (), 2),
     "domain": (np.int16, (), 1),
+    "prompt_tokens": (np.int32, (), 1),
     "candidates_offset": (np.int64, (), 1),
     "candidates_parent": (np.int16, (), 1),
     "candidates_rank": (np.uint8, (), 1),

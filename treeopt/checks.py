@@ -34,6 +34,7 @@ def check(trace: "Trace") -> None:
     _check_probabilities(trace)
     _check_entropies(trace)
     _check_domains(trace)
+    _check_prompts(trace)
     _check_tree(trace)
     if trace.candidates is not None:
         _check_candidates(trace.candidates, trace.anchors)
@@ -153,6 +154,16 @@ def _check_domains(trace: "Trace") -> None:
             f"domain{_first(bad)} must be an index of the {len(trace.domain_names)} `domain_names`, "
             f"found {trace.domain[bad][0]}"
         )
+
+
+def _check_prompts(trace: "Trace") -> None:
+    values = trace.prompt_tokens
+    if values is None:
+        return
+    if values.shape != (trace.requests,):
+        raise TraceError(f"`prompt_tokens` must have one entry a request ({trace.requests}), found {values.shape}")
+    if values.min() < 1:
+        raise TraceError(f"prompt_tokens{_first(values < 1)} must be at least 1, found {values.min()}")
 
 
 def _check_tree(trace: "Trace") -> None:

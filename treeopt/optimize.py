@@ -9,7 +9,7 @@ import numpy as np
 from treeopt.ask import Ask, Method
 from treeopt.choosing import changes, choose, prices
 from treeopt.constraints import Constraint
-from treeopt.cost import CostModel, covered
+from treeopt.cost import CostModel, covered, far
 from treeopt.errors import CostError, InfeasibleError, TraceError, UsageError
 from treeopt.judge import Judge
 from treeopt.learning import MIN_REQUESTS, advice, resemblance
@@ -182,7 +182,18 @@ def search(
     alike = (f"of the requests that trees are judged on, {each}" for each in resemblance(held))
     unknown = () if measured is None else measured.caveats(context=context, trace=trace.meta)
     deeper = _as_deep_as_told(trace, chosen)
-    warnings = (*over, *beyond, *deeper, *assumed, *_few(fit, largest), *alike, *_unpriced(entries, cost), *unknown)
+    elsewhere = _elsewhere(trace, meta["search"]["context"])
+    warnings = (
+        *over,
+        *beyond,
+        *deeper,
+        *elsewhere,
+        *assumed,
+        *_few(fit, largest),
+        *alike,
+        *_unpriced(entries, cost),
+        *unknown,
+    )
     ways = {e.batch: e.choice.grown.policy if e.choice.grown else e.choice.tree for e in entries}
     switches = changes(ways, lambda way, size: rivals.rate(judge, way, size), near=near)
     return Plan(entries, meta, switches, best, warnings)
@@ -217,6 +228,15 @@ def _as_deep_as_told(trace: Trace, chosen: Mapping[int, Tree | None]) -> tuple[s
     sizes = ", ".join(str(batch) for batch, tree in chosen.items() if tree and tree.depth == trace.depth)
     said = f"the choice is as deep as the trace, {trace.depth} levels: what deeper trees do is not known"
     return (f"batch {sizes}: {said}",) if sizes else ()
+
+
+def _elsewhere(trace: Trace, priced_at: int | None) -> tuple[str, ...]:
+    """Where the trace's own requests come to another context than the one that steps are priced at."""
+    if trace.prompt_tokens is None or priced_at is None:
+        return ()
+    usual = round(float(np.average(trace.prompt_tokens + trace.lengths / 2, weights=trace.lengths)))
+    said = f"the trace's requests come to {usual} tokens of context in the mean, steps are priced at {priced_at}"
+    return (said,) if far(usual, priced_at) else ()
 
 
 def _unpriced(entries: Sequence[PlanEntry], cost: CostModel) -> list[str]:

@@ -21,6 +21,8 @@ TELLING = 64  # bytes of compressed ranks that two texts do not share by chance;
 def joined(traces: Sequence[Trace], meta: Mapping[str, Any], names: Sequence[str] = ()) -> Trace:
     """All requests of several traces, numbered anew from 0; errors call the traces by `names`, or by number.
 
+    Lengths of prompts are known of all requests or of none.
+
     Raises:
         TraceError: one is of another depth or width, or holds other arrays than the first.
     """
@@ -30,7 +32,7 @@ def joined(traces: Sequence[Trace], meta: Mapping[str, Any], names: Sequence[str
             if getattr(trace, name) != getattr(first, name):
                 raise TraceError(f"{here} has {name} {getattr(trace, name)}, {called[0]} {getattr(first, name)}")
         for name in OPTIONAL:
-            if (getattr(trace, name) is None) != (getattr(first, name) is None):
+            if name != "prompt_tokens" and (getattr(trace, name) is None) != (getattr(first, name) is None):
                 raise TraceError(f"{here} and {called[0]} do not both hold `{name}`")
     before = np.cumsum([0, *(trace.requests for trace in traces)])
     domains = sorted({name for trace in traces for name in trace.domain_names})
@@ -44,6 +46,9 @@ def joined(traces: Sequence[Trace], meta: Mapping[str, Any], names: Sequence[str
     if first.domain is not None:
         labels = [[domains.index(t.domain_names[label]) for label in t.domain] for t in traces if t.domain is not None]
         parts["domain"] = np.concatenate(labels).astype(np.int16)
+    prompts = [trace.prompt_tokens for trace in traces if trace.prompt_tokens is not None]
+    if len(prompts) == len(traces):
+        parts["prompt_tokens"] = np.concatenate(prompts)
     return Trace(
         request=np.concatenate(
             [trace.request_index + np.int32(start) for trace, start in zip(traces, before, strict=False)]

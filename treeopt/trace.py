@@ -25,10 +25,11 @@ from treeopt.files import whole
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.trace/1"
-RANKS = (*REQUIRED, "domain", "tree_kept")
 # Optional arrays, one row an anchor.
 BY_ANCHOR = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "tree_kept")
-OPTIONAL = (*BY_ANCHOR, "candidates", "domain")
+BY_REQUEST = ("domain", "prompt_tokens")  # likewise, one entry a request
+OPTIONAL = (*BY_ANCHOR, "candidates", *BY_REQUEST)
+RANKS = (*REQUIRED, *BY_REQUEST, "tree_kept")
 CHAINS = ("leviathan", "block")  # rules of `meta["verification"]` that verify chains only
 DRAWN = (*CHAINS, "specinfer", "sequoia")  # rules whose candidates are drawn from the drafter's law: `kept` is theirs
 
@@ -75,6 +76,7 @@ class Trace:
         candidates: candidate trees or None.
         domain: int16 (R,) or None, label of each request, index into `domain_names`.
         domain_names: the labels.
+        prompt_tokens: int32 (R,) or None, tokens of each request's prompt.
 
     Arrays are made read-only. Everything is checked on construction.
 
@@ -96,6 +98,7 @@ class Trace:
     candidates: Candidates | None = None
     domain: NDArray[np.int16] | None = None
     domain_names: tuple[str, ...] = ()
+    prompt_tokens: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         """Check every array against the format and make it read-only."""
@@ -171,9 +174,9 @@ class Trace:
         keep = chosen_requests[self.request_index]
         chosen = None if self.candidates is None else _select_candidates(self.candidates, keep)
         parts: dict[str, Any] = {}
-        for name in BY_ANCHOR:
+        for name in (*BY_ANCHOR, *BY_REQUEST):
             part = getattr(self, name)
-            parts[name] = None if part is None else part[keep]
+            parts[name] = None if part is None else part[keep if name in BY_ANCHOR else requests]
         return replace(
             self,
             request=self.request[keep],
@@ -181,7 +184,6 @@ class Trace:
             rank=self.rank[keep],
             **parts,
             candidates=chosen,
-            domain=None if self.domain is None else self.domain[requests],
         )
 
     def split(self, *, share: float, rng: np.random.Generator) -> tuple["Trace", "Trace"]:
@@ -200,7 +202,7 @@ class Trace:
 def save_trace(trace: Trace, path: Path) -> None:
     """Write a trace as one compressed .npz, whole or not at all."""
     arrays: dict[str, Array] = {"request": trace.request, "position": trace.position, "rank": trace.rank}
-    for name in (*BY_ANCHOR, "domain"):
+    for name in (*BY_ANCHOR, *BY_REQUEST):
         if getattr(trace, name) is not None:
             arrays[name] = getattr(trace, name)
     if trace.candidates is not None:
@@ -261,9 +263,8 @@ def _assemble(arrays: dict[str, Array], header: dict[str, Any]) -> Trace:
         position=arrays["position"],
         rank=arrays["rank"],
         width=header.pop("width"),
-        **{name: arrays.get(name) for name in BY_ANCHOR},
+        **{name: arrays.get(name) for name in (*BY_ANCHOR, *BY_REQUEST)},
         candidates=None if absent else Candidates(**parts),  # type: ignore[arg-type]
-        domain=arrays.get("domain"),
         domain_names=tuple(header.pop("domain_names", ())),
         meta={key: value for key, value in header.items() if key != "schema"},
     )

@@ -41,7 +41,7 @@ def plan_of(drafter: str) -> Plan:
 
 def profile_of(drafter: str) -> Profile:
     """The shipped one."""
-    return load_profile(shipped(f"profiles/{drafter}-one-thread.json"))
+    return load_profile(shipped(f"profiles/{drafter}-cpu.json"))
 
 
 def eagle2_defaults(file: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
-"""What the prompts of a simulated run are and cost: as the options say, or as the profile knows."""
+"""What the prompts of a simulated run are and cost: as the options say, or as trace and profile know."""
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,9 +13,12 @@ from treeopt.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from simulate.decode import Together
     from simulate.profile import Profile
     from simulate.tables import Floats, Ints
+    from treeopt.trace import Trace
 
+FEW = 0.05  # share of the trace's prompts that may be shorter or longer than what a profile measured
 FREE = (
     "prompts cost nothing (--prompt-tokens prices them by a profile that knows prefill, --prefill-s and "
     "--prefill-s-per-token by what they say): a server is slower, above all to the first token"
@@ -22,77 +26,124 @@ FREE = (
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """Their tokens, and seconds of their prefill; None: not given."""
+class Given:
+    """What the options say, None where they do not: seconds of prefill, and tokens of every prompt."""
 
     prefill_s: float | None
     prefill_s_per_token: float | None
     prompt_tokens: int | None
 
-    def check(self, requests_file: "Path | None") -> None:
-        """Refuse what contradicts, or says nothing.
-
-        Raises:
-            UsageError: names the options.
-        """
-        if self.prompt_tokens is not None and requests_file is not None:
-            raise UsageError("give one of --prompt-tokens and --requests-file")
-        if self.prefill_s_per_token is not None and self.prompt_tokens is None and requests_file is None:
-            raise UsageError("--prefill-s-per-token needs --prompt-tokens, or --requests-file of a server")
-
     @property
     def priced(self) -> bool:
-        """Whether the options say what prefill takes."""
+        """Whether they say what prefill takes."""
         return self.prefill_s is not None or self.prefill_s_per_token is not None
-
-    def free(self, profile: "Profile", *, file: bool) -> bool:
-        """Whether no prompt takes time; `file` tells whether prompts are those of a file."""
-        if self.priced:
-            return not (self.prefill_s or self.prefill_s_per_token)
-        return profile.prefill is None or (self.prompt_tokens is None and not file)
-
-    def seconds(self, tokens: "int | Ints | None", profile: "Profile", *, drafted: bool) -> "Floats":
-        """Of prefill, float64, of the shape of `tokens`; 0 where nobody says what it takes.
-
-        Args:
-            tokens: of the prompts; None: not known.
-            profile: is asked where the options say nothing.
-            drafted: the drafter reads the prompts, too.
-
-        Raises:
-            CostError: the profile knows prefill, but not of such prompts.
-        """
-        if not self.priced and profile.prefill is not None and tokens is not None:
-            return profile.prefill.seconds(tokens, drafted=drafted)
-        read = np.zeros(()) if tokens is None else np.asarray(tokens, dtype=np.float64)
-        return (self.prefill_s or 0.0) + (self.prefill_s_per_token or 0.0) * read
-
-    def told(self, profile: "Profile", *, file: bool) -> str:
-        """The same in words; `file` tells whether prompts are those of a file."""
-        tokens = self.prompt_tokens
-        of = " of the file" if file else "" if tokens is None else f" of {tokens} tokens"
-        if self.priced or self.free(profile, file=file):
-            each_s = float(self.seconds(tokens, profile, drafted=False))
-            more = f" and {1e3 * self.prefill_s_per_token:.3g} a token" if file and self.prefill_s_per_token else ""
-            return f"Prefill {1e3 * each_s:.3g} ms a prompt{of}{more}"
-        known = f"Prefill of prompts{of}, one at a time, as in the profile"
-        if file:
-            return known
-        plain, drafted = (1e3 * float(self.seconds(tokens, profile, drafted=each)) for each in (False, True))
-        return f"{known}: {plain:.3g} ms, with the drafter {drafted:.3g}"
 
     @property
     def settings(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self)
 
+    def on(self, trace: "Trace", profile: "Profile", *, file: "Path | None" = None) -> "Prompts":
+        """The prompts of a run of the trace, or of the requests of a file.
+
+        Raises:
+            UsageError: the options contradict, or say what a token takes where nobody says how many there are.
+        """
+        if self.prompt_tokens is not None and file is not None:
+            raise UsageError("give one of --prompt-tokens and --requests-file")
+        tokens: int | Ints | None = self.prompt_tokens
+        warning = None
+        if tokens is None and file is None and trace.prompt_tokens is not None:
+            tokens, warning = _within(trace, profile, prefill=not self.priced)
+        if self.prefill_s_per_token is not None and tokens is None and file is None:
+            raise UsageError("--prefill-s-per-token needs --prompt-tokens, or --requests-file of a server")
+        return Prompts(self, profile, tokens, from_file=file is not None, warning=warning)
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    """The prompts of a run.
+
+    Attributes:
+        given: what the options say.
+        profile: what is asked for what they do not say.
+        tokens: of every prompt, or of that of each of the trace's requests, (R,); None: not known, or a file's.
+        from_file: the lengths are a file's.
+        warning: what to know about them, or None.
+    """
+
+    given: Given
+    profile: "Profile"
+    tokens: "int | Ints | None"
+    from_file: bool
+    warning: str | None
+
+    @property
+    def free(self) -> bool:
+        """Whether no prompt takes time."""
+        if self.given.priced:
+            return not (self.given.prefill_s or self.given.prefill_s_per_token)
+        return self.profile.prefill is None or (self.tokens is None and not self.from_file)
+
+    def seconds(self, tokens: "int | Ints | None", *, drafted: bool) -> "Floats | Together":
+        """Of prefill, as `simulate.decode.run` takes them; 0 where nobody says what it takes.
+
+        Args:
+            tokens: of the prompts; None: not known.
+            drafted: the drafter reads the prompts, too.
+        """
+        if not self.given.priced and self.profile.prefill is not None and tokens is not None:
+            return partial(self.profile.prefill.seconds, drafted=drafted)
+        read = np.zeros(()) if tokens is None else np.asarray(tokens, dtype=np.float64)
+        return (self.given.prefill_s or 0.0) + (self.given.prefill_s_per_token or 0.0) * read
+
+    def told(self) -> str:
+        """What they are and cost, in words."""
+        least, most = (0, 0) if self.tokens is None else (int(np.min(self.tokens)), int(np.max(self.tokens)))
+        length = f"{least} tokens" if least == most else f"{least} to {most} tokens"
+        of = " of the file" if self.from_file else "" if self.tokens is None else f" of {length}"
+        mean = "" if least == most else " in the mean"
+        known = self.profile.prefill
+        if self.free or self.given.priced or known is None:
+            a_token = 1e3 * (self.given.prefill_s_per_token or 0.0)
+            each_ms = 1e3 * (self.given.prefill_s or 0.0) + (
+                0 if self.tokens is None else a_token * np.mean(self.tokens)
+            )
+            more = f" and {a_token:.3g} a token" if self.from_file and a_token else ""
+            return f"Prefill {each_ms:.3g} ms a prompt{of}{mean}{more}"
+        said = f"Prefill of prompts{of}, those that join together read at once, as in the profile"
+        if self.tokens is None:
+            return said
+        plain, drafted = (1e3 * float(np.mean(known.seconds(self.tokens, drafted=each))) for each in (False, True))
+        return f"{said}: one {plain:.3g} ms{mean}, with the drafter {drafted:.3g}"
+
+
+def _within(trace: "Trace", profile: "Profile", *, prefill: bool) -> "tuple[Ints | None, str | None]":
+    """Lengths of the trace's prompts as far as the profile goes, and what to know about that.
+
+    A few that it does not reach are taken to be as long as it goes. Where there are more they are not known.
+    """
+    assert trace.prompt_tokens is not None
+    least, most = profile.context[0], profile.context[1] - trace.lengths
+    if prefill and profile.prefill is not None:
+        least = max(least, profile.prefill.least)
+    outside = float(np.mean((trace.prompt_tokens < least) | (trace.prompt_tokens > most)))
+    if outside == 0:
+        return trace.prompt_tokens.astype(np.int64), None
+    said = f"{outside:.1%} of the trace's prompts are shorter or longer than what the profile measured"
+    if outside > FEW or (most < least).any():
+        return None, f"{said}: steps are priced at its own contexts, and no prefill by it"
+    return np.clip(trace.prompt_tokens, least, most), f"{said}: they are taken to be as long as it goes"
+
 
 prompts = options.bundle(
     "prompts",
-    Prompts,
+    Given,
     click.option("--prefill-s", type=options.SECONDS, help="Seconds of every prompt's prefill; default the profile's."),
     click.option("--prefill-s-per-token", type=options.SECONDS, help="More of them for each of its tokens."),
     click.option(
-        "--prompt-tokens", type=click.IntRange(min=1), help="Of every prompt; steps are then priced by context."
+        "--prompt-tokens",
+        type=click.IntRange(min=1),
+        help="Of every prompt, by which steps are priced too; default the trace's own, if it tells.",
     ),
 )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from simulate.profile import Profile
     from simulate.serving import Served
     from simulate.switching import Switching
+    from simulate.tables import Ints
     from simulate.workload import Asked, Workload
 
 REQUESTS = 1000
@@ -127,8 +128,8 @@ def serving_record(
             days: "list[Served]" = days,
             drafted: bool = drafted,
         ) -> dict[str, float]:
-            work = _workload(trace, load, asked, prompts.prompt_tokens, rng)
-            read_s = prompts.seconds(work.prompt_tokens, cost, drafted=drafted)
+            work = _workload(trace, load, asked, prompts.tokens, rng)
+            read_s = prompts.seconds(work.prompt_tokens, drafted=drafted)
             served = serve(trace, work, switching, cost, rows=rows, prefill_s=read_s, pad=pad)
             days.append(served)
             return figures(served, slo=slo, warmup_s=settings["warmup"] * float(work.arrived_s[-1]))
@@ -159,7 +160,7 @@ def serving_record(
 
 
 def _workload(
-    trace: Trace, load: Load, asked: "Asked | None", prompt_tokens: int | None, rng: np.random.Generator
+    trace: Trace, load: Load, asked: "Asked | None", prompt_tokens: "int | Ints | None", rng: np.random.Generator
 ) -> "Workload":
     from simulate.workload import drawn, poisson
 

@@ -54,7 +54,7 @@ def simulate(
     plan_file: Path | None,
     tree: Tree | None,
     batch: int | None,
-    prompts: prefill.Prompts,
+    prompts: prefill.Given,
     load: serving.Load,
     seed: int,
     output: Path | None,
@@ -72,7 +72,6 @@ def simulate(
         for name in ("drain", "lock_step"):
             if how[name]:
                 raise UsageError(f"--{name.replace('_', '-')} is for a run without arrivals")
-    prompts.check(load.requests_file)
     if plan_file is not None and tree is not None:
         raise UsageError("give one of --plan and --tree")
     plan = None if plan_file is None else load_plan(plan_file)
@@ -82,16 +81,18 @@ def simulate(
     if plan is not None:
         warn_unless_same("trace and plan", trace.meta, look(plan.meta, "trace"))
         warn_of_another_rule(plan, trace.meta)
+    asked = prompts.on(trace, cost, file=load.requests_file)
     if load.given:
-        record = _server(trace, cost, plan, tree, batch, prompts, load, seed=seed, pad=how["pad"])
+        record = _server(trace, cost, plan, tree, batch, asked, load, seed=seed, pad=how["pad"])
     else:
-        record = _batch(trace, cost, plan, tree, batch, prompts, how, seed=seed)
+        record = _batch(trace, cost, plan, tree, batch, asked, how, seed=seed)
     if plan is not None:
         record["conditions"] += _seen(plan, trace)
     unknown = cost.caveats(context=prompts.prompt_tokens, trace=trace.meta)
     assumed = (f"assumed: {each}" for each in assumed_in(trace.meta))
-    free = (prefill.FREE,) if load.given and prompts.free(cost, file=load.requests_file is not None) else ()
-    warned = [*(plan.warnings if plan else ()), *assumed, *unknown, *free, *record.get("warnings", ())]
+    free = (prefill.FREE,) if load.given and asked.free else ()
+    read = () if asked.warning is None else (asked.warning,)
+    warned = [*(plan.warnings if plan else ()), *assumed, *unknown, *read, *free, *record.get("warnings", ())]
     record["warnings"] = list(dict.fromkeys(warned))
     for warning in record["warnings"]:
         click.echo(f"Warning: {warning}.", err=True)
@@ -128,9 +129,8 @@ def _batch(
 
     name, chosen, size = _way(plan, tree, batch)
     trace = _with_ranks(trace, [chosen], seed)
-    tokens = prompts.prompt_tokens
-    settings: dict[str, Any] = {"batch": size, "prompt_tokens": tokens, **how}
-    read_s, drafted_s = (prompts.seconds(tokens, cost, drafted=drafted) for drafted in (False, True))
+    settings: dict[str, Any] = {"batch": size, "prompt_tokens": prompts.tokens, **how}
+    read_s, drafted_s = (prompts.seconds(prompts.tokens, drafted=drafted) for drafted in (False, True))
     plain = run(trace, None, cost, prefill_s=read_s, **settings)
     ways = {PLAIN: plain}
     gain = None
@@ -148,7 +148,7 @@ def _batch(
         "tree": None if chosen is None else {"id": chosen.id, "paths": [list(path) for path in chosen.paths]},
         "ways": [{"name": way, **_figures(timeline, seed)} for way, timeline in ways.items()],
         "speedup": gain,
-        "conditions": [told, *_conditions(trace, cost, prompts.told(cost, file=False), how["pad"])],
+        "conditions": [told, *_conditions(trace, cost, prompts.told(), how["pad"])],
     }
 
 
@@ -182,8 +182,7 @@ def _server(
         raise UsageError("give --batch, the rows of the server, or a --plan")
     trace = _with_ranks(trace, [tree for switching in ways.values() for tree in switching.trees], seed)
     record = serving.serving_record(trace, cost, ways, prompts, load, rows=batch, pad=pad, seed=seed)
-    read = prompts.told(cost, file=load.requests_file is not None)
-    conditions = [serving.serving_conditions(load, trace), *_conditions(trace, cost, read, pad)]
+    conditions = [serving.serving_conditions(load, trace), *_conditions(trace, cost, prompts.told(), pad)]
     return {"schema": "treeopt.serving/1", **record, "conditions": conditions}
 
 

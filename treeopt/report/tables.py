@@ -5,6 +5,7 @@ from dataclasses import astuple
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,7 +13,7 @@ from rich.text import Text
 from treeopt.estimate import Estimate
 from treeopt.plan import Plan, PlanEntry
 from treeopt.provenance import look
-from treeopt.trace import BY_ANCHOR, PAST_END, Trace
+from treeopt.trace import OPTIONAL, PAST_END, Trace
 from treeopt.walk import accepted_lengths
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}  # names are shown as they are
@@ -210,18 +211,19 @@ def describe(trace: Trace) -> dict[str, Any]:
         "requests": trace.requests,
         "depth": trace.depth,
         "width": trace.width,
-        "tokens_a_request": {
-            "min": int(trace.lengths.min()),
-            "mean": float(trace.lengths.mean()),
-            "max": int(trace.lengths.max()),
-        },
-        "optional": [n for n in (*BY_ANCHOR, "candidates", "domain") if getattr(trace, n) is not None],
+        "tokens_a_request": _spread(trace.lengths),
+        **({} if trace.prompt_tokens is None else {"tokens_a_prompt": _spread(trace.prompt_tokens)}),
+        "optional": [name for name in OPTIONAL if getattr(trace, name) is not None],
         "domains": len(trace.domain_names),
         "top_1_2_4_8_by_depth": tops,
         **({} if trace.tree is None else {"kept_by_depth": _kept_by_depth(trace)}),
         "distinct_rank_paths": len(np.unique(trace.rank, axis=0)),
         "meta": dict(trace.meta),
     }
+
+
+def _spread(tokens: NDArray[Any]) -> dict[str, float]:
+    return {"min": int(tokens.min()), "mean": float(tokens.mean()), "max": int(tokens.max())}
 
 
 def _kept_by_depth(trace: Trace) -> list[float]:
@@ -239,10 +241,12 @@ def show_trace(trace: Trace, console: Console | None = None) -> None:
     """Print what a trace holds."""
     console = console or terminal()
     facts = describe(trace)
-    meta = facts["meta"]
+    meta, prompts = facts["meta"], ""
+    if trace.prompt_tokens is not None:
+        prompts = f" after prompts of {trace.prompt_tokens.min()} to {trace.prompt_tokens.max()}"
     console.print(
         f"{facts['anchors']} anchors of {facts['requests']} requests "
-        f"({facts['tokens_a_request']['min']} to {facts['tokens_a_request']['max']} tokens), "
+        f"({facts['tokens_a_request']['min']} to {facts['tokens_a_request']['max']} tokens{prompts}), "
         f"depth {facts['depth']}, width {facts['width']}"
         + (f", {facts['domains']} domains" if facts["domains"] else "")
     )
@@ -251,10 +255,10 @@ def show_trace(trace: Trace, console: Console | None = None) -> None:
         how = {name: value for name, value in how.items() if value is not None}
     settings = ", ".join(f"{name}{_shown(value)}" for name, value in how.items())
     console.print(f"{models_told(meta)}{settings and '; '}{settings}", soft_wrap=True, markup=False)
-    written, prompts = (look(meta, "repeated_4grams", part) for part in ("written", "prompts"))
-    if isinstance(written, float) and isinstance(prompts, float):
+    written, given = (look(meta, "repeated_4grams", part) for part in ("written", "prompts"))
+    if isinstance(written, float) and isinstance(given, float):
         console.print(
-            f"repeated 4-grams: {written:.1%} of what the target wrote, {prompts:.1%} of the prompts",
+            f"repeated 4-grams: {written:.1%} of what the target wrote, {given:.1%} of the prompts",
             soft_wrap=True,
         )
     true = "true" if trace.tree is None else "written"
