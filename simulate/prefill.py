@@ -56,8 +56,8 @@ class Prefill:
         Raises:
             CostError: fewer tokens than are known of.
 
-        >>> Prefill(((10, 0.1), (20, 0.3)), ((10, 0.2), (20, 0.4))).seconds([10, 15, 30], drafted=True).tolist()
-        [0.2, 0.3, 0.6]
+        >>> Prefill(((16, 0.5), (32, 1.5)), ((16, 1.0), (32, 2.0))).seconds([16, 24, 48], drafted=True).tolist()
+        [1.0, 1.5, 3.0]
         """
         asked = np.asarray(tokens, dtype=np.float64)
         points = self.drafted if drafted else self.plain

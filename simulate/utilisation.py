@@ -34,7 +34,7 @@ def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: 
     Returns:
         A profile whose `relative_error` also holds the error of carrying it over: 10 % within a class of devices, 25 %
         across classes; and outside the contexts that were measured 25 % of the share of a plain step's work that
-        the way to the nearest of them adds or takes away. Its `meta` says what was done.
+        the way to the nearest of them adds or takes away; there prefill is not known. Its `meta` says what was done.
 
     Raises:
         CostError: the two are not of the same models and sizes of numbers.
@@ -70,7 +70,7 @@ def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: 
         context=profile.context if context is None else (after, after),
         relative_error=math.hypot(profile.relative_error, error),
         meta={name: value for name, value in profile.meta.items() if name != "growths"} | {"transfer": note},
-        prefill=None if profile.prefill is None else _read_there(profile.prefill, measured_on, to),
+        prefill=_read_there(profile.prefill, measured_on, to) if profile.prefill and seen == after else None,
     )
 
 

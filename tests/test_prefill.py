@@ -231,6 +231,9 @@ def test_prefill_is_carried_over_with_its_utilisation():
         assert points[0] == before[0]  # nothing is read
         assert 0.5 < points[-1][1] / before[-1][1] < 0.55  # little of it is fixed
     assert transfer(replace(measured, prefill=None), measured_on=here, to=there).prefill is None
+    for context in (250, 8192):  # measured from 200 to 400 tokens: nobody knows longer prompts
+        found = transfer(measured, measured_on=here, to=double, context=context).prefill
+        assert found == (carried if context == 250 else None)
 
 
 @pytest.mark.parametrize(
