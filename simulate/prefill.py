@@ -63,7 +63,7 @@ class Prefill:
         points = self.drafted if drafted else self.plain
         low, high = points[0][0], points[-1][0]
         if (asked < low).any():
-            raise CostError(f"prefill is known for {low} tokens and more, not for {asked[asked < low].flat[0]:g}")
+            raise CostError(f"prefill was measured for {low} tokens and more, not for {asked[asked < low].flat[0]:g}")
         parts = np.ceil(asked / high)
         return np.asarray(parts * interpolated(np.maximum(asked / parts, low), points))
 

@@ -156,9 +156,7 @@ class _Server:
                 self.admitted_s[joined] = environment.now
                 inside, here = np.append(inside, joined), np.append(here, self.start[joined])
                 if self.together is not None:
-                    assert self.work.prompt_tokens is not None
-                    alike = np.zeros(len(joined), dtype=np.int64)
-                    self.prefill_s[joined] = shared(self.together, self.work.prompt_tokens[joined], alike)
+                    self.prefill_s[joined] = self._together_s(self.together, joined)
                 prefill_s = float(self.prefill_s[joined].sum())
                 if prefill_s:
                     yield environment.timeout(prefill_s)
@@ -178,6 +176,16 @@ class _Server:
             if not going.all():
                 left -= len(going) - int(going.sum())
                 inside, here = inside[going], here[going]
+
+    def _together_s(self, together: Together, joined: list[int]) -> Floats:
+        """Seconds of prefill of each that joined; an error says which has the shortest prompt."""
+        assert self.work.prompt_tokens is not None
+        tokens = self.work.prompt_tokens[joined]
+        try:
+            return shared(together, tokens, np.zeros(len(joined), dtype=np.int64))
+        except CostError as error:
+            source = self.work.source(joined[int(tokens.argmin())])
+            raise CostError(f"{source}: {error}" if source else str(error)) from error
 
     def _step_s(self, way: int, inside: Ints, here: Ints) -> float:
         """Seconds of a step; an error says that it was the load that led there, and which request is the longest."""

@@ -84,7 +84,7 @@ def test_tokens_lie_between_what_is_known_or_are_read_in_parts():
         [0.16, 0.10, 3 * KNOWN.seconds(67, drafted=True)]
     )
     assert Prefill(((8, 0.01),), ((8, 0.02),)).seconds([9, 16], drafted=False) == pytest.approx([0.02, 0.02])
-    with pytest.raises(CostError, match="known for 8 tokens and more, not for 7"):
+    with pytest.raises(CostError, match="measured for 8 tokens and more, not for 7"):
         KNOWN.seconds([9, 7], drafted=False)
 
 
@@ -302,6 +302,9 @@ def test_a_server_takes_prefill_from_its_profile(files, knowing, tmp_path):
     assert FREE in json.loads(done(*knowing, *free).stdout)["warnings"]
     priced = done(*knowing, *CHAIN, "--requests-file", log, "--prefill-s", "0.01", "--prefill-s-per-token", "0.001")
     assert "Prefill 10 ms a prompt of the file and 1 a token" in " ".join(priced.stdout.split())
+    lines[7]["prompt_tokens"] = 5
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    refused(command(*knowing, *settings), f"{log}: line 8: prefill was measured for 8 tokens and more, not for 5")
 
 
 def remembering(files, tmp_path, lengths):
