@@ -32,6 +32,7 @@ def run(
     batch: int,
     prefill_s: float | Floats | Together = 0.0,
     prompt_tokens: int | Ints | None = None,
+    by_context: bool = True,
     accepted: Ints | None = None,
     drain: bool = False,
     lock_step: bool = False,
@@ -48,6 +49,7 @@ def run(
             sum; or what these take by their tokens in all, parted among them by tokens.
         prompt_tokens: of every request or of each, (R,): a step costs what its mean sequence length says. None leaves
             the context to the cost model.
+        by_context: False leaves it there all the same.
         accepted: drafted tokens that a step from each anchor keeps, int64 (P,); default what the ranks say.
         drain: start the next batch when the last request of this one has ended.
         lock_step: all sequences advance by the smallest number of tokens that one of them committed. Sequences whose
@@ -73,7 +75,7 @@ def run(
         accepted = accepted_lengths(tree or EMPTY, trace)
     given = _in_lock_step(accepted, trace, batch, drain) if lock_step else _ragged(accepted, trace, batch, drain)
     occupancy = np.bincount(given.step)
-    context = None if prompts is None else _context(given, prompts, occupancy)
+    context = _context(given, prompts, occupancy) if prompts is not None and by_context else None
     price = pricing(tree, cost, committed=float(given.tokens.mean()), pad_to=PAD * batch if pad else 0)
     step_s = step_seconds(occupancy, context, price, padded=pad)
 
@@ -120,7 +122,7 @@ def shared(together: Together, tokens: Floats | Ints, group: Ints) -> Floats:
     totals: Floats = np.bincount(group, tokens).astype(np.float64)
     seconds = np.zeros_like(totals)
     seconds[totals > 0] = together(totals[totals > 0])
-    return np.asarray(seconds[group] * tokens / totals[group])
+    return np.asarray(seconds[group] * tokens / np.maximum(totals, 1.0)[group])
 
 
 def pricing(tree: Tree | None, cost: CostModel, *, committed: float, pad_to: int = 0) -> Seconds:

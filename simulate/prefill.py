@@ -39,9 +39,9 @@ class Prefill:
                     raise CostError(f"prefill.{entry.name}[{i}] must have seconds of 0 or more, found {seconds}")
 
     @property
-    def least(self) -> int:
-        """The fewest tokens that are known of."""
-        return max(self.plain[0][0], self.drafted[0][0])
+    def reach(self) -> tuple[int, int]:
+        """The fewest and the most tokens that both are known of."""
+        return max(self.plain[0][0], self.drafted[0][0]), min(self.plain[-1][0], self.drafted[-1][0])
 
     def seconds(self, tokens: ArrayLike, *, drafted: bool) -> Floats:
         """Seconds on straight lines between what is known; more tokens are read in equal parts, one after the other.

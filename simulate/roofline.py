@@ -239,18 +239,20 @@ class Roofline:
             tokens: of the prompt.
             drafted: a sequential drafter reads it, too.
         """
+
+        def read(kernels: Kernels, forward: Forward, start: int, rows: Floats) -> Split:
+            before = start - int(rows) // 2
+            if forward.window is not None:
+                before = min(before, forward.window - int(rows))
+            bare = replace(forward, head=None, window=None)
+            return kernels.forward(bare, rows, np.zeros(()), batch=1, context=before)
+
         total = Split.fixed(0.0, np.zeros(()))
-        windows = [forward.window for forward in (self.forward, self.drafter.level) if forward.window is not None]
-        piece = min(PIECE, *windows) if windows else PIECE
-        for start in range(0, tokens - 1, piece):
-            count = min(piece, tokens - 1 - start)
-            before = min([start - count // 2, *(window - count for window in windows)])
-            rows = np.asarray(float(count))
-            reading: dict[str, Any] = {"logits": np.zeros(()), "batch": 1, "context": before}
-            total += self.kernels.forward(replace(self.forward, head=None), rows, **reading)
-            total += Split.fixed(self.overheads.plain_s, rows)
+        for start in range(0, tokens - 1, PIECE):
+            rows = np.asarray(float(min(PIECE, tokens - 1 - start)))
+            total += read(self.kernels, self.forward, start, rows) + Split.fixed(self.overheads.plain_s, rows)
             if drafted and not self.drafter.parallel:
-                total += self.draft_kernels.forward(replace(self.drafter.level, head=None), rows, **reading)
+                total += read(self.draft_kernels, self.drafter.level, start, rows)
                 for copies, outputs, inputs in self.drafter.opening:
                     total += self.draft_kernels.product(copies, outputs, inputs, rows)
         return total

@@ -55,6 +55,7 @@ def serve(
     *,
     rows: int,
     prefill_s: float | Floats | Together = 0.0,
+    by_context: bool = True,
     accepted: Mapping[Tree | None, Ints] | None = None,
     pad: bool = False,
 ) -> Served:
@@ -68,6 +69,7 @@ def serve(
         rows: requests decoded together, at most.
         prefill_s: seconds of prefill, of every request or of each, (n,), or of prompts that are read together; see
             `simulate.decode.run`.
+        by_context: steps are priced by the lengths of sequences, where prompts are known.
         accepted: by tree the drafted tokens that a step from each anchor keeps, int64 (P,); default what ranks say.
         pad: a step of a batch that the cost model lacks costs what the nearest batch above does, up to `PAD` times
             `rows`.
@@ -87,7 +89,7 @@ def serve(
     if together is not None and work.prompt_tokens is None:
         raise UsageError("prefill by tokens needs prompt_tokens")
     known_s = each(0.0 if callable(prefill_s) else prefill_s, len(work.tokens), "prefill_s")
-    server = _Server(trace, work, switching, cost, rows, known_s, together, accepted, pad)
+    server = _Server(trace, work, switching, cost, rows, known_s, together, by_context, accepted, pad)
     environment = simpy.Environment()
     queue = simpy.Store(environment)
     environment.process(server.arrive(environment, queue))
@@ -108,12 +110,13 @@ class _Server:
         rows: int,
         prefill_s: Floats,
         together: Together | None,
+        by_context: bool,
         accepted: Mapping[Tree | None, Ints] | None,
         pad: bool,
     ) -> None:
         """Look up what each tree keeps and costs."""
         self.work, self.switching, self.rows, self.prefill_s = work, switching, rows, prefill_s.copy()
-        self.together = together
+        self.together, self.by_context = together, by_context
         known = dict(accepted or {})
         for tree in switching.trees:
             if tree not in known:
@@ -201,7 +204,7 @@ class _Server:
 
     def _context(self, inside: Ints, here: Ints) -> int | None:
         """Tokens a sequence in the cache, the mean, rounded."""
-        if self.work.prompt_tokens is None:
+        if self.work.prompt_tokens is None or not self.by_context:
             return None
         return round(float(self._contexts(inside, here).mean()))
 

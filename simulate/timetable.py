@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.prefill import Prefill, ladder
 from simulate.profile import Profile
-from simulate.roofline import Roofline
+from simulate.roofline import PIECE, Roofline
 from simulate.tables import BatchTimes, Points
 from treeopt.cost import StepShape
 from treeopt.errors import CostError
@@ -58,10 +58,9 @@ def joined(profiles: Sequence[Profile]) -> Profile:
 
 
 def _reading(model: Roofline, context: int, *, drafted: bool) -> Points:
-    """Seconds of prompts of up to `context` tokens."""
-    return tuple(
-        (tokens, float(model.prefill(tokens, drafted=drafted).total_s)) for tokens in ladder(1, max(1, context))
-    )
+    """Seconds of prompts of up to `context` tokens, or of as many shorter ones as are read at once."""
+    sizes = ladder(1, max(context, PIECE))
+    return tuple((tokens, float(model.prefill(tokens, drafted=drafted).total_s)) for tokens in sizes)
 
 
 def _table(model: Roofline, batch: int, context: int, nodes: int, depth: int) -> BatchTimes:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simulate.tables import Floats, Ints
     from treeopt.trace import Trace
 
-FEW = 0.05  # share of the trace's prompts that may be shorter or longer than what a profile measured
+FEW = 0.05  # share of the trace's prompts that may be shorter or longer than what a profile knows
 FREE = (
     "prompts cost nothing (--prompt-tokens prices them by a profile that knows prefill, --prefill-s and "
     "--prefill-s-per-token by what they say): a server is slower, above all to the first token"
@@ -52,12 +52,12 @@ class Given:
         if self.prompt_tokens is not None and file is not None:
             raise UsageError("give one of --prompt-tokens and --requests-file")
         tokens: int | Ints | None = self.prompt_tokens
-        warning = None
+        by_context, warnings = True, tuple[str, ...]()
         if tokens is None and file is None and trace.prompt_tokens is not None:
-            tokens, warning = _within(trace, profile, prefill=not self.priced)
+            tokens, by_context, warnings = _of(trace, profile, prefill=not self.priced)
         if self.prefill_s_per_token is not None and tokens is None and file is None:
             raise UsageError("--prefill-s-per-token needs --prompt-tokens, or --requests-file of a server")
-        return Prompts(self, profile, tokens, from_file=file is not None, warning=warning)
+        return Prompts(self, profile, tokens, by_context, from_file=file is not None, warnings=warnings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,15 +68,22 @@ class Prompts:
         given: what the options say.
         profile: what is asked for what they do not say.
         tokens: of every prompt, or of that of each of the trace's requests, (R,); None: not known, or a file's.
+        by_context: whether steps are priced by them.
         from_file: the lengths are a file's.
-        warning: what to know about them, or None.
+        warnings: what to know about them.
     """
 
     given: Given
     profile: "Profile"
     tokens: "int | Ints | None"
+    by_context: bool
     from_file: bool
-    warning: str | None
+    warnings: tuple[str, ...]
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of a prompt that steps are priced behind, the mean; None: the profile's own, or a file's."""
+        return None if self.tokens is None or not self.by_context else round(float(np.mean(self.tokens)))
 
     @property
     def free(self) -> bool:
@@ -102,7 +109,7 @@ class Prompts:
         least, most = (0, 0) if self.tokens is None else (int(np.min(self.tokens)), int(np.max(self.tokens)))
         length = f"{least} tokens" if least == most else f"{least} to {most} tokens"
         of = " of the file" if self.from_file else "" if self.tokens is None else f" of {length}"
-        mean = "" if least == most else " in the mean"
+        mean = "" if least == most else ", in the mean"
         known = self.profile.prefill
         if self.free or self.given.priced or known is None:
             a_token = 1e3 * (self.given.prefill_s_per_token or 0.0)
@@ -110,30 +117,44 @@ class Prompts:
                 0 if self.tokens is None else a_token * np.mean(self.tokens)
             )
             more = f" and {a_token:.3g} a token" if self.from_file and a_token else ""
-            return f"Prefill {each_ms:.3g} ms a prompt{of}{mean}{more}"
+            return f"Prefill {each_ms:.3g} ms a prompt{of}{mean if a_token else ''}{more}"
         said = f"Prefill of prompts{of}, those that join together read at once, as in the profile"
         if self.tokens is None:
             return said
         plain, drafted = (1e3 * float(np.mean(known.seconds(self.tokens, drafted=each))) for each in (False, True))
-        return f"{said}: one {plain:.3g} ms{mean}, with the drafter {drafted:.3g}"
+        return f"{said}: one {plain:.3g} ms{mean.removeprefix(',')}, with the drafter {drafted:.3g}"
 
 
-def _within(trace: "Trace", profile: "Profile", *, prefill: bool) -> "tuple[Ints | None, str | None]":
-    """Lengths of the trace's prompts as far as the profile goes, and what to know about that.
+def _of(trace: "Trace", profile: "Profile", *, prefill: bool) -> "tuple[Ints | None, bool, tuple[str, ...]]":
+    """Lengths of the trace's prompts, whether steps can be priced by them, and what to know about that.
 
-    A few that it does not reach are taken to be as long as it goes. Where there are more they are not known.
+    A few that the profile does not reach are taken to be as long as it goes. Where there are more, steps are priced
+    without them, or, if it is its prefill that does not reach them, they are not known.
     """
     assert trace.prompt_tokens is not None
-    least, most = profile.context[0], profile.context[1] - trace.lengths
+    found: Ints = trace.prompt_tokens.astype(np.int64)
+    warnings = []
     if prefill and profile.prefill is not None:
-        least = max(least, profile.prefill.least)
-    outside = float(np.mean((trace.prompt_tokens < least) | (trace.prompt_tokens > most)))
-    if outside == 0:
-        return trace.prompt_tokens.astype(np.int64), None
-    said = f"{outside:.1%} of the trace's prompts are shorter or longer than what the profile measured"
-    if outside > FEW or (most < least).any():
-        return None, f"{said}: steps are priced at its own contexts, and no prefill by it"
-    return np.clip(trace.prompt_tokens, least, most), f"{said}: they are taken to be as long as it goes"
+        least, most = profile.prefill.reach
+        found, outside = np.clip(found, least, most), _outside(found, least, most)
+        if outside > FEW:
+            said = f"the profile knows prefill of {least} to {most} tokens, not of {outside:.1%} of the trace's prompts"
+            return None, False, (f"{said}: they cost nothing, and steps are priced at its own contexts",)
+        if outside:
+            warnings.append(f"prefill of {outside:.1%} of the trace's prompts is taken to be that of {least} or {most}")
+    low, high = profile.context[0], profile.context[1] - trace.lengths
+    outside = _outside(found, low, high)
+    if outside > FEW or (high < low).any():
+        said = f"{outside:.1%} of the trace's requests come to other contexts than the profile knows"
+        return found, False, (*warnings, f"{said}: steps are priced at its own")
+    if outside:
+        warnings.append(f"{outside:.1%} of the trace's prompts are taken to be as long as the profile's contexts go")
+    return np.clip(found, low, high), True, tuple(warnings)
+
+
+def _outside(tokens: "Ints", least: "int | Ints", most: "int | Ints") -> float:
+    """Share of prompts that are shorter or longer."""
+    return float(np.mean((tokens < least) | (tokens > most)))
 
 
 prompts = options.bundle(

@@ -130,7 +130,9 @@ def serving_record(
         ) -> dict[str, float]:
             work = _workload(trace, load, asked, prompts.tokens, rng)
             read_s = prompts.seconds(work.prompt_tokens, drafted=drafted)
-            served = serve(trace, work, switching, cost, rows=rows, prefill_s=read_s, pad=pad)
+            served = serve(
+                trace, work, switching, cost, rows=rows, prefill_s=read_s, by_context=prompts.by_context, pad=pad
+            )
             days.append(served)
             return figures(served, slo=slo, warmup_s=settings["warmup"] * float(work.arrived_s[-1]))
 

@@ -88,11 +88,10 @@ def simulate(
         record = _batch(trace, cost, plan, tree, batch, asked, how, seed=seed)
     if plan is not None:
         record["conditions"] += _seen(plan, trace)
-    unknown = cost.caveats(context=prompts.prompt_tokens, trace=trace.meta)
+    unknown = cost.caveats(context=asked.context, trace=trace.meta)
     assumed = (f"assumed: {each}" for each in assumed_in(trace.meta))
     free = (prefill.FREE,) if load.given and asked.free else ()
-    read = () if asked.warning is None else (asked.warning,)
-    warned = [*(plan.warnings if plan else ()), *assumed, *unknown, *read, *free, *record.get("warnings", ())]
+    warned = [*(plan.warnings if plan else ()), *assumed, *unknown, *asked.warnings, *free, *record.get("warnings", ())]
     record["warnings"] = list(dict.fromkeys(warned))
     for warning in record["warnings"]:
         click.echo(f"Warning: {warning}.", err=True)
@@ -129,7 +128,7 @@ def _batch(
 
     name, chosen, size = _way(plan, tree, batch)
     trace = _with_ranks(trace, [chosen], seed)
-    settings: dict[str, Any] = {"batch": size, "prompt_tokens": prompts.tokens, **how}
+    settings: dict[str, Any] = {"batch": size, "prompt_tokens": prompts.tokens, "by_context": prompts.by_context, **how}
     read_s, drafted_s = (prompts.seconds(prompts.tokens, drafted=drafted) for drafted in (False, True))
     plain = run(trace, None, cost, prefill_s=read_s, **settings)
     ways = {PLAIN: plain}
