@@ -182,7 +182,7 @@ def search(
     alike = (f"of the requests that trees are judged on, {each}" for each in resemblance(held))
     unknown = () if measured is None else measured.caveats(context=context, trace=trace.meta)
     deeper = _as_deep_as_told(trace, chosen)
-    elsewhere = _elsewhere(trace, meta["search"]["context"])
+    elsewhere = _elsewhere(trace, measured.priced_at()) if measured and context is None else ()
     warnings = (
         *over,
         *beyond,
