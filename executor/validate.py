@@ -145,6 +145,7 @@ def compare(
     blocks: int = 6,
     seed: int = 0,
     forms: Mapping[tuple[int, str], ClosedForms] | None = None,
+    whole: Mapping[tuple[int, str], Estimate] | None = None,
     progress: Callable[[int], None] = lambda blocks: None,
 ) -> list[Comparison]:
     """Decode the prompts plainly and with every tree and policy of each entry of the plan, in shuffled blocks.
@@ -166,6 +167,7 @@ def compare(
         blocks: parts that the prompts are cut into; every part is decoded at all batch sizes before the next.
         seed: of the order.
         forms: closed forms to keep with each tree, by batch size and tree id.
+        whole: what was predicted of whole runs, likewise.
         progress: told every finished piece of one way.
 
     Raises:
@@ -194,7 +196,7 @@ def compare(
     return [
         found
         for entry in plan.entries
-        for found in _compared(entry, {tree: runs[entry.batch, tree] for tree in ways[entry.batch]}, forms or {})
+        for found in _compared(entry, {t: runs[entry.batch, t] for t in ways[entry.batch]}, forms or {}, whole or {})
     ]
 
 
@@ -212,6 +214,12 @@ def _due_s(entry: PlanEntry, *, replayed: bool) -> float:
     """Seconds that a token of every way takes, all together; 0 where the plan names neither plain steps nor a tree."""
     plain = [choice for choice in (entry.choice, *entry.compared) if choice.plain][:1]
     return sum(1 / choice.tokens_s(entry.batch) for choice in (*plain, *ways_of(entry, static=replayed).values()))
+
+
+def run_sizes(plan: Plan, requests: Requests, *, blocks: int) -> dict[int, int]:
+    """By batch size, the requests of each piece that `compare` decodes by itself, about."""
+    cuts = pieces(plan, replayed=requests.replayed is not None)
+    return {batch: max(1, round(len(requests.prompts) / blocks / number)) for batch, (number, _) in cuts.items()}
 
 
 def blocks_of(plan: Plan, blocks: int, *, replayed: bool = False) -> int:
@@ -241,7 +249,10 @@ def _warm(target: Target, drafter: Drafter, tree: Tree | Policy, batch: int, req
 
 
 def _compared(
-    entry: PlanEntry, runs: Mapping[Tree | Policy, _Run], forms: Mapping[tuple[int, str], ClosedForms]
+    entry: PlanEntry,
+    runs: Mapping[Tree | Policy, _Run],
+    forms: Mapping[tuple[int, str], ClosedForms],
+    whole: Mapping[tuple[int, str], Estimate],
 ) -> list[Comparison]:
     plain, found = runs[EMPTY], []
     due = next((choice.step_s for choice in (entry.choice, *entry.compared) if choice.plain), None)
@@ -252,9 +263,11 @@ def _compared(
         run, tree = runs[way], way if isinstance(way, Tree) else None
         end_to_end = run.tokens / run.wall_s * plain.wall_s / plain.tokens
         predicted = Figures(choice.tau, choice.step_s, choice.speedup)
-        form = ClosedForms() if tree is None else forms.get((entry.batch, tree.id), ClosedForms())
+        form, due_whole = ClosedForms(), None
+        if tree is not None:
+            form, due_whole = forms.get((entry.batch, tree.id), form), whole.get((entry.batch, tree.id))
         measured = _measured(run, plain, np.median if tree else np.mean)
-        told = (predicted, measured, end_to_end, form, plain_s, choice.grown)
+        told = (predicted, measured, end_to_end, form, plain_s, choice.grown, due_whole)
         found.append(Comparison(entry.batch, choice.name, tree, *told))
     return found
 

@@ -38,6 +38,7 @@ class Comparison:
         forms: what the closed forms predicted.
         plain_s: seconds of a plain step, predicted and measured; None where the plan does not say.
         grown: what the plan says of the policy.
+        whole: what was predicted of `end_to_end`; None: nothing.
     """
 
     batch: int
@@ -49,6 +50,7 @@ class Comparison:
     forms: ClosedForms = field(default_factory=ClosedForms)
     plain_s: tuple[float, float] | None = None
     grown: Grown | None = None
+    whole: Estimate | None = None
 
     @property
     def error(self) -> float:
@@ -70,7 +72,8 @@ class Comparison:
 def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """The figures as JSON values.
 
-    `cells`; mean and largest |predicted / measured − 1| of their speedups, ours and the closed forms'; `coverage`, the
+    `cells`; mean and largest |predicted / measured − 1| of their speedups, ours and the closed forms', and of whole
+    runs (`end_to_end`); `coverage`, the
     share of cells whose predicted interval holds the measured speedup (`consistent`: with the measurement's own
     interval counted in), each with its exact binomial interval, cells taken as independent; `best`, for each batch
     size which tree was predicted to be the fastest and how far it lies behind the one that was; `plain`, the
@@ -80,6 +83,7 @@ def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     return {
         **_errors([c.error for c in found]),
         "closed_forms": {name: _form_errors(found, name) for name in asdict(ClosedForms())},
+        "end_to_end": _whole_errors(found),
         "coverage": {
             "nominal": CONFIDENCE,
             "cells": len(found),
@@ -104,6 +108,7 @@ def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
                 "closed_forms": asdict(c.forms),
                 "measured": asdict(c.measured),
                 "end_to_end": c.end_to_end,
+                "end_to_end_predicted": c.whole and asdict(c.whole),
                 "error": c.error,
                 "covered": c.covered,
             }
@@ -122,6 +127,16 @@ def _form_errors(comparisons: Sequence[Comparison], name: str) -> dict[str, floa
     pairs = [(getattr(c.forms, name), c.measured.speedup.value) for c in comparisons]
     errors = [predicted / measured - 1 for predicted, measured in pairs if predicted is not None]
     return {"cells": len(errors), **_errors(errors)} if errors else None
+
+
+def _whole_errors(comparisons: Sequence[Comparison]) -> dict[str, float] | None:
+    """Of whole runs, and how many of their intervals hold, over cells that they were predicted for; None if none."""
+    pairs = [(c.whole, c.end_to_end) for c in comparisons if c.whole is not None]
+    if not pairs:
+        return None
+    covered = sum(whole.low <= measured <= whole.high for whole, measured in pairs)
+    errors = _errors([whole.value / measured - 1 for whole, measured in pairs])
+    return {"cells": len(pairs), **errors, "covered": covered}
 
 
 def _best(cells: Sequence[Comparison]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 A ragged batch lets every sequence advance by what it accepted, as treeopt's loop and most engines do; in lock-step
 all advance by the smallest. Rows of requests that ended are given to the next ones, whose prompts are prefilled while
-the others wait; a draining batch takes new requests only when all of its own have ended.
+the others wait. Requests may come in pieces, each begun when all of the one before have ended; a draining batch is a
+piece by itself.
 """
 
 import heapq
@@ -34,9 +35,10 @@ def run(
     prompt_tokens: int | Ints | None = None,
     by_context: bool = True,
     accepted: Ints | None = None,
-    drain: bool = False,
+    piece: int | None = None,
     lock_step: bool = False,
     pad: bool = False,
+    fixed_shape: bool = False,
 ) -> Timeline:
     """Every request of the trace, decoded in the trace's order.
 
@@ -51,14 +53,17 @@ def run(
             the context to the cost model.
         by_context: False leaves it there all the same.
         accepted: drafted tokens that a step from each anchor keeps, int64 (P,); default what the ranks say.
-        drain: start the next batch when the last request of this one has ended.
+        piece: requests that are begun when all of the same number before them have ended; None: rows are refilled to
+            the last. As many as `batch` make a batch that drains.
         lock_step: all sequences advance by the smallest number of tokens that one of them committed. Sequences whose
             own step would end them hold nobody back.
         pad: a step of a batch that the cost model lacks costs what the nearest batch above does, up to `PAD`
             times `batch`.
+        fixed_shape: steps cost what one of `batch` requests does, and prompts that join together as if each were as
+            long as the longest, as in treeopt's own loop, which computes rows that idle and pads prompts.
 
     Raises:
-        UsageError: a batch below 1, negative prefill or prompts, or prefill by tokens that nobody told.
+        UsageError: a batch or piece below 1, negative prefill or prompts, or prefill by tokens that nobody told.
         TraceError: the tree is deeper or wider than the trace.
         CostError: names the batch sizes that have no cost.
 
@@ -70,14 +75,17 @@ def run(
     """
     if batch < 1:
         raise UsageError(f"batch must be at least 1, got {batch}")
+    if piece is not None and piece < 1:
+        raise UsageError(f"piece must be at least 1, got {piece}")
     prompts = None if prompt_tokens is None else each(prompt_tokens, trace.requests, "prompt_tokens")
     if accepted is None:
         accepted = accepted_lengths(tree or EMPTY, trace)
-    given = _in_lock_step(accepted, trace, batch, drain) if lock_step else _ragged(accepted, trace, batch, drain)
+    advance = _in_lock_step if lock_step else _ragged
+    given = advance(accepted, trace, batch, piece or trace.requests)
     occupancy = np.bincount(given.step)
     context = _context(given, prompts, occupancy) if prompts is not None and by_context else None
     price = pricing(tree, cost, committed=float(given.tokens.mean()), pad_to=PAD * batch if pad else 0)
-    step_s = step_seconds(occupancy, context, price, padded=pad)
+    step_s = step_seconds(np.full_like(occupancy, batch) if fixed_shape else occupancy, context, price, padded=pad)
 
     joined = given.step[np.flatnonzero(np.diff(given.request, prepend=-1))]
     if not callable(prefill_s):
@@ -85,7 +93,7 @@ def run(
     elif prompts is None:
         raise UsageError("prefill by tokens needs prompt_tokens")
     else:
-        prefill = shared(prefill_s, prompts, joined)
+        prefill = shared(prefill_s, prompts, joined, padded=fixed_shape)
     before_s = np.bincount(joined, prefill, len(step_s))
     end_s = np.cumsum(before_s + step_s)
     return Timeline.of(
@@ -113,15 +121,22 @@ def each(value: float | NDArray[np.float64] | NDArray[np.int64], requests: int, 
     return np.broadcast_to(values, (requests,))
 
 
-def shared(together: Together, tokens: Floats | Ints, group: Ints) -> Floats:
+def shared(together: Together, tokens: Floats | Ints, group: Ints, *, padded: bool = False) -> Floats:
     """What each request takes of the prefill that those of its group take together, by tokens; float64 (R,).
+
+    With `padded` all of a group are read as if they were as long as its longest.
 
     >>> shared(lambda tokens: tokens + 4.0, np.array([1, 3, 2]), np.array([0, 0, 1])).tolist()
     [2.0, 6.0, 6.0]
     """
     totals: Floats = np.bincount(group, tokens).astype(np.float64)
+    read = totals
+    if padded:
+        longest = np.zeros_like(totals)
+        np.maximum.at(longest, group, tokens)
+        read = longest * np.bincount(group)
     seconds = np.zeros_like(totals)
-    seconds[totals > 0] = together(totals[totals > 0])
+    seconds[totals > 0] = together(read[totals > 0])
     return np.asarray(seconds[group] * tokens / np.maximum(totals, 1.0)[group])
 
 
@@ -175,37 +190,36 @@ def step_seconds(occupancy: Ints, context: Ints | None, seconds: Seconds, *, pad
     return found[which.ravel()]
 
 
-def _ragged(accepted: Ints, trace: Trace, batch: int, drain: bool) -> Emissions:
+def _ragged(accepted: Ints, trace: Trace, batch: int, piece: int) -> Emissions:
     """Who is in which step: a request takes as many steps as it takes alone, so only beginnings depend on others."""
     walk = walked(accepted, trace)
     request = walk.request.astype(np.int64)
     steps = np.bincount(request, minlength=trace.requests)
     first = np.cumsum(steps) - steps
-    begins = _begins(steps.tolist(), batch, drain)
+    begins = _begins(steps.tolist(), batch, piece)
     number = np.arange(len(request)) - first[request]
     tokens = np.diff(walk.anchors, append=trace.anchors)  # requests stand one after the other
     return Emissions(request, begins[request] + number, tokens)
 
 
-def _begins(steps: list[int], batch: int, drain: bool) -> Ints:
+def _begins(steps: list[int], batch: int, piece: int) -> Ints:
     """The step at which each request begins, given how many it takes."""
-    if drain:
-        longest = [max(steps[i : i + batch]) for i in range(0, len(steps), batch)]
-        starts = np.cumsum([0, *longest[:-1]])
-        return np.repeat(starts, batch)[: len(steps)]
     free, begins = [0] * batch, []
-    for count in steps:
+    for request, count in enumerate(steps):
+        if request % piece == 0:
+            free = [max(free)] * batch
         begins.append(free[0])
         heapq.heapreplace(free, free[0] + count)
     return np.array(begins, dtype=np.int64)
 
 
-def _in_lock_step(accepted: Ints, trace: Trace, batch: int, drain: bool) -> Emissions:
+def _in_lock_step(accepted: Ints, trace: Trace, batch: int, piece: int) -> Emissions:
     requests, steps, tokens = list[Ints](), list[Ints](), list[Ints]()
     request, here, waiting = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 0
     while True:
-        if waiting < trace.requests and (not drain or len(request) == 0):
-            joined = np.arange(waiting, min(waiting + batch - len(request), trace.requests))
+        if len(request) == 0 or waiting % piece:
+            due = min(waiting - waiting % piece + piece, trace.requests)
+            joined = np.arange(waiting, min(waiting + batch - len(request), due))
             request, here = np.append(request, joined), np.append(here, trace.starts[joined])
             waiting += len(joined)
         if len(request) == 0:

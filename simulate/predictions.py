@@ -12,6 +12,7 @@ import numpy as np
 from simulate.closed_form import walltime_speedup, weight_speedup
 from treeopt.cost import CostModel
 from treeopt.errors import PlanError
+from treeopt.estimate import Estimate
 from treeopt.files import why, write_text
 from treeopt.plan import Choice, Plan, PlanEntry
 from treeopt.planfile import from_json, to_json
@@ -45,12 +46,14 @@ class Predictions:
         plan: with every tree that is to be measured, and its intervals.
         forms: by batch size and tree id.
         meta: hashes of what the predictions were made of, and provenance; JSON values only.
+        whole: speedups of whole runs, prefill and idle rows included, by batch size and tree id.
         said: the hash of the file that they were read from.
     """
 
     plan: Plan
     forms: Mapping[tuple[int, str], ClosedForms] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
+    whole: Mapping[tuple[int, str], Estimate] = field(default_factory=dict)
     said: str | None = field(default=None, compare=False)
 
     @property
@@ -60,6 +63,7 @@ class Predictions:
             "schema": SCHEMA,
             "plan": json.loads(to_json(self.plan)),
             "closed_forms": [{"batch": b, "tree": tree, **asdict(each)} for (b, tree), each in self.forms.items()],
+            "whole_runs": [{"batch": b, "tree": tree, **asdict(each)} for (b, tree), each in self.whole.items()],
             "meta": dict(self.meta),
         }
 
@@ -168,7 +172,12 @@ def load_predictions(path: Path) -> Predictions:
                 get(each, name, float, where) if given(each, name, where) else None for name in ("leviathan", "coral")
             )
             forms[get(each, "batch", int, where), get(each, "tree", str, where)] = ClosedForms(leviathan, coral)
-        return Predictions(plan, forms, get(record, "meta", dict, "predictions"), said)
+        whole = {}
+        for i, each in enumerate(get(record, "whole_runs", list, "predictions") if "whole_runs" in record else ()):
+            where = f"whole_runs[{i}]"
+            value = Estimate(*(get(each, name, float, where) for name in ("value", "low", "high")))
+            whole[get(each, "batch", int, where), get(each, "tree", str, where)] = value
+        return Predictions(plan, forms, get(record, "meta", dict, "predictions"), whole, said)
     except (RecordError, PlanError) as error:
         raise PlanError(f"{path}: {error}") from error
 

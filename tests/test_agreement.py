@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict, replace
 from math import comb
 
 import pytest
@@ -80,6 +81,18 @@ def test_errors_and_those_of_closed_forms():
     assert record["closed_forms"]["coral"] == pytest.approx({"cells": 1, "mean_error": 0.5, "max_error": 0.5})
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert comparison_record([cell(1.0, 1.0)])["closed_forms"] == {"leviathan": None, "coral": None}
+
+
+def test_whole_runs_are_judged_where_they_were_predicted():
+    whole = [Estimate(1.5, 1.4, 1.6), Estimate(1.1, 1.0, 1.2)]
+    cells = [replace(cell(2.0, 1.6, number=i), end_to_end=1.25, whole=due) for i, due in enumerate([*whole, None])]
+    record = comparison_record(cells)
+    due = {"cells": 2, "mean_error": (0.2 + 0.12) / 2, "max_error": 0.2, "covered": 0}
+    assert record["end_to_end"] == pytest.approx(due)
+    assert [c["end_to_end_predicted"] for c in record["cells"]] == [*map(asdict, whole), None]
+    held = replace(cells[0], whole=Estimate(1.3, 1.25, 1.35))
+    assert comparison_record([held])["end_to_end"]["covered"] == 1
+    assert comparison_record(cells[2:])["end_to_end"] is None
 
 
 def test_the_predicted_best_may_lie_two_percent_behind():

@@ -153,6 +153,7 @@ ORDER = [
     "simulate.timeline",
     "simulate.sampling",
     "simulate.decode",
+    "simulate.whole",
     "simulate.timetable",
     "simulate.scenarios",
     "simulate.workload",

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Thread
 
@@ -28,11 +28,14 @@ from executor.drafters.medusa import MedusaHeads
 from executor.parallel import leave
 from executor.target import Target
 from simulate.predictions import load_predictions
+from simulate.prefill import Prefill
 from simulate.profile import BatchTimes, Profile, load_profile, save_profile
+from simulate.whole import whole_runs
 from tests.strategies import drawn_trace
 from treeopt.cli import COMMANDS, main
 from treeopt.errors import ExecutorError
 from treeopt.files import checksum
+from treeopt.optimize import hold_out
 from treeopt.planfile import load_plan, save_plan, to_json
 from treeopt.trace import load_trace, save_trace
 from treeopt.tree import Tree
@@ -881,6 +884,31 @@ def test_validate_makes_its_own_plan_of_a_trace(made, tiny, tmp_path):
     words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1,2", "--json")
     result = done("validate", *inputs(tiny), *CHECK, *words)
     assert {cell["batch"] for cell in read_json(result.stdout)["cells"]} == {1, 2}
+
+
+def test_validate_predicts_whole_runs_where_it_knows_what_prompts_take(made, tiny, tmp_path):
+    """Of requests as long as the trace's, by a profile that knows prefill of prompts as short."""
+    words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1,2", "--blocks", "2")
+
+    def validated(least: int, new_tokens: int) -> tuple[dict, str]:
+        times = ((least, 0.004), (64, 0.02))
+        save_profile(replace(small_profile(batches=(1, 2)), prefill=Prefill(times, times)), tmp_path / "profile.json")
+        how = ("--new-tokens", str(new_tokens), "--predictions", tmp_path / "fixed.json", "--json")
+        shown = done("validate", *inputs(tiny), *words, *how)
+        return read_json(shown.stdout), shown.stderr
+
+    record, _ = validated(1, 6)
+    fixed = load_predictions(tmp_path / "fixed.json")
+    cells = {(cell["batch"], cell["tree"]["id"]): cell["end_to_end_predicted"] for cell in record["cells"]}
+    assert cells == {place: asdict(due) for place, due in fixed.whole.items()}
+    assert record["end_to_end"]["cells"] == len(cells) >= 2
+    trace, profile = load_trace(made / "trace.npz"), load_profile(tmp_path / "profile.json")
+    _, held = hold_out(trace, seed=0)
+    assert fixed.whole == whole_runs(fixed.plan, held, profile, prompts=trace.prompt_tokens, pieces={1: 2, 2: 4})
+    for least, new_tokens, said in ((1, 5, False), (40, 6, True)):
+        record, told = validated(least, new_tokens)
+        assert record["end_to_end"] is None
+        assert ("whole runs are not predicted: prefill was measured for 40 tokens and more" in told) == said
 
 
 def test_validate_measures_trees_of_given_sizes(made, tiny, tmp_path):

@@ -49,11 +49,11 @@ def words(files, *more):
 def test_figures_are_the_librarys(files, tmp_path):
     out = tmp_path / "run.json"
     settings = ["--batch", "4", "--tree", TREE, "--pad", "--prefill-s-per-token", "0.0001", "--prompt-tokens", "50"]
-    shown = done(*words(files, *settings, "--prefill-s", "0.02", "--drain", "--json", "--output", out))
+    shown = done(*words(files, *settings, "--prefill-s", "0.02", "--drain", "--fixed-shape", "--json", "--output", out))
     record = json.loads(shown.stdout)
     assert record == json.loads(out.read_text("utf-8"))
     trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
-    how = {"batch": 4, "prefill_s": 0.025, "prompt_tokens": 50, "drain": True, "pad": True}
+    how = {"batch": 4, "prefill_s": 0.025, "prompt_tokens": 50, "piece": 4, "pad": True, "fixed_shape": True}
     tree, plain = (run(trace, t, profile, **how) for t in (Tree.from_paths([(0, 0), (1,)]), None))
     assert [way["name"] for way in record["ways"]] == ["tree", "no speculation"]
     for way, due in zip(record["ways"], (tree, plain), strict=True):
@@ -258,7 +258,8 @@ def test_a_server_that_only_prefills_has_no_shares_of_its_steps(files):
 
 def test_a_server_that_cannot_be_is_refused(files, tmp_path):
     server = words(files, "--batch", "2", "--arrivals", "3")
-    refused(command(*server, "--drain"), "--drain is for a run without arrivals", code=2)
+    for mode in ("--drain", "--lock-step", "--fixed-shape"):
+        refused(command(*server, mode), f"{mode} is for a run without arrivals", code=2)
     refused(command(*server, "--hysteresis", "1"), "are for a --plan of several trees", code=2)
     refused(command(*words(files, "--arrivals", "3")), "give --batch, the rows of the server", code=2)
     refused(

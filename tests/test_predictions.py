@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from simulate.predictions import (
     save_predictions,
     ways_of,
 )
+from simulate.prefill import Prefill
 from simulate.profile import load_profile
+from simulate.whole import whole_runs
 from tests.strategies import drawn_trace
 from treeopt.errors import PlanError
 from treeopt.files import shipped
@@ -39,7 +42,10 @@ def a_trace(requests=30, chance=0.6):
 def predictions() -> Predictions:
     trace = a_trace()
     plan = search(trace, COST, batch=(1, 4), compare=sized_trees(parse_sizes("chain:2,best:7"), trace), max_nodes=15)
-    return Predictions(plan, closed_forms(plan, trace=trace, cost=COST, weights=(50, 700)), {"trace": "abc"})
+    forms = closed_forms(plan, trace=trace, cost=COST, weights=(50, 700))
+    profile = replace(COST, prefill=Prefill(((8, 0.01),), ((8, 0.02),)))
+    whole = whole_runs(plan, trace, profile, prompts=[8], pieces={1: 8, 4: 8})
+    return Predictions(plan, forms, {"trace": "abc"}, whole)
 
 
 def test_predictions_come_back(predictions, tmp_path):

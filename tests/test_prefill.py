@@ -142,15 +142,17 @@ def test_what_joins_together_shares_what_it_takes():
     assert shared(lambda tokens: 1 + tokens, np.array([0, 2]), np.array([0, 1])).tolist() == [0, 3]
     found = shared(lambda tokens: 1 + tokens, np.array([5, 1, 2, 4]), np.array([3, 0, 3, 3]))
     assert found == pytest.approx([5 * 12 / 11, 2, 2 * 12 / 11, 4 * 12 / 11])
+    padded = shared(lambda tokens: 1 + tokens, np.array([5, 1, 2, 4]), np.array([3, 0, 3, 3]), padded=True)
+    assert padded == pytest.approx([5 * 16 / 11, 2, 2 * 16 / 11, 4 * 16 / 11])
 
 
-@pytest.mark.parametrize("drain", [False, True])
-def test_prompts_that_join_together_are_read_at_once(drain):
+@pytest.mark.parametrize("piece", [None, 2])
+def test_prompts_that_join_together_are_read_at_once(piece):
     """Two rows, four requests of one token each: two joins of two prompts, whose step waits for both."""
     trace = drawn_trace([[0.5]], [1] * 4, depth=1, rng=np.random.default_rng(0))
     profile = Profile(tuple(BatchTimes(b, 1.0, ((1, 1.0),), ((2, 1.0),)) for b in (1, 2)), (0, 99), 0.0)
     prompts = np.array([8, 2, 3, 7])
-    how = {"batch": 2, "prompt_tokens": prompts, "drain": drain}
+    how = {"batch": 2, "prompt_tokens": prompts, "piece": piece}
     found = run(trace, None, profile, prefill_s=lambda tokens: tokens + 2.0, **how)
     assert found.done_s.tolist() == [13, 13, 26, 26]
     apart = run(trace, None, profile, prefill_s=prompts + 2.0, **how)

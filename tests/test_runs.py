@@ -41,25 +41,26 @@ class Priced:
 COST = Priced()
 
 
-def slow_run(trace, tree, cost, batch, prefill, prompts, *, drain, lock_step):
+def slow_run(trace, tree, cost, batch, prefill, prompts, *, piece, lock_step, fixed_shape):
     """Of each request: when its row was free, and (time, tokens) of every burst; step by step, row by row."""
     accepted = accepted_lengths(tree, trace).tolist()
     starts, stops = trace.starts.tolist(), trace.stops.tolist()
     waiting, rows = list(range(trace.requests)), [None] * batch
     place, now, admitted, bursts = {}, 0.0, {}, {r: [] for r in range(trace.requests)}
     while waiting or any(r is not None for r in rows):
-        if not drain or all(r is None for r in rows):
-            began = now
-            for i in range(batch):
-                if rows[i] is None and waiting:
-                    rows[i] = waiting.pop(0)
-                    place[rows[i]], admitted[rows[i]] = starts[rows[i]], began
-                    now += prefill[rows[i]]
+        began = now
+        for i in range(batch):
+            begun = trace.requests - len(waiting)
+            room = piece is None or begun % piece or all(r is None for r in rows)
+            if rows[i] is None and waiting and room:
+                rows[i] = waiting.pop(0)
+                place[rows[i]], admitted[rows[i]] = starts[rows[i]], began
+                now += prefill[rows[i]]
         here = [r for r in rows if r is not None]
         context = None
         if prompts is not None:
             context = round(sum(prompts[r] + place[r] - starts[r] for r in here) / len(here))
-        now += cost.price(len(here), tree.nodes + 1, context)
+        now += cost.price(batch if fixed_shape else len(here), tree.nodes + 1, context)
         own = {r: accepted[place[r]] + 1 for r in here}
         if lock_step:
             staying = [own[r] for r in here if place[r] + own[r] < stops[r]]
@@ -79,7 +80,11 @@ def cases(draw):
     tree = draw(trees(width=trace.width, depth=trace.depth))
     prefill = draw(st.lists(st.sampled_from([0.0, 0.5, 3.0]), min_size=trace.requests, max_size=trace.requests))
     prompts = draw(st.none() | st.lists(st.integers(0, 99), min_size=trace.requests, max_size=trace.requests))
-    flags = {"drain": draw(st.booleans()), "lock_step": draw(st.booleans())}
+    flags = {
+        "piece": draw(st.none() | st.integers(1, 8)),
+        "lock_step": draw(st.booleans()),
+        "fixed_shape": draw(st.booleans()),
+    }
     return trace, tree, draw(st.integers(1, 5)), prefill, prompts, flags
 
 

@@ -17,11 +17,13 @@ from executor.reading import weights_read
 from executor.sampling import Warp, seeded
 from executor.shaped import SHAPES, _of_layers, random_drafter, random_target, shape_config
 from executor.target import Target
-from executor.validate import Requests, blocks_of, compare, pieces
+from executor.validate import Requests, blocks_of, compare, pieces, run_sizes
 from simulate.agreement import comparison_record
 from simulate.predictions import closed_forms, ways_of
+from simulate.prefill import Prefill
 from simulate.profile import BatchTimes, Profile
 from simulate.shapes import Shape
+from simulate.whole import whole_runs
 from tests.models import SMALL, random_heads, random_prompts, small_target
 from tests.strategies import drawn_trace
 from treeopt.errors import ExecutorError, TraceError, UsageError
@@ -129,6 +131,34 @@ def test_replayed_acceptance_is_measured_as_it_is(plan, clock):
         assert cell.forms == forms[cell.batch, cell.tree.id]
         assert cell.plain_s == pytest.approx((plain, plain), rel=1e-9)
     assert {best["batch"] for best in comparison_record(cells)["best"]} == set(BATCHES)
+
+
+@pytest.mark.parametrize("lengths", [[4], [5, 9, 2, 7]])
+def test_whole_runs_take_as_long_as_they_are_predicted_to(plan, clock, monkeypatch, lengths):
+    """Of the very requests: prompts read together are padded, rows idle, pieces drain."""
+    replayed = a_trace(2 * BLOCKS * max(BATCHES), 7)
+    prompts = random_prompts(np.resize(lengths, replayed.requests).tolist())
+    asked = Requests(prompts, 64, replayed=replayed)
+    prefill = Target.prefill
+
+    def timed(self, rows, prompts, **more):
+        clock.now += 0.05 + 0.001 * len(prompts) * (1 + max(map(len, prompts)))  # the root is not read
+        return prefill(self, rows, prompts, **more)
+
+    monkeypatch.setattr(Target, "prefill", timed)
+    times = tuple((tokens, 0.05 + 0.001 * tokens) for tokens in (2, 64))
+    profile = replace(a_profile(), prefill=Prefill(times, times))
+    sizes = run_sizes(plan, asked, blocks=BLOCKS)
+    assert sizes == {1: 2, 2: 4}
+    due = whole_runs(plan, replayed, profile, prompts=[len(prompt) for prompt in prompts], pieces=sizes)
+    cells = compare(small_target(), random_heads(), plan, asked, blocks=BLOCKS, whole=due)
+    assert len(cells) >= 2 * 4
+    for cell in cells:
+        assert cell.whole == due[cell.batch, cell.tree.id]
+        assert cell.end_to_end == pytest.approx(cell.whole.value, rel=1e-9)
+        assert cell.end_to_end != pytest.approx(cell.measured.speedup.value, rel=0.01)
+    assert comparison_record(cells)["end_to_end"]["max_error"] < 1e-9
+    assert whole_runs(plan, replayed, a_profile(), prompts=[4], pieces=sizes) == {}
 
 
 def test_plain_decoding_and_trees_are_judged_by_the_rule_that_was_asked_for(plan, clock, monkeypatch):

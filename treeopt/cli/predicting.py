@@ -9,7 +9,8 @@ import numpy as np
 
 from treeopt.cli import inputs, options
 from treeopt.cli.matching import profile_for
-from treeopt.cost import CostModel, StepShape, far
+from treeopt.cli.prefill import FEW
+from treeopt.cost import StepShape, far
 from treeopt.errors import CostError, UsageError
 from treeopt.files import checksum
 from treeopt.optimize import hold_out, search
@@ -21,7 +22,12 @@ from treeopt.trace import DRAWN, Trace, load_trace
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from executor.validate import Requests
     from simulate.predictions import Predictions
+    from simulate.profile import Profile
+    from treeopt.estimate import Estimate
 
 BATCHES = (1, 2, 4, 8)
 REPLAY = "replay:"
@@ -125,21 +131,30 @@ class Opened:
     replayed: Trace | None
     plan: Plan | None = None
     trace: Trace | None = None
-    cost: CostModel | None = None
+    cost: "Profile | None" = None
     fixed: "Predictions | None" = None
     first: int = 0
 
-    def predictions(self, *, context: int, weights: tuple[int, int] | None, seed: int) -> "Predictions":
-        """Those of a file; else a plan, with closed forms and the hashes of what all was made of.
+    def predictions(
+        self,
+        asked: "Requests",
+        pieces: "Callable[[Plan], Mapping[int, int]]",
+        *,
+        weights: tuple[int, int] | None,
+        seed: int,
+    ) -> "Predictions":
+        """Those of a file; else a plan, with closed forms, whole runs and the hashes of what all was made of.
 
         Args:
-            context: tokens a sequence in the cache while measuring, the mean.
+            asked: what will be decoded.
+            pieces: of a plan, by batch size, requests of each run.
             weights: read by a drafter forward and by a plain step of the target, see `closed_forms`.
             seed: of the search.
 
         Raises:
             CostError: the step times cover no tree.
         """
+        context = asked.context
         self._warn_of_context(context)
         if self.fixed is not None:
             return self.fixed
@@ -165,6 +180,7 @@ class Opened:
                 context=context,
                 seed=seed,
             )
+        whole = {} if judged is None else self._whole(plan, judged, asked, pieces(plan))
         forms = closed_forms(plan, trace=judged, cost=self.cost, weights=weights, context=context)
         files = {
             "plan": self.sources.plan_file,
@@ -177,7 +193,28 @@ class Opened:
         part = None if self.replayed is None else [self.first, self.replayed.requests]
         settings = {"replayed_requests": part, "weights_read": counts, "context": context, "seed": seed}
         meta = {**hashes, **settings, "provenance": this_run()}
-        return Predictions(plan, forms, meta)
+        return Predictions(plan, forms, meta, whole)
+
+    def _whole(
+        self, plan: Plan, judged: Trace, asked: "Requests", pieces: "Mapping[int, int]"
+    ) -> "dict[tuple[int, str], Estimate]":
+        """Whole runs, where the trace's requests were as long as these may be and the profile covers them.
+
+        A few prompts shorter than it knows the prefill of are taken to be as long as the shortest of these.
+        """
+        from simulate.whole import whole_runs
+
+        assert self.cost is not None
+        if self.cost.prefill is None or judged.lengths.max() != max(asked.limits):
+            return {}
+        lengths, least = np.array([len(prompt) for prompt in asked.prompts]), self.cost.prefill.reach[0]
+        try:
+            if np.mean(lengths < least) <= FEW:
+                lengths = np.maximum(lengths, least)
+            return whole_runs(plan, judged, self.cost, prompts=lengths, pieces=pieces)
+        except CostError as error:
+            click.echo(f"whole runs are not predicted: {error}", err=True)
+            return {}
 
     def _warn_of_context(self, context: int) -> None:
         """Warn on stderr if the plan's steps are priced at another context than that of the requests."""
@@ -258,7 +295,7 @@ def _fixed(sources: Sources, replayed: Trace | None, skip: int) -> Opened:
     return Opened(sources, replayed, fixed=found, first=skip)
 
 
-def _covers(cost: CostModel, shape: StepShape) -> bool:
+def _covers(cost: "Profile", shape: StepShape) -> bool:
     try:
         cost.step_s([shape])
     except CostError:

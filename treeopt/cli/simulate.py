@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from simulate.profile import Profile
     from simulate.timeline import Timeline
 
+MODES = {"lock_step": "in lock-step", "fixed_shape": "all steps of full batches"}
+
 
 @click.command()
 @click.option("--trace", "trace_file", type=options.FILE, required=True, help="Requests, and what is kept (.npz).")
@@ -38,6 +40,11 @@ if TYPE_CHECKING:
 @prefill.prompts
 @click.option("--drain", is_flag=True, help="Begin a batch when all requests of the last have ended.")
 @click.option("--lock-step", is_flag=True, help="All sequences advance by the smallest number of tokens.")
+@click.option(
+    "--fixed-shape",
+    is_flag=True,
+    help="Idle rows cost what busy ones do, and prompts that join together are padded, as in `treeopt decode`.",
+)
 @click.option(
     "--pad/--no-pad",
     default=True,
@@ -69,7 +76,7 @@ def simulate(
     """
     options.check_output(output)
     if load.given:
-        for name in ("drain", "lock_step"):
+        for name in ("drain", "lock_step", "fixed_shape"):
             if how[name]:
                 raise UsageError(f"--{name.replace('_', '-')} is for a run without arrivals")
     if plan_file is not None and tree is not None:
@@ -128,7 +135,13 @@ def _batch(
 
     name, chosen, size = _way(plan, tree, batch)
     trace = _with_ranks(trace, [chosen], seed)
-    settings: dict[str, Any] = {"batch": size, "prompt_tokens": prompts.tokens, "by_context": prompts.by_context, **how}
+    settings: dict[str, Any] = {
+        "batch": size,
+        "prompt_tokens": prompts.tokens,
+        "by_context": prompts.by_context,
+        "piece": size if how["drain"] else None,
+        **{name: how[name] for name in ("lock_step", "pad", "fixed_shape")},
+    }
     read_s, drafted_s = (prompts.seconds(prompts.tokens, drafted=drafted) for drafted in (False, True))
     plain = run(trace, None, cost, prefill_s=read_s, **settings)
     ways = {PLAIN: plain}
@@ -230,7 +243,8 @@ def _way(plan: Plan | None, tree: Tree | None, batch: int | None) -> tuple[str, 
 
 def _mode(how: dict[str, bool]) -> str:
     batches = "draining batches" if how["drain"] else "rows refilled at once"
-    return f"{batches}, in lock-step" if how["lock_step"] else batches
+    more = [said for name, said in MODES.items() if how[name]]
+    return ", ".join([batches, *more])
 
 
 def _figures(timeline: "Timeline", seed: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,13 +63,14 @@ def validate(
     from executor.acceptance import told
     from executor.fingerprint import device_name, identity
     from executor.reading import weights_read
-    from executor.validate import Requests, blocks_of, check_run, compare
+    from executor.validate import Requests, blocks_of, check_run, compare, run_sizes
     from simulate.agreement import SCHEMA, comparison_record
 
     here = identity(model, heads)
     rule = sampling.made(model)
     asked = Requests(tokens, new_tokens, stop if replayed is None else (), replayed, graphs, rule)
-    predictions = files.predictions(context=asked.context, weights=weights_read(model, heads), seed=sampling.seed)
+    sizes = partial(run_sizes, requests=asked, blocks=blocks)
+    predictions = files.predictions(asked, sizes, weights=weights_read(model, heads), seed=sampling.seed)
     plan = predictions.plan
     warn_of_others(plan, here, source="trace" if replayed is None else "cost", graphs=graphs)
     warn_of_another_rule(plan, told(rule) if replayed is None else replayed.meta)
@@ -79,8 +81,8 @@ def validate(
     if not sources.written and inputs.is_main_rank():
         _write(predictions, sources.predictions_file, output)
     with options.progress("decoding", blocks_of(plan, blocks, replayed=replayed is not None)) as advance:
-        forms, seed = predictions.forms, sampling.seed
-        found = compare(model, heads, plan, asked, blocks=blocks, seed=seed, forms=forms, progress=advance)
+        fixed: dict[str, Any] = {"forms": predictions.forms, "whole": predictions.whole}
+        found = compare(model, heads, plan, asked, blocks=blocks, seed=sampling.seed, **fixed, progress=advance)
     meta: dict[str, Any] = {
         **here,
         "device": device_name(model.device),

@@ -33,7 +33,7 @@ def _table(record: Mapping[str, Any]) -> Table:
     for name in ("tau", "step ms", "speedup"):
         table.add_column(f"{name}\npredicted", justify="right")
         table.add_column("\nmeasured", justify="right")
-    for name in ("error", "in the\ninterval", *FORMS.values(), "end to\nend"):
+    for name in ("error", "in the\ninterval", *FORMS.values(), "end to end\npredicted", "\nmeasured"):
         table.add_column(name, justify="right")
     for cell in record["cells"]:
         p, m = cell["predicted"], cell["measured"]
@@ -47,6 +47,7 @@ def _table(record: Mapping[str, Any]) -> Table:
             f"{cell['error']:+.1%}",
             "yes" if cell["covered"] else "no",
             *("" if cell["closed_forms"][form] is None else f"{cell['closed_forms'][form]:.2f}" for form in FORMS),
+            "" if (due := cell.get("end_to_end_predicted")) is None else interval(Estimate(**due)),
             f"{cell['end_to_end']:.2f}",
         )
     return table
@@ -58,6 +59,11 @@ def _errors(record: Mapping[str, Any]) -> list[str]:
     if told:
         words = (f"{name}: mean {e['mean_error']:.1%}, largest {e['max_error']:.1%}" for name, e in told)
         lines.append(f"Errors of the closed forms: {'; '.join(words)}.")
+    if whole := record.get("end_to_end"):  # records of before have none
+        lines.append(
+            f"Error of whole runs, prefill and draining included: mean {whole['mean_error']:.1%}, largest "
+            f"{whole['max_error']:.1%}; {whole['covered']} of {whole['cells']} intervals hold what was measured."
+        )
     return lines
 
 
