@@ -1,6 +1,7 @@
 """`treeopt trace collect` with every drafter and all that it can record."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tests.test_cli import COLLECT, TEXTS, VOCABULARY, inputs, refused, run, wri
 from treeopt.growth import replay
 from treeopt.learning import learning_curves
 from treeopt.policies import DynamicTree
-from treeopt.trace import load_trace
+from treeopt.trace import load_trace, save_trace
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -146,7 +147,13 @@ def test_traces_are_joined(tiny, tmp_path):
     found = load_trace(tmp_path / "c.npz")
     assert found.rank.tolist() == first.rank.tolist() + second.rank.tolist()
     assert [part["requests"] for part in found.meta["merged"]] == [3, 5]
+    assert found.prompt_tokens.tolist() == first.prompt_tokens.tolist() + second.prompt_tokens.tolist()
     assert run("trace", "info", tmp_path / "c.npz").exit_code == 0
+    save_trace(replace(second, prompt_tokens=None), tmp_path / "silent.npz")
+    told = run("trace", "merge", files[0], tmp_path / "silent.npz", "--output", tmp_path / "d.npz").stderr
+    assert f"lengths of prompts are left out: {tmp_path / 'silent.npz'} do not tell them" in told
+    assert load_trace(tmp_path / "d.npz").prompt_tokens is None
+    (tmp_path / "d.npz").unlink()
     refused(run("trace", "merge", files[0], files[0], "--output", tmp_path / "d.npz"), f"{files[0]} holds texts")
     refused(run("trace", "merge", tmp_path, "--output", tmp_path / "d.npz"), "manifest.json")
     refused(run("trace", "merge", tmp_path / "none.npz", "--output", tmp_path / "d.npz"), "no such file")

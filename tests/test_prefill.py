@@ -279,7 +279,8 @@ def test_options_and_old_profiles_say_otherwise(files, knowing):
     assert [way["total_s"] for way in given["ways"]] == [way["total_s"] for way in old["ways"]]
     assert given["conditions"][1].startswith("Prefill 0 ms a prompt of 54 tokens;")
     unknown = json.loads(done(*knowing, *CHAIN, "--json").stdout)
-    assert unknown["conditions"][1].startswith("Prefill 0 ms a prompt;")
+    assert unknown["conditions"][1].startswith("Prefill costs nothing: how long prompts are is not known, --prompt-tok")
+    assert old["conditions"][1].startswith("Prefill of prompts of 54 tokens costs nothing: the profile does not know")
     refused(command(*knowing, *CHAIN, "--prompt-tokens", "190"), "context", "profile measured, 8 to 200 tokens")
 
 

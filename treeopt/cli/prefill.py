@@ -111,7 +111,11 @@ class Prompts:
         of = " of the file" if self.from_file else "" if self.tokens is None else f" of {length}"
         mean = "" if least == most else ", in the mean"
         known = self.profile.prefill
-        if self.free or self.given.priced or known is None:
+        if not self.given.priced and known is None:
+            return f"Prefill of prompts{of} costs nothing: the profile does not know it"
+        if self.free and not self.given.priced:
+            return "Prefill costs nothing: how long prompts are is not known, --prompt-tokens says it"
+        if self.given.priced or known is None:
             a_token = 1e3 * (self.given.prefill_s_per_token or 0.0)
             each_ms = 1e3 * (self.given.prefill_s or 0.0) + (
                 0 if self.tokens is None else a_token * np.mean(self.tokens)
