@@ -14,7 +14,8 @@ KEPT := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
 RANDOM := --target 100m --drafter medusa:5 --random-weights --prompt-tokens 128 --requests 64 --new-tokens 32 --threads 1
 MODELS := --target data/models/stdlib-llama --drafter data/models/stdlib
 TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
-FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32
+FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
+PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
 
 .PHONY: demo test slow check format bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
 
@@ -71,35 +72,36 @@ published: $(VENV)/.all  ## chosen trees against published ones, on the shipped 
 		--requests 200 --new-tokens 32 --depth 6 --candidates depth=6,beam=10,width=10 --output $(VENV)/eagle-candidates.npz
 	$(BIN)/python -m tests.benchmarks.bench_published --candidates $(VENV)/eagle-candidates.npz --output data/benchmarks/published.json
 
-profile: $(VENV)/.all  ## step times of the shipped model and of a 100 M shape on this machine, which should be idle
-	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --batch 1-16 --output data/profiles/medusa-cpu.json
-	for name in hydra eagle; do \
-		$(BIN)/treeopt profile $(MODELS)-$$name $(FRESH) --batch 1,4,16 --budget 200 --output data/profiles/$$name-cpu.json || exit 1; \
-	done
-	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1-16 --budget 450 --output data/profiles/medusa-one-thread.json
-	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1,4 --temperature 1 \
-		--output data/profiles/medusa-one-thread-t1.json
-	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --threads 1 --batch 1,4 $(TYPICAL) --output data/profiles/medusa-one-thread-typical.json
-	$(BIN)/treeopt profile $(RANDOM) --batch 1-8 --output data/profiles/random-100m-one-thread.json
-	$(BIN)/treeopt profile $(MODELS)-eagle $(FRESH) --threads 1 --requests 64 --batch 1,4 --max-depth 6 --policies \
-		--output data/profiles/eagle-one-thread.json
+profile: $(PROFILED:%=profile-%)  ## step times of the shipped models and of a 100 M shape on this machine, which should be idle
+	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --batch 1,4 --temperature 1 --output data/profiles/medusa-cpu-t1.json
+	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --batch 1,4 $(TYPICAL) --output data/profiles/medusa-cpu-typical.json
+	$(BIN)/treeopt profile $(MODELS)-eagle $(FRESH) --requests 64 --batch 1,4 --max-depth 6 --policies \
+		--output data/profiles/eagle-cpu-policies.json
+	$(BIN)/treeopt profile $(RANDOM) --batch 1-8 --output data/profiles/random-100m-cpu.json
+
+profile-%: TARGET = data/models/stdlib-llama
+profile-%: DRAFTER = data/models/stdlib-$*
+profile-%: SIZES = --batch 1,4,16 --budget 200
+profile-medusa: SIZES = --batch 1-16 --budget 450
+profile-medusa2: TARGET = data/models/stdlib-medusa2/target
+profile-prompt-lookup: DRAFTER = prompt-lookup
+profile-%: $(VENV)/.all
+	$(BIN)/treeopt profile --target $(TARGET) --drafter $(DRAFTER) $(FRESH) $(SIZES) --output data/profiles/$*-cpu.json
 
 validate: $(VENV)/.all  ## predicted against measured on this machine: live on prompts that no trace holds, and replayed
-	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --threads 1 --requests 64 --blocks 4 --trace data/traces/medusa-t0.npz \
-		--profile data/profiles/medusa-one-thread.json --output data/validations/medusa-one-thread.json
-	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --threads 1 --requests 64 --blocks 4 --batch 1,4 --temperature 1 \
-		--trace data/traces/medusa-t1.npz --profile data/profiles/medusa-one-thread-t1.json \
-		--output data/validations/medusa-one-thread-t1.json
-	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --threads 1 --requests 64 --blocks 4 --batch 1,4 $(TYPICAL) \
-		--trace data/traces/medusa-typical.npz --profile data/profiles/medusa-one-thread-typical.json \
-		--output data/validations/medusa-one-thread-typical.json
-	$(BIN)/treeopt validate $(RANDOM) --blocks 4 --trace data/traces/medusa-t0.npz \
-		--acceptance replay:data/traces/medusa-t0.npz --profile data/profiles/random-100m-one-thread.json \
-		--output data/validations/random-100m-one-thread.json
-	$(BIN)/treeopt search --trace data/traces/eagle-candidates-t0.npz --profile data/profiles/eagle-one-thread.json --batch 1,4 \
+	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --requests 64 --blocks 4 --trace data/traces/medusa-t0.npz \
+		--profile data/profiles/medusa-cpu.json --output data/validations/medusa-cpu.json
+	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --requests 64 --blocks 4 --batch 1,4 --temperature 1 \
+		--trace data/traces/medusa-t1.npz --profile data/profiles/medusa-cpu-t1.json --output data/validations/medusa-cpu-t1.json
+	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --requests 64 --blocks 4 --batch 1,4 $(TYPICAL) \
+		--trace data/traces/medusa-typical.npz --profile data/profiles/medusa-cpu-typical.json \
+		--output data/validations/medusa-cpu-typical.json
+	$(BIN)/treeopt validate $(RANDOM) --blocks 4 --trace data/traces/medusa-t0.npz --acceptance replay:data/traces/medusa-t0.npz \
+		--profile data/profiles/random-100m-cpu.json --output data/validations/random-100m-cpu.json
+	$(BIN)/treeopt search --trace data/traces/eagle-candidates-t0.npz --profile data/profiles/eagle-cpu-policies.json --batch 1,4 \
 		--policy all --output $(VENV)/policies.json
-	$(BIN)/treeopt validate $(MODELS)-eagle $(FRESH) --threads 1 --requests 64 --blocks 4 --plan $(VENV)/policies.json \
-		--output data/validations/eagle-policies.json
+	$(BIN)/treeopt validate $(MODELS)-eagle $(FRESH) --requests 64 --blocks 4 --plan $(VENV)/policies.json \
+		--output data/validations/eagle-cpu-policies.json
 
 gpu:  ## on a CUDA machine, with the Python that is there: correctness, profiles, validation, written below OUT
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.benchmarks.gpu --output $(OUT)

@@ -73,11 +73,11 @@ def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """The figures as JSON values.
 
     `cells`; mean and largest |predicted / measured − 1| of their speedups, ours and the closed forms', and of whole
-    runs (`end_to_end`); `coverage`, the
-    share of cells whose predicted interval holds the measured speedup (`consistent`: with the measurement's own
-    interval counted in), each with its exact binomial interval, cells taken as independent; `best`, for each batch
-    size which tree was predicted to be the fastest and how far it lies behind the one that was; `plain`, the
-    seconds of each batch size's plain step, which say whether the machine was as it was when it was profiled.
+    runs (`end_to_end`); `coverage`, the share of cells whose predicted interval holds the measured speedup
+    (`consistent`: with the measurement's own interval counted in), each with its exact binomial interval, cells taken
+    as independent; `best`, for each batch size which tree was predicted to be the fastest and how far it lies behind
+    the one that was; `plain`, the seconds of each batch size's plain step, which say whether the machine was as it was
+    when it was profiled.
     """
     found = comparisons
     return {

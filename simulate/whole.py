@@ -22,8 +22,8 @@ def whole_runs(
 ) -> dict[tuple[int, str], Estimate]:
     """How much faster whole runs with each static tree of a plan are than plain ones, by batch size and tree id.
 
-    None where the profile knows no prefill. Steps cost what full ones do, rows that idle being computed too, and
-    prompts that join together are read at once.
+    Empty where the profile knows no prefill. Steps cost what full ones do, rows that idle being computed too, and
+    prompts that join together are padded and read at once.
 
     Args:
         plan: with every tree.

@@ -78,7 +78,7 @@ def words(text):
 
 def test_every_result_is_on_the_page_as_it_was_printed(results, tmp_path):
     folder, printed = results
-    validation = shipped("validations/medusa-one-thread.json")
+    validation = shipped("validations/medusa-cpu.json")
     files = [TRACES / "medusa-t0.npz", *(folder / f"{name}.json" for name in printed), validation]
     page = page_of(tmp_path, *files, more=("--title", EVIL))
     found = Parsed(page)

@@ -1,9 +1,9 @@
 """All shipped drafters side by side: acceptance, tau, draft cost, predicted and measured speedup.
 
-Run as `python -m tests.benchmarks.bench_drafters` when the models and traces are there (`make drafters`). For each
-drafter: its trace is replayed, step times are measured, a tree is chosen for each batch size from half of the trace's
-requests and predicted on the rest, and the live loop decodes prompts that no trace holds. Prints a table in Markdown
-and writes the figures with `--output`; asserts nothing.
+Run as `python -m tests.benchmarks.bench_drafters` when models, traces and profiles are there (`make drafters`). For
+each drafter: its trace is replayed, a tree is chosen for each batch size from half of the trace's requests, predicted
+on the rest with the profile that `make profile` measured, and the live loop decodes prompts that no trace holds. Prints
+a table in Markdown and writes the figures with `--output`; asserts nothing.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from executor.train.traces import DRAFTERS, place_of, target_of
+from simulate.profile import load_profile
 from treeopt.estimate import paired_difference, ratio
 from treeopt.files import write_text
 from treeopt.plan import Plan
@@ -37,6 +38,7 @@ CHAIN = 5
 LATER = 3
 SIZES = (25, 63)
 BATCHES = (1, 4)
+THREADS = 1  # as `make profile` has
 
 
 def top_1(trace: Trace, depth: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -99,8 +101,6 @@ class Settings:
     """How much is measured."""
 
     data: Path
-    rounds: int = 2
-    steps: int = 8
     blocks: int = 4
     requests: int = 48
     skip: int = 1000
@@ -108,34 +108,21 @@ class Settings:
 
 
 def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]]:
-    """The chosen tree of each batch size: predicted from half of the trace and a profile, and as the loop ran it."""
+    """The chosen tree of each batch size: predicted from half of the trace and the profile, and as the loop ran it."""
     from executor.checkpoints import load_drafter
     from executor.loading import load_target, load_tokenizer, prepare
-    from executor.measure import measure_profile
     from executor.prompts import read_prompts
     from executor.validate import compare
-    from simulate.profile import save_profile
     from treeopt.optimize import search
 
-    prepare("cpu", threads=2, tensor_parallel=False)
+    profile = load_profile(settings.data / "profiles" / f"{name}-cpu.json")
+    prepare("cpu", threads=THREADS, tensor_parallel=False)
     folder = target_of(settings.data, name)
     target = load_target(folder, packed=True)
     drafter = load_drafter(place_of(settings.data, name), target, packed=True)
     tokenizer = load_tokenizer(folder, vocabulary=target.vocabulary)
     drawn = read_prompts(settings.data / "prompts" / "stdlib.jsonl")[settings.skip :][: settings.requests]
     tokens = tokenizer([p.text for p in drawn])["input_ids"]
-    profile = measure_profile(
-        target,
-        drafter,
-        tokens,
-        batches=BATCHES,
-        max_depth=trace.depth,
-        new_tokens=settings.new_tokens,
-        rounds=settings.rounds,
-        steps=settings.steps,
-    )
-    if name not in ("medusa", "hydra", "eagle"):  # `make profile` measures these at more sizes
-        save_profile(profile, settings.data / "profiles" / f"{name}-cpu.json")
     plan = search(trace, profile, batch=BATCHES)
     chosen = Plan(tuple(replace(entry, compared=()) for entry in plan.entries), plan.meta)
     speculative = Plan(tuple(e for e in chosen.entries if e.choice.tree is not None), plan.meta)
