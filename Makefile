@@ -76,7 +76,7 @@ profile: $(PROFILED:%=profile-%)  ## step times of the shipped models and of a 1
 	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --batch 1,4 --temperature 1 --output data/profiles/medusa-cpu-t1.json
 	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --batch 1,4 $(TYPICAL) --output data/profiles/medusa-cpu-typical.json
 	$(BIN)/treeopt profile $(MODELS)-eagle $(FRESH) --requests 64 --batch 1,4 --max-depth 6 --policies \
-		--output data/profiles/eagle-cpu-policies.json
+		--output data/profiles/eagle-policies-cpu.json
 	$(BIN)/treeopt profile $(RANDOM) --batch 1-8 --output data/profiles/random-100m-cpu.json
 
 profile-%: TARGET = data/models/stdlib-llama
@@ -98,10 +98,10 @@ validate: $(VENV)/.all  ## predicted against measured on this machine: live on p
 		--output data/validations/medusa-cpu-typical.json
 	$(BIN)/treeopt validate $(RANDOM) --blocks 4 --trace data/traces/medusa-t0.npz --acceptance replay:data/traces/medusa-t0.npz \
 		--profile data/profiles/random-100m-cpu.json --output data/validations/random-100m-cpu.json
-	$(BIN)/treeopt search --trace data/traces/eagle-candidates-t0.npz --profile data/profiles/eagle-cpu-policies.json --batch 1,4 \
+	$(BIN)/treeopt search --trace data/traces/eagle-candidates-t0.npz --profile data/profiles/eagle-policies-cpu.json --batch 1,4 \
 		--policy all --output $(VENV)/policies.json
 	$(BIN)/treeopt validate $(MODELS)-eagle $(FRESH) --requests 64 --blocks 4 --plan $(VENV)/policies.json \
-		--output data/validations/eagle-cpu-policies.json
+		--output data/validations/eagle-policies-cpu.json
 
 gpu:  ## on a CUDA machine, with the Python that is there: correctness, profiles, validation, written below OUT
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.benchmarks.gpu --output $(OUT)
