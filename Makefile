@@ -13,6 +13,7 @@ KEPT := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
 
 RANDOM := --target 100m --drafter medusa:5 --random-weights --prompt-tokens 128 --requests 64 --new-tokens 32 --threads 1
 MODELS := --target data/models/stdlib-llama --drafter data/models/stdlib
+SAMPLED := --temperature 1 --new-tokens 64
 TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
 PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
@@ -73,7 +74,7 @@ published: $(VENV)/.all  ## chosen trees against published ones, on the shipped 
 	$(BIN)/python -m tests.benchmarks.bench_published --candidates $(VENV)/eagle-candidates.npz --output data/benchmarks/published.json
 
 profile: $(PROFILED:%=profile-%)  ## step times of the shipped models and of a 100 M shape on this machine, which should be idle
-	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --batch 1,4 --temperature 1 --output data/profiles/medusa-cpu-t1.json
+	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --batch 1,4 $(SAMPLED) --output data/profiles/medusa-cpu-t1.json
 	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --batch 1,4 $(TYPICAL) --output data/profiles/medusa-cpu-typical.json
 	$(BIN)/treeopt profile $(MODELS)-eagle $(FRESH) --requests 64 --batch 1,4 --max-depth 6 --policies \
 		--output data/profiles/eagle-policies-cpu.json
@@ -91,7 +92,7 @@ profile-%: $(VENV)/.all
 validate: $(VENV)/.all  ## predicted against measured on this machine: live on prompts that no trace holds, and replayed
 	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --requests 64 --blocks 4 --trace data/traces/medusa-t0.npz \
 		--profile data/profiles/medusa-cpu.json --output data/validations/medusa-cpu.json
-	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --requests 64 --blocks 4 --batch 1,4 --temperature 1 \
+	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --requests 64 --blocks 4 --batch 1,4 $(SAMPLED) \
 		--trace data/traces/medusa-t1.npz --profile data/profiles/medusa-cpu-t1.json --output data/validations/medusa-cpu-t1.json
 	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --requests 64 --blocks 4 --batch 1,4 $(TYPICAL) \
 		--trace data/traces/medusa-typical.npz --profile data/profiles/medusa-cpu-typical.json \

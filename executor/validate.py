@@ -17,6 +17,7 @@ from executor.steps import Step
 from executor.target import Target
 from simulate.agreement import Comparison, Figures
 from simulate.predictions import ClosedForms, ways_of
+from simulate.whole import Runs
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.estimate import Estimate, ratio
 from treeopt.plan import Choice, Plan, PlanEntry
@@ -216,10 +217,17 @@ def _due_s(entry: PlanEntry, *, replayed: bool) -> float:
     return sum(1 / choice.tokens_s(entry.batch) for choice in (*plain, *ways_of(entry, static=replayed).values()))
 
 
-def run_sizes(plan: Plan, requests: Requests, *, blocks: int) -> dict[int, int]:
-    """By batch size, the requests of each piece that `compare` decodes by itself, about."""
+def runs_of(target: Target, plan: Plan, requests: Requests, *, blocks: int) -> Runs:
+    """The runs that `compare` makes."""
     cuts = pieces(plan, replayed=requests.replayed is not None)
-    return {batch: max(1, round(len(requests.prompts) / blocks / number)) for batch, (number, _) in cuts.items()}
+    parts = np.array_split(np.arange(len(requests.prompts)), blocks)
+    sizes = {
+        batch: tuple(len(piece) for part in parts for piece in np.array_split(part, number))
+        for batch, (number, _) in cuts.items()
+    }
+    given = requests.new_tokens
+    late = Decoder(target).late
+    return Runs(sizes, tuple(map(len, requests.prompts)), given if isinstance(given, int) else max(given), late)
 
 
 def blocks_of(plan: Plan, blocks: int, *, replayed: bool = False) -> int:

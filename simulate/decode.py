@@ -7,7 +7,7 @@ piece by itself.
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +35,11 @@ def run(
     prompt_tokens: int | Ints | None = None,
     by_context: bool = True,
     accepted: Ints | None = None,
-    piece: int | None = None,
+    piece: int | Sequence[int] | None = None,
     lock_step: bool = False,
     pad: bool = False,
     fixed_shape: bool = False,
+    late: int = 0,
 ) -> Timeline:
     """Every request of the trace, decoded in the trace's order.
 
@@ -53,17 +54,20 @@ def run(
             the context to the cost model.
         by_context: False leaves it there all the same.
         accepted: drafted tokens that a step from each anchor keeps, int64 (P,); default what the ranks say.
-        piece: requests that are begun when all of the same number before them have ended; None: rows are refilled to
-            the last. As many as `batch` make a batch that drains.
+        piece: requests that are begun when all before them have ended, or of each such piece, gone through in turn;
+            None: rows are refilled to the last. As many as `batch` make a batch that drains.
         lock_step: all sequences advance by the smallest number of tokens that one of them committed. Sequences whose
             own step would end them hold nobody back.
         pad: a step of a batch that the cost model lacks costs what the nearest batch above does, up to `PAD`
             times `batch`.
         fixed_shape: steps cost what one of `batch` requests does, and prompts that join together as if each were as
             long as the longest, as in treeopt's own loop, which computes rows that idle and pads prompts.
+        late: steps for which the row of a request that has ended is held, since the host reads so much later; they
+            count as the request's own. The last of a piece are not waited for.
 
     Raises:
-        UsageError: a batch or piece below 1, negative prefill or prompts, or prefill by tokens that nobody told.
+        UsageError: a batch or piece below 1, negative prefill or prompts, prefill by tokens that nobody told, or
+            lock-step that is late.
         TraceError: the tree is deeper or wider than the trace.
         CostError: names the batch sizes that have no cost.
 
@@ -75,16 +79,17 @@ def run(
     """
     if batch < 1:
         raise UsageError(f"batch must be at least 1, got {batch}")
-    if piece is not None and piece < 1:
-        raise UsageError(f"piece must be at least 1, got {piece}")
+    if lock_step and late:
+        raise UsageError("rows in lock-step are not held late")
     prompts = None if prompt_tokens is None else each(prompt_tokens, trace.requests, "prompt_tokens")
     if accepted is None:
         accepted = accepted_lengths(tree or EMPTY, trace)
-    advance = _in_lock_step if lock_step else _ragged
-    given = advance(accepted, trace, batch, piece or trace.requests)
+    ends = _ends(trace.requests if piece is None else piece, trace.requests)
+    given = _in_lock_step(accepted, trace, batch, ends) if lock_step else _ragged(accepted, trace, batch, ends, late)
     occupancy = np.bincount(given.step)
     context = _context(given, prompts, occupancy) if prompts is not None and by_context else None
-    price = pricing(tree, cost, committed=float(given.tokens.mean()), pad_to=PAD * batch if pad else 0)
+    committed = float(given.tokens[given.tokens > 0].mean())
+    price = pricing(tree, cost, committed=committed, pad_to=PAD * batch if pad else 0)
     step_s = step_seconds(np.full_like(occupancy, batch) if fixed_shape else occupancy, context, price, padded=pad)
 
     joined = given.step[np.flatnonzero(np.diff(given.request, prepend=-1))]
@@ -190,35 +195,62 @@ def step_seconds(occupancy: Ints, context: Ints | None, seconds: Seconds, *, pad
     return found[which.ravel()]
 
 
-def _ragged(accepted: Ints, trace: Trace, batch: int, piece: int) -> Emissions:
+def _ends(piece: int | Sequence[int], requests: int) -> Ints:
+    """Of each request, the number of the first of the next piece, int64 (R,).
+
+    >>> _ends([2, 1], 4).tolist()
+    [2, 2, 3, 5]
+    """
+    sizes = np.atleast_1d(piece).astype(np.int64)
+    if len(sizes) == 0 or (sizes < 1).any():
+        raise UsageError(f"a piece must have at least 1 request, got {piece}")
+    sizes = np.resize(sizes, requests)
+    return np.repeat(np.cumsum(sizes), sizes)[:requests]
+
+
+def _ragged(accepted: Ints, trace: Trace, batch: int, ends: Ints, late: int) -> Emissions:
     """Who is in which step: a request takes as many steps as it takes alone, so only beginnings depend on others."""
     walk = walked(accepted, trace)
     request = walk.request.astype(np.int64)
     steps = np.bincount(request, minlength=trace.requests)
     first = np.cumsum(steps) - steps
-    begins = _begins(steps.tolist(), batch, piece)
+    begins = _begins(steps.tolist(), batch, ends.tolist(), late)
     number = np.arange(len(request)) - first[request]
     tokens = np.diff(walk.anchors, append=trace.anchors)  # requests stand one after the other
-    return Emissions(request, begins[request] + number, tokens)
+    given = Emissions(request, begins[request] + number, tokens)
+    return _held(given, begins + steps, ends, late) if late else given
 
 
-def _begins(steps: list[int], batch: int, piece: int) -> Ints:
+def _begins(steps: list[int], batch: int, ends: list[int], late: int) -> Ints:
     """The step at which each request begins, given how many it takes."""
-    free, begins = [0] * batch, []
+    free, over, begins = [0] * batch, 0, []
     for request, count in enumerate(steps):
-        if request % piece == 0:
-            free = [max(free)] * batch
+        if request and ends[request] != ends[request - 1]:
+            free = [over] * batch
         begins.append(free[0])
-        heapq.heapreplace(free, free[0] + count)
+        over = max(over, free[0] + count)
+        heapq.heapreplace(free, free[0] + count + late)
     return np.array(begins, dtype=np.int64)
 
 
-def _in_lock_step(accepted: Ints, trace: Trace, batch: int, piece: int) -> Emissions:
+def _held(given: Emissions, over: Ints, ends: Ints, late: int) -> Emissions:
+    """With the steps after each request's last, `over`, that its row is held for, none beyond the last of its piece."""
+    piece = np.unique(ends, return_inverse=True)[1]
+    until = np.zeros_like(over)
+    np.maximum.at(until, piece, over)
+    request, more = np.nonzero(over[:, None] + np.arange(late) < until[piece][:, None])
+    everyone = np.append(given.request, request)
+    order = everyone.argsort(kind="stable")
+    step, tokens = np.append(given.step, over[request] + more), np.append(given.tokens, np.zeros_like(request))
+    return Emissions(everyone[order], step[order], tokens[order])
+
+
+def _in_lock_step(accepted: Ints, trace: Trace, batch: int, ends: Ints) -> Emissions:
     requests, steps, tokens = list[Ints](), list[Ints](), list[Ints]()
     request, here, waiting = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 0
     while True:
-        if len(request) == 0 or waiting % piece:
-            due = min(waiting - waiting % piece + piece, trace.requests)
+        if waiting < trace.requests and (len(request) == 0 or waiting < ends[waiting - 1]):
+            due = min(ends[waiting], trace.requests)
             joined = np.arange(waiting, min(waiting + batch - len(request), due))
             request, here = np.append(request, joined), np.append(here, trace.starts[joined])
             waiting += len(joined)

@@ -1,6 +1,7 @@
 """Whole runs of treeopt's own loop predicted: prompts are read before steps, rows idle before the last has ended."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,30 @@ from treeopt.trace import Trace
 from treeopt.tree import Tree
 
 
-def whole_runs(
-    plan: Plan, trace: Trace, profile: Profile, *, prompts: Sequence[int] | Ints, pieces: Mapping[int, int]
-) -> dict[tuple[int, str], Estimate]:
+@dataclass(frozen=True)
+class Runs:
+    """The runs that are predicted: how many requests each has, and what these are.
+
+    Attributes:
+        pieces: by batch size, the requests of each run, one run after the other.
+        prompts: tokens of each request's prompt.
+        new_tokens: most that each is continued by.
+        late: steps that the host reads late.
+    """
+
+    pieces: Mapping[int, tuple[int, ...]]
+    prompts: tuple[int, ...]
+    new_tokens: int
+    late: int = 0
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """As JSON values."""
+        pieces = {str(batch): list(sizes) for batch, sizes in self.pieces.items()}
+        return asdict(self) | {"pieces": pieces, "prompts": list(self.prompts)}
+
+
+def whole_runs(plan: Plan, trace: Trace, profile: Profile, runs: Runs) -> dict[tuple[int, str], Estimate]:
     """How much faster whole runs with each static tree of a plan are than plain ones, by batch size and tree id.
 
     Empty where the profile knows no prefill. Steps cost what full ones do, rows that idle being computed too, and
@@ -27,10 +49,10 @@ def whole_runs(
 
     Args:
         plan: with every tree.
-        trace: requests that are replayed, none of which trees were chosen on.
+        trace: requests that are replayed, none of which trees were chosen on; their prompts are taken to be as long as
+            those of the runs, in turn.
         profile: of steps and prefill.
-        prompts: tokens of those that are decoded; the trace's requests are given them in turn.
-        pieces: by batch size, requests of a run.
+        runs: what is decoded.
 
     Raises:
         CostError: shorter prompts than the profile knows the prefill of, or contexts that it does not reach.
@@ -39,13 +61,13 @@ def whole_runs(
     prefill = profile.prefill
     if prefill is None:
         return found
-    tokens = np.resize(np.asarray(prompts, dtype=np.int64), trace.requests)
+    tokens = _spread(np.array(runs.prompts), trace.requests)
     for entry in plan.entries:
 
         def timed(tree: Tree | None, batch: int = entry.batch) -> Timeline:
-            seconds = partial(prefill.seconds, drafted=tree is not None)
-            how: dict[str, Any] = {"piece": pieces[batch], "by_context": profile.apart, "fixed_shape": True}
-            return run(trace, tree, profile, batch=batch, prefill_s=seconds, prompt_tokens=tokens, **how)
+            how: dict[str, Any] = {"by_context": profile.apart, "fixed_shape": True, "late": runs.late}
+            how |= {"prompt_tokens": tokens, "prefill_s": partial(prefill.seconds, drafted=tree is not None)}
+            return run(trace, tree, profile, batch=batch, piece=runs.pieces[batch], **how)
 
         plain = timed(None)
         for tree in ways_of(entry, static=True):
@@ -53,3 +75,12 @@ def whole_runs(
             error = profile.error(StepShape.of(tree, batch=entry.batch))
             found[entry.batch, tree.id] = speedup(timed(tree), plain, relative_error=error).throughput
     return found
+
+
+def _spread(values: Ints, count: int) -> Ints:
+    """So many of the values: all in turn, over and over, or where there are more, at equal distances.
+
+    >>> _spread(np.arange(3), 5).tolist(), _spread(np.arange(5), 2).tolist()
+    ([0, 1, 2, 0, 1], [0, 2])
+    """
+    return np.resize(values, count) if len(values) <= count else values[np.arange(count) * len(values) // count]

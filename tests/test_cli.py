@@ -30,7 +30,7 @@ from executor.target import Target
 from simulate.predictions import load_predictions
 from simulate.prefill import Prefill
 from simulate.profile import BatchTimes, Profile, load_profile, save_profile
-from simulate.whole import whole_runs
+from simulate.whole import Runs, whole_runs
 from tests.strategies import drawn_trace
 from treeopt.cli import COMMANDS, main
 from treeopt.errors import ExecutorError
@@ -886,29 +886,78 @@ def test_validate_makes_its_own_plan_of_a_trace(made, tiny, tmp_path):
     assert {cell["batch"] for cell in read_json(result.stdout)["cells"]} == {1, 2}
 
 
-def test_validate_predicts_whole_runs_where_it_knows_what_prompts_take(made, tiny, tmp_path):
-    """Of requests as long as the trace's, by a profile that knows prefill of prompts as short."""
-    words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1,2", "--blocks", "2")
+def knowing(*lengths: int, batches=(1, 2)) -> Profile:
+    """Step times, and prefill of prompts of these lengths."""
+    times = tuple((tokens, 0.001 * tokens) for tokens in lengths)
+    return replace(small_profile(batches=batches), prefill=Prefill(times, times))
 
-    def validated(least: int, new_tokens: int) -> tuple[dict, str]:
-        times = ((least, 0.004), (64, 0.02))
-        save_profile(replace(small_profile(batches=(1, 2)), prefill=Prefill(times, times)), tmp_path / "profile.json")
-        how = ("--new-tokens", str(new_tokens), "--predictions", tmp_path / "fixed.json", "--json")
-        shown = done("validate", *inputs(tiny), *words, *how)
-        return read_json(shown.stdout), shown.stderr
 
-    record, _ = validated(1, 6)
+def whole(tiny, made, folder, *more, profile=None) -> tuple[dict, str]:
+    """What `validate` says, and tells, of the trace with these step times; predictions go to `fixed.json`."""
+    save_profile(profile or knowing(1, 64), folder / "profile.json")
+    words = ("--trace", made / "trace.npz", "--profile", folder / "profile.json", "--batch", "1,2", *more)
+    shown = done("validate", *inputs(tiny), *words, "--predictions", folder / "fixed.json", "--json")
+    return read_json(shown.stdout), shown.stderr
+
+
+def test_validate_predicts_whole_runs(made, tiny, tmp_path):
+    """As the library does, of the requests that trees were not chosen on."""
+    record, told = whole(tiny, made, tmp_path, *CHECK)
+    assert "whole runs" not in told
     fixed = load_predictions(tmp_path / "fixed.json")
     cells = {(cell["batch"], cell["tree"]["id"]): cell["end_to_end_predicted"] for cell in record["cells"]}
     assert cells == {place: asdict(due) for place, due in fixed.whole.items()}
     assert record["end_to_end"]["cells"] == len(cells) >= 2
-    trace, profile = load_trace(made / "trace.npz"), load_profile(tmp_path / "profile.json")
-    _, held = hold_out(trace, seed=0)
-    assert fixed.whole == whole_runs(fixed.plan, held, profile, prompts=trace.prompt_tokens, pieces={1: 2, 2: 4})
-    for least, new_tokens, said in ((1, 5, False), (40, 6, True)):
-        record, told = validated(least, new_tokens)
-        assert record["end_to_end"] is None
-        assert ("whole runs are not predicted: prefill was measured for 40 tokens and more" in told) == said
+    trace = load_trace(made / "trace.npz")
+    runs = Runs({1: (2, 2, 2, 2), 2: (4, 4)}, tuple(trace.prompt_tokens.tolist()), 6)
+    assert fixed.meta["runs"] == runs.record
+    assert fixed.whole == whole_runs(
+        fixed.plan, hold_out(trace, seed=0)[1], load_profile(tmp_path / "profile.json"), runs
+    )
+    table = done("validate", *inputs(tiny), *CHECK, "--predictions", tmp_path / "fixed.json").stdout
+    assert "Error of whole runs, prefill and draining included: mean" in table
+    assert "end to end" in table
+
+
+@pytest.mark.parametrize(
+    ("more", "profile", "told"),
+    [
+        (("--new-tokens", "5"), None, "the trace's requests are of up to 6 tokens, those to be decoded of 5"),
+        (("--new-tokens", "6"), knowing(40, 64), "prefill was measured for 40 tokens and more"),
+        (("--new-tokens", "6"), small_profile(batches=(1, 2)), "the profile does not know what prompts take"),
+    ],
+)
+def test_validate_says_why_whole_runs_are_not_predicted(made, tiny, tmp_path, more, profile, told):
+    record, said = whole(tiny, made, tmp_path, *more, "--blocks", "2", profile=profile)
+    assert record["end_to_end"] is None
+    assert f"whole runs are not predicted: {told}" in said
+    assert load_predictions(tmp_path / "fixed.json").meta["runs"] is None
+
+
+def test_a_few_prompts_may_be_shorter_than_profiled(made, tiny, tmp_path):
+    lengths = sorted(load_trace(made / "trace.npz").prompt_tokens.tolist())
+    assert lengths[0] < lengths[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("treeopt.cli.predicting.FEW", 1 / len(lengths))
+        record, said = whole(tiny, made, tmp_path, *CHECK, profile=knowing(lengths[1], 64))
+    assert f"1 prompts are taken to be as long as the shortest profiled, {lengths[1]} tokens" in said
+    assert record["end_to_end"]["cells"] >= 2
+
+
+def test_whole_runs_are_compared_with_their_own_predictions_only(made, tiny, tmp_path):
+    record, _ = whole(tiny, made, tmp_path, *CHECK)
+    assert record["end_to_end"]["cells"] >= 2
+    words = ("--predictions", tmp_path / "fixed.json", "--json")
+    same = done("validate", *inputs(tiny), *CHECK, *words)
+    assert read_json(same.stdout)["end_to_end"]["cells"] >= 2
+    assert "whole runs" not in same.stderr
+    turned = tmp_path / "turned.jsonl"
+    turned.write_text("".join(reversed((tiny / "prompts.jsonl").read_text().splitlines(keepends=True))))
+    for prompts, new_tokens in ((tiny / "prompts.jsonl", "4"), (turned, "6")):
+        how = ("--new-tokens", new_tokens, "--blocks", "2")
+        other = done("validate", *inputs(tiny, prompts=prompts), *how, *words)
+        assert read_json(other.stdout)["end_to_end"] is None
+        assert "whole runs are not compared: other prompts, blocks or numbers of tokens" in other.stderr
 
 
 def test_validate_measures_trees_of_given_sizes(made, tiny, tmp_path):

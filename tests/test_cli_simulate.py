@@ -61,6 +61,7 @@ def test_figures_are_the_librarys(files, tmp_path):
         assert way["total_s"] == due.total_s
         assert way["ttft_s"]["p95"]["value"] == due.percentiles("ttft", (0.95,))[0].value
         assert way["itl_s"]["p50"]["high"] == due.percentiles("itl", (0.5,))[0].high
+    assert record["mode"] == "draining batches, all steps of full batches"
     gain = speedup(tree, plain, relative_error=0.02)
     assert record["speedup"]["throughput"]["value"] == gain.throughput.value
     assert record["speedup"]["per_request"]["low"] == gain.per_request.low

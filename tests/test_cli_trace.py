@@ -151,8 +151,12 @@ def test_traces_are_joined(tiny, tmp_path):
     assert run("trace", "info", tmp_path / "c.npz").exit_code == 0
     save_trace(replace(second, prompt_tokens=None), tmp_path / "silent.npz")
     told = run("trace", "merge", files[0], tmp_path / "silent.npz", "--output", tmp_path / "d.npz").stderr
-    assert f"lengths of prompts are left out: {tmp_path / 'silent.npz'} do not tell them" in told
+    assert f"lengths of prompts are left out, not told by {tmp_path / 'silent.npz'}" in told
     assert load_trace(tmp_path / "d.npz").prompt_tokens is None
+    (tmp_path / "d.npz").unlink()
+    save_trace(replace(first, prompt_tokens=None), tmp_path / "too.npz")
+    told = run("trace", "merge", tmp_path / "too.npz", tmp_path / "silent.npz", "--output", tmp_path / "d.npz").stderr
+    assert "lengths of prompts" not in told
     (tmp_path / "d.npz").unlink()
     refused(run("trace", "merge", files[0], files[0], "--output", tmp_path / "d.npz"), f"{files[0]} holds texts")
     refused(run("trace", "merge", tmp_path, "--output", tmp_path / "d.npz"), "manifest.json")

@@ -22,7 +22,7 @@ from simulate.predictions import (
 )
 from simulate.prefill import Prefill
 from simulate.profile import load_profile
-from simulate.whole import whole_runs
+from simulate.whole import Runs, whole_runs
 from tests.strategies import drawn_trace
 from treeopt.errors import PlanError
 from treeopt.files import shipped
@@ -44,7 +44,7 @@ def predictions() -> Predictions:
     plan = search(trace, COST, batch=(1, 4), compare=sized_trees(parse_sizes("chain:2,best:7"), trace), max_nodes=15)
     forms = closed_forms(plan, trace=trace, cost=COST, weights=(50, 700))
     profile = replace(COST, prefill=Prefill(((8, 0.01),), ((8, 0.02),)))
-    whole = whole_runs(plan, trace, profile, prompts=[8], pieces={1: 8, 4: 8})
+    whole = whole_runs(plan, trace, profile, Runs({1: (8,), 4: (8,)}, (8,), 20))
     return Predictions(plan, forms, {"trace": "abc"}, whole)
 
 

@@ -46,12 +46,13 @@ def slow_run(trace, tree, cost, batch, prefill, prompts, *, piece, lock_step, fi
     accepted = accepted_lengths(tree, trace).tolist()
     starts, stops = trace.starts.tolist(), trace.stops.tolist()
     waiting, rows = list(range(trace.requests)), [None] * batch
+    edges = set() if piece is None else set(np.cumsum(np.resize(piece, trace.requests)).tolist())
     place, now, admitted, bursts = {}, 0.0, {}, {r: [] for r in range(trace.requests)}
     while waiting or any(r is not None for r in rows):
         began = now
         for i in range(batch):
             begun = trace.requests - len(waiting)
-            room = piece is None or begun % piece or all(r is None for r in rows)
+            room = begun not in edges or all(r is None for r in rows)
             if rows[i] is None and waiting and room:
                 rows[i] = waiting.pop(0)
                 place[rows[i]], admitted[rows[i]] = starts[rows[i]], began
@@ -81,7 +82,7 @@ def cases(draw):
     prefill = draw(st.lists(st.sampled_from([0.0, 0.5, 3.0]), min_size=trace.requests, max_size=trace.requests))
     prompts = draw(st.none() | st.lists(st.integers(0, 99), min_size=trace.requests, max_size=trace.requests))
     flags = {
-        "piece": draw(st.none() | st.integers(1, 8)),
+        "piece": draw(st.none() | st.integers(1, 8) | st.lists(st.integers(1, 4), min_size=1, max_size=3)),
         "lock_step": draw(st.booleans()),
         "fixed_shape": draw(st.booleans()),
     }
@@ -231,6 +232,10 @@ def test_settings_without_meaning_are_refused():
     trace = with_lengths(np.zeros((4, 1)), [2, 2], width=1)
     for words, message in (
         ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"batch": 1, "piece": 0}, "a piece must have at least 1 request, got 0"),
+        ({"batch": 1, "piece": [2, 0]}, r"a piece must have at least 1 request, got \[2, 0\]"),
+        ({"batch": 1, "piece": []}, "a piece must have at least 1 request"),
+        ({"batch": 1, "lock_step": True, "late": 1}, "lock-step are not held late"),
         ({"batch": 1, "prefill_s": -1.0}, "prefill_s must be 0 or more and finite, got -1.0"),
         ({"batch": 1, "prefill_s": np.array([0.0, np.nan])}, r"prefill_s\[1\] must be 0 or more and finite"),
         (

@@ -74,6 +74,18 @@ def test_traces_are_as_large_as_promised(name):
     assert trace.meta["provenance"]["commit"]
 
 
+@pytest.mark.parametrize("name", traces.DRAFTERS)
+def test_a_trace_finds_the_profile_of_its_drafter(name):
+    """Of one thread, measured as the others were; a drafter may have others, of policies or two threads."""
+    file = shipped(f"traces/{name}-t0.npz")
+    found = matching.profile_for(load_trace(file), file, None)
+    assert found == load_profile(shipped(f"profiles/{name}-cpu.json"))
+    assert found.meta["device"] == "cpu, 1 threads"
+    assert found.prefill.reach[0] <= 20
+    assert [times.batch for times in found.batches if times.batch in (1, 4, 16)] == [1, 4, 16]
+    assert found.meta["left_out_sizes"]["median_error"] <= 0.02
+
+
 def test_everything_is_of_the_same_models(models):
     target, drafter = models
     own = (weights_hash(target.model), weights_hash(drafter))

@@ -3,27 +3,29 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma3Config, LlamaConfig, Qwen2Config
 
-from executor import decode
+from executor import decode, validate
 from executor.acceptance import Greedy, SampleAndMatch
+from executor.decode import Decoder
 from executor.drafters.language_model import LanguageModel
 from executor.drafters.medusa import MedusaHeads
 from executor.reading import weights_read
 from executor.sampling import Warp, seeded
 from executor.shaped import SHAPES, _of_layers, random_drafter, random_target, shape_config
 from executor.target import Target
-from executor.validate import Requests, blocks_of, compare, pieces, run_sizes
+from executor.validate import Requests, blocks_of, compare, pieces, runs_of
 from simulate.agreement import comparison_record
 from simulate.predictions import closed_forms, ways_of
 from simulate.prefill import Prefill
 from simulate.profile import BatchTimes, Profile
 from simulate.shapes import Shape
-from simulate.whole import whole_runs
+from simulate.whole import Runs, whole_runs
 from tests.models import SMALL, random_heads, random_prompts, small_target
 from tests.strategies import drawn_trace
 from treeopt.errors import ExecutorError, TraceError, UsageError
@@ -133,32 +135,76 @@ def test_replayed_acceptance_is_measured_as_it_is(plan, clock):
     assert {best["batch"] for best in comparison_record(cells)["best"]} == set(BATCHES)
 
 
-@pytest.mark.parametrize("lengths", [[4], [5, 9, 2, 7]])
-def test_whole_runs_take_as_long_as_they_are_predicted_to(plan, clock, monkeypatch, lengths):
-    """Of the very requests: prompts read together are padded, rows idle, pieces drain."""
-    replayed = a_trace(2 * BLOCKS * max(BATCHES), 7)
-    prompts = random_prompts(np.resize(lengths, replayed.requests).tolist())
-    asked = Requests(prompts, 64, replayed=replayed)
-    prefill = Target.prefill
+@pytest.fixture
+def prefill_clock(clock, monkeypatch) -> Clock:
+    """Prompts padded to n tokens, b at once, take 0.05 + 0.001 b n, a drafter that reads them 0.02 more."""
+    prefill, admit = Target.prefill, MedusaHeads.admit
 
-    def timed(self, rows, prompts, **more):
+    def timed_prefill(self, rows, prompts, **more):
         clock.now += 0.05 + 0.001 * len(prompts) * (1 + max(map(len, prompts)))  # the root is not read
         return prefill(self, rows, prompts, **more)
 
-    monkeypatch.setattr(Target, "prefill", timed)
-    times = tuple((tokens, 0.05 + 0.001 * tokens) for tokens in (2, 64))
-    profile = replace(a_profile(), prefill=Prefill(times, times))
-    sizes = run_sizes(plan, asked, blocks=BLOCKS)
-    assert sizes == {1: 2, 2: 4}
-    due = whole_runs(plan, replayed, profile, prompts=[len(prompt) for prompt in prompts], pieces=sizes)
-    cells = compare(small_target(), random_heads(), plan, asked, blocks=BLOCKS, whole=due)
-    assert len(cells) >= 2 * 4
+    def timed_admit(self, *args):
+        clock.now += 0.02
+        return admit(self, *args)
+
+    monkeypatch.setattr(Target, "prefill", timed_prefill)
+    monkeypatch.setattr(MedusaHeads, "admit", timed_admit)
+    return clock
+
+
+PREFILL = Prefill(*(tuple((tokens, more + 0.001 * tokens) for tokens in (2, 64)) for more in (0.05, 0.07)))
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("lengths", [[4], [5, 9, 2, 7]])
+def test_whole_runs_take_as_long_as_they_are_predicted_to(prefill_clock, monkeypatch, lengths, late):
+    """Of the very requests: prompts read together are padded, rows idle and are freed late, uneven pieces drain."""
+    trace, batches = a_trace(40, 0), (1, 2, 4)
+    profile = replace(a_profile(batches), prefill=PREFILL)
+    plan = search(trace, profile, batch=batches, max_nodes=7, compare=sized_trees(parse_sizes("chain:2,best:7"), trace))
+    replayed = a_trace(2 * BLOCKS * max(batches) + 5, 7)
+    prompts = random_prompts(np.resize(lengths, replayed.requests).tolist())
+    asked = Requests(prompts, 64, replayed=replayed)
+    target = small_target()
+    monkeypatch.setattr(validate, "Decoder", partial(Decoder, late=late))
+    runs = runs_of(target, plan, asked, blocks=BLOCKS)
+    assert runs.pieces == {1: (3, 3, 2, 2) * 2 + (3, 2, 2, 2), 2: (5, 5, 5, 5, 5, 4), 4: (10, 10, 9)}
+    assert (runs.prompts, runs.new_tokens, runs.late) == (tuple(map(len, prompts)), 64, late)
+    due = whole_runs(plan, replayed, profile, runs)
+    cells = compare(target, random_heads(), plan, asked, blocks=BLOCKS, whole=due)
+    assert len(cells) >= 3 * 2
     for cell in cells:
         assert cell.whole == due[cell.batch, cell.tree.id]
         assert cell.end_to_end == pytest.approx(cell.whole.value, rel=1e-9)
-        assert cell.end_to_end != pytest.approx(cell.measured.speedup.value, rel=0.01)
+        assert cell.end_to_end != pytest.approx(cell.measured.speedup.value, rel=1e-3)
     assert comparison_record(cells)["end_to_end"]["max_error"] < 1e-9
-    assert whole_runs(plan, replayed, a_profile(), prompts=[4], pieces=sizes) == {}
+    assert whole_runs(plan, replayed, a_profile(batches), runs) == {}
+
+
+def test_whole_runs_are_as_uncertain_as_steps_of_their_batch(plan):
+    """Steps that are known to 2 and 30 %; and what requests differ by."""
+    profile = a_profile()
+    small, large = (replace(t, relative_error=e) for t, e in zip(profile.batches, (0.02, 0.3), strict=True))
+    profile = replace(profile, batches=(small, large), prefill=PREFILL)
+    found = whole_runs(plan, a_trace(40, 7), profile, Runs({1: (3,), 2: (5,)}, (4,), 64))
+    for (batch, _), estimate in found.items():
+        assert {1: 0.02, 2: 0.3}[batch] < estimate.relative < {1: 0.1, 2: 0.35}[batch]
+
+
+def test_whole_runs_are_priced_at_their_contexts(plan):
+    """Steps behind 100 tokens take three times as long as those behind 10, plain ones as long."""
+    tables = tuple(
+        replace(times, context=context, rest=tuple((n, factor * s) for n, s in times.rest))
+        for times in a_profile().batches
+        for context, factor in ((10.0, 1.0), (100.0, 3.0))
+    )
+    profile = Profile(tables, (0, 200), 0.02, prefill=Prefill(((2, 1e-6),), ((2, 1e-6),)))
+    short, long = (
+        whole_runs(plan, a_trace(40, 7), profile, Runs({1: (3,), 2: (5,)}, (length,), 64)) for length in (8, 96)
+    )
+    assert short.keys() == long.keys()
+    assert all(long[cell].value < 0.7 * short[cell].value for cell in short)
 
 
 def test_plain_decoding_and_trees_are_judged_by_the_rule_that_was_asked_for(plan, clock, monkeypatch):

@@ -38,7 +38,7 @@ from executor.measure import measure_profile
 from executor.prompts import read_prompts
 from executor.record import collect, device_name
 from executor.target import Target
-from executor.validate import Requests, compare, run_sizes
+from executor.validate import Requests, compare, runs_of
 from simulate.agreement import comparison_record
 from simulate.profile import save_profile
 from simulate.shapes import Shape
@@ -103,8 +103,7 @@ def shipped_model(device: str, output: Path, keep: Keep, *, graphs: bool, tiny: 
     save_profile(profile, output / "profile-shipped.json")
     plan = search(trace, profile, batch=batches, solver_work=0.0)
     asked = Requests(fresh, 32, [0], graphs=graphs)
-    sizes, lengths = run_sizes(plan, asked, blocks=2), [len(prompt) for prompt in fresh]
-    whole = whole_runs(plan, hold_out(trace)[1], profile, prompts=lengths, pieces=sizes)
+    whole = whole_runs(plan, hold_out(trace)[1], profile, runs_of(target, plan, asked, blocks=2))
     record = comparison_record(compare(target, drafter, plan, asked, blocks=2, whole=whole))
     write_text(output / "validation.json", json.dumps(record, indent=1) + "\n")
     return {name: record[name] for name in ("mean_error", "max_error", "end_to_end")}

@@ -1,8 +1,8 @@
 """What `treeopt validate` predicts, and of what: a plan, a trace with step times, or a file of predictions."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -22,11 +22,11 @@ from treeopt.trace import DRAWN, Trace, load_trace
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from executor.validate import Requests
     from simulate.predictions import Predictions
     from simulate.profile import Profile
+    from simulate.whole import Runs
     from treeopt.estimate import Estimate
 
 BATCHES = (1, 2, 4, 8)
@@ -136,28 +136,22 @@ class Opened:
     first: int = 0
 
     def predictions(
-        self,
-        asked: "Requests",
-        pieces: "Callable[[Plan], Mapping[int, int]]",
-        *,
-        weights: tuple[int, int] | None,
-        seed: int,
+        self, context: int, runs: "Callable[[Plan], Runs]", *, weights: tuple[int, int] | None, seed: int
     ) -> "Predictions":
         """Those of a file; else a plan, with closed forms, whole runs and the hashes of what all was made of.
 
         Args:
-            asked: what will be decoded.
-            pieces: of a plan, by batch size, requests of each run.
+            context: tokens a sequence in the cache while measuring, the mean.
+            runs: what will be decoded to check a plan.
             weights: read by a drafter forward and by a plain step of the target, see `closed_forms`.
             seed: of the search.
 
         Raises:
             CostError: the step times cover no tree.
         """
-        context = asked.context
         self._warn_of_context(context)
         if self.fixed is not None:
-            return self.fixed
+            return self._still_whole(self.fixed, runs(self.fixed.plan))
         from simulate.predictions import Predictions, closed_forms
 
         plan, judged = self.plan, None
@@ -180,7 +174,8 @@ class Opened:
                 context=context,
                 seed=seed,
             )
-        whole = {} if judged is None else self._whole(plan, judged, asked, pieces(plan))
+        due = runs(plan)
+        whole = {} if judged is None else self._whole(plan, judged, due)
         forms = closed_forms(plan, trace=judged, cost=self.cost, weights=weights, context=context)
         files = {
             "plan": self.sources.plan_file,
@@ -191,38 +186,52 @@ class Opened:
         hashes = {name: None if path is None else checksum(path) for name, path in files.items()}
         counts = None if weights is None else list(weights)
         part = None if self.replayed is None else [self.first, self.replayed.requests]
-        settings = {"replayed_requests": part, "weights_read": counts, "context": context, "seed": seed}
+        settings: dict[str, Any] = {"replayed_requests": part, "weights_read": counts, "context": context, "seed": seed}
+        settings["runs"] = due.record if whole else None
         meta = {**hashes, **settings, "provenance": this_run()}
         return Predictions(plan, forms, meta, whole)
 
-    def _whole(
-        self, plan: Plan, judged: Trace, asked: "Requests", pieces: "Mapping[int, int]"
-    ) -> "dict[tuple[int, str], Estimate]":
-        """Whole runs, where the trace's requests were as long as these may be and the profile covers them.
+    def _whole(self, plan: Plan, judged: Trace, runs: "Runs") -> "dict[tuple[int, str], Estimate]":
+        """Whole runs, where trace and profile cover them; else stderr says why not.
 
-        A few prompts shorter than it knows the prefill of are taken to be as long as the shortest of these.
+        A few prompts shorter than the profile knows the prefill of are taken to be as long as the shortest of these.
         """
         from simulate.whole import whole_runs
 
         assert self.cost is not None
-        if self.cost.prefill is None or judged.lengths.max() != max(asked.limits):
-            return {}
-        lengths, least = np.array([len(prompt) for prompt in asked.prompts]), self.cost.prefill.reach[0]
-        try:
-            if np.mean(lengths < least) <= FEW:
-                lengths = np.maximum(lengths, least)
-            return whole_runs(plan, judged, self.cost, prompts=lengths, pieces=pieces)
-        except CostError as error:
-            click.echo(f"whole runs are not predicted: {error}", err=True)
-            return {}
+        limit = look(judged.meta, "new_tokens")
+        limit = limit if type(limit) is int else int(judged.lengths.max())
+        if self.cost.prefill is None:
+            why = "the profile does not know what prompts take"
+        elif limit != runs.new_tokens:
+            why = f"the trace's requests are of up to {limit} tokens, those to be decoded of {runs.new_tokens}"
+        else:
+            least = self.cost.prefill.reach[0]
+            short = sum(tokens < least for tokens in runs.prompts)
+            if 0 < short <= FEW * len(runs.prompts):
+                _say(f"whole runs: {short} prompts are taken to be as long as the shortest profiled, {least} tokens")
+                runs = replace(runs, prompts=tuple(max(tokens, least) for tokens in runs.prompts))
+            try:
+                return whole_runs(plan, judged, self.cost, runs)
+            except CostError as error:
+                why = str(error)
+        _say(f"whole runs are not predicted: {why}")
+        return {}
+
+    def _still_whole(self, fixed: "Predictions", runs: "Runs") -> "Predictions":
+        """A file's predictions, without those of whole runs if others will be made."""
+        if not fixed.whole or look(fixed.meta, "runs") == runs.record:
+            return fixed
+        _say("whole runs are not compared: other prompts, blocks or numbers of tokens were predicted")
+        return replace(fixed, whole={})
 
     def _warn_of_context(self, context: int) -> None:
         """Warn on stderr if the plan's steps are priced at another context than that of the requests."""
         plan = self.plan if self.fixed is None else self.fixed.plan
         priced = None if plan is None else look(plan.meta, "search", "context")
-        if type(priced) is int and far(context, priced) and inputs.is_main_rank():
+        if type(priced) is int and far(context, priced):
             said = f"the plan's steps are priced at {priced} tokens a sequence in the cache"
-            click.echo(f"Warning: {said}, these requests come to {context} in the mean", err=True)
+            _say(f"Warning: {said}, these requests come to {context} in the mean")
 
     def warn_of_texts(self) -> None:
         """Warn on stderr if what is replayed are the very texts that a plan was chosen on."""
@@ -293,6 +302,12 @@ def _fixed(sources: Sources, replayed: Trace | None, skip: int) -> Opened:
                 f"{first}; give --skip {first} --requests {count} to replay those"
             )
     return Opened(sources, replayed, fixed=found, first=skip)
+
+
+def _say(sentence: str) -> None:
+    """On stderr, once."""
+    if inputs.is_main_rank():
+        click.echo(sentence, err=True)
 
 
 def _covers(cost: "Profile", shape: StepShape) -> bool:

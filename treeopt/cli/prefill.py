@@ -114,7 +114,8 @@ class Prompts:
         if not self.given.priced and known is None:
             return f"Prefill of prompts{of} costs nothing: the profile does not know it"
         if self.free and not self.given.priced:
-            return "Prefill costs nothing: how long prompts are is not known, --prompt-tokens says it"
+            why = "the profile does not reach them" if self.warnings else "--prompt-tokens says how long prompts are"
+            return f"Prefill costs nothing: {why}"
         if self.given.priced or known is None:
             a_token = 1e3 * (self.given.prefill_s_per_token or 0.0)
             each_ms = 1e3 * (self.given.prefill_s or 0.0) + (

@@ -43,7 +43,7 @@ MODES = {"lock_step": "in lock-step", "fixed_shape": "all steps of full batches"
 @click.option(
     "--fixed-shape",
     is_flag=True,
-    help="Idle rows cost what busy ones do, and prompts that join together are padded, as in `treeopt decode`.",
+    help="Idle rows cost what busy ones do, and the profile's prefill pads prompts that join, as in `treeopt decode`.",
 )
 @click.option(
     "--pad/--no-pad",

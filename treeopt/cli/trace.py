@@ -103,7 +103,7 @@ def merge(traces: tuple[Path, ...], output: Path) -> None:
     save_trace(found, output)
     untold = [str(path) for path, part in zip(traces, parts, strict=True) if part.prompt_tokens is None]
     if 0 < len(untold) < len(parts):
-        click.echo(f"lengths of prompts are left out: {', '.join(untold)} do not tell them", err=True)
+        click.echo(f"lengths of prompts are left out, not told by {', '.join(untold)}", err=True)
     for sentence in assumed_in(found.meta):
         click.echo(f"assumed: {sentence}", err=True)
     click.echo(f"{found.anchors} anchors of {found.requests} requests written to {output}", err=True)

@@ -44,7 +44,8 @@ def validate(
     """Run trees in the real loop and print predicted beside measured, for each batch size.
 
     Use prompts that are not in the trace (--skip), and the trace's rule and temperature; rules that draw their
-    candidates need a --plan of trees that they verify. With --acceptance replay:TRACE.npz request i of the prompts
+    candidates need a --plan of trees that they verify. With a --trace of requests as long as these and a --profile that
+    knows what prompts take, whole runs are predicted, too. With --acceptance replay:TRACE.npz request i of the prompts
     keeps what request i of that trace keeps, --skip and --requests choosing from both; such requests are left out
     of predictions from the same trace. What is decoded then has no meaning, so weights may be random, and --rule
     says only what work each step does.
@@ -63,14 +64,14 @@ def validate(
     from executor.acceptance import told
     from executor.fingerprint import device_name, identity
     from executor.reading import weights_read
-    from executor.validate import Requests, blocks_of, check_run, compare, run_sizes
+    from executor.validate import Requests, blocks_of, check_run, compare, runs_of
     from simulate.agreement import SCHEMA, comparison_record
 
     here = identity(model, heads)
     rule = sampling.made(model)
     asked = Requests(tokens, new_tokens, stop if replayed is None else (), replayed, graphs, rule)
-    sizes = partial(run_sizes, requests=asked, blocks=blocks)
-    predictions = files.predictions(asked, sizes, weights=weights_read(model, heads), seed=sampling.seed)
+    runs = partial(runs_of, model, requests=asked, blocks=blocks)
+    predictions = files.predictions(asked.context, runs, weights=weights_read(model, heads), seed=sampling.seed)
     plan = predictions.plan
     warn_of_others(plan, here, source="trace" if replayed is None else "cost", graphs=graphs)
     warn_of_another_rule(plan, told(rule) if replayed is None else replayed.meta)
