@@ -16,7 +16,7 @@ from tests.strategies import trace_of, traces
 from treeopt.estimate import Estimate
 from treeopt.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
 from treeopt.report.tables import describe, show_plan, show_trace
-from treeopt.report.validation import show_validation
+from treeopt.report.validation import WIDTH, show_validation
 from treeopt.trace import Trace
 from treeopt.tree import Tree
 
@@ -372,6 +372,19 @@ def test_show_validation_shows_predicted_beside_measured():
         assert words in text, words
     assert "none" not in text.lower()
     assert "Plain steps" not in text
+
+
+def test_whole_runs_stand_beside_their_predictions():
+    """Of a tree that they were predicted for, and of one that they were not."""
+    known, unknown = COMPARISONS
+    cells = [replace(known, whole=Estimate(1.8, 1.7, 1.9)), unknown]
+    lines = shown(show_validation, {**RECORD, **comparison_record(cells)}, width=WIDTH)
+    assert row(lines, "chosen tree")[-2:] == ["1.80 [1.70, 1.90]", "1.44"]
+    assert row(lines, "best chain")[-2:] == ["", "0.98"]
+    said = (
+        "Error of whole runs, prefill and draining included: mean 25.0%, largest 25.0%; 0 of 1 intervals hold what was"
+    )
+    assert said in "\n".join(lines)
 
 
 @pytest.mark.parametrize(("measured_s", "remarked"), [(0.0109, False), (0.0112, True), (0.0088, True)])

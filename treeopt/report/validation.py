@@ -11,7 +11,7 @@ from treeopt.estimate import Estimate
 from treeopt.provenance import look, rule_in
 from treeopt.report.tables import interval, measured_told, terminal
 
-WIDTH = 200
+WIDTH = 220
 FORMS = {"leviathan": "Leviathan\nThm 3.8", "coral": "CORAL\nEq. 6"}
 PACE = 0.1  # by which plain steps may differ from the profile before that is remarked on
 COVERAGE = {"covered": "", "consistent": " with the measurement's own"}
@@ -33,9 +33,12 @@ def _table(record: Mapping[str, Any]) -> Table:
     for name in ("tau", "step ms", "speedup"):
         table.add_column(f"{name}\npredicted", justify="right")
         table.add_column("\nmeasured", justify="right")
-    for name in ("error", "in the\ninterval", *FORMS.values(), "end to end\npredicted", "\nmeasured"):
+    whole = record.get("end_to_end") is not None  # records of before have none
+    ends = ("end to end\npredicted", "\nmeasured") if whole else ("end to\nend",)
+    for name in ("error", "in the\ninterval", *FORMS.values(), *ends):
         table.add_column(name, justify="right")
     for cell in record["cells"]:
+        due = cell["end_to_end_predicted"] if whole else None
         p, m = cell["predicted"], cell["measured"]
         table.add_row(
             str(cell["batch"]),
@@ -47,7 +50,7 @@ def _table(record: Mapping[str, Any]) -> Table:
             f"{cell['error']:+.1%}",
             "yes" if cell["covered"] else "no",
             *("" if cell["closed_forms"][form] is None else f"{cell['closed_forms'][form]:.2f}" for form in FORMS),
-            "" if (due := cell.get("end_to_end_predicted")) is None else interval(Estimate(**due)),
+            *(["" if due is None else interval(Estimate(**due))] if whole else []),
             f"{cell['end_to_end']:.2f}",
         )
     return table
