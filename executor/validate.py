@@ -179,7 +179,7 @@ def compare(
     rng = np.random.default_rng(seed)
     ways: dict[int, list[Tree | Policy]] = {entry.batch: [EMPTY, *_ways(entry, asked)] for entry in plan.entries}
     runs = {(batch, tree): _Run() for batch, trees in ways.items() for tree in trees}
-    parts = np.array_split(np.arange(len(asked.prompts)), blocks)
+    parts = _parts(asked, blocks)
     for batch, tree in runs:
         _warm(target, drafter, tree, batch, asked.part(parts[0]))
     cuts = pieces(plan, replayed=asked.replayed is not None)
@@ -220,14 +220,18 @@ def _due_s(entry: PlanEntry, *, replayed: bool) -> float:
 def runs_of(target: Target, plan: Plan, requests: Requests, *, blocks: int) -> Runs:
     """The runs that `compare` makes."""
     cuts = pieces(plan, replayed=requests.replayed is not None)
-    parts = np.array_split(np.arange(len(requests.prompts)), blocks)
     sizes = {
-        batch: tuple(len(piece) for part in parts for piece in np.array_split(part, number))
+        batch: tuple(len(piece) for part in _parts(requests, blocks) for piece in np.array_split(part, number))
         for batch, (number, _) in cuts.items()
     }
     given = requests.new_tokens
     late = Decoder(target).late
     return Runs(sizes, tuple(map(len, requests.prompts)), given if isinstance(given, int) else max(given), late)
+
+
+def _parts(requests: Requests, blocks: int) -> list[NDArray[np.int64]]:
+    """Numbers of the requests of each block."""
+    return np.array_split(np.arange(len(requests.prompts)), blocks)
 
 
 def blocks_of(plan: Plan, blocks: int, *, replayed: bool = False) -> int:
