@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from executor.pace import LOSS, centre
 from executor.steps import Step
 from executor.target import Target
 from simulate.agreement import Comparison, Figures
-from simulate.predictions import ClosedForms, ways_of
+from simulate.predictions import ClosedForms, judged_on, ways_of
 from simulate.whole import Runs
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.estimate import Estimate, ratio
@@ -194,10 +195,13 @@ def compare(
                     steps = list(decoder.steps(drawn.prompts, new_tokens=drawn.limits, stop=drawn.stop))
                     runs[batch, tree].add(steps, int(piece[0]))
                     progress(1)
+    due = partial(Figures.of_run, judged=judged_on(plan), requests=len(asked.prompts))
     return [
         found
         for entry in plan.entries
-        for found in _compared(entry, {t: runs[entry.batch, t] for t in ways[entry.batch]}, forms or {}, whole or {})
+        for found in _compared(
+            entry, {t: runs[entry.batch, t] for t in ways[entry.batch]}, due, forms or {}, whole or {}
+        )
     ]
 
 
@@ -263,6 +267,7 @@ def _warm(target: Target, drafter: Drafter, tree: Tree | Policy, batch: int, req
 def _compared(
     entry: PlanEntry,
     runs: Mapping[Tree | Policy, _Run],
+    predicted: Callable[[Choice], Figures],
     forms: Mapping[tuple[int, str], ClosedForms],
     whole: Mapping[tuple[int, str], Estimate],
 ) -> list[Comparison]:
@@ -274,12 +279,11 @@ def _compared(
             continue
         run, tree = runs[way], way if isinstance(way, Tree) else None
         end_to_end = run.tokens / run.wall_s * plain.wall_s / plain.tokens
-        predicted = Figures(choice.tau, choice.step_s, choice.speedup)
         form, due_whole = ClosedForms(), None
         if tree is not None:
             form, due_whole = forms.get((entry.batch, tree.id), form), whole.get((entry.batch, tree.id))
         measured = _measured(run, plain, np.median if tree else np.mean)
-        told = (predicted, measured, end_to_end, form, plain_s, choice.grown, due_whole)
+        told = (predicted(choice), measured, end_to_end, form, plain_s, choice.grown, due_whole)
         found.append(Comparison(entry.batch, choice.name, tree, *told))
     return found
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from simulate.predictions import ClosedForms
 from treeopt.estimate import CONFIDENCE, Estimate, share
-from treeopt.plan import Grown
+from treeopt.plan import Choice, Grown
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.validation/2"
@@ -22,6 +22,21 @@ class Figures:
     step_s: float
     speedup: Estimate
 
+    @classmethod
+    def of_run(cls, choice: Choice, *, judged: int, requests: int) -> "Figures":
+        """What a plan's choice comes to in a run of other requests, a sample as those are that the plan judged it on.
+
+        Means over R and N requests of variance s² each differ by the variance s² (1 / R + 1 / N).
+
+        Args:
+            choice: its intervals are of all requests like those.
+            judged: R; 0: the plan does not say, and intervals stay as they are.
+            requests: N.
+        """
+        more = choice.tau.relative * math.sqrt(judged / requests) if judged else 0.0
+        tau, speedup = (each.times(1.0, relative_error=more) for each in (choice.tau, choice.speedup))
+        return cls(tau, choice.step_s, speedup)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -31,7 +46,7 @@ class Comparison:
         batch: sequences.
         name: what the plan calls it.
         tree: the topology; None where a policy draws it anew at each step.
-        predicted: from the plan: requests held out, profiled times.
+        predicted: from the plan, of a run of as many requests: requests held out, profiled times.
         measured: live. The speedup is tau times the centre, over pieces of the run, of (plain step / step), both
             medians over steps with all rows busy; of a policy, whose steps differ, both means.
         end_to_end: measured tokens a second over plain decoding's, prefill and draining included.
@@ -62,24 +77,18 @@ class Comparison:
         """The predicted interval holds the measured speedup."""
         return self.predicted.speedup.low <= self.measured.speedup.value <= self.predicted.speedup.high
 
-    @property
-    def consistent(self) -> bool:
-        """The interval of the difference holds 0: that of the prediction widened by what measuring leaves open."""
-        half = [(side.speedup.high - side.speedup.low) / 2 for side in (self.predicted, self.measured)]
-        return abs(self.predicted.speedup.value - self.measured.speedup.value) <= math.hypot(*half)
-
 
 def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """The figures as JSON values.
 
     `cells`; mean and largest |predicted / measured − 1| of their speedups, ours and the closed forms', and of whole
-    runs (`end_to_end`); `coverage`, the share of cells whose predicted interval holds the measured speedup
-    (`consistent`: with the measurement's own interval counted in), each with its exact binomial interval, cells taken
-    as independent; `best`, for each batch size which tree was predicted to be the fastest and how far it lies behind
-    the one that was; `plain`, the seconds of each batch size's plain step, which say whether the machine was as it was
-    when it was profiled.
+    runs (`end_to_end`); `coverage`, the share of cells whose predicted interval holds the measured speedup, with its
+    exact binomial interval, cells taken as independent; `best`, for each batch size which tree was predicted to be the
+    fastest and how far it lies behind the one that was; `plain`, the seconds of each batch size's plain step, which say
+    whether the machine was as it was when it was profiled.
     """
     found = comparisons
+    covered = sum(c.covered for c in found)
     return {
         **_errors([c.error for c in found]),
         "closed_forms": {name: _form_errors(found, name) for name in asdict(ClosedForms())},
@@ -87,10 +96,7 @@ def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         "coverage": {
             "nominal": CONFIDENCE,
             "cells": len(found),
-            **{
-                name: {"cells": (kept := sum(getattr(c, name) for c in found)), **asdict(share(kept, len(found)))}
-                for name in ("covered", "consistent")
-            },
+            "covered": {"cells": covered, **asdict(share(covered, len(found)))},
         },
         "best": [_best([c for c in found if c.batch == batch]) for batch in dict.fromkeys(c.batch for c in found)],
         "plain": [

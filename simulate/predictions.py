@@ -17,6 +17,7 @@ from treeopt.files import why, write_text
 from treeopt.plan import Choice, Plan, PlanEntry
 from treeopt.planfile import from_json, to_json
 from treeopt.policies import Policy
+from treeopt.provenance import look
 from treeopt.records import RecordError, get, given, parse
 from treeopt.trace import Trace
 from treeopt.tree import Tree
@@ -71,6 +72,12 @@ class Predictions:
     def sha256(self) -> str:
         """Hash of the canonical JSON, keys sorted, no spaces, ASCII; of a file's predictions the file's own."""
         return _hash(self.record) if self.said is None else self.said
+
+
+def judged_on(plan: Plan) -> int:
+    """Requests that a plan's figures are of; 0: it does not say."""
+    count = look(plan.meta, "search", "requests_judged_on")
+    return count if type(count) is int and count > 0 else 0
 
 
 def ways_of(entry: PlanEntry, *, static: bool = False) -> dict[Tree | Policy, Choice]:

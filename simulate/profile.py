@@ -30,6 +30,8 @@ from treeopt.records import RecordError, get, given, of_kind, parse
 
 SCHEMA = "treeopt.profile/2"
 NORMAL_95 = 1.96
+RUN = 0.012  # by which a run of measuring moves all steps over the plain one, 1 sd: tests/test_shipped.py
+BETWEEN_RUNS = NORMAL_95 * math.sqrt(2) * RUN  # half of the 95 % interval of what two differ by
 AT_ONCE = "medusa"  # the kind of drafter whose levels are all drafted by one forward of the root
 
 
@@ -171,12 +173,13 @@ class Profile:
     def error(self, shape: StepShape) -> float:
         """See `CostModel.error`; that of the batch size where enough of it was measured, else of all.
 
-        Of trees that are drawn anew the spread of what that takes is added.
+        What two runs of one machine, the profile's and another, differ by is added, which no run shows by itself; of
+        trees that are drawn anew the spread of what that takes, too.
         """
         here = [times for times in self.batches if times.batch == shape.batch]
         own = [times.relative_error for times in here if times.relative_error is not None]
         anew = [known.spread for times in here for kind, known in times.growth.items() if kind == shape.growth]
-        return math.hypot(max(own, default=self.relative_error), NORMAL_95 * max(anew, default=0.0))
+        return math.hypot(max(own, default=self.relative_error), NORMAL_95 * max(anew, default=0.0), BETWEEN_RUNS)
 
     def _remedy(self, batch: int, asked: Sequence[StepShape], tables: list[tuple[float, BatchTimes]]) -> str:
         """What to ask for instead of shapes that are too large; empty where they are not, or where nothing fits."""

@@ -1,5 +1,6 @@
 """Whole runs of treeopt's own loop predicted: prompts are read before steps, rows idle before the last has ended."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -42,7 +43,9 @@ class Runs:
 
 
 def whole_runs(plan: Plan, trace: Trace, profile: Profile, runs: Runs) -> dict[tuple[int, str], Estimate]:
-    """How much faster whole runs with each static tree of a plan are than plain ones, by batch size and tree id.
+    """How much faster these runs are with each static tree of a plan than plain ones, by batch size and tree id.
+
+    Intervals are of runs of as many requests, as in `simulate.agreement.Figures.of_run`.
 
     Empty where the profile knows no prefill. Steps cost what full ones do, rows that idle being computed too, and
     prompts that join together are padded and read at once.
@@ -73,7 +76,9 @@ def whole_runs(plan: Plan, trace: Trace, profile: Profile, runs: Runs) -> dict[t
         for tree in ways_of(entry, static=True):
             assert isinstance(tree, Tree)
             error = profile.error(StepShape.of(tree, batch=entry.batch))
-            found[entry.batch, tree.id] = speedup(timed(tree), plain, relative_error=error).throughput
+            every = speedup(timed(tree), plain).throughput  # of all requests like the trace's
+            here = every.relative * math.sqrt(trace.requests / len(runs.prompts))
+            found[entry.batch, tree.id] = every.times(1.0, relative_error=math.hypot(error, here))
     return found
 
 

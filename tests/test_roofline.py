@@ -1,6 +1,7 @@
 """The analytic cost model against hand computation, its limits, published step times, and itself."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from simulate.forwards import DrafterShape, Forward
 from simulate.hardware import Fitted, Hardware, find_hardware, own_hardware
 from simulate.kernels import Kernels, tiled
-from simulate.profile import BatchTimes, Profile
+from simulate.profile import BETWEEN_RUNS, BatchTimes, Profile
 from simulate.published import published_speedups
 from simulate.roofline import Overheads, Roofline
 from simulate.shapes import Shape, eagle_parameters
@@ -434,7 +435,7 @@ def test_contexts_and_widths_are_carried_over():
     measured = replace(near, batches=tuple(tables), context=(50, 1000))
     carried = transfer(measured, measured_on=here, to=there)
     assert [(t.batch, t.context) for t in carried.batches] == [(1, 100), (1, 900), (8, 100), (8, 900)]
-    assert carried.error(StepShape(1, 8, ())) == pytest.approx(np.hypot(0.03, 0.10))
+    assert carried.error(StepShape(1, 8, ())) == pytest.approx(math.hypot(0.03, 0.10, BETWEEN_RUNS))
     assert all(2e-4 <= t.widths[1][1] < 2.1e-4 for t in carried.batches)  # twice as fast, launches not counted
     one = transfer(measured, measured_on=here, to=there, context=800)
     assert [(t.batch, t.context) for t in one.batches] == [(1, 800), (8, 800)]
@@ -448,10 +449,10 @@ def test_the_error_grows_with_what_was_never_measured():
     for context in (200, 400, 2000, 32_768):
         carried = transfer(measured, measured_on=here, to=here, context=context)
         errors.append([carried.error(StepShape(batch, 8, (1,))) for batch in (1, 8)])
-    assert errors[0] == errors[1] == pytest.approx([np.hypot(0.05, 0.10)] * 2)
+    assert errors[0] == errors[1] == pytest.approx([math.hypot(0.05, 0.10, BETWEEN_RUNS)] * 2)
     assert np.all(np.diff(errors[1:], axis=0) > 0)
     short, long = (float(here.plain(batch=8, context=context).work_s) for context in (400, 32_768))
-    assert errors[3][1] == pytest.approx(np.sqrt(0.05**2 + 0.10**2 + (0.25 * (1 - short / long)) ** 2))
+    assert errors[3][1] == pytest.approx(math.hypot(0.05, 0.10, 0.25 * (1 - short / long), BETWEEN_RUNS))
     assert errors[3][1] > 0.2 > errors[3][0]
 
 

@@ -20,7 +20,7 @@ from executor.prompts import read_prompts
 from executor.train import corpus, traces
 from executor.train import shipped as build
 from executor.train.recipes import RECIPES
-from simulate.profile import load_profile
+from simulate.profile import RUN, load_profile
 from tests.models import SMALL
 from treeopt import growth
 from treeopt.cli import inputs, matching
@@ -84,6 +84,20 @@ def test_a_trace_finds_the_profile_of_its_drafter(name):
     assert found.prefill.reach[0] <= 20
     assert [times.batch for times in found.batches if times.batch in (1, 4, 16)] == [1, 4, 16]
     assert found.meta["left_out_sizes"]["median_error"] <= 0.02
+
+
+def test_runs_of_one_machine_differ_by_what_profiles_allow_for():
+    """What verification takes over a plain step, as each drafter's profile has it of the same target.
+
+    All sizes of a batch size together; what they stray by holds the noise of the plain steps, too.
+    """
+    sizes, shifts = (4, 8, 16, 32, 64), []
+    profiles = [load_profile(shipped(f"profiles/{name}-cpu.json")) for name in traces.DRAFTERS]
+    for batch in (1, 4, 16):
+        tables = [next(times for times in profile.batches if times.batch == batch) for profile in profiles]
+        logs = [np.log(np.interp(sizes, *zip(*times.rest, strict=True)) / times.plain_s).mean() for times in tables]
+        shifts.append(np.var(logs, ddof=1))
+    assert RUN <= np.sqrt(np.mean(shifts)) <= 1.2 * RUN
 
 
 def test_everything_is_of_the_same_models(models):

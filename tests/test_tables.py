@@ -363,7 +363,7 @@ def test_show_validation_shows_predicted_beside_measured():
         assert words in text, words
     for words in (
         "Leviathan Thm 3.8: mean 20.0%, largest 20.0%; CORAL Eq. 6: mean 50.0%, largest 50.0%",
-        "Predicted 95% intervals hold what was measured in 2 of 2 cells, 100% [16%, 100%]; 2 of 2 cells with",
+        "Predicted 95% intervals hold what was measured in 2 of 2 cells, 100% [16%, 100%].",
         "Batch 4: chosen tree was predicted to be the fastest, chosen tree was; 0.0% apart, within 2%.",
         "Batch 8: best tree of 63 not measured: too large.",
         "24 prompts, which keep what as many requests of a trace keep",

@@ -28,6 +28,7 @@ from simulate.shapes import Shape
 from simulate.whole import Runs, whole_runs
 from tests.models import SMALL, random_heads, random_prompts, small_target
 from tests.strategies import drawn_trace
+from treeopt.cost import StepShape
 from treeopt.errors import ExecutorError, TraceError, UsageError
 from treeopt.optimize import search
 from treeopt.plan import Grown
@@ -183,13 +184,18 @@ def test_whole_runs_take_as_long_as_they_are_predicted_to(prefill_clock, monkeyp
 
 
 def test_whole_runs_are_as_uncertain_as_steps_of_their_batch(plan):
-    """Steps that are known to 2 and 30 %; and what requests differ by."""
+    """Steps that are known to 2 and 30 %; and what requests differ by, the more the fewer there are."""
     profile = a_profile()
     small, large = (replace(t, relative_error=e) for t, e in zip(profile.batches, (0.02, 0.3), strict=True))
     profile = replace(profile, batches=(small, large), prefill=PREFILL)
-    found = whole_runs(plan, a_trace(40, 7), profile, Runs({1: (3,), 2: (5,)}, (4,), 64))
-    for (batch, _), estimate in found.items():
-        assert {1: 0.02, 2: 0.3}[batch] < estimate.relative < {1: 0.1, 2: 0.35}[batch]
+    few, many = (
+        whole_runs(plan, a_trace(40, 7), profile, Runs({1: (3,), 2: (5,)}, (4,) * count, 64)) for count in (10, 40)
+    )
+    for cell, estimate in many.items():
+        known = profile.error(StepShape(cell[0], 2, (1,)))
+        assert known < estimate.relative < {1: 0.1, 2: 0.35}[cell[0]]
+        alone = math.sqrt((estimate.relative**2 - known**2) / 2)
+        assert few[cell].relative == pytest.approx(math.hypot(known, alone * math.sqrt(1 + 40 / 10)))
 
 
 def test_whole_runs_are_priced_at_their_contexts(plan):

@@ -55,7 +55,8 @@ def profile_for(trace: Trace, trace_file: Path, named: Path | None) -> "Profile"
 def live_checks(plan: Plan) -> dict[int, str]:
     """By batch size, what a shipped validation measured of the very tree that was chosen, with the same models."""
     found: dict[int, str] = {}
-    from simulate.agreement import SCHEMA
+    from simulate.agreement import SCHEMA, Figures
+    from simulate.predictions import judged_on
 
     for path in sorted(shipped("validations").glob("*.json")):
         record = json.loads(path.read_text("utf-8"))
@@ -73,7 +74,8 @@ def live_checks(plan: Plan) -> dict[int, str]:
         for entry in plan.entries:
             speedup = measured.get((entry.batch, entry.choice.tree.id)) if entry.choice.tree else None
             if speedup:
-                said = entry.choice.speedup
+                due = Figures.of_run(entry.choice, judged=judged_on(plan), requests=record["meta"]["prompts"])
+                said = due.speedup
                 within = said.low <= speedup["value"] <= said.high
                 found[entry.batch] = (
                     f"Checked: the live loop measured {speedup['value']:.2f} [{speedup['low']:.2f}, "

@@ -151,7 +151,7 @@ def _batch(
         gain = asdict(speedup(ways[name], plain, relative_error=cost.error(StepShape.of(chosen, batch=size))))
     told = (
         f"{trace.requests} requests, {trace.anchors} tokens. A request's time to first token counts from when its row "
-        "is free. 95 % intervals by request; speedups with the profile's error."
+        "is free. 95 % intervals by request; speedups with the step times' error."
     )
     return {
         "schema": "treeopt.run/1",

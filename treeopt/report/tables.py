@@ -134,7 +134,7 @@ def _conditions(plan: Plan) -> str:
     return (
         f"Predictions by replay on {show('search', 'requests_judged_on')} requests held out, trees chosen on "
         f"{show('search', 'requests_chosen_on')} others (seed {show('search', 'seed')}); 95 % intervals, clustered "
-        f"by request, speedups with the profile's error{counted}. % behind: tokens a second lost to the first line, "
+        f"by request, speedups with the step times' error{counted}. % behind: tokens a second lost to the first line, "
         f"paired by request.\n"
         f"Trace: {models_told(look(plan.meta, 'trace'))}; {rule_told(look(plan.meta, 'trace'))}; "
         f"{show('trace', 'new_tokens')} new tokens a request.\n"

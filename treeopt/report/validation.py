@@ -14,7 +14,6 @@ from treeopt.report.tables import interval, measured_told, terminal
 WIDTH = 220
 FORMS = {"leviathan": "Leviathan\nThm 3.8", "coral": "CORAL\nEq. 6"}
 PACE = 0.1  # by which plain steps may differ from the profile before that is remarked on
-COVERAGE = {"covered": "", "consistent": " with the measurement's own"}
 
 
 def show_validation(record: Mapping[str, Any], console: Console | None = None) -> None:
@@ -72,14 +71,11 @@ def _errors(record: Mapping[str, Any]) -> list[str]:
 
 def _coverage(record: Mapping[str, Any]) -> list[str]:
     coverage = record["coverage"]
-    words = []
-    for name, told in COVERAGE.items():
-        kept = coverage[name]
-        words.append(
-            f"{kept['cells']} of {coverage['cells']} cells{told}, {kept['value']:.0%} "
-            f"[{kept['low']:.0%}, {kept['high']:.0%}]"
-        )
-    return [f"Predicted {coverage['nominal']:.0%} intervals hold what was measured in {'; '.join(words)}."]
+    kept = coverage["covered"]
+    return [
+        f"Predicted {coverage['nominal']:.0%} intervals hold what was measured in {kept['cells']} of "
+        f"{coverage['cells']} cells, {kept['value']:.0%} [{kept['low']:.0%}, {kept['high']:.0%}]."
+    ]
 
 
 def _best(record: Mapping[str, Any]) -> list[str]:
@@ -122,7 +118,7 @@ def _conditions(meta: Mapping[str, Any]) -> str:
     return (
         f"{meta['prompts']} {prompts}, {meta['new_tokens']} new tokens each{rule}, in "
         f"{meta['blocks']} blocks of shuffled order; {measured_told(meta)}. Medians of steps with all rows busy, "
-        "means where each step draws its tree anew; end to end counts prefill and draining too. 95 % intervals, those "
-        "of coverage as if cells were independent."
+        "means where each step draws its tree anew; end to end counts prefill and draining too. 95 % intervals, "
+        "predicted ones of a run of so many requests, those of coverage as if cells were independent."
         f"{fixed}"
     )
