@@ -57,7 +57,7 @@ def read_text(path: Path) -> str:
         ExecutorError: it cannot be read, or is not UTF-8.
     """
     try:
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ExecutorError(f"{path}: text cannot be read: {why(error)}") from error
 

@@ -118,7 +118,7 @@ def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
     """
     path = shipped("hardware.json") if path is None else Path(path)
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise CostError(f"{path}: must be a readable JSON file: {error}") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:

@@ -325,7 +325,7 @@ def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, 
     path = Path(config)
     path = path / "config.json" if path.is_dir() else path
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8-sig"))
         if not isinstance(content, dict):
             raise CostError(f"must hold an object, got {content!r:.80}")
         return read(content)

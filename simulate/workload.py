@@ -137,7 +137,7 @@ def read_requests(path: Path) -> Asked:
         UsageError: names file, line and field.
     """
     try:
-        lines = path.read_text("utf-8").split("\n")
+        lines = path.read_text("utf-8-sig").split("\n")
         numbered = {number: _row(number, line) for number, line in enumerate(lines, 1) if line.strip()}
         _check_arrivals({number: row[2] for number, row in numbered.items() if row[2] is not None})
     except (OSError, UnicodeDecodeError) as error:

@@ -90,6 +90,7 @@ def test_a_file_of_ones_own(write):
         "X1": Hardware(**ENTRY),
         "X2": Hardware(**ENTRY | {"name": "X2"}, fitted=Fitted(**FITTED), note="spare"),
     }
+    path.write_text(path.read_text("utf-8"), "utf-8-sig")
     assert find_hardware("x2", path=path).fitted.kv_bandwidth_share == 0.7
 
 

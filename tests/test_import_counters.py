@@ -223,7 +223,7 @@ def test_every_engines_counters_tell_the_same_chain(tmp_path, engine):
     assert found.engine == engine
     assert found.chain.survival == (0.8, 0.4, 0.2)
     assert found.chain.steps == 5
-    (tmp_path / "metrics.txt").write_text(TEXTS[engine])
+    (tmp_path / "metrics.txt").write_text(TEXTS[engine], "utf-8-sig")
     trace, said = bring(tmp_path, tmp_path / "metrics.txt", "counters")
     assert replay(Tree.chain(3), trace).tau == pytest.approx(2.4)
     assert (trace.width, trace.depth, trace.requests) == (1, 3, 5)

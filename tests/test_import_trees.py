@@ -179,7 +179,7 @@ def test_python_files_have_trees_by_name(tmp_path):
     file.write_text("limit = 3")
     with pytest.raises(TreeError, match="it names no list of rank paths"):
         read_tree(file)
-    file.write_text("[[0], [1]]")
+    file.write_text("[[0], [1]]", "utf-8-sig")
     assert read_tree(file).tree == Tree.from_paths([(0,), (1,)])
     with pytest.raises(TreeError, match="it holds one tree and no names, asked for 'x'"):
         read_tree(file, name="x")

@@ -52,6 +52,8 @@ def test_plans_survive_a_file(tmp_path):
     save_plan(plan_of(), tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json") == plan_of()
     assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
+    (tmp_path / "plan.json").write_text((tmp_path / "plan.json").read_text("utf-8"), "utf-8-sig")
+    assert load_plan(tmp_path / "plan.json") == plan_of()
 
 
 def test_plans_of_the_version_before_are_read():

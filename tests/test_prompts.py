@@ -186,6 +186,13 @@ def test_random_tokens_are_nothing_that_a_user_says(tiny, tmp_path):
     refused(run("profile", *words, "--chat", "--output", tmp_path / "p.json"), "--chat", code=2)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+    for name in ("p.jsonl", "p.txt"):
+        (tmp_path / name).write_text(json.dumps({"text": "é"}), "utf-8-sig")
+    assert [prompt.text for prompt in read_prompts(tmp_path / "p.jsonl")] == ["é"]
+    assert read_texts(tmp_path / "p.txt") == [json.dumps({"text": "é"})]
+
+
 def test_ngrams_are_counted_from_texts(tmp_path):
     path = write(tmp_path / "p.jsonl", {"text": "a"}, {"messages": USER})
     with pytest.raises(ExecutorError, match="line 2: a conversation; n-grams are counted from `text`"):

@@ -392,7 +392,7 @@ def test_requests_of_a_file(tmp_path):
     assert work.request[1] == work.request[3] == 2
     with pytest.raises(UsageError, match=r"log\.jsonl: line 3: `tokens` must be at most 4, .*found 5"):
         asked.on(with_lengths(np.zeros((6, 1)), [2, 4], width=1), np.zeros(2), rng=np.random.default_rng(0))
-    path.write_text("\n".join(json.dumps(line | {"arrived_s": i}) for i, line in enumerate(lines)))
+    path.write_text("\n".join(json.dumps(line | {"arrived_s": i}) for i, line in enumerate(lines)), "utf-8-sig")
     assert read_requests(path).arrived_s.tolist() == [0, 1]
 
 

@@ -177,7 +177,7 @@ def test_an_eagle_drafter_is_its_parts():
 @pytest.mark.parametrize("at", ["file", "folder", "text"])
 def test_a_config_is_read_from_its_file(tmp_path, at):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(TINY), "utf-8")
+    path.write_text(json.dumps(TINY), "utf-8-sig")
     found = Shape.from_config({"file": path, "folder": tmp_path, "text": str(path)}[at])
     assert found == Shape.from_config(TINY)
     assert found == Shape(2, 16, 40, 4, 2, 4, 48)

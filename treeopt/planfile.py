@@ -85,7 +85,7 @@ def load_plan(path: Path) -> Plan:
         PlanError: missing or broken; names file and field.
     """
     try:
-        text = Path(path).read_text("utf-8")
+        text = Path(path).read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: cannot be read: {why(error)}") from error
     try:

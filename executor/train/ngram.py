@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from executor.checkpoints import save_ngram
+from executor.conversations import read_text
 from executor.drafters.counts import MAX_ORDER
 from executor.drafters.ngram import NGram
 from executor.loading import load_tokenizer, read_config
 from executor.prompts import read_prompts
 from executor.train.rows import tokenizer_hash
 from treeopt.errors import ExecutorError, TreeoptError
-from treeopt.files import why
 from treeopt.provenance import this_run
 
 
@@ -33,10 +33,7 @@ def read_texts(path: Path) -> list[str]:
         if said := next((p for p in prompts if p.turns), None):
             raise ExecutorError(f"{said.where}: a conversation; n-grams are counted from `text`")
         return [prompt.text for prompt in prompts]
-    try:
-        return [path.read_text("utf-8")]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ExecutorError(f"{path}: text cannot be read: {why(error)}") from error
+    return [read_text(path)]
 
 
 def build(target: Path, texts: Sequence[str], output: Path, *, order: int = 3) -> NGram:

@@ -36,7 +36,7 @@ def read_text(path: Path) -> str:
     try:
         if path.stat().st_size > LIMIT:
             raise TraceError(f"larger than {LIMIT} bytes")
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f"cannot be read: {why(error)}") from error
 

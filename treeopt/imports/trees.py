@@ -81,7 +81,7 @@ def _parsed(path: Path) -> Any:
     try:
         if path.stat().st_size > LIMIT:
             raise TreeError(f"larger than {LIMIT} bytes")
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TreeError(f"cannot be read: {why(error)}") from error
     if path.suffix == ".json":
