@@ -105,6 +105,7 @@ ORDER = [
     "treeopt.comparison",
     "treeopt",
     "treeopt.engines.base",
+    "treeopt.engines.imposed",
     "treeopt.engines.medusa",
     "treeopt.engines.hydra",
     "treeopt.engines.eagle",

@@ -10,23 +10,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from tests.strategies import drawn_trace
 from treeopt.cli.export import export as command
 from treeopt.curve import Curve
 from treeopt.engines import ENGINES, medusa, sglang, vllm
 from treeopt.engines.base import Export
-from treeopt.errors import EngineError, PlanError, UsageError
+from treeopt.engines.imposed import kept_rates
+from treeopt.errors import EngineError, PlanError, TraceError, UsageError
 from treeopt.estimate import Estimate
 from treeopt.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.planfile import save_plan
 from treeopt.policies import DynamicTree, OptTree
 from treeopt.published import MEDUSA, published_trees
 from treeopt.rivals import CHAIN
+from treeopt.trace import Trace, save_trace
 from treeopt.tree import Tree
+from treeopt.walk import replay
 
 EAGLE3: dict[str, Any] = {"method": "eagle3", "model": "someone/eagle3"}
 BUSHY = Tree.from_paths([(0, 0, 0, 0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (3,), (0, 0, 1), (1, 1), (0, 0, 2)])
@@ -471,6 +477,7 @@ def test_command_prints_json(saved: Path) -> None:
         "suffix": ".json",
         "flags": expected.flags,
         "notes": list(expected.notes),
+        "environment": "",
     }
 
 
@@ -510,6 +517,93 @@ def test_command_loads_nothing_heavy() -> None:
     root = Path(__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+# Imposed acceptance
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return drawn_trace([[0.8, 0.1], [0.5, 0.2], [0.6, 0.1]], [60] * 40, depth=5, rng=np.random.default_rng(3))
+
+
+def vllm_keeps(config: dict[str, Any], *, rng: np.random.Generator, steps: int) -> NDArray[np.int64]:
+    """Drafted tokens kept in each step: `_resolve_synthetic_acceptance_rates`, `unconditional_to_conditional_rates`."""
+    assert config["rejection_sample_method"] == "synthetic"
+    rates = config["synthetic_acceptance_rates"]
+    assert len(rates) == config["num_speculative_tokens"]
+    assert all(0 <= rate <= 1 for rate in rates)
+    assert rates == sorted(rates, reverse=True)
+    conditional = [rate / before for rate, before in zip(rates, [1.0, *rates], strict=False)]
+    return (rng.random((steps, len(rates))) < conditional).cumprod(axis=1).sum(axis=1)
+
+
+def sglang_commits(environment: str, *, longest: int, rng: np.random.Generator, steps: int) -> NDArray[np.int64]:
+    """Tokens of each step: `_sample_simulated_acc_len`."""
+    found = dict(word.split("=") for word in shlex.split(environment))
+    assert found.pop("SGLANG_SIMULATE_ACC_METHOD") == "match-expected"
+    assert found.pop("SGLANG_SIMULATE_ACC_TOKEN_MODE") == "real-draft-token"
+    mean = max(1.0, min(longest, float(found.pop("SGLANG_SIMULATE_ACC_LEN"))))
+    assert not found
+    return int(mean) + (rng.random(steps) < mean % 1)
+
+
+def test_vllm_keeps_what_the_trace_keeps(trace: Trace) -> None:
+    result = vllm.export(GOLDEN, **EAGLE3, replay=trace)
+    counts = replay(Tree.chain(5), trace).accepted_counts
+    kept = vllm_keeps(json.loads(result.text), rng=np.random.default_rng(0), steps=200_000)
+    due = np.repeat(np.arange(6), counts)
+    assert np.bincount(kept, minlength=6) / len(kept) == pytest.approx(counts / counts.sum(), abs=0.005)
+    assert kept.mean() == pytest.approx(due.mean(), abs=4 * due.std() / len(kept) ** 0.5)
+    without = json.loads(vllm.export(GOLDEN, **EAGLE3).text)
+    assert without.items() < json.loads(result.text).items()
+
+
+def test_sglang_commits_what_the_trace_commits(trace: Trace) -> None:
+    result = sglang.export(GOLDEN, batch=8, replay=trace)
+    due = 1 + np.repeat(np.arange(4), replay(Tree.chain(3), trace).accepted_counts)
+    found = sglang_commits(result.environment, longest=4, rng=np.random.default_rng(0), steps=200_000)
+    assert found.mean() == pytest.approx(due.mean(), abs=1e-3 + 4 * found.std() / len(found) ** 0.5)
+    without = sglang.export(GOLDEN, batch=8)
+    assert (result.text, result.suffix, without.environment) == (without.text, without.suffix, "")
+    assert set(without.notes) < set(result.notes)
+
+
+def test_notes_of_imposed_acceptance_tell_what_to_compare(trace: Trace) -> None:
+    said = "\n".join(vllm.export(GOLDEN, **EAGLE3, replay=trace).notes)
+    rates = kept_rates(Tree.chain(5), trace)
+    assert (
+        f"batch 1: steps commit {1 + sum(rates):.3f} tokens in the mean; the plan predicts tau 2.00 and speedup 1.60"
+        in said
+    )
+    own = 1 + sum(kept_rates(Tree.chain(3), trace))
+    assert f"batch 8: steps commit {1 + sum(rates[:3]):.3f} tokens in the mean ({own:.3f} along the trace: " in said
+    assert "batch 64: steps" not in said
+    assert "without speculation" in said
+    bushy = plan_of(entry(1, BUSHY))
+    replaced = "\n".join(sglang.export(bushy, nearest="chain", replay=trace).notes)
+    assert "the plan predicts tau 2.00 and speedup 1.40 [1.30, 1.50]" in replaced  # the best chain's, not the tree's
+
+
+def test_sglang_imposes_one_acceptance_on_chains(trace: Trace) -> None:
+    with pytest.raises(EngineError, match=r"on all batch sizes .*nearest: one batch size of 1, 8, 32, 64"):
+        sglang.export(GOLDEN, replay=trace)
+    for nearest in (None, "triple"):
+        with pytest.raises(EngineError, match=r"on chains alone .*nearest: `chain`"):
+            sglang.export(plan_of(entry(1, BUSHY)), nearest=nearest, replay=trace)
+    with pytest.raises(TraceError):
+        vllm.export(plan_of(entry(1, Tree.chain(6))), **EAGLE3, replay=trace)
+
+
+def test_command_imposes_a_traces_acceptance(saved: Path, tmp_path: Path, trace: Trace) -> None:
+    save_trace(trace, tmp_path / "t.npz")
+    words = ("--format", "sglang", "--batch", "8", "--replay", tmp_path / "t.npz")
+    result, record = invoke(saved, *words), json.loads(invoke(saved, *words, "--json").stdout)
+    due = sglang.export(GOLDEN, batch=8, replay=trace)
+    assert f"environment: {due.environment}\n" in result.stderr
+    assert record["environment"] == due.environment
+    refused = invoke(saved, "--format", "medusa", "--batch", "8", "--replay", tmp_path / "t.npz")
+    assert str(refused.exception) == "--replay means nothing to medusa"
 
 
 # Policies

@@ -4,14 +4,19 @@ import inspect
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 from treeopt.cli import options
+from treeopt.cli.matching import warn_of_another_rule, warn_unless_same
+from treeopt.cli.search import kept_ranks
 from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
 from treeopt.files import write_text
 from treeopt.planfile import load_plan
+from treeopt.provenance import look
+from treeopt.trace import load_trace
 
 
 @click.command()
@@ -27,15 +32,25 @@ from treeopt.planfile import load_plan
     help="What may take the place of a tree that the engine cannot run: the plan's best chain, or a dynamic "
     "tree as deep, as wide and as large (sglang), which the plan does not predict.",
 )
+@click.option(
+    "--replay",
+    type=click.Path(path_type=Path),
+    help="Make the engine keep what this trace's walk keeps, whatever it drafts: to measure there the speed that the "
+    "plan predicts (sglang, vllm).",
+)
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; default stdout.")
 @click.option("--json", "as_json", is_flag=True, help="Print text, flags and notes as one JSON object.")
-def export(plan: Path, engine: str, output: Path | None, *, as_json: bool, **settings: int | str | None) -> None:
+def export(
+    plan: Path, engine: str, replay: Path | None, output: Path | None, *, as_json: bool, **settings: int | str | None
+) -> None:
     """Write the engine's own configuration for PLAN, a file that `treeopt search` made.
 
     The configuration goes to stdout or to a file; notes and launch flags go to stderr.
     """
     options.check_output(output)
-    given: dict[str, int | str] = {name: value for name, value in settings.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    if replay is not None:
+        given["replay"] = replay
     known = inspect.signature(ENGINES[engine]).parameters
     for name in given:
         if name not in known:
@@ -43,6 +58,10 @@ def export(plan: Path, engine: str, output: Path | None, *, as_json: bool, **set
     if output is not None and "file" in known:
         given["file"] = str(output)
     loaded = load_plan(plan)
+    if replay is not None:
+        given["replay"] = trace = kept_ranks(load_trace(replay), 0)
+        warn_unless_same("plan and trace", look(loaded.meta, "trace"), trace.meta)
+        warn_of_another_rule(loaded, trace.meta)
     result = ENGINES[engine](loaded, **given)
     if output is not None:
         write_text(output, result.text + "\n")
@@ -54,6 +73,8 @@ def export(plan: Path, engine: str, output: Path | None, *, as_json: bool, **set
         click.echo(result.text)
     if result.flags:
         click.echo(f"flags: {result.flags}", err=True)
+    if result.environment:
+        click.echo(f"environment: {result.environment}", err=True)
     for warning in loaded.warnings:
         click.echo(f"Warning: {warning}.", err=True)
     for note in result.notes:

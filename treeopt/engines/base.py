@@ -38,12 +38,14 @@ class Export:
         flags: launch options that make the engine use the text; empty when the text is these options, or when
             the engine has none.
         notes: what the text cannot say, one sentence each: replacements, assumptions, provenance.
+        environment: variables that the engine reads besides, as a shell sets them; empty where there are none.
     """
 
     text: str
     suffix: str
     flags: str
     notes: tuple[str, ...]
+    environment: str = ""
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,17 @@ from treeopt.engines.base import (
     refuse_plain,
     tiers,
 )
+from treeopt.engines.imposed import imposed_notes, kept_rates
 from treeopt.errors import EngineError
 from treeopt.plan import Plan, PlanEntry
 from treeopt.policies import DynamicTree
+from treeopt.trace import Trace
+from treeopt.tree import Tree
 
 ENGINE = "SGLang 0.5.23"
 ROUTER = "srt/speculative/adaptive_spec_params.py"
+SIMULATED = "_sample_simulated_acc_len in srt/speculative/spec_utils.py"
+DRAWN_FOR_ALL = f"{ENGINE} draws how many are kept once a step for the whole batch, the mean rounded down or up"
 CHAINS = (ChainOnly(source="no tree option in srt/arg_groups/fields/spec.py"),)
 TRIPLES = (FitsPool(source="organize_draft_results in srt/speculative/eagle_utils.py, sglang#24054"),)
 
@@ -62,6 +67,7 @@ def export(
     method: str | None = None,
     model: str | None = None,
     file: str = "treeopt_sglang.json",
+    replay: Trace | None = None,
 ) -> Export:
     """Launch flags where one chain or triple serves, else the adaptive config and the flags that go with it.
 
@@ -73,17 +79,21 @@ def export(
         method: SGLang's algorithm; default none, to be added by the caller.
         model: the drafter's checkpoint; default none.
         file: where the adaptive config will lie, for the flags.
+        replay: a trace whose mean number of tokens a step is imposed; of one chain alone.
 
     Raises:
         UsageError: no such batch size.
         EngineError: a branching tree and no `nearest`, a triple that SGLang cannot fill, an algorithm that
-            does not fit, or nothing to speculate with.
+            does not fit, acceptance imposed on more than one chain, or nothing to speculate with.
+        TraceError: a chain that the replayed trace does not cover.
     """
     algorithm = _algorithm(method)
     entries = entries_of(plan, batch=batch)
     words = [f"--speculative-algorithm {algorithm}"] if algorithm else []
     words += [f"--speculative-draft-model-path {shlex.quote(model)}"] if model else []
     notes = _notes(plan, algorithm, largest=entries[-1].batch)
+    if replay is not None and nearest != "chain" and any(entry.choice.grown or _branches(entry) for entry in entries):
+        raise EngineError(f"{ENGINE} imposes acceptance on chains alone ({SIMULATED}); nearest: `chain`")
     if nearest != "chain" and any(entry.choice.grown for entry in entries):
         return _grown(entries, words, notes)
     if nearest == "triple" and any(_branches(entry) for entry in entries):
@@ -94,9 +104,17 @@ def export(
     if longest == 0:
         refuse_plain(ENGINE, [at.batch for at in fits])
     notes = [at.note for at in fits if at.note] + notes + [coverage_note(fits), origin_note(fits)]
+    environment = ""
+    if replay is not None:
+        if len(steps) > 1:
+            every = f"{ENGINE} imposes one acceptance on all batch sizes ({SIMULATED}), here chains differ"
+            raise EngineError(f"{every}; nearest: one batch size of {listed(fits)}")
+        rates = kept_rates(Tree.chain(longest), replay)
+        notes += [*imposed_notes(entries, fits, replay, rates), DRAWN_FOR_ALL]
+        environment = simulated(1 + sum(rates))
     if len(steps) == 1:
         text = " ".join([*words, flags(steps=longest, topk=1, nodes=longest)])
-        return Export(text, ".txt", "", tuple(notes))
+        return Export(text, ".txt", "", tuple(notes), environment)
     if algorithm and algorithm not in ADAPTIVE:
         raise EngineError(
             f"{ENGINE} cannot change the steps of {algorithm} by batch size "
@@ -116,6 +134,16 @@ def flags(*, steps: int, topk: int, nodes: int) -> str:
     '--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16'
     """
     return f"--speculative-num-steps {steps} --speculative-eagle-topk {topk} --speculative-num-draft-tokens {nodes + 1}"
+
+
+def simulated(tokens: float) -> str:
+    """Variables that make steps commit so many tokens in the mean, the bonus counted.
+
+    >>> simulated(2.5).split()[:2]
+    ['SGLANG_SIMULATE_ACC_LEN=2.500', 'SGLANG_SIMULATE_ACC_METHOD=match-expected']
+    """
+    settings = {"LEN": f"{tokens:.3f}", "METHOD": "match-expected", "TOKEN_MODE": "real-draft-token"}
+    return " ".join(f"SGLANG_SIMULATE_ACC_{name}={value}" for name, value in settings.items())
 
 
 def adaptive_config(fits: Sequence[Fit]) -> str:

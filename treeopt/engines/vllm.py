@@ -3,10 +3,11 @@
 K counts drafted tokens without the root, as `Tree.depth` does. Static trees left in 0.21.0 (vllm#42121): until
 0.20.2 `speculative_token_tree` took a list of paths, of which it drafted as many children for each node of a level
 as that level has nodes for each node above, so that any other tree was silently another one. Medusa left after
-0.32.0. A schedule is a list of inclusive batch ranges [start, end, K]; vLLM checks it in its
-scheduler alone (vllm/v1/spec_decode/dynamic/utils.py): the first range starts at 1, ranges are sorted and
-apart, gaps and the tail keep the K before them, K above `num_speculative_tokens` is clamped in silence. A
-batch between two planned sizes takes the smaller's K, one below all takes the smallest's. Unknown keys are
+0.32.0. A schedule is a list of inclusive batch ranges [start, end, K]; vLLM checks it in its scheduler alone
+(vllm/v1/spec_decode/dynamic/utils.py): the first range starts at 1, ranges are sorted and apart, gaps and the tail
+keep the K before them, K above `num_speculative_tokens` is clamped in silence. A batch between two planned sizes takes
+the smaller's K, one below all takes the smallest's. Synthetic acceptance takes P(the first i are kept), i = 1 .. K, as
+many as `num_speculative_tokens` and never rising (`_resolve_synthetic_acceptance_rates`). Unknown keys are
 rejected, so provenance goes to the notes.
 """
 
@@ -29,12 +30,16 @@ from treeopt.engines.base import (
     refuse_plain,
     tiers,
 )
+from treeopt.engines.imposed import imposed_notes, kept_rates
 from treeopt.errors import EngineError, UsageError
 from treeopt.plan import Plan
+from treeopt.trace import Trace
+from treeopt.tree import Tree
 
 ENGINE = "vLLM 0.33.0"
 CONSTRAINTS = (ChainOnly(source="static trees removed in 0.21.0, vllm#42121"),)
 ENGINE_WITH_TREES = "vLLM 0.20.2"
+RATES = "acceptance by position needs vLLM 0.20 or later"
 SCHEDULES = "a length for each range of batch sizes needs vLLM 0.24 or later"
 TREES = (UniformBranching(source="child_drafts_per_level, 0.10.1 to 0.20.2"),)
 
@@ -68,6 +73,7 @@ def export(
     model: str | None = None,
     batch: int | None = None,
     nearest: Nearest | None = None,
+    replay: Trace | None = None,
 ) -> Export:
     """The JSON of `--speculative-config`: one chain length, or one a range of batch sizes.
 
@@ -77,10 +83,12 @@ def export(
         model: the drafter's checkpoint; only methods that have none of their own may leave it out.
         batch: one of the plan's batch sizes; default all of them.
         nearest: "chain" takes the plan's best chain where a tree branches.
+        replay: a trace whose acceptance is imposed (vllm#40662): that of the longest chain's walk.
 
     Raises:
         UsageError: no method, no model, or no such batch size.
         EngineError: a method that vLLM lacks, a branching tree, or nothing to speculate with.
+        TraceError: a chain that the replayed trace does not cover.
     """
     if nearest == "triple":
         raise UsageError(f"{ENGINE} has no dynamic tree: nearest must be chain")
@@ -113,6 +121,10 @@ def export(
         notes.append(f"{ENGINE} drafts nothing where nothing matches, treeopt's prompt lookup always something")
     if method == "mtp":
         notes.append(f"{ENGINE} wants K at most the model's n_predict, or a multiple of it: check {longest}")
+    if replay is not None:
+        rates = kept_rates(Tree.chain(longest), replay)
+        config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+        notes += [*imposed_notes(entries, fits, replay, rates), f"{RATES}: earlier releases refuse the key"]
     notes += [coverage_note(fits), origin_note(fits)]
     text = json.dumps(config)
     return Export(text, ".json", f"--speculative-config {shlex.quote(text)}", tuple(notes))

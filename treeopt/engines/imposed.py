@@ -1,0 +1,50 @@
+"""Acceptance that an engine is told, whatever its drafter proposes: what the steps of a chain keep along a trace.
+
+Engines have this for their own benchmarks: drafting and verification do their work, only what is kept is decided
+beforehand. So the speed that a plan predicts can be measured on them without its drafter or its texts.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from treeopt.engines.base import Fit
+from treeopt.plan import Choice, PlanEntry
+from treeopt.trace import Trace
+from treeopt.tree import Tree
+from treeopt.walk import replay
+
+DIGITS = 6
+
+
+def kept_rates(tree: Tree, trace: Trace) -> list[float]:
+    """How often a step of the tree's walk keeps 1, 2, ... drafted tokens or more; never rising.
+
+    Raises:
+        TraceError: the trace does not cover the tree.
+    """
+    steps = replay(tree, trace).accepted_counts
+    return np.round(steps[::-1].cumsum()[::-1][1:] / steps.sum(), DIGITS).tolist()  # type: ignore[no-any-return]
+
+
+def imposed_notes(entries: Iterable[PlanEntry], fits: Iterable[Fit], trace: Trace, rates: list[float]) -> list[str]:
+    """What to measure, and what the plan predicts of it, where all batch sizes keep a share of the same chain's."""
+    notes = [
+        "what steps keep is imposed: texts mean nothing, so let requests ignore ends of text and ask for a number of "
+        "tokens; compare output tokens a second with those of the engine without speculation"
+    ]
+    for entry, at in zip(entries, fits, strict=True):
+        if at.tree is None:
+            continue
+        due = _choice(entry, at.tree)
+        told = f"batch {at.batch}: steps commit {1 + sum(rates[: at.depth]):.3f} tokens in the mean"
+        if at.depth < len(rates):
+            own = 1 + sum(kept_rates(at.tree, trace))
+            told += f" ({own:.3f} along the trace: rates are those of the chain of {len(rates)})"
+        speedup = f"speedup {due.speedup.value:.2f} [{due.speedup.low:.2f}, {due.speedup.high:.2f}]"
+        notes.append(f"{told}; the plan predicts tau {due.tau.value:.2f} and {speedup}")
+    return notes
+
+
+def _choice(entry: PlanEntry, tree: Tree) -> Choice:
+    return next(choice for choice in (entry.choice, *entry.compared) if choice.tree == tree)
