@@ -573,13 +573,13 @@ def test_notes_of_imposed_acceptance_tell_what_to_compare(trace: Trace) -> None:
     said = "\n".join(vllm.export(GOLDEN, **EAGLE3, replay=trace).notes)
     rates = kept_rates(Tree.chain(5), trace)
     assert (
-        f"batch 1: steps commit {1 + sum(rates):.3f} tokens in the mean; the plan predicts tau 2.00 and speedup 1.60"
+        f"batch 1: uncut steps commit {1 + sum(rates):.3f} tokens in the mean; the plan predicts tau 2.00 and speedup 1.60"
         in said
     )
     own = 1 + sum(kept_rates(Tree.chain(3), trace))
-    assert f"batch 8: steps commit {1 + sum(rates[:3]):.3f} tokens in the mean ({own:.3f} along the trace: " in said
-    assert "batch 64: steps" not in said
-    assert "without speculation" in said
+    assert f"batch 8: uncut steps commit {1 + sum(rates[:3]):.3f} tokens in the mean ({own:.3f} along the " in said
+    assert "batch 64: uncut" not in said
+    assert "ask for 60 tokens" in said
     bushy = plan_of(entry(1, BUSHY))
     replaced = "\n".join(sglang.export(bushy, nearest="chain", replay=trace).notes)
     assert "the plan predicts tau 2.00 and speedup 1.40 [1.30, 1.50]" in replaced  # the best chain's, not the tree's

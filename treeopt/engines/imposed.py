@@ -29,15 +29,17 @@ def kept_rates(tree: Tree, trace: Trace) -> list[float]:
 
 def imposed_notes(entries: Iterable[PlanEntry], fits: Iterable[Fit], trace: Trace, rates: list[float]) -> list[str]:
     """What to measure, and what the plan predicts of it, where all batch sizes keep a share of the same chain's."""
+    length = round(float(trace.lengths.mean()))
     notes = [
-        "what steps keep is imposed: texts mean nothing, so let requests ignore ends of text and ask for a number of "
-        "tokens; compare output tokens a second with those of the engine without speculation"
+        f"what steps keep is imposed: texts mean nothing, so let requests ignore ends of text and ask for {length} "
+        "tokens, as many as the trace's have in the mean: the end of a request cuts its last step",
+        "compare output tokens a second with those of the engine without speculation",
     ]
     for entry, at in zip(entries, fits, strict=True):
         if at.tree is None:
             continue
         due = _choice(entry, at.tree)
-        told = f"batch {at.batch}: steps commit {1 + sum(rates[: at.depth]):.3f} tokens in the mean"
+        told = f"batch {at.batch}: uncut steps commit {1 + sum(rates[: at.depth]):.3f} tokens in the mean"
         if at.depth < len(rates):
             own = 1 + sum(kept_rates(at.tree, trace))
             told += f" ({own:.3f} along the trace: rates are those of the chain of {len(rates)})"
