@@ -117,6 +117,11 @@ class Profile:
             if look(self.meta, key) is not None:
                 off = f"a step over a plain step may be off by {self.relative_error:.0%}"
                 found.append(f"step times are {what}, not measured: {off}")
+        if look(self.meta, "imported") is not None:
+            found.append(
+                "step times are an engine's, brought in: nothing tells whether they are of the trace's models, and a "
+                "tree that branches is priced as the chain of as many nodes"
+            )
         if context is not None and not self.apart and far(context, middle):
             found.append(
                 f"step times were measured at mixed contexts of {low} to {high} tokens, mean {middle}, and not told "

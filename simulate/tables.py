@@ -108,7 +108,7 @@ class BatchTimes:
             for i, (size, seconds) in enumerate(points):
                 if size < 1 or (i and size <= points[i - 1][0]):
                     raise CostError(f"{name}[{i}] must have a rising size of at least 1, found {size}")
-                if not (math.isfinite(seconds) and (seconds > 0 or (name == "widths" and seconds == 0))):
+                if not (math.isfinite(seconds) and (seconds > 0 or (name != "rest" and seconds == 0))):
                     raise CostError(f"{name}[{i}] must have positive seconds, found {seconds}")
         for name in self.growth:
             if name not in GROWTHS:

@@ -600,7 +600,7 @@ def test_counts_are_not_made_from_other_things(tmp_path, place, value):
         (("batches", 1, "rest"), [[3, 0.1], [3, 0.2]], "rest[1]"),
         (("batches", 1, "rest", 0, 0), 0, "rest[0]"),
         (("batches", 1, "draft", 0, 0), 0, "draft[0]"),
-        (("batches", 1, "draft", 0, 1), 0, "draft[0]"),
+        (("batches", 1, "draft", 0, 1), -1e-3, "draft[0]"),
         (("batches", 0, "draft"), [[2, 0.1], [1, 0.2]], "draft[1]"),
         (("batches", 1, "widths"), [[2, 0.0]], "widths[0]"),
         (("batches", 1, "widths", 0, 1), 0.5, "widths[0]"),

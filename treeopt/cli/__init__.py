@@ -17,6 +17,7 @@ COMMANDS = {
     "export": "treeopt.cli.export",
     "trace": "treeopt.cli.trace",
     "profile": "treeopt.cli.profile",
+    "times": "treeopt.cli.times",
     "simulate": "treeopt.cli.simulate",
     "whatif": "treeopt.cli.whatif",
     "compare": "treeopt.cli.compare",

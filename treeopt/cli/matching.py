@@ -89,8 +89,11 @@ def live_checks(plan: Plan) -> dict[int, str]:
 def warn_unless_same(what: str, one: Any, other: Any) -> None:
     """Warn on stderr if two files' provenance names different models; `what` says whose, such as "trace and plan".
 
-    Step times that are predicted from sizes are of no weights, but of a kind of drafter.
+    Step times that are predicted from sizes are of no weights, but of a kind of drafter; an engine's are of nobody
+    knows which.
     """
+    if look(other, "imported", "format") == "times":
+        return
     if look(other, "predicted") is not None:
         kinds = [look(each, "drafter", "kind") for each in (one, other)]
         if None not in kinds and kinds[0] != kinds[1]:

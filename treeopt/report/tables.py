@@ -179,7 +179,8 @@ def measured_told(meta: Any) -> str:
     graphs = ", CUDA graphs" if look(meta, "graphs") else ""
     carried = look(meta, "transfer", "to")
     to = "" if carried is None else f", carried over to {carried}"
-    return f"{models_told(meta)} on {_shown(look(meta, 'device'))}{graphs} ({_shown(processor)}), {_shown(date)}{to}"
+    made = "" if look(meta, "imported") is not None else f"{graphs} ({_shown(processor)}), {_shown(date)}"
+    return f"{models_told(meta)} on {_shown(look(meta, 'device'))}{made}{to}"
 
 
 def _shown(value: Any) -> str:
