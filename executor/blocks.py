@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from executor.decode import Decoder
+from executor.decode import Decoder, NewTokens
 from executor.steps import Step
 from treeopt.errors import UsageError
 from treeopt.records import RecordError, get, of_kind
@@ -82,7 +82,7 @@ def _seconds(record: Any, name: str) -> tuple[float, ...]:
 
 
 def block(
-    decoder: Decoder, prompts: Sequence[Tokens], *, steps: int, new_tokens: int, long_s: float = math.inf
+    decoder: Decoder, prompts: Sequence[Tokens], *, steps: int, new_tokens: NewTokens, long_s: float = math.inf
 ) -> list[Step]:
     """`steps` steps with every row busy, after one that warms up.
 
@@ -97,7 +97,8 @@ def block(
         if took_s > long_s:
             break
     if not found:
-        raise UsageError(f"{len(prompts)} prompts and new-tokens {new_tokens} make fewer than 2 steps of a full batch")
+        longest = new_tokens if isinstance(new_tokens, int) else max(new_tokens)
+        raise UsageError(f"{len(prompts)} prompts and new-tokens {longest} make fewer than 2 steps of a full batch")
     return found
 
 

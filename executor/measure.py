@@ -23,13 +23,14 @@ from executor.decode import Decoder
 from executor.drafters.base import Drafter
 from executor.fingerprint import clock_mhz, device_name, identity, tokens_hash
 from executor.imposed import Imposed
+from executor.openings import Openings
 from executor.pace import at_one_pace, cell_of
 from executor.parallel import processes
 from executor.prefill import measure_prefill
 from executor.schedule import FEWEST, TOGETHER, Schedule, Visit, fitted
 from executor.settings import Settings as Settings
 from executor.target import Target
-from executor.ways import LEAST, Way, line_of
+from executor.ways import LEAST, Way
 from simulate.cells import Cell, profile_of
 from simulate.experts import Experts
 from simulate.prefill import Prefill
@@ -41,7 +42,7 @@ from treeopt.provenance import this_run
 from treeopt.records import RecordError, get
 from treeopt.tree import Tree
 
-SCHEMA = "treeopt.measuring/4"
+SCHEMA = "treeopt.measuring/5"
 ANEW = 1.2  # of steps that draw their trees anew, about: EAGLE's took 1.06 to 1.39 times as long as static ones
 LONG_S = 0.3  # a block is not gone on with: its steps have the machine's pace in common, and more blocks tell more
 PREFILL = 0.05  # of the budget, at most, but for prompts that take longer once
@@ -96,6 +97,7 @@ class Measurement:
         self.identity = {**(who or identity(target, drafter)), "device": device_name(target.device)}
         self._done: dict[tuple[int, int, int], Block] = {}  # by way, round, and turn in it
         self._kept: list[dict[str, Any]] = []
+        self._openings = Openings(target, prompts, self.settings)
         self._stack = ExitStack()
         self._looked_s = 0.0
 
@@ -151,7 +153,7 @@ class Measurement:
         found = measure_prefill(
             self.target,
             self.drafter,
-            self._stream,
+            self._openings.stream,
             low=min(lengths),
             high=max(lengths),
             rows=max(wanted.batches),
@@ -264,6 +266,8 @@ class Measurement:
                 return imposed + (WARM_UP + min(wanted.steps, IMPOSED)) * wide
             step = narrow + max(0.0, wide - narrow) * max(way.tree.nodes, sum(way.widths)) / nodes
             step *= 1.0 if way.growth is None else ANEW
+            if not way.tree.nodes:
+                opening += self._openings.spare / 2 * narrow  # what is written of the texts
             return opening + steps_s(step) + (opening + steps_s(narrow)) / TOGETHER * bool(way.tree.nodes)
 
         left = wanted.budget_s - self._looked_s
@@ -271,39 +275,18 @@ class Measurement:
 
     def _block(self, way: Way, steps: int, number: int) -> Block:
         """One block, its prompts those of the round: all ways of a place decode behind the same."""
-        wanted = self.settings
-        rng = np.random.default_rng([wanted.seed, number, way.batch, way.context or 0])
+        wanted, started = self.settings, time.perf_counter()
         steps = steps if way.kept is None else min(steps, IMPOSED)
-        if way.context is None and way.kept is None:
-            drawn = [self.prompts[i] for i in rng.permutation(len(self.prompts)).tolist()]
-            new_tokens = wanted.new_tokens
-        else:
-            length = self._usual if way.context is None else way.context
-            if way.kept is not None:  # those that keep less begin with more, so that all come to the same context
-                assert isinstance(way.tree, Tree)
-                length += round((line_of(way.tree) - way.kept) * (WARM_UP + (steps - 1) / 2))
-            starts = rng.integers(0, len(self._stream), way.batch)
-            drawn = [np.take(self._stream, np.arange(s, s + length), mode="wrap").tolist() for s in starts]
-            new_tokens = (steps + WARM_UP) * (way.tree.depth + 1)
+        drawn, new_tokens = self._openings.of(way, number, steps)
         # Several processes must all take as many steps, whatever their clocks say.
         rule, long_s = wanted.rule, LONG_S if processes() == 1 else math.inf
         if way.kept is not None:
             assert isinstance(way.tree, Tree)
-            kept = keeping(way.kept, way.tree, len(drawn), new_tokens)
+            kept = keeping(way.kept, way.tree, len(drawn), max(new_tokens))
             rule, long_s = Imposed(kept, way.tree, rule=wanted.rule), math.inf
         decoder = Decoder(self.target, self.drafter, tree=way.tree, batch=way.batch, rule=rule, graphs=wanted.graphs)
-        started = time.perf_counter()
         found = block(decoder, drawn, steps=steps, new_tokens=new_tokens, long_s=long_s)
         return Block.of(found, prompt=min(map(len, drawn)), took_s=time.perf_counter() - started)
-
-    @cached_property
-    def _stream(self) -> Any:
-        return np.concatenate([np.array(prompt) for prompt in self.prompts])
-
-    @cached_property
-    def _usual(self) -> int:
-        """The usual length of a prompt, 2 at least."""
-        return max(2, int(np.median([len(prompt) for prompt in self.prompts])))
 
     def _read(self, work: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
         try:
@@ -342,7 +325,7 @@ class Measurement:
     def _profile(self, rounds: int) -> Profile:
         lengths = [len(prompt) for prompt in self.prompts]
         low, high = min(lengths), max(lengths) + self.settings.new_tokens
-        cells, longest = self._cells(rounds, (low + high) / 2)
+        cells, longest = self._cells(rounds, float(np.mean(lengths)) + self.settings.new_tokens / 2)
         if self.settings.contexts:
             low, high = self.settings.contexts[0], longest
         left_out = [str(way) for way in self.schedule.left_out]

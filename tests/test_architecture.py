@@ -238,6 +238,7 @@ ORDER = [
     "executor.blocks",
     "executor.pace",
     "executor.prefill",
+    "executor.openings",
     "executor.measure",
     "executor.validate",
     "executor.train",

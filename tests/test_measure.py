@@ -24,7 +24,7 @@ from executor.schedule import MARGIN, TOGETHER, Schedule, fitted
 from executor.target import Target
 from executor.validate import Requests, compare
 from executor.ways import LEAST, TOKENS, Way, ranked_ways
-from simulate.agreement import comparison_record
+from simulate.agreement import Figures, comparison_record
 from simulate.predictions import ways_of
 from tests.models import random_heads, random_prompts, small_target
 from treeopt.cost import StepShape
@@ -361,7 +361,7 @@ def test_several_processes_take_as_many_steps(models, monkeypatch):
             yield replace(step, rest_s=1.0)
 
     monkeypatch.setattr(Decoder, "steps", slow)
-    told = {"batches": (1,), "max_nodes": 3, "max_depth": 2, "rounds": 2, "steps": 4}
+    told = {"batches": (1,), "max_nodes": 3, "max_depth": 2, "rounds": 2, "steps": 4, "new_tokens": 5}
     counts = []
     for processes in (1, 2):
         monkeypatch.setattr("executor.measure.processes", lambda processes=processes: processes)
@@ -629,7 +629,9 @@ def test_validation_measures_what_the_plan_names(models, profile):
         counts = replay(cell.tree, again)
         assert cell.measured.tau.value == pytest.approx(counts.tau)  # live tau is the replay of these prompts
         entry = plan.entries[[e.batch for e in plan.entries].index(cell.batch)]
-        assert ways_of(entry)[cell.tree].speedup == cell.predicted.speedup
+        due = Figures.of_run(ways_of(entry)[cell.tree], judged=12, requests=16)
+        assert due == cell.predicted
+        assert due.tau.relative == pytest.approx(ways_of(entry)[cell.tree].tau.relative * (1 + 12 / 16) ** 0.5)
         assert cell.error == pytest.approx(cell.predicted.speedup.value / cell.measured.speedup.value - 1)
         assert cell.end_to_end > 0
     record = comparison_record(cells)
@@ -659,7 +661,7 @@ def test_validation_measures_policies(models, profile):
         assert cell.tree is None
         assert cell.grown == policies[kind]
         assert cell.measured.tau.value == pytest.approx(grown_replay(cell.grown.policy, again).tau)
-        assert cell.predicted.speedup == ways_of(entry)[cell.grown.policy].speedup
+        assert cell.predicted == Figures.of_run(ways_of(entry)[cell.grown.policy], judged=12, requests=16)
     (record,) = (cell for cell in comparison_record(list(cells.values()))["cells"] if cell["name"] == "cost-aware")
     assert record["tree"] is None
     assert record["grown"]["nodes"] == policies["cost-aware"].nodes
