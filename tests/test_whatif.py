@@ -165,7 +165,7 @@ def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
     told = done(*words(files, *asked, hardware="h200,h200"))
     assert "different" not in told.stderr
     assert "means nothing" not in told.stderr
-    assert told.stdout.count("H200 10%") == 1
+    assert told.stdout.count("H200 11%") == 1  # 3 % as measured, 10 % carried over, 3 % as runs differ
     elsewhere = done(
         *words(files, *asked, "--measured-on", "mi300x", "--like", "h100", "--json", hardware="h200")
     ).stdout
