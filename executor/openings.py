@@ -59,7 +59,7 @@ class Openings:
             drawn = [self._prompts[i] for i in rng.permutation(len(self._prompts)).tolist()]
             limits = [self._settings.new_tokens] * len(drawn)
             ahead = int((number + 1) * GOLDEN % 1 * (self.spare + 1))
-            if ahead:
+            if ahead and len(drawn) >= 2 * batch:  # who ends early is followed by another
                 loop = Decoder(self._target, batch=batch, rule=self._settings.rule)
                 texts = loop.generate(drawn[:batch], new_tokens=ahead)
                 drawn[:batch] = [[*prompt, *text.tokens] for prompt, text in zip(drawn, texts, strict=False)]

@@ -2,8 +2,10 @@
 
 Comma-separated values under a header, a line a measurement:
 
-* `batch`, requests that are decoded at a time; `drafted`, tokens of the chain, 0 for plain decoding;
-* either `step_ms`, the time between a request's outputs, or `tokens_s`, output tokens a second of all requests, and
+* `batch`, requests that are decoded at a time; `drafted`, tokens of the chain, 0 for plain decoding; every batch size
+  and context has lines of 0 and 1;
+* either `step_ms`, the time between a request's outputs, or `tokens_s`, output tokens a second of all requests while
+  they are decoded, time that prompts take left out, and
   `committed`, tokens a request and step, the bonus counted (of plain decoding 1, or empty): a step then takes
   batch x committed / tokens_s;
 * `context`, tokens a request in the cache, in the mean; it MAY be missing.
@@ -33,7 +35,8 @@ from treeopt.provenance import this_run
 ALWAYS = ("batch", "drafted")
 STEP = ("step_ms",)
 RATE = ("tokens_s", "committed")
-LONGEST = 512  # drafted tokens
+MOST = {"batch": 2**20, "drafted": 512, "context": 1e9, "step_ms": 1e9, "tokens_s": 1e12, "committed": 513}
+LEAST_S = 1e-9  # of a step
 HERE = ("processor", "cores", "software")  # of provenance: those of the machine that read the table
 
 
@@ -80,10 +83,12 @@ def read_times(path: Path, *, device: str, context: tuple[int, int] | None = Non
         "device": device,
         "provenance": {name: value for name, value in this_run().items() if name not in HERE},
     }
-    try:
-        found = profile_of(cells, context=(low, high), meta=meta)
-    except UsageError as error:
-        raise CostError(f"{path}: {error}") from error
+    for batch, place in dict.fromkeys((line.batch, line.context) for line in lines):
+        chains = {line.drafted for line in lines if (line.batch, line.context) == (batch, place)}
+        if not {0, 1} <= chains:  # plain decoding, and what a search begins with
+            named = "" if place is None else f", context {place:g} (contexts must be equal to be compared)"
+            raise CostError(f"{path}: batch {batch}{named}: there is no line with `drafted` {min({0, 1} - chains)}")
+    found = profile_of(cells, context=(low, high), meta=meta)
     return replace(found, batches=tuple(map(_free, found.batches)))
 
 
@@ -102,12 +107,23 @@ def _lines(path: Path) -> list[_Line]:
     names = [name.strip() for name in reader.fieldnames or ()]
     reader.fieldnames = names
     columns = STEP if STEP[0] in names else RATE
+    shown = ", ".join(names) or "nothing"
     if missing := [name for name in (*ALWAYS, *columns) if name not in names]:
-        wanted = f"{', '.join(ALWAYS)} and {STEP[0]}, or {' and '.join(RATE)}"
-        raise CostError(f"{path}: there is no column {', '.join(missing)}; it needs {wanted}")
+        wanted = f"{', '.join(ALWAYS)} and {STEP[0]}, or {' and '.join(RATE)}, parted by commas"
+        raise CostError(
+            f"{path}: there is no column {', '.join(missing)}; it needs {wanted}, its header is {shown:.80}"
+        )
+    if STEP[0] in names and RATE[0] in names:
+        raise CostError(f"{path}: `{STEP[0]}` and `{RATE[0]}` both tell what a step takes: leave one of them out")
+    for name in (*ALWAYS, *columns, "context"):
+        if names.count(name) > 1:
+            raise CostError(f"{path}: there are {names.count(name)} columns `{name}`")
     found = []
     try:
         for row in reader:
+            if None in row:
+                cells = len(names) + len(row[None])
+                raise CostError(f"{path}: line {reader.line_num} has {cells} cells, the header {len(names)} columns")
             if any(row.values()):
                 found.append(_line(row, f"{path}: line {reader.line_num}", columns))
     except csv.Error as error:
@@ -121,17 +137,17 @@ def _line(row: Mapping[str, Any], where: str, columns: tuple[str, ...]) -> _Line
     batch, drafted = (int(_number(row, name, where, whole=True)) for name in ALWAYS)
     if batch < 1:
         raise CostError(f"{where}: `batch` must be at least 1, found {batch}")
-    if not 0 <= drafted <= LONGEST:
-        raise CostError(f"{where}: `drafted` must be 0 to {LONGEST}, found {drafted}")
+    if drafted < 0:
+        raise CostError(f"{where}: `drafted` must be 0 or more, found {drafted}")
     context = _number(row, "context", where) if "context" in row else None
     if context is not None and context < 0:
         raise CostError(f"{where}: `context` must be 0 or more, found {context:g}")
     if columns == STEP:
-        return _Line(batch, drafted, _positive(row, STEP[0], where) / 1e3, context)
+        return _Line(batch, drafted, max(LEAST_S, _positive(row, STEP[0], where) / 1e3), context)
     committed = 1.0 if drafted == 0 and not (row[RATE[1]] or "").strip() else _number(row, RATE[1], where)
     if not 1 <= committed <= drafted + 1:
         raise CostError(f"{where}: `committed` must be 1 to {drafted + 1}, found {committed:g}")
-    return _Line(batch, drafted, batch * committed / _positive(row, RATE[0], where), context)
+    return _Line(batch, drafted, max(LEAST_S, batch * committed / _positive(row, RATE[0], where)), context)
 
 
 def _positive(row: Mapping[str, Any], name: str, where: str) -> float:
@@ -149,4 +165,6 @@ def _number(row: Mapping[str, Any], name: str, where: str, *, whole: bool = Fals
         found = np.nan
     if not np.isfinite(found):
         raise CostError(f"{where}: `{name}` must be {'an integer' if whole else 'a number'}, found {text!r:.40}")
+    if found > MOST[name]:
+        raise CostError(f"{where}: `{name}` must be at most {MOST[name]:g}, found {found:g}")
     return found

@@ -118,12 +118,17 @@ def test_a_plan_of_an_engines_times_takes_its_best_chain(tmp_path):
         ("batch,drafted,step_ms\n", "holds no measurement"),
         ("batch,drafted,step_ms\n1,0,2\n1,2.5,3", "line 3: `drafted` must be an integer, found '2.5'"),
         ("batch,drafted,step_ms\n1,0,2\n0,2,3", "line 3: `batch` must be at least 1, found 0"),
-        ("batch,drafted,step_ms\n1,0,2\n1,-1,3", "line 3: `drafted` must be 0 to 512, found -1"),
+        ("batch,drafted,step_ms\n1,0,2\n1,-1,3", "line 3: `drafted` must be 0 or more, found -1"),
+        ("batch,drafted,step_ms\n1,0,2\n1,600,3", "line 3: `drafted` must be at most 512, found 600"),
+        ("batch,drafted,step_ms\n1,0,10,5\n1,1,11,9", "line 2 has 4 cells, the header 3 columns"),
+        ("batch,drafted,step_ms,step_ms\n1,0,10,5", "there are 2 columns `step_ms`"),
+        ("batch,drafted,step_ms,tokens_s,committed\n1,0,1,1,1", "`step_ms` and `tokens_s` both tell what a step takes"),
+        ("batch;drafted;step_ms\n1;0;2", "parted by commas, its header is batch;drafted;step_ms"),
         ("batch,drafted,step_ms\n1,0,nan", "line 2: `step_ms` must be a number, found 'nan'"),
         ("batch,drafted,step_ms\n1,0,0", "line 2: `step_ms` must be above 0, found 0"),
         ("batch,drafted,step_ms\n1,0", "line 2: `step_ms` must be a number, found ''"),
-        ("batch,drafted,step_ms\n1,1,2", "batch 1, context 1280: a plain and a speculative step must be measured"),
-        ("batch,drafted,step_ms\n1,0,2", "batch 1, context 1280: a plain and a speculative step must be measured"),
+        ("batch,drafted,step_ms\n1,1,2", "batch 1: there is no line with `drafted` 0"),
+        ("batch,drafted,step_ms\n1,0,2\n1,2,3", "batch 1: there is no line with `drafted` 1"),
         ("batch,drafted,tokens_s,committed\n1,2,90,3.5", "line 2: `committed` must be 1 to 3, found 3.5"),
         ("batch,drafted,tokens_s,committed\n1,2,90,", "line 2: `committed` must be a number, found ''"),
         ("batch,drafted,tokens_s,committed\n1,0,90,2", "line 2: `committed` must be 1 to 1, found 2"),
@@ -157,5 +162,5 @@ def test_command_writes_a_profile(tmp_path):
     found, due = load_profile(output), read_times(table, device=DEVICE, context=(512, 2048))
     assert (found.batches, found.context) == (due.batches, due.context)
     assert math.isclose(json.loads(output.read_text())["relative_error"], due.relative_error)
-    for text, message in (("2048-512", "from fewest to most"), ("some", "must be like 512-2048")):
+    for text, message in (("2048-512", "from fewest to most"), ("100-", "must be like 512-2048")):
         assert message in str(CliRunner().invoke(command, [*words, "--context", text]).exception)

@@ -76,10 +76,11 @@ def live_checks(plan: Plan) -> dict[int, str]:
             if speedup:
                 due = Figures.of_run(entry.choice, judged=judged_on(plan), requests=record["meta"]["prompts"])
                 said = due.speedup
+                outside = f", outside the predicted interval of such a run, [{said.low:.2f}, {said.high:.2f}]"
                 within = said.low <= speedup["value"] <= said.high
                 found[entry.batch] = (
                     f"Checked: the live loop measured {speedup['value']:.2f} [{speedup['low']:.2f}, "
-                    f"{speedup['high']:.2f}] for this tree{'' if within else ', outside the predicted interval'}, on "
+                    f"{speedup['high']:.2f}] for this tree{'' if within else outside}, on "
                     f"{record['meta']['device']} ({record['meta']['provenance']['processor']}), "
                     f"{record['meta']['prompts']} prompts."
                 )

@@ -19,8 +19,8 @@ def times(table: Path, device: str, context: str | None, output: Path) -> None:
     """A profile of the step times in TABLE, comma-separated values that an engine was measured at.
 
     Columns: batch; drafted, tokens of the chain, 0 for plain decoding; step_ms, or tokens_s and committed (tokens a
-    request and step). `treeopt export --replay` has the engine keep what a trace keeps while it is measured. The
-    profile is one of chains: give `search` the engine's name, too.
+    request and step) of decoding alone. Every batch size needs lines of 0 and 1. `treeopt export --replay` has the
+    engine keep what a trace keeps while it is measured. The profile is one of chains: give `search` the engine's name.
     """
     options.check_output(output)
     from simulate.engine_times import read_times
@@ -40,9 +40,9 @@ def _range(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     low, _, high = text.partition("-")
-    if not (low.isascii() and low.isdigit() and (high or low).isascii() and (high or low).isdigit()):
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in (low, high)):
         raise UsageError(f"--context must be like 512-2048, got {text!r:.40}")
-    found = int(low), int(high or low)
+    found = int(low), int(high)
     if found[0] > found[1]:
         raise UsageError(f"--context must go from fewest to most, got {text}")
     return found

@@ -108,7 +108,7 @@ def export(
     if replay is not None:
         if len(steps) > 1:
             every = f"{ENGINE} imposes one acceptance on all batch sizes ({SIMULATED}), here chains differ"
-            raise EngineError(f"{every}; nearest: one batch size of {listed(fits)}")
+            raise EngineError(f"{every}; nearest: one batch size of {listed([at for at in fits if at.tree])}")
         rates = kept_rates(Tree.chain(longest), replay)
         notes += [*imposed_notes(entries, fits, replay, rates), DRAWN_FOR_ALL]
         environment = simulated(1 + sum(rates))
