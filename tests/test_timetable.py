@@ -187,6 +187,16 @@ def test_contexts_of_a_comparison_are_asked_for_and_told(files):
         assert f"priced at {told} tokens of context" in done(*words, *more).stdout
 
 
+def test_an_engines_times_are_not_carried_over(files, tmp_path):
+    (tmp_path / "t.csv").write_text("batch,drafted,step_ms\n1,0,9\n1,1,10\n1,2,11\n")
+    made = done("times", tmp_path / "t.csv", "--device", "x", "--context", "8-16", "--output", tmp_path / "p.json")
+    assert made.exit_code == 0
+    words = ("whatif", "--trace", files / "eagle.npz", "--target", files, "--hardware", "l40s", "--measured-on", "h100")
+    result = run(*words, "--profile", tmp_path / "p.json")
+    assert result.exit_code == 2
+    assert "do not tell drafting from verification" in result.stderr
+
+
 def test_predicted_times_are_not_carried_over(files):
     words = ("whatif", "--trace", files / "eagle.npz", "--target", files, "--hardware", "l40s", "--measured-on", "h100")
     result = run(*words, "--profile", files / "eagle-times" / "h100-sxm.json")

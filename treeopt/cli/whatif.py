@@ -126,6 +126,9 @@ def whatif(
             click.echo(f"Warning: {said}: what is carried over from there means nothing", err=True)
         if look(profile.meta, "predicted") is not None:
             raise UsageError(f"{profile_file}: its step times are predicted themselves: leave --profile out")
+        if look(profile.meta, "imported") is not None:
+            told = "an engine's, which do not tell drafting from verification, and these are carried over apart"
+            raise UsageError(f"{profile_file}: its step times are {told}: leave --profile out")
     device["weight_bytes"] = weight_bytes(target, device["weight_bytes"], "--weight-bytes")
     default = max(2.0, device["weight_bytes"])
     device["draft_bytes"] = weight_bytes(drafter, device["draft_bytes"], "--draft-bytes", default=default)
