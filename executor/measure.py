@@ -325,7 +325,7 @@ class Measurement:
     def _profile(self, rounds: int) -> Profile:
         lengths = [len(prompt) for prompt in self.prompts]
         low, high = min(lengths), max(lengths) + self.settings.new_tokens
-        cells, longest = self._cells(rounds, float(np.mean(lengths)) + self.settings.new_tokens / 2)
+        cells, longest = self._cells(rounds, self._openings.context)
         if self.settings.contexts:
             low, high = self.settings.contexts[0], longest
         left_out = [str(way) for way in self.schedule.left_out]

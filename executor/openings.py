@@ -1,7 +1,8 @@
 """What blocks of steps begin behind: prompts as they are, with a part of their texts written; or prompts of one length.
 
 A run is everywhere in its texts, a block somewhere. So where prompts are as they are, the blocks of a round go on with
-texts that the target has begun, by another part in each round: in the mean over rounds they are half written.
+texts that the target has begun, by another part in each round: in the mean over rounds they are half written, a little
+less where steps are so slow that blocks end early.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,18 @@ class Openings:
     def spare(self) -> int:
         """Most tokens of a text that are written before a block of plain steps."""
         wanted = self._settings
-        return 0 if wanted.contexts else max(0, wanted.new_tokens - (wanted.steps + WARM_UP))
+        if wanted.contexts or len(self._prompts) < 2 * max(
+            wanted.batches
+        ):  # who ends early must be followed by another
+            return 0
+        return max(0, wanted.new_tokens - (wanted.steps + WARM_UP))
+
+    @property
+    def context(self) -> float:
+        """Tokens a sequence in the cache that plain steps come to behind prompts as they are, the mean over blocks."""
+        wanted = self._settings
+        written = min(wanted.new_tokens, self.spare + wanted.steps + WARM_UP) / 2
+        return float(np.mean([len(prompt) for prompt in self._prompts])) + written
 
     @cached_property
     def stream(self) -> NDArray[np.int64]:
@@ -59,7 +71,7 @@ class Openings:
             drawn = [self._prompts[i] for i in rng.permutation(len(self._prompts)).tolist()]
             limits = [self._settings.new_tokens] * len(drawn)
             ahead = int((number + 1) * GOLDEN % 1 * (self.spare + 1))
-            if ahead and len(drawn) >= 2 * batch:  # who ends early is followed by another
+            if ahead:
                 loop = Decoder(self._target, batch=batch, rule=self._settings.rule)
                 texts = loop.generate(drawn[:batch], new_tokens=ahead)
                 drawn[:batch] = [[*prompt, *text.tokens] for prompt, text in zip(drawn, texts, strict=False)]

@@ -5,9 +5,8 @@ Comma-separated values under a header, a line a measurement:
 * `batch`, requests that are decoded at a time; `drafted`, tokens of the chain, 0 for plain decoding; every batch size
   and context has lines of 0 and 1;
 * either `step_ms`, the time between a request's outputs, or `tokens_s`, output tokens a second of all requests while
-  they are decoded, time that prompts take left out, and
-  `committed`, tokens a request and step, the bonus counted (of plain decoding 1, or empty): a step then takes
-  batch x committed / tokens_s;
+  they are decoded, time that prompts take left out, and `committed`, tokens a request and step, the bonus counted (of
+  plain decoding 1, or empty): a step then takes batch x committed / tokens_s;
 * `context`, tokens a request in the cache, in the mean; it MAY be missing.
 
 Other columns are left alone. Lines of the same batch, chain and context are repetitions.
@@ -59,7 +58,7 @@ def read_times(path: Path, *, device: str, context: tuple[int, int] | None = Non
         context: fewest and most tokens a request in the cache; None where the table says it.
 
     Raises:
-        CostError: names file, line and column; or a batch size and context without plain decoding, or without a chain.
+        CostError: names file, line and column; or a batch size and context without plain decoding, or a chain of 1.
         UsageError: nothing says the context, or two do.
     """
     lines = _lines(path)
@@ -143,11 +142,17 @@ def _line(row: Mapping[str, Any], where: str, columns: tuple[str, ...]) -> _Line
     if context is not None and context < 0:
         raise CostError(f"{where}: `context` must be 0 or more, found {context:g}")
     if columns == STEP:
-        return _Line(batch, drafted, max(LEAST_S, _positive(row, STEP[0], where) / 1e3), context)
+        return _Line(batch, drafted, _told(_positive(row, STEP[0], where) / 1e3, where), context)
     committed = 1.0 if drafted == 0 and not (row[RATE[1]] or "").strip() else _number(row, RATE[1], where)
     if not 1 <= committed <= drafted + 1:
         raise CostError(f"{where}: `committed` must be 1 to {drafted + 1}, found {committed:g}")
-    return _Line(batch, drafted, max(LEAST_S, batch * committed / _positive(row, RATE[0], where)), context)
+    return _Line(batch, drafted, _told(batch * committed / _positive(row, RATE[0], where), where), context)
+
+
+def _told(step_s: float, where: str) -> float:
+    if not LEAST_S <= step_s < math.inf:
+        raise CostError(f"{where}: a step of {step_s:g} seconds is none")
+    return step_s
 
 
 def _positive(row: Mapping[str, Any], name: str, where: str) -> float:

@@ -126,6 +126,7 @@ def test_a_plan_of_an_engines_times_takes_its_best_chain(tmp_path):
         ("batch;drafted;step_ms\n1;0;2", "parted by commas, its header is batch;drafted;step_ms"),
         ("batch,drafted,step_ms\n1,0,nan", "line 2: `step_ms` must be a number, found 'nan'"),
         ("batch,drafted,step_ms\n1,0,0", "line 2: `step_ms` must be above 0, found 0"),
+        ("batch,drafted,step_ms\n1,0,1e-9", "line 2: a step of 1e-12 seconds is none"),
         ("batch,drafted,step_ms\n1,0", "line 2: `step_ms` must be a number, found ''"),
         ("batch,drafted,step_ms\n1,1,2", "batch 1: there is no line with `drafted` 0"),
         ("batch,drafted,step_ms\n1,0,2\n1,2,3", "batch 1: there is no line with `drafted` 1"),

@@ -10,7 +10,7 @@ from executor.ways import Way
 from tests.models import random_heads, random_prompts, small_target
 from treeopt.tree import EMPTY, Tree
 
-PROMPTS = random_prompts([5, 9, 7, 6, 8])
+PROMPTS = random_prompts([5, 9, 7, 6, 8])  # mean 7
 TREE = Tree.chain(2)
 
 
@@ -48,6 +48,7 @@ def test_texts_are_half_written_in_the_mean_over_rounds(target):
     """With the steps of the block itself, the first of which warms up."""
     found = openings(target)
     assert found.spare == 24 - 8
+    assert found.context == 7 + 24 / 2
     for rounds in (8, 12):
         ahead = [24 - found.of(Way(2, None, EMPTY), number, 7)[1][0] for number in range(rounds)]
         assert min(ahead) >= 0
@@ -64,11 +65,12 @@ def test_all_ways_of_a_round_begin_behind_the_same(target):
     assert found.of(Way(2, None, TREE), 3, 7) == first
 
 
-@pytest.mark.parametrize("settings", [{"new_tokens": 8}, {"steps": 40}, {"contexts": (6,)}])
+@pytest.mark.parametrize("settings", [{"new_tokens": 8}, {"steps": 40}, {"contexts": (6,)}, {"batches": (3,)}])
 def test_short_texts_and_contexts_are_not_written_ahead(target, monkeypatch, settings):
     monkeypatch.setattr(Decoder, "generate", lambda *args, **words: pytest.fail("writes"))
     found = openings(target, **settings)
     assert found.spare == 0
+    assert found.context == 7 + min(settings.get("new_tokens", 24), settings.get("steps", 7) + 1) / 2
     context = settings.get("contexts", (None,))[0]
     prompts, _ = found.of(Way(2, context, EMPTY), 1, 7)
     if context is None:

@@ -74,8 +74,8 @@ def live_checks(plan: Plan) -> dict[int, str]:
         for entry in plan.entries:
             speedup = measured.get((entry.batch, entry.choice.tree.id)) if entry.choice.tree else None
             if speedup:
-                due = Figures.of_run(entry.choice, judged=judged_on(plan), requests=record["meta"]["prompts"])
-                said = due.speedup
+                requests = record["meta"]["prompts"]
+                said = Figures.of_run(entry.choice, judged=judged_on(plan), requests=requests).speedup
                 outside = f", outside the predicted interval of such a run, [{said.low:.2f}, {said.high:.2f}]"
                 within = said.low <= speedup["value"] <= said.high
                 found[entry.batch] = (

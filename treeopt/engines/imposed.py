@@ -1,7 +1,7 @@
 """Acceptance that an engine is told, whatever its drafter proposes: what the steps of a chain keep along a trace.
 
 Engines have this for their own benchmarks: drafting and verification do their work, only what is kept is decided
-beforehand. So the speed that a plan predicts can be measured on them without its drafter or its texts.
+beforehand. So the speed that a plan predicts can be measured on them whatever their drafter has learnt, on any texts.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ def kept_rates(tree: Tree, trace: Trace) -> list[float]:
     """How often a step of the tree's walk keeps 1, 2, ... drafted tokens or more, texts never ending; never rising.
 
     Products of how often the next token is kept where it is reached and the text goes on: the engine cuts at the end of
-    a text by itself.
+    a text by itself. That is exact where acceptance does not depend on how near the end is.
 
     Raises:
         TraceError: the trace does not cover the tree.
