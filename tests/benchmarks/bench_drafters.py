@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from executor.train.traces import DRAFTERS, place_of, target_of
+from simulate.predictions import draft_s
 from simulate.profile import load_profile
 from treeopt.estimate import paired_difference, ratio
 from treeopt.files import write_text
@@ -134,18 +135,18 @@ def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]
     found = []
     for entry in chosen.entries:
         tree = entry.choice.tree
-        times = next(b for b in profile.batches if b.batch == entry.batch)
         cell: dict[str, Any] = {
             "batch": entry.batch,
             "nodes": tree.nodes if tree else 0,
             "depth": tree.depth if tree else 0,
-            "draft_s": dict(times.draft)[tree.depth] if tree else 0.0,
-            "plain_s": times.plain_s,
-            "predicted": asdict(entry.choice.speedup),
+            "draft_s": draft_s(tree, profile, entry.batch) if tree else 0.0,
+            "plain_s": profile.plain_s(batch=entry.batch),
         }
         ran = next((c for c in live if c.batch == entry.batch), None)
         if ran is not None:
+            cell["predicted"], cell["predicted_tau"] = asdict(ran.predicted.speedup), asdict(ran.predicted.tau)
             cell["measured"], cell["measured_tau"] = asdict(ran.measured.speedup), asdict(ran.measured.tau)
+            cell["error"], cell["covered"] = ran.error, ran.covered
         found.append(cell)
     return found
 
@@ -177,6 +178,18 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def agreement(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """How far predicted speedups are from measured ones, in a sentence."""
+    cells = [cell for row in rows.values() for cell in row.get("batches", []) if "covered" in cell]
+    if not cells:
+        return "No speedup was measured."
+    errors = [abs(cell["error"]) for cell in cells]
+    return (
+        f"{len(cells)} speedups are predicted {np.mean(errors):.1%} off in the mean and {max(errors):.1%} at most; "
+        f"{sum(cell['covered'] for cell in cells)} intervals hold."
+    )
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="All shipped drafters side by side.")
@@ -204,6 +217,8 @@ def main(words: Sequence[str] | None = None) -> None:
             record = {"schema": "treeopt.drafters/1", "drafters": rows, "claims": claimed, "provenance": this_run()}
             write_text(asked.output, json.dumps(record, indent=1) + "\n")
     print(table(rows))
+    if not asked.replay_only:
+        print(agreement(rows))
     for claim in claimed:
         print(f"{claim['first']} over {claim['second']}, {claim['measure']}: {show(claim, 3)}: {claim['verdict']}")
 
