@@ -140,17 +140,15 @@ def compare(
     target: Target,
     drafter: Drafter,
     plan: Plan,
-    prompts: Sequence[Sequence[int]] | Requests,
+    requests: Requests,
     *,
-    new_tokens: int = 64,
-    stop: Sequence[int] = (),
     blocks: int = 6,
     seed: int = 0,
     forms: Mapping[tuple[int, str], ClosedForms] | None = None,
     whole: Mapping[tuple[int, str], Estimate] | None = None,
     progress: Callable[[int], None] = lambda blocks: None,
 ) -> list[Comparison]:
-    """Decode the prompts plainly and with every tree and policy of each entry of the plan, in shuffled blocks.
+    """Decode the requests plainly and with every tree and policy of each entry of the plan, in shuffled blocks.
 
     Where a trace is replayed policies are left out.
 
@@ -163,9 +161,7 @@ def compare(
         target: the model that the plan's trace was recorded with; any where a trace is replayed.
         drafter: its drafter.
         plan: what is to be checked.
-        prompts: token ids of requests that are not in the trace, or more said of them.
-        new_tokens: tokens decoded after each prompt; with `Requests` these say it, as of `stop`.
-        stop: tokens that end a request.
+        requests: what is decoded; none of them in the trace that the plan was made of.
         blocks: parts that the prompts are cut into; every part is decoded at all batch sizes before the next.
         seed: of the order.
         forms: closed forms to keep with each tree, by batch size and tree id.
@@ -175,27 +171,26 @@ def compare(
     Raises:
         UsageError, ExecutorError, TraceError: see `check_run`.
     """
-    asked = prompts if isinstance(prompts, Requests) else Requests(prompts, new_tokens, stop)
-    check_run(target, drafter, plan, asked, blocks=blocks)
+    check_run(target, drafter, plan, requests, blocks=blocks)
     rng = np.random.default_rng(seed)
-    ways: dict[int, list[Tree | Policy]] = {entry.batch: [EMPTY, *_ways(entry, asked)] for entry in plan.entries}
+    ways: dict[int, list[Tree | Policy]] = {entry.batch: [EMPTY, *_ways(entry, requests)] for entry in plan.entries}
     runs = {(batch, tree): _Run() for batch, trees in ways.items() for tree in trees}
-    parts = _parts(asked, blocks)
+    parts = _parts(requests, blocks)
     for batch, tree in runs:
-        _warm(target, drafter, tree, batch, asked.part(parts[0]))
-    cuts = pieces(plan, replayed=asked.replayed is not None)
+        _warm(target, drafter, tree, batch, requests.part(parts[0]))
+    cuts = pieces(plan, replayed=requests.replayed is not None)
     for part in parts:
         for batch in rng.permutation(list(ways)).tolist():
             number, passes = cuts[batch]
             for piece in np.array_split(part, number) * passes:
-                drawn = asked.part(piece)
+                drawn = requests.part(piece)
                 for index in rng.permutation(len(ways[batch])).tolist():
                     tree = ways[batch][index]
                     decoder = _decoder(target, drafter, tree, batch, drawn)
                     steps = list(decoder.steps(drawn.prompts, new_tokens=drawn.limits, stop=drawn.stop))
                     runs[batch, tree].add(steps, int(piece[0]))
                     progress(1)
-    due = partial(Figures.of_run, judged=judged_on(plan), requests=len(asked.prompts))
+    due = partial(Figures.of_run, judged=judged_on(plan), requests=len(requests.prompts))
     return [
         found
         for entry in plan.entries

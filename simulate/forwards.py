@@ -1,7 +1,7 @@
 """What one forward of a target or of a drafter multiplies and attends to. Sizes only: no device, no time."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ class Forward:
         experts: how many of them a token picks in every layer; None without.
         expert_matrices: (outputs, inputs) of one expert.
         window: tokens that a layer sees at most, None without such layers.
+        hidden: width of what a layer's attention and MLP each add to.
+        whole: (copies, outputs, inputs) that every one of several devices applies wholly.
+        devices: that share the forward; the sizes are those of one of them.
 
     >>> Forward(matrices=((2, 8, 4),), head=(16, 4)).weights
     128
@@ -40,6 +43,9 @@ class Forward:
     experts: Experts | None = None
     expert_matrices: tuple[tuple[int, int], ...] = ()
     window: int | None = None
+    hidden: int = 0
+    whole: tuple[Matrix, ...] = ()
+    devices: int = 1
 
     @classmethod
     def of(cls, shape: Shape) -> "Forward":
@@ -63,6 +69,35 @@ class Forward:
             experts=shape.experts,
             expert_matrices=tuple(named[name] for name in named if name not in dense),
             window=shape.window,
+            hidden=shape.hidden,
+        )
+
+    def shared(self, devices: int) -> "Forward":
+        """What each of several devices computes where they share every layer (Megatron-LM, arXiv 1909.08053, §3).
+
+        Matrices, heads and the vocabulary are divided, keys and values as far as their heads go round.
+
+        Raises:
+            CostError: query heads, or those of keys and values and the devices, do not divide.
+
+        >>> shape = Shape(layers=2, hidden=8, intermediate=16, heads=4, kv_heads=2, head_dim=2, vocab=32)
+        >>> Forward.of(shape).shared(4).head, Forward.of(shape).shared(4).kv_heads
+        ((8, 8), 1)
+        """
+        if devices == 1:
+            return self
+        if self.heads % devices or (self.kv_heads % devices and devices % self.kv_heads):
+            raise CostError(
+                f"{devices} devices cannot share {self.heads} query heads and {self.kv_heads} of keys and values"
+            )
+        return replace(
+            self,
+            matrices=tuple((copies, -(-outputs // devices), inputs) for copies, outputs, inputs in self.matrices),
+            head=None if self.head is None else (-(-self.head[0] // devices), self.head[1]),
+            heads=self.heads // devices,
+            kv_heads=-(-self.kv_heads // devices),
+            expert_matrices=tuple((-(-outputs // devices), inputs) for outputs, inputs in self.expert_matrices),
+            devices=devices,
         )
 
     @property
@@ -71,7 +106,7 @@ class Forward:
         active = self.layers * self.experts.active if self.experts else 0
         routed = active * sum(rows * columns for rows, columns in self.expert_matrices)
         head = self.head[0] * self.head[1] if self.head else 0
-        return sum(copies * rows * columns for copies, rows, columns in self.matrices) + routed + head
+        return sum(copies * rows * columns for copies, rows, columns in (*self.matrices, *self.whole)) + routed + head
 
     @property
     def kv_elements(self) -> int:
@@ -108,9 +143,8 @@ class DrafterShape:
             CostError: it has experts, which the drafter's layer has not.
         """
         _dense(layer)
-        fusion = (1, layer.hidden, 2 * layer.hidden)
-        matrices = (fusion, *((1, *matrix) for matrix in layer.layer_matrices.values()))
-        return cls(_one_layer(layer, matrices, layer.vocab))
+        forward = _one_layer(layer, tuple((1, *matrix) for matrix in layer.layer_matrices.values()), layer.vocab)
+        return cls(replace(forward, whole=((1, layer.hidden, 2 * layer.hidden),)))
 
     @classmethod
     def eagle3(cls, layer: Shape, *, draft_vocab: int | None = None) -> "DrafterShape":
@@ -136,7 +170,19 @@ class DrafterShape:
     @classmethod
     def medusa(cls, target: Shape, *, blocks: int = 1) -> "DrafterShape":
         """Medusa heads: for each depth residual blocks and an LM head of its own."""
-        return cls(Forward(((blocks, target.hidden, target.hidden),), (target.vocab, target.hidden)), parallel=True)
+        block = (blocks, target.hidden, target.hidden)
+        return cls(Forward((), (target.vocab, target.hidden), whole=(block,)), parallel=True)
+
+    @classmethod
+    def lookup(cls) -> "DrafterShape":
+        """N-grams and prompt lookup: nothing for the device to do, the host waits once a step as for heads.
+
+        SpecDecode-Bench (arXiv 2601.11580) found n-grams to take about 0.6 % of verification.
+
+        >>> DrafterShape.lookup().level.weights
+        0
+        """
+        return cls(Forward(()), parallel=True)
 
     @classmethod
     def from_config(
@@ -189,6 +235,7 @@ def _one_layer(layer: Shape, matrices: tuple[Matrix, ...], vocab: int) -> Forwar
         kv_heads=layer.kv_heads,
         head_dim=layer.head_dim,
         window=layer.window,
+        hidden=layer.hidden,
     )
 
 

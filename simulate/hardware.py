@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from simulate.link import Link
 from treeopt.errors import CostError
 from treeopt.files import shipped
 
@@ -65,6 +66,7 @@ class Hardware:
         fitted: constants fitted to timings of this device, or None.
         note: what is unsure ([U]) or was measured to differ.
         memory_bytes: B of device memory, None where it is not known.
+        link: how devices of one node exchange, None where it is not known.
 
     Raises:
         CostError: names the first field that is wrong.
@@ -83,6 +85,7 @@ class Hardware:
     fitted: Fitted | None = None
     note: str = ""
     memory_bytes: int | None = None
+    link: Link | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -100,6 +103,10 @@ class Hardware:
             raise CostError(f"memory_bytes must be a positive integer or None, got {self.memory_bytes!r}")
         if self.fitted is not None and not isinstance(self.fitted, Fitted):
             raise CostError(f"fitted must be Fitted or None, got {self.fitted!r}")
+        if self.link is not None:
+            if not isinstance(self.link, Link):
+                raise CostError(f"link must be Link or None, got {self.link!r}")
+            _check_link(self.link)
 
     @property
     def ridge_point(self) -> float:
@@ -200,15 +207,17 @@ def own_hardware(
 def _hardware(entry: object) -> Hardware:
     """The device that an entry of the file describes."""
     values = _fields(entry, Hardware)
-    if values.get("fitted") is not None:
-        try:
-            values["fitted"] = Fitted(**_fields(values["fitted"], Fitted))
-        except CostError as error:
-            raise CostError(f"fitted: {error}") from error
+    kinds: dict[str, type[Fitted] | type[Link]] = {"fitted": Fitted, "link": Link}
+    for name, kind in kinds.items():
+        if values.get(name) is not None:
+            try:
+                values[name] = kind(**_fields(values[name], kind))
+            except CostError as error:
+                raise CostError(f"{name}: {error}") from error
     return Hardware(**values)
 
 
-def _fields(entry: object, kind: type[Hardware] | type[Fitted]) -> dict[str, Any]:
+def _fields(entry: object, kind: type[Hardware] | type[Fitted] | type[Link]) -> dict[str, Any]:
     """The entry as keyword arguments of `kind`; its keys are fields, and no required one is missing."""
     if not isinstance(entry, Mapping):
         raise CostError(f"must be an object, got {entry!r:.80}")
@@ -220,6 +229,16 @@ def _fields(entry: object, kind: type[Hardware] | type[Fitted]) -> dict[str, Any
     if missing:
         raise CostError(f"{missing[0]} must be given")
     return dict(entry)
+
+
+def _check_link(link: Link) -> None:
+    """Raise CostError unless every field of it could be a link's."""
+    if not isinstance(link.source, str) or not link.source.strip():
+        raise CostError(f"link: source must be a text that is not empty, got {link.source!r}")
+    _check_rate("link: bandwidth", link.bandwidth)
+    _check_number("link: share", link.share, most=1.0)
+    for name in ("latency_s", "second_s"):
+        _check_number(f"link: {name}", getattr(link, name), zero=True, most=1.0)
 
 
 def _check_rate(name: str, value: float) -> None:

@@ -1,8 +1,8 @@
 """An analytic cost model for hardware on which nothing was measured: sizes of the models, a data sheet, host time.
 
 A step verifies batch x tokens rows (`simulate.kernels`), runs the drafter once a level, moves the keys and values of
-what was accepted, and spends host time as `Overheads` says. Not covered: several devices; in the drafter's attention
-the nodes of earlier levels (a level's own are counted).
+what was accepted, and spends host time as `Overheads` says. Several devices of a node share every layer. Not covered:
+in the drafter's attention the nodes of earlier levels (a level's own are counted).
 """
 
 import math
@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulate.forwards import DrafterShape, Forward
-from simulate.hardware import Hardware
+from simulate.hardware import Hardware, load_hardware
 from simulate.kernels import Kernels, Split
+from simulate.link import MOST
 from simulate.shapes import Shape
 from treeopt.cost import CostParts, StepShape
 from treeopt.errors import CostError, UsageError
@@ -81,6 +82,7 @@ class Roofline:
         weight_bytes: bytes a weight of the target, 2 for bf16, of LM heads at least that; arithmetic is taken to be
             bf16's whatever it is.
         draft_bytes: bytes a weight of the drafter.
+        devices: of one node that share every layer of target and drafter (tensor parallelism).
         kv_bytes: bytes of a number in the cache.
         spread: lambda of `Experts.touched`; real routing touches 0.8 to 0.9 of what uniform routing does.
         committed: tokens a sequence that a step is taken to commit where a shape does not say: the drafter reads them
@@ -88,7 +90,7 @@ class Roofline:
         captured: rows for which CUDA graphs were captured, rising; a target's forward is padded to the next.
 
     Raises:
-        CostError: no fitted constants for the device, or a size that is none.
+        CostError: no fitted constants for the device or for what several exchange, or a size that is none.
     """
 
     target: Shape
@@ -103,6 +105,7 @@ class Roofline:
     committed: float = 1.0
     captured: tuple[int, ...] = ()
     draft_bytes: float = 2.0
+    devices: int = 1
 
     def __post_init__(self) -> None:
         """Check the sizes, and that constants are known."""
@@ -116,7 +119,17 @@ class Roofline:
             raise CostError(f"spread must be above 0 and at most 1, got {self.spread}")
         if list(self.captured) != sorted(set(self.captured)) or any(size < 1 for size in self.captured):
             raise CostError(f"captured must be rising sizes of at least 1, got {self.captured}")
-        _ = self.kernels.constants
+        if not 1 <= self.devices <= MOST:
+            raise CostError(f"devices must be 1 to {MOST}, those of one node, got {self.devices}")
+        if self.devices > 1 and self.device.link is None:
+            known = ", ".join(name for name, device in load_hardware().items() if device.link)
+            raise CostError(f"{self.device.name}: how fast several exchange is not known, only of {known}")
+        _ = self.kernels.constants, self.forward, self.level_forward
+
+    @property
+    def label(self) -> str:
+        """What the device is called, or the devices."""
+        return self.device.name if self.devices == 1 else f"{self.devices} x {self.device.name}"
 
     @cached_property
     def kernels(self) -> Kernels:
@@ -138,8 +151,13 @@ class Roofline:
 
     @cached_property
     def forward(self) -> Forward:
-        """The target's forward."""
-        return Forward.of(self.target)
+        """The target's forward, of one device."""
+        return Forward.of(self.target).shared(self.devices)
+
+    @cached_property
+    def level_forward(self) -> Forward:
+        """The drafter's forward of a level, of one device."""
+        return self.drafter.level.shared(self.devices)
 
     @property
     def separable(self) -> bool:
@@ -157,7 +175,7 @@ class Roofline:
         settings = ("context", "weight_bytes", "draft_bytes", "kv_bytes", "spread", "committed", "captured")
         return {
             "kind": "roofline: predicted from sizes and a data sheet, nothing measured",
-            "device": self.device.name,
+            "device": self.label,
             "source": self.device.source,
             "constants": asdict(self.kernels.constants),
             "target": asdict(self.target),
@@ -185,7 +203,7 @@ class Roofline:
     def error(self, shape: StepShape) -> float:
         """See `Kernels.error`; stated, not measured."""
         experts = any(forward.experts is not None for forward in (self.forward, self.drafter.level))
-        return self.kernels.error(shape.batch * shape.tokens, experts=experts)
+        return self.kernels.error(shape.batch * shape.tokens, experts=experts, devices=self.devices)
 
     def plain_s(self, *, batch: int, context: int | None = None) -> float:
         """See `CostModel.plain_s`."""
@@ -224,7 +242,7 @@ class Roofline:
         wait = 0.0 if self.drafter.parallel and not first else self.overheads.level_s
         logits = np.full_like(nodes, batch) if self.drafter.parallel else batch * nodes
         rows = logits + (0 if self.drafter.parallel or not first else batch * (self.committed - 1))
-        step = self.draft_kernels.forward(self.drafter.level, rows, logits, batch=batch, context=self._context(context))
+        step = self.draft_kernels.forward(self.level_forward, rows, logits, batch=batch, context=self._context(context))
         for copies, outputs, inputs in self.drafter.opening if first else ():
             step += self.draft_kernels.product(copies, outputs, inputs, rows)
         return step + Split.fixed(wait, rows)
@@ -252,28 +270,29 @@ class Roofline:
             rows = np.asarray(float(min(PIECE, tokens - 1 - start)))
             total += read(self.kernels, self.forward, start, rows) + Split.fixed(self.overheads.plain_s, rows)
             if drafted and not self.drafter.parallel:
-                total += read(self.draft_kernels, self.drafter.level, start, rows)
+                total += read(self.draft_kernels, self.level_forward, start, rows)
                 for copies, outputs, inputs in self.drafter.opening:
                     total += self.draft_kernels.product(copies, outputs, inputs, rows)
         return total
 
     def weights_bytes(self, *, heads: int = 1) -> float:
-        """Least bytes of memory that the weights of target and drafter take, `heads` being those of parallel ones.
+        """Least bytes of a device's memory that weights of target and drafter take, `heads` being of parallel ones.
 
         Not counted: a drafter's embedding, experts that a token of it does not pick, norms, and an LM head of the size
         of the target's, which a sequential drafter is taken to share.
         """
         embeddings = (2 - self.target.tied) * self.target.vocab * self.target.hidden
         target = (self.target.parameters - embeddings) * self.weight_bytes + embeddings * self.kernels.head_bytes
-        level, parallel = self.drafter.level, self.drafter.parallel
+        level, parallel = self.level_forward, self.drafter.parallel
         head = 0 if level.head is None else level.head[0] * level.head[1]
         own_head = head * self.draft_kernels.head_bytes if parallel or level.head != self.forward.head else 0.0
         once = sum(copies * outputs * inputs for copies, outputs, inputs in self.drafter.opening) * self.draft_bytes
-        return target + once + (heads if parallel else 1) * ((level.weights - head) * self.draft_bytes + own_head)
+        drafter = (heads if parallel else 1) * ((level.weights - head) * self.draft_bytes + own_head)
+        return target / self.devices + once + drafter
 
     def sequence_bytes(self, *, context: int | None = None) -> float:
-        """Bytes of memory that keys and values of a sequence take, the target's and the drafter's."""
-        return (self.forward.kv_elements + self.drafter.level.kv_elements) * self.kv_bytes * self._context(context)
+        """Bytes of a device's memory that keys and values of a sequence take, the target's and the drafter's."""
+        return (self.forward.kv_elements + self.level_forward.kv_elements) * self.kv_bytes * self._context(context)
 
     def _context(self, context: int | None) -> int:
         return self.context if context is None else context

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulate.closed_form import expected_tau
+from simulate.roofline import Roofline
 from treeopt.cost import CostModel, StepShape
 from treeopt.errors import CostError
 from treeopt.optimize import search
@@ -30,6 +31,7 @@ class Scenario:
         error: of the choice's step over a plain step, part of the speedup's interval; 0 where nothing is drafted.
         fits: whether weights, keys and values fit the device's memory; None where that is not known.
         plan: of all batch sizes that the choice is from.
+        several: whether there are several devices that share every layer.
     """
 
     device: str
@@ -41,6 +43,7 @@ class Scenario:
     error: float = 0.0
     fits: bool | None = None
     plan: Plan | None = None
+    several: bool = False
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -69,6 +72,8 @@ class Setting:
         memory_bytes: of the device, None where it is not known.
         weights_bytes: of it that target and drafter take.
         sequence_bytes: of it that keys and values of a sequence take.
+        single: name of one device, where there are several; "": `device`.
+        count: of devices.
     """
 
     device: str
@@ -77,6 +82,21 @@ class Setting:
     memory_bytes: float | None = None
     weights_bytes: float = 0.0
     sequence_bytes: float = 0.0
+    single: str = ""
+    count: int = 1
+
+    @classmethod
+    def of(cls, model: Roofline, *, context: int, heads: int, cost: CostModel | None = None) -> "Setting":
+        """The device, the models and the predicted step times of a roofline.
+
+        Args:
+            model: of target, drafter and device.
+            context: tokens a sequence in the cache.
+            heads: of a drafter that has one for each depth.
+            cost: other step times of that device.
+        """
+        held = (model.device.memory_bytes, model.weights_bytes(heads=heads), model.sequence_bytes(context=context))
+        return cls(model.label, context, model if cost is None else cost, *held, model.device.name, model.devices)
 
     def fits(self, batch: int) -> bool | None:
         """Whether so many sequences fit the device's memory; None where its size is not known.
@@ -121,7 +141,8 @@ def explore(
             error = 0.0 if tree is None else setting.cost.error(StepShape.of(tree, **at))
             where = setting.device, setting.context, entry.batch
             fits = setting.fits(entry.batch)
-            found.append(Scenario(*where, entry.choice, plain_s, needed, error, fits, plan))
+            told = (entry.choice, plain_s, needed, error, fits, plan, setting.count > 1)
+            found.append(Scenario(*where, *told))
         done(1)
     return tuple(found)
 

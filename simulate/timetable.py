@@ -32,7 +32,7 @@ def tabulated(
     """
     tables = tuple(_table(model, batch, context, nodes, depth) for batch in sorted(set(batches)))
     error = max(times.relative_error or 0.0 for times in tables)
-    told = {"device": model.device.name, "predicted": dict(model.meta)}
+    told = {"device": model.label, "predicted": dict(model.meta)}
     untold = {"verification": None, "temperature": None}  # no rule's own work is in these times
     prefill = Prefill(*(_reading(model, context, drafted=drafted) for drafted in (False, True)))
     return Profile(tables, (context, context), error, {**meta, **untold, **told}, prefill=prefill)

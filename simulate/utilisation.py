@@ -37,11 +37,15 @@ def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: 
         the way to the nearest of them adds or takes away; there prefill is not known. Its `meta` says what was done.
 
     Raises:
-        CostError: the two are not of the same models and sizes of numbers.
+        CostError: the two are not of the same models and sizes of numbers, or not as many devices.
     """
     for name in ("target", "drafter", "weight_bytes", "draft_bytes", "kv_bytes"):
         if getattr(measured_on, name) != getattr(to, name):
             raise CostError(f"{name} must be the same on both devices")
+    if measured_on.devices != to.devices:
+        raise CostError(
+            f"times of {measured_on.label} cannot be carried over to {to.label}: what they exchange differs"
+        )
     before = sum(profile.context) // 2
     after = before if context is None else context
     carried = profile.batches
@@ -62,7 +66,7 @@ def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: 
         own = profile.relative_error if times.relative_error is None else times.relative_error
         return math.hypot(own, errors[times.batch])
 
-    note = {"from": measured_on.device.name, "to": to.device.name, "relative_error": error, "context": [before, after]}
+    note = {"from": measured_on.label, "to": to.label, "relative_error": error, "context": [before, after]}
     return replace(
         profile,
         batches=tuple(_carried(times, measured_on, to, before, context, whole(times)) for times in carried),
@@ -89,7 +93,7 @@ def _carried(
     draft = _scaled(draft_s, _chains(measured_on, depths, **here), _chains(to, depths, **there))
     fed, more_s = zip(*(times.widths or ((1, 0.0),)), strict=True)
     levels = [model.level(fed, batch=times.batch, context=at) for model, at in ((measured_on, before), (to, after))]
-    more = np.array(more_s) * levels[1].work_s / levels[0].work_s
+    more = np.array(more_s) * _times(levels[1].work_s, levels[0].work_s)
     moved = [_committing_s(model, batch=times.batch, context=at) for model, at in ((measured_on, before), (to, after))]
     return replace(
         times,
@@ -140,4 +144,9 @@ def _scaled(measured_s: ArrayLike, before: Split, after: Split) -> Floats:
     """Measured seconds with their fixed part kept and the rest scaled by the modelled work."""
     seconds = np.asarray(measured_s, dtype=np.float64)
     fixed = np.minimum(seconds, before.fixed_s)
-    return np.asarray(fixed + (seconds - fixed) * after.work_s / before.work_s)
+    return np.asarray(fixed + (seconds - fixed) * _times(after.work_s, before.work_s))
+
+
+def _times(after: Floats, before: Floats) -> Floats:
+    """How many times the work takes; once where there is none, all of it being the host's."""
+    return np.asarray(np.divide(after, before, out=np.ones_like(before), where=before > 0))

@@ -617,6 +617,10 @@ def test_command_imposes_a_traces_acceptance(saved: Path, tmp_path: Path, trace:
     assert record["environment"] == due.environment
     refused = invoke(saved, "--format", "medusa", "--batch", "8", "--replay", tmp_path / "t.npz")
     assert str(refused.exception) == "--replay means nothing to medusa"
+    shallow = tmp_path / "shallow.npz"
+    save_trace(drawn_trace([[0.5]], [9] * 12, depth=1, rng=np.random.default_rng(0)), shallow)
+    short = invoke(saved, "--format", "sglang", "--batch", "8", "--replay", shallow)
+    assert str(short.exception).startswith(f"{shallow}: the tree ")
 
 
 # Policies

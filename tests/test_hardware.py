@@ -4,6 +4,7 @@ import math
 import pytest
 
 from simulate.hardware import SCHEMA, Fitted, Hardware, find_hardware, load_hardware
+from simulate.link import Link
 from treeopt.errors import CostError
 
 ENTRY = {
@@ -15,6 +16,7 @@ ENTRY = {
     "multiprocessors": 10,
     "source": "made up",
 }
+LINK = {"bandwidth": 1e11, "latency_s": 5e-6, "share": 0.5, "second_s": 3e-6, "source": "made up"}
 FITTED = {"gemm_overhead_s": 4e-6, "bandwidth_share": 0.8, "flops_share": 0.9, "kv_bandwidth_share": 0.7}
 
 
@@ -85,10 +87,10 @@ def test_an_unknown_name_lists_the_known_ones():
 
 
 def test_a_file_of_ones_own(write):
-    path = write(ENTRY, ENTRY | {"name": "X2", "fitted": FITTED, "note": "spare"})
+    path = write(ENTRY, ENTRY | {"name": "X2", "fitted": FITTED, "note": "spare", "link": LINK})
     assert load_hardware(path) == {
         "X1": Hardware(**ENTRY),
-        "X2": Hardware(**ENTRY | {"name": "X2"}, fitted=Fitted(**FITTED), note="spare"),
+        "X2": Hardware(**ENTRY | {"name": "X2"}, fitted=Fitted(**FITTED), note="spare", link=Link(**LINK)),
     }
     path.write_text(path.read_text("utf-8"), "utf-8-sig")
     assert find_hardware("x2", path=path).fitted.kv_bandwidth_share == 0.7
@@ -132,6 +134,12 @@ def test_ridge_point_separates_bandwidth_from_arithmetic():
             {"fitted": FITTED | {"gemm_overhead_s": -1}},
             "fitted: gemm_overhead_s must be .* 0 or more, got -1",
         ),
+        ({"link": LINK | {"share": 0}}, "link: share must be .* got 0"),
+        ({"link": LINK | {"bandwidth": -1}}, "link: bandwidth must be .* got -1"),
+        ({"link": LINK | {"latency_s": None}}, "link: latency_s must be .* got None"),
+        ({"link": LINK | {"second_s": "1"}}, "link: second_s must be .* got '1'"),
+        ({"link": LINK | {"source": ""}}, "link: source must be a text"),
+        ({"link": {"share": 0.5}}, "link: bandwidth must be given"),
         ({"name": "x0"}, "name must be unique"),
     ],
 )

@@ -622,7 +622,7 @@ def test_validation_measures_what_the_plan_names(models, profile):
     trace = collect(target, heads, [Prompt("x")] * 24, tokens[:24], new_tokens=12, width=12)
     plan = search(trace, profile, batch=(1, 2), max_nodes=15)
     fresh = tokens[24:]
-    cells = compare(target, heads, plan, fresh, new_tokens=12, blocks=4)
+    cells = compare(target, heads, plan, Requests(fresh, 12), blocks=4)
     assert {c.batch for c in cells} == {1, 2}
     again = collect(target, heads, [Prompt("x")] * 16, fresh, new_tokens=12, width=12)
     for cell in cells:
@@ -639,7 +639,7 @@ def test_validation_measures_what_the_plan_names(models, profile):
     assert record["mean_error"] == pytest.approx(np.mean(errors))
     assert record["max_error"] == pytest.approx(max(errors))
     with pytest.raises(UsageError, match="4 blocks at batch 2 need at least 16 prompts, got 15"):
-        compare(target, heads, plan, fresh[:15], blocks=4)
+        compare(target, heads, plan, Requests(fresh[:15]), blocks=4)
 
 
 def test_validation_measures_policies(models, profile):
@@ -652,7 +652,7 @@ def test_validation_measures_policies(models, profile):
     plan = search(trace, profile, max_nodes=15, policies=kinds, padding="widest")
     plan = from_json(to_json(plan))
     fresh = tokens[24:]
-    cells = {cell.name: cell for cell in compare(target, heads, plan, fresh, new_tokens=12, blocks=4)}
+    cells = {cell.name: cell for cell in compare(target, heads, plan, Requests(fresh, 12), blocks=4)}
     again = collect(target, heads, [Prompt("x")] * 16, fresh, **more)
     (entry,) = plan.entries
     policies = {choice.name: choice.grown for choice in (entry.choice, *entry.compared) if choice.grown}

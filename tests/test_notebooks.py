@@ -5,7 +5,7 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
-PLOTS = {"published_baselines": 1, "what_if_batch": 3}
+PLOTS = {"published_baselines": 1, "what_if_batch": 3, "what_if_hardware": 2}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client")  # of a library of the notebook runner

@@ -240,7 +240,7 @@ def test_ways_and_batches_come_in_another_order_in_each_block(plan, clock, monke
 
     monkeypatch.setattr(decode.Decoder, "steps", spied)
     count = 2 * BLOCKS * max(BATCHES)
-    compare(small_target(), random_heads(), plan, random_prompts([4] * count), new_tokens=5, blocks=BLOCKS)
+    compare(small_target(), random_heads(), plan, Requests(random_prompts([4] * count), 5), blocks=BLOCKS)
     warmed, blocks = len({way[:2] for way in seen}), blocks_of(plan, 1)
     measured, cuts = seen[warmed:], pieces(plan)
     assert len(measured) == blocks * BLOCKS
@@ -293,12 +293,12 @@ def test_refusals(plan):
     with pytest.raises(UsageError, match="11 prompts cannot replay a trace of 12 requests"):
         Requests(prompts[:11], replayed=replayed)
     with pytest.raises(UsageError, match="3 blocks at batch 2 need at least 12 prompts, got 11"):
-        compare(target, heads, plan, prompts[:11], blocks=3)
+        compare(target, heads, plan, Requests(prompts[:11]), blocks=3)
     shallow = drawn_trace([[0.5]], [9] * 12, depth=1, rng=np.random.default_rng(0))
     with pytest.raises(TraceError, match="the trace records"):
         compare(target, heads, plan, Requests(prompts, replayed=shallow), blocks=3)
     with pytest.raises(ExecutorError, match="context"):
-        compare(target, heads, plan, prompts, new_tokens=600, blocks=3)
+        compare(target, heads, plan, Requests(prompts, 600), blocks=3)
 
 
 # --- models of a shape

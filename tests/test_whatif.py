@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simulate.closed_form import expected_tau
 from simulate.forwards import DrafterShape
 from simulate.hardware import find_hardware
-from simulate.profile import BatchTimes, Profile, save_profile
+from simulate.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.roofline import Overheads, Roofline
 from simulate.scenarios import Scenario, Setting, break_even, explore, limits
 from simulate.shapes import Shape
@@ -228,12 +228,32 @@ def test_the_kind_is_the_traces(of_kind):
 
 
 def test_a_kind_without_a_price_is_refused_unless_another_is_named(of_kind):
-    choices = "one of eagle, eagle3, language-model, medusa"
-    for kind in ("hydra", "ngram", "prompt-lookup"):
-        refused(run(*of_kind(kind)), f"no price is known of a {kind} drafter", "--kind", choices, code=2)
-        assert f"of kind {kind}, what is priced is medusa" in done(*of_kind(kind, "--kind", "medusa")).stderr
+    choices = "one of eagle, eagle3, language-model, medusa, ngram, prompt-lookup"
+    refused(run(*of_kind("hydra")), "no price is known of a hydra drafter", "--kind", choices, code=2)
+    assert "of kind hydra, what is priced is medusa" in done(*of_kind("hydra", "--kind", "medusa")).stderr
     refused(run(*of_kind(None)), "the trace does not say its drafter's kind", choices, code=2)
     refused(run(*of_kind("language-model")), "name its folder with --drafter", code=2)
+
+
+@pytest.mark.parametrize("kind", ["ngram", "prompt-lookup"])
+def test_lookup_takes_the_host_once_and_the_device_never(of_kind, files, tmp_path, kind):
+    """A step is verification and one wait; no weights but the target's are held; carried over it stays as it was."""
+    record = json.loads(done(*of_kind(kind, "--json", "--profiles", tmp_path / "times")).stdout)
+    (cell,) = record["cells"]
+    nothing = replace(roofline(), drafter=DrafterShape.lookup())
+    tree = Tree.from_paths(cell["tree"]["paths"])
+    own = nothing.verify(1 + tree.nodes, batch=1, context=512).total_s + Overheads().level_s
+    assert cell["step_s"] == pytest.approx(float(own), rel=2e-3)  # what is kept is moved besides
+    assert nothing.weights_bytes(heads=3) == pytest.approx(nothing.target.parameters * 2)
+    (table,) = load_profile(tmp_path / "times" / "h100-sxm.json").batches
+    assert [seconds for _, seconds in table.draft] == [Overheads().level_s] * 3
+    here = replace(table, draft=((1, 3e-4), (3, 4e-4)), widths=((1, 0.0), (4, 1e-5)))
+    profile = Profile((here,), (512, 512), 0.01)
+    (there,) = transfer(profile, measured_on=nothing, to=replace(nothing, device=find_hardware("l40s"))).batches
+    assert there.draft == here.draft
+    assert there.widths == here.widths
+    assert there.plain_s > here.plain_s
+    refused(run(*of_kind(kind, "--drafter", files)), f"--drafter is of a model's sizes, {kind} has none", code=2)
 
 
 def test_a_quantised_config_needs_the_bytes_of_its_weights(files, tmp_path):
@@ -295,6 +315,39 @@ def test_what_exceeds_the_memory_does_not_fit_and_does_not_pay(files):
         found = done(*words(files, *own, "--memory", memory, "--json", hardware="mine"))
         assert [cell["fits"] for cell in json.loads(found.stdout)["cells"]] == [fits]
     refused(run(*words(files, "--memory", "80")), "--memory", "--bandwidth", code=2)
+
+
+def test_several_devices_share_a_target_that_one_cannot_hold(tmp_path, files):
+    """70B in bf16: 141 GB do not fit 80; an hour of four devices costs four times as much."""
+    large = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B | large), "utf-8")
+    asked = ["whatif", "--trace", files / "t.npz", "--target", tmp_path, "--hardware", "h100,4xH100", "--batch", "1"]
+    asked += [
+        "--max-nodes",
+        "9",
+        "--price",
+        "h100=2.5",
+        "--json",
+        "--plans",
+        tmp_path / "p",
+        "--profiles",
+        tmp_path / "s",
+    ]
+    record = json.loads(done(*asked).stdout)
+    one, four = record["cells"]
+    assert (one["device"], one["fits"]) == ("H100 SXM", False)
+    assert (four["device"], four["fits"]) == ("4 x H100 SXM", True)
+    assert record["meta"]["settings"]["prices"] == {"H100 SXM": 2.5, "4 x H100 SXM": 10}
+    assert record["cheapest"][0]["planned"]["device"] == "4 x H100 SXM"
+    assert four["million"]["value"] == pytest.approx(10 / 3600 / four["tokens_s"] * 1e6)
+    assert one["plain_s"] / 4 < four["plain_s"] < one["plain_s"] / 2
+    assert four["relative_error"] == 0.25
+    assert any("share every layer" in condition for condition in record["conditions"])
+    assert load_plan(tmp_path / "p" / "4-x-h100-sxm-512.json").entries[0].choice.name == four["name"]
+    assert load_profile(tmp_path / "s" / "4-x-h100-sxm.json").meta["device"] == "4 x H100 SXM"
+    assert "share every layer" not in done(*words(files, "--batch", "1", "--max-nodes", "3", hardware="h100")).stdout
+    refused(run(*words(files, hardware="2xl40s")), "L40S: how fast several exchange is not known")
+    refused(run(*words(files, hardware="16xh100")), "devices must be 1 to 8, those of one node, got 16")
 
 
 def test_warnings_of_the_searches_are_told_once(files):

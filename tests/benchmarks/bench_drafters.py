@@ -113,7 +113,7 @@ def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]
     from executor.checkpoints import load_drafter
     from executor.loading import load_target, load_tokenizer, prepare
     from executor.prompts import read_prompts
-    from executor.validate import compare
+    from executor.validate import Requests, compare
     from treeopt.optimize import search
 
     profile = load_profile(settings.data / "profiles" / f"{name}-cpu.json")
@@ -128,7 +128,7 @@ def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]
     chosen = Plan(tuple(replace(entry, compared=()) for entry in plan.entries), plan.meta)
     speculative = Plan(tuple(e for e in chosen.entries if e.choice.tree is not None), plan.meta)
     live = (
-        compare(target, drafter, speculative, tokens, new_tokens=settings.new_tokens, stop=[0], blocks=settings.blocks)
+        compare(target, drafter, speculative, Requests(tokens, settings.new_tokens, stop=[0]), blocks=settings.blocks)
         if speculative.entries
         else []
     )

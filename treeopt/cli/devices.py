@@ -1,11 +1,13 @@
 """What `treeopt whatif` prices: the devices, models and sizes that it was given, as cost models."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.errors import UsageError
+from treeopt.errors import CostError, UsageError
 from treeopt.provenance import look
 from treeopt.trace import Trace
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
     from simulate.scenarios import Setting
     from simulate.shapes import Shape
 
-KINDS = ("eagle", "eagle3", "language-model", "medusa")
+WITHOUT_SIZES = ("ngram", "prompt-lookup")
+KINDS = ("eagle", "eagle3", "language-model", "medusa", *WITHOUT_SIZES)
+DEAREST = 1e9  # an hour, in any currency: prices of tokens stay finite
 
 
 def kind_of(trace: Trace, given: str | None) -> str:
@@ -69,40 +73,100 @@ def settings_of(
     from simulate.utilisation import transfer
 
     like = find_hardware(device["like"]) if device["like"] else None
-    names = list(dict.fromkeys(name.strip() for name in hardware.split(",")))
+    counted = list(dict.fromkeys(_counted(name) for name in hardware.split(",")))
+    names = [name for _, name in counted]
     if (device["bandwidth"] is None) != (device["flops"] is None):
         raise UsageError("--bandwidth and --flops need each other")
     if device["memory"] is not None and device["bandwidth"] is None:
         raise UsageError("--memory is of a device of your own: give --bandwidth and --flops")
     if device["bandwidth"] is None:
-        devices = list(dict.fromkeys(find_hardware(name) for name in names))
+        devices = list(dict.fromkeys((count, find_hardware(name)) for count, name in counted))
     else:
         if like is None or len(names) > 1:
             raise UsageError("--bandwidth and --flops describe one device: name it with --hardware, and --like another")
         rates = {"bandwidth": device["bandwidth"] * 1e9, "flops": device["flops"] * 1e12}
         memory = None if device["memory"] is None else max(1, round(device["memory"] * 1e9))
-        devices = [own_hardware(names[0], **rates, like=like, memory_bytes=memory)]
-    there = [] if profile is None else [find_hardware(device["measured_on"])]
-    if like is not None and all(constants_of(on, like) == constants_of(on, None) for on in (*devices, *there)):
+        devices = [(counted[0][0], own_hardware(names[0], **rates, like=like, memory_bytes=memory))]
+    there = []
+    if profile is not None:
+        count, name = _counted(device["measured_on"])
+        there = [(count, find_hardware(name))]
+    if like is not None and all(constants_of(on, like) == constants_of(on, None) for _, on in (*devices, *there)):
         raise UsageError(f"--like means nothing here: the constants of {hardware} are known")
     shape = Shape.from_config(target)
-    drafts = DrafterShape.from_config(drafter or target, kind=kind, target=shape)
-    _warn_of_sizes(kind, drafts, shape)
+    if kind in WITHOUT_SIZES:
+        drafts = DrafterShape.lookup()
+    else:
+        drafts = DrafterShape.from_config(drafter or target, kind=kind, target=shape)
+        _warn_of_sizes(kind, drafts, shape)
     sizes = {name: device[name] for name in ("weight_bytes", "draft_bytes", "kv_bytes")}
 
-    def roofline(on: Any) -> "Roofline":
-        return Roofline(shape, drafts, on, like=like, **sizes)
+    def roofline(count: int, on: Any) -> "Roofline":
+        return Roofline(shape, drafts, on, like=like, devices=count, **sizes)
 
     settings = []
-    for on in devices:
+    for count, on in devices:
         for tokens in contexts:
-            model = roofline(on)
-            cost: Any = model
+            model = roofline(count, on)
+            cost = None
             if profile is not None:
-                cost = transfer(profile, measured_on=roofline(*there), to=model, context=tokens)
-            held = (on.memory_bytes, model.weights_bytes(heads=heads), model.sequence_bytes(context=tokens))
-            settings.append(Setting(on.name, tokens, cost, *held))
+                cost = transfer(profile, measured_on=roofline(*there[0]), to=model, context=tokens)
+            settings.append(Setting.of(model, context=tokens, heads=heads, cost=cost))
     return settings
+
+
+def _counted(name: str) -> tuple[int, str]:
+    """How many devices, and of which name.
+
+    >>> _counted("4xh100"), _counted("RTX 4090")
+    ((4, 'h100'), (1, 'RTX 4090'))
+    """
+    several = re.fullmatch(r"([1-9]\d{0,3})\s*x\s*(.+)", name.strip(), re.IGNORECASE)
+    return (int(several[1]), several[2]) if several else (1, name.strip())
+
+
+def prices_of(text: str, settings: "Sequence[Setting]") -> dict[str, float]:
+    """The price of an hour by what settings call their device or devices, from such as `h100=2.5,l40s=0.9`.
+
+    Args:
+        text: the price of a single device, by names as `--hardware` takes them.
+        settings: the devices, all of which must be priced.
+
+    Raises:
+        UsageError: names what is wrong or missing.
+    """
+    from simulate.hardware import find_hardware
+
+    singles = {each.single or each.device for each in settings}
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, number = (word.strip() for word in part.partition("="))
+        price = _price(number) if equals else None
+        if not name or price is None:
+            raise UsageError(f"--price takes NAME=PRICE, such as h100=2.5,l40s=0.9, not {part.strip()!r}")
+        if name not in singles:
+            try:
+                name = find_hardware(name).name
+            except CostError as error:
+                raise UsageError(f"--price: {error}") from error
+        if name not in singles:
+            raise UsageError(f"--price: {name} is not among the devices of --hardware")
+        if name in found:
+            raise UsageError(f"--price names {name} twice")
+        found[name] = price
+    missing = sorted(singles - found.keys())
+    if missing:
+        raise UsageError(f"--price says nothing of {', '.join(missing)}")
+    return {each.device: each.count * found[each.single or each.device] for each in settings}
+
+
+def _price(text: str) -> float | None:
+    """A number above 0 and at most `DEAREST`, or None."""
+    try:
+        price = float(text)
+    except ValueError:
+        return None
+    return price if 0 < price <= DEAREST else None
 
 
 def _warn_of_sizes(kind: str, drafts: "DrafterShape", target: "Shape") -> None:

@@ -12,7 +12,7 @@ from treeopt.cli import options
 from treeopt.cli.matching import warn_of_another_rule, warn_unless_same
 from treeopt.cli.search import kept_ranks
 from treeopt.engines import ENGINES
-from treeopt.errors import UsageError
+from treeopt.errors import TraceError, UsageError
 from treeopt.files import write_text
 from treeopt.planfile import load_plan
 from treeopt.provenance import look
@@ -62,7 +62,10 @@ def export(
         given["replay"] = trace = kept_ranks(load_trace(replay), 0)
         warn_unless_same("plan and trace", look(loaded.meta, "trace"), trace.meta)
         warn_of_another_rule(loaded, trace.meta)
-    result = ENGINES[engine](loaded, **given)
+    try:
+        result = ENGINES[engine](loaded, **given)
+    except TraceError as error:
+        raise TraceError(f"{replay}: {error}") from error
     if output is not None:
         write_text(output, result.text + "\n")
     if as_json:

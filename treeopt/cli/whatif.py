@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli import options
-from treeopt.cli.devices import KINDS, kind_of, settings_of, too_long, weight_bytes
+from treeopt.cli.devices import KINDS, WITHOUT_SIZES, kind_of, prices_of, settings_of, too_long, weight_bytes
 from treeopt.cli.matching import warn_unless_same
 from treeopt.cli.search import drawn
 from treeopt.errors import UsageError
@@ -27,10 +27,22 @@ if TYPE_CHECKING:
     from simulate.profile import Profile
     from simulate.scenarios import Scenario, Setting
 
+SHARED = (
+    "Several devices share every layer of target and drafter; what they exchange is priced by timings of all-reduces."
+)
+RENTED = (
+    "A million tokens: the price of an hour over the tokens of an hour in which every row is busy; prompts, idle time "
+    "and what an engine does besides are not in it. Intervals are the speedup's, plain steps being taken as predicted."
+)
+
 
 @click.command()
 @click.option("--trace", "trace_file", type=options.FILE, required=True, help="What the drafter got right (.npz).")
-@click.option("--hardware", required=True, help="Devices, such as h100,h200,l40s; names of data/hardware.json.")
+@click.option(
+    "--hardware",
+    required=True,
+    help="Devices, such as h100,4xh100,l40s; names of data/hardware.json, 4x: four of a node share every layer.",
+)
 @click.option("--target", type=options.FOLDER, required=True, help="The target's folder or config.json: its sizes.")
 @click.option("--drafter", type=options.FOLDER, help="The drafter's folder or config.json; default as the target's.")
 @click.option("--kind", type=click.Choice(KINDS), help="What the drafter is; default as the trace says.")
@@ -65,6 +77,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="Bytes of a number in the cache of keys and values.",
 )
+@click.option("--price", help="What an hour of one device costs, such as h100=2.5,l40s=0.9: prices tokens, too.")
+@click.option(
+    "--max-tpot-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --price: most milliseconds a token of the cheapest.",
+)
 @options.max_nodes
 @options.max_depth
 @options.seed
@@ -94,6 +112,8 @@ def whatif(
     tables: Path | None,
     output: Path | None,
     as_json: bool,
+    price: str | None,
+    max_tpot_ms: float | None,
     seed: int,
     max_nodes: int | None,
     max_depth: int | None,
@@ -102,22 +122,28 @@ def whatif(
     """Choose a tree for each device, context and batch size, and say where speculation stops paying.
 
     Step times come from the models' sizes and the devices' data sheets; with --profile, from times measured on
-    another device, scaled to each. Acceptance is the trace's everywhere.
+    another device, scaled to each. Acceptance is the trace's everywhere. With --price of an hour, in any currency, also
+    what a million tokens cost, and where they are the cheapest.
     """
     from simulate.profile import SCHEMA as PROFILE
     from simulate.profile import load_profile, save_profile
+    from simulate.rent import cheapest
     from simulate.scenarios import explore, limits
 
     options.check_output(output)
     for folder, option in ((plans, "--plans"), (tables, "--profiles")):
         if folder is not None:
             options.check_output(folder / "x" if folder.is_dir() else folder, option)
+    if max_tpot_ms is not None and price is None:
+        raise UsageError("--max-tpot-ms is of the cheapest way: give --price")
     trace = load_trace(trace_file)
     if (profile_file is None) != (device["measured_on"] is None):
         raise UsageError("--profile and --measured-on need each other")
     kind = kind_of(trace, kind)
     if kind == "language-model" and drafter is None:
         raise UsageError("a language model that drafts has sizes of its own: name its folder with --drafter")
+    if kind in WITHOUT_SIZES and drafter is not None:
+        raise UsageError(f"--drafter is of a model's sizes, {kind} has none: leave it out")
     profile = load_profile(profile_file) if profile_file else None
     if profile is not None:
         warn_unless_same("trace and profile", trace.meta, profile.meta)
@@ -133,6 +159,8 @@ def whatif(
     default = max(2.0, device["weight_bytes"])
     device["draft_bytes"] = weight_bytes(drafter, device["draft_bytes"], "--draft-bytes", default=default)
     settings = settings_of(hardware, context, target, drafter, kind, trace.depth, profile, device)
+    limit = None if max_tpot_ms is None else max_tpot_ms / 1e3
+    prices = None if price is None else prices_of(price, settings)
     for folder, option, schema in ((plans, "--plans", PLAN), (tables, "--profiles", PROFILE)):
         if folder is not None and folder.is_dir():
             for name in _files(settings, by_context=folder is plans):
@@ -147,15 +175,16 @@ def whatif(
         click.echo(f"Warning: {warning}.", err=True)
     record = {
         "schema": "treeopt.whatif/1",
-        "cells": [_cell(scenario) for scenario in found],
+        "cells": [_cell(scenario, prices) for scenario in found],
         "limits": [
             {"device": name, "context": tokens, "pays_up_to": pays, "surely_up_to": surely}
             for (name, tokens), (pays, surely) in limits(found).items()
         ],
-        "conditions": _conditions(trace, found, profile, kind),
+        "cheapest": [] if prices is None else [asdict(each) for each in cheapest(found, prices, max_tpot_s=limit)],
+        "conditions": [*_conditions(trace, found, profile, kind), *([] if prices is None else [RENTED])],
         "warnings": warnings,
         "meta": {
-            "settings": {"kind": kind, "batch": batch, "context": context, **device, **how},
+            "settings": {"kind": kind, "batch": batch, "context": context, "prices": prices, **device, **how},
             "trace": dict(trace.meta),
             "costs": [dict(setting.cost.meta) for setting in settings],
             "provenance": this_run(),
@@ -229,7 +258,9 @@ def _profiles(settings: "list[Setting]", sizes: dict[str, Any], target: Path, ki
     return [joined(profiles) for profiles in found.values()]
 
 
-def _cell(scenario: "Scenario") -> dict[str, Any]:
+def _cell(scenario: "Scenario", prices: Mapping[str, float] | None) -> dict[str, Any]:
+    from simulate.rent import Offer
+
     choice = scenario.choice
     tree = choice.tree
     return {
@@ -248,6 +279,7 @@ def _cell(scenario: "Scenario") -> dict[str, Any]:
         "speedup": asdict(choice.speedup),
         "relative_error": scenario.error,
         "break_even_acceptance": scenario.break_even,
+        "million": prices and asdict(Offer.planned(scenario, price=prices[scenario.device]).million),
     }
 
 
@@ -271,6 +303,7 @@ def _conditions(trace: Trace, found: "tuple[Scenario, ...]", profile: "Profile |
     return [
         f"{times}; error of step over plain step, part of the intervals: {stated}.",
         f"The drafter is priced as {kind}.",
+        *([SHARED] if any(each.several for each in found) else []),
         *([known + unfit * (False in fits)] if fits != {None} else []),
         *(f"{device}: its memory is not known, whether a batch fits was not looked at." for device in unknown),
         "Of trees within 1 % of the fastest the smallest is taken, none at all included.",

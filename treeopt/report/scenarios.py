@@ -22,7 +22,7 @@ def show_scenarios(record: Mapping[str, Any], console: Console | None = None) ->
     for device in dict.fromkeys(cell["device"] for cell in record["cells"]):
         table = Table(title=device, title_justify="left", title_style="bold")
         names = ("context", "batch", "best", "nodes", "depth", "tau", "step ms", "plain ms", "tokens/s", "speedup")
-        for name in (*names, "break-even acceptance"):
+        for name in (*names, "break-even acceptance", *(["a million tokens"] if _priced(record) else [])):
             table.add_column(name, justify="left" if name == "best" else "right")
         for cell in record["cells"]:
             if cell["device"] == device:
@@ -32,6 +32,8 @@ def show_scenarios(record: Mapping[str, Any], console: Console | None = None) ->
             if limit["device"] == device:
                 console.print(_told(limit, record), soft_wrap=True)
         console.print()
+    for best in record.get("cheapest", ()):  # records of before have none
+        console.print(_bought(best), soft_wrap=True)
     console.print(Text("\n".join(record["conditions"])), style="dim", soft_wrap=True)
 
 
@@ -50,6 +52,7 @@ def _row(cell: Mapping[str, Any]) -> tuple[str | Text, ...]:
         f"{cell['tokens_s']:.0f}",
         "1" if plain else interval(Estimate(**cell["speedup"])),
         needed,
+        *([_money(Estimate(**cell["million"]))] if cell.get("million") else []),
     )
 
 
@@ -63,3 +66,31 @@ def _told(limit: Mapping[str, Any], record: Mapping[str, Any]) -> str:
         for size in (limit["pays_up_to"], limit["surely_up_to"])
     ]
     return f"Context {limit['context']}: speculation pays {words[0]}; with the whole interval above 1 {words[1]}."
+
+
+def _priced(record: Mapping[str, Any]) -> bool:
+    """Whether it says what tokens cost."""
+    return bool(record.get("cheapest"))
+
+
+def _bought(best: Mapping[str, Any]) -> str:
+    """Where tokens are the cheapest, as planned and without speculation."""
+    limit = best["max_tpot_s"]
+    below = "" if limit is None else f", at most {limit * 1e3:g} ms a token"
+    words = [
+        "none of these"
+        if offer is None
+        else f"{offer['device']}, batch {offer['batch']}, {offer['name']}: "
+        f"{_money(Estimate(**offer['million']))} a million, {offer['tpot_s'] * 1e3:.2f} ms a token"
+        for offer in (best["planned"], best["plain"])
+    ]
+    return (
+        f"Context {best['context']}{below}: tokens are the cheapest on {words[0]}; without speculation on {words[1]}."
+    )
+
+
+def _money(price: Estimate) -> str:
+    """A price, to three digits, with its interval where it has one."""
+    if price.low == price.high:
+        return f"{price.value:.3g}"
+    return f"{price.value:.3g} [{price.low:.3g}, {price.high:.3g}]"
