@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from simulate.scenarios import Scenario
 from treeopt.estimate import Estimate, in_logs
+from treeopt.judge import PLAIN
 
 MILLION = 1e6
 HOUR_S = 3600
@@ -39,7 +40,7 @@ class Offer:
     @classmethod
     def plain(cls, scenario: Scenario, *, price: float) -> "Offer":
         """Decoding without speculation there."""
-        return cls._of(scenario, "no speculation", Estimate(1.0, 1.0, 1.0), price)
+        return cls._of(scenario, PLAIN, Estimate(1.0, 1.0, 1.0), price)
 
     @classmethod
     def _of(cls, scenario: Scenario, name: str, speedup: Estimate, price: float) -> "Offer":

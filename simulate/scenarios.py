@@ -141,8 +141,8 @@ def explore(
             error = 0.0 if tree is None else setting.cost.error(StepShape.of(tree, **at))
             where = setting.device, setting.context, entry.batch
             fits = setting.fits(entry.batch)
-            told = (entry.choice, plain_s, needed, error, fits, plan, setting.count > 1)
-            found.append(Scenario(*where, *told))
+            several = setting.count > 1
+            found.append(Scenario(*where, entry.choice, plain_s, needed, error, fits, plan, several))
         done(1)
     return tuple(found)
 

@@ -133,7 +133,7 @@ def test_the_command_prints_what_the_library_finds(files, tmp_path):
     assert [limit["context"] for limit in record["limits"]] == [512, 8192, 512, 8192]
     shown = done(*words(files, *settings)).stdout
     assert "Context 8192: speculation pays" in shown
-    assert "break-even acceptance" in shown
+    assert "Break-even acceptance: of each" in shown
     assert "nothing was measured" in shown
     assert "H100 SXM 10% or 25%, L40S 25%" in shown
 

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from treeopt.estimate import Estimate
+from treeopt.judge import PLAIN
 from treeopt.report.tables import interval, terminal
 
 
@@ -22,7 +23,7 @@ def show_scenarios(record: Mapping[str, Any], console: Console | None = None) ->
     for device in dict.fromkeys(cell["device"] for cell in record["cells"]):
         table = Table(title=device, title_justify="left", title_style="bold")
         names = ("context", "batch", "best", "nodes", "depth", "tau", "step ms", "plain ms", "tokens/s", "speedup")
-        for name in (*names, "break-even acceptance", *(["a million tokens"] if _priced(record) else [])):
+        for name in (*names, "break-even\nacceptance", *(["a million\ntokens"] if record.get("cheapest") else [])):
             table.add_column(name, justify="left" if name == "best" else "right")
         for cell in record["cells"]:
             if cell["device"] == device:
@@ -68,25 +69,21 @@ def _told(limit: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     return f"Context {limit['context']}: speculation pays {words[0]}; with the whole interval above 1 {words[1]}."
 
 
-def _priced(record: Mapping[str, Any]) -> bool:
-    """Whether it says what tokens cost."""
-    return bool(record.get("cheapest"))
-
-
 def _bought(best: Mapping[str, Any]) -> str:
     """Where tokens are the cheapest, as planned and without speculation."""
     limit = best["max_tpot_s"]
     below = "" if limit is None else f", at most {limit * 1e3:g} ms a token"
-    words = [
-        "none of these"
-        if offer is None
-        else f"{offer['device']}, batch {offer['batch']}, {offer['name']}: "
-        f"{_money(Estimate(**offer['million']))} a million, {offer['tpot_s'] * 1e3:.2f} ms a token"
-        for offer in (best["planned"], best["plain"])
-    ]
-    return (
-        f"Context {best['context']}{below}: tokens are the cheapest on {words[0]}; without speculation on {words[1]}."
-    )
+    planned, plain = (_offered(best[key]) for key in ("planned", "plain"))
+    return f"Context {best['context']}{below}: tokens are the cheapest on {planned}; without speculation on {plain}."
+
+
+def _offered(offer: Mapping[str, Any] | None) -> str:
+    if offer is None:
+        return "none of these"
+    price = _money(Estimate(**offer["million"]))
+    way = f", {offer['name']}" if offer["name"] != PLAIN else ""
+    place = f"{offer['device']}, batch {offer['batch']}{way}"
+    return f"{place}: {price} a million, {offer['tpot_s'] * 1e3:.2f} ms a token"
 
 
 def _money(price: Estimate) -> str:
