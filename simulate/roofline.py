@@ -124,7 +124,7 @@ class Roofline:
         if self.devices > 1 and self.device.link is None:
             known = ", ".join(name for name, device in load_hardware().items() if device.link)
             raise CostError(f"{self.device.name}: how fast several exchange is not known, only of {known}")
-        _ = self.kernels.constants, self.forward, self.level_forward
+        _ = self.kernels.constants, self.forward, self.drafts
 
     @property
     def label(self) -> str:
@@ -155,9 +155,9 @@ class Roofline:
         return Forward.of(self.target).shared(self.devices)
 
     @cached_property
-    def level_forward(self) -> Forward:
-        """The drafter's forward of a level, of one device."""
-        return self.drafter.level.shared(self.devices)
+    def drafts(self) -> DrafterShape:
+        """The drafter's forwards, of one device."""
+        return self.drafter.shared(self.devices)
 
     @property
     def separable(self) -> bool:
@@ -213,8 +213,8 @@ class Roofline:
         """See `CostModel.parts`."""
         verify = self.verify(np.arange(1, tokens + 1), batch=batch, context=context).total_s
         draft, fed = np.zeros((depth, width + 1)), np.arange(1, width + 1)
-        for level in range(min(depth, 2)):  # all levels after the first are alike
-            draft[level:, 1:] = self.level(fed, batch=batch, first=level == 0, context=context).total_s
+        for level in range(min(depth, max(2, 1 + len(self.drafter.deeper)))):  # all later ones are alike
+            draft[level:, 1:] = self.level(fed, batch=batch, depth=level, context=context).total_s
         return CostParts(np.concatenate(([np.inf], verify)), draft)
 
     def plain(self, *, batch: int, context: int | None = None) -> Split:
@@ -232,20 +232,27 @@ class Roofline:
         host = self.overheads.step_s + self.overheads.request_s * batch
         return step + Split(np.full_like(rows, host), np.full_like(rows, moved / self.kernels.kv_rate))
 
-    def level(self, fed: ArrayLike, *, batch: int, first: bool = False, context: int | None = None) -> Split:
+    def level(self, fed: ArrayLike, *, batch: int, depth: int = 1, context: int | None = None) -> Split:
         """Drafting one level, by nodes a sequence that the drafter is fed; float64, of their shape.
 
-        The first level of a sequential drafter also reads what the last step committed; parallel heads read one
-        token a sequence whatever is fed, and the host waits for them once.
+        At the first level, of depth 0, a drafter that attends also reads what the last step committed; parallel heads
+        read one token a sequence whatever is fed, and the host waits for them once.
         """
+        forward, opening = self.drafts.at(depth), self.drafts.opening if depth == 0 else None
         nodes = np.asarray(fed, dtype=np.float64)
-        wait = 0.0 if self.drafter.parallel and not first else self.overheads.level_s
+        wait = 0.0 if self.drafter.parallel and depth else self.overheads.level_s
         logits = np.full_like(nodes, batch) if self.drafter.parallel else batch * nodes
-        rows = logits + (0 if self.drafter.parallel or not first else batch * (self.committed - 1))
-        step = self.draft_kernels.forward(self.level_forward, rows, logits, batch=batch, context=self._context(context))
-        for copies, outputs, inputs in self.drafter.opening if first else ():
-            step += self.draft_kernels.product(copies, outputs, inputs, rows)
-        return step + Split.fixed(wait, rows)
+        again = batch * (self.committed - 1) if depth == 0 and forward.layers and not self.drafter.parallel else 0
+        where: dict[str, Any] = {"batch": batch, "context": self._context(context)}
+        step = self.draft_kernels.forward(forward, logits + again, logits, **where)
+        if opening is not None:
+            step += self.draft_kernels.forward(opening, np.full_like(nodes, batch * self.committed), logits, **where)
+        return step + Split.fixed(wait, nodes)
+
+    def chain(self, depth: int, *, batch: int, context: int | None = None) -> Split:
+        """Drafting chains of 1 to `depth`; float64 (depth,)."""
+        levels = [self.level(1, batch=batch, depth=before, context=context) for before in range(depth)]
+        return Split(*(np.cumsum([getattr(each, part) for each in levels]) for part in ("fixed_s", "work_s")))
 
     def prefill(self, tokens: int, *, drafted: bool) -> Split:
         """Reading a prompt of so many tokens by itself, in pieces; arrays without dimensions.
@@ -269,10 +276,8 @@ class Roofline:
         for start in range(0, tokens - 1, PIECE):
             rows = np.asarray(float(min(PIECE, tokens - 1 - start)))
             total += read(self.kernels, self.forward, start, rows) + Split.fixed(self.overheads.plain_s, rows)
-            if drafted and not self.drafter.parallel:
-                total += read(self.draft_kernels, self.level_forward, start, rows)
-                for copies, outputs, inputs in self.drafter.opening:
-                    total += self.draft_kernels.product(copies, outputs, inputs, rows)
+            for forward in self.drafts.read if drafted else ():
+                total += read(self.draft_kernels, forward, start, rows)
         return total
 
     def weights_bytes(self, *, heads: int = 1) -> float:
@@ -283,16 +288,19 @@ class Roofline:
         """
         embeddings = (2 - self.target.tied) * self.target.vocab * self.target.hidden
         target = (self.target.parameters - embeddings) * self.weight_bytes + embeddings * self.kernels.head_bytes
-        level, parallel = self.level_forward, self.drafter.parallel
-        head = 0 if level.head is None else level.head[0] * level.head[1]
-        own_head = head * self.draft_kernels.head_bytes if parallel or level.head != self.forward.head else 0.0
-        once = sum(copies * outputs * inputs for copies, outputs, inputs in self.drafter.opening) * self.draft_bytes
-        drafter = (heads if parallel else 1) * ((level.weights - head) * self.draft_bytes + own_head)
-        return target / self.devices + once + drafter
+        own = self.drafter.parallel or bool(self.drafter.deeper)  # heads, each with an LM head of its own
+        drafter = 0.0
+        for forward in [self.drafts.at(depth) for depth in range(heads if own else 1)]:
+            head = 0 if forward.head is None else forward.head[0] * forward.head[1]
+            held = head if own or forward.head != self.forward.head else 0
+            drafter += (forward.weights - head) * self.draft_bytes + held * self.draft_kernels.head_bytes
+        once = 0 if self.drafts.opening is None else self.drafts.opening.weights
+        return target / self.devices + drafter + once * self.draft_bytes
 
     def sequence_bytes(self, *, context: int | None = None) -> float:
         """Bytes of a device's memory that keys and values of a sequence take, the target's and the drafter's."""
-        return (self.forward.kv_elements + self.level_forward.kv_elements) * self.kv_bytes * self._context(context)
+        layers = [self.forward, self.drafts.level, *([self.drafts.opening] if self.drafts.opening else [])]
+        return sum(forward.kv_elements for forward in layers) * self.kv_bytes * self._context(context)
 
     def _context(self, context: int | None) -> int:
         return self.context if context is None else context

@@ -67,17 +67,17 @@ def _table(model: Roofline, batch: int, context: int, nodes: int, depth: int) ->
     model = replace(model, committed=1.0)
     at: dict[str, Any] = {"batch": batch, "context": context}
     tokens, fed = np.arange(2, nodes + 2), np.arange(1, nodes + 1)
-    first, later = (float(model.level(1, first=first, **at).total_s) for first in (True, False))
+    drafting = model.chain(depth, **at).total_s
     widths: Points = ()
     if not model.drafter.parallel:
-        more = np.maximum(model.level(fed, **at).total_s - later, 0.0)
+        more = np.maximum(model.level(fed, **at).total_s - float(model.level(1, **at).total_s), 0.0)
         widths = tuple(zip(fed.tolist(), more.tolist(), strict=True))
     chain = StepShape(batch, depth + 1, (1,) * depth, context)
     none, every = model.step_s([replace(chain, committed=kept) for kept in (1.0, depth + 1.0)]).tolist()
     return BatchTimes(
         batch,
         model.plain_s(**at),
-        draft=tuple((levels, first + (levels - 1) * later) for levels in range(1, depth + 1)),
+        draft=tuple(enumerate(drafting.tolist(), start=1)),
         rest=tuple(zip(tokens.tolist(), model.verify(tokens, **at).total_s.tolist(), strict=True)),
         widths=widths,
         context=float(context),

@@ -125,16 +125,15 @@ def _unseen(model: Roofline, *, batch: int, seen: int, context: int) -> float:
 
 def _chains(model: Roofline, depths: Sequence[int], *, batch: int, context: int) -> Split:
     """Drafting of chains; float64 (depths,)."""
-    first = model.level(1, batch=batch, first=True, context=context)
-    later = model.level(1, batch=batch, context=context)
-    more = np.array(depths, dtype=np.float64) - 1
-    return Split(first.fixed_s + more * later.fixed_s, first.work_s + more * later.work_s)
+    chain = model.chain(max(depths), batch=batch, context=context)
+    last = np.array(depths) - 1
+    return Split(chain.fixed_s[last], chain.work_s[last])
 
 
 def _committing_s(model: Roofline, *, batch: int, context: int) -> float:
     """Seconds that a step takes longer if it commits two tokens a sequence instead of one."""
     one, two = (
-        kept.verify(1, batch=batch, context=context) + kept.level(1, batch=batch, first=True, context=context)
+        kept.verify(1, batch=batch, context=context) + kept.level(1, batch=batch, depth=0, context=context)
         for kept in (replace(model, committed=1.0), replace(model, committed=2.0))
     )
     return float(two.work_s - one.work_s)

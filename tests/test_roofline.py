@@ -59,13 +59,13 @@ def test_a_speculative_step_is_a_verification_and_its_levels():
     shape = StepShape.of(tree, batch=2)
     assert shape.widths == (1, 2)
     verify = float(cost.verify(6, batch=2).total_s)
-    first, second = float(cost.level(1, batch=2, first=True).total_s), float(cost.level(2, batch=2).total_s)
+    first, second = float(cost.level(1, batch=2, depth=0).total_s), float(cost.level(2, batch=2).total_s)
     assert cost.step_s([shape])[0] == pytest.approx(verify + first + second, rel=1e-12)
     moved = 2 * 3 * 2 * 2 * (2 * 2 * 2 * 2)  # read and written, 3 tokens of 2 sequences, 2 B, K and V of both layers
     bare = cost.kernels.forward(cost.forward, np.float64([12]), np.float64([12]), batch=2, context=10).total_s[0]
     assert verify == pytest.approx(bare + 0.25 + moved / 5e5, rel=1e-12)
     # the first level reads the 3 committed tokens but draws from the last; more rows in one tile move more bytes
-    plain_first = float(replace(cost, committed=1).level(1, batch=2, first=True).total_s)
+    plain_first = float(replace(cost, committed=1).level(1, batch=2, depth=0).total_s)
     assert plain_first < first < plain_first * 1.1
 
 
@@ -207,7 +207,7 @@ def test_weights_of_drafters():
     layer = sum(rows * columns for rows, columns in named.values())
     third = DrafterShape.eagle3(L3, draft_vocab=32000)
     assert third.level.weights == layer + named["qkv"][0] * 4096 + 32000 * 4096
-    assert third.opening == ((1, 4096, 3 * 4096),)
+    assert third.opening.weights == 3 * 4096**2
     assert DrafterShape.medusa(L3, blocks=2).level.weights == 2 * 4096**2 + 128256 * 4096
     assert DrafterShape.language_model(L3).level == Forward.of(L3)
     mixture = Shape.from_config(MIXTRAL)
@@ -217,7 +217,7 @@ def test_weights_of_drafters():
         DrafterShape.eagle(mixture)
     third = DrafterShape.from_config(LLAMA_3_8B | {"draft_vocab_size": 32000}, kind="eagle3")
     assert third == DrafterShape.eagle3(L3, draft_vocab=32000)
-    with pytest.raises(UsageError, match="one of eagle, eagle3, language-model, medusa; got 'ngram'"):
+    with pytest.raises(UsageError, match="one of eagle, eagle3, hydra, language-model, medusa; got 'ngram'"):
         DrafterShape.from_config(LLAMA_2_7B, kind="ngram")
 
 
@@ -248,13 +248,69 @@ def test_levels_of_heads_cost_the_same_whatever_is_fed():
     assert not roofline(L3).separable
     levels = cost.level([1, 10, 60], batch=4).total_s
     assert levels[0] == levels[1] == levels[2]
-    assert cost.level(1, batch=4, first=True).total_s - levels[0] == pytest.approx(cost.overheads.level_s)
+    assert cost.level(1, batch=4, depth=0).total_s - levels[0] == pytest.approx(cost.overheads.level_s)
 
 
 def test_eagle3_fuses_features_once():
     cost = roofline(L3, DrafterShape.eagle3(L3, draft_vocab=32000))
-    once = cost.level(1, batch=1, first=True).total_s - cost.level(1, batch=1).total_s
+    once = cost.level(1, batch=1, depth=0).total_s - cost.level(1, batch=1).total_s
     assert once == pytest.approx(cost.kernels.product(1, 4096, 3 * 4096, np.float64(1)).total_s, rel=1e-9)
+
+
+def test_hydras_heads_grow_with_what_they_read():
+    """Four heads at 4096 wide: 2 (2 + 3 + 4 + 5) d^2 weights and four LM heads; deeper levels are as the fourth."""
+    four = DrafterShape.hydra(L2)
+    assert sum(four.at(depth).weights for depth in range(4)) == 2 * 14 * 4096**2 + 4 * 32000 * 4096
+    assert four.at(7) == four.at(3)
+    cost = roofline(L2, four, overheads=Overheads.none())
+    assert not cost.separable
+    chain = cost.chain(6, batch=2).total_s
+    steps = np.diff(chain, prepend=0)
+    assert steps[0] < steps[1] < steps[2] < steps[3] == pytest.approx(steps[5])
+    shape = StepShape.of(Tree.chain(6), batch=2)
+    assert cost.step_s([shape])[0] - float(cost.verify(7, batch=2).total_s) == pytest.approx(chain[-1])
+    several = replace(cost, committed=3.0)  # heads read nothing of what was committed
+    assert several.level(1, batch=2, depth=0).total_s == cost.level(1, batch=2, depth=0).total_s
+    assert cost.weights_bytes(heads=4) - 2 * L2.parameters == 2 * (2 * 14 * 4096**2 + 4 * 32000 * 4096)
+    assert cost.prefill(500, drafted=True).total_s == cost.prefill(500, drafted=False).total_s
+    assert cost.sequence_bytes() == roofline(L2, DrafterShape.medusa(L2)).sequence_bytes()
+
+
+def test_hydra_plus_plus_reads_features_in_a_layer_first():
+    plain, plus = (
+        roofline(L2, DrafterShape.hydra(L2, layers=4 if prefix else 1, prefix=prefix), overheads=Overheads.none())
+        for prefix in (False, True)
+    )
+    layer = sum(rows * columns for rows, columns in L2.layer_matrices.values())
+    assert plus.drafter.opening.weights == layer
+    blocks = [plus.drafter.at(depth).weights - plain.drafter.at(depth).weights for depth in range(4)]
+    assert blocks == [3 * 4096**2] * 4
+    assert plus.weights_bytes(heads=4) - plain.weights_bytes(heads=4) == 2 * (layer + sum(blocks))
+    one, three = (float(replace(plus, committed=kept).level(1, batch=1, depth=0).total_s) for kept in (1.0, 3.0))
+    assert three > one
+    assert plus.prefill(500, drafted=True).total_s > plus.prefill(500, drafted=False).total_s
+    assert plus.sequence_bytes() == plain.sequence_bytes() * 33 / 32
+
+
+@pytest.mark.parametrize(
+    ("config", "due"),
+    [
+        (LLAMA_2_7B, DrafterShape.hydra(L2)),
+        ({"hydra_num_heads": 5, "hydra_num_layers": 2}, DrafterShape.hydra(L2, heads=5, layers=2)),
+        ({"hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"}, DrafterShape.hydra(L2, layers=4, prefix=True)),
+    ],
+    ids=["target's", "hydra", "hydra++"],
+)
+def test_hydra_is_read_from_its_configuration(config, due, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    assert DrafterShape.from_config(tmp_path, kind="hydra", target=L2) == due
+    for name, wrong, why in (
+        ("hydra_num_heads", 0, "positive integer"),
+        ("hydra_head_arch", "rnn", "mlp or prefix-mlp"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | {name: wrong}), "utf-8")
+        with pytest.raises(CostError, match=rf"config\.json: {name} must be .*{why}"):
+            DrafterShape.from_config(tmp_path, kind="hydra", target=L2)
 
 
 def test_experts_are_read_as_tokens_touch_them():
@@ -270,7 +326,7 @@ def test_experts_are_read_as_tokens_touch_them():
 
 def test_smaller_weights_are_those_of_the_targets_layers():
     two, half = roofline(L3, overheads=Overheads.none()), roofline(L3, overheads=Overheads.none(), weight_bytes=0.5)
-    assert half.level(4, batch=1, first=True).total_s == two.level(4, batch=1, first=True).total_s
+    assert half.level(4, batch=1, depth=0).total_s == two.level(4, batch=1, depth=0).total_s
     saved = float(two.plain(batch=1).work_s - half.plain(batch=1).work_s)
     layers = Forward.of(L3).weights - L3.vocab * L3.hidden
     assert saved == pytest.approx(1.5 * layers / two.kernels.byte_rate, rel=0.01)  # the tile of 16 rows is the rest
@@ -382,7 +438,7 @@ def as_profile(cost, error=0.05):
     for batch in (1, 8):
         sizes, depths = [1, 17, 64], [1, 2, 5]
         rest = cost.verify(sizes, batch=batch, context=300).total_s
-        first, later = (float(cost.level(1, batch=batch, first=f, context=300).total_s) for f in (True, False))
+        first, later = (float(cost.level(1, batch=batch, depth=f, context=300).total_s) for f in (0, 1))
         draft = tuple((depth, first + (depth - 1) * later) for depth in depths)
         plain = cost.plain_s(batch=batch, context=300)
         batches.append(BatchTimes(batch, plain, draft, tuple(zip(sizes, rest.tolist(), strict=True))))

@@ -57,6 +57,16 @@ def test_times_are_the_models_at_every_size(kind, tree, batch, context):
     assert TABLES[kind].error(shape) >= own.error(shape)
 
 
+def test_levels_of_their_own_are_the_models_within_what_widths_differ_by():
+    """Chains of Hydra's heads are; how much a wider level takes is told of one level for all."""
+    own = Roofline(L3, DrafterShape.hydra(L3), find_hardware("h100"))
+    found = tabulated(own, batches=(1, 8), context=512, nodes=NODES, depth=DEPTH, meta={})
+    for batch in (1, 8):
+        for tree, share in ((Tree.chain(DEPTH), 1e-9), (Tree.full(3, 2), 1e-2)):
+            shape = StepShape.of(tree, batch=batch, context=512, committed=1.0)
+            assert found.step_s([shape])[0] == pytest.approx(own.step_s([shape])[0], rel=share)
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_committing_more_takes_what_it_takes_in_the_mean(kind):
     chain = StepShape(8, DEPTH + 1, (1,) * DEPTH, 512)

@@ -141,7 +141,7 @@ def test_the_command_prints_what_the_library_finds(files, tmp_path):
 def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
     here = roofline()
     rest = here.verify([2, 40], batch=2, context=512).total_s
-    first, later = (float(here.level(1, batch=2, first=f, context=512).total_s) for f in (True, False))
+    first, later = (float(here.level(1, batch=2, depth=f, context=512).total_s) for f in (0, 1))
     times = BatchTimes(
         2, 1.1 * here.plain_s(batch=2), ((1, first), (3, first + 2 * later)), ((2, rest[0]), (40, rest[1]))
     )
@@ -228,9 +228,9 @@ def test_the_kind_is_the_traces(of_kind):
 
 
 def test_a_kind_without_a_price_is_refused_unless_another_is_named(of_kind):
-    choices = "one of eagle, eagle3, language-model, medusa, ngram, prompt-lookup"
-    refused(run(*of_kind("hydra")), "no price is known of a hydra drafter", "--kind", choices, code=2)
-    assert "of kind hydra, what is priced is medusa" in done(*of_kind("hydra", "--kind", "medusa")).stderr
+    choices = "one of eagle, eagle3, hydra, language-model, medusa, ngram, prompt-lookup"
+    refused(run(*of_kind("mtp")), "no price is known of a mtp drafter", "--kind", choices, code=2)
+    assert "of kind mtp, what is priced is medusa" in done(*of_kind("mtp", "--kind", "medusa")).stderr
     refused(run(*of_kind(None)), "the trace does not say its drafter's kind", choices, code=2)
     refused(run(*of_kind("language-model")), "name its folder with --drafter", code=2)
 
@@ -254,6 +254,16 @@ def test_lookup_takes_the_host_once_and_the_device_never(of_kind, files, tmp_pat
     assert there.widths == here.widths
     assert there.plain_s > here.plain_s
     refused(run(*of_kind(kind, "--drafter", files)), f"--drafter is of a model's sizes, {kind} has none", code=2)
+
+
+def test_hydra_is_priced_as_its_configuration_says(of_kind, tmp_path):
+    found = done(*of_kind("hydra", "--json"))
+    assert "hydra is priced as four heads of one layer and no prefix layer" in found.stderr
+    (tmp_path / "config.json").write_text('{"hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"}', "utf-8")
+    plus = done(*of_kind("hydra", "--json", "--drafter", tmp_path))
+    assert "no prefix layer" not in plus.stderr
+    (cell,), (dearer,) = (json.loads(each.stdout)["cells"] for each in (found, plus))
+    assert dearer["speedup"]["value"] < cell["speedup"]["value"]
 
 
 def test_a_quantised_config_needs_the_bytes_of_its_weights(files, tmp_path):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simulate.shapes import Shape
 
 WITHOUT_SIZES = ("ngram", "prompt-lookup")
-KINDS = ("eagle", "eagle3", "language-model", "medusa", *WITHOUT_SIZES)
+KINDS = ("eagle", "eagle3", "hydra", "language-model", "medusa", *WITHOUT_SIZES)
 DEAREST = 1e9  # an hour, in any currency: prices of tokens stay finite
 
 
@@ -98,7 +98,7 @@ def settings_of(
         drafts = DrafterShape.lookup()
     else:
         drafts = DrafterShape.from_config(drafter or target, kind=kind, target=shape)
-        _warn_of_sizes(kind, drafts, shape)
+        _warn_of_sizes(kind, drafts, shape, own=drafter is not None)
     sizes = {name: device[name] for name in ("weight_bytes", "draft_bytes", "kv_bytes")}
 
     def roofline(count: int, on: Any) -> "Roofline":
@@ -169,10 +169,16 @@ def _price(text: str) -> float | None:
     return price if 0 < price <= DEAREST else None
 
 
-def _warn_of_sizes(kind: str, drafts: "DrafterShape", target: "Shape") -> None:
-    """Warn on stderr of a drafter that cannot be this target's, or is priced without its smaller vocabulary."""
+def _warn_of_sizes(kind: str, drafts: "DrafterShape", target: "Shape", *, own: bool) -> None:
+    """Warn on stderr of a drafter that cannot be this target's, or may be priced without what it has or lacks.
+
+    `own` says whether its own configuration was given.
+    """
     assert drafts.level.head is not None
     tokens, hidden = drafts.level.head
+    if kind == "hydra" and not own:
+        told = "four heads of one layer and no prefix layer: a --drafter config of Hydra's tells of others"
+        click.echo(f"Warning: hydra is priced as {told}", err=True)
     if kind == "eagle3" and tokens == target.vocab:
         told = f"its head is priced over all {tokens} tokens: a --drafter config with draft_vocab_size tells of fewer"
         click.echo(f"Warning: eagle3: {told}", err=True)
