@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulate.forwards import DrafterShape, Forward
+from simulate.drafters import DrafterShape
+from simulate.forwards import Forward
 from simulate.hardware import Hardware, load_hardware
 from simulate.kernels import Kernels, Split
 from simulate.link import MOST

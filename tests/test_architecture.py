@@ -137,6 +137,7 @@ ORDER = [
     "simulate.experts",
     "simulate.shapes",
     "simulate.forwards",
+    "simulate.drafters",
     "simulate.kernels",
     "simulate.roofline",
     "simulate.closed_form",

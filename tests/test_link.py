@@ -6,7 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from simulate.forwards import DrafterShape, Forward
+from simulate.drafters import DrafterShape
+from simulate.forwards import Forward
 from simulate.hardware import find_hardware, own_hardware
 from simulate.link import Link
 from simulate.roofline import Overheads, Roofline

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.forwards import DrafterShape, Forward
+from simulate.drafters import DrafterShape
+from simulate.forwards import Forward
 from simulate.hardware import Fitted, Hardware, find_hardware, own_hardware
 from simulate.kernels import Kernels, tiled
 from simulate.profile import BETWEEN_RUNS, BatchTimes, Profile

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.forwards import DrafterShape
+from simulate.drafters import DrafterShape
 from simulate.hardware import find_hardware
 from simulate.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.roofline import Roofline

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulate.closed_form import expected_tau
-from simulate.forwards import DrafterShape
+from simulate.drafters import DrafterShape
 from simulate.hardware import find_hardware
 from simulate.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.roofline import Overheads, Roofline

@@ -12,7 +12,7 @@ from treeopt.provenance import look
 from treeopt.trace import Trace
 
 if TYPE_CHECKING:
-    from simulate.forwards import DrafterShape
+    from simulate.drafters import DrafterShape
     from simulate.profile import Profile
     from simulate.roofline import Roofline
     from simulate.scenarios import Setting
@@ -64,7 +64,7 @@ def settings_of(
     device: dict[str, Any],
 ) -> "list[Setting]":
     """A cost model for each device and context."""
-    from simulate.forwards import DrafterShape
+    from simulate.drafters import DrafterShape
     from simulate.hardware import find_hardware, own_hardware
     from simulate.kernels import constants_of
     from simulate.roofline import Roofline
