@@ -124,7 +124,7 @@ class Roofline:
             raise CostError(f"devices must be 1 to {MOST}, those of one node, got {self.devices}")
         if self.devices > 1 and self.device.link is None:
             known = ", ".join(name for name, device in load_hardware().items() if device.link)
-            raise CostError(f"{self.device.name}: how fast several exchange is not known, only of {known}")
+            raise CostError(f"{self.device.name}: how fast several exchange is not known, only of {known}; give a link")
         _ = self.kernels.constants, self.forward, self.drafts
 
     @property

@@ -356,8 +356,27 @@ def test_several_devices_share_a_target_that_one_cannot_hold(tmp_path, files):
     assert load_plan(tmp_path / "p" / "4-x-h100-sxm-512.json").entries[0].choice.name == four["name"]
     assert load_profile(tmp_path / "s" / "4-x-h100-sxm.json").meta["device"] == "4 x H100 SXM"
     assert "share every layer" not in done(*words(files, "--batch", "1", "--max-nodes", "3", hardware="h100")).stdout
-    refused(run(*words(files, hardware="2xl40s")), "L40S: how fast several exchange is not known")
+    refused(run(*words(files, hardware="2xl40s")), "L40S: how fast several exchange is not known", "give a link")
     refused(run(*words(files, hardware="16xh100")), "devices must be 1 to 8, those of one node, got 16")
+
+
+def test_an_exchange_that_is_not_known_is_given(files):
+    asked = ["--batch", "1", "--max-nodes", "3", "--json"]
+    cells = [
+        json.loads(done(*words(files, *asked, "--link", link, hardware="2xl40s,2xh100")).stdout)["cells"]
+        for link in ("20,25", "20, 50")
+    ]
+    sums = 2 * 32 + 1  # of the layers, and the logits
+    assert cells[1][0]["plain_s"] - cells[0][0]["plain_s"] == pytest.approx(sums * 25e-6)
+    assert cells[1][1] == cells[0][1]  # the H100's is known
+    for link in ("20", "20,25,3", "fast,25", "0,25", "20,nan", "1e7,1"):
+        refused(
+            run(*words(files, "--link", link, hardware="2xl40s")),
+            f"--link takes GB/s and microseconds, such as 20,25, not '{link}'",
+            code=2,
+        )
+    for hardware in ("l40s", "2xh100"):
+        refused(run(*words(files, "--link", "20,25", hardware=hardware)), "--link means nothing here", code=2)
 
 
 def test_warnings_of_the_searches_are_told_once(files):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from treeopt.trace import Trace
 
 if TYPE_CHECKING:
     from simulate.drafters import DrafterShape
+    from simulate.hardware import Hardware
     from simulate.profile import Profile
     from simulate.roofline import Roofline
     from simulate.scenarios import Setting
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 WITHOUT_SIZES = ("ngram", "prompt-lookup")
 KINDS = ("eagle", "eagle3", "hydra", "language-model", "medusa", *WITHOUT_SIZES)
-DEAREST = 1e9  # an hour, in any currency: prices of tokens stay finite
+LARGEST = 1e6  # of prices of an hour, GB/s and microseconds: what is made of them stays finite
 
 
 def kind_of(trace: Trace, given: str | None) -> str:
@@ -93,6 +95,7 @@ def settings_of(
         there = [(count, find_hardware(name))]
     if like is not None and all(constants_of(on, like) == constants_of(on, None) for _, on in (*devices, *there)):
         raise UsageError(f"--like means nothing here: the constants of {hardware} are known")
+    devices = _linked(devices, device["link"])
     shape = Shape.from_config(target)
     if kind in WITHOUT_SIZES:
         drafts = DrafterShape.lookup()
@@ -113,6 +116,22 @@ def settings_of(
                 cost = transfer(profile, measured_on=roofline(*there[0]), to=model, context=tokens)
             settings.append(Setting.of(model, context=tokens, heads=heads, cost=cost))
     return settings
+
+
+def _linked(devices: "list[tuple[int, Hardware]]", given: str | None) -> "list[tuple[int, Hardware]]":
+    """The devices, with what is given of the exchange of those that it is not known of."""
+    from simulate.link import Link
+
+    if given is None:
+        return devices
+    if not any(count > 1 and on.link is None for count, on in devices):
+        raise UsageError("--link means nothing here: it is of several devices whose exchange is not known")
+    words = [_positive(word.strip(), most=LARGEST) for word in given.split(",")]
+    if len(words) != 2 or None in words:
+        raise UsageError(f"--link takes GB/s and microseconds, such as 20,25, not {given!r}")
+    bandwidth, latency = (word for word in words if word is not None)
+    own = Link(bandwidth * 1e9, latency * 1e-6, 1.0, 0.0, "given by the user")
+    return [(count, replace(on, link=own) if on.link is None else on) for count, on in devices]
 
 
 def _counted(name: str) -> tuple[int, str]:
@@ -141,7 +160,7 @@ def prices_of(text: str, settings: "Sequence[Setting]") -> dict[str, float]:
     found: dict[str, float] = {}
     for part in text.split(","):
         name, equals, number = (word.strip() for word in part.partition("="))
-        price = _price(number) if equals else None
+        price = _positive(number, most=LARGEST) if equals else None
         if not name or price is None:
             raise UsageError(f"--price takes NAME=PRICE, such as h100=2.5,l40s=0.9, not {part.strip()!r}")
         if name not in singles:
@@ -160,13 +179,13 @@ def prices_of(text: str, settings: "Sequence[Setting]") -> dict[str, float]:
     return {each.device: each.count * found[each.single or each.device] for each in settings}
 
 
-def _price(text: str) -> float | None:
-    """A number above 0 and at most `DEAREST`, or None."""
+def _positive(text: str, *, most: float) -> float | None:
+    """A number above 0 and at most `most`, or None."""
     try:
-        price = float(text)
+        number = float(text)
     except ValueError:
         return None
-    return price if 0 < price <= DEAREST else None
+    return number if 0 < number <= most else None
 
 
 def _warn_of_sizes(kind: str, drafts: "DrafterShape", target: "Shape", *, own: bool) -> None:

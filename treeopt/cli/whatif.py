@@ -58,6 +58,11 @@ RENTED = (
 @click.option("--measured-on", help="The device of --profile.")
 @click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), help="GB/s of a device of your own.")
 @click.option("--flops", type=click.FloatRange(min=0, min_open=True), help="Its TFLOP/s, dense bf16.")
+@click.option(
+    "--link",
+    help="GB/s that each of several devices sends, and microseconds that an exchange takes at least, such as 20,25; of "
+    "devices of which that is not known.",
+)
 @click.option("--memory", type=click.FloatRange(min=0, min_open=True), help="Its GB; default: not looked at.")
 @click.option("--like", help="A known device that it is like; for one of no fitted class, whose constants to take.")
 @click.option(
