@@ -165,6 +165,7 @@ ORDER = [
     "simulate.switching",
     "simulate.serving",
     "simulate.levels",
+    "simulate.capacity",
     "executor",
     "executor.topology",
     "executor.sampling",

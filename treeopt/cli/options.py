@@ -1,6 +1,7 @@
 """Options that several commands share, and how commands print."""
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +23,20 @@ WRITTEN = ("output", "rest", "predictions_file", "plans", "tables")
 FOLDER = click.Path(path_type=Path)
 LARGEST = 2**31  # of the whole numbers of a list
 NOTHING: Mapping[str, Path | None] = {}
-SECONDS = click.FloatRange(0, 1e9)  # sums of them over all requests and tokens stay finite
+
+
+class Real(click.FloatRange):
+    """A number within bounds; what is none is within any by click's own comparison."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number."""
+        found = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value} is no number", param, ctx)
+        return found
+
+
+SECONDS = Real(0, 1e9)  # sums of them over all requests and tokens stay finite
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]  # which click takes from 8.4 on

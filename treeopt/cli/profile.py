@@ -47,7 +47,7 @@ SHOWN = 6  # ways that did not fit, in words
 @click.option(
     "--budget",
     "budget_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=options.Real(min=0, min_open=True),
     help="Seconds that measuring may take: fewer rounds, then the least important sizes left out; default 300, "
     "with --policies 450, of several processes as long as it takes.",
 )

@@ -57,11 +57,11 @@ sampling = options.bundle(
     "sampling",
     Sampling,
     click.option("--rule", type=click.Choice(RULES), help="Verification; default greedy, or sample-and-match."),
-    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: greedy."),
+    click.option("--temperature", type=options.Real(min=0), default=0.0, show_default=True, help="0: greedy."),
     click.option("--top-k", type=click.IntRange(min=1), help="Sample from so many tokens."),
     click.option(
         "--top-p",
-        type=click.FloatRange(0, 1, min_open=True),
+        type=options.Real(0, 1, min_open=True),
         default=1.0,
         show_default=True,
         help="Sample from the best tokens of so much mass.",

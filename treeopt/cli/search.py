@@ -60,18 +60,18 @@ from treeopt.tree import Tree
     show_default=True,
     help="Tokens over all requests, request by request, or in the worst domain.",
 )
-@click.option("--max-tpot-ms", type=click.FloatRange(min=0, min_open=True), help="Most milliseconds a token.")
+@click.option("--max-tpot-ms", type=options.Real(min=0, min_open=True), help="Most milliseconds a token.")
 @click.option("--shapes", type=click.IntRange(min=1), help="Most different trees; default one a batch size.")
 @click.option(
     "--near",
-    type=click.FloatRange(0, 1, max_open=True),
+    type=options.Real(0, 1, max_open=True),
     default=0.01,
     show_default=True,
     help="Take the smallest tree within this share of the fastest, where intervals overlap.",
 )
 @click.option(
     "--shrink",
-    type=click.FloatRange(min=0),
+    type=options.Real(min=0),
     help="Anchors' worth of what is known of similar paths, added to the counts of each; default found on the "
     "requests, 0 takes counts as they are.",
 )
@@ -95,7 +95,7 @@ from treeopt.tree import Tree
 )
 @click.option(
     "--target-interval",
-    type=click.FloatRange(min=0, min_open=True),
+    type=options.Real(min=0, min_open=True),
     help="Say how many more requests make the intervals of tau this narrow: 0.01 for 1 %.",
 )
 @click.option(

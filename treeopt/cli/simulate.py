@@ -72,7 +72,7 @@ def simulate(
 
     Every request is replayed step by step, with steps priced at the number of requests that are in them. With
     --arrivals or --requests-file requests come to a server of --batch rows, which changes between a plan's trees as
-    its load changes; simpy is needed for that.
+    its load changes; with --capacity the highest rate is found that keeps the limits. simpy is needed for that.
     """
     options.check_output(output)
     if load.given:
@@ -113,9 +113,9 @@ def simulate(
     if as_json:
         options.print_json(record)
         return
-    from treeopt.report.runs import show_runs, show_serving
+    from treeopt.report.runs import show_capacity, show_runs, show_serving
 
-    (show_serving if load.given else show_runs)(record)
+    (show_capacity if load.capacity else show_serving if load.given else show_runs)(record)
 
 
 def _batch(
@@ -193,9 +193,12 @@ def _server(
     if batch is None:
         raise UsageError("give --batch, the rows of the server, or a --plan")
     trace = _with_ranks(trace, [tree for switching in ways.values() for tree in switching.trees], seed)
-    record = serving.serving_record(trace, cost, ways, prompts, load, rows=batch, pad=pad, seed=seed)
+    schema, recorded = "treeopt.serving/1", serving.serving_record
+    if load.capacity is not None:
+        schema, recorded = "treeopt.capacity/1", serving.capacity_record
+    record = recorded(trace, cost, ways, prompts, load, rows=batch, pad=pad, seed=seed)
     conditions = [serving.serving_conditions(load, trace), *_conditions(trace, cost, prompts.told(), pad)]
-    return {"schema": "treeopt.serving/1", **record, "conditions": conditions}
+    return {"schema": schema, **record, "conditions": conditions}
 
 
 def _with_ranks(trace: Trace, trees: Sequence[Tree | None], seed: int) -> Trace:

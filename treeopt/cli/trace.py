@@ -115,7 +115,7 @@ def merge(traces: tuple[Path, ...], output: Path) -> None:
 @click.option("--rest", type=options.FILE, required=True, help="Write the other part here (.npz).")
 @click.option(
     "--share",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=options.Real(0, 1, min_open=True, max_open=True),
     default=0.5,
     show_default=True,
     help="Of the requests, in the first part.",

@@ -51,7 +51,7 @@ lessons = options.bundle(
     click.option("--padded", is_flag=True, help="A row for each text, instead of texts one after the other."),
     click.option(
         "--held-out",
-        type=click.FloatRange(0, 1, max_open=True),
+        type=options.Real(0, 1, max_open=True),
         default=0.05,
         show_default=True,
         help="Share of the rows that is kept to measure with.",
@@ -59,7 +59,7 @@ lessons = options.bundle(
     click.option("--self-distill", is_flag=True, help="Learn from what the target writes in place of the data."),
     click.option(
         "--distill-temperature",
-        type=click.FloatRange(min=0),
+        type=options.Real(min=0),
         help="Of what the target writes; default 0.3.",
     ),
     click.option("--distill-tokens", type=click.IntRange(min=1), help="Longest answer; default 192."),
@@ -101,9 +101,9 @@ training = options.bundle(
     Training,
     click.option("--recipe", type=click.Choice(list(RECIPES)), required=True, help="How the drafter is trained."),
     click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change the recipe, say depths=4."),
-    click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), help="Instead of the recipe's."),
+    click.option("--learning-rate", type=options.Real(min=0, min_open=True), help="Instead of the recipe's."),
     click.option("--steps", type=click.IntRange(min=1), help="Of the optimiser."),
-    click.option("--epochs", type=click.FloatRange(min=0, min_open=True), help="In place of --steps; default 1."),
+    click.option("--epochs", type=options.Real(min=0, min_open=True), help="In place of --steps; default 1."),
     click.option(
         "--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Rows at once in a process."
     ),

@@ -56,28 +56,28 @@ RENTED = (
 )
 @click.option("--profile", "profile_file", type=options.FILE, help="Step times measured on another device.")
 @click.option("--measured-on", help="The device of --profile.")
-@click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), help="GB/s of a device of your own.")
-@click.option("--flops", type=click.FloatRange(min=0, min_open=True), help="Its TFLOP/s, dense bf16.")
+@click.option("--bandwidth", type=options.Real(min=0, min_open=True), help="GB/s of a device of your own.")
+@click.option("--flops", type=options.Real(min=0, min_open=True), help="Its TFLOP/s, dense bf16.")
 @click.option(
     "--link",
     help="GB/s that each of several devices sends, and microseconds that an exchange takes at least, such as 20,25; of "
     "devices of which that is not known.",
 )
-@click.option("--memory", type=click.FloatRange(min=0, min_open=True), help="Its GB; default: not looked at.")
+@click.option("--memory", type=options.Real(min=0, min_open=True), help="Its GB; default: not looked at.")
 @click.option("--like", help="A known device that it is like; for one of no fitted class, whose constants to take.")
 @click.option(
     "--weight-bytes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=options.Real(min=0, min_open=True),
     help="Bytes of a weight of the target as it is stored and read, of its LM head at least 2; default 2.",
 )
 @click.option(
     "--draft-bytes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=options.Real(min=0, min_open=True),
     help="Bytes of a weight of the drafter; default 2, or as the target's if those take more.",
 )
 @click.option(
     "--kv-bytes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=options.Real(min=0, min_open=True),
     default=2.0,
     show_default=True,
     help="Bytes of a number in the cache of keys and values.",
@@ -85,7 +85,7 @@ RENTED = (
 @click.option("--price", help="What an hour of one device costs, such as h100=2.5,l40s=0.9: prices tokens, too.")
 @click.option(
     "--max-tpot-ms",
-    type=click.FloatRange(min=0, min_open=True),
+    type=options.Real(min=0, min_open=True),
     help="With --price: most milliseconds a token of the cheapest.",
 )
 @options.max_nodes

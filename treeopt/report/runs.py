@@ -81,6 +81,20 @@ def show_serving(record: Mapping[str, Any], console: Console | None = None) -> N
     console.print(Text("\n".join(record["conditions"])), style="dim", soft_wrap=True)
 
 
+def show_capacity(record: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the rates that a server carries, a line a way to decode; `record` is what `treeopt simulate` writes."""
+    console = console or terminal()
+    table = Table(title=f"server of {record['rows']} rows", title_justify="left", title_style="bold")
+    names = ("way of decoding", "requests/s carried", f"times those of {record['ways'][-1]['name']}")
+    for name in names:
+        table.add_column(name, justify="left" if name == names[0] else "right")
+    for way in record["ways"]:
+        over = "" if way["over"] is None else interval(Estimate(**way["over"]))
+        table.add_row(Text(way["name"]), _value(way["requests_s"], 2), over)
+    console.print(table)
+    console.print(Text("\n".join(record["conditions"])), style="dim", soft_wrap=True)
+
+
 def _value(value: Any, digits: int, unit: float = 1.0) -> str:
     if isinstance(value, Mapping):
         return interval(Estimate(**value).times(unit), digits)

@@ -10,7 +10,7 @@ from treeopt.report.comparisons import SCHEMA as COMPARISON
 from treeopt.report.comparisons import show_comparison
 from treeopt.report.page import Section
 from treeopt.report.plots import draw_agreement, draw_comparison, draw_scenarios, draw_speedups, draw_tau
-from treeopt.report.runs import show_runs, show_serving
+from treeopt.report.runs import show_capacity, show_runs, show_serving
 from treeopt.report.scenarios import show_scenarios
 from treeopt.report.tables import models_told, show_plan, show_trace
 from treeopt.report.validation import show_validation
@@ -24,6 +24,7 @@ RECORDS: dict[str, tuple[str, Callable[..., None], "Callable[[Axes, Mapping[str,
     COMPARISON: ("Drafters side by side", show_comparison, draw_comparison),
     "treeopt.run/1": ("A run of all requests", show_runs, None),
     "treeopt.serving/1": ("A server", show_serving, None),
+    "treeopt.capacity/1": ("What a server carries", show_capacity, None),
     "treeopt.validation/2": ("Predicted and measured", show_validation, draw_agreement),
     "treeopt.whatif/1": ("Devices that were not measured", show_scenarios, draw_scenarios),
 }
