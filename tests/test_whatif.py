@@ -266,6 +266,24 @@ def test_hydra_is_priced_as_its_configuration_says(of_kind, tmp_path):
     assert dearer["speedup"]["value"] < cell["speedup"]["value"]
 
 
+def test_an_engine_takes_what_it_runs(of_kind, tmp_path):
+    """vLLM runs chains alone; its export of the plan has nothing to replace."""
+    free, (cell,) = (
+        json.loads(done(*of_kind("eagle", "--json", *more)).stdout)["cells"]
+        for more in ([], ["--engine", "vllm", "--plans", tmp_path / "p"])
+    )
+    assert free[0]["tree"]["nodes"] > free[0]["tree"]["depth"]
+    assert cell["tree"]["nodes"] == cell["tree"]["depth"]
+    assert cell["speedup"]["value"] < free[0]["speedup"]["value"]
+    exported = done(
+        "export", tmp_path / "p" / "h100-sxm-512.json", "--format", "vllm", "--method", "eagle", "--model", "d"
+    )
+    assert json.loads(exported.stdout)["num_speculative_tokens"] == cell["tree"]["depth"]
+    assert "gave way" not in exported.stderr
+    assert "Only trees that vLLM" in done(*of_kind("eagle", "--engine", "vllm")).stdout
+    refused(run(*of_kind("eagle", "--engine", "none")), "--engine", code=2)
+
+
 def test_a_quantised_config_needs_the_bytes_of_its_weights(files, tmp_path):
     awq = LLAMA_3_8B | {"quantization_config": {"quant_method": "awq", "bits": 4}}
     (tmp_path / "config.json").write_text(json.dumps(awq), "utf-8")

@@ -28,6 +28,12 @@ from treeopt.shards import Shards, ranks_of
 from treeopt.trace import Trace, load_trace
 from treeopt.tree import Tree
 
+engine_rules = click.option(
+    "--engine",
+    type=click.Choice(list(PROFILES)),
+    help="Only trees that this engine can run; plans say what each binding rule costs.",
+)
+
 
 @click.command()
 @click.option(
@@ -75,11 +81,7 @@ from treeopt.tree import Tree
     help="Anchors' worth of what is known of similar paths, added to the counts of each; default found on the "
     "requests, 0 takes counts as they are.",
 )
-@click.option(
-    "--engine",
-    type=click.Choice(list(PROFILES)),
-    help="Only trees that this engine can run; says what each binding rule costs.",
-)
+@engine_rules
 @click.option(
     "--policy",
     "policies",

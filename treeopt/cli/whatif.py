@@ -12,7 +12,8 @@ import click
 from treeopt.cli import options
 from treeopt.cli.devices import KINDS, WITHOUT_SIZES, kind_of, prices_of, settings_of, too_long, weight_bytes
 from treeopt.cli.matching import warn_unless_same
-from treeopt.cli.search import drawn
+from treeopt.cli.search import drawn, engine_rules, rules_of
+from treeopt.engines import PROFILES
 from treeopt.errors import UsageError
 from treeopt.files import write_text
 from treeopt.optimize import USUAL_NODES
@@ -88,6 +89,7 @@ RENTED = (
     type=options.Real(min=0, min_open=True),
     help="With --price: most milliseconds a token of the cheapest.",
 )
+@engine_rules
 @options.max_nodes
 @options.max_depth
 @options.seed
@@ -119,6 +121,7 @@ def whatif(
     as_json: bool,
     price: str | None,
     max_tpot_ms: float | None,
+    engine: str | None,
     seed: int,
     max_nodes: int | None,
     max_depth: int | None,
@@ -172,7 +175,8 @@ def whatif(
                 options.check_output(folder / name, option)
                 _check_own(folder / name, schema, option)
     how: dict[str, Any] = {"seed": seed, "max_nodes": max_nodes, "max_depth": max_depth, "compare": {}}
-    searched, rules = drawn(trace, seed)
+    searched, own = drawn(trace, seed)
+    rules = (*own, *rules_of(engine, searched))
     with options.progress("searching", len(settings)) as done:
         found = explore(searched, settings, batch=batch, done=done, rules=rules, **how)
     warnings = list(dict.fromkeys([*too_long(target, context), *(one for each in found for one in each.warnings)]))
@@ -186,10 +190,18 @@ def whatif(
             for (name, tokens), (pays, surely) in limits(found).items()
         ],
         "cheapest": [] if prices is None else [asdict(each) for each in cheapest(found, prices, max_tpot_s=limit)],
-        "conditions": [*_conditions(trace, found, profile, kind), *([] if prices is None else [RENTED])],
+        "conditions": _conditions(trace, found, profile, kind, engine) + ([] if prices is None else [RENTED]),
         "warnings": warnings,
         "meta": {
-            "settings": {"kind": kind, "batch": batch, "context": context, "prices": prices, **device, **how},
+            "settings": {
+                "kind": kind,
+                "batch": batch,
+                "context": context,
+                "prices": prices,
+                "engine": engine,
+                **device,
+                **how,
+            },
             "trace": dict(trace.meta),
             "costs": [dict(setting.cost.meta) for setting in settings],
             "provenance": this_run(),
@@ -288,7 +300,9 @@ def _cell(scenario: "Scenario", prices: Mapping[str, float] | None) -> dict[str,
     }
 
 
-def _conditions(trace: Trace, found: "tuple[Scenario, ...]", profile: "Profile | None", kind: str) -> list[str]:
+def _conditions(
+    trace: Trace, found: "tuple[Scenario, ...]", profile: "Profile | None", kind: str, engine: str | None
+) -> list[str]:
     from treeopt.report.tables import models_told, rule_told
 
     errors: dict[str, set[str]] = {}
@@ -311,6 +325,7 @@ def _conditions(trace: Trace, found: "tuple[Scenario, ...]", profile: "Profile |
         *([SHARED] if any(each.several for each in found) else []),
         *([known + unfit * (False in fits)] if fits != {None} else []),
         *(f"{device}: its memory is not known, whether a batch fits was not looked at." for device in unknown),
+        *([] if engine is None else [f"Only trees that {PROFILES[engine].engine} runs."]),
         "Of trees within 1 % of the fastest the smallest is taken, none at all included.",
         "Break-even acceptance: of each drafted token, independently, at which the best chain pays at all.",
         f"Trace: {models_told(trace.meta)}; {rule_told(trace.meta)}; "
