@@ -272,6 +272,7 @@ ORDER = [
     "treeopt.cli.serving",
     "treeopt.cli.simulate",
     "treeopt.cli.devices",
+    "treeopt.cli.scenarios",
     "treeopt.cli.whatif",
     "treeopt.cli.export",
     "treeopt.cli.imports",

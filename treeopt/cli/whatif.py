@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,8 @@ import click
 from treeopt.cli import options
 from treeopt.cli.devices import KINDS, WITHOUT_SIZES, kind_of, prices_of, settings_of, too_long, weight_bytes
 from treeopt.cli.matching import warn_unless_same
+from treeopt.cli.scenarios import RENTED, cell, conditions
 from treeopt.cli.search import drawn, engine_rules, rules_of
-from treeopt.engines import PROFILES
 from treeopt.errors import UsageError
 from treeopt.files import write_text
 from treeopt.optimize import USUAL_NODES
@@ -22,19 +22,11 @@ from treeopt.planfile import SCHEMA as PLAN
 from treeopt.planfile import save_plan
 from treeopt.provenance import look, this_run
 from treeopt.records import RecordError, parse
-from treeopt.trace import Trace, load_trace
+from treeopt.trace import load_trace
 
 if TYPE_CHECKING:
     from simulate.profile import Profile
     from simulate.scenarios import Scenario, Setting
-
-SHARED = (
-    "Several devices share every layer of target and drafter; what they exchange is priced by timings of all-reduces."
-)
-RENTED = (
-    "A million tokens: the price of an hour over the tokens of an hour in which every row is busy; prompts, idle time "
-    "and what an engine does besides are not in it. Intervals are the speedup's, plain steps being taken as predicted."
-)
 
 
 @click.command()
@@ -184,13 +176,13 @@ def whatif(
         click.echo(f"Warning: {warning}.", err=True)
     record = {
         "schema": "treeopt.whatif/1",
-        "cells": [_cell(scenario, prices) for scenario in found],
+        "cells": [cell(scenario, prices) for scenario in found],
         "limits": [
             {"device": name, "context": tokens, "pays_up_to": pays, "surely_up_to": surely}
             for (name, tokens), (pays, surely) in limits(found).items()
         ],
         "cheapest": [] if prices is None else [asdict(each) for each in cheapest(found, prices, max_tpot_s=limit)],
-        "conditions": _conditions(trace, found, profile, kind, engine) + ([] if prices is None else [RENTED]),
+        "conditions": conditions(trace, found, profile, kind, engine) + ([] if prices is None else [RENTED]),
         "warnings": warnings,
         "meta": {
             "settings": {
@@ -273,61 +265,3 @@ def _profiles(settings: "list[Setting]", sizes: dict[str, Any], target: Path, ki
             times = tabulated(times, context=each.context, meta=meta, **sizes)
         found.setdefault(each.device, []).append(times)
     return [joined(profiles) for profiles in found.values()]
-
-
-def _cell(scenario: "Scenario", prices: Mapping[str, float] | None) -> dict[str, Any]:
-    from simulate.rent import Offer
-
-    choice = scenario.choice
-    tree = choice.tree
-    return {
-        "device": scenario.device,
-        "context": scenario.context,
-        "batch": scenario.batch,
-        "name": f"does not fit ({choice.name})" if scenario.fits is False else choice.name,
-        "fits": scenario.fits,
-        "tree": None
-        if tree is None
-        else {"id": tree.id, "nodes": tree.nodes, "depth": tree.depth, "paths": [list(path) for path in tree.paths]},
-        "tau": asdict(choice.tau),
-        "step_s": choice.step_s,
-        "plain_s": scenario.plain_s,
-        "tokens_s": choice.tokens_s(scenario.batch),
-        "speedup": asdict(choice.speedup),
-        "relative_error": scenario.error,
-        "break_even_acceptance": scenario.break_even,
-        "million": prices and asdict(Offer.planned(scenario, price=prices[scenario.device]).million),
-    }
-
-
-def _conditions(
-    trace: Trace, found: "tuple[Scenario, ...]", profile: "Profile | None", kind: str, engine: str | None
-) -> list[str]:
-    from treeopt.report.tables import models_told, rule_told
-
-    errors: dict[str, set[str]] = {}
-    for each in found:
-        if each.pays:
-            errors.setdefault(each.device, set()).add(f"{each.error:.0%}")
-    stated = ", ".join(f"{name} {' or '.join(sorted(all_of))}" for name, all_of in errors.items()) or "none speculates"
-    times = (
-        "Step times are predicted from sizes and data sheets, nothing was measured"
-        if profile is None
-        else f"Step times are carried over from {look(profile.meta, 'device')}, where they were measured"
-    )
-    known = "Memory: weights, keys and values alone, of all that the data sheet promises; engines need more besides."
-    unfit = " What does not fit is priced as if it did, and not counted as paying."
-    fits = {each.fits for each in found}
-    unknown = list(dict.fromkeys(each.device for each in found if each.fits is None))
-    return [
-        f"{times}; error of step over plain step, part of the intervals: {stated}.",
-        f"The drafter is priced as {kind}.",
-        *([SHARED] if any(each.several for each in found) else []),
-        *([known + unfit * (False in fits)] if fits != {None} else []),
-        *(f"{device}: its memory is not known, whether a batch fits was not looked at." for device in unknown),
-        *([] if engine is None else [f"Only trees that {PROFILES[engine].engine} runs."]),
-        "Of trees within 1 % of the fastest the smallest is taken, none at all included.",
-        "Break-even acceptance: of each drafted token, independently, at which the best chain pays at all.",
-        f"Trace: {models_told(trace.meta)}; {rule_told(trace.meta)}; "
-        "taken to hold on every device and at every context.",
-    ]
