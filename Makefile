@@ -97,8 +97,8 @@ validate: $(VENV)/.all  ## predicted against measured on this machine: live on p
 	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --requests 64 --blocks 4 --batch 1,4 $(TYPICAL) \
 		--trace data/traces/medusa-typical.npz --profile data/profiles/medusa-cpu-typical.json \
 		--output data/validations/medusa-cpu-typical.json
-	$(BIN)/treeopt validate $(RANDOM) --blocks 4 --trace data/traces/medusa-t0.npz --acceptance replay:data/traces/medusa-t0.npz \
-		--profile data/profiles/random-100m-cpu.json --output data/validations/random-100m-cpu.json
+	$(BIN)/treeopt validate $(RANDOM) --requests 32 --blocks 2 --trace data/traces/medusa-t0.npz \
+		--acceptance replay:data/traces/medusa-t0.npz --profile data/profiles/random-100m-cpu.json --output data/validations/random-100m-cpu.json
 	$(BIN)/treeopt search --trace data/traces/eagle-candidates-t0.npz --profile data/profiles/eagle-policies-cpu.json --batch 1,4 \
 		--policy all --output $(VENV)/policies.json
 	$(BIN)/treeopt validate $(MODELS)-eagle $(FRESH) --requests 64 --blocks 4 --plan $(VENV)/policies.json \

@@ -89,10 +89,12 @@ def test_a_trace_finds_the_profile_of_its_drafter(name):
 def test_runs_of_one_machine_differ_by_what_profiles_allow_for():
     """What verification takes over a plain step, as each drafter's profile has it of the same target, in 90 minutes.
 
-    All sizes of a batch size together; hours that lie between a profile and a run make more of it.
+    All sizes of a batch size together; hours that lie between a profile and a run make more of it. Medusa's was
+    measured anew five hours after the others.
     """
     sizes, shifts = (4, 8, 16, 32, 64), []
-    profiles = [load_profile(shipped(f"profiles/{name}-cpu.json")) for name in traces.DRAFTERS]
+    names = [name for name in traces.DRAFTERS if name != "medusa"]
+    profiles = [load_profile(shipped(f"profiles/{name}-cpu.json")) for name in names]
     for batch in (1, 4, 16):
         tables = [next(times for times in profile.batches if times.batch == batch) for profile in profiles]
         logs = [np.log(np.interp(sizes, *zip(*times.rest, strict=True)) / times.plain_s).mean() for times in tables]
