@@ -112,7 +112,8 @@ class DrafterShape:
             for i in range(heads)
         ]
         if prefix:
-            _dense(target)
+            if target.experts is not None:
+                raise CostError("hydra_head_arch: a prefix layer like one of experts has no price")
             matrices = tuple((1, *matrix) for matrix in target.layer_matrices.values())
             opening = replace(_one_layer(target, matrices, target.vocab), head=None)
         return cls(levels[0], opening=opening, deeper=tuple(levels[1:]))
@@ -172,6 +173,10 @@ class DrafterShape:
         kind = config.get("hydra_head_arch", "mlp")
         if kind not in ("mlp", "prefix-mlp"):
             raise CostError(f"hydra_head_arch must be mlp or prefix-mlp, got {kind!r:.40}")
+        if config.get("grounded_heads") is False:  # they read no drafted token
+            if kind != "mlp":
+                raise CostError("grounded_heads must be true with a prefix layer: others have no price")
+            return cls.medusa(_sizes(target), blocks=layers)
         return cls.hydra(_sizes(target), heads=heads, layers=layers, prefix=kind == "prefix-mlp")
 
 

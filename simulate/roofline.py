@@ -6,7 +6,8 @@ in the drafter's attention the nodes of earlier levels (a level's own are counte
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -124,7 +125,9 @@ class Roofline:
             raise CostError(f"devices must be 1 to {MOST}, those of one node, got {self.devices}")
         if self.devices > 1 and self.device.link is None:
             known = ", ".join(name for name, device in load_hardware().items() if device.link)
-            raise CostError(f"{self.device.name}: how fast several exchange is not known, only of {known}; give a link")
+            raise CostError(
+                f"{self.device.name}: how fast several exchange is not known, only of {known}: say it with --link"
+            )
         _ = self.kernels.constants, self.forward, self.drafts
 
     @property
@@ -153,12 +156,14 @@ class Roofline:
     @cached_property
     def forward(self) -> Forward:
         """The target's forward, of one device."""
-        return Forward.of(self.target).shared(self.devices)
+        with _named("target"):
+            return Forward.of(self.target).shared(self.devices)
 
     @cached_property
     def drafts(self) -> DrafterShape:
         """The drafter's forwards, of one device."""
-        return self.drafter.shared(self.devices)
+        with _named("drafter"):
+            return self.drafter.shared(self.devices)
 
     @property
     def separable(self) -> bool:
@@ -179,6 +184,7 @@ class Roofline:
             "device": self.label,
             "source": self.device.source,
             "constants": asdict(self.kernels.constants),
+            "link": asdict(self.device.link) if self.device.link and self.devices > 1 else None,
             "target": asdict(self.target),
             "drafter": asdict(self.drafter),
             "overheads": asdict(self.overheads),
@@ -282,7 +288,7 @@ class Roofline:
         return total
 
     def weights_bytes(self, *, heads: int = 1) -> float:
-        """Least bytes of a device's memory that weights of target and drafter take, `heads` being of parallel ones.
+        """Least bytes of a device's memory that weights of target and drafter take, `heads` being of such a drafter.
 
         Not counted: a drafter's embedding, experts that a token of it does not pick, norms, and an LM head of the size
         of the target's, which a sequential drafter is taken to share.
@@ -291,7 +297,8 @@ class Roofline:
         target = (self.target.parameters - embeddings) * self.weight_bytes + embeddings * self.kernels.head_bytes
         own = self.drafter.parallel or bool(self.drafter.deeper)  # heads, each with an LM head of its own
         drafter = 0.0
-        for forward in [self.drafts.at(depth) for depth in range(heads if own else 1)]:
+        held_heads = min(heads, 1 + len(self.drafter.deeper)) if self.drafter.deeper else heads if own else 1
+        for forward in [self.drafts.at(depth) for depth in range(held_heads)]:
             head = 0 if forward.head is None else forward.head[0] * forward.head[1]
             held = head if own or forward.head != self.forward.head else 0
             drafter += (forward.weights - head) * self.draft_bytes + held * self.draft_kernels.head_bytes
@@ -311,3 +318,12 @@ class Roofline:
         sizes = np.array([*self.captured, np.inf])
         padded = sizes[np.searchsorted(sizes, rows)]
         return np.where(np.isinf(padded), rows, padded)
+
+
+@contextmanager
+def _named(which: str) -> Iterator[None]:
+    """Says of which model an error is."""
+    try:
+        yield
+    except CostError as error:
+        raise CostError(f"{which}: {error}") from error

@@ -31,7 +31,7 @@ class Scenario:
         error: of the choice's step over a plain step, part of the speedup's interval; 0 where nothing is drafted.
         fits: whether weights, keys and values fit the device's memory; None where that is not known.
         plan: of all batch sizes that the choice is from.
-        several: whether there are several devices that share every layer.
+        exchange: how several devices that share every layer exchange is known from; "": there is one.
     """
 
     device: str
@@ -43,7 +43,7 @@ class Scenario:
     error: float = 0.0
     fits: bool | None = None
     plan: Plan | None = None
-    several: bool = False
+    exchange: str = ""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -74,6 +74,7 @@ class Setting:
         sequence_bytes: of it that keys and values of a sequence take.
         single: name of one device, where there are several; "": `device`.
         count: of devices.
+        exchange: how what several exchange is known from; "": there is one.
     """
 
     device: str
@@ -84,6 +85,7 @@ class Setting:
     sequence_bytes: float = 0.0
     single: str = ""
     count: int = 1
+    exchange: str = ""
 
     @classmethod
     def of(cls, model: Roofline, *, context: int, heads: int, cost: CostModel | None = None) -> "Setting":
@@ -96,7 +98,9 @@ class Setting:
             cost: other step times of that device.
         """
         held = (model.device.memory_bytes, model.weights_bytes(heads=heads), model.sequence_bytes(context=context))
-        return cls(model.label, context, model if cost is None else cost, *held, model.device.name, model.devices)
+        exchange = model.device.link.source if model.device.link and model.devices > 1 else ""
+        named = (model.device.name, model.devices, exchange)
+        return cls(model.label, context, model if cost is None else cost, *held, *named)
 
     def fits(self, batch: int) -> bool | None:
         """Whether so many sequences fit the device's memory; None where its size is not known.
@@ -141,8 +145,7 @@ def explore(
             error = 0.0 if tree is None else setting.cost.error(StepShape.of(tree, **at))
             where = setting.device, setting.context, entry.batch
             fits = setting.fits(entry.batch)
-            several = setting.count > 1
-            found.append(Scenario(*where, entry.choice, plain_s, needed, error, fits, plan, several))
+            found.append(Scenario(*where, entry.choice, plain_s, needed, error, fits, plan, setting.exchange))
         done(1)
     return tuple(found)
 

@@ -33,8 +33,9 @@ def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: 
 
     Returns:
         A profile whose `relative_error` also holds the error of carrying it over: 10 % within a class of devices, 25 %
-        across classes; and outside the contexts that were measured 25 % of the share of a plain step's work that
-        the way to the nearest of them adds or takes away; there prefill is not known. Its `meta` says what was done.
+        across classes and of several devices; and outside the contexts that were measured 25 % of the share of a plain
+        step's work that the way to the nearest of them adds or takes away; there prefill is not known. Its `meta` says
+        what was done.
 
     Raises:
         CostError: the two are not of the same models and sizes of numbers, or not as many devices.
@@ -53,7 +54,7 @@ def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: 
         farthest_first = sorted(carried, key=lambda times: -abs(times.context - context))
         nearest = {times.batch: times for times in farthest_first}
         carried = tuple(nearest[batch] for batch in sorted(nearest))
-    same = measured_on.device.generation == to.device.generation
+    same = measured_on.device.generation == to.device.generation and to.devices == 1
     across = SAME_CLASS_ERROR if same else ACROSS_CLASS_ERROR
     seen = min(max(after, profile.context[0]), profile.context[1])
     errors = {

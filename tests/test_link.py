@@ -1,6 +1,6 @@
 """Devices that share every layer: exchanges against timings, a step by hand, memory, and what cannot be shared."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +10,7 @@ from simulate.drafters import DrafterShape
 from simulate.forwards import Forward
 from simulate.hardware import find_hardware, own_hardware
 from simulate.link import Link
+from simulate.profile import BatchTimes, Profile
 from simulate.roofline import Overheads, Roofline
 from simulate.shapes import Shape
 from simulate.utilisation import transfer
@@ -93,6 +94,8 @@ def test_a_plain_step_of_two_devices_by_hand():
     assert cost.plain_s(batch=3) == pytest.approx(due, rel=1e-12)
     assert cost.label == "2 x toy"
     assert cost.meta["device"] == "2 x toy"
+    assert cost.meta["link"] == asdict(WIRE)
+    assert roofline(SMALL, device=PAIR).meta["link"] is None
 
 
 @pytest.mark.parametrize("drafter", [DrafterShape.eagle(L3), DrafterShape.medusa(L3), DrafterShape.language_model(L3)])
@@ -129,6 +132,21 @@ def test_the_stated_error_is_that_of_what_was_never_looked_at():
     shape = StepShape.of(Tree.chain(3), batch=1)
     assert roofline().error(shape) == 0.1
     assert roofline(devices=2).error(shape) == 0.25
+
+
+def test_times_of_several_devices_are_carried_over_with_the_error_of_several():
+    there = replace(PAIR, name="other", bandwidth=4e6)
+    cost = roofline(device=PAIR, devices=2)
+    rest = cost.verify([1, 17], batch=1, context=512).total_s
+    times = BatchTimes(1, cost.plain_s(batch=1), ((1, 1.0),), ((1, rest[0]), (17, rest[1])))
+    found = transfer(Profile((times,), (512, 512), 0.03), measured_on=cost, to=roofline(device=there, devices=2))
+    assert found.relative_error == pytest.approx(np.hypot(0.03, 0.25))
+    assert found.meta["transfer"] | {"context": 0} == {
+        "from": "2 x toy",
+        "to": "2 x other",
+        "relative_error": 0.25,
+        "context": 0,
+    }
 
 
 def test_times_are_not_carried_over_to_another_number():

@@ -87,7 +87,8 @@ def test_the_command_prices_every_cell_and_finds_the_cheapest(files):  # noqa: F
         ("h100=2.5,l40s=1,h200=3", "--price: H200 is not among the devices of --hardware"),
         ("h100=2.5,l40s=1,H100 SXM=3", "--price names H100 SXM twice"),
         ("h100=2.5,h300=1", "--price: hardware must be one of"),
-        ("2.5", "--price takes NAME=PRICE, such as h100=2.5,l40s=0.9, not '2.5'"),
+        ("2.5", "--price takes NAME=PRICE, a number from 1e-06 to 1e+09, such as h100=2.5,l40s=0.9, not '2.5'"),
+        ("2xh100=5,l40s=1", "--price is of one device: name h100, not 2xh100"),
         ("h100=free,l40s=1", "not 'h100=free'"),
         ("h100=0,l40s=1", "not 'h100=0'"),
         ("h100=1e308,l40s=1", "not 'h100=1e308'"),
@@ -105,5 +106,5 @@ def test_a_limit_needs_prices(files):  # noqa: F811
 
 def test_a_device_of_ones_own_has_a_price(files):  # noqa: F811
     own = ["--bandwidth", "1000", "--flops", "200", "--like", "h100", "--batch", "1", "--max-nodes", "3"]
-    found = done(*words(files, *own, "--price", "mine=1.5", "--json", hardware="mine"))
+    found = done(*words(files, *own, "--price", "Mine=1.5", "--json", hardware="mine"))
     assert json.loads(found.stdout)["cheapest"][0]["planned"]["device"] == "mine"

@@ -62,6 +62,21 @@ def results(tmp_path_factory):
     }
     words = ("--tree", "2", "--batch", "4", "--arrivals", "5", "--requests", "50", "--output", folder / "serving.json")
     told["serving"] = done("simulate", "--trace", medusa, *words)
+    words = (
+        "--tree",
+        "2",
+        "--batch",
+        "4",
+        "--capacity",
+        "0.9",
+        "--tpot-s",
+        "0.05",
+        "--requests",
+        "50",
+        "--replications",
+        "2",
+    )
+    told["capacity"] = done("simulate", "--trace", medusa, *words, "--output", folder / "capacity.json")
     where = ("--target", shipped("models/stdlib-llama"), "--hardware", "h100", "--batch", "1,4")
     told["whatif"] = done("whatif", "--trace", medusa, *where, "--output", folder / "whatif.json")
     return folder, {name: result.stdout for name, result in told.items()}
@@ -82,13 +97,13 @@ def test_every_result_is_on_the_page_as_it_was_printed(results, tmp_path):
     files = [TRACES / "medusa-t0.npz", *(folder / f"{name}.json" for name in printed), validation]
     page = page_of(tmp_path, *files, more=("--title", EVIL))
     found = Parsed(page)
-    assert len(found.printed) == len(files) == 7
+    assert len(found.printed) == len(files) == 8
     for text, name in zip(found.printed[1:], printed, strict=False):
         due = printed[name]
         due = due[: due.index("Steps are priced")] if "Steps are priced" in due else due
         for line in due.splitlines():  # tables are as wide as their titles on a terminal
             assert words(line).strip(" │┃") in words(text), (name, line)
-    assert found.tags.count("svg") == 5  # a run and a server have no plot
+    assert found.tags.count("svg") == 5  # a run and servers have no plot
     assert all(reference.startswith("#") for reference in found.references)
     assert "<script" not in page
     assert unescape(page[page.index("<h1>") + 4 : page.index("</h1>")]) == EVIL
@@ -146,7 +161,7 @@ def test_rules_that_draw_or_keep_several_have_no_curve_of_ranks(tmp_path):
     assert Parsed(page_of(tmp_path, TRACES / "medusa-typical.npz")).tags.count("svg") == 0
 
 
-@pytest.mark.parametrize("name", ["comparison", "run", "serving", "whatif"])
+@pytest.mark.parametrize("name", ["capacity", "comparison", "run", "serving", "whatif"])
 def test_a_record_that_lacks_something_is_refused(results, tmp_path, name):
     record = read(results[0] / f"{name}.json")
     key = {"comparison": "contests", "whatif": "cells"}.get(name, "ways")

@@ -273,6 +273,7 @@ def test_hydras_heads_grow_with_what_they_read():
     several = replace(cost, committed=3.0)  # heads read nothing of what was committed
     assert several.level(1, batch=2, depth=0).total_s == cost.level(1, batch=2, depth=0).total_s
     assert cost.weights_bytes(heads=4) - 2 * L2.parameters == 2 * (2 * 14 * 4096**2 + 4 * 32000 * 4096)
+    assert cost.weights_bytes(heads=9) == cost.weights_bytes(heads=4)
     assert cost.prefill(500, drafted=True).total_s == cost.prefill(500, drafted=False).total_s
     assert cost.sequence_bytes() == roofline(L2, DrafterShape.medusa(L2)).sequence_bytes()
 
@@ -305,6 +306,14 @@ def test_hydra_plus_plus_reads_features_in_a_layer_first():
 def test_hydra_is_read_from_its_configuration(config, due, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
     assert DrafterShape.from_config(tmp_path, kind="hydra", target=L2) == due
+    ungrounded = {"hydra_num_layers": 2, "grounded_heads": False}
+    (tmp_path / "config.json").write_text(json.dumps(ungrounded), "utf-8")
+    assert DrafterShape.from_config(tmp_path, kind="hydra", target=L2) == DrafterShape.medusa(L2, blocks=2)
+    (tmp_path / "config.json").write_text(json.dumps(ungrounded | {"hydra_head_arch": "prefix-mlp"}), "utf-8")
+    with pytest.raises(CostError, match="grounded_heads must be true with a prefix layer"):
+        DrafterShape.from_config(tmp_path, kind="hydra", target=L2)
+    with pytest.raises(CostError, match="a prefix layer like one of experts has no price"):
+        DrafterShape.hydra(Shape.from_config(MIXTRAL), prefix=True)
     for name, wrong, why in (
         ("hydra_num_heads", 0, "positive integer"),
         ("hydra_head_arch", "rnn", "mlp or prefix-mlp"),

@@ -253,10 +253,16 @@ def test_lookup_takes_the_host_once_and_the_device_never(of_kind, files, tmp_pat
     assert there.draft == here.draft
     assert there.widths == here.widths
     assert there.plain_s > here.plain_s
+    refused(run(*of_kind(kind, "--draft-bytes", "1")), f"--draft-bytes is of a model's sizes, {kind} has none", code=2)
     refused(run(*of_kind(kind, "--drafter", files)), f"--drafter is of a model's sizes, {kind} has none", code=2)
 
 
 def test_hydra_is_priced_as_its_configuration_says(of_kind, tmp_path):
+    large = LLAMA_3_8B | {"hidden_size": 8192, "num_attention_heads": 64}
+    (tmp_path / "config.json").write_text(json.dumps(large), "utf-8")
+    other = done(*of_kind("hydra", "--json", "--drafter", tmp_path)).stderr
+    assert "the drafter's hidden size is 8192, the target's 4096" in other
+    assert "no prefix layer" in other
     found = done(*of_kind("hydra", "--json"))
     assert "hydra is priced as four heads of one layer and no prefix layer" in found.stderr
     (tmp_path / "config.json").write_text('{"hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"}', "utf-8")
@@ -370,12 +376,18 @@ def test_several_devices_share_a_target_that_one_cannot_hold(tmp_path, files):
     assert four["million"]["value"] == pytest.approx(10 / 3600 / four["tokens_s"] * 1e6)
     assert one["plain_s"] / 4 < four["plain_s"] < one["plain_s"] / 2
     assert four["relative_error"] == 0.25
-    assert any("share every layer" in condition for condition in record["conditions"])
+    assert any("4 x H100 SXM share every layer" in condition for condition in record["conditions"])
+    assert record["meta"]["costs"][1]["link"]["latency_s"] == find_hardware("h100").link.latency_s
     assert load_plan(tmp_path / "p" / "4-x-h100-sxm-512.json").entries[0].choice.name == four["name"]
     assert load_profile(tmp_path / "s" / "4-x-h100-sxm.json").meta["device"] == "4 x H100 SXM"
     assert "share every layer" not in done(*words(files, "--batch", "1", "--max-nodes", "3", hardware="h100")).stdout
-    refused(run(*words(files, hardware="2xl40s")), "L40S: how fast several exchange is not known", "give a link")
-    refused(run(*words(files, hardware="16xh100")), "devices must be 1 to 8, those of one node, got 16")
+    refused(
+        run(*words(files, hardware="2xl40s")),
+        "--hardware 2xl40s: L40S: how fast several exchange is not known",
+        "--link",
+    )
+    refused(run(*words(files, hardware="16xh100")), "--hardware 16xh100: devices must be 1 to 8, those of one node")
+    refused(run(*words(files, hardware="3xh100")), "--hardware 3xh100: target: 3 devices cannot share 32 query heads")
 
 
 def test_an_exchange_that_is_not_known_is_given(files):
@@ -390,9 +402,12 @@ def test_an_exchange_that_is_not_known_is_given(files):
     for link in ("20", "20,25,3", "fast,25", "0,25", "20,nan", "1e7,1"):
         refused(
             run(*words(files, "--link", link, hardware="2xl40s")),
-            f"--link takes GB/s and microseconds, such as 20,25, not '{link}'",
+            "--link takes GB/s and microseconds, numbers from 1e-06 to 1e+06",
+            f"not '{link}'",
             code=2,
         )
+    record = json.loads(done(*words(files, *asked, "--link", "20,25", hardware="2xl40s")).stdout)
+    assert any("exchange: given by the user, 20 GB/s and 25 us" in condition for condition in record["conditions"])
     for hardware in ("l40s", "2xh100"):
         refused(run(*words(files, "--link", "20,25", hardware=hardware)), "--link means nothing here", code=2)
 
@@ -436,6 +451,10 @@ def test_what_cannot_be_is_refused(files, tmp_path):
     refused(run(*words(files, hardware="mi300x")), "MI300X: no constants are known", "say which device it is like")
     refused(run(*words(files, "--bandwidth", "1000")), "--bandwidth and --flops need each other", code=2)
     refused(run(*words(files, "--bandwidth", "1", "--flops", "1")), "describe one device", code=2)
+    for wrong in ("inf", "1e300"):
+        own = ["--bandwidth", "1", "--flops", "1", "--like", "h100", "--memory", wrong]
+        refused(run(*words(files, *own, hardware="mine")), "--memory", code=2)
+    refused(run(*words(files, "--price", "h100=1,l40s=1", "--max-tpot-ms", "inf")), "inf is no finite number", code=2)
     refused(run(*words(files, "--measured-on", "h100")), "--profile and --measured-on need each other", code=2)
     refused(
         run(*words(files, "--like", "h200")), "--like means nothing here: the constants of h100,l40s are known", code=2

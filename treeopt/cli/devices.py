@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 WITHOUT_SIZES = ("ngram", "prompt-lookup")
 KINDS = ("eagle", "eagle3", "hydra", "language-model", "medusa", *WITHOUT_SIZES)
-LARGEST = 1e6  # of prices of an hour, GB/s and microseconds: what is made of them stays finite
+PRICES = (1e-6, 1e9)  # an hour
+LINKS = (1e-6, 1e6)  # GB/s, and microseconds
 
 
 def kind_of(trace: Trace, given: str | None) -> str:
@@ -71,7 +72,7 @@ def settings_of(
     from simulate.kernels import constants_of
     from simulate.roofline import Roofline
     from simulate.scenarios import Setting
-    from simulate.shapes import Shape
+    from simulate.shapes import Shape, parsed
     from simulate.utilisation import transfer
 
     like = find_hardware(device["like"]) if device["like"] else None
@@ -92,20 +93,30 @@ def settings_of(
     there = []
     if profile is not None:
         count, name = _counted(device["measured_on"])
-        there = [(count, find_hardware(name))]
+        try:
+            there = [(count, find_hardware(name))]
+        except CostError as error:
+            raise UsageError(f"--measured-on: {error}") from error
     if like is not None and all(constants_of(on, like) == constants_of(on, None) for _, on in (*devices, *there)):
         raise UsageError(f"--like means nothing here: the constants of {hardware} are known")
-    devices = _linked(devices, device["link"])
+    linked = _linked([*devices, *there], device["link"])
+    devices, there = linked[: len(devices)], linked[len(devices) :]
     shape = Shape.from_config(target)
     if kind in WITHOUT_SIZES:
         drafts = DrafterShape.lookup()
     else:
         drafts = DrafterShape.from_config(drafter or target, kind=kind, target=shape)
-        _warn_of_sizes(kind, drafts, shape, own=drafter is not None)
+        own = drafter is not None and parsed(drafter, lambda found: any(name.startswith("hydra_") for name in found))
+        _warn_of_sizes(kind, drafts, shape, own=own)
     sizes = {name: device[name] for name in ("weight_bytes", "draft_bytes", "kv_bytes")}
 
     def roofline(count: int, on: Any) -> "Roofline":
-        return Roofline(shape, drafts, on, like=like, devices=count, **sizes)
+        try:
+            return Roofline(shape, drafts, on, like=like, devices=count, **sizes)
+        except CostError as error:
+            if count == 1:
+                raise
+            raise CostError(f"--hardware {count}x{on.name.split()[0].lower()}: {error}") from error
 
     settings = []
     for count, on in devices:
@@ -126,11 +137,13 @@ def _linked(devices: "list[tuple[int, Hardware]]", given: str | None) -> "list[t
         return devices
     if not any(count > 1 and on.link is None for count, on in devices):
         raise UsageError("--link means nothing here: it is of several devices whose exchange is not known")
-    words = [_positive(word.strip(), most=LARGEST) for word in given.split(",")]
+    words = [_between(word.strip(), *LINKS) for word in given.split(",")]
     if len(words) != 2 or None in words:
-        raise UsageError(f"--link takes GB/s and microseconds, such as 20,25, not {given!r}")
+        bounds = f"numbers from {LINKS[0]:g} to {LINKS[1]:g}"
+        raise UsageError(f"--link takes GB/s and microseconds, {bounds}, such as 20,25, not {given!r}")
     bandwidth, latency = (word for word in words if word is not None)
-    own = Link(bandwidth * 1e9, latency * 1e-6, 1.0, 0.0, "given by the user")
+    source = f"given by the user, {bandwidth:g} GB/s and {latency:g} us"
+    own = Link(bandwidth * 1e9, latency * 1e-6, 1.0, 0.0, source)
     return [(count, replace(on, link=own) if on.link is None else on) for count, on in devices]
 
 
@@ -160,9 +173,13 @@ def prices_of(text: str, settings: "Sequence[Setting]") -> dict[str, float]:
     found: dict[str, float] = {}
     for part in text.split(","):
         name, equals, number = (word.strip() for word in part.partition("="))
-        price = _positive(number, most=LARGEST) if equals else None
+        price = _between(number, *PRICES) if equals else None
         if not name or price is None:
-            raise UsageError(f"--price takes NAME=PRICE, such as h100=2.5,l40s=0.9, not {part.strip()!r}")
+            bounds = f"a number from {PRICES[0]:g} to {PRICES[1]:g}"
+            raise UsageError(f"--price takes NAME=PRICE, {bounds}, such as h100=2.5,l40s=0.9, not {part.strip()!r}")
+        if _counted(name)[0] > 1:
+            raise UsageError(f"--price is of one device: name {_counted(name)[1]}, not {name}")
+        name = next((single for single in singles if single.casefold() == name.casefold()), name)
         if name not in singles:
             try:
                 name = find_hardware(name).name
@@ -179,19 +196,19 @@ def prices_of(text: str, settings: "Sequence[Setting]") -> dict[str, float]:
     return {each.device: each.count * found[each.single or each.device] for each in settings}
 
 
-def _positive(text: str, *, most: float) -> float | None:
-    """A number above 0 and at most `most`, or None."""
+def _between(text: str, least: float, most: float) -> float | None:
+    """A number within these bounds, or None."""
     try:
         number = float(text)
     except ValueError:
         return None
-    return number if 0 < number <= most else None
+    return number if least <= number <= most else None
 
 
 def _warn_of_sizes(kind: str, drafts: "DrafterShape", target: "Shape", *, own: bool) -> None:
     """Warn on stderr of a drafter that cannot be this target's, or may be priced without what it has or lacks.
 
-    `own` says whether its own configuration was given.
+    `own` says whether a configuration of Hydra's was given.
     """
     assert drafts.level.head is not None
     tokens, hidden = drafts.level.head
@@ -201,7 +218,7 @@ def _warn_of_sizes(kind: str, drafts: "DrafterShape", target: "Shape", *, own: b
     if kind == "eagle3" and tokens == target.vocab:
         told = f"its head is priced over all {tokens} tokens: a --drafter config with draft_vocab_size tells of fewer"
         click.echo(f"Warning: eagle3: {told}", err=True)
-    if kind in ("eagle", "eagle3") and hidden != target.hidden:
+    if kind != "language-model" and hidden != target.hidden:
         click.echo(f"Warning: the drafter's hidden size is {hidden}, the target's {target.hidden}", err=True)
     if kind in ("eagle", "language-model") and tokens != target.vocab:
         click.echo(f"Warning: the drafter knows {tokens} tokens, the target {target.vocab}", err=True)

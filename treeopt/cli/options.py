@@ -26,13 +26,13 @@ NOTHING: Mapping[str, Path | None] = {}
 
 
 class Real(click.FloatRange):
-    """A number within bounds; what is none is within any by click's own comparison."""
+    """A finite number within bounds; what is none is within any by click's own comparison."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number."""
         found = super().convert(value, param, ctx)
-        if math.isnan(found):
-            self.fail(f"{value} is no number", param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no finite number", param, ctx)
         return found
 
 

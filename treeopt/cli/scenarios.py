@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from simulate.profile import Profile
     from simulate.scenarios import Scenario
 
-SHARED = (
-    "Several devices share every layer of target and drafter; what they exchange is priced by timings of all-reduces."
-)
 RENTED = (
     "A million tokens: the price of an hour over the tokens of an hour in which every row is busy; prompts, idle time "
     "and what an engine does besides are not in it. Intervals are the speedup's, plain steps being taken as predicted."
@@ -53,6 +50,7 @@ def conditions(
     """What the figures hold for, in sentences."""
     from treeopt.report.tables import models_told, rule_told
 
+    several = dict.fromkeys((each.device, each.exchange) for each in found if each.exchange)
     errors: dict[str, set[str]] = {}
     for each in found:
         if each.pays:
@@ -70,7 +68,7 @@ def conditions(
     return [
         f"{times}; error of step over plain step, part of the intervals: {stated}.",
         f"The drafter is priced as {kind}.",
-        *([SHARED] if any(each.several for each in found) else []),
+        *(f"{device} share every layer of target and drafter; their exchange: {source}." for device, source in several),
         *([known + unfit * (False in fits)] if fits != {None} else []),
         *(f"{device}: its memory is not known, whether a batch fits was not looked at." for device in unknown),
         *([] if engine is None else [f"Only trees that {PROFILES[engine].engine} runs."]),

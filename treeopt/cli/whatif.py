@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     help="GB/s that each of several devices sends, and microseconds that an exchange takes at least, such as 20,25; of "
     "devices of which that is not known.",
 )
-@click.option("--memory", type=options.Real(min=0, min_open=True), help="Its GB; default: not looked at.")
+@click.option("--memory", type=options.Real(0, 1e9, min_open=True), help="Its GB; default: not looked at.")
 @click.option("--like", help="A known device that it is like; for one of no fitted class, whose constants to take.")
 @click.option(
     "--weight-bytes",
@@ -142,8 +142,9 @@ def whatif(
     kind = kind_of(trace, kind)
     if kind == "language-model" and drafter is None:
         raise UsageError("a language model that drafts has sizes of its own: name its folder with --drafter")
-    if kind in WITHOUT_SIZES and drafter is not None:
-        raise UsageError(f"--drafter is of a model's sizes, {kind} has none: leave it out")
+    for option, given in (("--drafter", drafter), ("--draft-bytes", device["draft_bytes"])):
+        if kind in WITHOUT_SIZES and given is not None:
+            raise UsageError(f"{option} is of a model's sizes, {kind} has none: leave it out")
     profile = load_profile(profile_file) if profile_file else None
     if profile is not None:
         warn_unless_same("trace and profile", trace.meta, profile.meta)

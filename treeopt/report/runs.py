@@ -97,5 +97,5 @@ def show_capacity(record: Mapping[str, Any], console: Console | None = None) -> 
 
 def _value(value: Any, digits: int, unit: float = 1.0) -> str:
     if isinstance(value, Mapping):
-        return interval(Estimate(**value).times(unit), digits)
+        return interval(Estimate(*(unit * value[end] for end in ("value", "low", "high"))), digits)
     return f"{value * unit:.{digits}f}"

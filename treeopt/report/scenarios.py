@@ -88,6 +88,7 @@ def _offered(offer: Mapping[str, Any] | None) -> str:
 
 def _money(price: Estimate) -> str:
     """A price, to three digits, with its interval where it has one."""
-    if price.low == price.high:
-        return f"{price.value:.3g}"
-    return f"{price.value:.3g} [{price.low:.3g}, {price.high:.3g}]"
+    value, low, high = (
+        f"{each:,.0f}" if each >= 1000 else f"{each:.3g}" for each in (price.value, price.low, price.high)
+    )
+    return value if price.low == price.high else f"{value} [{low}, {high}]"
