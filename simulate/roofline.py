@@ -291,7 +291,8 @@ class Roofline:
         """Least bytes of a device's memory that weights of target and drafter take, `heads` being of such a drafter.
 
         Not counted: a drafter's embedding, experts that a token of it does not pick, norms, and an LM head of the size
-        of the target's, which a sequential drafter is taken to share.
+        of the target's, which a sequential drafter is taken to share. A head's blocks count as often as they are
+        applied, which of Hydra++'s, one and the same, is more than is held.
         """
         embeddings = (2 - self.target.tied) * self.target.vocab * self.target.hidden
         target = (self.target.parameters - embeddings) * self.weight_bytes + embeddings * self.kernels.head_bytes

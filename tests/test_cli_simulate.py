@@ -201,6 +201,18 @@ def test_a_server_of_a_plan(files, tmp_path):
         assert text in shown
 
 
+def test_a_plan_of_another_device_is_warned_of(files, tmp_path):
+    profile = load_profile(files / "p.json")
+    for name in ("H100 SXM", "2 x H100 SXM"):
+        save_profile(replace(profile, meta={**profile.meta, "device": name}), tmp_path / f"{name}.json")
+    there = load_profile(tmp_path / "2 x H100 SXM.json")
+    save_plan(search(load_trace(files / "t.npz"), there, batch=4), tmp_path / "plan.json")
+    asked = ["simulate", "--trace", files / "t.npz", "--plan", tmp_path / "plan.json", "--profile"]
+    told = "Warning: the plan's step times are of 2 x H100 SXM, the profile's of H100 SXM"
+    assert told in done(*asked, tmp_path / "H100 SXM.json").stderr
+    assert "step times are of" not in done(*asked, tmp_path / "2 x H100 SXM.json").stderr
+
+
 @pytest.mark.parametrize(("arrivals", "piles"), [("5", False), ("200", True)])
 def test_requests_that_pile_up_are_told(files, arrivals, piles):
     found = done(*words(files, "--tree", "2", "--batch", "2", "--arrivals", arrivals, "--requests", "200", "--json"))

@@ -24,7 +24,7 @@ TEXTS: dict[str, Same] = {
     "numbers of new tokens": lambda one, other: look(one, "new_tokens") == look(other, "new_tokens"),
 }
 MACHINES: dict[str, Same] = {
-    "devices": lambda one, other: _device(one) == _device(other),
+    "devices": lambda one, other: device_of(one) == device_of(other),
     "processors": lambda one, other: look(one, "provenance", "processor") == look(other, "provenance", "processor"),
     "kinds, of CUDA graphs and not": lambda one, other: bool(look(one, "graphs")) == bool(look(other, "graphs")),
     "targets": lambda one, other: look(one, "predicted", "target") == look(other, "predicted", "target"),
@@ -32,7 +32,7 @@ MACHINES: dict[str, Same] = {
 }
 
 
-def _device(meta: Any) -> Any:
+def device_of(meta: Any) -> Any:
     """Where steps would run."""
     return look(meta, "transfer", "to") or look(meta, "device")
 

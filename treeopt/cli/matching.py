@@ -10,6 +10,7 @@ import click
 from treeopt.cli import inputs
 from treeopt.errors import CostError
 from treeopt.files import shipped
+from treeopt.pairing import device_of
 from treeopt.plan import Plan
 from treeopt.provenance import GREEDY, look, same_choosing, same_model
 from treeopt.trace import Trace
@@ -130,6 +131,13 @@ def warn_of_another_rule(plan: Plan, here: Any) -> None:
     for key, planned, found in differ if look(plan.meta, "trace", "verification") else ():
         if inputs.is_main_rank():
             click.echo(f"Warning: the plan's trace was recorded with {key} {planned}, this is with {found}", err=True)
+
+
+def warn_of_another_device(plan: Plan, here: Any) -> None:
+    """Warn on stderr if a plan's steps were priced on another device than the profile `here` is of."""
+    planned, found = device_of(look(plan.meta, "cost")), device_of(here)
+    if None not in (planned, found) and planned != found:
+        click.echo(f"Warning: the plan's step times are of {planned}, the profile's of {found}", err=True)
 
 
 def differing(one: Any, other: Any) -> list[str]:

@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from treeopt.cli import options, prefill, serving
-from treeopt.cli.matching import profile_for, warn_of_another_rule, warn_unless_same
+from treeopt.cli.matching import profile_for, warn_of_another_device, warn_of_another_rule, warn_unless_same
 from treeopt.cli.trees import Static
 from treeopt.cost import StepShape
 from treeopt.errors import PlanError, UsageError
@@ -88,6 +88,7 @@ def simulate(
     if plan is not None:
         warn_unless_same("trace and plan", trace.meta, look(plan.meta, "trace"))
         warn_of_another_rule(plan, trace.meta)
+        warn_of_another_device(plan, cost.meta)
     asked = prompts.on(trace, cost, file=load.requests_file)
     if load.given:
         record = _server(trace, cost, plan, tree, batch, asked, load, seed=seed, pad=how["pad"])
