@@ -68,7 +68,7 @@ def settings_of(
 ) -> "list[Setting]":
     """A cost model for each device and context."""
     from simulate.drafters import DrafterShape
-    from simulate.hardware import find_hardware, own_hardware
+    from simulate.hardware import find_hardware
     from simulate.kernels import constants_of
     from simulate.roofline import Roofline
     from simulate.scenarios import Setting
@@ -76,27 +76,8 @@ def settings_of(
     from simulate.utilisation import transfer
 
     like = find_hardware(device["like"]) if device["like"] else None
-    counted = list(dict.fromkeys(_counted(name) for name in hardware.split(",")))
-    names = [name for _, name in counted]
-    if (device["bandwidth"] is None) != (device["flops"] is None):
-        raise UsageError("--bandwidth and --flops need each other")
-    if device["memory"] is not None and device["bandwidth"] is None:
-        raise UsageError("--memory is of a device of your own: give --bandwidth and --flops")
-    if device["bandwidth"] is None:
-        devices = list(dict.fromkeys((count, find_hardware(name)) for count, name in counted))
-    else:
-        if like is None or len(names) > 1:
-            raise UsageError("--bandwidth and --flops describe one device: name it with --hardware, and --like another")
-        rates = {"bandwidth": device["bandwidth"] * 1e9, "flops": device["flops"] * 1e12}
-        memory = None if device["memory"] is None else max(1, round(device["memory"] * 1e9))
-        devices = [(counted[0][0], own_hardware(names[0], **rates, like=like, memory_bytes=memory))]
-    there = []
-    if profile is not None:
-        count, name = _counted(device["measured_on"])
-        try:
-            there = [(count, find_hardware(name))]
-        except CostError as error:
-            raise UsageError(f"--measured-on: {error}") from error
+    devices = _devices(hardware, like, device)
+    there = [] if profile is None else [_measured_on(device["measured_on"])]
     if like is not None and all(constants_of(on, like) == constants_of(on, None) for _, on in (*devices, *there)):
         raise UsageError(f"--like means nothing here: the constants of {hardware} are known")
     linked = _linked([*devices, *there], device["link"])
@@ -127,6 +108,36 @@ def settings_of(
                 cost = transfer(profile, measured_on=roofline(*there[0]), to=model, context=tokens)
             settings.append(Setting.of(model, context=tokens, heads=heads, cost=cost))
     return settings
+
+
+def _devices(hardware: str, like: "Hardware | None", device: dict[str, Any]) -> "list[tuple[int, Hardware]]":
+    """How many devices, and what one is: known ones, or one in the user's own figures."""
+    from simulate.hardware import find_hardware, own_hardware
+
+    counted = list(dict.fromkeys(_counted(name) for name in hardware.split(",")))
+    if (device["bandwidth"] is None) != (device["flops"] is None):
+        raise UsageError("--bandwidth and --flops need each other")
+    if device["memory"] is not None and device["bandwidth"] is None:
+        raise UsageError("--memory is of a device of your own: give --bandwidth and --flops")
+    if device["bandwidth"] is None:
+        return list(dict.fromkeys((count, find_hardware(name)) for count, name in counted))
+    if like is None or len(counted) > 1:
+        raise UsageError("--bandwidth and --flops describe one device: name it with --hardware, and --like another")
+    ((count, name),) = counted
+    rates = {"bandwidth": device["bandwidth"] * 1e9, "flops": device["flops"] * 1e12}
+    memory = None if device["memory"] is None else max(1, round(device["memory"] * 1e9))
+    return [(count, own_hardware(name, **rates, like=like, memory_bytes=memory))]
+
+
+def _measured_on(name: str) -> "tuple[int, Hardware]":
+    """How many devices a profile was measured on, and what one is."""
+    from simulate.hardware import find_hardware
+
+    count, single = _counted(name)
+    try:
+        return count, find_hardware(single)
+    except CostError as error:
+        raise UsageError(f"--measured-on: {error}") from error
 
 
 def _linked(devices: "list[tuple[int, Hardware]]", given: str | None) -> "list[tuple[int, Hardware]]":
