@@ -35,9 +35,8 @@ class Openings:
     def spare(self) -> int:
         """Most tokens of a text that are written before a block of plain steps."""
         wanted = self._settings
-        if wanted.contexts or len(self._prompts) < 2 * max(
-            wanted.batches
-        ):  # who ends early must be followed by another
+        enough = 2 * max(wanted.batches)  # who ends early must be followed by another
+        if wanted.contexts or len(self._prompts) < enough:
             return 0
         return max(0, wanted.new_tokens - (wanted.steps + WARM_UP))
 

@@ -298,8 +298,8 @@ class Roofline:
         target = (self.target.parameters - embeddings) * self.weight_bytes + embeddings * self.kernels.head_bytes
         own = self.drafter.parallel or bool(self.drafter.deeper)  # heads, each with an LM head of its own
         drafter = 0.0
-        held_heads = min(heads, 1 + len(self.drafter.deeper)) if self.drafter.deeper else heads if own else 1
-        for forward in [self.drafts.at(depth) for depth in range(held_heads)]:
+        levels = heads if self.drafter.parallel else min(heads, 1 + len(self.drafter.deeper))
+        for forward in [self.drafts.at(depth) for depth in range(levels)]:
             head = 0 if forward.head is None else forward.head[0] * forward.head[1]
             held = head if own or forward.head != self.forward.head else 0
             drafter += (forward.weights - head) * self.draft_bytes + held * self.draft_kernels.head_bytes

@@ -79,7 +79,6 @@ def test_a_plan_changes_its_trees_while_the_rate_is_looked_for(files):  # noqa: 
     assert plan["name"] == "plan"
     assert len(plan["trees"]) == len(plan["up"]) + 1 == 2
     assert plan["requests_s"]["value"] > plain["requests_s"]["value"]
-    assert done(*words(files, *asked)).stdout.count("requests_s") == 2
     again = json.loads(done(*words(files, *asked, "--seed", "0")).stdout)["ways"][0]
     assert again == plan
 

@@ -62,20 +62,7 @@ def results(tmp_path_factory):
     }
     words = ("--tree", "2", "--batch", "4", "--arrivals", "5", "--requests", "50", "--output", folder / "serving.json")
     told["serving"] = done("simulate", "--trace", medusa, *words)
-    words = (
-        "--tree",
-        "2",
-        "--batch",
-        "4",
-        "--capacity",
-        "0.9",
-        "--tpot-s",
-        "0.05",
-        "--requests",
-        "50",
-        "--replications",
-        "2",
-    )
+    words = ("--tree", "2", "--batch", "4", "--capacity", "0.9", "--tpot-s", "0.05", "--requests", "50")
     told["capacity"] = done("simulate", "--trace", medusa, *words, "--output", folder / "capacity.json")
     where = ("--target", shipped("models/stdlib-llama"), "--hardware", "h100", "--batch", "1,4")
     told["whatif"] = done("whatif", "--trace", medusa, *where, "--output", folder / "whatif.json")

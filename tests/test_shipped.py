@@ -90,7 +90,7 @@ def test_runs_of_one_machine_differ_by_what_profiles_allow_for():
     """What verification takes over a plain step, as each drafter's profile has it of the same target, in 90 minutes.
 
     All sizes of a batch size together; hours that lie between a profile and a run make more of it. Medusa's was
-    measured anew five hours after the others.
+    measured anew six hours after the others.
     """
     sizes, shifts = (4, 8, 16, 32, 64), []
     names = [name for name in traces.DRAFTERS if name != "medusa"]

@@ -356,17 +356,8 @@ def test_several_devices_share_a_target_that_one_cannot_hold(tmp_path, files):
     large = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B | large), "utf-8")
     asked = ["whatif", "--trace", files / "t.npz", "--target", tmp_path, "--hardware", "h100,4xH100", "--batch", "1"]
-    asked += [
-        "--max-nodes",
-        "9",
-        "--price",
-        "h100=2.5",
-        "--json",
-        "--plans",
-        tmp_path / "p",
-        "--profiles",
-        tmp_path / "s",
-    ]
+    asked += ["--max-nodes", "9", "--price", "h100=2.5", "--json"]
+    asked += ["--plans", tmp_path / "p", "--profiles", tmp_path / "s"]
     record = json.loads(done(*asked).stdout)
     one, four = record["cells"]
     assert (one["device"], one["fits"]) == ("H100 SXM", False)
@@ -410,6 +401,17 @@ def test_an_exchange_that_is_not_known_is_given(files):
     assert any("exchange: given by the user, 20 GB/s and 25 us" in condition for condition in record["conditions"])
     for hardware in ("l40s", "2xh100"):
         refused(run(*words(files, "--link", "20,25", hardware=hardware)), "--link means nothing here", code=2)
+
+
+def test_the_link_is_of_the_devices_that_were_measured_too(files, tmp_path):
+    there = roofline("l40s")
+    rest = there.verify([2, 20], batch=1, context=512).total_s
+    times = BatchTimes(1, there.plain_s(batch=1), ((1, 1e-3), (3, 2e-3)), ((2, rest[0]), (20, rest[1])))
+    save_profile(Profile((times,), (512, 512), 0.03, {"device": "2 x L40S"}), tmp_path / "p.json")
+    asked = ["--batch", "1", "--max-nodes", "9", "--profile", tmp_path / "p.json", "--measured-on", "2xl40s", "--json"]
+    linked = json.loads(done(*words(files, *asked, "--link", "20,25", hardware="2xh100")).stdout)
+    assert linked["cells"][0]["plain_s"] < times.plain_s
+    refused(run(*words(files, *asked, hardware="2xh100")), "--measured-on 2xl40s: L40S: how fast several exchange")
 
 
 def test_warnings_of_the_searches_are_told_once(files):

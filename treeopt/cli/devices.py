@@ -91,13 +91,13 @@ def settings_of(
         _warn_of_sizes(kind, drafts, shape, own=own)
     sizes = {name: device[name] for name in ("weight_bytes", "draft_bytes", "kv_bytes")}
 
-    def roofline(count: int, on: Any) -> "Roofline":
+    def roofline(count: int, on: Any, option: str = "--hardware") -> "Roofline":
         try:
             return Roofline(shape, drafts, on, like=like, devices=count, **sizes)
         except CostError as error:
             if count == 1:
                 raise
-            raise CostError(f"--hardware {count}x{on.name.split()[0].lower()}: {error}") from error
+            raise CostError(f"{option} {count}x{on.name.split()[0].lower()}: {error}") from error
 
     settings = []
     for count, on in devices:
@@ -105,7 +105,7 @@ def settings_of(
             model = roofline(count, on)
             cost = None
             if profile is not None:
-                cost = transfer(profile, measured_on=roofline(*there[0]), to=model, context=tokens)
+                cost = transfer(profile, measured_on=roofline(*there[0], "--measured-on"), to=model, context=tokens)
             settings.append(Setting.of(model, context=tokens, heads=heads, cost=cost))
     return settings
 
