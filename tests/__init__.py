@@ -1,1 +1,1 @@
-"""Tests of treeopt; a package, so that tests share `tests.strategies`."""
+"""Tests of treeopt; a package, so that tests share `tests.helpers.strategies`."""

@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import nn
 
+from executor.checkpoints.detect_layout import kind_of
 from executor.checkpoints.eagle import eagle_content, read_eagle
 from executor.checkpoints.eagle3 import eagle3_content, read_eagle3
-from executor.checkpoints.files import config_beside, opened
 from executor.checkpoints.hydra import hydra_content, read_hydra
-from executor.checkpoints.layouts import kind_of
 from executor.checkpoints.medusa import MEDUSA_FILE, medusa_content, read_medusa
 from executor.checkpoints.ngram import NGRAM_FILE, ngram_content, read_ngram
-from executor.checkpoints.stored import Stored, facts_of, some
-from executor.checkpoints.written import Written, write
-from executor.drafters.base import Drafter
+from executor.checkpoints.tensors.find_tensor_files import config_beside, opened
+from executor.checkpoints.tensors.lazy_tensors import Stored, facts_of, some
+from executor.checkpoints.tensors.write_tensors import Written, write
+from executor.drafters.drafter import Drafter
 from executor.drafters.eagle import Eagle
 from executor.drafters.eagle3 import Eagle3
 from executor.drafters.hydra import Hydra
@@ -24,9 +24,9 @@ from executor.drafters.language_model import LanguageModel
 from executor.drafters.medusa import MedusaHeads
 from executor.drafters.ngram import NGram
 from executor.drafters.prompt_lookup import PromptLookup
-from executor.loading import check_finite, dtype_name, load_target
-from executor.packing import pack_where_it_fits
-from executor.target import Target
+from executor.target.load_hf_model import check_finite, dtype_name, load_target
+from executor.target.packed_linears import pack_where_it_fits
+from executor.target.target_model import Target
 from treeopt.errors import ExecutorError, UsageError
 
 READERS: dict[str, Callable[[Stored, Target], nn.Module]] = {

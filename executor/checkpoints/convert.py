@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from executor.checkpoints import load_drafter, save_drafter
-from executor.checkpoints.files import opened
-from executor.drafters.base import Drafter
-from executor.loading import DTYPES, dtype_name, load_target, prepare
+from executor.checkpoints.tensors.find_tensor_files import opened
+from executor.drafters.drafter import Drafter
+from executor.target.load_hf_model import DTYPES, dtype_name, load_target, prepare
 from treeopt.errors import ExecutorError, TreeoptError
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from executor.checkpoints.layouts import plain
-from executor.checkpoints.llama import SCALED, config_of, fields, is_scaled
-from executor.checkpoints.modules import STORED_LAYER, filled, layer_name, named
-from executor.checkpoints.shared import embedding_of, is_embedding, is_head
-from executor.checkpoints.stored import Stored, some
-from executor.checkpoints.written import Written
+from executor.checkpoints.detect_layout import plain
+from executor.checkpoints.layer_config import SCALED, config_of, fields, is_scaled
+from executor.checkpoints.tensors.lazy_tensors import Stored, some
+from executor.checkpoints.tensors.parameter_names import STORED_LAYER, filled, layer_name, named
+from executor.checkpoints.tensors.target_copies import embedding_of, is_embedding, is_head
+from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.eagle import Eagle
-from executor.target import Target
+from executor.target.target_model import Target
 from treeopt.errors import ExecutorError, UsageError
 
 LAYOUTS = ("eagle",)

@@ -9,17 +9,17 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from executor.checkpoints.detect_layout import plain
 from executor.checkpoints.eagle import EMBEDDINGS, FREQUENCIES, HEAD, one_layer
-from executor.checkpoints.layouts import plain
-from executor.checkpoints.llama import SCALED, config_of, fields, is_scaled
-from executor.checkpoints.modules import LAYER, STORED_LAYER, filled, layer_name, named
-from executor.checkpoints.shared import head_of, is_embedding
-from executor.checkpoints.stored import Stored
-from executor.checkpoints.taps import INPUTS, OUTPUTS, counted, taps_of
-from executor.checkpoints.vocabulary import drafted_ids, vocabulary_tensors
-from executor.checkpoints.written import Written
+from executor.checkpoints.eagle3_layers import INPUTS, OUTPUTS, counted, taps_of
+from executor.checkpoints.eagle3_vocabulary import drafted_ids, vocabulary_tensors
+from executor.checkpoints.layer_config import SCALED, config_of, fields, is_scaled
+from executor.checkpoints.tensors.lazy_tensors import Stored
+from executor.checkpoints.tensors.parameter_names import LAYER, STORED_LAYER, filled, layer_name, named
+from executor.checkpoints.tensors.target_copies import head_of, is_embedding
+from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.eagle3 import Eagle3
-from executor.target import Target
+from executor.target.target_model import Target
 from treeopt.errors import ExecutorError, UsageError
 
 LAYOUTS = ("eagle3", "eagle3-specforge", "eagle3-vllm", "speculators-eagle3")

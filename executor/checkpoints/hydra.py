@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.checkpoints.layouts import plain_name
-from executor.checkpoints.llama import config_of, fields
-from executor.checkpoints.modules import filled, named
-from executor.checkpoints.stored import Entry, Stored, some
-from executor.checkpoints.written import Written
+from executor.checkpoints.detect_layout import plain_name
+from executor.checkpoints.layer_config import config_of, fields
+from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, some
+from executor.checkpoints.tensors.parameter_names import filled, named
+from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.hydra import Hydra
-from executor.target import Target
+from executor.target.target_model import Target
 from treeopt.errors import ExecutorError, UsageError
 
 LAYOUTS = ("hydra",)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from executor.checkpoints.layouts import unwrapped
-from executor.checkpoints.shared import head_of, is_head
-from executor.checkpoints.stored import Stored
-from executor.checkpoints.written import Written
+from executor.checkpoints.detect_layout import unwrapped
+from executor.checkpoints.tensors.lazy_tensors import Stored
+from executor.checkpoints.tensors.target_copies import head_of, is_head
+from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.medusa import MedusaHeads
-from executor.target import Target
+from executor.target.target_model import Target
 from treeopt.errors import ExecutorError, UsageError
 
 MEDUSA_FILE = "medusa_lm_head.safetensors"

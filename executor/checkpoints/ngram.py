@@ -1,9 +1,9 @@
 """N-gram counts on disk: `counts.k` and `grams.k` in ngram.safetensors, treeopt's own layout."""
 
-from executor.checkpoints.stored import Stored
-from executor.checkpoints.written import Written
+from executor.checkpoints.tensors.lazy_tensors import Stored
+from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.ngram import NGram
-from executor.target import Target
+from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
 
 NGRAM_FILE = "ngram.safetensors"

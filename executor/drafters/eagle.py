@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig
 
-from executor.drafters.layer import Attend, Layer, SelfAttention
-from executor.drafters.recurrent import Recurrent
-from executor.target import Target
+from executor.drafters.decoder_layer import Attend, Layer, SelfAttention
+from executor.drafters.feature_recurrence import Recurrent
+from executor.target.target_model import Target
 
 
 class Router(nn.Module):

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from executor.drafters.base import Forced
-from executor.drafters.layer import Attend, Layer, SelfAttention
-from executor.drafters.recurrent import Recurrent
-from executor.target import Target
+from executor.drafters.decoder_layer import Attend, Layer, SelfAttention
+from executor.drafters.drafter import Forced
+from executor.drafters.feature_recurrence import Recurrent
+from executor.target.target_model import Target
 
 
 class PairLayer(Layer):

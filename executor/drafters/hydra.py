@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from executor.drafters.base import Committed, Forced
-from executor.drafters.layer import Attend, Layer, LayerCache, Unrolled
-from executor.features import keep_last, picked, put_last
-from executor.target import Target
+from executor.drafters.decoder_layer import Attend, Layer, LayerCache, Unrolled
+from executor.drafters.drafter import Committed, Forced
+from executor.target.features import keep_last, picked, put_last
+from executor.target.target_model import Target
 
 
 class Prefix(Layer):

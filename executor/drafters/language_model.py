@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.cache import TreeCache
-from executor.drafters.base import Committed, Forced
-from executor.features import picked
-from executor.target import Target
-from executor.topology import below
-from treeopt.checks import MAX_DEPTH
+from executor.drafters.drafter import Committed, Forced
+from executor.target.features import picked
+from executor.target.kv_cache import TreeCache
+from executor.target.target_model import Target
+from executor.verification.tree_tensors import below
 from treeopt.errors import ExecutorError
+from treeopt.traces.trace_checks import MAX_DEPTH
 
 
 @dataclass

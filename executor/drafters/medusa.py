@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.drafters.base import Committed, Forced
-from executor.features import keep_last, picked, put_last
-from executor.target import Target
+from executor.drafters.drafter import Committed, Forced
+from executor.target.features import keep_last, picked, put_last
+from executor.target.target_model import Target
 
 
 @dataclass

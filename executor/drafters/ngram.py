@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from executor.drafters.base import Committed, Forced
-from executor.drafters.context import FALL, MISSING, continued, suffixes
-from executor.drafters.counts import MAX_ORDER, Grams, counts_of, order_of, refuse
-from executor.features import picked
-from executor.target import Target
-from treeopt.checks import MAX_DEPTH
+from executor.drafters.drafter import Committed, Forced
+from executor.drafters.last_tokens import FALL, MISSING, continued, suffixes
+from executor.drafters.token_counts import MAX_ORDER, Grams, counts_of, order_of, refuse
+from executor.target.features import picked
+from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
+from treeopt.traces.trace_checks import MAX_DEPTH
 
 
 @dataclass

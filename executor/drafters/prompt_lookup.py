@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.drafters.base import Committed, Forced
-from executor.drafters.context import FALL, continued, suffixes
-from executor.target import Target
-from treeopt.checks import MAX_DEPTH
+from executor.drafters.drafter import Committed, Forced
+from executor.drafters.last_tokens import FALL, continued, suffixes
+from executor.target.target_model import Target
 from treeopt.errors import UsageError
+from treeopt.traces.trace_checks import MAX_DEPTH
 
 LONGEST = 16  # further back float32 scores could not tell places apart
 # Roughly fitted to greedy text of the shipped target, 130 tokens a text: 8 has the best likelihood, and 16 costs 0.08

@@ -10,13 +10,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from executor.features import HEAD, Taps
-from executor.fingerprint import identity
-from executor.target import Outputs, Target
-from executor.train.data import Rows
+from executor.models.fingerprint import identity
+from executor.target.features import HEAD, Taps
+from executor.target.target_model import Outputs, Target
+from executor.train.text_files import Rows
 from treeopt.errors import ExecutorError, UsageError
-from treeopt.files import whole, why, write_text
-from treeopt.records import RecordError, get, parse
+from treeopt.storage.atomic_files import whole, why, write_text
+from treeopt.storage.json_records import RecordError, get, parse
 
 SCHEMA = "treeopt.features/1"
 WHOSE = "target.json"

@@ -17,21 +17,21 @@ from typing import Any
 from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase
 
-from executor.acceptance import Rule, make_rule
-from executor.conversations import messages_of, up_to_answer
-from executor.decode import Decoder
-from executor.fingerprint import identity
-from executor.loading import stop_tokens
-from executor.parallel import launched
-from executor.sampling import Warp, seeded
-from executor.target import Target
-from executor.train.data import Text
-from executor.train.rows import tokenizer_hash
+from executor.decoding.decoder import Decoder
+from executor.models.fingerprint import identity
+from executor.prompts.conversations import messages_of, up_to_answer
+from executor.target.load_hf_model import stop_tokens
+from executor.target.target_model import Target
+from executor.target.tensor_parallel import launched
+from executor.train.text_files import Text
+from executor.train.token_rows import tokenizer_hash
+from executor.verification.acceptance_rules import Rule, make_rule
+from executor.verification.warp import Warp, seeded
 from treeopt.errors import ExecutorError, UsageError
-from treeopt.files import write_text
-from treeopt.lines import appended, read_lines
-from treeopt.provenance import this_run
-from treeopt.records import RecordError, get
+from treeopt.storage.atomic_files import write_text
+from treeopt.storage.json_lines import appended, read_lines
+from treeopt.storage.json_records import RecordError, get
+from treeopt.storage.provenance import this_run
 
 SCHEMA = "treeopt.self-distill/2"
 CHUNKS = 4  # batches written together

@@ -10,11 +10,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from executor.train.data import Rows
-from executor.train.lesson import TOPS, DepthScore, Lesson
+from executor.train.loss_module import TOPS, DepthScore, Lesson
 from executor.train.recipes import Recipe
+from executor.train.text_files import Rows
 from treeopt.errors import ExecutorError
-from treeopt.files import whole
+from treeopt.storage.atomic_files import whole
 
 Report = Callable[[int, dict[str, Any]], None]
 

@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from executor.train.traces import DRAFTERS, place_of, target_of
-from simulate.predictions import draft_s
-from simulate.profile import load_profile
-from treeopt.estimate import paired_difference, ratio
-from treeopt.files import write_text
-from treeopt.plan import Plan
-from treeopt.provenance import this_run
-from treeopt.searchers.renewal import improve
-from treeopt.trace import Trace, load_trace
+from executor.train.shipped.make_traces import DRAFTERS, place_of, target_of
+from simulate.profiles.profile import load_profile
+from simulate.validation.predictions import draft_s
+from treeopt.plans.plan import Plan
+from treeopt.replay.static_tree import replay_tree
+from treeopt.searchers.static_trees.renewal import improve
+from treeopt.statistics.clustered_estimate import paired_difference, ratio
+from treeopt.storage.atomic_files import write_text
+from treeopt.storage.provenance import this_run
+from treeopt.traces.trace import Trace, load_trace
 from treeopt.tree import Tree
-from treeopt.walk import replay
 
 # What the papers claim: the first accepts more than the second; by tau of a chain, or at depth 3 and below.
 CLAIMS = (
@@ -62,7 +62,7 @@ def chain_of(trace: Trace) -> Tree:
 
 def acceptance(trace: Trace) -> dict[str, Any]:
     """Top-1 acceptance by depth and tau of a chain over all requests; of the best trees on requests held out."""
-    counts = replay(chain_of(trace), trace)
+    counts = replay_tree(chain_of(trace), trace)
     fit, held = trace.split(share=0.5, rng=np.random.default_rng(0))
     found: dict[str, Any] = {
         "requests": trace.requests,
@@ -72,7 +72,7 @@ def acceptance(trace: Trace) -> dict[str, Any]:
     }
     for size in SIZES:
         best = max((improve(fit, nodes=size, depth=d) for d in range(1, fit.depth + 1)), key=lambda r: r.counts.tau)
-        judged = replay(best.tree, held)
+        judged = replay_tree(best.tree, held)
         found[f"tau_tree_{size}"] = asdict(ratio(judged.committed, judged.steps)) | {"depth": best.tree.depth}
     return found
 
@@ -87,7 +87,7 @@ def claims(traces: Mapping[str, Trace]) -> list[dict[str, Any]]:
         if what == "tau":
             depth = min(CHAIN, *(t.depth for t in pair))  # the same chain for both
             what = f"tau of a chain of {depth}"
-            counts = [replay(Tree.chain(depth), t) for t in pair]
+            counts = [replay_tree(Tree.chain(depth), t) for t in pair]
             difference = paired_difference(*((c.committed, c.steps) for c in counts))
         else:
             what = f"top-1 at depths {LATER} to {CHAIN}"
@@ -111,10 +111,10 @@ class Settings:
 def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]]:
     """The chosen tree of each batch size: predicted from half of the trace and the profile, and as the loop ran it."""
     from executor.checkpoints import load_drafter
-    from executor.loading import load_target, load_tokenizer, prepare
-    from executor.prompts import read_prompts
-    from executor.validate import Requests, compare
-    from treeopt.optimize import search
+    from executor.prompts.prompt_files import read_prompts
+    from executor.target.load_hf_model import load_target, load_tokenizer, prepare
+    from executor.validation.compare_live import Requests, compare
+    from treeopt.planning.search_pipeline import search
 
     profile = load_profile(settings.data / "profiles" / f"{name}-cpu.json")
     prepare("cpu", threads=THREADS, tensor_parallel=False)

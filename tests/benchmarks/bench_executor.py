@@ -22,14 +22,14 @@ from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from executor.decode import Decoder
+from executor.decoding.decoder import Decoder
 from executor.drafters.language_model import LanguageModel
-from executor.fingerprint import device_name
-from executor.packing import pack_linears
-from executor.shaped import SHAPES, shape_config
-from executor.target import Target
-from treeopt.files import write_text
-from treeopt.provenance import this_run
+from executor.models.fingerprint import device_name
+from executor.models.random_weights import SHAPES, shape_config
+from executor.target.packed_linears import pack_linears
+from executor.target.target_model import Target
+from treeopt.storage.atomic_files import write_text
+from treeopt.storage.provenance import this_run
 from treeopt.tree import EMPTY, Tree
 
 PROMPT, NEW = 128, 64

@@ -14,20 +14,20 @@ from typing import Any
 
 import click
 
-from simulate.profile import Profile, load_profile
-from treeopt.cost import StepShape
-from treeopt.files import shipped, write_text
-from treeopt.judge import Judge
-from treeopt.objective import THROUGHPUT
-from treeopt.optimize import hold_out, search
-from treeopt.plan import Choice, Grown, Plan
+from simulate.profiles.profile import Profile, load_profile
+from treeopt.cost_model import StepShape
+from treeopt.planning.evaluator import Judge
+from treeopt.planning.search_pipeline import hold_out, search
+from treeopt.plans.plan import Choice, Grown, Plan
 from treeopt.policies import DynamicTree
-from treeopt.provenance import this_run
-from treeopt.published import EAGLE, published_trees
-from treeopt.searchers.pricing import Prices
-from treeopt.searchers.sweep import Bench
-from treeopt.trace import load_trace
+from treeopt.replay.objective import THROUGHPUT
+from treeopt.searchers.dynamic_trees.settings_grid import Bench
+from treeopt.searchers.dynamic_trees.step_prices import Prices
+from treeopt.storage.atomic_files import shipped, write_text
+from treeopt.storage.provenance import this_run
+from treeopt.traces.trace import load_trace
 from treeopt.tree import Tree
+from treeopt.tree_files.paper_trees import EAGLE, published_trees
 
 BATCHES = (1, 4, 16)
 DRAFTERS = ("medusa", "hydra", "eagle")
@@ -141,7 +141,11 @@ def main(drafters: tuple[str, ...], candidates: Path | None, output: Path | None
         rows += eagle2_defaults(candidates)
     click.echo(markdown(rows))
     if output:
-        record = {"schema": "treeopt.published-trees/1", "rows": rows, "meta": {**meta, "provenance": this_run()}}
+        record = {
+            "schema": "treeopt.published-trees/1",
+            "rows": rows,
+            "meta": {**meta, "provenance": this_run()},
+        }
         write_text(output, json.dumps(record, indent=1) + "\n")
 
 

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.strategies import with_lengths
-from treeopt.files import shipped, write_text
-from treeopt.objective import OBJECTIVES, Objective
-from treeopt.provenance import this_run
-from treeopt.replayer import Replayer
-from treeopt.searchers.best_first import count_prefixes
-from treeopt.searchers.renewal import improve
-from treeopt.trace import Trace, load_trace
+from tests.helpers.strategies import with_lengths
+from treeopt.replay.many_trees import Replayer
+from treeopt.replay.objective import OBJECTIVES, Objective
+from treeopt.replay.static_tree import StepCounts, replay_tree
+from treeopt.searchers.static_trees.best_first import count_prefixes
+from treeopt.searchers.static_trees.renewal import improve
+from treeopt.storage.atomic_files import shipped, write_text
+from treeopt.storage.provenance import this_run
+from treeopt.traces.trace import Trace, load_trace
 from treeopt.tree import Tree
-from treeopt.walk import StepCounts, replay
 
 SCHEMA = "treeopt.regret/1"
 INSTANCES = 100  # of each family
@@ -118,7 +118,7 @@ def regrets(trace: Trace, *, nodes: int) -> dict[str, dict[str, float]]:
         nodes -= 1
         trees = all_trees(pool, nodes)
     steps = Replayer(trace, pool).steps(trees)
-    average = replay(count_prefixes(trace, nodes=nodes, depth=trace.depth).tree(nodes, trace.depth), trace)
+    average = replay_tree(count_prefixes(trace, nodes=nodes, depth=trace.depth).tree(nodes, trace.depth), trace)
     found = {}
     for name, objective in OBJECTIVES.items():
         least = float((objective.prices(trace) @ steps.T).max(axis=0).min())

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.cost import CostParts, StepShape
+from treeopt.cost_model import CostParts, StepShape
 from treeopt.engines import PROFILES
-from treeopt.optimize import search
-from treeopt.replayer import Replayer
-from treeopt.searchers.best_first import count_prefixes, from_table
-from treeopt.searchers.renewal import improve
-from treeopt.shards import Shards, note, ranks_of
-from treeopt.trace import Trace
-from treeopt.walk import replay
+from treeopt.planning.search_pipeline import search
+from treeopt.replay.many_trees import Replayer
+from treeopt.replay.static_tree import replay_tree
+from treeopt.searchers.static_trees.best_first import count_prefixes, from_table
+from treeopt.searchers.static_trees.renewal import improve
+from treeopt.traces.resumable_shards import Shards, note, ranks_of
+from treeopt.traces.trace import Trace
 
 
 class Cost:
@@ -137,7 +137,7 @@ def bench_replay() -> str:
         ready_s, replayer = timed(lambda: Replayer(trace, frontier.tree(1024, 8)))  # noqa: B023
         peak = peak_mib()
         ours_s, found = timed(lambda: [replayer.replay(tree) for tree in trees])  # noqa: B023
-        plain_s, due = timed(lambda: [replay(tree, trace) for tree in trees])  # noqa: B023
+        plain_s, due = timed(lambda: [replay_tree(tree, trace) for tree in trees])  # noqa: B023
         apart = sum(int(np.abs(a.steps - b.steps).sum()) for a, b in zip(found, due, strict=True))
         lines.append(
             f"replay, 1 M anchors in requests of {length}, depth 8, trees of 8, 63 and 256 nodes:  "
@@ -157,7 +157,7 @@ def bench_improve() -> str:
         first = time.process_time()
         seconds, found = timed(lambda: improve(trace, nodes=63, depth=8), repeats=2)  # noqa: B023
         core_s = (time.process_time() - first) / 2
-        tau = replay(average, trace).tau
+        tau = replay_tree(average, trace).tau
         lines.append(
             f"improve, {anchors} anchors, 63 nodes, depth 8:  {seconds:.2f} s, {core_s:.2f} s of a core, peak "
             f"{peak_mib():.0f} MiB (before {before:.0f}); tau {found.counts.tau:.4f}, position-averaged {tau:.4f}"

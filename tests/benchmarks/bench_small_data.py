@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.files import shipped, write_text
-from treeopt.provenance import this_run
-from treeopt.searchers.best_first import Frontier, count_prefixes, from_table
-from treeopt.searchers.shrinkage import TRIED, fitted
-from treeopt.trace import Trace, load_trace
-from treeopt.walk import accepted_lengths
+from treeopt.replay.static_tree import accepted_lengths
+from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes, from_table
+from treeopt.searchers.static_trees.shrinkage import TRIED, fitted
+from treeopt.storage.atomic_files import shipped, write_text
+from treeopt.storage.provenance import this_run
+from treeopt.traces.trace import Trace, load_trace
 
 SIZES = (15, 63, 255)
 ANCHORS = (300, 1_000, 3_000, 10_000, 30_000)

@@ -29,29 +29,29 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from executor.blocks import block
 from executor.checkpoints import load_drafter
-from executor.decode import Decoder
+from executor.decoding.decoder import Decoder
 from executor.drafters.medusa import MedusaHeads
-from executor.loading import load_target, load_tokenizer
-from executor.measure import measure_profile
-from executor.prompts import read_prompts
-from executor.record import collect, device_name
-from executor.target import Target
-from executor.validate import Requests, compare, runs_of
-from simulate.agreement import comparison_record
-from simulate.profile import save_profile
-from simulate.shapes import Shape
-from simulate.whole import whole_runs
+from executor.profiling.measure_steps import measure_profile
+from executor.profiling.timed_block import block
+from executor.prompts.prompt_files import read_prompts
+from executor.recording.collect_trace import collect, device_name
+from executor.target.load_hf_model import load_target, load_tokenizer
+from executor.target.target_model import Target
+from executor.validation.compare_live import Requests, compare, runs_of
+from simulate.model_sizes.hf_config import Shape
+from simulate.profiles.profile import save_profile
+from simulate.validation.agreement import comparison_record
+from simulate.validation.end_to_end import whole_runs
 from tests.benchmarks.bench_executor import compare_ways, models, show
 from tests.benchmarks.gpu_drafters import trained_drafters
 from tests.benchmarks.gpu_replay import PLACES, TINY, Keep, replayed
-from treeopt.files import shipped, write_text
-from treeopt.optimize import hold_out, search
-from treeopt.provenance import this_run
-from treeopt.published import EAGLE, MEDUSA, published_trees
-from treeopt.trace import save_trace
+from treeopt.planning.search_pipeline import hold_out, search
+from treeopt.storage.atomic_files import shipped, write_text
+from treeopt.storage.provenance import this_run
+from treeopt.traces.trace import save_trace
 from treeopt.tree import EMPTY, Tree
+from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
 
 BEGINNING = 4  # steps of a run that are not looked at
 PROMPT, NEW = 360, 64  # tokens; with a tree and a step that is read late they end within 512, so that one graph does

@@ -14,17 +14,17 @@ import torch
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from executor.checkpoints import load_drafter
-from executor.loading import load_target
-from executor.record import collect
-from executor.train import corpus
-from executor.train.data import Rows
-from executor.train.fresh import begun
-from executor.train.job import Job, run
+from executor.recording.collect_trace import collect
+from executor.target.load_hf_model import load_target
+from executor.train.new_drafter import begun
 from executor.train.recipes import RECIPES
-from executor.train.shipped import SEED, train_target
+from executor.train.shipped import stdlib_corpus
+from executor.train.shipped.make_models import SEED, train_target
+from executor.train.text_files import Rows
+from executor.train.training_run import Job, run
 from tests.benchmarks.gpu_replay import Keep
-from treeopt.provenance import this_run
-from treeopt.trace import save_trace
+from treeopt.storage.provenance import this_run
+from treeopt.traces.trace import save_trace
 
 RECIPE_NAMES = ("medusa1", "hydra++", "eagle")
 LENGTH = 512
@@ -38,19 +38,19 @@ def trained_drafters(device: str, output: Path, keep: Keep, *, tiny: bool) -> di
 
     `keep` is given what is found so far after each drafter.
     """
-    sources = corpus.standard_library()
+    sources = stdlib_corpus.standard_library()
     if tiny:
         sources = sources[:40]
     else:
         packages = Path(torch.__file__).parent.parent
-        others = [replace(s, name=f"packages/{s.name}") for s in corpus.standard_library(packages)]
+        others = [replace(s, name=f"packages/{s.name}") for s in stdlib_corpus.standard_library(packages)]
         sources += _drawn(others, CHARACTERS)
-    tokenizer = corpus.train_tokenizer(sources, vocabulary=512 if tiny else 16384)
-    train = corpus.pack(tokenizer, [s for s in sources if not s.held_out], length=LENGTH)
-    held_out = corpus.pack(tokenizer, [s for s in sources if s.held_out], length=LENGTH)
+    tokenizer = stdlib_corpus.train_tokenizer(sources, vocabulary=512 if tiny else 16384)
+    train = stdlib_corpus.pack(tokenizer, [s for s in sources if not s.held_out], length=LENGTH)
+    held_out = stdlib_corpus.pack(tokenizer, [s for s in sources if s.held_out], length=LENGTH)
     folder = output / "target"
     folder.mkdir(parents=True, exist_ok=True)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=corpus.END).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=stdlib_corpus.END).save_pretrained(folder)
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         max_position_embeddings=2048,
@@ -59,13 +59,17 @@ def trained_drafters(device: str, output: Path, keep: Keep, *, tiny: bool) -> di
         eos_token_id=0,
         **(TINY if tiny else LARGE),
     )
-    meta = {**this_run(), "corpus": "Python source files of the machine", "corpus_sha256": corpus.fingerprint(sources)}
+    meta = {
+        **this_run(),
+        "corpus": "Python source files of the machine",
+        "corpus_sha256": stdlib_corpus.fingerprint(sources),
+    }
     started = time.perf_counter()
     train_target(folder, config, train, held_out, steps=4 if tiny else 2000, meta=meta, learning_rate=1e-3)
     found: dict[str, Any] = {"files": len(sources), "tokens": int(train.size)}
     found["target_s"] = round(time.perf_counter() - started, 1)
     target = load_target(folder, dtype="bfloat16", device=device)
-    drawn = corpus.prompts(tokenizer, sources, count=12 if tiny else 1000, shortest=32, longest=128, seed=SEED)
+    drawn = stdlib_corpus.prompts(tokenizer, sources, count=12 if tiny else 1000, shortest=32, longest=128, seed=SEED)
     tokens = [tokenizer.encode(p.text).ids for p in drawn]
     written: dict[int, list[list[int]]] = {}
     for name in RECIPE_NAMES:
@@ -105,7 +109,7 @@ def trained_drafters(device: str, output: Path, keep: Keep, *, tiny: bool) -> di
     return found
 
 
-def _drawn(sources: list[corpus.Source], characters: int) -> list[corpus.Source]:
+def _drawn(sources: list[stdlib_corpus.Source], characters: int) -> list[stdlib_corpus.Source]:
     """Some of them, in random order, up to so many characters."""
     order = np.random.default_rng(SEED).permutation(len(sources))
     sizes = np.cumsum([len(sources[i].text) for i in order])

@@ -11,27 +11,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from executor.blocks import WARM_UP, block, keeping
-from executor.decode import Decoder
-from executor.drafters.base import Drafter
-from executor.fingerprint import identity
-from executor.imposed import Imposed
-from executor.measure import measure_profile
-from executor.shaped import random_drafter, random_target
-from executor.target import Target
-from executor.validate import Requests, compare
-from simulate.agreement import Comparison, comparison_record
-from simulate.predictions import Predictions, save_predictions
-from simulate.profile import Profile, save_profile
-from treeopt.cost import StepShape
-from treeopt.estimate import Estimate, ratio
-from treeopt.files import shipped
-from treeopt.plan import Choice, Plan, PlanEntry, Proof
-from treeopt.provenance import this_run
-from treeopt.sized import USUAL, sized_trees
-from treeopt.trace import Trace, load_trace
+from executor.decoding.decoder import Decoder
+from executor.drafters.drafter import Drafter
+from executor.models.fingerprint import identity
+from executor.models.random_weights import random_drafter, random_target
+from executor.profiling.measure_steps import measure_profile
+from executor.profiling.timed_block import WARM_UP, block, keeping
+from executor.target.target_model import Target
+from executor.validation.compare_live import Requests, compare
+from executor.verification.replayed_acceptance import Imposed
+from simulate.profiles.profile import Profile, save_profile
+from simulate.validation.agreement import Comparison, comparison_record
+from simulate.validation.predictions import Predictions, save_predictions
+from treeopt.cost_model import StepShape
+from treeopt.planning.trees_of_size import USUAL, sized_trees
+from treeopt.plans.plan import Choice, Plan, PlanEntry, Proof
+from treeopt.replay.static_tree import replay_tree
+from treeopt.statistics.clustered_estimate import Estimate, ratio
+from treeopt.storage.atomic_files import shipped
+from treeopt.storage.provenance import this_run
+from treeopt.traces.trace import Trace, load_trace
 from treeopt.tree import Tree
-from treeopt.walk import replay
 
 # Batch sizes by context: 512, 4k and 16k less what steps add, so that no block passes into another bucket of the cache.
 PLACES = {400: (1, 4, 16, 64), 3984: (1, 4, 16), 16272: (1, 4)}
@@ -80,7 +80,7 @@ def _plan(trees: dict[str, Tree], part: Trace, profile: Profile, batch: int) -> 
     """Each tree's tau on the requests that will be replayed, with the profile's step times."""
     plain_s, choices = profile.plain_s(batch=batch), []
     for name, tree in trees.items():
-        counts = replay(tree, part)
+        counts = replay_tree(tree, part)
         shape = StepShape.of(tree, batch=batch, committed=counts.tau)
         step_s, tau = float(profile.step_s([shape])[0]), ratio(counts.committed, counts.steps)
         known = Estimate(tau.value, tau.value, tau.value)

@@ -12,19 +12,19 @@ from treeopt.errors import TreeoptError
 
 # Name of a command -> module that holds it, as an attribute of the same name.
 COMMANDS = {
-    "search": "treeopt.cli.search",
-    "decode": "treeopt.cli.decode",
-    "export": "treeopt.cli.export",
-    "trace": "treeopt.cli.trace",
-    "profile": "treeopt.cli.profile",
-    "times": "treeopt.cli.times",
-    "simulate": "treeopt.cli.simulate",
-    "whatif": "treeopt.cli.whatif",
-    "compare": "treeopt.cli.compare",
-    "validate": "treeopt.cli.validate",
-    "train": "treeopt.cli.train",
-    "report": "treeopt.cli.report",
-    "doctor": "treeopt.cli.doctor",
+    "search": "treeopt.cli.commands.search",
+    "decode": "treeopt.cli.commands.decode",
+    "export": "treeopt.cli.commands.export",
+    "trace": "treeopt.cli.commands.trace",
+    "profile": "treeopt.cli.commands.profile",
+    "times": "treeopt.cli.commands.times",
+    "simulate": "treeopt.cli.commands.simulate",
+    "whatif": "treeopt.cli.commands.whatif",
+    "compare": "treeopt.cli.commands.compare",
+    "validate": "treeopt.cli.commands.validate",
+    "train": "treeopt.cli.commands.train",
+    "report": "treeopt.cli.commands.report",
+    "doctor": "treeopt.cli.commands.doctor",
 }
 # Packages that only some commands need -> the extra that brings them.
 EXTRAS = {
@@ -77,7 +77,7 @@ class Commands(click.Group):
 
 def leave_group() -> None:
     """Leave the group of processes that this command may have run in."""
-    if (parallel := sys.modules.get("executor.parallel")) is not None:
+    if (parallel := sys.modules.get("executor.target.tensor_parallel")) is not None:
         parallel.leave()
 
 

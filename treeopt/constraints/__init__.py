@@ -1,7 +1,9 @@
 """Rules that engines put on trees, each with its source; which engine has which, the engine's file says."""
 
-from treeopt.constraints.base import Constraint, Limits, broken, hereditary, joined
-from treeopt.constraints.counts import (
+from treeopt.constraints.constraint import Constraint, Limits, broken, hereditary, joined
+from treeopt.constraints.rank_rules import ContiguousRanks, ExpandPrefix, RanksBelow, RootRanksContiguous
+from treeopt.constraints.shape_rules import ChainOnly, FullTree, UniformBranching
+from treeopt.constraints.size_rules import (
     ChildrenAtMost,
     DepthAtLeast,
     DepthAtMost,
@@ -12,8 +14,6 @@ from treeopt.constraints.counts import (
     branching,
     pool,
 )
-from treeopt.constraints.families import ChainOnly, FullTree, UniformBranching
-from treeopt.constraints.ranks import ContiguousRanks, ExpandPrefix, RanksBelow, RootRanksContiguous
 
 __all__ = [
     "ChainOnly",

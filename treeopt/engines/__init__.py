@@ -1,23 +1,17 @@
-"""Engines that a plan can be handed to, and the rules of these and of others, by name; one project a file."""
+"""Engines: hand a plan to one, and know which trees each of 17 can run.
+
+* `export`: what every exporter returns and checks.
+* `medusa`, `sglang`, `vllm`: exporters, each with its engine's rules.
+* `engine_rules`: rules of the engines without an exporter: Hydra, EAGLE-1, Sequoia, UMbreLLa, SpecInfer, TensorRT-LLM,
+  MLC-LLM, llama.cpp, LMDeploy, TGI, transformers.
+* `imposed_acceptance`: acceptance rates that vLLM and SGLang can be told to reproduce.
+"""
 
 from collections.abc import Callable, Mapping
 
-from treeopt.engines import (
-    eagle,
-    hydra,
-    llama_cpp,
-    lmdeploy,
-    medusa,
-    mlc,
-    sequoia,
-    sglang,
-    specinfer,
-    tensorrt_llm,
-    tgi,
-    transformers,
-    vllm,
-)
-from treeopt.engines.base import EngineProfile, Export
+from treeopt.engines import medusa, sglang, vllm
+from treeopt.engines.engine_rules import ENGINE_RULES
+from treeopt.engines.export import EngineProfile, Export
 
 ENGINES: Mapping[str, Callable[..., Export]] = {
     "medusa": medusa.export,
@@ -25,23 +19,11 @@ ENGINES: Mapping[str, Callable[..., Export]] = {
     "vllm": vllm.export,
 }
 
+# Engine name, as `--engine` takes it -> its rules. A drafter with n heads also drafts no deeper than n.
 PROFILES: Mapping[str, EngineProfile] = {
-    "treeopt": EngineProfile("treeopt's own loop", ()),
+    **ENGINE_RULES,
     "medusa": EngineProfile(medusa.ENGINE, medusa.constraints(heads=None)),
-    "hydra": EngineProfile(hydra.ENGINE, hydra.CONSTRAINTS),
-    "eagle-1": EngineProfile(eagle.ENGINE, eagle.CONSTRAINTS),
-    "sequoia": EngineProfile(sequoia.SEQUOIA, sequoia.CONSTRAINTS),
-    "umbrella": EngineProfile(sequoia.UMBRELLA, sequoia.CONSTRAINTS),
-    "specinfer": EngineProfile(specinfer.ENGINE, specinfer.CONSTRAINTS),
-    "tensorrt-llm-medusa": EngineProfile(tensorrt_llm.MEDUSA, tensorrt_llm.MEDUSA_CONSTRAINTS),
-    "tensorrt-llm-eagle": EngineProfile(tensorrt_llm.EAGLE, tensorrt_llm.EAGLE_CONSTRAINTS),
     "vllm-0.20": EngineProfile(vllm.ENGINE_WITH_TREES, vllm.TREES),
     "vllm": EngineProfile(vllm.ENGINE, vllm.CONSTRAINTS),
     "sglang": EngineProfile(sglang.ENGINE, sglang.CHAINS),
-    "mlc": EngineProfile(mlc.ENGINE, mlc.CONSTRAINTS),
-    "llama.cpp": EngineProfile(llama_cpp.ENGINE, llama_cpp.CONSTRAINTS),
-    "lmdeploy": EngineProfile(lmdeploy.ENGINE, lmdeploy.CONSTRAINTS),
-    "tgi": EngineProfile(tgi.ENGINE, tgi.CONSTRAINTS),
-    "transformers": EngineProfile(transformers.ENGINE, transformers.CONSTRAINTS),
 }
-"""What each engine can run of static trees. A drafter of n heads also drafts no deeper than n."""

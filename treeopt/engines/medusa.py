@@ -8,7 +8,7 @@ Rank r at depth d becomes candidate r + 10 * (d - 1) + 1 of the heads' concatena
 import json
 
 from treeopt.constraints import Constraint, DepthAtMost, RanksBelow
-from treeopt.engines.base import (
+from treeopt.engines.export import (
     Export,
     Nearest,
     drafter_notes,
@@ -18,8 +18,8 @@ from treeopt.engines.base import (
     refuse_plain,
 )
 from treeopt.errors import UsageError
-from treeopt.plan import Plan
-from treeopt.provenance import look
+from treeopt.plans.plan import Plan
+from treeopt.storage.provenance import look
 
 ENGINE = "Medusa e2a5d20"
 KINDS = frozenset({"medusa"})

@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from treeopt.constraints import ChainOnly, FitsPool, branching, broken
-from treeopt.engines.base import (
+from treeopt.engines.export import (
     Export,
     Fit,
     Nearest,
@@ -30,11 +30,11 @@ from treeopt.engines.base import (
     refuse_plain,
     tiers,
 )
-from treeopt.engines.imposed import imposed_notes, kept_rates
+from treeopt.engines.imposed_acceptance import imposed_notes, kept_rates
 from treeopt.errors import EngineError
-from treeopt.plan import Plan, PlanEntry
+from treeopt.plans.plan import Plan, PlanEntry
 from treeopt.policies import DynamicTree
-from treeopt.trace import Trace
+from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 ENGINE = "SGLang 0.5.23"

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from treeopt.constraints import ChainOnly, UniformBranching
-from treeopt.engines.base import (
+from treeopt.engines.export import (
     Export,
     Fit,
     Nearest,
@@ -30,10 +30,10 @@ from treeopt.engines.base import (
     refuse_plain,
     tiers,
 )
-from treeopt.engines.imposed import imposed_notes, kept_rates
+from treeopt.engines.imposed_acceptance import imposed_notes, kept_rates
 from treeopt.errors import EngineError, UsageError
-from treeopt.plan import Plan
-from treeopt.trace import Trace
+from treeopt.plans.plan import Plan
+from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 ENGINE = "vLLM 0.33.0"

@@ -6,11 +6,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.curve import Curve
-from treeopt.drafting import Drafting
 from treeopt.errors import TreeError
-from treeopt.policies.base import Chosen, among_best, check_reach, leading
-from treeopt.shortlist import Calibration, Shortlists
+from treeopt.policies.beam import Drafting
+from treeopt.policies.policy import Chosen, among_best, check_reach, leading
+from treeopt.policies.reranking import Calibration, Shortlists
+from treeopt.statistics.isotonic_regression import Curve
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class CostAware:
     bad marginal in the way stops nothing. Whether another level is drafted is a problem of optimal stopping, solved
     backwards by regression as Longstaff and Schwartz (2001) do: the advantage of going on, in tokens, is a rising
     curve in the probability that the text runs through a node that would be expanded. A batch goes on when the mean
-    of its rows' advantages is not negative. `treeopt.searchers.cost_aware` fits it.
+    of its rows' advantages is not negative. `treeopt.searchers.dynamic_trees.cost_aware_fit` fits it.
 
     Attributes:
         nodes: drafted nodes of a sequence that are verified, at most.

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treeopt.drafting import Drafting
 from treeopt.errors import TreeError
-from treeopt.policies.base import Chosen, check_reach, leading
-from treeopt.shortlist import Shortlists
+from treeopt.policies.beam import Drafting
+from treeopt.policies.policy import Chosen, check_reach, leading
+from treeopt.policies.reranking import Shortlists
 
 
 @dataclass(frozen=True)

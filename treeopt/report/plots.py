@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treeopt.plan import Plan
-from treeopt.searchers.best_first import count_prefixes
-from treeopt.trace import Trace
-from treeopt.walk import replay
+from treeopt.plans.plan import Plan
+from treeopt.replay.static_tree import replay_tree
+from treeopt.searchers.static_trees.best_first import count_prefixes
+from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ def draw_tau(ax: "Axes", trace: Trace, *, sizes: Sequence[int] = (1, 2, 4, 8, 16
     frontier = count_prefixes(trace, nodes=max(sizes), depth=trace.depth)
     averaged = frontier.tokens(trace.depth)
     reached = [size for size in sizes if size < len(averaged)]
-    replayed = [replay(frontier.tree(size, trace.depth), trace).tau for size in reached]
+    replayed = [replay_tree(frontier.tree(size, trace.depth), trace).tau for size in reached]
     ax.plot(reached, [averaged[size] for size in reached], marker="o", label="averaged over all positions")
     ax.plot(reached, replayed, marker="o", label="replayed: positions a decoder visits")
     ax.set_xscale("log", base=2)

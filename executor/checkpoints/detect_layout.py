@@ -1,0 +1,87 @@
+"""Which drafter a checkpoint holds, by the names and shapes of its tensors; the spellings of projects made one."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
+
+PREFIXES = ("module.", "model.", "medusa_heads.")
+LAYERS = ("midlayer.", "transformer.")  # of which there is one
+_COUNTS = re.compile(r"(counts|grams)\.\d+")
+_MEDUSA = re.compile(r"medusa_head\.|\d+\.\d+\.linear\.|blocks\.\d+\.layers\.\d+\.")
+_HYDRA = re.compile(r"hydra_mlp\.|hydra_lm_head\.|prefix_embeding_layer\.")
+_LAYER = re.compile(r"layers\.\d+\.")
+
+
+def unwrapped(name: str) -> str:
+    """A tensor's name without what wrappers put in front of it.
+
+    >>> unwrapped("module.model.fc.weight")
+    'fc.weight'
+    """
+    while name.startswith(PREFIXES):
+        name = name.split(".", 1)[1]
+    return name
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name without what wrappers put in front of it, in the spelling that the readers here use.
+
+    >>> plain_name("module.model.midlayer.mlp.up_proj.weight")
+    'layers.0.mlp.up_proj.weight'
+    >>> plain_name("draft_id_to_target_id")
+    'd2t'
+    """
+    name = unwrapped(name)
+    if name.startswith(LAYERS):
+        return "layers.0." + name.split(".", 1)[1]
+    return {"draft_id_to_target_id": "d2t"}.get(name, name.replace("fusion_fc.", "fc.", 1))
+
+
+def plain(stored: Stored) -> Stored:
+    """The same under plain names.
+
+    Raises:
+        ExecutorError: two tensors come to have one name.
+    """
+    found = stored.renamed(plain_name)
+    layer = next((layer for layer in LAYERS if any(layer in name for name in stored.entries)), "layers.0.")
+    return replace(found, spelt=lambda name: name.replace("layers.0.", layer, 1))
+
+
+def kind_of(stored: Stored) -> str | None:
+    """The family of layouts: ngram, medusa, hydra, eagle or eagle3; None for none of them.
+
+    What a configuration says is not looked at: EAGLE's calls itself the target's own class.
+    """
+    names = [name.removeprefix("module.") for name in stored.entries]
+    plainly = {plain_name(name): entry for name, entry in stored.entries.items()}
+    if any(map(_COUNTS.fullmatch, names)):
+        return "ngram"
+    if any(_MEDUSA.match(name) for name in [*names, *plainly]):
+        return "medusa"
+    if any(map(_HYDRA.match, plainly)):
+        return "hydra"
+    if plainly.keys() & {"d2t", "t2d", "layers.0.hidden_norm.weight"} or _reads_twice(plainly):
+        return "eagle3"
+    if any(name.startswith(("fc.", "router.")) for name in plainly) and any(map(_LAYER.match, plainly)):
+        return "eagle"
+    return _named(stored)
+
+
+def _reads_twice(names: Mapping[str, Entry]) -> bool:
+    """Whether the queries are made of an embedding and a feature side by side, as EAGLE-3's are."""
+    query = names.get("layers.0.self_attn.q_proj.weight")
+    output = names.get("layers.0.self_attn.o_proj.weight")
+    if query is None or output is None or len(query.shape) != 2 or len(output.shape) != 2:
+        return False
+    return query.shape[1] == 2 * output.shape[0]
+
+
+def _named(stored: Stored) -> str | None:
+    """The family that the file's own name states; whoever reads it says what is wrong with the tensors."""
+    for word in ("ngram", "medusa", "hydra"):
+        if stored.path.name.startswith((f"{word}.", f"{word}_")):
+            return word
+    return None

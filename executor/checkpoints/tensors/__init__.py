@@ -1,0 +1,1 @@
+"""Tensor files, independent of the drafter that they hold."""

@@ -1,0 +1,56 @@
+"""What a drafter's checkpoint is to hold, and how it comes to disk: plain tensors and a config.json."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from executor.target.load_hf_model import DTYPES
+from treeopt.errors import ExecutorError
+from treeopt.storage.atomic_files import whole, write_text
+
+
+@dataclass(frozen=True)
+class Written:
+    """One checkpoint: its file, its tensors under the layout's names, and what the layout's config.json says.
+
+    Attributes:
+        facts: what config.json says under `treeopt_drafter`, beside what the caller adds.
+    """
+
+    file: str
+    tensors: dict[str, Tensor]
+    config: dict[str, Any]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def write(folder: Path, content: Written, *, dtype: str, meta: dict[str, Any]) -> None:
+    """Write both files into `folder`; floating-point tensors as `dtype`, none sharing memory with another.
+
+    `meta` is written beside the facts; of what both say, the facts count.
+
+    Raises:
+        ExecutorError: no such type, or values that are not finite in it; nothing is written.
+    """
+    if dtype not in DTYPES:
+        raise ExecutorError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
+    stored = {}
+    for name, tensor in content.tensors.items():
+        number = DTYPES[dtype] if tensor.is_floating_point() else tensor.dtype
+        stored[name] = tensor.detach().to("cpu", number).clone(memory_format=torch.contiguous_format)
+        if tensor.is_floating_point() and not bool(torch.isfinite(stored[name]).all()):
+            raise ExecutorError(f"{folder / content.file}: {name} holds values that are not finite in {dtype}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole(folder / content.file) as temporary:
+        if content.file.endswith(".safetensors"):
+            save_file(stored, temporary, {"format": "pt"})
+        else:
+            torch.save(stored, temporary)
+    config = content.config | {"treeopt_drafter": content.facts | meta | content.facts}
+    if "torch_dtype" in config:
+        config["torch_dtype"] = dtype
+    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")

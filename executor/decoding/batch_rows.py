@@ -1,0 +1,133 @@
+"""The sequences of a batch on the device: where each one stands, and the step that moves them all.
+
+Nothing here asks the device for a value, unless the growth does: the host reads `outcome` when it likes.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from executor.decoding.tree_growth import Growth
+from executor.device.upload import uploaded
+from executor.drafters.drafter import Committed, Drafter
+from executor.target.target_model import Target
+from executor.verification.acceptance_rules import Rule
+from executor.verification.replayed_acceptance import Imposed
+from executor.verification.tree_tensors import Draft
+
+Tokens = Sequence[int]
+
+
+class Rows:
+    """`batch` sequences, each with its cache row; all tensors are changed in place.
+
+    Attributes:
+        lengths: int64 (batch,), tokens in the cache.
+        root: int64 (batch,), the last committed token, not in the cache yet; any for rows without a request.
+        idle: bool (batch,), rows without a request: they are computed, and stay where they are.
+        outcome: int64 (batch, depth + 3), of the last step: drafted tokens kept; place in the order of feeding of the
+            deepest node kept, -1 if it was never fed; tokens committed, in their order.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        growth: Growth,
+        rule: Rule,
+        batch: int,
+        length: int,
+        capacity: int,
+    ) -> None:
+        """Idle rows; the target's cache is taken.
+
+        Args:
+            target: the model that verifies.
+            drafter: what proposes; None only where the growth has no levels.
+            growth: how trees come about.
+            rule: of verification.
+            batch: rows.
+            length: positions that a sequence may reach.
+            capacity: entries of each row's cache.
+        """
+        # First the drafter, which may refuse: the target's cache is then left to whoever has it.
+        self.state = drafter.begin(target, batch, growth.depth, length, capacity) if drafter is not None else None
+        target.allocate(batch, capacity)
+        device, steps = target.device, growth.depth + 1
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.long, device=device)
+
+        self.target, self.drafter, self.growth, self.rule, self.batch = target, drafter, growth, rule, batch
+        self.imposed = rule if isinstance(rule, Imposed) else None
+        if self.imposed is not None:
+            self.imposed.begin(batch, device)
+        self.lengths, self.root, self.idle = zeros(batch), zeros(batch), zeros(batch) == 0
+        self.outcome = zeros(batch, steps + 2)
+        self.taps = None if drafter is None else drafter.taps
+        features = torch.zeros(batch, steps, target.feature_width(self.taps), dtype=target.dtype, device=device)
+        fed = zeros(batch, steps)
+        self.committed = Committed(zeros(batch, steps), features, fed, zeros(batch), growth.fed_in_place)
+        self._committed = [self.committed.first(moved) for moved in range(1, steps)] + [self.committed]
+
+    def leave(self, rows: Mapping[int, int]) -> None:
+        """These rows have no request any more, and stay at these lengths."""
+        for row, length in rows.items():  # filled, not assigned: on CUDA a number from the host is copied, which waits
+            self.idle[row : row + 1].fill_(True)
+            self.lengths[row : row + 1].fill_(length)
+
+    @torch.no_grad()
+    def admit(self, rows: Sequence[int], prompts: Sequence[Tokens], requests: Sequence[int] = ()) -> None:
+        """Requests begin in these rows: all tokens but the last go into the caches, the last is the root.
+
+        `requests`, their numbers, matter only where acceptance is imposed.
+        """
+        device, longest = self.root.device, max(map(len, prompts))
+        place = uploaded(list(rows), device)
+        if self.imposed is not None:
+            self.imposed.admit(place, list(requests))
+        features = self.target.prefill(rows, [prompt[:-1] for prompt in prompts], taps=self.taps)
+        lengths = uploaded([len(prompt) for prompt in prompts], device)
+        self.lengths[place] = lengths - 1
+        self.root[place] = uploaded([prompt[-1] for prompt in prompts], device)
+        self.idle.index_fill_(0, place, False)
+        self.committed.counts.index_fill_(0, place, 0)
+        if self.drafter is not None:
+            padded = uploaded([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device)
+            self.drafter.admit(
+                self.state, place, padded, torch.nn.utils.rnn.pad_sequence(features, batch_first=True), lengths
+            )
+
+    @torch.no_grad()
+    def draft(self, *, view: int, steps: int, all_fed: bool) -> Draft:
+        """Propose the next trees.
+
+        Args:
+            view: no sequence, the step's entries included, is longer.
+            steps: no sequence committed more tokens in the last step.
+            all_fed: see `Drafter.extend`.
+        """
+        if self.drafter is not None:
+            self.drafter.extend(self.state, self._committed[steps - 1], view=view, all_fed=all_fed)
+        return self.growth.draft(self.drafter, self.state, self.root, self.rule, idle=self.idle)
+
+    @torch.no_grad()
+    def verify(self, draft: Draft, *, view: int) -> None:
+        """One forward of the target; accept, and move the cache, the lengths and the roots on."""
+        tree, last = draft.topology, self.committed
+        outputs = self.target.verify(draft.tokens, self.lengths, tree.depth, tree.ancestors, view, taps=self.taps)
+        accepted = self.rule.accept(outputs.logits, draft)
+        assert self.target.cache is not None
+        if not self.growth.in_place:
+            self.target.cache.compact(self.lengths, accepted.path)
+        if self.drafter is not None:
+            torch.gather(draft.fed.expand(self.batch, -1), 1, accepted.path, out=last.fed)
+        if self.taps is not None:
+            path = accepted.path[:, :, None].expand(-1, -1, outputs.features.shape[2])
+            torch.gather(outputs.features, 1, path, out=last.features)
+        torch.add(accepted.count, 1, out=last.counts).masked_fill_(self.idle, 0)
+        last.tokens.copy_(accepted.emitted)
+        self.lengths.add_(last.counts)
+        self.root.copy_(accepted.emitted[:, -1])
+        torch.cat([accepted.count[:, None], last.fed[:, -1:], accepted.emitted], 1, out=self.outcome)

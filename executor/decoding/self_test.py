@@ -1,0 +1,115 @@
+"""A trial of the loop on a device: a small model of random weights must write what it writes without drafts.
+
+It takes seconds and no files. The drafter is the target with noise on its weights, so that drafts are kept in part.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from executor.decoding.decoder import Decoder
+from executor.decoding.greedy_audit import Audit, audit_text
+from executor.device.free_memory import free_bytes
+from executor.drafters.language_model import LanguageModel
+from executor.models.fingerprint import device_name
+from executor.models.random_weights import random_target
+from executor.target.load_hf_model import DTYPES
+from executor.target.packed_linears import multiplies_bf16
+from executor.target.target_model import Target
+from treeopt.tree import Tree
+
+NOISE = 0.05  # on the drafter's weights, in their standard deviations
+SPREAD = 0.35  # of the weights: logits far enough apart that rounding does not decide
+LEAST = 1.5  # tokens a step: where few drafts are kept, nothing is tried
+PROMPTS = ([5, 17, 3, 99, 41, 7], [8], [200, 11, 12, 13, 14, 15, 16, 17, 18], [64, 64, 2])
+NEW_TOKENS = 24
+TREE = Tree.from_paths([(0, 0, 0), (0, 1), (1, 0), (2,)])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was tried and how it went.
+
+    Attributes:
+        name: what must be so.
+        holds: whether it is.
+        told: figures, or what went wrong.
+    """
+
+    name: str
+    holds: bool
+    told: str
+
+
+def facts(device: str) -> dict[str, Any]:
+    """The device's name, free memory and arithmetic, and CUDA's version and capability; JSON values."""
+    here = torch.device(device)
+    found = {
+        "name": device_name(here),
+        "free_bytes": free_bytes(here),
+        "bf16_products": multiplies_bf16(here),
+    }
+    if here.type != "cuda":
+        return found
+    return found | {"cuda": torch.version.cuda, "capability": list(torch.cuda.get_device_capability(here))}
+
+
+def trials(device: str) -> Iterator[Trial]:
+    """Greedy texts with drafts: in fp32 against Hugging Face's `generate`, in half precision audited.
+
+    On CUDA also from graphs. Whatever goes wrong is told as a trial that does not hold.
+    """
+    cuda = torch.device(device).type == "cuda"
+    yield _trial("fp32: the loop writes what generate does", partial(_equal, device))
+    if cuda:
+        yield _trial("fp32: CUDA graphs write what generate does", partial(_equal, device, graphs=True))
+    for dtype in ("bfloat16", "float16") if cuda else ("bfloat16",):
+        yield _trial(f"{dtype}: tokens are the argmax but for rounding", partial(_audited, device, dtype=dtype))
+
+
+def _trial(name: str, tried: Callable[[], tuple[bool, str]]) -> Trial:
+    try:
+        return Trial(name, *tried())
+    except Exception as error:  # noqa: BLE001 - a driver's, a kernel's, a compiler's: told, and the rest goes on
+        return Trial(name, holds=False, told=" ".join(f"{type(error).__name__}: {error}".split())[:500])
+
+
+def _equal(device: str, *, graphs: bool = False) -> tuple[bool, str]:
+    target, texts, tau = _decoded(device, "float32", graphs=graphs)
+    differing = sum(text != _generated(target, prompt) for text, prompt in zip(texts, PROMPTS, strict=True))
+    return differing == 0 and tau > LEAST, f"{differing} of {len(texts)} texts differ; tau {tau:.2f}"
+
+
+def _audited(device: str, *, dtype: str) -> tuple[bool, str]:
+    target, texts, tau = _decoded(device, dtype)
+    found = Audit.total(audit_text(target, prompt, text) for prompt, text in zip(PROMPTS, texts, strict=True))
+    told = f"{found.unexcused} of {found.tokens} tokens lie beyond the margin; tau {tau:.2f}"
+    return found.unexcused == 0 and tau > LEAST, told
+
+
+def _decoded(device: str, dtype: str, *, graphs: bool = False) -> tuple[Target, list[list[int]], float]:
+    """The target, its texts in a ragged batch whose rows are refilled, and tokens a step."""
+    target = random_target("toy", dtype=DTYPES[dtype], device=device)
+    noisy = copy.deepcopy(target.model)
+    drawn = torch.Generator().manual_seed(0)
+    for mine, other in zip(target.model.parameters(), noisy.parameters(), strict=True):
+        values = SPREAD * torch.randn(mine.shape, generator=drawn) if mine.dim() > 1 else torch.ones(mine.shape)
+        mine.data.copy_(values)
+        other.data.copy_(values + NOISE * SPREAD * torch.randn(mine.shape, generator=drawn))
+    decoder = Decoder(target, LanguageModel(Target(noisy)), tree=TREE, batch=2, graphs=graphs)
+    found = decoder.generate(PROMPTS, new_tokens=NEW_TOKENS)
+    tokens, steps = (sum(map(len, part)) for part in zip(*((g.tokens, g.accepted) for g in found), strict=True))
+    return target, [list(generation.tokens) for generation in found], tokens / steps
+
+
+def _generated(target: Target, prompt: list[int]) -> list[int]:
+    tokens = torch.tensor([prompt], device=target.device)
+    mask = torch.ones_like(tokens)
+    model: Any = target.model
+    whole = model.generate(tokens, attention_mask=mask, do_sample=False, max_new_tokens=NEW_TOKENS)
+    text: list[int] = whole[0, len(prompt) :].tolist()
+    return text

@@ -1,0 +1,1 @@
+"""The device: free memory, uploads, clocks."""

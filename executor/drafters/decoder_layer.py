@@ -1,0 +1,208 @@
+"""One decoder layer as drafters use it: Llama's, fed with features, with a cache of its own.
+
+A layer projects, and is handed the attention that stands for what it is doing: reading prompts and committed tokens,
+drafting a level of a tree (`LayerCache`), or going through all depths of a text at once (`Unrolled`).
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from executor.target.kv_cache import Layout, TreeCache
+from executor.target.tree_attention import TreeMasks, attend
+from executor.verification.tree_tensors import below
+
+# Queries (b, heads, tokens, width), keys and values (b, key heads, tokens, width) -> (b, tokens, heads, width).
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class SelfAttention(nn.Module):
+    """Projections with rotary positions; `width` is that of the input where it is not the layer's own."""
+
+    is_causal = True
+
+    def __init__(self, config: LlamaConfig, width: int | None = None) -> None:
+        """Of `config.num_attention_heads` heads; biases of queries, keys and values as `attention_bias` says."""
+        super().__init__()
+        self.heads = int(config.num_attention_heads)
+        self.key_heads = int(config.num_key_value_heads or self.heads)
+        self.head_width = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
+        self.num_key_value_groups = self.heads // self.key_heads
+        width, bias = width or config.hidden_size, bool(config.attention_bias)
+        self.q_proj = nn.Linear(width, self.heads * self.head_width, bias=bias)
+        self.k_proj = nn.Linear(width, self.key_heads * self.head_width, bias=bias)
+        self.v_proj = nn.Linear(width, self.key_heads * self.head_width, bias=bias)
+        self.o_proj = nn.Linear(self.heads * self.head_width, config.hidden_size, bias=False)
+        self._rotary = [LlamaRotaryEmbedding(config)]  # in a list: a cast of the drafter leaves its frequencies be
+
+    def forward(self, x: Tensor, positions: Tensor, attention: Attend) -> Tensor:
+        """Of x (b, tokens, width) at positions int64 (b or 1, tokens)."""
+        query, key, value = (
+            project(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        rotary = self._rotary[0]
+        if rotary.inv_freq.device != x.device:  # once: copied in each step, they would make the host wait
+            rotary.to(x.device)
+        query, key = apply_rotary_pos_emb(query, key, *rotary(query, positions))
+        out: Tensor = self.o_proj(attention(query, key, value).flatten(2))
+        return out
+
+    def layout(self, dtype: torch.dtype) -> Layout:
+        """What a token leaves in the cache."""
+        return Layout(1, self.key_heads, self.head_width, self.head_width, dtype)
+
+
+class Layer(nn.Module):
+    """Attention and MLP around a residual; what is normalised before is the drafter's affair."""
+
+    def __init__(self, config: LlamaConfig, width: int | None = None) -> None:
+        """Parameters are named as in Llama; `width` as of `SelfAttention`."""
+        super().__init__()
+        self.self_attn = SelfAttention(config, width)
+        self.mlp = LlamaMLP(config)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, residual: Tensor, x: Tensor, positions: Tensor, attention: Attend) -> Tensor:
+        """`residual` (b, tokens, hidden) goes around the attention over `x`."""
+        residual = residual + self.self_attn(x, positions, attention)
+        out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        return out
+
+
+class LayerCache:
+    """A layer's keys and values: those of committed positions, and behind them those of a step's nodes.
+
+    Attributes:
+        lengths: int64 (batch,), committed positions.
+    """
+
+    def __init__(self, attention: SelfAttention, batch: int, capacity: int, like: Tensor) -> None:
+        """Room for `batch` sequences of `capacity` positions, of the type and on the device of `like`."""
+        self._module, self._masks = attention, TreeMasks(like.dtype, attention.num_key_value_groups)
+        self.cache = TreeCache(attention.layout(like.dtype), batch, capacity, like.device)
+        self.lengths = torch.zeros(batch, dtype=torch.long, device=like.device)
+        self._view = capacity
+        self._chains: dict[int, Tensor] = {}
+        self._start = torch.zeros(1, 1, 0, dtype=torch.bool, device=like.device)
+        self._above, self._fed, self._level = self._start, 0, 0
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def prompts(self, rows: Tensor, lengths: Tensor) -> Attend:
+        """These rows begin anew with so many positions, right-padded to the longest."""
+        self.cache.fill(rows, 0, 0)
+        self.lengths[rows] = lengths
+        return partial(self._attend, None)
+
+    def committed(self, steps: int, view: int) -> tuple[Tensor, Attend]:
+        """Up to `steps` positions more; `advance` says how many count. Their positions, and how they attend."""
+        self._view = view
+        self._above, self._fed, self._level = self._start, 0, 0
+        if torch.compiler.is_compiling():
+            return self._placed(0, self._chain(steps))
+        if steps not in self._chains:
+            self._chains[steps] = self._chain(steps)
+        return self._placed(0, self._chains[steps])
+
+    def advance(self, counts: Tensor) -> None:
+        """So many of the positions read last are there to stay, int64 (batch,)."""
+        self.lengths.add_(counts)
+
+    def nodes(self, parents: Tensor) -> tuple[Tensor, Attend]:
+        """The next level of trees; parents int64 (b, nodes) are places in the level before. As `committed`."""
+        compiling = torch.compiler.is_compiling()
+        known = None if compiling else self._known.get(self._level)
+        if known is None or known[0] is not parents:
+            known = parents, below(self._above, parents)
+            if not compiling:
+                self._known[self._level] = known  # a static tree's come again in every step
+        _, self._above = known
+        _, attention = self._placed(self._fed, self._above)
+        positions = (self.lengths + self._level)[:, None].expand(-1, parents.shape[1])
+        self._fed, self._level = self._fed + parents.shape[1], self._level + 1
+        return positions, attention
+
+    def _chain(self, steps: int) -> Tensor:
+        return torch.ones(1, steps, steps, dtype=torch.bool, device=self.lengths.device).tril()
+
+    def _placed(self, first: int, ancestors: Tensor) -> tuple[Tensor, Attend]:
+        slots = self.lengths[:, None] + self.cache.columns[first : first + ancestors.shape[1]]
+        self.cache.place(slots, self._view)
+        return slots, partial(self._attend, self._masks(self.lengths, ancestors, self._view))
+
+    def _attend(self, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self.cache.update(key, value, 0)
+        return attend(self._module, query, keys, values, mask)[0]
+
+
+class Unrolled:
+    """Attention of all anchors of a text at one depth after the other ("training-time test", EAGLE-3, Li et al. 2025).
+
+    At depth k the query of anchor t sees the text's keys up to t, and its own of depths 2 .. k: what it would see if
+    it were drafted step by step. Scores that it must not see are minus infinity. Takes memory of length^2 a head and
+    depth.
+    """
+
+    def __init__(self) -> None:
+        """Nothing read yet."""
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The next depth; see `Attend`."""
+        self._keys.append(key)
+        self._values.append(value)
+        batch, shared, length, width = key.shape
+        grouped = query.reshape(batch, shared, -1, length, width) * width**-0.5
+        hidden = torch.ones(length, length, dtype=torch.bool, device=key.device).triu(1)
+        text = (grouped @ self._keys[0][:, :, None].transpose(-1, -2)).masked_fill(hidden, -torch.inf)
+        own = [(grouped * k[:, :, None]).sum(-1, keepdim=True) for k in self._keys[1:]]
+        weights = torch.cat([text, *own], -1).softmax(-1, dtype=torch.float32).to(query.dtype)
+        out = weights[..., :length] @ self._values[0][:, :, None]
+        for i, v in enumerate(self._values[1:]):
+            out = out + weights[..., length + i, None] * v[:, :, None]
+        return out.reshape(batch, -1, length, width).transpose(1, 2)
+
+
+def layer_config(model: Any, **changes: Any) -> LlamaConfig:
+    """A layer of the shape that the model's own have.
+
+    Args:
+        model: a Hugging Face configuration, or one of several parts whose text part counts.
+        changes: fields of a LlamaConfig that shall differ.
+    """
+    text = model.get_text_config()
+    hidden, heads = int(text.hidden_size), int(text.num_attention_heads)
+    shared = int(getattr(text, "num_key_value_heads", None) or heads)
+    between = getattr(text, "intermediate_size", None) or 4 * hidden
+    width = int(getattr(text, "head_dim", None) or hidden // heads)
+    if hidden % heads:  # as GLM-4.5 has it, and transformers' Llama does not: the most heads that divide the width
+        step = 1 if shared == heads else math.gcd(shared, hidden)
+        heads = next(n for n in range(heads, 0, -1) if hidden % n == 0 and n % step == 0)
+        shared = heads if step == 1 else step
+    found: dict[str, Any] = {
+        "vocab_size": int(text.vocab_size),
+        "hidden_size": hidden,
+        "intermediate_size": int(max(between) if isinstance(between, list | tuple) else between),
+        "num_attention_heads": heads,
+        "num_key_value_heads": shared,
+        "head_dim": width,
+        "max_position_embeddings": int(getattr(text, "max_position_embeddings", None) or 2048),
+        "rms_norm_eps": float(getattr(text, "rms_norm_eps", None) or 1e-6),
+        "num_hidden_layers": 1,
+    }
+    rope = getattr(text, "rope_parameters", None)
+    if isinstance(rope, dict) and "rope_type" in rope:  # not one a kind of layer
+        found["rope_parameters"] = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
+    return LlamaConfig(**found | changes)

@@ -1,0 +1,142 @@
+"""Drafters that guess the target's next feature and go on from their guess: EAGLE and its successors.
+
+A pair (f_t, x_{t+1}) becomes a guess of f_{t+1}, from which x_{t+2} is scored. Pairs of committed tokens hold the
+target's own features and stay in the cache; those of drafted nodes hold their parent's guess and are forgotten when
+the step ends.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from executor.drafters.decoder_layer import Attend, LayerCache, SelfAttention, Unrolled
+from executor.drafters.drafter import Committed, Forced
+from executor.target.features import keep_last, picked, put_last
+from executor.target.target_model import Target
+from treeopt.traces.trace_checks import MAX_DEPTH
+
+
+@dataclass
+class RecurrentState:
+    """Where each sequence stands.
+
+    Attributes:
+        target: whose embeddings and LM head are used.
+        cache: keys and values of all pairs, that of the root included.
+        guess: (batch, hidden), after the pair of each root.
+        above: (batch, nodes, hidden), after the pairs of the last level's nodes.
+        level: levels drafted in this step.
+    """
+
+    target: Target
+    cache: LayerCache
+    guess: Tensor
+    above: Tensor = field(default_factory=lambda: torch.zeros(0))
+    level: int = 0
+
+
+class Recurrent(nn.Module, ABC):
+    """The loop that these drafters share; what one pair becomes is theirs to say."""
+
+    kind: str
+    taps: tuple[int, ...] = ()
+    max_depth = MAX_DEPTH
+
+    @property
+    @abstractmethod
+    def attention(self) -> SelfAttention:
+        """The one layer's attention."""
+
+    @abstractmethod
+    def given(self, features: Tensor) -> Tensor:
+        """What takes the target's side of a pair: (b, tokens, features) -> (b, tokens, hidden)."""
+
+    @abstractmethod
+    def guess(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, attention: Attend) -> Tensor:
+        """Pairs to guesses: E(x_{t+1}) and f_t or a guess of it, (b, tokens, hidden) each, at feature positions t."""
+
+    @abstractmethod
+    def scores(self, target: Target, guess: Tensor) -> Tensor:
+        """(b, tokens, hidden) -> (b, tokens, vocabulary)."""
+
+    def forced(self, target: Target, guess: Tensor) -> Forced:
+        """The same of a teacher-forced pass."""
+        return Forced(self.scores(target, guess), guess)
+
+    def carried(self, guess: Tensor) -> Tensor:
+        """What the next pair is given of a guess."""
+        return guess
+
+    def embed(self, target: Target, tokens: Tensor) -> Tensor:
+        """Embeddings of tokens, the target's own."""
+        return target.embed(tokens).to(self.attention.o_proj.weight.dtype)
+
+    def cache_bytes(self, batch: int, capacity: int) -> int:
+        """See `Drafter.cache_bytes`."""
+        return self.attention.layout(self.attention.o_proj.weight.dtype).bytes(batch, capacity)
+
+    def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> RecurrentState:
+        """See `Drafter.begin`."""
+        weight = self.attention.o_proj.weight
+        guess = torch.zeros(batch, weight.shape[0], dtype=weight.dtype, device=weight.device)
+        self.scores(target, guess[:1, None])  # what that takes is known from now on: a step asks the model nothing
+        return RecurrentState(target, LayerCache(self.attention, batch, capacity, guess), guess)
+
+    def lasting(self, state: RecurrentState) -> Sequence[Tensor]:
+        """See `Drafter.lasting`."""
+        return state.guess, state.cache.lengths
+
+    @torch.no_grad()
+    def admit(self, state: RecurrentState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
+        """Read all pairs; a prompt of one token has none, and is drafted from a zero guess. See `Drafter.admit`."""
+        attention = state.cache.prompts(rows, lengths - 1)
+        guess = features  # none where no prompt has pairs
+        if features.shape[1]:
+            positions = torch.arange(features.shape[1], device=rows.device)[None]
+            pairs = self.embed(state.target, prompts[:, 1:]), self.given(features)
+            guess = self.guess(*pairs, positions, attention)
+        put_last(state.guess, rows, guess, lengths - 1)
+
+    @torch.no_grad()
+    def extend(self, state: RecurrentState, committed: Committed, *, view: int, all_fed: bool) -> None:
+        """Read the pairs of the committed tokens, with the target's features; see `Drafter.extend`."""
+        counts = committed.counts
+        positions, attention = state.cache.committed(committed.tokens.shape[1], view)
+        pairs = self.embed(state.target, committed.tokens), self.given(committed.features)
+        guess = self.guess(*pairs, positions, attention)
+        keep_last(state.guess, guess, counts)
+        state.cache.advance(counts)
+        state.above, state.level = state.guess[:, None], 0
+
+    @torch.no_grad()
+    def level(self, state: RecurrentState, tokens: Tensor, parents: Tensor) -> Tensor:
+        """The root's pair was read with the committed ones; later levels are one forward; see `Drafter.level`."""
+        if state.level:
+            place = parents.expand(len(tokens), -1)[..., None].expand(-1, -1, state.above.shape[2])
+            hidden = self.carried(state.above).gather(1, place)
+            state.above = self.guess(self.embed(state.target, tokens), hidden, *state.cache.nodes(parents))
+        state.level += 1
+        return self.scores(state.target, state.above)
+
+    def teacher_forced(
+        self,
+        target: Target,
+        tokens: Tensor,
+        features: Tensor,
+        depth: int,
+        *,
+        rows: Tensor | None = None,
+        detached: bool = False,
+    ) -> Iterator[Forced]:
+        """See `Drafter.teacher_forced`; `detached` cuts the gradient between one depth's guess and the next."""
+        attention, start = Unrolled(), torch.arange(tokens.shape[1], device=tokens.device)[None]
+        hidden = self.given(features)
+        for k in range(1, depth + 1):
+            embeddings = self.embed(target, tokens.roll(-k, 1))
+            guess = self.guess(embeddings, hidden, start + k - 1, attention)
+            yield self.forced(target, picked(guess, rows))
+            hidden = self.carried(guess)
+            hidden = hidden.detach() if detached else hidden

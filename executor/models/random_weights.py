@@ -1,0 +1,118 @@
+"""Models of a given shape with random weights: what a forward takes depends on the shape alone."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+
+from executor.drafters.decoder_layer import layer_config
+from executor.drafters.drafter import Drafter
+from executor.drafters.eagle import Eagle
+from executor.drafters.language_model import LanguageModel
+from executor.drafters.medusa import MedusaHeads
+from executor.target.load_hf_model import verifiable
+from executor.target.packed_linears import pack_where_it_fits
+from executor.target.target_model import Target
+from treeopt.errors import ExecutorError, UsageError
+
+SHAPES = {  # hidden, intermediate, layers, heads, key heads, vocabulary
+    "toy": (64, 128, 2, 4, 2, 512),
+    "100m": (768, 2048, 14, 12, 4, 8192),
+    "1b": (2048, 8192, 16, 32, 8, 128256),  # Llama 3.2 1B
+    "8b": (4096, 14336, 32, 32, 8, 128256),  # Llama 3.1 8B
+    "14b": (5120, 13824, 48, 40, 8, 152064),  # Qwen2.5 14B
+    "70b": (8192, 28672, 80, 64, 8, 128256),  # Llama 3.1 70B
+}
+DRAFTERS = "medusa:K (heads), layers:N (a language model of the target's layers) or eagle"
+
+
+def shape_config(shape: str) -> LlamaConfig:
+    """A Llama of that shape, one of `SHAPES`, without tokens that end a text."""
+    hidden, intermediate, layers, heads, shared, vocabulary = SHAPES[shape]
+    return LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=shared,
+        vocab_size=vocabulary,
+        max_position_embeddings=40960,
+        initializer_range=0.05,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+
+
+def random_target(
+    source: Path | str, *, dtype: torch.dtype = torch.float32, device: str = "cpu", packed: bool = False
+) -> Target:
+    """A target with random weights, the same ones each time.
+
+    Args:
+        source: one of `SHAPES`, or a folder with a config.json.
+        dtype: of the weights.
+        device: where they are drawn and stay.
+        packed: see `executor.target.load_hf_model.load_target`.
+
+    Raises:
+        ExecutorError: neither, or an architecture that cannot verify trees.
+    """
+    if str(source) in SHAPES:
+        return _drawn(shape_config(str(source)), f"random-{source}", dtype, device, packed)
+    if not (Path(source) / "config.json").is_file():
+        raise ExecutorError(f"{source}: neither a shape ({', '.join(SHAPES)}) nor a folder with a config.json")
+    return _drawn(verifiable(source), f"random-{Path(source).resolve().name}", dtype, device, packed)
+
+
+def random_drafter(source: str, target: Target, *, packed: bool = False) -> Drafter:
+    """A drafter for the target with random weights, of its number type and on its device.
+
+    Args:
+        source: `medusa:K`, `layers:N`, or `eagle`.
+        target: whose shape it takes.
+        packed: of `layers:N`, see `random_target`.
+
+    Raises:
+        UsageError: another source.
+    """
+    kind, _, count = source.partition(":")
+    config = target.model.config
+    torch.manual_seed(1)
+    if kind == "layers" and count.isdecimal() and int(count) >= 1:
+        small = _of_layers(config, int(count))
+        name = f"{target.name}-{count}-layers"
+        return LanguageModel(_drawn(small, name, target.dtype, str(target.device), packed))
+    drafter: nn.Module
+    if kind == "medusa" and count.isdecimal() and int(count) >= 1:
+        drafter = MedusaHeads(int(count), target.hidden)
+        nn.init.normal_(drafter.weight, std=0.02)
+    elif source == "eagle":
+        drafter = Eagle(layer_config(config))
+    else:
+        raise UsageError(f"a drafter of random weights must be {DRAFTERS}, got {source!r}")
+    found: Drafter = drafter.to(target.device, target.dtype).eval().requires_grad_(False)
+    return found
+
+
+def _of_layers(config: PretrainedConfig, count: int) -> PretrainedConfig:
+    """The same with fewer layers, the first ones; of a configuration of several parts, its text part."""
+    text = config.get_text_config()
+    had = int(text.num_hidden_layers)
+    fields = text.to_dict()
+    lists = {name for name, value in fields.items() if isinstance(value, list) and len(value) == had}
+    each = {name for name in lists if not name.endswith("token_id")}  # several end tokens are no layers
+    cut = {name: (fields[name] * count)[:count] for name in each}
+    if count > had and any(value != fields[name][0] for name in each for value in fields[name]):
+        raise UsageError(f"layers:{count}: a model whose layers differ has {had}")
+    return type(text).from_dict(fields | cut | {"num_hidden_layers": count})
+
+
+def _drawn(config: PretrainedConfig, name: str, dtype: torch.dtype, device: str, packed: bool) -> Target:
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+    if packed:
+        pack_where_it_fits(model)
+    return Target(model, name=name)

@@ -1,0 +1,1 @@
+"""Recording: collect a trace of a drafter on what the target writes."""

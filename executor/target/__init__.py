@@ -1,0 +1,1 @@
+"""The target: any Hugging Face causal language model, its cache and its attention."""

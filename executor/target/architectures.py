@@ -1,0 +1,148 @@
+"""What is known of model families: which cannot verify trees and why, whose layers see a window, who needs eager.
+
+Nothing here computes. A family that is not named is taken as it comes: its forward must accept positions and a
+four-dimensional mask, and its layers must be of kinds known here.
+"""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from simulate.model_sizes import hf_config
+from treeopt.errors import ExecutorError
+
+_ALIBI = "its ALiBi bias is built from a two-dimensional mask"
+_STATE = "it keeps a recurrent state"
+_LINEAR = "its linear-attention layers keep a recurrent state"
+
+# Positions enter these models through a two-dimensional mask, a state or the cache; a tree cannot be expressed.
+REFUSED = {
+    "bloom": _ALIBI,
+    "mpt": _ALIBI,
+    "doge": "its attention makes a mask of its own from the values",
+    "gpt_neo": "its local attention layers cut their window from cache rows, in a buffer of their own",
+    "llama4": "its chunked attention needs a third mask",
+    "llama4_text": "its chunked attention needs a third mask",
+    "qwen3_next": _LINEAR,
+    "qwen3_5": _LINEAR,
+    "qwen3_5_moe": _LINEAR,
+    "kimi_linear": _LINEAR,
+    "minimax": _LINEAR,
+    "bamba": _STATE,
+    "falcon_h1": _STATE,
+    "falcon_mamba": _STATE,
+    "granitemoehybrid": _STATE,
+    "jamba": _STATE,
+    "lfm2": "its convolution layers keep a state",
+    "mamba": _STATE,
+    "mamba2": _STATE,
+    "nemotron_h": _STATE,
+    "recurrent_gemma": _STATE,
+    "rwkv": _STATE,
+    "xlstm": _STATE,
+    "zamba": _STATE,
+    "zamba2": _STATE,
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def refusal(config: Any) -> str | None:
+    """Why models of this configuration cannot verify trees; None when nothing speaks against it."""
+    text = config.get_text_config()
+    for kind in (config.model_type, text.model_type):
+        if kind in REFUSED:
+            return REFUSED[kind]
+    if getattr(text, "alibi", False):
+        return _ALIBI
+    if getattr(config, "is_encoder_decoder", False):
+        return "it has an encoder"
+    strange = set(getattr(text, "layer_types", None) or ()) - {FULL, SLIDING}
+    if strange:
+        return f"layers of type {', '.join(sorted(strange))} are not supported"
+    return None
+
+
+def check(model: PreTrainedModel) -> None:
+    """Refuse a model that cannot verify trees.
+
+    Raises:
+        ExecutorError: names the family and the reason.
+    """
+    config = model.config
+    reason = refusal(config)
+    if reason is None and getattr(model, "_is_stateful", False):
+        reason = _STATE
+    if reason is None and "position_ids" not in inspect.signature(model.forward).parameters:
+        reason = "its forward takes no position_ids"
+    if reason is not None:
+        raise ExecutorError(f"{config.model_type} models cannot verify trees: {reason}")
+    if "longrope" in _rope_types(config):
+        raise ExecutorError(
+            f"{config.model_type}: LongRoPE changes all positions when one sequence grows long; not supported"
+        )
+
+
+def looks_at_positions(model: PreTrainedModel) -> bool:
+    """Whether a forward asks the device how long its longest sequence is, which no CUDA graph can."""
+    return "dynamic" in _rope_types(model.config)
+
+
+def windows(model: PreTrainedModel) -> dict[str, int | None]:
+    """The masks that a forward is given: kind of layer -> how many positions it sees, itself included; None: all.
+
+    A single entry named "" stands for models that take one mask for all layers; the others take a mask by the
+    name of each kind. A family whose code makes no sliding mask sees the whole text, whatever its configuration says.
+    """
+    config = model.config
+    text = config.get_text_config()
+    if not hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask"):
+        return {"": None}
+    width = getattr(text, "sliding_window", None)
+    window = None if width is None else int(width)
+    kinds = set(getattr(text, "layer_types", None) or ())
+    if SLIDING in kinds:
+        if window is None:
+            raise ExecutorError(f"{config.model_type}: sliding layers, but no sliding_window in the configuration")
+        return {FULL: None, SLIDING: window}
+    if kinds or not getattr(text, "use_sliding_window", True):
+        return {"": None}
+    return {"": window}
+
+
+def context_limit(config: Any) -> int | None:
+    """See `hf_config.context_limit`; reads the text part of a configuration, whose field names may differ."""
+    text, names = config.get_text_config(), ("max_position_embeddings", "rope_parameters", "model_max_length")
+    return hf_config.context_limit({name: getattr(text, name, None) for name in names})
+
+
+def eager_reason(model: PreTrainedModel) -> str | None:
+    """Why this model runs with its own eager attention; None when scaled-dot-product attention does."""
+    text = model.config.get_text_config()
+    if getattr(text, "attn_logit_softcapping", None) is not None:
+        return "it caps attention logits, which scaled-dot-product attention does not"
+    if not getattr(model, "_supports_sdpa", False):
+        return "transformers has no scaled-dot-product attention for it"
+    return None
+
+
+def query_group(model: PreTrainedModel) -> int:
+    """Query heads that share a key head; 1 also where layers differ."""
+    found: Iterator[Any] = (getattr(module, "num_key_value_groups", None) for module in model.modules())
+    groups = {int(group) for group in found if group is not None}
+    return groups.pop() if len(groups) == 1 else 1
+
+
+def _rope_types(config: Any) -> set[str]:
+    """Kinds of rotary embedding that the configuration names, per layer type or for all."""
+    text = config.get_text_config()
+    found = set()
+    waiting = [getattr(text, "rope_parameters", None), getattr(text, "rope_scaling", None)]
+    while waiting:
+        here = waiting.pop()
+        if isinstance(here, dict):
+            found |= {str(here[key]) for key in ("rope_type", "type") if key in here}
+            waiting.extend(here.values())
+    return found

@@ -1,0 +1,92 @@
+"""An n-gram drafter counted from text files: `python -m executor.train.count_ngrams TARGET TEXT... OUTPUT`.
+
+Texts become tokens by the target's tokenizer, and each is ended by its end token, where it has one.
+"""
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from executor.checkpoints import save_ngram
+from executor.drafters.ngram import NGram
+from executor.drafters.token_counts import MAX_ORDER
+from executor.prompts.conversations import read_text
+from executor.prompts.prompt_files import read_prompts
+from executor.target.load_hf_model import load_tokenizer, read_config
+from executor.train.token_rows import tokenizer_hash
+from treeopt.errors import ExecutorError, TreeoptError
+from treeopt.storage.provenance import this_run
+
+
+def read_texts(path: Path) -> list[str]:
+    """The texts of a file: of JSON lines (`.jsonl`) each `text`, of any other the whole.
+
+    Raises:
+        ExecutorError: it cannot be read, is not UTF-8, or holds conversations.
+    """
+    if path.suffix == ".jsonl":
+        prompts = read_prompts(path)
+        if said := next((p for p in prompts if p.turns), None):
+            raise ExecutorError(f"{said.where}: a conversation; n-grams are counted from `text`")
+        return [prompt.text for prompt in prompts]
+    return [read_text(path)]
+
+
+def build(target: Path, texts: Sequence[str], output: Path, *, order: int = 3) -> NGram:
+    """Count `texts` as tokens of the model in the folder `target`, and write the drafter to the folder `output`.
+
+    Raises:
+        ExecutorError: no such model or tokenizer, or no text.
+    """
+    vocabulary = getattr(read_config(target).get_text_config(), "vocab_size", None)
+    if type(vocabulary) is not int:
+        raise ExecutorError(f"{target}: config.json: vocab_size must be a number of tokens, found {vocabulary!r:.80}")
+    if not any(text.strip() for text in texts):
+        raise ExecutorError("there is no text to count")
+    tokenizer = load_tokenizer(target, vocabulary=vocabulary)
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+    tokens = [np.array([*text, *end], dtype=np.int64) for text in encoded]
+    found = NGram.count(tokens, order=order, vocabulary=vocabulary)
+    digest = hashlib.sha256()
+    for text in tokens:
+        digest.update(text.tobytes() + b";")
+    meta = {
+        "target": target.resolve().name,
+        "texts": len(tokens),
+        "tokens": sum(map(len, tokens)),
+        "tokens_sha256": digest.hexdigest(),
+        "tokenizer_sha256": tokenizer_hash(tokenizer),
+        "provenance": this_run(),
+    }
+    save_ngram(output, found, meta=meta)
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Count as the words of the command line say; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m executor.train.count_ngrams", description="Count an n-gram drafter."
+    )
+    parser.add_argument("target", type=Path, help="folder of the target: its tokenizer and configuration are read")
+    parser.add_argument("texts", type=Path, nargs="+", help="text files, or JSON lines (.jsonl) of {text}")
+    parser.add_argument("output", type=Path, help="folder of the drafter")
+    parser.add_argument("--order", type=int, default=3, choices=range(1, MAX_ORDER + 1), help="longest n-gram; 3")
+    asked = parser.parse_args(words)
+    try:
+        texts = [text for path in asked.texts for text in read_texts(path)]
+        found = build(asked.target, texts, asked.output, order=asked.order)
+    except (TreeoptError, OSError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+    kinds = ", ".join(f"{len(found.tables()[f'counts.{k}'])}" for k in range(1, found.order + 1))
+    print(f"{asked.output}: order {found.order}, n-grams of each length: {kinds}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The drafter that a recipe begins with: untrained, of the target's shape, or one that is there already."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import set_seed
+
+from executor.drafters.decoder_layer import layer_config
+from executor.drafters.drafter import Drafter
+from executor.drafters.eagle import Eagle
+from executor.drafters.eagle3 import Eagle3, usual_taps
+from executor.drafters.hydra import Hydra
+from executor.drafters.medusa import MedusaHeads
+from executor.target.target_model import Target
+from executor.train.recipes import Recipe
+from executor.train.text_files import Rows
+from executor.train.token_rows import frequent_tokens
+from treeopt.errors import ExecutorError, UsageError
+
+
+def fresh_drafter(recipe: Recipe, target: Target, *, draft_ids: Tensor | None = None) -> Any:
+    """An untrained drafter, in float32 (float64 for such a target) on the target's device.
+
+    Args:
+        recipe: says which, and of what parts.
+        target: what it drafts for.
+        draft_ids: int64, ascending, the tokens that EAGLE-3 proposes; None for all.
+    """
+    drafter: nn.Module
+    layer = layer_config(target.model.config)
+    if recipe.kind == "medusa":
+        own = target.vocabulary if recipe.own_output else None
+        heads = drafter = MedusaHeads(recipe.depths, target.hidden, layers=recipe.layers, vocabulary=own)
+        if heads.output is not None:
+            weight = target.head.weight
+            assert isinstance(weight, Tensor)
+            with torch.no_grad():
+                heads.output.copy_(weight * target.head_scaling[0])
+    elif recipe.kind == "hydra":
+        drafter = Hydra(
+            target.hidden,
+            target.vocabulary,
+            heads=recipe.depths,
+            layers=recipe.layers,
+            prefix=layer if recipe.prefix else None,
+            grounded=recipe.grounded,
+            dropout=recipe.dropout,
+        )
+        drafter.start_from(target)
+    elif recipe.kind == "eagle":
+        drafter = Eagle(layer, router_groups=recipe.router_groups, active_groups=recipe.active_groups)
+    else:
+        drafter = Eagle3(
+            layer,
+            taps=usual_taps(target.model.config.get_text_config().num_hidden_layers),
+            target_hidden=target.hidden,
+            vocabulary=target.vocabulary,
+            draft_ids=draft_ids,
+        )
+    return _ready(drafter, target)
+
+
+def begun(recipe: Recipe, target: Target, start: Drafter | None, *, rows: Rows, seed: int) -> Any:
+    """The drafter that training begins with: `start` where there is one, else an untrained one, drawn by `seed`.
+
+    EAGLE-3's is to propose the recipe's number of tokens, those most often learnt in `rows`.
+
+    Raises:
+        UsageError: a router of more groups than there are tokens; see also `continued`.
+        ExecutorError: see `continued`.
+    """
+    if recipe.router_groups > target.vocabulary:
+        raise UsageError(f"router_groups must be at most {target.vocabulary} (the vocabulary): {recipe.router_groups}")
+    set_seed(seed)
+    if start is not None:
+        return continued(recipe, start, target)
+    ids = None
+    if recipe.kind == "eagle3" and 0 < recipe.draft_vocabulary < target.vocabulary:
+        ids = torch.tensor(frequent_tokens(rows, recipe.draft_vocabulary, target.vocabulary))
+    return fresh_drafter(recipe, target, draft_ids=ids)
+
+
+def continued(recipe: Recipe, drafter: Drafter, target: Target) -> Any:
+    """A drafter that is there already, made ready for the recipe; a router is added where the recipe wants one.
+
+    Its dropout and the groups that a router picks are the recipe's, its shape stays what it is.
+
+    Raises:
+        ExecutorError: it is of another kind, or does not go as deep as the recipe.
+    """
+    if drafter.kind != recipe.kind:
+        raise ExecutorError(f"recipe {recipe.name} trains {recipe.kind}, this drafter is {drafter.kind}")
+    if drafter.max_depth < recipe.depths:
+        raise ExecutorError(f"recipe {recipe.name} has {recipe.depths} depths, the drafter drafts {drafter.max_depth}")
+    if isinstance(drafter, Eagle) and recipe.router_groups and drafter.groups != recipe.router_groups:
+        if drafter.groups:
+            raise UsageError(
+                f"the drafter's router has {drafter.groups} groups, router_groups is {recipe.router_groups}"
+            )
+        bare = drafter.state_dict()
+        drafter = Eagle(
+            drafter.config,
+            bias=drafter.fc.bias is not None,
+            router_groups=recipe.router_groups,
+            active_groups=recipe.active_groups,
+        )
+        drafter.load_state_dict(bare, strict=False)
+    assert isinstance(drafter, nn.Module)
+    found = _ready(copy.deepcopy(drafter), target)
+    if isinstance(found, Hydra):  # files do not say it
+        found.set_dropout(recipe.dropout)
+    if isinstance(found, Eagle) and recipe.router_groups:
+        found.active = min(recipe.active_groups, found.groups)
+    return found
+
+
+def _ready(drafter: nn.Module, target: Target) -> nn.Module:
+    """In the type that weights are trained in: at least float32."""
+    return drafter.to(target.device, torch.promote_types(target.dtype, torch.float32))

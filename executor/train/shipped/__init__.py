@@ -1,0 +1,1 @@
+"""How the models and traces in `data/` are made."""

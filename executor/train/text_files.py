@@ -1,0 +1,189 @@
+"""Texts to learn from, as people have them, made into rows of tokens with a mask of what is to be learnt.
+
+JSON lines (`.jsonl`) or a JSON list (`.json`) hold records of one of these forms; any other file is one text:
+
+    {"conversations": ...}, {"messages": ...}, {"turns": ...}    see executor/conversations.py
+    {"text": ..., "prompt": ..., "cut": true}                    `prompt` and `cut` are optional, see `Text`
+
+Learnt are the assistant's turns, and of a text what follows its prompt. What a target wrote itself also has its tokens:
+
+    {..., "tokenizer": ..., "sequences": [{"tokens": [...], "learnt": [[start, stop], ...]}, ...]}
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from executor.prompts.conversations import Turns, list_of, read_text, records, string, turns_of
+from treeopt.errors import ExecutorError
+
+LISTS = (".jsonl", ".json")  # files of records
+
+
+@dataclass(frozen=True)
+class Written:
+    """Tokens as a target was given them and wrote them; `learnt` are the stretches [start, stop) that it wrote."""
+
+    tokens: tuple[int, ...]
+    learnt: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A conversation, or a text without turns.
+
+    Attributes:
+        where: file and line, for messages.
+        turns: (role, content), the role being system, user or assistant.
+        text: of a text without turns.
+        prompt: how that text begins, and what is not learnt of it.
+        cut: that text would have gone on, so no end token follows it.
+        written: the same as tokens, where a target wrote it: templates and decoders do not always give them back.
+        tokenizer: whose tokens these are, see `tokenizer_hash`.
+    """
+
+    where: str
+    turns: Turns = ()
+    text: str = ""
+    prompt: str = ""
+    cut: bool = False
+    written: tuple[Written, ...] = ()
+    tokenizer: str = ""
+
+    @property
+    def answered(self) -> bool:
+        """Whether there is something to learn: an assistant's turn, or text after the prompt."""
+        return any(role == "assistant" for role, _ in self.turns) or len(self.text) > len(self.prompt)
+
+
+class Rows(Dataset[dict[str, Tensor]]):
+    """Token rows, int64 (rows, length), and what of them is to be learnt, bool of the same shape."""
+
+    def __init__(self, tokens: NDArray[np.int64], mask: NDArray[np.bool_] | None = None) -> None:
+        """Wrap them; without a mask everything is learnt."""
+        self.tokens = torch.from_numpy(tokens)
+        self.mask = torch.ones_like(self.tokens, dtype=torch.bool) if mask is None else torch.from_numpy(mask)
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.tokens)
+
+    def __getitem__(self, index: Any) -> dict[str, Tensor]:
+        """A row, or several, as a lesson takes them."""
+        return {"input_ids": self.tokens[index], "loss_mask": self.mask[index]}
+
+    def anchors(self, depth: int) -> int:
+        """How many are supervised at a depth (from 1); see `Lesson`."""
+        return int((self.mask[:, 1:-depth] & self.mask[:, 1 + depth :]).sum()) if depth < self.mask.shape[1] else 0
+
+    def split(self, share: float) -> "tuple[Rows, Rows]":
+        """All but the last `share` of the rows, and those; at least one row on either side where there are two."""
+        held = min(len(self) - 1, max(1, round(len(self) * share))) if share else 0
+        cut, tokens, mask = len(self) - held, self.tokens.numpy(), self.mask.numpy()
+        return Rows(tokens[:cut], mask[:cut]), Rows(tokens[cut:], mask[cut:])
+
+
+def read_texts(paths: Sequence[Path]) -> list[Text]:
+    """The texts of files and of all files below folders, in order.
+
+    Below folders hidden and binary files are passed over; of ShareGPT's dumps, conversations in which nothing is said.
+
+    Raises:
+        ExecutorError: one cannot be read, or a record is of no known form; names file, line and field.
+    """
+    found: list[Text] = []
+    for path in paths:
+        files = [path]
+        if path.is_dir():
+            below = sorted(p for p in path.rglob("*") if p.is_file())
+            shown = [p for p in below if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+            files = [p for p in shown if not _binary(p)]
+        for file in files:
+            if file.suffix in LISTS:
+                found += (_whole(record, where) for record, where in records(file) if not _silent(record))
+            else:
+                found += _plain(file)
+    if not found:
+        raise ExecutorError(f"{', '.join(map(str, paths))}: no text here")
+    return found
+
+
+def answered(texts: Sequence[Text]) -> Sequence[Text]:
+    """The texts, if in each there is something to learn.
+
+    Raises:
+        ExecutorError: names the first without.
+    """
+    for text in texts:
+        if not text.answered:
+            raise ExecutorError(f"{text.where}: holds no answers: let the target write them (--self-distill)")
+    return texts
+
+
+def _silent(record: Any) -> bool:
+    return isinstance(record, dict) and record.get("conversations") == []
+
+
+def _binary(path: Path) -> bool:
+    """As git tells: by a zero byte near the beginning."""
+    try:
+        with path.open("rb") as file:
+            return b"\0" in file.read(8000)
+    except OSError:
+        return False  # whoever reads it says why it cannot be read
+
+
+def _plain(path: Path) -> list[Text]:
+    text = read_text(path)
+    return [Text(str(path), text=text)] if text.strip() else []
+
+
+def _whole(record: Any, where: str) -> Text:
+    text = _record(record, where)
+    if not {"sequences", "tokenizer"} <= record.keys():  # other people's `sequences` are something else
+        return text
+    written = tuple(
+        _sequence(each, f"{where}: sequences[{i}]") for i, each in enumerate(list_of(record, "sequences", where))
+    )
+    return replace(text, written=written, tokenizer=string(record.get("tokenizer"), f"{where}: `tokenizer`"))
+
+
+def _sequence(record: Any, where: str) -> Written:
+    if not (isinstance(record, dict) and "tokens" in record and "learnt" in record):
+        raise ExecutorError(f"{where}: must be an object with `tokens` and `learnt`")
+    tokens, learnt = record["tokens"], record["learnt"]
+    if not (isinstance(tokens, list) and all(type(t) is int and 0 <= t < 2**31 for t in tokens)):
+        raise ExecutorError(f"{where}: `tokens` must be a list of token ids")
+    last = 0
+    for i, span in enumerate(learnt if isinstance(learnt, list) else [None]):
+        if not (isinstance(span, list) and len(span) == 2 and all(type(x) is int for x in span)):
+            raise ExecutorError(f"{where}: learnt[{i}] must be two places in `tokens`")
+        if not last <= span[0] <= span[1] <= len(tokens):
+            raise ExecutorError(f"{where}: learnt[{i}] must lie after {last} and within {len(tokens)} tokens: {span}")
+        last = span[1]
+    return Written(tuple(tokens), tuple((start, stop) for start, stop in learnt))
+
+
+def _record(record: Any, where: str) -> Text:
+    if not isinstance(record, dict):
+        raise ExecutorError(f"{where}: must be an object, found {type(record).__name__}")
+    if turns := turns_of(record, where):
+        return Text(where, turns=turns)
+    if "text" in record:
+        text = string(record["text"], f"{where}: `text`")
+        prompt = string(record.get("prompt", ""), f"{where}: `prompt`", empty=True)
+        if not text.startswith(prompt):
+            raise ExecutorError(f"{where}: `text` must begin with `prompt`")
+        if not isinstance(record.get("cut", False), bool):
+            raise ExecutorError(f"{where}: `cut` must be true or false")
+        return Text(where, text=text, prompt=prompt, cut=record.get("cut", False))
+    raise ExecutorError(
+        f"{where}: must have `conversations`, `messages`, `turns` or `text`, found {', '.join(record) or 'nothing'}"
+    )

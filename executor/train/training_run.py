@@ -1,0 +1,248 @@
+"""One training from rows to a folder: start or go on, train, measure, write drafter and where it comes from."""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import set_seed
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from executor.checkpoints import save_drafter
+from executor.models.fingerprint import device_name, identity
+from executor.target.load_hf_model import DTYPES
+from executor.target.target_model import Target
+from executor.target.tensor_parallel import is_main_rank, launched
+from executor.train.feature_store import FeatureStore
+from executor.train.loss_module import DepthScore, Lesson
+from executor.train.recipes import Recipe
+from executor.train.target_training import Lora, LoraBackbone, WholeBackbone
+from executor.train.text_files import Rows
+from executor.train.trainer import DrafterTrainer, Report, arguments
+from treeopt.errors import ExecutorError, UsageError
+from treeopt.storage.atomic_files import write_text
+from treeopt.storage.provenance import this_run
+
+LOG = "training.json"
+SETTINGS = "settings.json"  # of a training that is under way
+TARGET = "target"  # folder of a trained target, below the drafter's
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be done.
+
+    Attributes:
+        recipe: how.
+        output: folder of the drafter; checkpoints, and a target that was trained, go below it.
+        steps: of the optimiser.
+        batch: rows at once in each process.
+        accumulate: batches to a step.
+        seed: of every random choice.
+        device: cpu or cuda.
+        precision: computed in where it is safe, see `arguments`.
+        save_every: steps between checkpoints; None for none.
+        eval_every: steps between evaluations; None for none but the last.
+        resume: go on from the last checkpoint below `output`.
+        lora: adapters in place of the target's own weights, where the recipe trains the target.
+        features: folder in which the target's features are kept; None: each step computes its own.
+        dtype: that the drafter, and a target that was trained, are stored in.
+        meta: goes into the log.
+    """
+
+    recipe: Recipe
+    output: Path
+    steps: int
+    batch: int = 8
+    accumulate: int = 1
+    seed: int = 0
+    device: str = "cpu"
+    precision: str = "float32"
+    save_every: int | None = None
+    eval_every: int | None = None
+    resume: bool = False
+    lora: Lora | None = None
+    features: Path | None = None
+    dtype: str = "float32"
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of it: each depth on the held-out rows before and after, and seconds of training."""
+
+    before: list[DepthScore]
+    after: list[DepthScore]
+    train_s: float
+
+    @property
+    def acceptance(self) -> tuple[float, float]:
+        """Mean over depths of the share of true tokens that are the drafter's first choice, before and after."""
+        means = [
+            sum(score.accuracy[0] for score in scores) / max(1, len(scores)) for scores in (self.before, self.after)
+        ]
+        return means[0], means[1]
+
+
+def run(
+    job: Job, target: Target, drafter: nn.Module, rows: Rows, held_out: Rows, *, report: Report | None = None
+) -> Trained:
+    """Train `drafter` on `rows`, and write it; every process of a launch calls this.
+
+    Raises:
+        UsageError: nothing to go on from, or settings that do not go together.
+        ExecutorError: the recipe does not fit the drafter, rows hold nothing to learn, or the loss is not finite.
+    """
+    recipe = job.recipe
+    if job.lora is not None and recipe.trainable != "backbone":
+        raise UsageError(f"--lora is for recipes that train the target, {recipe.name} does not")
+    if recipe.lm_kl and job.lora is None:
+        raise UsageError("lm_kl compares with the target as it was, which only LoRA keeps: give --lora")
+    if job.features is not None and recipe.trainable == "backbone":
+        raise UsageError(f"--features keeps those of a target that does not learn, recipe {recipe.name} trains it")
+    last = checkpoint(job.output) if job.resume else None
+    if job.resume and last is None:
+        raise UsageError(f"--resume: no checkpoint in {job.output}")
+    who = identity(target, None)
+    what = json.loads(json.dumps({**_what(job, rows, held_out), **who}))
+    for depth in range(1, recipe.depths + 1):
+        if not rows.anchors(depth):
+            raise ExecutorError(
+                f"nothing to learn at depth {depth}: no row of {rows.tokens.shape[1]} tokens holds a learnt one and "
+                f"another {depth} after it"
+            )
+    for tokens in (rows.tokens, held_out.tokens):
+        if tokens.numel() and int(tokens.max()) >= target.vocabulary:
+            raise ExecutorError(f"the rows hold token {int(tokens.max())}, the target knows {target.vocabulary}")
+    settings = arguments(
+        job.output,
+        recipe,
+        steps=job.steps,
+        batch=job.batch,
+        accumulate=job.accumulate,
+        seed=job.seed,
+        device=job.device,
+        precision=job.precision,
+        save_every=job.save_every,
+        eval_every=job.eval_every,
+    )
+    set_seed(job.seed)
+    backbone = None
+    if recipe.trainable == "backbone":
+        backbone = WholeBackbone(target) if job.lora is None else LoraBackbone(target, job.lora)
+    store = None if job.features is None else FeatureStore(job.features, target, job.precision)
+    if store is not None:
+        taken = job.steps * job.batch * job.accumulate * launched()
+        store.check_room(rows, held_out, taps=getattr(drafter, "taps", ()), at_most=taken)
+    lesson = Lesson(drafter, target, recipe, backbone, store)
+    trainer = DrafterTrainer(lesson, report=report, args=settings, train_dataset=rows, eval_dataset=held_out)
+    _kept(job, what)
+    before = trainer.measure(held_out)
+    started = time.monotonic()
+    trainer.train(resume_from_checkpoint=last)
+    train_s = time.monotonic() - started
+    found = Trained(before, trainer.measure(held_out), train_s)
+    drafter.eval().requires_grad_(False)
+    if backbone is not None:
+        backbone.finish()
+    if is_main_rank():
+        record = {
+            **this_run(),
+            **job.meta,
+            **what,
+            "train_s": round(train_s, 1),
+            "device": device_name(target.device),
+            "held_out_before": [_figures(score) for score in before],
+            "held_out": [_figures(score) for score in found.after],
+            "log": trainer.state.log_history,
+        }
+        if backbone is not None:
+            target.model.to(dtype=DTYPES[job.dtype]).save_pretrained(job.output / TARGET)  # type: ignore[call-arg]
+        meta = {"target": target.name, "recipe": recipe.name}
+        save_drafter(job.output, drafter, dtype=job.dtype, meta=meta)
+        write_text(job.output / LOG, json.dumps(record, indent=1) + "\n")
+        (job.output / SETTINGS).unlink()
+    trainer.accelerator.wait_for_everyone()
+    return found
+
+
+def checkpoint(output: Path) -> str | None:
+    """The last whole checkpoint below a folder; the Trainer, which may be killed, writes its state after all else."""
+    steps = {
+        int(number): folder
+        for folder in output.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+        if (number := folder.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")).isdecimal() and _is_whole(folder)
+    }
+    return str(steps[max(steps)]) if steps else None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        for weights in checkpoint.glob("*.safetensors"):
+            with safe_open(weights, framework="pt"):
+                pass
+        return isinstance(json.loads((checkpoint / TRAINER_STATE_NAME).read_text("utf-8")), dict)
+    except (OSError, ValueError, SafetensorError):
+        return False
+
+
+def _kept(job: Job, what: dict[str, Any]) -> None:
+    """Write down what a new training is made of; one that is gone on with must be made of the same."""
+    path = job.output / SETTINGS
+    if not job.resume:
+        if is_main_rank():
+            job.output.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(what, indent=1) + "\n")
+        return
+    try:
+        was = json.loads(path.read_text("utf-8"))
+        changed = [key for key in what if was.get(key) != what[key]]
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"--resume: {path} cannot be read: {error}") from error
+    if changed:
+        key = changed[0]
+        raise UsageError(f"--resume: {job.output} was begun with {key} {was.get(key)}, not {what[key]}")
+
+
+def _what(job: Job, rows: Rows, held_out: Rows) -> dict[str, Any]:
+    return {
+        "recipe": asdict(job.recipe),
+        "steps": job.steps,
+        "batch": job.batch,
+        "accumulate": job.accumulate,
+        "seed": job.seed,
+        "precision": job.precision,
+        **({} if job.lora is None else {"lora": asdict(job.lora)}),
+        "processes": launched(),
+        "rows": len(rows),
+        "rows_held_out": len(held_out),
+        "length": rows.tokens.shape[1],
+        "tokens_learnt": int(rows.mask.sum()),
+        "rows_sha256": hashlib.sha256(rows.tokens.numpy().tobytes()).hexdigest()[:16],
+    }
+
+
+def _figures(score: DepthScore) -> dict[str, Any]:
+    loss = round(score.loss, 5) if score.anchors else None
+    return {"anchors": score.anchors, "loss": loss, "top_1_2_4_8": list(score.hits)}
+
+
+def step_count(rows: int, *, epochs: float, batch: int, accumulate: int, processes: int) -> int:
+    """Steps that go over all rows `epochs` times.
+
+    >>> step_count(100, epochs=2, batch=8, accumulate=1, processes=1)
+    26
+    """
+    return max(1, round(epochs * -(-rows // (batch * accumulate * processes))))
+
+
+def precision_of(target: Target) -> str:
+    """What a target's type asks of its drafter's training: half precision is computed with autocast."""
+    return {torch.bfloat16: "bfloat16", torch.float16: "float16"}.get(target.dtype, "float32")

@@ -1,0 +1,292 @@
+"""Predicted against measured: a plan's ways in the real loop, live on fresh prompts or with acceptance of a trace."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.decoding.decoder import Decoder, NewTokens
+from executor.decoding.step_results import Step
+from executor.drafters.drafter import Drafter
+from executor.profiling.drift import LOSS, centre
+from executor.target.target_model import Target
+from executor.verification.acceptance_rules import Rule
+from executor.verification.replayed_acceptance import Imposed
+from simulate.validation.agreement import Comparison, Figures
+from simulate.validation.end_to_end import Runs
+from simulate.validation.predictions import ClosedForms, judged_on, ways_of
+from treeopt.errors import ExecutorError, UsageError
+from treeopt.plans.plan import Choice, Plan, PlanEntry
+from treeopt.policies import Policy
+from treeopt.statistics.clustered_estimate import Estimate, ratio
+from treeopt.traces.trace import Trace
+from treeopt.tree import EMPTY, Tree
+
+MOST = 8  # pieces of a block: each begins with a prefill
+PASSES = 4  # over a block, at most, of a batch size at which it is done sooner
+WARM_UP = 3  # steps of each way before any is measured: libraries allocate, processors wake
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What is decoded, and how.
+
+    Attributes:
+        prompts: token ids; every request is decoded once by every way.
+        new_tokens: decoded after every prompt, or after each.
+        stop: tokens that end a request.
+        replayed: a trace of as many requests, whose acceptance is imposed over the rule's; None: the rule decides.
+        graphs: replay steps from CUDA graphs.
+        rule: of verification, of plain decoding too; None: greedy.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    new_tokens: NewTokens = 64
+    stop: Sequence[int] = ()
+    replayed: Trace | None = None
+    graphs: bool = False
+    rule: Rule | None = None
+
+    def __post_init__(self) -> None:
+        """Check that trace and prompts go together.
+
+        Raises:
+            UsageError: their numbers differ.
+        """
+        if self.replayed is not None and self.replayed.requests != len(self.prompts):
+            raise UsageError(f"{len(self.prompts)} prompts cannot replay a trace of {self.replayed.requests} requests")
+
+    @property
+    def limits(self) -> list[int]:
+        """Most new tokens of each request: no more than the trace has, where one is replayed."""
+        given = self.new_tokens
+        limits = [given] * len(self.prompts) if isinstance(given, int) else list(given)
+        if self.replayed is None:
+            return limits
+        lengths = self.replayed.lengths.tolist()
+        return [min(pair) for pair in zip(limits, lengths, strict=True)]
+
+    @property
+    def context(self) -> int:
+        """Tokens a sequence in the cache, about, the mean over a run in which no text ends early."""
+        return round(float(np.mean([len(prompt) for prompt in self.prompts]) + np.mean(self.limits) / 2))
+
+    def part(self, which: NDArray[np.int64]) -> "Requests":
+        """Some of them, given by rising numbers."""
+        chosen, limits = which.tolist(), self.limits
+        trace = None if self.replayed is None else self.replayed.select(which)
+        prompts, limits = [self.prompts[i] for i in chosen], [limits[i] for i in chosen]
+        return replace(self, prompts=prompts, new_tokens=limits, replayed=trace)
+
+
+@dataclass
+class _Run:
+    """What the blocks of one way to decode added up to."""
+
+    steps_of: dict[int, int] = field(default_factory=dict)
+    committed_of: dict[int, int] = field(default_factory=dict)
+    step_s: list[list[float]] = field(default_factory=list)
+    wall_s: float = 0.0
+
+    def add(self, steps: Sequence[Step], first: int) -> None:
+        for step in steps:
+            self.wall_s += step.draft_s + step.rest_s + step.admit_s
+            for request, committed in zip(step.requests, step.committed, strict=True):
+                if request >= 0:
+                    number = first + request
+                    self.steps_of[number] = self.steps_of.get(number, 0) + 1
+                    self.committed_of[number] = self.committed_of.get(number, 0) + len(committed)
+        self.step_s.append([step.draft_s + step.rest_s for step in steps if step.full])
+
+    @property
+    def tau(self) -> Estimate:
+        return ratio(np.array(list(self.committed_of.values())), np.array(list(self.steps_of.values())))
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.committed_of.values())
+
+
+def check_run(target: Target, drafter: Drafter, plan: Plan, requests: Requests, *, blocks: int) -> None:
+    """Refuse what could not be measured to its end.
+
+    Raises:
+        UsageError: a plan without trees, or too few prompts to fill the largest batch in every block.
+        ExecutorError: a tree that the drafter cannot draft, or requests beyond the target's context.
+        TraceError: a tree that the replayed trace does not cover.
+    """
+    if not any(_ways(entry, requests) for entry in plan.entries):
+        raise UsageError("the plan holds no tree: there is nothing to validate")
+    for entry in plan.entries:
+        for tree, choice in _ways(entry, requests).items():
+            try:
+                _decoder(target, drafter, tree, entry.batch, requests)
+            except ExecutorError as error:
+                raise ExecutorError(f"{choice.name} at batch {entry.batch}: {error}") from error
+    largest, count = max(entry.batch for entry in plan.entries), len(requests.prompts)
+    if count < 2 * blocks * largest:
+        raise UsageError(
+            f"{blocks} blocks at batch {largest} need at least {2 * blocks * largest} prompts, got {count}"
+        )
+    largest_tree = max((tree for entry in plan.entries for tree in _ways(entry, requests)), key=lambda tree: tree.nodes)
+    _decoder(target, drafter, largest_tree, 1, requests).memory(requests.prompts, new_tokens=requests.limits)
+
+
+def compare(
+    target: Target,
+    drafter: Drafter,
+    plan: Plan,
+    requests: Requests,
+    *,
+    blocks: int = 6,
+    seed: int = 0,
+    forms: Mapping[tuple[int, str], ClosedForms] | None = None,
+    whole: Mapping[tuple[int, str], Estimate] | None = None,
+    progress: Callable[[int], None] = lambda blocks: None,
+) -> list[Comparison]:
+    """Decode the requests plainly and with every tree and policy of each entry of the plan, in shuffled blocks.
+
+    Where a trace is replayed policies are left out.
+
+    In each block the batch sizes come in random order, and within each so do plain decoding and the trees, which
+    thereby share what the machine does at the time. Small batch sizes decode a block in several pieces, all ways one
+    piece before the next; those that the plan expects to be done in two thirds of the longest time or less decode it
+    several times over.
+
+    Args:
+        target: the model that the plan's trace was recorded with; any where a trace is replayed.
+        drafter: its drafter.
+        plan: what is to be checked.
+        requests: what is decoded; none of them in the trace that the plan was made of.
+        blocks: parts that the prompts are cut into; every part is decoded at all batch sizes before the next.
+        seed: of the order.
+        forms: closed forms to keep with each tree, by batch size and tree id.
+        whole: what was predicted of whole runs, likewise.
+        progress: told every finished piece of one way.
+
+    Raises:
+        UsageError, ExecutorError, TraceError: see `check_run`.
+    """
+    check_run(target, drafter, plan, requests, blocks=blocks)
+    rng = np.random.default_rng(seed)
+    ways: dict[int, list[Tree | Policy]] = {entry.batch: [EMPTY, *_ways(entry, requests)] for entry in plan.entries}
+    runs = {(batch, tree): _Run() for batch, trees in ways.items() for tree in trees}
+    parts = _parts(requests, blocks)
+    for batch, tree in runs:
+        _warm(target, drafter, tree, batch, requests.part(parts[0]))
+    cuts = pieces(plan, replayed=requests.replayed is not None)
+    for part in parts:
+        for batch in rng.permutation(list(ways)).tolist():
+            number, passes = cuts[batch]
+            for piece in np.array_split(part, number) * passes:
+                drawn = requests.part(piece)
+                for index in rng.permutation(len(ways[batch])).tolist():
+                    tree = ways[batch][index]
+                    decoder = _decoder(target, drafter, tree, batch, drawn)
+                    steps = list(decoder.steps(drawn.prompts, new_tokens=drawn.limits, stop=drawn.stop))
+                    runs[batch, tree].add(steps, int(piece[0]))
+                    progress(1)
+    due = partial(Figures.of_run, judged=judged_on(plan), requests=len(requests.prompts))
+    return [
+        found
+        for entry in plan.entries
+        for found in _compared(
+            entry, {t: runs[entry.batch, t] for t in ways[entry.batch]}, due, forms or {}, whole or {}
+        )
+    ]
+
+
+def pieces(plan: Plan, *, replayed: bool = False) -> dict[int, tuple[int, int]]:
+    """By batch size, in how many pieces `compare` decodes each of its blocks, and how many times over."""
+    largest = max(entry.batch for entry in plan.entries)
+    due = {entry.batch: _due_s(entry, replayed=replayed) for entry in plan.entries}
+    return {
+        batch: (min(largest // batch, MOST), min(round(max(due.values()) / seconds), PASSES) if seconds else 1)
+        for batch, seconds in due.items()
+    }
+
+
+def _due_s(entry: PlanEntry, *, replayed: bool) -> float:
+    """Seconds that a token of every way takes, all together; 0 where the plan names neither plain steps nor a tree."""
+    plain = [choice for choice in (entry.choice, *entry.compared) if choice.plain][:1]
+    return sum(1 / choice.tokens_s(entry.batch) for choice in (*plain, *ways_of(entry, static=replayed).values()))
+
+
+def runs_of(target: Target, plan: Plan, requests: Requests, *, blocks: int) -> Runs:
+    """The runs that `compare` makes."""
+    cuts = pieces(plan, replayed=requests.replayed is not None)
+    sizes = {
+        batch: tuple(len(piece) for part in _parts(requests, blocks) for piece in np.array_split(part, number))
+        for batch, (number, _) in cuts.items()
+    }
+    given = requests.new_tokens
+    late = Decoder(target).late
+    return Runs(sizes, tuple(map(len, requests.prompts)), given if isinstance(given, int) else max(given), late)
+
+
+def _parts(requests: Requests, blocks: int) -> list[NDArray[np.int64]]:
+    """Numbers of the requests of each block."""
+    return np.array_split(np.arange(len(requests.prompts)), blocks)
+
+
+def blocks_of(plan: Plan, blocks: int, *, replayed: bool = False) -> int:
+    """Pieces of blocks that `compare` decodes, all ways together."""
+    cuts = pieces(plan, replayed=replayed)
+    ways = {entry.batch: 1 + len(ways_of(entry, static=replayed)) for entry in plan.entries}
+    return blocks * sum(math.prod(cuts[batch]) * count for batch, count in ways.items())
+
+
+def _ways(entry: PlanEntry, requests: Requests) -> dict[Tree | Policy, Choice]:
+    """What is measured of an entry: acceptance can be replayed in static trees only."""
+    return ways_of(entry, static=requests.replayed is not None)
+
+
+def _decoder(target: Target, drafter: Drafter, tree: Tree | Policy, batch: int, requests: Requests) -> Decoder:
+    rule = requests.rule
+    if requests.replayed is not None and isinstance(tree, Tree):
+        rule = Imposed(requests.replayed, tree, rule=rule)
+    return Decoder(target, drafter if tree.nodes else None, tree=tree, batch=batch, rule=rule, graphs=requests.graphs)
+
+
+def _warm(target: Target, drafter: Drafter, tree: Tree | Policy, batch: int, requests: Requests) -> None:
+    decoder = _decoder(target, drafter, tree, batch, requests)
+    steps = decoder.steps(requests.prompts, new_tokens=requests.limits, stop=requests.stop)
+    for _ in zip(range(WARM_UP), steps, strict=False):
+        pass
+
+
+def _compared(
+    entry: PlanEntry,
+    runs: Mapping[Tree | Policy, _Run],
+    predicted: Callable[[Choice], Figures],
+    forms: Mapping[tuple[int, str], ClosedForms],
+    whole: Mapping[tuple[int, str], Estimate],
+) -> list[Comparison]:
+    plain, found = runs[EMPTY], []
+    due = next((choice.step_s for choice in (entry.choice, *entry.compared) if choice.plain), None)
+    plain_s = None if due is None else (due, float(np.median(np.concatenate(plain.step_s))))
+    for way, choice in ways_of(entry).items():
+        if way not in runs:
+            continue
+        run, tree = runs[way], way if isinstance(way, Tree) else None
+        end_to_end = run.tokens / run.wall_s * plain.wall_s / plain.tokens
+        form, due_whole = ClosedForms(), None
+        if tree is not None:
+            form, due_whole = forms.get((entry.batch, tree.id), form), whole.get((entry.batch, tree.id))
+        measured = _measured(run, plain, np.median if tree else np.mean)
+        told = (predicted(choice), measured, end_to_end, form, plain_s, choice.grown, due_whole)
+        found.append(Comparison(entry.batch, choice.name, tree, *told))
+    return found
+
+
+def _measured(run: _Run, plain: _Run, middle: Callable[[Sequence[float]], Any]) -> Figures:
+    """Step times are compared piece by piece, since a piece's runs follow one another on a machine that drifts."""
+    step_s = float(middle([seconds for piece in run.step_s for seconds in piece]))
+    quotients = np.array([middle(p) / middle(s) for p, s in zip(plain.step_s, run.step_s, strict=True)])
+    spread = ratio(quotients, np.ones(len(quotients)))
+    found = float(np.exp(centre(np.log(quotients).tolist())))
+    return Figures(run.tau, step_s, run.tau.times(found, relative_error=LOSS * spread.relative))

@@ -1,0 +1,32 @@
+"""Weights that a plain step of a target and one forward of a drafter read, where shapes tell (CORAL, Table 1)."""
+
+from executor.drafters.drafter import Drafter
+from executor.drafters.eagle import Eagle
+from executor.drafters.language_model import LanguageModel
+from executor.drafters.medusa import MedusaHeads
+from executor.target.quantization import quantization_of
+from executor.target.target_model import Target
+from simulate.model_sizes.hf_config import Shape, eagle_parameters
+from treeopt.errors import CostError
+
+
+def weights_read(target: Target, drafter: Drafter) -> tuple[int, int] | None:
+    """Of the drafter, then of the target; LM heads counted, embeddings not.
+
+    None for models that `hf_config` does not cover, quantised ones, and drafters other than language models,
+    Medusa heads (one head a level) and EAGLE's layer without a router.
+    """
+    try:
+        shape = Shape.from_config(target.model.config.to_dict())
+        if quantization_of(target.model) is not None:
+            return None
+        if isinstance(drafter, LanguageModel):
+            return Shape.from_config(drafter.target.model.config.to_dict()).step_parameters, shape.step_parameters
+        if isinstance(drafter, Eagle) and not drafter.groups:
+            return eagle_parameters(shape, fc_bias=drafter.fc.bias is not None), shape.step_parameters
+    except CostError:
+        return None
+    if isinstance(drafter, MedusaHeads):
+        head = (drafter.weight.numel() + drafter.bias.numel()) // drafter.max_depth
+        return head + shape.vocab * shape.hidden, shape.step_parameters
+    return None

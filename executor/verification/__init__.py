@@ -1,0 +1,1 @@
+"""Verification: which drafted tokens a rule accepts."""

@@ -1,0 +1,1 @@
+"""Speedup formulas of papers, and their error on published speedups."""

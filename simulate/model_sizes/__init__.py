@@ -1,0 +1,1 @@
+"""Model sizes: what models multiply, read and store; no device, no time."""

@@ -1,0 +1,1 @@
+"""Measured step times: the profile, its tables, its fit, its error."""

@@ -1,0 +1,142 @@
+"""What a step's time is made of, as a non-negative sum: tokens, tiles, keys and values, masks, experts.
+
+Fitted by least squares of relative errors, it tells how time moves between sizes that were measured and across
+contexts; the level at a measured size is the measurement's, see `simulate.profiles.step_tables`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulate.model_sizes.mixture_of_experts import Experts
+from treeopt.errors import CostError
+
+Floats = NDArray[np.float64]
+
+TILES = (16, 64, 128, 256)  # rows that kernels round up to (walltime measurements of A100, H100 and A40)
+CONTEXT_TERMS = ("cache", "attention")  # nothing where one context was measured: they would stand for others
+ROUNDING = 1e-9  # of a step; terms that never take more are what rounding left
+SPREADS = tuple(round(0.05 * i, 2) for i in range(1, 21))
+
+
+def terms_of(
+    tokens: ArrayLike, *, batch: ArrayLike, context: ArrayLike, experts: Experts | None = None, spread: float = 1.0
+) -> dict[str, Floats]:
+    """Each term's amount in steps of these sizes; float64, of their common shape.
+
+    With t = batch x tokens rows: `step` 1; `tokens` t; `tileN` t rounded up to a multiple of N; `sequences` batch;
+    `cache` keys and values read, batch x context; `attention` t x context; `mask` batch x tokens**2; `experts` of a
+    layer that the rows touch between them.
+
+    Args:
+        tokens: verified tokens a sequence.
+        batch: sequences.
+        context: tokens of each in the cache.
+        experts: of the target; None: the term is left out.
+        spread: lambda of `Experts.touched`.
+
+    >>> terms_of(5, batch=4, context=100)["tile16"].item()
+    32.0
+    """
+    size, sequences, cached = np.broadcast_arrays(
+        *(np.asarray(value, dtype=np.float64) for value in (tokens, batch, context))
+    )
+    rows = size * sequences
+    found = {"step": np.ones_like(rows), "tokens": rows}
+    found |= {f"tile{tile}": np.ceil(rows / tile) * tile for tile in TILES}
+    found |= {"sequences": sequences.copy(), "cache": sequences * cached, "attention": rows * cached}
+    found["mask"] = sequences * size**2
+    if experts is not None:
+        found["experts"] = experts.touched(rows, spread=spread)
+    return found
+
+
+TERMS = (*terms_of(1, batch=1, context=0), "experts")
+
+
+@dataclass(frozen=True)
+class Basis:
+    """A fitted sum.
+
+    Attributes:
+        seconds: term -> seconds for each of its units; terms that are missing cost nothing.
+        experts: of the target, where `experts` is a term.
+        spread: lambda of `Experts.touched`, fitted.
+    """
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    experts: Experts | None = None
+    spread: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check names and signs.
+
+        Raises:
+            CostError: names the term.
+        """
+        for name, value in self.seconds.items():
+            if name not in TERMS:
+                raise CostError(f"basis: there is no term {name!r:.40}, only {', '.join(TERMS)}")
+            if not (math.isfinite(value) and value >= 0):
+                raise CostError(f"basis: {name} must be 0 or more, found {value}")
+        if not any(value > 0 for name, value in self.seconds.items() if name not in CONTEXT_TERMS):
+            raise CostError("basis: a term that any step has must be above 0")
+        if "experts" in self.seconds and self.experts is None:
+            raise CostError("basis: the term experts needs their counts")
+        if not 0 < self.spread <= 1:
+            raise CostError(f"basis: spread must be above 0 and at most 1, found {self.spread}")
+        object.__setattr__(self, "seconds", MappingProxyType(dict(self.seconds)))
+
+    def rest_s(self, tokens: ArrayLike, *, batch: ArrayLike, context: ArrayLike) -> Floats:
+        """Seconds of everything but drafting; sizes as in `terms_of`.
+
+        >>> Basis({"step": 0.5, "tile16": 0.25}).rest_s([1, 5], batch=4, context=0).tolist()
+        [4.5, 8.5]
+        """
+        amounts = terms_of(tokens, batch=batch, context=context, experts=self.experts, spread=self.spread)
+        total = np.zeros_like(amounts["step"])
+        for name, value in self.seconds.items():
+            total += value * amounts[name]
+        return total
+
+
+def fit_basis(
+    tokens: ArrayLike, seconds: ArrayLike, *, batch: ArrayLike, context: ArrayLike, experts: Experts | None = None
+) -> Basis:
+    """The sum of least squared relative errors, no term below 0 (Lawson and Hanson 1974, by scipy).
+
+    Args:
+        tokens: verified tokens a sequence of each measured step, (n,).
+        seconds: what they took besides drafting, (n,), positive.
+        batch: sequences of each, (n,).
+        context: tokens a sequence in the cache of each, (n,).
+        experts: of the target; the spread of least error is taken then.
+
+    >>> found = fit_basis([1, 8, 16, 24, 32], [3, 3, 3, 5, 5], batch=1, context=0)
+    >>> {name: round(value, 6) for name, value in found.seconds.items()}
+    {'step': 1.0, 'tile16': 0.125}
+    """
+    from scipy.optimize import nnls
+
+    due = np.asarray(seconds, dtype=np.float64)
+    left_out = CONTEXT_TERMS if len(np.unique(context)) < 2 else ()
+    best: tuple[float, dict[str, float], float] | None = None
+    for spread in SPREADS if experts is not None else (1.0,):
+        amounts = terms_of(tokens, batch=batch, context=context, experts=experts, spread=spread)
+        names = [name for name in amounts if name not in left_out]
+        columns = np.stack([np.broadcast_to(amounts[name], due.shape) for name in names], 1) / due[:, None]
+        scale = columns.max(axis=0)
+        scale[scale == 0] = 1.0
+        found, error = nnls(columns / scale, np.ones(len(due)))
+        if best is None or error < best[0] * (1 - 1e-9):
+            found[found < ROUNDING] = 0
+            best = error, {n: v for n, v in zip(names, (found / scale).tolist(), strict=True) if v > 0}, spread
+    assert best is not None
+    _, fitted, spread = best
+    if "experts" not in fitted:  # they cost nothing that other terms do not tell
+        experts, spread = None, 1.0
+    return Basis(fitted, experts, spread)

@@ -1,0 +1,1 @@
+"""Step times predicted from a data sheet."""

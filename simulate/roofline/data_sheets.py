@@ -1,0 +1,259 @@
+"""Device specifications: what a GPU can compute and move a second by its data sheet, and nothing measured."""
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from simulate.roofline.interconnect import Link
+from treeopt.errors import CostError
+from treeopt.storage.atomic_files import shipped
+
+SCHEMA = "treeopt.hardware/1"
+FASTEST = 1e30  # B/s and FLOP/s that are taken for a device's
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Constants of a device class, fitted to timings of single operators (see `notes` in data/hardware.json).
+
+    Attributes:
+        gemm_overhead_s: seconds that a matrix product takes beyond its bytes and its FLOP.
+        bandwidth_share: share of `Hardware.bandwidth` that matrix products reach, in (0, 1].
+        flops_share: share of `Hardware.flops` that matrix products reach, in (0, 1].
+        kv_bandwidth_share: share of `Hardware.bandwidth` that decode attention reaches, in (0, 1], or None.
+        weights_cached: in the timings weights came from the cache, not from memory: the constants flatter the device.
+
+    Raises:
+        CostError: names the first field that is wrong.
+
+    >>> Fitted(gemm_overhead_s=4e-6, bandwidth_share=0.85, flops_share=0.9).kv_bandwidth_share is None
+    True
+    """
+
+    gemm_overhead_s: float
+    bandwidth_share: float
+    flops_share: float
+    kv_bandwidth_share: float | None = None
+    weights_cached: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        if type(self.weights_cached) is not bool:
+            raise CostError(f"weights_cached must be true or false, got {self.weights_cached!r}")
+        _check_number("gemm_overhead_s", self.gemm_overhead_s, zero=True)
+        _check_number("bandwidth_share", self.bandwidth_share, most=1.0)
+        _check_number("flops_share", self.flops_share, most=1.0)
+        if self.kv_bandwidth_share is not None:
+            _check_number("kv_bandwidth_share", self.kv_bandwidth_share, most=1.0)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A device as its data sheet describes it.
+
+    Attributes:
+        name: what it is looked up by.
+        generation: class of devices that fitted constants may be carried over in, such as "Hopper".
+        flops: FLOP/s, dense bf16 with fp32 accumulation.
+        bandwidth: B/s of device memory.
+        l2_bytes: B of last-level cache on the chip.
+        multiprocessors: streaming multiprocessors or compute units.
+        source: where the figures come from.
+        fitted: constants fitted to timings of this device, or None.
+        note: what is unsure ([U]) or was measured to differ.
+        memory_bytes: B of device memory, None where it is not known.
+        link: how devices of one node exchange, None where it is not known.
+
+    Raises:
+        CostError: names the first field that is wrong.
+
+    >>> Hardware("X", "X", flops=6e12, bandwidth=3e10, l2_bytes=1, multiprocessors=1, source="X").ridge_point
+    200.0
+    """
+
+    name: str
+    generation: str
+    flops: float
+    bandwidth: float
+    l2_bytes: int
+    multiprocessors: int
+    source: str
+    fitted: Fitted | None = None
+    note: str = ""
+    memory_bytes: int | None = None
+    link: Link | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in ("name", "generation", "source", "note"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not (value.strip() or name == "note"):
+                raise CostError(f"{name} must be a text that is not empty, got {value!r}")
+        _check_rate("flops", self.flops)
+        _check_rate("bandwidth", self.bandwidth)
+        for name in ("l2_bytes", "multiprocessors"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise CostError(f"{name} must be a positive integer, got {value!r}")
+        if self.memory_bytes is not None and (type(self.memory_bytes) is not int or self.memory_bytes < 1):
+            raise CostError(f"memory_bytes must be a positive integer or None, got {self.memory_bytes!r}")
+        if self.fitted is not None and not isinstance(self.fitted, Fitted):
+            raise CostError(f"fitted must be Fitted or None, got {self.fitted!r}")
+        if self.link is not None:
+            if not isinstance(self.link, Link):
+                raise CostError(f"link must be Link or None, got {self.link!r}")
+            _check_link(self.link)
+
+    @property
+    def ridge_point(self) -> float:
+        """FLOP/B; work with fewer operations a byte moved is bound by bandwidth, the rest by arithmetic."""
+        return self.flops / self.bandwidth
+
+
+def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
+    """Devices by name, in the order of the file; without `path` those shipped with treeopt.
+
+    Raises:
+        CostError: names the file, the device and the field that is wrong.
+
+    >>> load_hardware()["H200"].bandwidth
+    4800000000000.0
+    """
+    path = shipped("hardware.json") if path is None else Path(path)
+    try:
+        content = json.loads(path.read_text("utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise CostError(f"{path}: must be a readable JSON file: {error}") from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        found = content.get("schema") if isinstance(content, dict) else content
+        raise CostError(f"{path}: schema must be {SCHEMA!r}, got {found!r:.80}")
+    entries = content.get("devices")
+    if not isinstance(entries, list) or not entries:
+        raise CostError(f"{path}: devices must be a list that is not empty, got {entries!r:.80}")
+    devices: dict[str, Hardware] = {}
+    for number, entry in enumerate(entries):
+        label = f"devices[{number}]"
+        try:
+            label += f" ({entry['name']})" if isinstance(entry, dict) and "name" in entry else ""
+            device = _hardware(entry)
+            if device.name.casefold() in map(str.casefold, devices):
+                raise CostError("name must be unique, upper and lower case being one")
+        except CostError as error:
+            raise CostError(f"{path}: {label}: {error}") from error
+        devices[device.name] = device
+    return devices
+
+
+def find_hardware(name: str, *, path: Path | str | None = None) -> Hardware:
+    """The device called `name`, or the only one whose name begins with these words, in upper or lower case.
+
+    Args:
+        name: as in the file, such as "H100 SXM", or its first words, such as "h100"; "l4" is no L40S.
+        path: a file like data/hardware.json; None: that one.
+
+    Raises:
+        CostError: lists the names that are known, or those that begin so.
+
+    >>> find_hardware("h100").multiprocessors
+    132
+    """
+    devices = load_hardware(path)
+    asked = name.strip().casefold()
+    for known, device in devices.items():
+        if known.casefold() == asked:
+            return device
+    begun = [known for known in devices if asked and re.match(rf"{re.escape(asked)}\b", known.casefold())]
+    if len(begun) == 1:
+        return devices[begun[0]]
+    raise CostError(f"hardware must be one of {', '.join(begun or devices)}; got {name!r}")
+
+
+def own_hardware(
+    name: str,
+    *,
+    bandwidth: float,
+    flops: float,
+    like: Hardware,
+    same_class: bool = False,
+    memory_bytes: int | None = None,
+) -> Hardware:
+    """A device in figures of one's own; cache and multiprocessors, which no cost depends on, are those of `like`.
+
+    Args:
+        name: what to call it.
+        bandwidth: B/s of device memory.
+        flops: FLOP/s, dense bf16 with fp32 accumulation.
+        like: the device that comes nearest to it.
+        same_class: it is of that device's class, so that its fitted constants are of its own class.
+        memory_bytes: B of device memory, None where it does not matter.
+
+    Raises:
+        CostError: names the figure that is wrong.
+
+    >>> own_hardware("mine", bandwidth=1e12, flops=1e14, like=find_hardware("h100")).generation
+    'like Hopper'
+    """
+    generation = like.generation if same_class else f"like {like.generation}"
+    source = f"given by the user; l2_bytes and multiprocessors of {like.name}"
+    return Hardware(
+        name, generation, flops, bandwidth, like.l2_bytes, like.multiprocessors, source, memory_bytes=memory_bytes
+    )
+
+
+def _hardware(entry: object) -> Hardware:
+    """The device that an entry of the file describes."""
+    values = _fields(entry, Hardware)
+    kinds: dict[str, type[Fitted] | type[Link]] = {"fitted": Fitted, "link": Link}
+    for name, kind in kinds.items():
+        if values.get(name) is not None:
+            try:
+                values[name] = kind(**_fields(values[name], kind))
+            except CostError as error:
+                raise CostError(f"{name}: {error}") from error
+    return Hardware(**values)
+
+
+def _fields(entry: object, kind: type[Hardware] | type[Fitted] | type[Link]) -> dict[str, Any]:
+    """The entry as keyword arguments of `kind`; its keys are fields, and no required one is missing."""
+    if not isinstance(entry, Mapping):
+        raise CostError(f"must be an object, got {entry!r:.80}")
+    known = [field.name for field in fields(kind)]
+    for key in entry:
+        if key not in known:
+            raise CostError(f"{key} must be one of {', '.join(known)}")
+    missing = [name for name in known if name not in entry and not hasattr(kind, name)]
+    if missing:
+        raise CostError(f"{missing[0]} must be given")
+    return dict(entry)
+
+
+def _check_link(link: Link) -> None:
+    """Raise CostError unless every field of it could be a link's."""
+    if not isinstance(link.source, str) or not link.source.strip():
+        raise CostError(f"link: source must be a text that is not empty, got {link.source!r}")
+    _check_rate("link: bandwidth", link.bandwidth)
+    _check_number("link: share", link.share, most=1.0)
+    for name in ("latency_s", "second_s"):
+        _check_number(f"link: {name}", getattr(link, name), zero=True, most=1.0)
+
+
+def _check_rate(name: str, value: float) -> None:
+    """Raise CostError unless `value` is a number a second that a device might have; beyond, sums overflow."""
+    if not _is_number(value) or not 1 <= value <= FASTEST:
+        raise CostError(f"{name} must be a finite number from 1 to {FASTEST:g}, got {value!r:.40}")
+
+
+def _check_number(name: str, value: float, *, zero: bool = False, most: float = sys.float_info.max) -> None:
+    """Raise CostError unless `value` is a finite number above 0 (`zero`: 0 or more) and at most `most`."""
+    if not _is_number(value) or not (0 <= value <= most) or (value == 0 and not zero):
+        floor = "0 or more" if zero else "above 0"
+        ceiling = f" and at most {most:g}" if most < sys.float_info.max else ""
+        raise CostError(f"{name} must be a finite number {floor}{ceiling}, got {value!r:.40}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""Runs: what steps add up to in a batch or a server."""

@@ -1,0 +1,83 @@
+"""When a server changes from one tree to another as its load changes, and what that costs."""
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from treeopt.errors import UsageError
+from treeopt.plans.plan import Plan
+from treeopt.tree import Tree
+
+
+@dataclass(frozen=True)
+class Switching:
+    """Which tree is drafted, by the number of requests that decode.
+
+    Attributes:
+        trees: ways to decode from few requests to many; None: plainly.
+        up: up[i]: change from trees[i] to the next when so many requests decode, or more.
+        down: down[i]: change back to trees[i] when so few decode, or fewer.
+        switch_s: seconds that a change takes.
+    """
+
+    trees: tuple[Tree | None, ...]
+    up: tuple[int, ...] = ()
+    down: tuple[int, ...] = ()
+    switch_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the changes.
+
+        Raises:
+            UsageError: there is not one between every two trees, or a change would be undone at once.
+        """
+        if len(self.trees) - 1 != len(self.up) or len(self.up) != len(self.down):
+            raise UsageError(f"{len(self.trees)} trees need a change between every two, got {self.up} and {self.down}")
+        for i, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
+            if down >= up:
+                raise UsageError(f"down[{i}] must be below up[{i}], got {down} and {up}")
+        if not 0 <= self.switch_s < np.inf:
+            raise UsageError(f"switch_s must be 0 or more and finite, got {self.switch_s}")
+
+    @classmethod
+    def of(cls, plan: Plan, *, hysteresis: int = 0, switch_s: float = 0.0) -> "Switching":
+        """The changes of a plan; where it names none, its entries hold up to their batch sizes.
+
+        Args:
+            plan: of static trees; entries of grown ones must be left out before.
+            hysteresis: requests by which every change, up or down, comes later; down at one request at the latest.
+            switch_s: seconds that a change takes.
+
+        Raises:
+            UsageError: an entry grows its trees at run time.
+        """
+        entries = {entry.batch: entry.choice for entry in sorted(plan.entries, key=lambda entry: entry.batch)}
+        for batch, choice in entries.items():
+            if choice.grown is not None:
+                raise UsageError(f"the plan grows a tree at each step at batch {batch}; serving is of static trees")
+        sizes = list(entries)
+        changes = [(s.large, s.up, s.down) for s in plan.switches] or [
+            (large, small + 1, small) for small, large in pairwise(sizes) if entries[small].tree != entries[large].tree
+        ]
+        # No change waits for one that lies beyond it: else the ways after both, planned by then, would wait, too.
+        ups = list(accumulate((up for _, up, _ in reversed(changes)), min))[::-1]
+        downs = accumulate((down for _, _, down in changes), max)
+        return cls(
+            (entries[sizes[0]].tree, *(entries[large].tree for large, _, _ in changes)),
+            tuple(up + hysteresis for up in ups),
+            tuple(max(1, down - hysteresis) for down in downs),
+            switch_s,
+        )
+
+    def way(self, now: int, running: int) -> int:
+        """Index of the tree for so many requests, coming from the one of index `now`.
+
+        >>> Switching((None, Tree.chain(1)), up=(3,), down=(1,)).way(0, 2)
+        0
+        """
+        while now < len(self.up) and running >= self.up[now]:
+            now += 1
+        while now > 0 and running <= self.down[now - 1]:
+            now -= 1
+        return now

@@ -1,0 +1,1 @@
+"""Predictions fixed before a measurement, and how well they agree with it."""

@@ -1,0 +1,1 @@
+"""Devices, contexts and batch sizes that were not measured."""

@@ -1,0 +1,410 @@
+"""What is no drafter for this target is refused in one line that names the file and the tensor or field."""
+
+import json
+import os
+import pickle
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from executor.checkpoints import load_drafter, save_drafter
+from executor.checkpoints.tensors import find_tensor_files, torch_save
+from executor.checkpoints.tensors.lazy_tensors import Stored
+from executor.drafters.hydra import Hydra
+from executor.drafters.language_model import LanguageModel
+from tests.executor.checkpoints.test_layouts import config_of, put_down, tensors_of
+from tests.helpers.drafters import random_drafter
+from tests.helpers.models import HIDDEN, VOCABULARY, deep_target, small_target
+from treeopt.errors import ExecutorError
+
+LAYOUTS = {
+    "medusa": "vllm-medusa",
+    "hydra": None,
+    "hydra++": "hydra",
+    "eagle": "eagle",
+    "eagle-qkv-bias": None,
+    "coral-router": None,
+    "eagle3": "eagle3",
+    "eagle3-variants": "speculators-eagle3",
+    "eagle3-input-norm": "eagle3-specforge",
+}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return deep_target()
+
+
+@pytest.fixture(scope="module")
+def good(target, tmp_path_factory):
+    """Name -> its tensors and configuration."""
+    found = {}
+    for name, layout in LAYOUTS.items():
+        folder = tmp_path_factory.mktemp("good") / name
+        save_drafter(folder, random_drafter(name, target), dtype="float32", meta={}, layout=layout, target=target)
+        found[name] = tensors_of(folder), config_of(folder)
+    return found
+
+
+def refused(path: Path, target, *words: str) -> str:
+    with pytest.raises(ExecutorError) as caught:
+        load_drafter(path, target)
+    message = str(caught.value)
+    assert str(path) in message
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+    return message
+
+
+# Tensors whose absence says that the drafter has no such thing, or, of the only ones that tell, is none.
+OPTIONAL = {
+    "medusa": r".*bias",
+    "eagle-qkv-bias": "fc.weight",
+    "eagle": "fc.bias|embed_tokens.weight",
+    "coral-router": r"fc.bias|router.w\d.*",
+}
+OPTIONAL |= {"eagle3": "d2t|t2d", "eagle3-variants": "embed_tokens.weight", "eagle3-input-norm": "input_norm.weight"}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_tensor_must_be_there_and_fit(tmp_path, target, good, name):
+    tensors, config = good[name]
+    for key, value in tensors.items():
+        bent = {
+            "narrow": value[..., :-1],
+            "wide": torch.cat([value, value[:1]]),
+            "deep": value[None],
+            "integers": value.int() if value.is_floating_point() else value.float(),
+        }
+        if value.is_floating_point():
+            bent["no number"] = value.clone().index_fill_(0, torch.tensor([0]), torch.nan)
+        if key == "router.w2.weight":  # there may be any number of groups
+            del bent["wide"]
+        for what, other in bent.items():
+            put_down(tmp_path, tensors | {key: other.contiguous()}, config)
+            try:
+                message = refused(tmp_path, target)
+            except pytest.fail.Exception:
+                pytest.fail(f"{key} was taken although it is {what}")
+            # What follows from a tensor is named where the tensor itself decides.
+            assert re.search(r"must|not finite|multiple|head_dim|is missing|not the target's|contradict", message), (
+                message
+            )
+        put_down(tmp_path, {k: v for k, v in tensors.items() if k != key}, config)
+        if re.fullmatch(OPTIONAL.get(name, "none"), key) is None:
+            refused(tmp_path, target, key)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_nobody_knows_is_named(tmp_path, target, good, name):
+    tensors, config = good[name]
+    more = {f"more.{i}": torch.zeros(2) for i in range(5)}
+    put_down(tmp_path, tensors | more, config)
+    refused(tmp_path, target, "5 unknown: more.0 (2,), more.1 (2,), more.2 (2,) and 2 more")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_another_models_drafter_is_refused(tmp_path, good, name):
+    tensors, config = good[name]
+    put_down(tmp_path, tensors, config)
+    other = small_target("gpt_neox", seed=3)
+    other.model.resize_token_embeddings(64)
+    other.__dict__.pop("vocabulary", None)
+    if name in ("medusa", "hydra", "hydra++", "eagle", "eagle3", "eagle3-variants", "eagle3-input-norm"):
+        refused(tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("eagle", "norm.weight", torch.ones(HIDDEN), "norm.weight: EAGLE with these norms is not supported"),
+        (
+            "eagle",
+            "embedding_layernorm.weight",
+            torch.ones(HIDDEN),
+            "embedding_layernorm.weight: EAGLE with these norms",
+        ),
+        ("eagle", "layers.0.input_layernorm.weight", torch.ones(HIDDEN), "layers.0.input_layernorm.weight: EAGLE with"),
+        ("eagle", "model.layers.1.mlp.up_proj.weight", torch.ones(3), "model.layers.1.mlp.up_proj.weight: drafters of"),
+        ("eagle", "lm_head.weight", torch.ones(VOCABULARY, HIDDEN), "lm_head.weight (61, 32) is not the target's"),
+        (
+            "eagle",
+            "embed_tokens.weight",
+            torch.ones(VOCABULARY, HIDDEN),
+            "embed_tokens.weight (61, 32) is not the targ",
+        ),
+        ("eagle", "token_map", torch.arange(9), "token_map: EAGLE that scores only 9 of 61 tokens is not supported"),
+        ("eagle", "model.fc.weight", torch.ones(3), "fc.weight and model.fc.weight name the same tensor"),
+        ("eagle3", "layers.1.mlp.up_proj.weight", torch.ones(3), "layers.1.mlp.up_proj.weight: drafters of more than"),
+        (
+            "eagle3",
+            "midlayer.self_attn.q_norm.weight",
+            torch.ones(8),
+            "1 unknown: midlayer.self_attn.q_norm.weight (8,)",
+        ),
+        ("eagle3", "midlayer.self_attn.o_proj.bias", torch.ones(32), "1 unknown: midlayer.self_attn.o_proj.bias (32,)"),
+        ("eagle3-variants", "input_norm.weight", torch.ones(96), "holds both input_norm and fc_norm"),
+        ("hydra++", "hydra_mlp.0.5.linear.bias", torch.ones(32), "hydra_mlp.0.5.linear.bias must equal hydra_mlp.0.3"),
+        (
+            "hydra++",
+            "hydra_mlp.1.9.linear.bias",
+            torch.ones(32),
+            "heads must have as many blocks: hydra_mlp.0 has 4, hy",
+        ),
+        ("hydra", "hydra_mlp.7.0.linear.bias", torch.ones(32), "heads must be numbered from 0"),
+    ],
+)
+def test_variants_that_are_not_supported_are_named(tmp_path, target, good, name, key, value, message):
+    tensors, config = good[name]
+    put_down(tmp_path, tensors | {key: value}, config)
+    refused(tmp_path, target, message)
+
+
+def changed(place: int, value: int):
+    def change(offsets):
+        offsets[place] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (changed(0, -1), "d2t must lead to tokens 0 to 60, entry 0 leads to -1"),
+        (changed(-1, 61), "d2t must lead to tokens 0 to 60"),
+        (changed(3, 2**62), "d2t must lead to tokens 0 to 60"),
+        (changed(4, 7), "d2t must lead to ever larger tokens, entry 5 leads to 6"),
+        (changed(1, 0), "row 1 of lm_head is token 1, t2d has it not"),
+    ],
+)
+def test_offsets_that_are_none(tmp_path, target, good, change, message):
+    tensors, config = good["eagle3"]
+    offsets = tensors["d2t"].clone()
+    change(offsets)
+    put_down(tmp_path, tensors | {"d2t": offsets}, config)
+    refused(tmp_path, target, message)
+
+
+def test_draft_vocabularies_that_contradict(tmp_path, target, good):
+    tensors, config = good["eagle3"]
+    put_down(tmp_path, tensors | {"t2d": torch.ones(VOCABULARY, dtype=torch.bool)}, config)
+    refused(tmp_path, target, "t2d must name 51 tokens as lm_head has rows, found 61")
+    put_down(tmp_path, {k: v for k, v in tensors.items() if k not in ("d2t", "t2d")}, config)
+    refused(tmp_path, target, "lm_head has 51 rows for 61 tokens, and d2t is missing")
+    put_down(tmp_path, tensors, config | {"draft_vocab_size": 7, "num_hidden_layers": 40, "vocab_size": 9})
+    assert load_drafter(tmp_path, target).lm_head.out_features == 51  # tensors decide
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"num_attention_heads": 3}, "the 32 rows of q_proj contradict config.json's 3 heads"),
+        ({"num_attention_heads": 4, "head_dim": 4}, "the 32 rows of q_proj contradict config.json's 4 heads of 4"),
+        ({"num_attention_heads": 2, "head_dim": 16, "x": 0}, None),  # then there is one key head
+        ({"num_attention_heads": 1, "head_dim": 32}, "32 rows of layers.0.self_attn.q_proj.weight and 16 of k_proj"),
+        ({"num_attention_heads": None, "head_dim": 5}, "are not whole heads of 5"),
+        ({"num_attention_heads": 32, "head_dim": 1}, "are not whole heads of 1"),
+        ({"rms_norm_eps": "small"}, "config.json: rms_norm_eps must be a positive number, found 'small'"),
+        ({"rms_norm_eps": True}, "rms_norm_eps must be a positive number"),
+        ({"max_position_embeddings": -1}, "max_position_embeddings must be a positive number, found -1"),
+        ({"head_dim": [8]}, "head_dim must be a positive number"),
+        ({"hidden_act": "what"}, "hidden_act 'what' is not known"),
+        ({"hidden_act": ["silu"]}, "is not known"),
+        ({"rope_theta": 0}, "rope_theta must be a positive number, found 0"),
+        ({"rope_scaling": 3}, "rope_scaling must be an object, found 3"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "the decoder layer must be one of Llama's kind: "),
+        ({"rope_scaling": {"rope_type": "what"}}, "the decoder layer must be one of Llama's kind: "),
+        ({"rope_scaling": {"rope_type": ["what"]}}, "the decoder layer must be one of Llama's kind: "),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, "the decoder layer must be one of Llama's kind: "),
+        ({"layer_types": ["sliding_attention"]}, "a drafter that attends to a window is not supported"),
+        ({"layer_types": 3, "architectures": 4, "model": 5, "treeopt_drafter": 6, "bias": "x"}, None),
+        ({"treeopt_drafter": {"active_groups": 0}}, "active_groups must be 1 or more, found 0"),
+    ],
+)
+def test_configurations_that_contradict(tmp_path, target, good, said, message):
+    tensors, config = good["eagle"]
+    config = {key: value for key, value in config.items() if key != "rope_parameters"} | said
+    put_down(tmp_path, tensors)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if message is None:
+        assert load_drafter(tmp_path, target).kind == "eagle"
+    else:
+        refused(tmp_path, target, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "message"),
+    [
+        (
+            "eagle3",
+            {"eagle_aux_hidden_state_layer_ids": [2, 1]},
+            "fc.weight must read 2 x 32 features of layers [2, 1]",
+        ),
+        (
+            "eagle3",
+            {"eagle_aux_hidden_state_layer_ids": [2, 2, 9]},
+            "must name layers of the target's 7, found [2, 2, 9]",
+        ),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [2, -1, 2]}, "must name layers of the target's 7"),
+        ("eagle3", {"speculators_model_type": "eagle3"}, "speculators takes that for false, vLLM for true"),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": "all"}, "must be a list of layers, found 'all'"),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 1, True]}, "must be a list of layers"),
+        ("eagle3", {"norm_before_residual": "no"}, "norm_before_residual must be true or false, found 'no'"),
+        ("eagle3-input-norm", {"norm_output": False}, "norm_output false is not supported"),
+        ("hydra", {"hidden_state_offset": 1}, "hidden_state_offset must be 0"),
+        (
+            "hydra",
+            {"hydra_head_arch": "eagle-attn"},
+            "Hydra heads must be MLPs (hydra_head_arch mlp or prefix-mlp, found",
+        ),
+    ],
+)
+def test_what_only_a_configuration_can_say(tmp_path, target, good, name, said, message):
+    tensors, config = good[name]
+    put_down(tmp_path, tensors, config | said)
+    refused(tmp_path, target, message)
+
+
+# --- files
+
+
+class Code:
+    """What a pickle may run when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (os.system, (f"touch {self.path}",))
+
+
+def test_pickled_code_is_refused_and_not_run(tmp_path, target):
+    (tmp_path / "a").mkdir()
+    torch.save({"0.0.linear.weight": Code(tmp_path / "ran")}, tmp_path / "a" / "medusa_lm_head.pt")
+    message = refused(tmp_path / "a", target, "medusa_lm_head.pt: refused: it holds posix.system", "plain tensors")
+    assert "weights_only" not in message  # torch's advice how to run it
+    (tmp_path / "a" / "medusa_lm_head.pt").write_bytes(pickle.dumps(Code(tmp_path / "ran")))
+    refused(tmp_path / "a", target, "not a readable file of torch.save")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_pickles_of_other_things(tmp_path, target):
+    file = tmp_path / "pytorch_model.bin"
+    for held, message in [
+        ([torch.zeros(2)], "must hold a dictionary of tensors, found list"),
+        ({"fc.weight": 3}, "'fc.weight' must be a plain tensor, found int"),
+        ({3: torch.zeros(2)}, "3 must be the name of a tensor"),
+        ({"fc.weight": torch.zeros(2, 2).to_sparse()}, "'fc.weight' must be a plain tensor"),
+        (
+            {"fc.weight": torch.zeros(1).expand(10**6, 10**6)},
+            "'fc.weight' claims (1000000, 1000000), which is more than",
+        ),
+    ]:
+        torch.save(held, file)
+        refused(tmp_path, target, "pytorch_model.bin", message)
+
+
+def test_a_state_within_a_dictionary_is_found(tmp_path, target, good):
+    tensors, _ = good["hydra"]
+    torch.save({"state_dict": tensors}, tmp_path / "hydra_lm_head.pt")
+    assert isinstance(load_drafter(tmp_path, target), Hydra)
+    assert isinstance(load_drafter(tmp_path / "hydra_lm_head.pt", target), Hydra)  # a file by itself
+
+
+def test_torn_and_swollen_files(tmp_path, target, good, monkeypatch):
+    tensors, config = good["eagle"]
+    for name in ("pytorch_model.bin", "model.safetensors"):
+        put_down(tmp_path, tensors, config, name=name)
+        size = (tmp_path / name).stat().st_size
+        for left in (size - 9, size // 2, 100, 7, 0):
+            os.truncate(tmp_path / name, left)
+            refused(tmp_path, target, name, "not a readable")
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 7 + b"\x7f" + b"{}")
+    refused(tmp_path, target, "its header claims")
+    (tmp_path / "model.safetensors").unlink()
+    with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("pytorch_model/data.pkl", b"\0" * 10**6)
+    refused(tmp_path, target, "pytorch_model.bin: not a file that torch.save writes: it is compressed")
+    monkeypatch.setattr(find_tensor_files, "HEADER_LIMIT", 500)
+    monkeypatch.setattr(torch_save, "OTHERS_LIMIT", 500)
+    put_down(tmp_path, tensors, config, name="pytorch_model.bin")
+    refused(tmp_path, target, "more than 500 bytes that are no tensors")
+    put_down(tmp_path, tensors, config)
+    refused(tmp_path, target, "its header claims")
+    torch.save(tensors, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    refused(tmp_path / "old.pt", target, "not a readable file of torch.save (a zip archive)")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "config.json: not JSON"),
+        ("[1]", "config.json: must hold a JSON object"),
+        ("[" * 10**5, "config.json: not J"),
+    ],
+)
+def test_configurations_that_are_none(tmp_path, target, good, text, message):
+    put_down(tmp_path, good["eagle"][0])
+    (tmp_path / "config.json").write_text(text)
+    refused(tmp_path, target, message)
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+    refused(tmp_path, target, "config.json: cannot be read")
+
+
+def test_shards(tmp_path, target, good):
+    tensors, config = good["eagle"]
+    put_down(tmp_path, tensors, config, name="part.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    everywhere = dict.fromkeys(tensors, "part.safetensors")
+    for held, message in [
+        ({"weight_map": everywhere}, None),
+        ({"weight_map": everywhere | {"more": "part.safetensors"}}, "more not in the files that weight_map names"),
+        ({"weight_map": everywhere | {"more": "../part.safetensors"}}, "weight_map must name files beside it"),
+        ({"weight_map": everywhere | {"more": "gone.safetensors"}}, "gone.safetensors"),
+        ({"weight_map": {"a": 3}}, "weight_map must say in which file"),
+        ({}, "weight_map must say in which file"),
+    ]:
+        index.write_text(json.dumps(held))
+        if message is None:
+            assert load_drafter(tmp_path, target).kind == "eagle"
+        else:
+            refused(tmp_path, target, message)
+
+
+def test_which_file_is_meant(tmp_path, target, good):
+    tensors, config = good["hydra"]
+    for name in ("a.safetensors", "b.safetensors"):
+        put_down(tmp_path, tensors, config, name=name)
+    refused(tmp_path, target, "which of a.safetensors, b.safetensors is the drafter? name the file")
+    assert load_drafter(tmp_path / "b.safetensors", target).kind == "hydra"
+    (tmp_path / "b.safetensors").unlink()
+    assert load_drafter(tmp_path, target).kind == "hydra"
+
+
+def test_what_is_no_drafter(tmp_path, target):
+    save_file({"a.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    refused(tmp_path, target, "neither a drafter's tensors nor a language model's config.json: a.weight")
+    target.model.config.save_pretrained(tmp_path)
+    refused(tmp_path, target, "are missing")
+
+
+def test_a_language_model_is_still_one(tmp_path, target):
+    target.model.save_pretrained(tmp_path)
+    assert isinstance(load_drafter(tmp_path, target), LanguageModel)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_nothing_is_read_of_what_does_not_fit(tmp_path, target, good, name, monkeypatch):
+    tensors, config = good[name]
+    key = next(key for key in tensors if key.endswith(("up_proj.weight", "linear.weight", "blocks.1.layers.0.weight")))
+    put_down(tmp_path, tensors | {key: torch.zeros(7, 5)}, config)
+    monkeypatch.setattr(Stored, "read", lambda *words: pytest.fail("values were read"))
+    if "embed_tokens.weight" in tensors and name.startswith("eagle3"):  # compared with the target's, of the same shape
+        monkeypatch.setattr("executor.checkpoints.eagle3.is_embedding", lambda *words: False)
+        monkeypatch.setattr(Stored, "read", lambda self, name: None if "embed" in name else pytest.fail("read"))
+    refused(tmp_path, target, key, "(7, 5)")

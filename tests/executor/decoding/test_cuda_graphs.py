@@ -1,0 +1,184 @@
+"""Graphs without a device that has them: what is captured when, and that warming up leaves no trace."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+
+from executor.decoding.batch_rows import Rows
+from executor.decoding.cuda_graphs import WARM_UP, Graphs, state_of
+from executor.decoding.decoder import Decoder
+from executor.drafters.language_model import LanguageModel
+from executor.target.target_model import Target
+from executor.verification.acceptance_rules import SampleAndMatch
+from executor.verification.replayed_acceptance import Imposed
+from executor.verification.warp import Warp, seeded
+from tests.helpers.drafters import MAKE, random_drafter
+from tests.helpers.models import generated, noisy, random_heads, random_prompts, small_model, small_target
+from tests.helpers.slow_growth import CALIBRATION
+from treeopt.errors import UsageError
+from treeopt.policies import DynamicTree, OptTree
+from treeopt.traces.trace import Trace
+from treeopt.tree import Tree
+from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+
+NEW = 24
+SHAPES = {
+    "chain": Tree.chain(3),
+    "medusa": published_trees()[MEDUSA],
+    "dynamic": DynamicTree(nodes=9, depth=3, beam=3),
+    "calibrated": DynamicTree(nodes=5, depth=2, beam=3, calibration=CALIBRATION),
+}
+
+
+class Recorder:
+    """Stands for CUDA's capture: runs the work as a capture would, and again at every replay, at fixed addresses."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows, self.captures, self.replays = rows, 0, 0
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.captures += 1
+
+        def replay() -> None:
+            before = [tensor.data_ptr() for tensor in state_of(self.rows)]
+            work()
+            self.replays += 1
+            assert [tensor.data_ptr() for tensor in state_of(self.rows)] == before
+
+        return replay
+
+
+def drafter(kind: str) -> LanguageModel | object:
+    if kind in MAKE:
+        return random_drafter(kind, small_target())
+    return random_heads() if kind == "medusa" else LanguageModel(Target(noisy(small_model())))
+
+
+@pytest.mark.parametrize("kind", ["medusa", "language-model", "hydra++", "eagle3"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_replayed_steps_equal_generate(monkeypatch, kind, shape):
+    """Prompts are long enough that a run crosses from one view into the next."""
+    prompts = random_prompts((250, 2, 9, 120), seed=3)
+    texts = [generated(small_model(), prompt, NEW) for prompt in prompts]
+    made: list[Graphs] = []
+
+    def graphs(rows: Rows) -> Graphs:
+        made.append(Graphs(rows, Recorder(rows)))
+        return made[-1]
+
+    monkeypatch.setattr("executor.decoding.decoder.Graphs", graphs)
+    decoder = Decoder(small_target(), drafter(kind), tree=SHAPES[shape], batch=2, late=1)
+    decoder.bucket, decoder.graphs = 16, True
+    found = decoder.generate(prompts, new_tokens=NEW)
+    assert [list(g.tokens) for g in found] == texts
+    decoder.graphs = False
+    assert decoder.generate(prompts, new_tokens=NEW) == found  # accepted lengths too: the drafter's cache is whole
+    recorder = made[0]._capture
+    assert isinstance(recorder, Recorder)
+    assert recorder.captures == 2 * len(made[0]._views)
+    assert len(made[0]._views) >= 2
+    assert recorder.replays > 2 * recorder.captures
+
+
+def test_warming_up_leaves_the_state_as_it_was():
+    rows = Decoder(small_target(), random_heads(), tree=Tree.chain(3), batch=2)._begin([[1, 2, 3], [4]], 8)
+    rows.admit([0, 1], [[1, 2, 3], [4]])
+    before = [tensor.clone() for tensor in state_of(rows)]
+    calls = 0
+
+    def capture(work: Callable[[], None]) -> Callable[[], None]:
+        nonlocal calls
+        calls += 1
+        return lambda: None
+
+    graphs = Graphs(rows, capture)
+    assert graphs.prepare(view=16)
+    assert not graphs.prepare(view=16)
+    assert calls == 2
+    assert WARM_UP >= 1
+    for tensor, value in zip(state_of(rows), before, strict=True):
+        if tensor is not rows.committed.fed:  # what was fed there has been moved into place
+            assert torch.equal(tensor, value)
+    assert rows.committed.fed.tolist() == [[0, 1, 2, 3]] * 2
+
+
+def one_step_trace() -> Trace:
+    """One request of three tokens whose first ranks are all right."""
+    rank = np.array([[0, 0], [0, 0], [0, -2]], dtype=np.int16)
+    return Trace(np.zeros(3, dtype=np.int32), np.arange(3, dtype=np.int32), rank, 1)
+
+
+def test_warming_up_draws_no_chances():
+    rule = SampleAndMatch(Warp(), seeded(torch.device("cpu"), 0))
+    for judge in (rule, Imposed(one_step_trace(), Tree.chain(2), rule=rule)):
+        rows = Decoder(small_target(), random_heads(), tree=Tree.chain(2), rule=judge)._begin([[1, 2]], 4)
+        before = rule.generator.get_state()
+        Graphs(rows, lambda work: lambda: None).prepare(view=16)
+        assert torch.equal(rule.generator.get_state(), before)
+
+
+def test_a_rule_s_generator_is_registered(monkeypatch):
+    """CUDA must know it, or every replay would draw the same numbers."""
+    generator = seeded(torch.device("cpu"), 0)
+    rule = SampleAndMatch(Warp(), generator)
+    rows = Decoder(small_target(), random_heads(), tree=Tree.chain(2), rule=rule)._begin([[1, 2]], 4)
+    known = []
+
+    class Graph:
+        replay = None
+
+        def register_generator_state(self, found: torch.Generator) -> None:
+            known.append(found)
+
+    class Capturing:
+        def __init__(self, graph: Graph, pool: object, stream: object) -> None: ...
+        def __enter__(self) -> None: ...
+        def __exit__(self, *error: object) -> None: ...
+
+    monkeypatch.setattr("torch.cuda.CUDAGraph", Graph)
+    monkeypatch.setattr("torch.cuda.graph", Capturing)
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: 0)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
+    monkeypatch.setattr("torch.cuda.Stream", lambda device: None)
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda device: len(known) * 100)
+    graphs = Graphs(rows)
+    graphs._captured(16)
+    assert known == [generator, generator]
+    assert graphs.bytes == 200
+
+
+def test_graphs_without_cuda_are_refused():
+    with pytest.raises(UsageError, match="graphs are for CUDA devices, got cpu"):
+        Decoder(small_target(), graphs=True)
+
+
+@pytest.fixture
+def on_cuda(monkeypatch):
+    """A target that says that it is on a CUDA device."""
+    target = small_target()
+    monkeypatch.setitem(vars(target), "device", torch.device("cuda"))
+    return target
+
+
+def test_graphs_of_several_processes_are_refused(monkeypatch, on_cuda):
+    monkeypatch.setattr("executor.decoding.decoder.processes", lambda: 2)
+    with pytest.raises(UsageError, match="several processes"):
+        Decoder(on_cuda, graphs=True)
+
+
+def test_graphs_of_positions_that_are_looked_at_are_refused(on_cuda):
+    on_cuda.model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0}
+    with pytest.raises(UsageError, match="dynamic rotary scaling"):
+        Decoder(on_cuda, graphs=True)
+
+
+def test_policies_that_ask_the_host_are_refused():
+    decoder = Decoder(small_target(), random_heads())
+    decoder.graphs = True
+    with pytest.raises(UsageError, match="OptTree asks the host after each level"):
+        decoder._growth(OptTree(nodes=4, depth=2, threshold=0.1), adaptive=False)

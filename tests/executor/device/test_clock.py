@@ -1,0 +1,99 @@
+"""Clocks: the host's, and that of a device behind it."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from executor.decoding.cuda_graphs import Graphs
+from executor.decoding.decoder import Decoder
+from executor.decoding.step_results import Step
+from executor.device.clock import Clock, elapsed_s
+from tests.helpers.models import random_heads, random_prompts, small_target
+from treeopt.tree import Tree
+
+
+class Event:
+    """Stands for CUDA's: the n-th recorded is passed after n squared milliseconds."""
+
+    recorded = 0
+
+    def __init__(self, *, enable_timing):
+        assert enable_timing
+
+    def record(self, stream):
+        Event.recorded += 1
+        self.stream, self.passed_ms = stream, Event.recorded**2
+
+    def elapsed_time(self, end):
+        return float(end.passed_ms - self.passed_ms)
+
+
+def test_the_host_s_clock_is_that_of_the_process():
+    clock = Clock(torch.device("cpu"))
+    before, start, end, after = time.perf_counter(), clock.mark(), clock.mark(), time.perf_counter()
+    assert not clock.queued
+    assert 0 <= elapsed_s(start, end) <= after - before
+
+
+def test_marks_on_cuda_lie_in_the_queue_of_the_device(monkeypatch):
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: f"stream of {device}")
+    clock = Clock(torch.device("cuda:1"))
+    one, two, three = (clock.mark() for _ in range(3))
+    assert clock.queued
+    assert one.stream == "stream of cuda:1"
+    assert elapsed_s(one, two) == pytest.approx(0.003)
+    assert elapsed_s(two, three) == pytest.approx(0.005)
+
+
+class Queue:
+    """Stands for the clock of a device behind the host: a second passes from mark to mark."""
+
+    queued = True
+
+    def __init__(self):
+        self.now = 0.0
+
+    def mark(self):
+        self.now += 1
+        return self.now
+
+
+def steps_of(monkeypatch, *, graphs: bool = False, working: int = 0) -> tuple[list[Step], float]:
+    """Three requests one after the other, outcomes read late, by a slow caller; and the time at the end."""
+    queue, empty = Queue(), torch.empty
+    monkeypatch.setattr("executor.decoding.decoder.Clock", lambda device: queue)
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **words: empty(*size, **words))
+
+    def capture(work: Callable[[], None]) -> Callable[[], None]:
+        queue.now += 50
+        return work
+
+    monkeypatch.setattr("executor.decoding.decoder.Graphs", lambda rows: Graphs(rows, capture))
+    decoder = Decoder(small_target(), random_heads(), tree=Tree.chain(2), late=1)
+    decoder.graphs, decoder.bucket = graphs, 256
+    found = []
+    for step in decoder.steps(random_prompts((5, 3, 8)), new_tokens=6):
+        found.append(step)
+        queue.now += working
+    return found, queue.now
+
+
+def total_s(steps: list[Step]) -> float:
+    return sum(step.admit_s + step.draft_s + step.rest_s for step in steps)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_seconds_of_a_device_behind_the_host_add_up(monkeypatch, graphs):
+    """All that passed from the first mark, but for each pause with the caller (1), captures (2 x 50, and a mark), and
+    the end: the last step's way to the caller (1), and the step that was under way then (3).
+    """
+    steps, ended = steps_of(monkeypatch, graphs=graphs)
+    assert sum(max(step.ended) for step in steps) == 3
+    assert total_s(steps) == ended - 1 - len(steps) - 101 * graphs - 4
+
+
+def test_what_a_caller_does_with_a_step_counts_nowhere(monkeypatch):
+    assert steps_of(monkeypatch)[0] == steps_of(monkeypatch, working=7)[0]

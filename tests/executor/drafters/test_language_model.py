@@ -1,0 +1,203 @@
+"""A language model as the drafter: its cached trees equal what it says without a cache, and change no text."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from executor.decoding.batch_rows import Rows
+from executor.decoding.decoder import Decoder
+from executor.decoding.tree_growth import DynamicGrowth, StaticGrowth
+from executor.drafters.language_model import LanguageModel, LanguageModelState
+from executor.target.kv_cache import TreeCache
+from executor.target.target_model import Target
+from executor.verification.acceptance_rules import Greedy
+from executor.verification.tree_tensors import Draft
+from tests.helpers.models import VOCABULARY, generated, noisy, random_prompts, small_model, small_target
+from treeopt.errors import ExecutorError
+from treeopt.policies import DynamicTree
+from treeopt.tree import Tree
+from treeopt.tree_files.paper_trees import EAGLE, published_trees
+
+NEW = 24
+SHAPES: dict[str, Tree | DynamicTree] = {
+    "chain": Tree.chain(4),
+    "one": Tree.chain(1),
+    "gaps": Tree.from_paths([(2, 1, 0), (0, 2), (1,)]),
+    "eagle": published_trees()[EAGLE],
+    "dynamic": DynamicTree(nodes=12, depth=4, beam=3, width=4),
+    "stopping": DynamicTree(nodes=12, depth=4, beam=3, width=4, min_probability=0.02),
+    "shared": DynamicTree(nodes=8, depth=3, beam=4, budget=11),
+}
+
+
+def drafter(seed: int = 1, kind: str = "llama") -> LanguageModel:
+    return LanguageModel(small_target(kind, seed=seed))
+
+
+def near() -> LanguageModel:
+    return LanguageModel(Target(noisy(small_model()), name="near"))
+
+
+@pytest.fixture(scope="module")
+def references() -> tuple[list[list[int]], list[list[int]]]:
+    prompts = random_prompts((7, 2, 19, 1, 12, 5), seed=3)
+    return prompts, [generated(small_model(), p, NEW) for p in prompts]
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equals_generate_token_for_token(references, shape, batch, late):
+    prompts, texts = references
+    decoder = Decoder(small_target(), near(), tree=SHAPES[shape], batch=batch, late=late)
+    found = decoder.generate(prompts, new_tokens=NEW)
+    assert [list(g.tokens) for g in found] == texts
+    assert sum(len(text) for text in texts) / sum(len(g.accepted) for g in found) > 1.3  # and drafts were kept
+
+
+@pytest.mark.parametrize("shape", ["chain", "eagle", "dynamic"])
+def test_a_stranger_changes_nothing_either(references, shape):
+    prompts, texts = references
+    found = Decoder(small_target(), drafter(5, "qwen3"), tree=SHAPES[shape], batch=3).generate(prompts, new_tokens=NEW)
+    assert [list(g.tokens) for g in found] == texts
+
+
+def test_a_copy_of_the_target_is_always_right(references):
+    prompts, _ = references
+    for shape in ("chain", "eagle"):
+        tree = SHAPES[shape]
+        found = Decoder(small_target(), drafter(0), tree=tree, batch=4).generate(prompts, new_tokens=NEW)
+        assert {a for g in found for a in g.accepted[:-1]} == {tree.depth}
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_drafted_trees_equal_an_uncached_recursion(references, monkeypatch, shape, late):
+    """Every node's token is what the model, reading the node's whole text afresh, ranks there."""
+    compare_trees(references[0][:2], monkeypatch, near(), SHAPES[shape], late)
+
+
+def compare_trees(
+    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, lm: LanguageModel, tree: Tree | DynamicTree, late: int
+) -> None:
+    texts, checked = {}, 0
+    admit, verify = Rows.admit, Rows.verify
+
+    def admitting(self: Rows, rows, prompts, requests) -> None:
+        texts.update({row: list(prompt) for row, prompt in zip(rows, prompts, strict=True)})
+        admit(self, rows, prompts, requests)
+
+    def verifying(self: Rows, draft: Draft, *, view: int) -> None:
+        nonlocal checked
+        for row, text in texts.items():
+            checked += 0 if self.idle[row] else _agree(lm, self.growth, text[:-1], draft, row)
+        verify(self, draft, view=view)
+        for row, text in texts.items():
+            text.extend(self.committed.tokens[row, : int(self.committed.counts[row])].tolist())
+
+    monkeypatch.setattr(Rows, "admit", admitting)
+    monkeypatch.setattr(Rows, "verify", verifying)
+    Decoder(small_target(), lm, tree=tree, batch=2, late=late).generate(prompts, new_tokens=16)
+    assert checked >= 20
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize("shape", ["chain", "eagle", "stopping"])
+def test_trees_of_a_row_s_next_request_equal_the_recursion_too(references, monkeypatch, shape, late):
+    """Rows begin anew beside running ones: six requests, two rows."""
+    compare_trees(references[0], monkeypatch, near(), SHAPES[shape], late)
+
+
+@pytest.mark.parametrize("broken", ["compaction", "leaf", "mask", "refill"])
+@pytest.mark.parametrize("shape", ["eagle", "dynamic"])
+def test_the_comparison_of_trees_notices_a_broken_drafter(references, monkeypatch, shape, broken):
+    """Such faults change no text (drafts are only proposals), so nothing else would notice them."""
+    lm = near()
+    if broken == "compaction":
+        compact = TreeCache.compact
+        monkeypatch.setattr(
+            TreeCache, "compact", lambda self, *where: None if self is lm.target.cache else compact(self, *where)
+        )
+    elif broken == "leaf":  # a kept leaf is never fed
+        monkeypatch.setattr(
+            lm, "extend", lambda *args, view, all_fed: LanguageModel.extend(lm, *args, view=view, all_fed=True)
+        )
+    elif broken == "refill":  # a row's next request begins where the last one stood
+        begin = LanguageModel.admit
+
+        def joining(state: LanguageModelState, rows: Tensor, *words: Tensor) -> None:
+            before = state.lengths[rows]
+            begin(lm, state, rows, *words)
+            state.lengths[rows] = torch.where(before > 0, before, state.lengths[rows])
+
+        monkeypatch.setattr(lm, "admit", joining)
+    else:  # siblings see each other
+        feed = lm._feed
+        monkeypatch.setattr(lm, "_feed", lambda t, n, d, seen, *rest: feed(t, n, d, torch.ones_like(seen), *rest))
+    with pytest.raises(AssertionError):
+        compare_trees(references[0][: 2 if broken != "refill" else 6], monkeypatch, lm, SHAPES[shape], 0)
+
+
+def _agree(lm: LanguageModel, growth: object, prefix: list[int], draft: Draft, row: int) -> int:
+    """How many nodes of a row were compared, all with success."""
+    topology = draft.topology.expand(len(draft.tokens))
+    nodes = [n for n in range(1, topology.count) if topology.present is None or bool(topology.present[row, n])]
+    for node in nodes:
+        depth = int(topology.depth[row, node])
+        line = topology.path[row, node, :depth].tolist()  # the root and the nodes above
+        text = torch.tensor([[*prefix, *draft.tokens[row, line].tolist()]])
+        order = lm.target.features(text).logits[0, -1].argsort(descending=True).tolist()
+        rank = order.index(int(draft.tokens[row, node]))
+        if isinstance(growth, StaticGrowth):
+            assert rank == growth.tree.ranks[node - 1]
+        else:
+            assert isinstance(growth, DynamicGrowth)
+            assert rank < growth.policy.children
+    return len(nodes)
+
+
+@pytest.mark.parametrize("tokens", [40, 80])
+def test_other_vocabularies_are_bridged(tokens):
+    """Ids that the draft model lacks are never proposed, ids that the target lacks never reach it."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from tests.helpers.models import SMALL
+
+    torch.manual_seed(3)
+    config = LlamaConfig(**(SMALL | {"vocab_size": tokens}), num_key_value_heads=2)
+    lm = LanguageModel(Target(AutoModelForCausalLM.from_config(config)))
+    prompts = random_prompts((5, 9), seed=4)
+    texts = [generated(small_model(), p, NEW) for p in prompts]
+    found = Decoder(small_target(), lm, tree=Tree.full(3, 2), batch=2).generate(prompts, new_tokens=NEW)
+    assert [list(g.tokens) for g in found] == texts
+
+
+def test_teacher_forced_scores_are_the_model_s_own_guesses():
+    lm, tokens = drafter(), torch.tensor(random_prompts((20, 20), seed=2))
+    features = torch.zeros(2, 20, 32)
+    plain: Tensor = lm.target.features(tokens).logits
+    for k, forced in enumerate(lm.teacher_forced(small_target(), tokens, features, 3), 1):
+        assert forced.scores.shape == (2, 20, VOCABULARY)
+        torch.testing.assert_close(forced.scores[:, : 20 - k], plain[:, k:])
+
+
+def test_refusals(references):
+    target = small_target()
+    with pytest.raises(ExecutorError, match="another copy of the model"):
+        Decoder(target, LanguageModel(target), tree=Tree.chain(2)).generate([[1]], new_tokens=2)
+    with pytest.raises(ExecutorError, match="the drafter drafts 64 at most"):
+        Decoder(target, drafter(), tree=Tree.chain(65))
+    with pytest.raises(ExecutorError, match="wants 62 children of 61 tokens"):
+        Decoder(target, drafter(), tree=DynamicTree(nodes=4, depth=2, width=62))
+
+
+def test_greedy_candidates_are_the_best():
+    assert Greedy().candidates(torch.tensor([0.0, 3.0, 1.0]), 2).tolist() == [1, 2]
+
+
+def test_two_decoders_with_one_drafter_are_noticed(references):
+    lm = near()
+    first, second = (Decoder(small_target(), lm, tree=Tree.chain(2)).steps([[1, 2]], new_tokens=8) for _ in range(2))
+    next(second)
+    with pytest.raises(ExecutorError, match="another decoder took the drafter's cache"):
+        next(first)

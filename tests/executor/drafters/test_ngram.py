@@ -1,0 +1,482 @@
+"""Prompt lookup and n-gram counts: equal to slow ones in plain Python, in trees and along texts, and lossless."""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from scipy.stats import chisquare
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from executor.checkpoints import NGRAM_FILE, load_drafter, save_ngram
+from executor.decoding.batch_rows import Rows
+from executor.decoding.cuda_graphs import Graphs
+from executor.decoding.decoder import Decoder
+from executor.decoding.tree_growth import DynamicGrowth, StaticGrowth
+from executor.drafters.drafter import Committed
+from executor.drafters.last_tokens import FALL
+from executor.drafters.ngram import NGram
+from executor.drafters.prompt_lookup import RATIO, PromptLookup, looked_up
+from executor.models.fingerprint import weights_hash
+from executor.prompts.prompt_files import Prompt
+from executor.recording.collect_trace import collect
+from executor.target.load_hf_model import load_tokenizer
+from executor.train.count_ngrams import build, main
+from executor.verification.acceptance_rules import Greedy, Rule, make_rule
+from executor.verification.tree_tensors import Draft
+from executor.verification.warp import Warp
+from tests.executor.decoding.test_cuda_graphs import Recorder
+from tests.helpers.models import VOCABULARY, generated, random_prompts, small_model, small_target
+from treeopt.errors import ExecutorError, TreeoptError, UsageError
+from treeopt.policies import DynamicTree
+from treeopt.replay.static_tree import visit
+from treeopt.storage.atomic_files import shipped
+from treeopt.tree import Tree
+from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
+
+NEW = 24
+SHAPES: dict[str, Tree | DynamicTree] = {
+    "chain": Tree.chain(4),
+    "gaps": Tree.from_paths([(2, 1, 0), (0, 2), (1,)]),
+    "eagle": published_trees()[EAGLE],
+    "dynamic": DynamicTree(nodes=12, depth=4, beam=3, width=4),
+    "stopping": DynamicTree(nodes=12, depth=4, beam=3, width=4, min_probability=0.05),
+}
+DRAFTERS = ("prompt-lookup", "prompt-lookup:1", "ngram", "bigram", "unigram")
+Text = Sequence[int]
+Scores = Callable[[Text, Text], list[float]]  # of each token, given the committed text and a path
+
+
+# --- in plain Python
+
+
+def lookup_scores(text: Text, path: Text, longest: int, vocabulary: int) -> list[float]:
+    context = [*text, *path]
+    found = [-math.log(vocabulary) - FALL * token for token in range(vocabulary)]
+    for i, token in enumerate(text):
+        matched = 0
+        while matched < min(longest, i, len(context)) and text[i - 1 - matched] == context[-1 - matched]:
+            matched += 1
+        found[token] = max(found[token], matched * math.log(RATIO) + math.log(1 + i / len(text)))
+    return found
+
+
+def lookup_order(text: Text, path: Text, longest: int, vocabulary: int) -> list[int]:
+    """Tokens, best first, without a score: longer, later, then those that are not in the text."""
+    context, order = [*text, *path], []
+    for length in range(longest, -1, -1):
+        tail = context[len(context) - length :]
+        for i in range(len(text) - 1, length - 1, -1):
+            if length <= len(context) and list(text[i - length : i]) == tail and text[i] not in order:
+                order.append(text[i])
+    return order + [token for token in range(vocabulary) if token not in order]
+
+
+def counted(texts: Sequence[Text], context: Text, order: int, vocabulary: int) -> list[Fraction]:
+    """q(. | context), exactly."""
+    q = [Fraction(1, vocabulary)] * vocabulary
+    for k in range(1, order + 1):
+        history = list(context[len(context) - (k - 1) :])
+        if len(history) < k - 1:
+            break
+        after = Counter(
+            text[i + k - 1] for text in texts for i in range(len(text) - k + 1) if list(text[i : i + k - 1]) == history
+        )
+        if after:
+            q = [(after[x] + len(after) * q[x]) / (after.total() + len(after)) for x in range(vocabulary)]
+    return q
+
+
+def counted_scores(texts: Sequence[Text], context: Text, order: int, vocabulary: int) -> list[float]:
+    return [math.log(q) - FALL * x for x, q in enumerate(counted(texts, context, order, vocabulary))]
+
+
+texts_of = st.lists(st.integers(0, 3), min_size=1, max_size=14)
+
+
+@settings(max_examples=60)
+@given(text=texts_of, path=st.lists(st.integers(0, 4), max_size=4), longest=st.integers(1, 4))
+def test_lookup_equals_the_slow_one(text, path, longest):
+    """Vocabulary 6, of which 4 and 5 are in no text."""
+    context = [-1] * longest + text + path
+    scores = looked_up(
+        torch.tensor([[*text, 0, 0]]), torch.tensor([[len(text)]]), torch.tensor([[context[-longest:]]]), 6
+    )[0, 0]
+    torch.testing.assert_close(scores, torch.tensor(lookup_scores(text, path, longest, 6)), atol=1e-5, rtol=0)
+    assert Greedy().candidates(scores, 6).tolist() == lookup_order(text, path, longest, 6)
+    assert float(scores.softmax(0).sum()) == pytest.approx(1, abs=1e-6)
+
+
+@settings(max_examples=60)
+@given(texts=st.lists(texts_of, min_size=1, max_size=3), context=texts_of, order=st.integers(1, 4))
+def test_counts_equal_the_slow_ones(texts, context, order):
+    drafter = NGram.count(texts, order=order, vocabulary=6)
+    asked = torch.tensor([-1] * order + context)[-(order - 1) :] if order > 1 else torch.zeros(0, dtype=torch.long)
+    q = drafter(asked[None, None])[0, 0]
+    due = counted(texts, context, order, 6)
+    assert sum(due) == 1
+    torch.testing.assert_close(q, torch.tensor([float(x) for x in due]), atol=1e-6, rtol=1e-5)
+    assert float(drafter.scores(asked).softmax(0).sum()) == pytest.approx(1, abs=1e-6)
+    tables = drafter.tables()
+    for k in range(2, order + 1):
+        whole = Counter(tuple(text[i : i + k]) for text in texts for i in range(len(text) - k + 1))
+        assert {
+            tuple(g): int(c) for g, c in zip(tables[f"grams.{k}"].tolist(), tables[f"counts.{k}"], strict=True)
+        } == (whole)
+
+
+def test_equal_counts_are_ranked_by_id():
+    scores = NGram.count([[5, 1, 5, 3, 5, 2]], order=2, vocabulary=4096).scores(torch.tensor([5]))
+    assert Greedy().candidates(scores, 40).tolist() == [1, 2, 3, 5, 0, 4, *range(6, 40)]
+    lookup = looked_up(torch.tensor([[7]]), torch.tensor([[1]]), torch.tensor([[[7]]]), 200_000)[0, 0]
+    assert Greedy().candidates(lookup, 40).tolist() == [7, *range(7), *range(8, 40)]
+    assert len(lookup.unique()) == 200_000
+
+
+# --- in the loop
+
+
+@pytest.fixture(scope="module")
+def references():
+    """Prompts, some with repeated parts, what the target writes after them, and texts of its own to count."""
+    prompts = random_prompts((7, 2, 19, 1, 12, 5), seed=3)
+    prompts[2] = prompts[2][:6] * 3
+    texts = [generated(small_model(), p, NEW) for p in prompts]
+    learnt = [generated(small_model(), p, NEW) for p in random_prompts((3,) * 20, seed=5)]
+    return prompts, texts, [[*p[-2:], *t] for p, t in zip(prompts[:3], texts[:3], strict=True)] + learnt
+
+
+def drafter_of(name: str, learnt: Sequence[Text]) -> NGram | PromptLookup:
+    if name in ("ngram", "bigram", "unigram"):
+        return NGram.count(learnt, order={"ngram": 3, "bigram": 2, "unigram": 1}[name], vocabulary=VOCABULARY)
+    found = load_drafter(name, small_target())
+    assert isinstance(found, PromptLookup)
+    return found
+
+
+def scores_of(drafter: NGram | PromptLookup, learnt: Sequence[Text]) -> Scores:
+    if isinstance(drafter, NGram):
+        return lambda text, path: counted_scores(learnt, [*text, *path], drafter.order, VOCABULARY)
+    return lambda text, path: lookup_scores(text, path, drafter.longest, VOCABULARY)
+
+
+@pytest.mark.parametrize(("batch", "late"), [(1, 0), (4, 0), (4, 1)])
+@pytest.mark.parametrize("name", DRAFTERS[:3:2])
+@pytest.mark.parametrize("shape", ["chain", "eagle", "stopping"])
+def test_equals_generate_token_for_token(references, shape, name, batch, late):
+    prompts, texts, learnt = references
+    decoder = Decoder(small_target(), drafter_of(name, learnt), tree=SHAPES[shape], batch=batch, late=late)
+    found = decoder.generate(prompts, new_tokens=NEW)
+    assert [list(g.tokens) for g in found] == texts
+    assert sum(sum(g.accepted) for g in found) > 5  # and some drafts were kept
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_drafted_trees_equal_the_slow_ones(references, monkeypatch, shape, name, late):
+    """Three ragged requests in two rows, so that one is replaced; every tree of every step."""
+    prompts, _, learnt = references
+    drafter, texts, checked = drafter_of(name, learnt), {}, 0
+    slow, admit, verify = scores_of(drafter, learnt), Rows.admit, Rows.verify
+
+    def admitting(self: Rows, rows, prompts, requests) -> None:
+        texts.update({row: list(prompt) for row, prompt in zip(rows, prompts, strict=True)})
+        admit(self, rows, prompts, requests)
+
+    def verifying(self: Rows, draft: Draft, *, view: int) -> None:
+        nonlocal checked
+        for row in [row for row in texts if not self.idle[row]]:
+            text = texts[row]
+            assert int(draft.tokens[row, 0]) == text[-1]
+            checked += _agree(slow, self.growth, text, draft, row)
+        verify(self, draft, view=view)
+        for row, text in texts.items():
+            text.extend(self.committed.tokens[row, : int(self.committed.counts[row])].tolist())
+
+    monkeypatch.setattr(Rows, "admit", admitting)
+    monkeypatch.setattr(Rows, "verify", verifying)
+    asked = [prompts[0], prompts[2], prompts[3]]
+    Decoder(small_target(), drafter, tree=SHAPES[shape], batch=2, late=late).generate(asked, new_tokens=8)
+    assert checked >= 12
+
+
+def _agree(slow: Scores, growth: object, text: Text, draft: Draft, row: int) -> int:
+    """How many nodes of a row were compared, all with success."""
+    topology = draft.topology.expand(len(draft.tokens))
+    nodes = [n for n in range(1, topology.count) if topology.present is None or bool(topology.present[row, n])]
+    paths = {}
+    for node in nodes:
+        line = topology.path[row, node, 1 : int(topology.depth[row, node]) + 1]
+        paths[node] = tuple(draft.tokens[row, line].tolist())
+    if isinstance(growth, StaticGrowth):
+        for node, path in paths.items():
+            scores = slow(text, path[:-1])
+            order = sorted(range(VOCABULARY), key=lambda x: -scores[x])
+            due = order[growth.tree.ranks[node - 1]]
+            assert path[-1] == due or scores[path[-1]] == pytest.approx(scores[due], abs=2e-6)
+        assert len(set(paths.values())) == len(paths)
+    else:
+        assert isinstance(growth, DynamicGrowth)
+        assert set(paths.values()) == _most_probable(slow, text, growth.policy)
+    return len(nodes)
+
+
+def _most_probable(slow: Scores, text: Text, policy: DynamicTree) -> set[tuple[int, ...]]:
+    pool: dict[tuple[int, ...], float] = {}
+    beam = {(): 0.0}
+    for _ in range(policy.depth):
+        level = {}
+        for path, value in beam.items():
+            scores = slow(text, path)
+            total = math.log(sum(map(math.exp, scores)))
+            for token in sorted(range(VOCABULARY), key=lambda x: -scores[x])[: policy.children]:
+                level[*path, token] = value + scores[token] - total
+        pool |= level
+        beam = dict(sorted(level.items(), key=lambda item: -item[1])[: policy.beam])
+    best = sorted(pool.items(), key=lambda item: -item[1])[: policy.nodes]
+    return {path for path, value in best if not policy.min_probability or value >= math.log(policy.min_probability)}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_teacher_forced_pass_is_drafting_step_by_step(references, name):
+    """Row t of depth k: text up to x_{t+1} is committed, x_{t+2} ... x_{t+k} are drafted; scores are the same bits."""
+    _, texts, learnt = references
+    drafter, target = drafter_of(name, learnt), small_target()
+    tokens = torch.tensor([text[:20] for text in texts[:3]])
+    features = torch.zeros(3, 20, 32)
+    whole = [forced.scores for forced in drafter.teacher_forced(target, tokens, features, 4)]
+    for t in range(0, 20 - 5, 3):
+        state = drafter.begin(target, 3, 4, 40, 48)
+        first = max(t, 1)  # the last of these tokens is committed by a step, where there is one
+        rows, lengths = torch.arange(3), torch.full((3,), first + 1)
+        drafter.admit(state, rows, tokens[:, : first + 1], features, lengths)
+        more = torch.full((3,), t + 1 - first)
+        place = torch.zeros(3, 2, dtype=torch.long)
+        new = Committed(tokens[:, first + 1 : first + 3], features[:, :2], place, more, True)
+        drafter.extend(state, new, view=24, all_fed=False)
+        for k in range(4):
+            scores = drafter.level(state, tokens[:, t + 1 + k, None], torch.zeros(1, 1, dtype=torch.long))
+            assert torch.equal(scores[:, 0], whole[k][:, t])
+
+
+@pytest.mark.parametrize("name", DRAFTERS[:3:2])
+def test_replay_equals_the_live_loop_step_for_step(references, name):
+    prompts, _, learnt = references
+    prompts, drafter, target = [p for p in prompts if len(p) > 1], drafter_of(name, learnt), small_target()
+    asked = [Prompt("x")] * len(prompts)
+    trace = collect(target, drafter, asked, prompts, new_tokens=40, width=61, depth=5, stop=[7], batch=3)
+    assert trace.meta["drafter"]["kind"] == drafter.kind
+    for tree in (Tree.chain(5), published_trees()[MEDUSA], Tree.from_paths([(30, 59), (3, 3, 3), (0, 7)])):
+        for batch in (1, 4):
+            live = Decoder(target, drafter, tree=tree, batch=batch).generate(prompts, new_tokens=40, stop=[7])
+            steps = visit(tree, trace)
+            for request, generation in enumerate(live):
+                assert steps.accepted[steps.request == request].tolist() == list(generation.accepted)
+            assert steps.accepted.sum() > 5
+
+
+@pytest.mark.parametrize("name", DRAFTERS[:3:2])
+def test_steps_can_be_replayed_from_graphs(references, monkeypatch, name):
+    prompts, texts, learnt = references
+    monkeypatch.setattr("executor.decoding.decoder.Graphs", lambda rows: Graphs(rows, Recorder(rows)))
+    for shape in ("eagle", "dynamic"):
+        decoder = Decoder(small_target(), drafter_of(name, learnt), tree=SHAPES[shape], batch=2, late=1)
+        decoder.bucket, decoder.graphs = 32, True
+        assert [list(g.tokens) for g in decoder.generate(prompts, new_tokens=NEW)] == texts
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_no_step_reads_a_tensor_on_the_host(references, name):
+    """Fake tensors have no values: whoever asks for one, or for a shape that depends on one, fails."""
+    target, drafter = small_target(), drafter_of(name, references[2])
+    state = drafter.begin(target, 2, 3, 40, 48)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        for field, value in vars(state).items():
+            if isinstance(value, Tensor):
+                setattr(state, field, mode.from_tensor(value))
+        tokens = torch.zeros(2, 3, dtype=torch.long)
+        committed = Committed(tokens, torch.zeros(2, 3, 32), tokens, tokens[:, 0], True)
+        for _ in range(2):
+            drafter.extend(state, committed, view=24, all_fed=False)
+            assert drafter.level(state, tokens[:, :1], tokens[:1, :1]).shape == (2, 1, VOCABULARY)
+            assert drafter.level(state, tokens, tokens).shape == (2, 3, VOCABULARY)
+        with pytest.raises(DataDependentOutputException):
+            bool(tokens.any())
+
+
+@pytest.mark.parametrize("rule", ["leviathan", "sample-and-match"])
+@pytest.mark.parametrize("name", DRAFTERS[:3:2])
+def test_sampled_text_has_the_law_of_the_target(references, name, rule):
+    """Chi-square of the first two tokens after one prompt, small cells pooled; false alarms 1 in 10 000."""
+    _, _, learnt = references
+    target, prompt, requests = small_target(), [3, 9, 4, 3, 9], 4000
+    warp = Warp(temperature=0.8)
+    verified: Rule = make_rule(rule, warp=warp, generator=torch.Generator().manual_seed(11))
+    decoder = Decoder(target, drafter_of(name, learnt), tree=Tree.chain(2), batch=100, rule=verified)
+    found = decoder.generate([prompt] * requests, new_tokens=2)
+    counts = np.zeros((VOCABULARY, VOCABULARY))
+    for generation in found:
+        counts[generation.tokens] += 1
+    after = torch.tensor([[*prompt, x] for x in range(VOCABULARY)])
+    p = warp.log_probabilities(target.features(after).logits[:, -2:].double()).exp()
+    due = (requests * p[0, 0, :, None] * p[:, 1]).numpy().ravel()
+    big = due >= 8
+    observed = [*counts.ravel()[big], counts.ravel()[~big].sum()]
+    assert chisquare(observed, [*due[big], due[~big].sum()]).pvalue > 1e-4
+    assert sum(sum(g.accepted) for g in found) > 100
+
+
+# --- on disk
+
+
+@pytest.fixture(scope="module")
+def target():
+    return small_target()
+
+
+@pytest.mark.parametrize("order", [1, 2, 4])
+def test_round_trip(tmp_path, target, references, order):
+    drafter = NGram.count(references[2], order=order, vocabulary=VOCABULARY)
+    save_ngram(tmp_path, drafter, meta={"corpus": "tiny"})
+    found = load_drafter(tmp_path, target)
+    assert isinstance(found, NGram)
+    assert found.order == order
+    for name, table in drafter.tables().items():
+        assert torch.equal(found.tables()[name], table)
+    assert weights_hash(found) == weights_hash(drafter)
+    told = json.loads((tmp_path / "config.json").read_text())["treeopt_drafter"]
+    assert told == {"kind": "ngram", "order": order, "vocabulary": VOCABULARY, "corpus": "tiny"}
+    assert set(load_file(tmp_path / NGRAM_FILE)) == set(drafter.tables())
+
+
+def test_tensors_decide_not_names_or_config(tmp_path, target, references):
+    save_ngram(tmp_path, NGram.count(references[2], order=2, vocabulary=VOCABULARY), meta={})
+    (tmp_path / NGRAM_FILE).rename(tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"treeopt_drafter": {"order": 7}}')
+    found = load_drafter(tmp_path, target)
+    assert isinstance(found, NGram)
+    assert found.order == 2
+
+
+def test_what_differs_has_another_hash():
+    one, other = (NGram.count([[1, 2, x]], order=2, vocabulary=5) for x in (1, 3))
+    assert weights_hash(one) != weights_hash(other)
+    assert weights_hash(PromptLookup(3)) != weights_hash(PromptLookup(4))
+
+
+def put(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], object]:
+    return lambda tables: tables.update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tables: tables.pop("counts.1"), "counts.1 must be there"),
+        (lambda tables: tables.pop("grams.2"), "grams.2 must be there"),
+        (lambda tables: tables.pop("counts.2"), "counts.2 must be there"),
+        (put("weight", torch.zeros(1)), "weight must be absent"),
+        (put("counts.1", torch.zeros(60, dtype=torch.int64)), "counts.1 must count one token at least"),
+        (put("counts.1", torch.ones(60, dtype=torch.int64)), r"grams.2 must hold tokens of the vocabulary of 60"),
+        (put("counts.1", torch.ones(62, dtype=torch.int64)), r"counts.1 must be \(61,\), found \(62,\)"),
+        (put("counts.1", torch.full((61,), -1)), "counts.1 must be 0 or more: entry 0 is not"),
+        (put("counts.1", torch.full((61,), 2**60)), r"counts.1 must add up to no more than 2\*\*53"),
+        (put("counts.1", torch.ones(61)), r"counts.1 must be int32 or int64 \(n,\), found torch.float32 \(61,\)"),
+        (put("counts.2", torch.tensor([1, 0, 1])), "counts.2 must be 1 or more: entry 1 is not"),
+        (put("counts.2", torch.tensor([1, 1])), r"counts.2 must be \(3,\) as grams.2 is, found \(2,\)"),
+        (
+            put("grams.2", torch.zeros(3, 3).int()),
+            r"grams.2 must be int16 or int32 \(n, 2\), found torch.int32 \(3, 3\)",
+        ),
+        (put("grams.2", torch.zeros(3, 2)), "grams.2 must be int16 or int32"),
+        (put("grams.2", torch.tensor([[0, 1], [1, -1], [1, 2]]).int()), "grams.2 must hold tokens .* entry 1 is not"),
+        (put("grams.2", torch.tensor([[0, 1], [2, 0], [1, 60]]).int()), "grams.2 must be sorted.*: entry 2 is not"),
+        (put("grams.2", torch.tensor([[0, 1], [0, 1], [1, 60]]).int()), "grams.2 must be sorted.*: entry 1 is not"),
+        (put("grams.3", torch.tensor([[0, 2, 1]]).int()), "grams.3 must continue what stands in grams.2: entry 0"),
+    ],
+)
+def test_tensors_that_are_not_counts_are_named(tmp_path, target, change, message):
+    tables = {
+        "counts.1": torch.ones(61, dtype=torch.int64),
+        "grams.2": torch.tensor([[0, 1], [1, 0], [1, 60]]).int(),
+        "counts.2": torch.tensor([1, 2, 1]),
+        "grams.3": torch.tensor([[0, 1, 0]]).int(),
+        "counts.3": torch.tensor([1]),
+    }
+    save_file(tables, tmp_path / NGRAM_FILE)
+    assert isinstance(load_drafter(tmp_path, target), NGram)
+    change(tables)
+    save_file(tables, tmp_path / NGRAM_FILE)
+    with pytest.raises(ExecutorError, match=f"^{re.escape(str(tmp_path / NGRAM_FILE))}: {message}"):
+        load_drafter(tmp_path, target)
+
+
+def test_an_unreadable_file_is_named(tmp_path, target):
+    (tmp_path / NGRAM_FILE).write_bytes(b"\x80\x04K\x01.")
+    with pytest.raises(ExecutorError, match=f"{NGRAM_FILE}: not a readable safetensors file"):
+        load_drafter(tmp_path, target)
+
+
+def test_a_failed_save_leaves_what_was_there(tmp_path, target, monkeypatch):
+    old, new = (NGram.count([[1, 2, x]], order=2, vocabulary=VOCABULARY) for x in (1, 3))
+    save_ngram(tmp_path, old, meta={})
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("executor.checkpoints.tensors.write_tensors.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_ngram(tmp_path, new, meta={})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", NGRAM_FILE]
+    assert weights_hash(load_drafter(tmp_path, target)) == weights_hash(old)
+
+
+def test_refusals(target, tmp_path):
+    other = NGram.count([[1, 2]], order=2, vocabulary=5)
+    with pytest.raises(ExecutorError, match="counted for 5 tokens, the target has 61"):
+        Decoder(target, other, tree=Tree.chain(1)).generate([[1]], new_tokens=2)
+    with pytest.raises(ExecutorError, match="text 1 holds tokens outside the vocabulary of 5"):
+        NGram.count([[1], [5]], vocabulary=5)
+    with pytest.raises(ExecutorError, match=r"counts\.1 must count one token at least"):
+        NGram.count([[]], vocabulary=5)
+    with pytest.raises(ExecutorError, match="there is no text to count"):
+        build(shipped("models/stdlib-llama"), ["", " "], tmp_path)
+    with pytest.raises(ExecutorError, match=r"order must be in 1..8, got 0"):
+        NGram.count([[1]], order=0, vocabulary=5)
+    with pytest.raises(ExecutorError, match="the drafter drafts 64 at most"):
+        Decoder(target, PromptLookup(), tree=Tree.chain(65))
+    for name in ("prompt-lookup:", "prompt-lookup:x", "prompt-lookup:-1"):
+        with pytest.raises(UsageError, match="must be prompt-lookup or"):
+            load_drafter(name, target)
+    for name in ("prompt-lookup:0", "prompt-lookup:17"):
+        with pytest.raises(TreeoptError, match="matches 1 to 16 tokens"):
+            load_drafter(name, target)
+
+
+def test_counting_text_files(tmp_path, capsys):
+    """By the shipped target's tokenizer; texts end with its end token, and none reaches into the next."""
+    folder = shipped("models/stdlib-llama")
+    (tmp_path / "a.py").write_text("import os\n")
+    (tmp_path / "b.jsonl").write_text('{"text": "def f():"}\n{"text": "pass"}\n')
+    words = [str(folder), str(tmp_path / "a.py"), str(tmp_path / "b.jsonl"), str(tmp_path / "out"), "--order", "2"]
+    assert main(words) == 0
+    assert "order 2" in capsys.readouterr().err
+    tokenizer = load_tokenizer(folder, vocabulary=4096)
+    texts = [[*ids, 0] for ids in tokenizer(["import os\n", "def f():", "pass"])["input_ids"]]
+    due = NGram.count(texts, order=2, vocabulary=4096).tables()
+    found = load_file(tmp_path / "out" / NGRAM_FILE)
+    assert all(torch.equal(found[name], table) for name, table in due.items())
+    told = json.loads((tmp_path / "out" / "config.json").read_text())["treeopt_drafter"]
+    assert (told["target"], told["texts"], told["tokens"]) == ("stdlib-llama", 3, sum(map(len, texts)))
+    assert main([str(folder), str(tmp_path / "none.txt"), str(tmp_path / "out")]) == 1
+    assert "none.txt: text cannot be read: No such file" in capsys.readouterr().err
+    assert main([str(tmp_path), str(tmp_path / "a.py"), str(tmp_path / "out")]) == 1

@@ -1,0 +1,671 @@
+"""Profiles and validations of a tiny model: their structure and arithmetic, never how long anything took."""
+
+import json
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor.decoding.decoder import Decoder
+from executor.profiling.drift import at_one_pace, cell_of, centre
+from executor.profiling.measure_steps import measure_profile
+from executor.profiling.measured_policies import drawn_anew
+from executor.profiling.measured_shapes import LEAST, TOKENS, Way, ranked_ways
+from executor.profiling.schedule import MARGIN, TOGETHER, Schedule, fitted
+from executor.profiling.timed_block import Block, block, keeping
+from executor.prompts.prompt_files import Prompt
+from executor.recording.collect_trace import collect
+from executor.target.target_model import Target
+from executor.validation.compare_live import Requests, compare
+from executor.verification.acceptance_rules import Greedy, make_rule
+from executor.verification.replayed_acceptance import Imposed
+from executor.verification.warp import Warp
+from simulate.validation.agreement import Figures, comparison_record
+from simulate.validation.predictions import ways_of
+from tests.helpers.models import random_heads, random_prompts, small_target
+from treeopt.cost_model import StepShape
+from treeopt.errors import CostError, ExecutorError, UsageError
+from treeopt.planning.search_pipeline import search
+from treeopt.plans.plan_json import from_json, to_json
+from treeopt.policies import GROWTHS, DynamicTree
+from treeopt.replay.dynamic_tree import replay_policy
+from treeopt.replay.static_tree import replay_tree
+from treeopt.tree import Tree
+
+
+@pytest.fixture(scope="module")
+def models():
+    return small_target(), random_heads()
+
+
+@pytest.fixture(scope="module")
+def profile(models):
+    prompts = random_prompts([5] * 8)
+    return measure_profile(*models, prompts, batches=(2, 1), max_nodes=15, new_tokens=12, rounds=2, steps=3)
+
+
+def test_profile_covers_what_was_asked(profile):
+    assert [times.batch for times in profile.batches] == [1, 2]
+    assert profile.context == (5, 17)
+    for batch in (1, 2):
+        for tree in (Tree.chain(1), Tree.chain(5), Tree.from_paths([(r,) for r in range(15)])):
+            assert profile.step_s([StepShape.of(tree, batch=batch)])[0] > 0
+    with pytest.raises(CostError, match="tokens 17 at batch 1: the profile measured tokens 2 to 16"):
+        profile.step_s([StepShape.of(Tree.from_paths([(r,) for r in range(16)]), batch=1)])
+    assert profile.meta["drafter"] == {
+        "kind": "medusa",
+        "heads": 5,
+        "weights": profile.meta["drafter"]["weights"],
+        "settings": profile.meta["drafter"]["settings"],
+    }
+
+
+def test_profile_knows_what_prompts_take(models, profile):
+    assert [n for n, _ in profile.prefill.plain] == [5, 10]  # of two rows
+    found = measure_profile(*models, random_prompts([5, 21] * 4), **(TOLD | {"contexts": ()}))
+    assert [[n for n, _ in points] for points in (found.prefill.plain, found.prefill.drafted)] == [
+        [5, 8, 16, 21, 42]
+    ] * 2
+    assert min(s for _, s in found.prefill.drafted) > 0
+    assert [n for n, _ in measure_profile(*models, random_prompts([5] * 4), **TOLD).prefill.plain] == [6, 8, 16, 24, 48]
+
+
+def test_ways_reach_every_size_depth_and_width():
+    found = ranked_ways((1, 4), (None,), max_nodes=63, max_depth=5)
+    assert [importance for importance, _ in found] == sorted(importance for importance, _ in found)
+    for batch in (1, 4):
+        trees = [way.tree for _, way in found if way.batch == batch and way.kept is None]
+        assert len(set(trees)) == len(trees)
+        assert {tree.nodes for tree in trees} >= {0, *(n - 1 for n in TOKENS)}
+        assert {Tree.chain(depth) for depth in range(1, 6)} <= set(trees)
+        assert max(tree.nodes for tree in trees) == 63
+        assert {2, 4, 8, 16} <= {tree.fed_widths[-1] for tree in trees if tree.nodes}
+        sizes = {tree.nodes + 1 for tree in trees}
+        for edge in (16, 32, 64, 128):  # tokens of the batch
+            assert edge > 64 * batch or edge // batch in sizes
+            assert edge >= 64 * batch or edge // batch + 1 in sizes
+    least = {way.tree.nodes for importance, way in found if importance == LEAST}
+    assert least == {0, 1, 5, 63}
+    assert {way.kept for _, way in found if way.tree == Tree.chain(5)} == {None, 0, 5}
+    assert [way.batch for _, way in found[:4]] == [1, 4, 1, 4]  # none is left out before the other
+
+
+@pytest.mark.parametrize(("max_nodes", "max_depth"), [(63, 5), (63, 8), (7, 2), (63, 1), (1, 1), (1, 4), (3, 5)])
+def test_trees_drawn_anew_lie_within_the_profile(max_nodes, max_depth):
+    """All of them or none are measured, at each batch size; static trees are measured as without."""
+    deepest = min(max_depth, max_nodes)  # of the chains
+    given = ((1, 4), (None, 512))
+    ranked = ranked_ways(*given, max_nodes=max_nodes, max_depth=max_depth, policies=True)
+    anew = [way for _, way in ranked if way.growth is not None]
+    assert [r for r in ranked if r[1].growth is None] == ranked_ways(*given, max_nodes=max_nodes, max_depth=max_depth)
+    assert {importance for importance, way in ranked if way.growth is not None} == {LEAST}
+    for growth in GROWTHS:
+        for batch in (1, 4):
+            mine = [way for way in anew if (way.growth, way.batch) == (growth, batch)]
+            assert len(mine) >= 2
+            assert max(max(way.widths) for way in mine) == (16 if deepest > 1 else 1)
+            assert {1, deepest} <= {way.tree.depth for way in mine} <= set(range(1, deepest + 1))
+            assert min(way.tree.nodes for way in mine) == 1
+            assert max(way.tree.nodes for way in mine) <= max_nodes
+            assert all(way.context is None and way.widths == way.tree.drafting.expanded for way in mine)
+    assert {str(way) for way in anew if way.batch == 4} >= {"batch 4: 2 tokens, depth 1, opt-tree"}
+
+
+@pytest.mark.parametrize("policy", drawn_anew(12, 3), ids=lambda policy: policy.growth)
+def test_trees_drawn_anew_to_be_measured_stop_nowhere(models, policy, monkeypatch):
+    """They draft all levels and verify all nodes, whatever the drafter says."""
+    target, heads = models
+    decoder = Decoder(target, heads, tree=policy, batch=2)
+    drawn, levels, draft, level = [], [], decoder.growth.draft, heads.level
+
+    def watched(*args, **settings):
+        levels.append(0)
+        drawn.append(draft(*args, **settings))
+        return drawn[-1]
+
+    def counted(*args):
+        levels[-1] += 1
+        return level(*args)
+
+    monkeypatch.setattr(decoder.growth, "draft", watched)
+    monkeypatch.setattr(heads, "level", counted)
+    decoder.generate(random_prompts([5] * 2), new_tokens=9)
+    assert levels == [policy.depth] * len(drawn)
+    assert levels
+    for each in drawn:
+        assert each.tokens.shape == (2, policy.nodes + 1)
+
+
+def law_of(way):
+    """Seconds of a made-up machine, by what a way feeds and verifies and how its trees are drawn."""
+    tokens, fed = way.tree.nodes + 1, sum(way.widths)
+    anew = 0.0 if way.growth is None else 1 + GROWTHS.index(way.growth)
+    draft = 0.01 * len(way.widths) + anew * way.batch * (1e-3 + 5e-4 * len(way.widths) + 1e-4 * fed + 1e-5 * tokens)
+    return draft, 0.5 + 0.01 * way.batch * tokens
+
+
+WITH_POLICIES = {"batches": (1, 2), "max_nodes": 15, "max_depth": 3, "policies": True, "rounds": 3, "steps": 2}
+
+
+def test_a_profile_prices_trees_drawn_anew(models, monkeypatch):
+    """What each growth takes is found through the whole measurement, and static trees cost what they do without."""
+
+    def made(self, way, steps, number):
+        draft, rest = law_of(way)
+        return Block((draft,) * steps, (rest,) * steps, 1.0, 9.0, 1.0)
+
+    monkeypatch.setattr("executor.profiling.measure_steps.Measurement._block", made)
+    found, without = (
+        measure_profile(*models, random_prompts([5] * 8), **(WITH_POLICIES | {"policies": policies}))
+        for policies in (True, False)
+    )
+    assert set(found.growths) == set(found.meta["growths"]) == set(GROWTHS)
+    static = [StepShape(batch, tokens, (1, 1, 4)) for batch in (1, 2) for tokens in range(2, 16)]
+    assert found.step_s(static) == pytest.approx(without.step_s(static))
+    for times in found.batches:
+        for factor, growth in enumerate(GROWTHS, 1):
+            known = times.growth[growth]
+            due = [factor * times.batch * seconds for seconds in (1e-3, 5e-4, 1e-4, 1e-5)]
+            assert [known.step_s, known.level_s, known.node_s, known.token_s] == pytest.approx(due, rel=1e-3)
+
+
+def test_no_budget_leaves_out_some_of_the_trees_drawn_anew(models, monkeypatch):
+    """They are refused with all that a profile needs, or all are there."""
+
+    def made(self, way, steps, number):
+        draft, rest = law_of(way)
+        return Block((draft,) * steps, (rest,) * steps, 1.0, 9.0, (1 + steps) * (draft + rest))
+
+    monkeypatch.setattr("executor.profiling.measure_steps.Measurement._block", made)
+    refused = 0
+    for budget_s in (50, 150, 250, 400, 800):
+        try:
+            found = measure_profile(*models, random_prompts([5] * 8), **WITH_POLICIES, budget_s=budget_s)
+        except UsageError:
+            refused += 1
+        else:
+            assert set(found.growths) == set(GROWTHS)
+    assert 0 < refused < 5
+
+
+def test_measuring_policies_goes_on_after_an_interruption(models, tmp_path):
+    work, given = tmp_path / "p.work", {**WITH_POLICIES, "max_nodes": 4, "max_depth": 2, "new_tokens": 9}
+    prompts = random_prompts([5] * 8)
+
+    def stop(blocks):
+        if len(work.read_text().splitlines()) > 60:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_profile(*models, prompts, work=work, progress=stop, **given)
+    with pytest.raises(UsageError, match=r"was begun with other settings \(policies True, now False\)"):
+        measure_profile(*models, prompts, work=work, **(given | {"policies": False}))
+    assert set(measure_profile(*models, prompts, work=work, **given).growths) == set(GROWTHS)
+
+
+def test_ways_stay_small_and_shallow():
+    assert max(way.tree.depth for _, way in ranked_ways((1,), (None,), max_nodes=63, max_depth=2)) == 2
+    assert max(way.tree.nodes for _, way in ranked_ways((1,), (None,), max_nodes=7, max_depth=5)) == 7
+    assert {way.tree.nodes for _, way in ranked_ways((1,), (None,), max_nodes=1, max_depth=5)} == {0, 1}
+
+
+def test_further_contexts_are_measured_at_fewer_sizes():
+    found = [way for _, way in ranked_ways((2,), (64, 512), max_nodes=63, max_depth=5)]
+    near, far = ([way for way in found if way.context == context] for context in (64, 512))
+    assert len(far) < len(near) / 2
+    assert {way.tree.nodes for way in far} >= {0, 1, 63}
+    assert {way.tree for way in far} <= {way.tree for way in near}
+
+
+RANKED = ranked_ways((1, 2), (None,), max_nodes=31, max_depth=4)
+
+
+@given(st.integers(2, 9), st.floats(1, 1e4))
+def test_a_schedule_fits_its_budget(rounds, budget_s):
+    def block_s(way):
+        return 0.5 + 0.1 * way.batch * (way.tree.nodes + 1)
+
+    least = sum(importance == LEAST for importance, _ in RANKED)
+    try:
+        found = fitted(RANKED, rounds=rounds, block_s=block_s, budget_s=budget_s)
+    except UsageError:
+        assert 2 * MARGIN * sum(block_s(way) for _, way in RANKED[:least]) > budget_s
+        return
+    assert found.rounds * MARGIN * sum(map(block_s, found.ways)) <= budget_s + 1e-9
+    assert (*found.ways, *found.left_out) == tuple(way for _, way in RANKED)
+    assert len(found.ways) >= least
+    assert found.rounds >= min(rounds, 3) or len(found.ways) < least + len(RANKED)
+    if found.left_out:  # one more would not have fitted
+        more = sum(map(block_s, [*found.ways, found.left_out[0]]))
+        assert found.rounds * MARGIN * more > budget_s
+    if found.rounds == rounds and not found.left_out:
+        return
+    assert rounds * MARGIN * sum(block_s(way) for _, way in RANKED) > budget_s
+
+
+def test_every_place_has_plain_steps_among_its_trees():
+    ways = tuple(way for _, way in ranked_ways((1, 4), (None, 64), max_nodes=31, max_depth=4))
+    schedule = Schedule(ways, 2)
+    order = schedule.order([0, 1])
+    assert sorted(index for place in order for index, _ in place if ways[index].tree.nodes) == [
+        i for i, way in enumerate(ways) if way.tree.nodes
+    ]
+    assert order != schedule.order([0, 2])
+    for place in order:
+        assert len(set(place)) == len(place)
+        assert len({(ways[index].batch, ways[index].context) for index, _ in place}) == 1
+        plain = [i for i, (index, _) in enumerate(place) if not ways[index].tree.nodes]
+        assert plain == list(range(0, len(place), TOGETHER + 1))
+    assert {frozenset(index for index, _ in place) for place in order} == set(map(frozenset, schedule.places))
+
+
+def test_a_machine_that_slows_down_for_a_while_changes_no_ratio(models, monkeypatch):
+    """Rounds at thrice the pace of others, and a half of one at five times: all ratios stay what they are."""
+    prompts = random_prompts([5] * 4)
+    told = {"batches": (1, 2), "max_nodes": 7, "max_depth": 3, "rounds": 3, "steps": 2}
+
+    def profiled(paces):
+        begun = iter(paces)
+
+        def made(self, way, steps, place):
+            pace = next(begun, 1.0) if way.tree.nodes == 0 else made.pace
+            made.pace = pace
+            rest = 1.0 + way.batch * way.tree.nodes / 4
+            return Block((0.25 * pace * bool(way.tree.nodes),) * steps, (rest * pace,) * steps, 1.0, 9.0, 1.0)
+
+        monkeypatch.setattr("executor.profiling.measure_steps.Measurement._block", made)
+        return measure_profile(*models, prompts, **told)
+
+    steady, unsteady = profiled([]), profiled([3.0] * 5 + [1.0] * 8 + [5.0] * 2)
+    shapes = [StepShape.of(Tree.chain(k), batch=batch) for batch in (1, 2) for k in (1, 2, 3)]
+    for profile in (steady, unsteady):
+        ratios = profile.step_s(shapes) / [profile.plain_s(batch=shape.batch) for shape in shapes]
+        assert ratios == pytest.approx([1.25 + shape.batch * (shape.tokens - 1) / 4 for shape in shapes])
+
+
+@pytest.mark.parametrize("done", [2, 3, 4, 5])
+def test_a_machine_that_changes_during_an_interruption_changes_no_ratio(models, monkeypatch, tmp_path, done):
+    prompts, work, left = random_prompts([5] * 4), tmp_path / "work", []
+    told = {"batches": (1,), "max_nodes": 7, "max_depth": 3, "rounds": 2, "steps": 2, "work": work}
+
+    def made(self, way, steps, place):
+        if len(left) == done and made.pace == 1.0:
+            raise KeyboardInterrupt
+        rest = made.pace * (1.0 + way.tree.nodes / 4)
+        return Block((0.25 * made.pace * bool(way.tree.nodes),) * steps, (rest,) * steps, 1.0, 9.0, 1.0)
+
+    monkeypatch.setattr("executor.profiling.measure_steps.Measurement._block", made)
+    made.pace = 1.0
+    with pytest.raises(KeyboardInterrupt):
+        measure_profile(*models, prompts, progress=left.append, **told)
+    made.pace = 5.0
+    profile = measure_profile(*models, prompts, **told)
+    (times,) = profile.batches
+    assert [s / times.plain_s for _, s in times.rest] == pytest.approx([1 + (n - 1) / 4 for n, _ in times.rest])
+    assert [s / times.plain_s for _, s in times.draft] == pytest.approx([0.25] * 3)
+
+
+def test_a_cell_is_the_centre_of_its_blocks():
+    tree = Tree.from_paths([(0, 0), (1,)])
+    blocks = [Block((0.5 + d,) * 3, (2.0 + d,) * 3, 1.5, 9.0, 1.0) for d in (0.0, 5.0, 0.1)]  # one outlying block
+    cell = cell_of(Way(3, 7, tree), blocks, context=7, spread=0.03)
+    assert (cell.batch, cell.context, cell.tokens, cell.widths, cell.committed) == (3, 7, 4, (1, 1), 1.5)
+    assert (cell.draft_s, cell.rest_s) == (pytest.approx(0.6), pytest.approx(2.1))
+    assert cell.error == pytest.approx(1.12 * 0.03 / 3**0.5)
+    assert not cell.forced
+    assert cell_of(Way(3, 7, tree, 2), blocks, context=7, spread=0.0).forced
+
+
+def one_step(seconds):
+    return Block((0.0,), (float(seconds),), 1.0, 9.0, 1.0)
+
+
+@pytest.mark.parametrize("rounds", [3, 4, 8])
+def test_a_pace_that_lasts_is_taken_off(rounds):
+    """Each round at a pace of its own, and one of them at half again as slow from some block on."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        own, paces = rng.uniform(1, 9, 40), np.exp(rng.normal(0, 0.3, (rounds, 1))) * np.ones(40)
+        paces[rng.integers(rounds), rng.integers(10, 30) :] *= 1.5
+        made = []
+        for pace in paces:
+            order = rng.permutation(40)
+            made.append([(i, one_step(own[i] * slower)) for i, slower in zip(order.tolist(), pace, strict=True)])
+        blocks, spread = at_one_pace(made)
+        found = np.array([centre([b.step_s for b in blocks[i]]) for i in range(40)]) / own
+        assert found / np.median(found) == pytest.approx(np.ones(40), rel=0.03)
+        assert spread < 0.01
+
+
+def test_few_ways_tell_no_pace():
+    rng = np.random.default_rng(0)
+    rounds = [[(way, one_step(s)) for way, s in enumerate(np.exp(rng.normal(0, 0.05, 4)))] for _ in range(60)]
+    blocks, spread = at_one_pace(rounds)
+    assert blocks == {way: [here[way][1] for here in rounds] for way in range(4)}
+    assert spread == pytest.approx(0.05, rel=0.25)
+
+
+def test_several_processes_take_as_many_steps(models, monkeypatch):
+    """Each has a clock of its own: none may end a block before the others do."""
+    steps, seen = Decoder.steps, []
+
+    def slow(self, *args, **words):
+        counted = [0]
+        seen.append((self.batch, self.tree.nodes, counted))
+        for step in steps(self, *args, **words):
+            counted[0] += 1
+            yield replace(step, rest_s=1.0)
+
+    monkeypatch.setattr(Decoder, "steps", slow)
+    told = {"batches": (1,), "max_nodes": 3, "max_depth": 2, "rounds": 2, "steps": 4, "new_tokens": 5}
+    counts = []
+    for processes in (1, 2):
+        monkeypatch.setattr("executor.profiling.measure_steps.processes", lambda processes=processes: processes)
+        measure_profile(*models, random_prompts([5] * 4), **told)
+        counts.append({counted[0] for *_, counted in seen})
+        seen.clear()
+    assert counts == [{1, 2, 4}, {1, 4, 5}]  # with the one that warms up; three of imposed blocks, one of a prompt
+
+
+def test_blocks_stray_as_far_as_they_do():
+    """Normal logarithms of known deviation: the spread is theirs, less what a running median of 15 takes of it."""
+    rng = np.random.default_rng(0)
+    logs = rng.normal(0, 0.08, (200, 101)) + np.linspace(0, 2, 101)
+    _, spread = at_one_pace([[(i, one_step(s)) for i, s in enumerate(row)] for row in np.exp(logs)])
+    assert spread == pytest.approx(0.08, rel=0.08)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_imposed_steps_keep_what_they_are_told(models, kept):
+    target, heads = models
+    tree = Tree.from_paths([(0, 0, 0), (1,)])
+    rule = Imposed(keeping(kept, tree, 2, 40), tree)
+    decoder = Decoder(target, heads, tree=tree, batch=2, rule=rule)
+    steps = block(decoder, random_prompts([6, 6]), steps=5, new_tokens=40)
+    assert [step.accepted for step in steps] == [(kept, kept)] * 5
+
+
+class Clock:
+    """Time that passes by looking at it, and by verifying tokens; in binary fractions, so that sums are exact."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        self.now += 2**-10
+        return self.now
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made, verify = Clock(), Target.verify
+
+    def timed(self, tokens, *rest, **more):
+        made.now += tokens.numel() * 2**-10
+        return verify(self, tokens, *rest, **more)
+
+    monkeypatch.setattr(Target, "verify", timed)
+    for module in ("executor.device.clock", "executor.decoding.decoder", "executor.profiling.measure_steps"):
+        monkeypatch.setattr(f"{module}.time", made)
+    return made
+
+
+TOLD = {"batches": (1, 2), "contexts": (6, 24), "max_nodes": 5, "max_depth": 3, "rounds": 2, "steps": 2}
+
+
+def same(profile):
+    """What must not depend on when it was measured."""
+    meta = {key: value for key, value in profile.meta.items() if key not in ("provenance", "clock_mhz")}
+    return replace(profile, meta=meta)
+
+
+def blocks_in(work):
+    """The blocks that a work file holds."""
+    records = [json.loads(line) for line in work.read_text("utf-8").splitlines()]
+    return [record for record in records if "way" in record]
+
+
+@pytest.mark.parametrize("budget_s", [None, 20.0])
+def test_a_resumed_measurement_is_the_uninterrupted_one(models, clock, tmp_path, budget_s):
+    prompts = random_prompts([5] * 4)
+    told = TOLD | {"budget_s": budget_s}
+    whole = measure_profile(*models, prompts, **told)
+    work = tmp_path / "p.json.work"
+    done = 0
+
+    def stop(blocks):
+        nonlocal done
+        done += blocks
+        if done in (1, 20):
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            measure_profile(*models, prompts, work=work, progress=stop, **told)
+    with work.open("ab") as file:
+        file.write(b'{"way": 3, "rou')  # the end of a record that was cut off
+    left = []
+    found = measure_profile(*models, prompts, work=work, progress=left.append, **told)
+    assert same(found) == same(whole)
+    blocks = blocks_in(work)
+    visits = {(block["way"], block["round"], block["turn"]) for block in blocks}
+    place = len(visits) // 2 // 4  # of a round; what an interruption cut in two is measured anew
+    assert len(visits) - 20 <= len(left) < len(visits) - 20 + 2 * (place + TOGETHER)
+    again = []
+    assert same(measure_profile(*models, prompts, work=work, progress=again.append, **told)) == same(whole)
+    assert again == []
+
+
+@pytest.mark.parametrize("name", ["sample-and-match", "specinfer"])
+def test_all_steps_choose_by_the_rule(models, clock, monkeypatch, name):
+    """Plain ones, those of trees, and those whose acceptance is imposed."""
+
+    def unwanted(*_: object) -> None:
+        raise AssertionError("judged greedily")
+
+    monkeypatch.setattr(Greedy, "accept", unwanted)
+    generator = torch.Generator().manual_seed(0)
+    rule = make_rule(name, warp=Warp(0.9, top_k=7), generator=generator)
+    profile = measure_profile(*models, random_prompts([5] * 4), **TOLD, rule=rule)
+    told = {"verification": name, "temperature": 0.9, "top_k": 7}
+    assert told.items() <= profile.meta.items()
+    assert [tokens for tokens, _ in profile.batches[0].rest][-1] == 6
+
+
+def test_a_work_file_of_other_settings_is_refused(models, clock, tmp_path):
+    prompts, work = random_prompts([5] * 4), tmp_path / "p.json.work"
+    measure_profile(*models, prompts, work=work, **TOLD)
+    for other, name in (
+        ({"steps": 3}, "steps 2, now 3"),
+        ({"batches": (1,)}, r"batches \[1, 2\], now \[1\]"),
+        ({"rule": make_rule("typical", warp=Warp())}, "verification greedy, now typical"),
+    ):
+        with pytest.raises(UsageError, match=f"was begun with other settings .{name}"):
+            measure_profile(*models, prompts, work=work, **(TOLD | other))
+    with pytest.raises(UsageError, match=r"other settings \(prompts"):
+        measure_profile(*models, random_prompts([5] * 4, seed=1), work=work, **TOLD)
+    lines = work.read_text("utf-8").splitlines()
+    work.write_text("\n".join([*lines[:3], '{"way": 1}', ""]), "utf-8")
+    with pytest.raises(UsageError, match="line 4 is no block"):
+        measure_profile(*models, prompts, work=work, **TOLD)
+    work.write_text("{}\n", "utf-8")
+    with pytest.raises(UsageError, match="remove it to begin anew"):
+        measure_profile(*models, prompts, work=work, **TOLD)
+
+
+BROKEN = [
+    (1, {"prefill": {"plain": []}}, r"line 2 is no prefill: prefill.plain is empty"),
+    (1, {"prefill": {"drafted": [[6, "1"]]}}, r"line 2 is no prefill: `prefill.drafted\[0\]`\[1\] must be a finite"),
+    (2, {"planned": {"way": 1, "round": 2, "took": 3}}, "line 3 is no schedule: planned: `ways` is missing"),
+    (2, {"planned": None}, "line 3 is no schedule: schedule: `planned` must be an object"),
+    (2, {"planned": {"ways": [1, 0], "rounds": 2, "took_s": 0.0}}, "`ways` must be the first"),
+    (2, {"planned": {"ways": [0, 1], "rounds": 2, "took_s": 0.0}}, "`ways` must be the first"),
+    (2, {"planned": {"rounds": 9}}, "line 3 is no schedule: .*`rounds` or `took_s` is out of range: 9"),
+    (3, [], "line 4 is no block: visit must be an object, found list"),
+    (3, {"way": 999}, "line 4 is no block: way 999, round 0, turn 0 is not in the schedule"),
+    (3, {"turn": "0"}, "line 4 is no block: visit: `turn` must be an integer"),
+    (3, {"block": {"draft_s": [0.1, None]}}, r"line 4 is no block: block: `draft_s`\[1\] must be a finite number"),
+    (3, {"block": {"rest_s": []}}, "line 4 is no block: block: `rest_s` must be as many as `draft_s`"),
+    (3, {"block": {"draft_s": [0.1, -0.1]}}, "line 4 is no block: block: `draft_s` must be 0 or more, found -0.1"),
+    (3, {"block": {"committed": 0}}, "line 4 is no block: block: `committed`, `length` or `took_s` is too small"),
+    (0, {"settings": []}, "line 1: `settings` must be an object"),
+]
+
+
+@pytest.mark.parametrize(("line", "changed", "message"), BROKEN)
+def test_a_broken_work_file_is_refused(models, clock, tmp_path, line, changed, message):
+    prompts, work = random_prompts([5] * 4), tmp_path / "p.json.work"
+    measure_profile(*models, prompts, work=work, **TOLD)
+    lines = work.read_text("utf-8").splitlines()
+    record = json.loads(lines[line])
+    for name, value in changed.items() if changed else ():
+        old = record[name]
+        record[name] = old | value if isinstance(value, dict) and len(value) < len(old) else value
+    lines[line] = json.dumps(record if changed else changed)
+    work.write_text("\n".join([*lines, ""]), "utf-8")
+    with pytest.raises(UsageError, match=message) as caught:
+        measure_profile(*models, prompts, work=work, **TOLD)
+    assert str(work) in str(caught.value)
+
+
+def test_a_work_file_without_a_block_is_removed(models, tmp_path):
+    work = tmp_path / "p.json.work"
+    with pytest.raises(ExecutorError, match="context"):
+        measure_profile(*models, random_prompts([5] * 4), work=work, **(TOLD | {"contexts": (600,)}))
+    assert not work.exists()
+
+
+def test_a_budget_leaves_out_what_does_not_fit(models, clock):
+    prompts = random_prompts([5] * 4)
+    whole = measure_profile(*models, prompts, **TOLD)
+    short = measure_profile(*models, prompts, **(TOLD | {"budget_s": 2.0, "rounds": 4}))
+    assert whole.meta["left_out"] == []
+    assert "context" in short.meta["left_out"][0]
+    for profile in (whole, short):  # the bounds are always there
+        shapes = [
+            StepShape(batch, tokens, (1,), context) for batch in (1, 2) for tokens in (2, 6) for context in (6, 24)
+        ]
+        assert (profile.step_s(shapes) > 0).all()
+    with pytest.raises(UsageError, match=r"the least that makes a profile takes about \d+\.\d s"):
+        measure_profile(*models, prompts, **(TOLD | {"budget_s": 0.3}))
+
+
+def test_a_profile_says_what_the_clock_said(models, clock):
+    """Two looks at the clock while drafting is timed and one after it, and a tick a token."""
+    profile = measure_profile(*models, random_prompts([5] * 4), **TOLD)
+    tick = 2**-10
+    for times in profile.batches:
+        assert dict(times.rest) == {n: tick * (2 + n * times.batch) for n, _ in times.rest}
+        assert {seconds for _, seconds in times.draft} == {tick}
+        assert times.plain_s == tick * (3 + times.batch)
+    assert profile.separable
+    assert profile.relative_error < 0.3  # few sizes
+
+
+def test_imposed_acceptance_is_compared_at_one_context(models, clock, tmp_path):
+    """Steps that keep more move on faster: what they take longer must not be the context's."""
+    work = tmp_path / "work"
+    measure_profile(*models, random_prompts([5] * 4), work=work, **(TOLD | {"steps": 3}))
+    ways_here = [way for _, way in ranked_ways((1, 2), (6, 24), max_nodes=5, max_depth=3)]
+    lengths: dict[tuple[int, Tree], dict[int, float]] = {}
+    for record in blocks_in(work):
+        way = ways_here[record["way"]]
+        if way.kept is not None:
+            assert record["block"]["committed"] == 1 + way.kept
+            lengths.setdefault((way.batch, way.tree), {})[way.kept] = record["block"]["length"]
+    assert {len(found) for found in lengths.values()} == {2}
+    assert all(len(set(found.values())) == 1 for found in lengths.values())
+
+
+def test_contexts_are_measured_at_the_lengths_asked_for(models, clock):
+    profile = measure_profile(*models, random_prompts([5] * 4), **TOLD)
+    places = [(times.batch, times.context) for times in profile.batches]
+    assert [batch for batch, _ in places] == [1, 1, 2, 2]
+    near, far = (context for _, context in places[:2])
+    assert 6 < near < 16
+    assert 24 < far < 34
+    assert profile.context[0] == 6
+    assert profile.context[1] >= far
+    with pytest.raises(CostError, match="context 5 lies outside"):
+        profile.plain_s(batch=1, context=5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batches": (0,)}, "batch sizes must be at least 1"),
+        ({"batches": ()}, "batch sizes must be at least 1"),
+        ({"batches": (9,)}, "batch 9 needs as many prompts, got 8"),
+        ({"batches": (1,), "max_nodes": 64}, "max-nodes must be in 1..63"),
+        ({"batches": (1,), "rounds": 1}, "at least 2 rounds"),
+        ({"batches": (1,), "contexts": (1,)}, "contexts must be at least 2 tokens"),
+        ({"batches": (1,), "max_depth": 6}, "max-depth must be in 1..5"),
+        ({"batches": (1,), "policies": True, "graphs": True}, "policies ask the host at each step"),
+        ({"batches": (1,), "graphs": True}, "graphs are for CUDA devices, got cpu"),
+    ],
+)
+def test_settings_without_meaning(models, settings, message):
+    with pytest.raises(UsageError, match=message):
+        measure_profile(*models, random_prompts([5] * 8), **settings)
+
+
+def test_validation_measures_what_the_plan_names(models, profile):
+    target, heads = models
+    tokens = random_prompts([6] * 40, seed=4)
+    trace = collect(target, heads, [Prompt("x")] * 24, tokens[:24], new_tokens=12, width=12)
+    plan = search(trace, profile, batch=(1, 2), max_nodes=15)
+    fresh = tokens[24:]
+    cells = compare(target, heads, plan, Requests(fresh, 12), blocks=4)
+    assert {c.batch for c in cells} == {1, 2}
+    again = collect(target, heads, [Prompt("x")] * 16, fresh, new_tokens=12, width=12)
+    for cell in cells:
+        counts = replay_tree(cell.tree, again)
+        assert cell.measured.tau.value == pytest.approx(counts.tau)  # live tau is the replay of these prompts
+        entry = plan.entries[[e.batch for e in plan.entries].index(cell.batch)]
+        due = Figures.of_run(ways_of(entry)[cell.tree], judged=12, requests=16)
+        assert due == cell.predicted
+        assert due.tau.relative == pytest.approx(ways_of(entry)[cell.tree].tau.relative * (1 + 12 / 16) ** 0.5)
+        assert cell.error == pytest.approx(cell.predicted.speedup.value / cell.measured.speedup.value - 1)
+        assert cell.end_to_end > 0
+    record = comparison_record(cells)
+    errors = [abs(cell.error) for cell in cells]
+    assert record["mean_error"] == pytest.approx(np.mean(errors))
+    assert record["max_error"] == pytest.approx(max(errors))
+    with pytest.raises(UsageError, match="4 blocks at batch 2 need at least 16 prompts, got 15"):
+        compare(target, heads, plan, Requests(fresh[:15]), blocks=4)
+
+
+def test_validation_measures_policies(models, profile):
+    """Live tau is the replay of the recorded candidates; where a trace is replayed policies are left out."""
+    target, heads = models
+    tokens = random_prompts([6] * 40, seed=4)
+    more = {"new_tokens": 12, "width": 6, "candidates": DynamicTree(nodes=1, depth=3, beam=4, width=4)}
+    trace = collect(target, heads, [Prompt("x")] * 24, tokens[:24], **more)
+    kinds = ("opt-tree", "calibrated", "cost-aware")
+    plan = search(trace, profile, max_nodes=15, policies=kinds, padding="widest")
+    plan = from_json(to_json(plan))
+    fresh = tokens[24:]
+    cells = {cell.name: cell for cell in compare(target, heads, plan, Requests(fresh, 12), blocks=4)}
+    again = collect(target, heads, [Prompt("x")] * 16, fresh, **more)
+    (entry,) = plan.entries
+    policies = {choice.name: choice.grown for choice in (entry.choice, *entry.compared) if choice.grown}
+    for kind in kinds:
+        cell = cells[kind]
+        assert cell.tree is None
+        assert cell.grown == policies[kind]
+        assert cell.measured.tau.value == pytest.approx(replay_policy(cell.grown.policy, again).tau)
+        assert cell.predicted == Figures.of_run(ways_of(entry)[cell.grown.policy], judged=12, requests=16)
+    (record,) = (cell for cell in comparison_record(list(cells.values()))["cells"] if cell["name"] == "cost-aware")
+    assert record["tree"] is None
+    assert record["grown"]["nodes"] == policies["cost-aware"].nodes
+    assert set(record["grown"]["settings"]) == {"nodes", "depth", "beam", "width", "shared", "rate", "calibrated"}
+    replayed = compare(target, heads, plan, Requests(fresh, 12, replayed=again), blocks=4)
+    assert [cell.tree for cell in replayed] == list(ways_of(entry, static=True))
+    assert set(kinds) == {cell.name for cell in cells.values()} - {cell.name for cell in replayed}

@@ -1,0 +1,48 @@
+"""Every family of models verifies trees token for token as Hugging Face writes one by one, or is refused by name."""
+
+import pytest
+from transformers import CohereConfig, DeepseekV3Config, GPT2Config, LlamaConfig, Qwen2Config
+
+from executor.target.architectures import context_limit
+from tests.helpers.model_families import EAGER, FAMILIES, FIXED, Oracle, decode, family
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "original_max_position_embeddings": 32768}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_equals_generate_token_for_token(name):
+    known = family(name)
+    target = known.target()
+    assert target.attention == ("eager" if name in EAGER else "sdpa" if name in FIXED else "packed")
+    assert (target.attention_reason is None) == (target.attention == "packed")
+    for batch, count, share in ((4, 64, 0.7), (4, 24, 1.0), (4, 5, 0.0), (1, 17, 0.8)):
+        texts = known.texts[-batch:]
+        found, best = decode(target, known.prompts[-batch:], Oracle(texts, count, share))
+        assert found == texts
+        assert best == 0 if share == 0 else best >= 4
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        (LlamaConfig(max_position_embeddings=4096), 4096),
+        (LlamaConfig(max_position_embeddings=131072, rope_parameters=LLAMA3), 131072),
+        (Qwen2Config(max_position_embeddings=32768, rope_parameters=YARN | {"factor": 4.0}), 131072),
+        (LlamaConfig(max_position_embeddings=4096, rope_parameters=LINEAR), 16384),
+        (LlamaConfig(max_position_embeddings=4096, rope_parameters=LINEAR | {"rope_type": "dynamic"}), 4096),
+        (DeepseekV3Config(max_position_embeddings=163840, rope_parameters=YARN | {"factor": 4.0}), 163840),
+        (CohereConfig(max_position_embeddings=8192, model_max_length=131072), 131072),
+        (GPT2Config(n_positions=1024, model_max_length=9999), 1024),  # it has learnt so many
+    ],
+)
+def test_the_context_of_stretched_positions(config, limit):
+    assert context_limit(config) == limit

@@ -1,0 +1,106 @@
+"""Packed weights: the same products, gradients and files as plain ones."""
+
+import pytest
+import torch
+from torch import nn
+
+from executor.decoding.decoder import Decoder
+from executor.drafters.medusa import MedusaHeads
+from executor.models.fingerprint import weights_hash
+from executor.target.packed_linears import multiplies_bf16, pack_linears, packable_bytes, unpack_linears
+from executor.target.target_model import Target
+from tests.helpers.models import HIDDEN, generated, random_heads, random_prompts, small_model
+from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+
+
+@pytest.fixture(autouse=True)
+def _small_layers_too(monkeypatch):
+    monkeypatch.setattr("executor.target.packed_linears.SMALLEST", 1)
+
+
+def test_small_layers_gain_nothing(monkeypatch):
+    monkeypatch.undo()
+    assert pack_linears(nn.Linear(160, 160)) == 0
+    assert pack_linears(nn.Linear(160, 4096)) == 160 * 4096 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 7, 33])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_are_the_same_to_rounding(dtype, rows, bias):
+    """Sums of 96 products may be added in another order: eps * sqrt(96) * their size, with a margin of 4.
+
+    A processor that does not multiply bf16 natively keeps the plain weights.
+    """
+    torch.manual_seed(0)
+    layer = nn.Linear(96, 40, bias=bias).to(dtype).requires_grad_(False)
+    features = torch.randn(2, rows, 96).to(dtype)
+    plain = layer(features)
+    native = dtype == torch.float32 or multiplies_bf16(torch.device("cpu"))
+    assert packable_bytes(layer) == 96 * 40 * dtype.itemsize * native
+    assert pack_linears(layer) == 96 * 40 * dtype.itemsize * native
+    assert ("forward" in vars(layer)) == native
+    tolerance = 4 * torch.finfo(dtype).eps * 96**0.5
+    torch.testing.assert_close(layer(features), plain, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(layer(features.transpose(0, 1)), plain.transpose(0, 1), rtol=tolerance, atol=tolerance)
+
+
+def test_double_precision_stays_as_it_is():
+    assert pack_linears(nn.Linear(8, 8).double()) == 0
+
+
+def test_gradients_flow_and_weights_are_saved_as_before():
+    layer = nn.Linear(8, 8)
+    before = weights_hash(layer)
+    pack_linears(layer)
+    assert weights_hash(layer) == before
+    layer(torch.randn(3, 8)).sum().backward()
+    assert layer.weight.grad is not None
+    frozen = nn.Linear(8, 8).requires_grad_(False)
+    pack_linears(frozen)
+    features = torch.randn(3, 8, requires_grad=True)
+    frozen(features).sum().backward()
+    torch.testing.assert_close(features.grad, frozen.weight.sum(0).expand(3, -1))
+
+
+@torch.no_grad()
+def test_weights_that_change_are_used():
+    layer = nn.Linear(8, 8)
+    pack_linears(layer)
+    features = torch.randn(3, 8)
+    layer.weight *= 2
+    assert torch.equal(layer(features), nn.functional.linear(features, layer.weight, layer.bias))
+    pack_linears(layer)
+    layer.weight = nn.Parameter(torch.zeros(8, 8))
+    assert torch.equal(layer(features), layer.bias.expand(3, -1))
+
+
+def test_heads_train_through_a_packed_output_layer():
+    model = small_model()
+    pack_linears(model)
+    heads = MedusaHeads(2, HIDDEN)
+    heads(Target(model), torch.randn(3, HIDDEN), 2).logsumexp(-1).sum().backward()
+    assert float(heads.weight.grad.abs().sum()) > 0
+
+
+def test_unpacking_undoes_it():
+    model = small_model()
+    tokens = torch.tensor(random_prompts((9,)))
+    plain = model(tokens).logits
+    assert pack_linears(model) == packable_bytes(model) > 0
+    assert any("forward" in vars(module) for module in model.modules())
+    unpack_linears(model)
+    assert not any("forward" in vars(module) for module in model.modules() if isinstance(module, nn.Linear))
+    assert torch.equal(model(tokens).logits, plain)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma"])
+def test_decoding_with_packed_weights_equals_generate(kind):
+    prompts = random_prompts((7, 2, 19), seed=3)
+    texts = [generated(small_model(kind), prompt, 32) for prompt in prompts]
+    model = small_model(kind)
+    pack_linears(model)
+    found = Decoder(Target(model), random_heads(), tree=published_trees()[MEDUSA], batch=3).generate(
+        prompts, new_tokens=32
+    )
+    assert [list(g.tokens) for g in found] == texts

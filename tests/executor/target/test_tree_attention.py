@@ -1,0 +1,114 @@
+from itertools import product
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_mask
+
+from executor.target.tree_attention import (
+    TreeMasks,
+    additive,
+    chunk_seen,
+    folded,
+    near,
+    tree_blocks,
+    tree_seen,
+    tree_table,
+)
+from executor.verification.tree_tensors import Topology
+
+PARENTS = torch.tensor([[0, 0, 1, 1, 2, 4, 5, 0], [0, 0, 0, 2, 3, 4, 5, 6]])
+TOPOLOGY = Topology.from_parents(PARENTS, 7)
+
+
+def oracle(length: int, row: int, node: int, column: int, window: int | None) -> bool:
+    """Whether a node sees a column: by walking up from it, and by positions."""
+    line = [node]
+    while line[-1]:
+        line.append(int(PARENTS[row, line[-1]]))
+    if column < length:
+        position = column
+    elif column - length in line:
+        position = length + len(line) - 1 - line.index(column - length)
+    else:
+        return False
+    return window is None or length + len(line) - 1 - position < window
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 6, 40])
+def test_a_node_sees_the_text_its_ancestors_and_itself(window):
+    lengths, view = torch.tensor([5, 0]), 24
+    seen = tree_seen(lengths, TOPOLOGY.depth, TOPOLOGY.ancestors, view, window)
+    due = [
+        [[oracle(int(lengths[b]), b, q, c, window) for c in range(view)] for q in range(PARENTS.shape[1])]
+        for b in range(2)
+    ]
+    assert torch.equal(seen, torch.tensor(due))
+    assert seen.any(-1).all()
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_later_nodes_alone_see_the_same(window):
+    lengths = torch.tensor([5, 9])
+    whole = tree_seen(lengths, TOPOLOGY.depth, TOPOLOGY.ancestors, 24, window)
+    part = tree_seen(lengths, TOPOLOGY.depth[:, 4:7], TOPOLOGY.ancestors[:, 4:7, :7], 24, window)
+    assert torch.equal(part, whole[:, 4:7])
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("part", [slice(0, 8), slice(4, 7)])
+def test_looking_a_mask_up_is_the_same(part, group):
+    masks = TreeMasks(torch.bfloat16, group)
+    for b, view in product((slice(0, 1), slice(0, 2)), (24, 32, 40, 24)):
+        depths, ancestors = TOPOLOGY.depth[b, part], TOPOLOGY.ancestors[b, part, : part.stop]
+        for lengths in torch.tensor([[5, 9], [0, view - part.stop], [view, 0]]):
+            due = additive(tree_seen(lengths, depths, ancestors, view), torch.bfloat16)[:, None]
+            found = masks(lengths, ancestors, view)
+            assert found.is_contiguous()
+            assert torch.equal(found, folded(due, group))
+
+
+def test_a_tree_is_laid_out_once_and_forgotten_with_its_tensor(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "executor.target.tree_attention.tree_table", lambda *words: made.append(words[2]) or tree_table(*words)
+    )
+    masks, ancestors = TreeMasks(torch.float32), TOPOLOGY.ancestors.clone()
+    for length in range(70):
+        masks(torch.tensor([length, 0]), ancestors, length + 8)
+    assert made == [8, 16, 32, 64, 128]
+    del ancestors
+    assert not masks._known
+
+
+def test_one_topology_serves_all_sequences():
+    one = Topology.from_parents(PARENTS[:1], 7)
+    lengths = torch.tensor([5, 3, 1])
+    shared = tree_seen(lengths, one.depth, one.ancestors, 16, 4)
+    each = one.expand(3)
+    assert torch.equal(shared, tree_seen(lengths, each.depth, each.ancestors, 16, 4))
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_piece_of_a_text_sees_like_the_whole(window):
+    whole = chunk_seen(0, 12, 16, window, torch.device("cpu"))
+    assert torch.equal(chunk_seen(7, 5, 16, window, torch.device("cpu")), whole[:, 7:])
+    assert whole.sum(-1).tolist() == [[min(i + 1, window or 12) for i in range(12)]]
+
+
+def test_an_endless_window_is_none():
+    assert torch.equal(near(TOPOLOGY.ancestors, 99), near(TOPOLOGY.ancestors, None))
+
+
+@pytest.mark.parametrize("window", [None, 3, 100, 300])
+def test_blocks_hold_what_the_mask_shows(window):
+    lengths, view = torch.tensor([505, 126]), 640
+    seen = tree_seen(lengths, TOPOLOGY.depth, TOPOLOGY.ancestors, view, window)
+    blocks = tree_blocks(lengths, TOPOLOGY.depth, TOPOLOGY.ancestors, view, window)
+    assert torch.equal(create_mask(blocks.mask_mod, 2, 1, 8, view, "cpu")[:, 0], seen)
+    for b in range(2):
+        full = set(blocks.full_kv_indices[b, 0, 0, : blocks.full_kv_num_blocks[b, 0, 0]].tolist())
+        partial = set(blocks.kv_indices[b, 0, 0, : blocks.kv_num_blocks[b, 0, 0]].tolist())
+        assert not full & partial
+        by_block = seen[b].reshape(8, -1, 128)
+        assert all(by_block[:, k].all() for k in full)
+        assert all(k in full | partial for k in range(view // 128) if by_block[:, k].any())

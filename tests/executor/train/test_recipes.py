@@ -1,0 +1,96 @@
+import inspect
+import math
+
+import pytest
+
+from executor.train import loss_terms
+from executor.train.recipes import EAGLE, EAGLE3, HASS, MEDUSA1, MEDUSA2, RECIPES, TERMS, Recipe, replaced
+from treeopt.errors import UsageError
+
+
+def test_terms_are_those_there_are():
+    assert tuple(loss_terms.TERMS) == TERMS
+    assert set(RECIPES) == {
+        *("medusa1", "medusa2", "hydra", "hydra++"),
+        *("eagle", "hass", "coral", "coral-router", "eagle3"),
+    }
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_options_are_those_of_the_terms(recipe):
+    for name, weight, options in recipe.terms():
+        assert weight > 0
+        assert set(options) < set(inspect.signature(loss_terms.TERMS[name]).parameters)
+
+
+def test_weights_of_depths_are_the_published():
+    assert [round(MEDUSA1.weight(k), 3) for k in (1, 2, 3)] == [0.8, 0.64, 0.512]
+    assert [round(MEDUSA2.weight(k), 3) for k in (1, 2)] == [0.16, 0.128]
+    assert [round(EAGLE3.weight(k), 3) for k in (1, 2, 3)] == [1, 0.8, 0.64]
+    assert HASS.weight(3) == EAGLE.weight(1) == 1
+
+
+def test_ramps():
+    ramps = {
+        name: replaced(MEDUSA2, [f"ramp={name}", "ramp_share=0.5"]).ramped for name in ("linear", "sine", "sine_r")
+    }
+    for done in (0, 0.25, 0.5, 0.75, 1):
+        assert ramps["linear"](done) == done
+        assert ramps["sine"](done) == pytest.approx(math.sin(math.pi * done / 2))
+        assert ramps["sine_r"](done) == pytest.approx(math.sin(math.pi * min(2 * done, 1) / 2))
+
+
+def test_ablations_are_changes_by_name():
+    hydra = replaced(RECIPES["hydra"], ["hard_ce_weight=0", "soft_ce_weight=1", "layers=4", "noise=neftune"])
+    assert list(hydra.terms()) == [("soft_ce", 1.0, {})]
+    assert (hydra.layers, hydra.noise) == (4, "neftune")
+    assert list(replaced(HASS, ["top_k=1", "top_k=5"]).terms())[-1] == ("top_k", 1.0, {"count": 5})
+    assert replaced(RECIPES["coral-router"], ["router_groups=8"]).router_groups == 8
+    assert not replaced(RECIPES["hydra"], ["grounded=false"]).grounded
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("depth=3", ("'depth=3'", "NAME=VALUE", "depths")),
+        ("depths", ("NAME=VALUE",)),
+        ("name=x", ("NAME=VALUE",)),
+        ("depths=3.5", ("depths must be an integer, got 3.5",)),
+        ("depths=0", ("depths must be at least 1, got 0",)),
+        ("learning_rate=fast", ("learning_rate must be a number, got fast",)),
+        ("learning_rate=nan", ("learning_rate must be a number of at least 0, got nan",)),
+        ("learning_rate=0", ("learning_rate must be above 0",)),
+        ("decay=-1", ("decay must be a number of at least 0, got -1.0",)),
+        ("beta2=1", ("beta2 must be below 1",)),
+        ("detached=yes", ("detached must be true or false, got yes",)),
+        ("schedule=step", ("schedule must be one of constant, linear, cosine, got step",)),
+        ("hard_ce_weight=0", ("one of hard_ce_weight", "all are 0")),
+    ],
+)
+def test_changes_without_meaning(change, words):
+    with pytest.raises(UsageError) as caught:
+        replaced(MEDUSA1, [change])
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "words"),
+    [
+        ("hass", "layers=2", "layers is of medusa and hydra drafters, recipe hass trains eagle"),
+        ("medusa1", "dropout=0.2", "dropout is of hydra"),
+        ("medusa1", "prefix=true", "prefix is of hydra"),
+        ("hydra++", "detached=true", "detached is of eagle and eagle3"),
+        ("hydra", "router_ce_weight=1", "router_ce_weight is of eagle"),
+        ("eagle", "draft_vocabulary=100", "draft_vocabulary is of eagle3"),
+        ("eagle", "router_groups=4", "only router_ce_weight above 0 trains"),
+    ],
+)
+def test_changes_that_would_change_nothing(recipe, change, words):
+    with pytest.raises(UsageError, match=words):
+        replaced(RECIPES[recipe], [change])
+
+
+def test_recipes_equal_by_value():
+    assert replaced(MEDUSA1, []) == MEDUSA1
+    assert isinstance(MEDUSA1, Recipe)
+    assert replaced(MEDUSA1, ["depths=4"]) != MEDUSA1

@@ -1,0 +1,235 @@
+"""Rules that may keep several siblings: what traces of them hold, how trees are replayed, grown and chosen on them."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.strategies import assert_equal_traces, trees, with_lengths
+from tests.treeopt.planning.test_search_pipeline import Cost
+from treeopt import search
+from treeopt.constraints import ContiguousRanks, broken
+from treeopt.errors import EngineError, TraceError, UsageError
+from treeopt.planning.learning_curve import learning_curves, resemblance
+from treeopt.planning.trees_of_size import parse_sizes, sized_trees
+from treeopt.replay.many_trees import Replayer
+from treeopt.replay.sampled_rules import accepted_odds
+from treeopt.replay.static_tree import accepted_lengths, covers, deepest, replay_tree
+from treeopt.report.plan_tables import describe
+from treeopt.searchers.static_trees.best_first import count_prefixes
+from treeopt.searchers.static_trees.renewal import grow, improve
+from treeopt.traces.merge_split import halves, joined, merged
+from treeopt.traces.trace import Trace, load_trace, save_trace
+from treeopt.tree import Tree
+
+TYPICAL = {"verification": "typical", "temperature": 0.7}
+
+
+def typical_trace(
+    tree: Tree, lengths: list[int], *, seed: int, kept: float = 0.5, width: int = 4, depth: int | None = None
+) -> Trace:
+    """Every node is kept with this probability where its parent is and the text has room; ranks tell nothing."""
+    rng = np.random.default_rng(seed)
+    left = np.concatenate([np.arange(length, 0, -1) for length in lengths])
+    found = rng.random((len(left), tree.nodes)) < kept
+    for node, (above, level) in enumerate(zip(tree.parents, tree.depths, strict=True)):
+        found[:, node] &= (left >= level) & (found[:, above] if above >= 0 else True)
+    rank = np.random.default_rng(seed + 1).integers(-1, width, (len(left), depth or max(tree.depth, 1)))
+    meta = TYPICAL | {"tree": [list(path) for path in tree.paths]}
+    return with_lengths(rank, lengths, width=width, tree_kept=found, meta=meta)
+
+
+def parts_of(tree: Tree) -> st.SearchStrategy[Tree]:
+    """Trees whose nodes are some of these, closed under parents."""
+    return st.lists(st.sampled_from(tree.paths), max_size=6).map(Tree.from_paths)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Tree, Trace]:
+    """A trace of several kept siblings and a tree that it can judge."""
+    whole = draw(trees(min_nodes=1))
+    lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
+    trace = typical_trace(whole, lengths, seed=draw(st.integers(0, 2**20)), kept=draw(st.sampled_from([0.2, 0.7])))
+    return draw(parts_of(whole)), trace
+
+
+@given(cases())
+@settings(max_examples=200)
+def test_the_longest_kept_path_is_replayed(case):
+    tree, trace = case
+    number = {path: node for node, path in enumerate(trace.tree.paths)}
+    due = [max((len(p) for p in tree.paths if row[number[p]]), default=0) for row in trace.tree_kept]
+    assert accepted_lengths(tree, trace).tolist() == due
+    for row, node, length in zip(trace.tree_kept, deepest(tree, trace).tolist(), due, strict=True):
+        longest = [i for i, path in enumerate(tree.paths) if len(path) == length and row[number[path]]]
+        assert node == (longest[0] if length else -1)
+    steps = 0
+    for start, stop in zip(trace.starts.tolist(), trace.stops.tolist(), strict=True):
+        while start < stop:
+            start, steps = start + due[start] + 1, steps + 1
+    assert replay_tree(tree, trace).steps.sum() == steps
+    assert accepted_odds(tree, trace).argmax(1).tolist() == due
+    assert covers(trace, tree)
+
+
+def test_trees_beyond_the_recorded_one_are_refused():
+    trace = typical_trace(Tree.from_paths([(0, 1), (2,)]), [5, 3], seed=0)
+    for tree, words in ((Tree.from_paths([(0, 0)]), r"node \[0, 0\]"), (Tree.from_paths([(1,)]), r"node \[1\]")):
+        assert not covers(trace, tree)
+        with pytest.raises(TraceError, match=f"{words} of the tree is none of those that the trace was recorded with"):
+            replay_tree(tree, trace)
+    without = replace(trace, tree_kept=None)
+    with pytest.raises(TraceError, match=r"rule typical may keep several siblings, .* lacks `tree_kept`"):
+        replay_tree(Tree.chain(1), without)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tree_kept": np.ones((8, 2), dtype=bool)}, r"shape \(8, 3\), found \(8, 2\)"),
+        ({"tree_kept": np.ones((8, 3), dtype=np.int8)}, "must be a bool array"),
+        ({"tree_kept": np.ones((8, 3), dtype=bool)}, r"tree_kept\[4, 2\] is true past the end of its request"),
+        ({"tree_kept": np.arange(24).reshape(8, 3) == 2}, r"tree_kept\[0, 2\] is true below a node that is not kept"),
+        ({"meta": TYPICAL}, "`tree` of `meta` must be the rank paths of the nodes of `tree_kept`, found None"),
+        ({"meta": TYPICAL | {"tree": 3}}, "`tree` of `meta` must be the rank paths of .*, found 3"),
+        ({"meta": TYPICAL | {"tree": []}}, r"`tree` of `meta` must be the rank paths of .*, found \[\]"),
+        ({"meta": TYPICAL | {"tree": [["a"]]}}, "`tree` of `meta` must be the rank paths"),
+        ({"meta": TYPICAL | {"tree": [[0], [0, 1]]}}, r"shape \(8, 2\)"),
+        ({"meta": TYPICAL | {"tree": [[0, 1], [2]]}}, "must name every node once, level by level, siblings by rank"),
+        ({"meta": TYPICAL | {"tree": [[0], [2], [0, 1], [2]]}}, "must name every node once"),
+        ({"meta": TYPICAL | {"tree": [[0], [9], [0, 1]]}}, "at most 2 levels and ranks below 4, .* found 2 and 9"),
+        ({"meta": TYPICAL | {"tree": [[0], [0, 1], [0, 1, 0]]}}, "at most 2 levels .* found 3 and 1"),
+        ({"meta": {"verification": "greedy", "tree": [[0]]}}, "of rules that may keep several siblings, .* 'greedy'"),
+        ({"meta": {"tree": [[0]]}}, "of rules that may keep several siblings, found `verification` None"),
+    ],
+)
+def test_arrays_that_cannot_be_are_refused(change, words):
+    trace = typical_trace(Tree.from_paths([(0, 1), (2,)]), [5, 3], seed=0)
+    with pytest.raises(TraceError, match=words):
+        replace(trace, **change)
+
+
+@given(cases())
+@settings(max_examples=40)
+def test_files_parts_and_wholes(tmp_path_factory, case):
+    _, trace = case
+    path = tmp_path_factory.mktemp("typical") / "t.npz"
+    save_trace(trace, path)
+    assert_equal_traces(load_trace(path), trace)
+    assert load_trace(path, arrays=("request", "position", "rank", "meta", "tree_kept")).tree == trace.tree
+    assume(trace.requests > 1)
+    parts = halves(trace, share=0.5, seed=1)
+    assert sum(part.tree_kept.sum() for part in parts) == trace.tree_kept.sum()
+    assert merged(parts).tree == trace.tree
+
+
+def test_traces_of_different_trees_do_not_merge():
+    one, other = (typical_trace(Tree.from_paths(paths), [4, 4], seed=1) for paths in ([(0,)], [(1,)]))
+    with pytest.raises(TraceError, match="trace 1 has tree"):
+        merged([one, other])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_grown_trees_are_near_the_best_of_all(seed):
+    """Every closed part is replayed. Paths that are kept by chance, all alike, are the worst case for growing."""
+    whole = Tree.from_paths([(0, 0, 0), (0, 1), (1, 0), (1, 1), (2,), (3,)])
+    trace = typical_trace(whole, [20] * 12, seed=seed, kept=0.35)
+    best: dict[int, float] = {}
+    for count in range(1, 6):
+        for nodes in combinations(whole.paths, count):
+            if all(path[:-1] in {(), *nodes} for path in nodes):
+                best[count] = max(best.get(count, 0), replay_tree(Tree.from_paths(nodes), trace).tau)
+    grown = grow(trace, nodes=5, depth=3)
+    assert [tree.nodes for tree in grown] == [1, 2, 3, 4, 5]
+    taus = [replay_tree(tree, trace).tau for tree in grown]
+    assert taus[0] == best[1]
+    assert all(tau >= 0.95 * best[tree.nodes] for tau, tree in zip(taus, grown, strict=True))
+    assert max(tree.depth for tree in grow(trace, nodes=9, depth=2)) == 2
+
+
+def test_what_makes_no_step_longer_does_not_grow():
+    trace = typical_trace(Tree.from_paths([(0,), (1,), (2,)]), [20] * 12, seed=0)
+    trace = replace(trace, tree_kept=trace.tree_kept[:, [0, 0, 2]])
+    assert [tree.paths for tree in grow(trace, nodes=3, depth=1)] in ([((0,),), ((0,), (2,))], [((2,),), ((0,), (2,))])
+
+
+def test_search_grows_trees_of_the_recorded_one():
+    whole = Tree.from_paths([(0, 0, 0), (0, 1), (1, 0), (1, 1), (2,), (3,)])
+    trace = typical_trace(whole, [20] * 30, seed=3, kept=0.35, depth=5)
+    for method in ("renewal", "best-first", "hydra"):
+        plan = search(trace, Cost(), batch=(1, 4), method=method)
+        assert plan.meta["search"]["method"] == "hydra"
+        for entry in plan.entries:
+            assert set(entry.choice.tree.paths) <= set(whole.paths)
+            assert entry.proof.statement.startswith(
+                "best of the trees grown; trees of at most 63 nodes and depth 5, parts"
+            )
+            assert entry.skipped.keys() == {"Medusa's tree", "EAGLE-1's tree"}
+            chain = next(each for each in entry.compared if each.name == "best chain")
+            assert entry.choice.speedup.value > chain.speedup.value > 1
+    found = sized_trees(parse_sizes("chain:2,best:3,best:99"), trace)
+    assert [tree.nodes for tree in found.values()] == [2, 3, whole.nodes]
+    without = typical_trace(Tree.from_paths([(1, 1), (2,)]), [20] * 30, seed=3)
+    entry = search(without, Cost(), max_depth=2).entries[0]
+    assert entry.choice.tree.nodes
+    assert all(each.name != "best chain" for each in entry.compared)
+    with pytest.raises(EngineError, match="no part of the tree that the trace was recorded with keeps the rules"):
+        search(without, Cost(), rules=[ContiguousRanks(source="x")])
+    for change in ({"shrink": 3.0}, {"policies": ["eagle2"]}):
+        with pytest.raises(UsageError, match=r"may keep several siblings: (shrink|policies) cannot be had"):
+            search(trace, Cost(), **change)
+    for refused in (count_prefixes, improve):
+        with pytest.raises(TraceError, match="rank paths do not tell"):
+            refused(trace, nodes=3, depth=2)
+    with pytest.raises(UsageError, match="no pool of nodes"):
+        Replayer(trace, Tree.chain(1))
+    with pytest.raises(TraceError, match="rank paths do not tell"):
+        learning_curves(trace, nodes=(2,), depth=2, seed=0)
+
+
+def test_rules_are_kept_while_trees_grow():
+    """Filtered afterwards, nested trees that break a rule early would leave chains alone."""
+    whole = Tree.full(4, 2)
+    trace = typical_trace(whole, [20] * 40, seed=5, kept=0.4)
+    below = [i for i, path in enumerate(whole.paths) if path[0] == 0]
+    rare = trace.tree_kept.copy()
+    rare[:, below] &= np.arange(trace.anchors)[:, None] % 10 == 0
+    kept = replace(trace, tree_kept=rare)
+    free, bound = (search(kept, Cost(), rules=rules).entries[0] for rules in ((), [ContiguousRanks(source="x")]))
+    assert broken(free.choice.tree, [ContiguousRanks(source="x")])
+    assert broken(bound.choice.tree, [ContiguousRanks(source="x")]) is None
+    assert bound.choice.tree.depth == 2  # a level of all four siblings keeps the rule however it grew
+    (price,) = bound.prices
+    assert price.share.value < 0.05
+
+
+def test_levels_that_cost_more_than_they_bring_are_left_out():
+    """Growing to the full depth alone goes deep for the last bit of tau."""
+    whole = Tree.from_paths([(0, 0, 0, 0), (1,), (2,), (3,)])
+    trace = typical_trace(whole, [20] * 40, seed=5, kept=0.55)
+    dear = Cost(draft=0.6)
+    grown = grow(trace, nodes=7, depth=4)
+    flat = search(trace, dear, near=0).entries[0].choice.tree
+    assert flat.depth < max(tree.depth for tree in grown if tree.nodes == flat.nodes)
+
+
+def test_what_is_told_of_a_trace():
+    trace = typical_trace(Tree.from_paths([(0, 1), (2,)]), [3, 1], seed=0)
+    kept = np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 0]], dtype=bool)
+    assert describe(replace(trace, tree_kept=kept))["kept_by_depth"] == [0.75, 0.5]  # of 4 positions, of 2 with room
+
+
+def test_resemblance_is_looked_at_with_a_chain_that_was_recorded():
+    names = tuple("abcdefghijklmnopqrstuvwxyz")
+    parts = {"domain": np.arange(26, dtype=np.int16), "domain_names": names}
+    with_chain = replace(typical_trace(Tree.chain(2), [9] * 26, seed=1), **parts)
+    without = replace(typical_trace(Tree.from_paths([(1,)]), [9] * 26, seed=1), **parts)
+    assert resemblance(with_chain) == resemblance(without) == ()
+    room = np.tile(np.arange(9, 0, -1), 26)[:, None] >= [1, 2]
+    loops = np.repeat(np.arange(26) % 2 == 0, 9)[:, None] | [True, False]  # every text keeps the first, some the second
+    apart = replace(with_chain, tree_kept=room & loops)
+    several = replace(joined([apart, apart], apart.meta), domain=np.tile(np.arange(26), 2).astype(np.int16))
+    assert "resemble each other" in resemblance(several)[0]

@@ -1,0 +1,108 @@
+"""Trainable drafters for a small target: with random weights, or fitted to what the target writes."""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+
+import torch
+from torch import Tensor, nn
+
+from executor.decoding.decoder import Decoder
+from executor.drafters.decoder_layer import layer_config
+from executor.drafters.drafter import Drafter
+from executor.drafters.eagle import Eagle
+from executor.drafters.eagle3 import Eagle3, usual_taps
+from executor.drafters.hydra import Hydra
+from executor.drafters.language_model import LanguageModel
+from executor.drafters.medusa import MedusaHeads
+from executor.drafters.ngram import NGram
+from executor.drafters.prompt_lookup import PromptLookup
+from executor.target.target_model import Target
+from tests.helpers.models import VOCABULARY, noisy, random_heads, random_prompts, small_model, small_target
+
+Make = Callable[[Target], nn.Module]
+
+
+def _eagle3(target: Target, *, ids: Tensor | None = None, **options: object) -> Eagle3:
+    config = layer_config(target.model.config)
+    taps = usual_taps(target.model.config.num_hidden_layers)
+    return Eagle3(config, taps=taps, target_hidden=target.hidden, vocabulary=VOCABULARY, draft_ids=ids, **options)
+
+
+def _layer(target: Target, **changes: object):
+    return layer_config(target.model.config, **changes)
+
+
+MAKE: dict[str, Make] = {
+    "medusa": lambda t: MedusaHeads(5, t.hidden, layers=2, vocabulary=VOCABULARY),
+    "hydra": lambda t: Hydra(t.hidden, VOCABULARY, heads=5),
+    "hydra-ungrounded": lambda t: Hydra(t.hidden, VOCABULARY, heads=5, grounded=False),
+    "hydra++": lambda t: Hydra(t.hidden, VOCABULARY, heads=5, layers=4, prefix=_layer(t), dropout=0.2),
+    "eagle": lambda t: Eagle(_layer(t)),
+    "eagle-qkv-bias": lambda t: Eagle(_layer(t, attention_bias=True), bias=False),
+    "coral-router": lambda t: Eagle(_layer(t), router_groups=8, active_groups=3),
+    "eagle3": lambda t: _eagle3(t, ids=torch.arange(VOCABULARY)[torch.arange(VOCABULARY) % 6 != 1]),
+    "eagle3-variants": lambda t: _eagle3(
+        t, norm_before_residual=True, feeds_normed=True, own_embeddings=True, norms="fc"
+    ),
+    "eagle3-input-norm": lambda t: _eagle3(t, norms="input"),
+}
+
+
+def random_drafter(name: str, target: Target, *, seed: int = 0) -> nn.Module:
+    """One of `MAKE` with weights large enough that a fault shows, in the target's type."""
+    torch.manual_seed(seed)
+    drafter = MAKE[name](target)
+    for parameter in drafter.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.25)
+        else:
+            nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 0 else 0.5, std=0.2)
+    return drafter.to(target.dtype).eval().requires_grad_(False)
+
+
+@cache
+def fitted_drafter(name: str, prompts: tuple[tuple[int, ...], ...], new_tokens: int = 40) -> tuple[Target, nn.Module]:
+    """A small target and a drafter that is right rather often where the target continues `prompts` greedily."""
+    target = small_target()
+    torch.manual_seed(1)
+    drafter = MAKE[name](target).train()
+    texts = [
+        torch.tensor([[*prompt, *generation.tokens]])
+        for prompt, generation in zip(
+            prompts, Decoder(target, batch=4).generate(prompts, new_tokens=new_tokens), strict=True
+        )
+    ]
+    fit(drafter, target, texts, steps=60)
+    return target, drafter.eval().requires_grad_(False)
+
+
+def fit(drafter: nn.Module, target: Target, texts: Sequence[Tensor], *, steps: int) -> None:
+    """Cross-entropy at three depths, Adam."""
+    optimiser = torch.optim.Adam(drafter.parameters(), lr=1e-2)
+    features = [target.features(text, drafter.taps).features for text in texts]
+    for step in range(steps):
+        text, seen = texts[step % len(texts)], features[step % len(texts)]
+        loss = torch.zeros(())
+        for k, forced in enumerate(drafter.teacher_forced(target, text, seen, 3), 1):
+            scores = forced.scores[:, : -1 - k].flatten(0, 1).clamp(min=-30)
+            loss = loss + nn.functional.cross_entropy(scores, text[:, 1 + k :].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+
+PROMPTS = tuple(map(tuple, random_prompts((9, 4, 17, 2, 6), seed=8)))
+
+
+def _untrained(make: Callable[[], Drafter]) -> tuple[Target, Drafter]:
+    return small_target(), make()
+
+
+# A drafter of every kind with a target it is right for at times; what holds for all of them is tested with each.
+DRAFTERS: dict[str, Callable[[], tuple[Target, Drafter]]] = {
+    "medusa": lambda: _untrained(random_heads),
+    "language-model": lambda: _untrained(lambda: LanguageModel(Target(noisy(small_model(), 0.3), name="drafter"))),
+    "ngram": lambda: _untrained(lambda: NGram.count(random_prompts([300] * 4, seed=5), order=3, vocabulary=VOCABULARY)),
+    "prompt-lookup": lambda: _untrained(PromptLookup),
+    **{name: partial(fitted_drafter, name, PROMPTS) for name in ("hydra++", "eagle", "coral-router", "eagle3")},
+}

@@ -1,0 +1,206 @@
+"""Small models of many families, an oracle that drafts random trees, and the shortest loop that verifies them."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from executor.target.target_model import Target
+from executor.verification.acceptance_rules import Greedy
+from executor.verification.tree_tensors import Draft, Topology
+from tests.helpers.models import generated, random_prompts
+
+VOCABULARY, NEW, WINDOW = 499, 28, 6
+PROMPTS = (7, 1, 19, 12)  # lengths; the second leaves nothing to prefill, the others outgrow the window
+BASE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128} | {
+    name: BASE[name] for name in BASE if name[-2:] == "id" or name in ("vocab_size", "tie_word_embeddings")
+}
+SEQ2SEQ = dict.fromkeys(("num_attention_heads", "hidden_size", "num_hidden_layers", "head_dim"), ...) | {"dropout": 0.0}
+HYBRID = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+MLA = {
+    "head_dim": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 6,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "mistral": ("Mistral", {"sliding_window": WINDOW}),
+    "ministral": ("Ministral", HYBRID),
+    "qwen2": ("Qwen2", {}),
+    "qwen2_window": ("Qwen2", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": WINDOW}),
+    "qwen3": ("Qwen3", {}),
+    "gemma": ("Gemma", {"num_key_value_heads": 1}),
+    "gemma2": ("Gemma2", HYBRID | {"query_pre_attn_scalar": 8}),
+    "gemma3": ("Gemma3Text", HYBRID | {"query_pre_attn_scalar": 8}),
+    "phi": ("Phi", {}),
+    "phi3": ("Phi3", {"sliding_window": WINDOW, "pad_token_id": 0}),
+    "gpt2": ("GPT2", GPT),
+    "gptj": ("GPTJ", GPT | {"rotary_dim": 4}),
+    "codegen": ("CodeGen", GPT | {"rotary_dim": 4}),
+    "opt": ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 16, "dropout": 0.0}),
+    "xglm": ("XGLM", SEQ2SEQ | {"attention_heads": 4, "num_layers": 2, "d_model": 32, "ffn_dim": 48}),
+    "gpt_neox": ("GPTNeoX", {}),
+    "starcoder2": ("Starcoder2", {"sliding_window": WINDOW}),
+    "granite": ("Granite", {"logits_scaling": 2.0}),
+    "cohere2": ("Cohere2", HYBRID),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", HYBRID),
+    "stablelm": ("StableLm", {}),
+    "falcon": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False, "head_dim": ...}),
+    "falcon_multiquery": ("Falcon", {"multi_query": True, "alibi": False, "head_dim": ...}),
+    "smollm3": ("SmolLM3", {"pad_token_id": 0}),
+    "glm4": ("Glm4", {"pad_token_id": 0}),
+    "exaone4": ("Exaone4", HYBRID),
+    "hunyuan": ("HunYuanDenseV1", {}),
+    "nemotron": ("Nemotron", {}),
+    "apertus": ("Apertus", {}),
+    "mixtral": ("Mixtral", EXPERTS | {"sliding_window": WINDOW}),
+    "qwen3_moe": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
+    "deepseek_v3": ("DeepseekV3", MLA),
+    "gpt_oss": ("GptOss", EXPERTS | HYBRID),
+}
+SINGLE = {"mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "xglm"}  # products of experts, xglm: no float64
+EAGER = {"xglm", "gemma2", "gptj", "codegen", "gpt_oss"}
+FIXED = {"falcon", "falcon_multiquery"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A small model with random weights, prompts of ragged length, and what `generate` writes after each."""
+
+    name: str
+    model: PreTrainedModel
+    prompts: list[list[int]]
+    texts: list[list[int]]
+
+    def target(self, **words: Any) -> Target:
+        return Target(copy.deepcopy(self.model), name=self.name, **words)
+
+
+@cache
+def family(name: str) -> Family:
+    """With the first weights whose texts do not repeat themselves: that would hide a wrong mask or cache."""
+    config, words = FAMILIES[name]
+    words = words if "n_embd" in words else BASE | words
+    made = getattr(transformers, config + "Config")(
+        **{word: value for word, value in words.items() if value is not ...}
+    )
+    dtype = torch.float32 if name in SINGLE else torch.float64
+    prompts = random_prompts(PROMPTS, seed=3)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        # Older transformers give Gemma 2 an attention that leaves out the cap on its logits.
+        asked = {"attn_implementation": "eager"} if name in EAGER else {}
+        model = AutoModelForCausalLM.from_config(made, dtype=dtype, **asked).eval()
+        for key, weight in model.named_parameters():
+            if weight.dim() > 1 or key.endswith("sinks"):
+                torch.nn.init.normal_(weight, std=0.6 if "attn" in key or "attention" in key else 0.3)
+            elif any(part in key for part in ("q_norm", "k_norm", "query_layernorm", "key_layernorm")):
+                torch.nn.init.constant_(weight, 2.0)  # sharper attention
+        texts = [generated(model, prompt, NEW) for prompt in prompts]
+        if min(len(set(text)) for text in texts) > NEW / 2:
+            return Family(name, model, prompts, texts)
+    raise AssertionError(f"{name}: no seed writes varied texts")
+
+
+@dataclass
+class Oracle:
+    """Random trees of `count` entries that hold the true continuation, at any rank, with a given probability."""
+
+    texts: Sequence[Sequence[int]]
+    count: int
+    share: float
+    deepest: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed)
+
+    def draw(self, limit: int) -> int:
+        return int(torch.randint(limit, (1,), generator=self.generator))
+
+    def draft(self, roots: Tensor, done: Sequence[int]) -> Draft:
+        parents, tokens = [], []
+        for row, root in enumerate(roots.tolist()):
+            parent, depth, token = [0], [0], [root]
+            true, used = [True], [set[int]()]
+            for _ in range(1, self.count):
+                # Along the true path as likely as anywhere else: deep acceptances must happen.
+                above = max(i for i, t in enumerate(true) if t) if self.draw(2) else self.draw(len(parent))
+                if depth[above] == self.deepest or len(used[above]) > VOCABULARY // 2:
+                    above = 0
+                place = done[row] + depth[above]
+                due = self.texts[row][place] if place < len(self.texts[row]) else 0
+                told = true[above] and due not in used[above] and self.draw(1000) < 1000 * self.share
+                found = due
+                while not told and (found == due or found in used[above]):
+                    found = self.draw(VOCABULARY)
+                used[above].add(found)
+                parent.append(above)
+                depth.append(depth[above] + 1)
+                token.append(found)
+                true.append(bool(told))
+                used.append(set())
+            parents.append(parent)
+            tokens.append(token)
+        topology = Topology.from_parents(torch.tensor(parents), self.deepest)
+        return Draft(torch.tensor(tokens), topology, torch.zeros(1, self.count, dtype=torch.long))
+
+
+def decode(
+    target: Target, prompts: Sequence[Sequence[int]], oracle: Oracle, *, chunk: int = 1024, view: int | None = None
+) -> tuple[list[list[int]], int]:
+    """What the target writes after the prompts when it verifies the oracle's trees; most tokens kept in a step."""
+    batch, best = len(prompts), 0
+    target.allocate(batch, 128)
+    assert target.cache is not None
+    target.prefill(range(batch), [prompt[:-1] for prompt in prompts], chunk=chunk)
+    lengths = torch.tensor([len(prompt) - 1 for prompt in prompts])
+    roots = torch.tensor([prompt[-1] for prompt in prompts])
+    texts: list[list[int]] = [[] for _ in prompts]
+    while min(map(len, texts)) < NEW:
+        draft = oracle.draft(roots, [len(text) for text in texts])
+        topology = draft.topology
+        seen = view or -(-(int(lengths.max()) + oracle.count) // 8) * 8
+        outputs = target.verify(draft.tokens, lengths, topology.depth, topology.ancestors, seen)
+        accepted = Greedy().accept(outputs.logits, draft)
+        best = max(best, int(accepted.count.max()))
+        target.cache.compact(lengths, accepted.path)
+        going = torch.tensor([len(text) < NEW for text in texts])
+        lengths += torch.where(going, accepted.count + 1, 0)
+        roots = torch.where(going, accepted.emitted.gather(1, accepted.count[:, None])[:, 0], roots)
+        for row, text in enumerate(texts):
+            if going[row]:
+                text += accepted.emitted[row, : int(accepted.count[row]) + 1].tolist()
+    return [text[:NEW] for text in texts], best

@@ -1,0 +1,81 @@
+from fractions import Fraction
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulate.model_sizes.hf_config import Shape, eagle_parameters
+from simulate.model_sizes.mixture_of_experts import Experts
+from treeopt.errors import CostError, UsageError
+
+
+@pytest.mark.parametrize(("count", "active", "tokens"), [(4, 2, 3), (5, 1, 4), (3, 3, 2), (6, 2, 2), (4, 3, 3)])
+def test_touched_experts_are_those_of_all_ways_to_pick(count, active, tokens):
+    picks = list(combinations(range(count), active))
+    sizes = [len(set().union(*chosen)) for chosen in product(picks, repeat=tokens)]
+    mean = Fraction(sum(sizes), len(sizes))
+    assert Experts(count, active).touched(tokens) == pytest.approx(float(mean), rel=1e-12)
+
+
+@given(count=st.integers(1, 256), data=st.data(), spread=st.floats(0.01, 1))
+def test_touched_experts_grow_with_tokens_and_spread_from_active_to_all(count, data, spread):
+    experts = Experts(count, data.draw(st.integers(1, count)))
+    touched = experts.touched(np.arange(1, 200), spread=spread)
+    assert touched[0] == pytest.approx(experts.active, rel=1e-12)
+    assert np.all(np.diff(touched) >= -1e-9)
+    assert np.all(touched <= count + 1e-9)
+    assert np.all(touched <= experts.touched(np.arange(1, 200)) + 1e-9)
+    assert np.all(touched <= experts.active * np.arange(1, 200) + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"count": 0}, CostError, "experts: count must be a positive integer, got 0"),
+        ({"active": 9}, CostError, "experts: active must be at most count, 8, got 9"),
+        ({"tokens": 0}, UsageError, "tokens must be 1 or more, got 0"),
+        ({"spread": 1.5}, UsageError, "spread must be above 0 and at most 1, got 1.5"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(change, error, message):
+    given = {"count": 8, "active": 2, "tokens": 3, "spread": 1.0} | change
+    with pytest.raises(error, match=message):
+        Experts(given["count"], given["active"]).touched(given["tokens"], spread=given["spread"])
+
+
+MIXTRAL = {
+    "model_type": "mixtral",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+
+def test_mixtral():
+    shape = Shape.from_config(MIXTRAL)
+    assert shape.parameters == 46_702_792_704  # the published checkpoint
+    assert shape.step_parameters == pytest.approx(12.75e9, rel=1e-3)
+    assert shape.flops(1) == pytest.approx(2 * shape.step_parameters, rel=1e-4)
+    with pytest.raises(CostError, match="a layer of its own shape"):
+        eagle_parameters(shape)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_local_experts": None}, "num_local_experts must be a positive integer, got None"),
+        ({"num_experts_per_tok": 9}, "experts: active must be at most count, 8, got 9"),
+        ({"mlp_only_layers": [0]}, "mlp_only_layers must be empty"),
+        ({"model_type": "qwen3_moe"}, "head_dim must be given for model_type qwen3_moe"),
+    ],
+)
+def test_mixtures_that_cannot_be_counted_are_refused(change, message):
+    with pytest.raises(CostError, match=message):
+        Shape.from_config(MIXTRAL | change)

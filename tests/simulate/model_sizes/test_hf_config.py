@@ -1,0 +1,330 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from simulate.model_sizes.hf_config import Shape, context_limit, eagle_parameters, eagle_weight_ratio, quant_method
+from treeopt.errors import CostError, UsageError
+from treeopt.storage.atomic_files import shipped
+
+TINY = {
+    "model_type": "llama",
+    "vocab_size": 48,
+    "hidden_size": 16,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+LLAMA_2_7B = TINY | {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+}
+LLAMA_3_8B = LLAMA_2_7B | {"vocab_size": 128256, "intermediate_size": 14336, "num_key_value_heads": 8}
+QWEN_25_7B = {
+    "model_type": "qwen2",
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "use_sliding_window": False,
+}
+
+
+def real_model(config):
+    """transformers' model of `config`, without storage."""
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(
+                config["model_type"], pad_token_id=None, bos_token_id=None, eos_token_id=None, **values
+            ),
+            attn_implementation="eager",
+        )
+
+
+@st.composite
+def configs(draw, model_type):
+    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    heads, head_dim = kv_heads * group, 2 * draw(st.integers(1, 6))
+    config = {
+        "model_type": model_type,
+        "vocab_size": draw(st.integers(3, 50)),
+        "hidden_size": heads * head_dim,
+        "intermediate_size": draw(st.integers(1, 50)),
+        "num_hidden_layers": draw(st.integers(1, 3)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "tie_word_embeddings": draw(st.booleans()),
+    }
+    if model_type in ("qwen3", "qwen3_moe", "gemma") or draw(st.booleans()):
+        config["head_dim"] = 2 * draw(st.integers(1, 8))
+    if model_type in ("mixtral", "qwen3_moe"):
+        count = draw(st.integers(1, 5))
+        config["num_experts" if model_type == "qwen3_moe" else "num_local_experts"] = count
+        config["num_experts_per_tok"] = draw(st.integers(1, count))
+        config["moe_intermediate_size"] = draw(st.integers(1, 20))
+        if model_type == "mixtral":
+            del config["moe_intermediate_size"]
+    if model_type in ("llama", "qwen3", "qwen3_moe", "gemma", "arcee"):
+        config["attention_bias"] = draw(st.booleans())
+    if model_type in ("llama", "arcee"):
+        config["mlp_bias"] = draw(st.booleans())
+    return config
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "gemma", "arcee", "mixtral", "qwen3_moe"])
+def test_counts_are_those_of_the_real_model(model_type):
+    @settings(max_examples=25)
+    @given(config=configs(model_type))
+    def compare(config):
+        model, shape = real_model(config), Shape.from_config(config)
+        assert shape.parameters == sum(weight.numel() for weight in model.parameters())
+        embedding = model.get_input_embeddings().weight
+        looked_up = 0 if config["tie_word_embeddings"] else embedding.numel()
+        idle = 0 if shape.experts is None else shape.experts.count - shape.experts.active
+        unread = shape.layers * idle * 3 * shape.hidden * shape.intermediate
+        assert shape.step_parameters == shape.parameters - looked_up - unread
+        layer = model.model.layers[0]
+        assert shape.layer_parameters == sum(weight.numel() for weight in layer.parameters())
+        keys, values = layer.self_attn.k_proj, layer.self_attn.v_proj
+        assert shape.kv_bytes(element_bytes=4) == 4 * shape.layers * (keys.out_features + values.out_features)
+
+    compare()
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "arcee"])
+@pytest.mark.parametrize(
+    ("tokens", "context", "logits"), [(1, 0, None), (5, 0, None), (1, 7, None), (4, 7, None), (6, 3, 1)]
+)
+def test_flops_are_those_that_torch_counts(model_type, tokens, context, logits):
+    config = TINY | {"model_type": model_type, "head_dim": 6, "attention_bias": True}
+    model, shape = real_model(config), Shape.from_config(config)
+    cache = DynamicCache()
+    if context:
+        model(torch.zeros(1, context, dtype=torch.long, device="meta"), past_key_values=cache)
+    with FlopCounterMode(display=False) as counter:
+        model(
+            torch.zeros(1, tokens, dtype=torch.long, device="meta"),
+            past_key_values=cache,
+            logits_to_keep=logits or 0,
+        )
+    assert shape.flops(tokens, context=context, logits=logits) == counter.get_total_flops()
+
+
+def test_flops_of_arrays_are_those_of_their_elements():
+    shape = Shape.from_config(TINY)
+    tokens, context = np.array([[1], [8], [64]]), np.array([0, 1000])
+    grid = shape.flops(tokens, context=context)
+    assert grid.shape == (3, 2)
+    for i, j in np.ndindex(grid.shape):
+        assert grid[i, j] == shape.flops(int(tokens[i, 0]), context=int(context[j]))
+    assert shape.flops(8, logits=0) == shape.flops(8) - 2 * 8 * shape.vocab * shape.hidden
+
+
+def test_known_models():
+    assert Shape.from_config(LLAMA_2_7B).parameters == 6_738_415_616
+    llama = Shape.from_config(LLAMA_3_8B)
+    assert llama.parameters == 8_030_261_248
+    assert llama.step_parameters == 8_030_261_248 - 128256 * 4096
+    assert llama.kv_bytes() == 128 * 1024
+    assert llama.layer_matrices == {
+        "qkv": (6144, 4096),
+        "output": (4096, 4096),
+        "gate_up": (28672, 4096),
+        "down": (4096, 14336),
+    }
+    # 2 FLOP a weight read, but for norms and attention
+    assert llama.flops(1) == pytest.approx(2 * llama.step_parameters, rel=1e-4)
+    assert Shape.from_config(QWEN_25_7B).parameters == 7_615_616_512
+
+
+CORAL = json.loads(shipped("published/coral_table1.json").read_text("utf-8"))["rows"]
+TARGETS = {"Llama2-7B": LLAMA_2_7B, "Llama3-8B": LLAMA_3_8B, "Qwen2.5-7B": QWEN_25_7B}
+
+
+@pytest.mark.parametrize("fc_bias", [False, True])
+@pytest.mark.parametrize("row", CORAL, ids=lambda row: row["model"])
+def test_corals_weights(row, fc_bias):
+    target = Shape.from_config(TARGETS[row["model"]])
+    assert (target.hidden, target.intermediate, target.vocab) == (row["hidden"], row["inter"], row["vocab"])
+    assert round(eagle_parameters(target, fc_bias=fc_bias) / 2**20) == row["W_d_M"]
+    assert round(target.step_parameters / 2**20) == row["W_t_M"]
+    assert round(100 * eagle_weight_ratio(target, fc_bias=fc_bias), 1) == row["W_ratio_pct"]
+
+
+def test_an_eagle_drafter_is_its_parts():
+    config = TINY | {"attention_bias": True}
+    layer = real_model(config).model.layers[0]
+    del layer.input_layernorm
+    fc = torch.nn.Linear(2 * 16, 16, device="meta")
+    head = torch.nn.Linear(16, 48, bias=False, device="meta")
+    parts = sum(weight.numel() for part in (layer, fc, head) for weight in part.parameters())
+    assert eagle_parameters(Shape.from_config(config), fc_bias=True) == parts
+
+
+@pytest.mark.parametrize("at", ["file", "folder", "text"])
+def test_a_config_is_read_from_its_file(tmp_path, at):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY), "utf-8-sig")
+    found = Shape.from_config({"file": path, "folder": tmp_path, "text": str(path)}[at])
+    assert found == Shape.from_config(TINY)
+    assert found == Shape(2, 16, 40, 4, 2, 4, 48)
+
+
+def test_a_config_that_transformers_wrote_is_read(tmp_path):
+    model = real_model(TINY | {"model_type": "qwen3", "head_dim": 6, "tie_word_embeddings": True})
+    model.config.save_pretrained(tmp_path)
+    assert Shape.from_config(tmp_path).parameters == sum(weight.numel() for weight in model.parameters())
+
+
+def test_a_quantised_config_names_its_method(tmp_path):
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq", "bits": 4}}', "utf-8")
+    assert quant_method(tmp_path) == "gptq"
+    assert quant_method({"quantization_config": {"bits": 4}}) == "not named"
+    assert quant_method({"quantization_config": "fp8"}) == "fp8"
+    assert quant_method({"quantization_config": None}) is quant_method(LLAMA_3_8B) is None
+
+
+def test_null_and_absent_fields_mean_what_they_mean_to_transformers():
+    all_heads = Shape.from_config(TINY | {"num_key_value_heads": None})
+    assert all_heads.kv_heads == 4
+    assert all_heads == Shape.from_config({key: value for key, value in TINY.items() if "key_value" not in key})
+    assert Shape.from_config(TINY | {"model_type": "gemma", "head_dim": 4}).tied
+    assert not Shape.from_config(TINY | {"tie_word_embeddings": None}).tied
+    # not read by the model's class, hence without effect
+    assert not Shape.from_config(TINY | {"model_type": "mistral", "attention_bias": True}).qkv_bias
+
+
+@pytest.mark.parametrize(
+    ("change", "window"),
+    [
+        ({"model_type": "llama", "sliding_window": 9}, None),
+        ({"model_type": "mistral"}, 4096),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "mistral", "sliding_window": 9}, 9),
+        ({"model_type": "qwen2", "sliding_window": 9}, None),
+        ({"model_type": "qwen2", "sliding_window": 9, "use_sliding_window": True}, None),
+        ({"model_type": "qwen2", "sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1}, 9),
+        (
+            {
+                "model_type": "qwen2",
+                "sliding_window": 9,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            9,
+        ),
+        (
+            {
+                "model_type": "qwen2",
+                "sliding_window": None,
+                "use_sliding_window": True,
+                "max_window_layers": 1,
+            },
+            None,
+        ),
+    ],
+)
+def test_a_sliding_window_is_found_and_never_ignored(change, window):
+    shape = Shape.from_config(TINY | change)
+    assert shape.window == window
+    assert shape.flops(1, context=8) > 0
+    if window == 9:
+        with pytest.raises(CostError, match="must fit the sliding window, 9, got 10"):
+            shape.flops([1, 2], context=8)
+    else:
+        assert shape.flops(2, context=8) > shape.flops(2, context=7)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type must be one of arcee, .*, got 'gpt2'"),
+        ({"model_type": "mamba"}, "model_type must be .* got 'mamba'"),
+        ({"model_type": None}, "model_type must be .* got None"),
+        ({"model_type": ["llama"]}, "model_type must be"),
+        ({"num_local_experts": 8}, "num_local_experts must be absent, llama has no experts; got 8"),
+        ({"n_routed_experts": 64}, "n_routed_experts must be absent"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank must be absent, latent attention cannot be counted; got 512"),
+        ({"hidden_size": 0}, "hidden_size must be a positive integer, got 0"),
+        ({"hidden_size": 10**400}, "hidden_size must be at most 2147483648, got 1000"),
+        ({"hidden_size": -16}, "hidden_size must be a positive integer, got -16"),
+        ({"hidden_size": 18}, "num_attention_heads must divide hidden_size, got 4 and 18"),
+        ({"vocab_size": 48.0}, "vocab_size must be a positive integer, got 48.0"),
+        ({"vocab_size": True}, "vocab_size must be a positive integer, got True"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers must be a positive integer, got '2'"),
+        ({"num_hidden_layers": None}, "num_hidden_layers must be a positive integer, got None"),
+        ({"num_key_value_heads": 3}, "kv_heads must divide heads, got 3 and 4"),
+        ({"head_dim": 0}, "head_dim must be a positive integer, got 0"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, got 'yes'"),
+        ({"attention_bias": 1}, "attention_bias must be true or false, got 1"),
+        ({"model_type": "qwen3"}, "head_dim must be given for model_type qwen3"),
+    ],
+)
+def test_a_config_it_cannot_count_is_refused_with_file_and_field(tmp_path, change, message):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY | change), "utf-8")
+    with pytest.raises(CostError, match=f"config.json: {message}"):
+        Shape.from_config(path)
+    with pytest.raises(CostError, match=f"^{message}"):
+        Shape.from_config(TINY | change)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("{", "config.json: .*delimiter|Expecting"), ("[]", "must hold an object")]
+)
+def test_a_file_of_another_kind_is_refused(tmp_path, content, message):
+    path = tmp_path / "config.json"
+    path.write_text(content, "utf-8")
+    with pytest.raises(CostError, match=message):
+        Shape.from_config(path)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(CostError, match=r"absent.json: .*No such file"):
+        Shape.from_config(tmp_path / "absent.json")
+
+
+def test_arguments_without_meaning_are_refused():
+    shape = Shape.from_config(TINY)
+    for arguments in (
+        {"tokens": 0},
+        {"tokens": np.nan},
+        {"tokens": 1, "context": -1},
+        {"tokens": 1, "logits": -1},
+    ):
+        with pytest.raises(UsageError, match="must be"):
+            shape.flops(**arguments)
+    with pytest.raises(CostError, match="element_bytes must be a positive integer, got 0"):
+        shape.kv_bytes(element_bytes=0)
+    with pytest.raises(CostError, match="window must be a positive integer, got 0"):
+        Shape(2, 16, 40, 4, 2, 4, 48, window=0)
+    with pytest.raises(CostError, match="gated must be true or false, got 1"):
+        Shape(2, 16, 40, 4, 2, 4, 48, gated=1)
+
+
+@pytest.mark.parametrize("more", [{}, {"max_position_embeddings": 0}, {"max_position_embeddings": -1}])
+def test_a_context_that_nobody_tells_has_no_limit(more):
+    assert context_limit(more) is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"max_position_embeddings": float("inf")}, {"rope_scaling": "yarn"}, {"rope_scaling": ["linear", 2]}],
+    ids=lambda more: ", ".join(more),
+)
+def test_a_context_that_is_no_number_is_refused(more):
+    with pytest.raises(CostError, match="max_position_embeddings or what stretches it"):
+        context_limit({"max_position_embeddings": 4096} | more)

@@ -1,0 +1,167 @@
+"""Tables of step times: an engine whose law is known, written down in every form; and tables that say nothing."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from simulate.profiles.engine_times import read_times
+from simulate.profiles.profile import load_profile, save_profile
+from tests.helpers.strategies import drawn_trace
+from treeopt.cli.commands.times import times as command
+from treeopt.constraints import ChainOnly
+from treeopt.cost_model import StepShape
+from treeopt.errors import CostError, UsageError
+from treeopt.planning.search_pipeline import search
+from treeopt.replay.static_tree import replay_tree
+from treeopt.tree import Tree
+
+BATCHES, CHAINS = (1, 4, 16), (0, 1, 2, 3, 5, 7)
+DEVICE = "H100, some engine"
+
+
+def engine_s(batch: int, drafted: int) -> float:
+    """Seconds of a step: weights, tokens, drafted levels."""
+    return 6e-3 + 4e-5 * batch * (drafted + 1) + 5e-4 * drafted
+
+
+def written(path, rows, header="batch,drafted,step_ms"):
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def steps(rows=BATCHES):
+    return [(batch, drafted, 1e3 * engine_s(batch, drafted)) for batch in rows for drafted in CHAINS]
+
+
+def chain(batch: int, drafted: int) -> StepShape:
+    return StepShape(batch, drafted + 1, (1,) * drafted)
+
+
+def test_measured_chains_cost_what_they_took(tmp_path):
+    found = read_times(written(tmp_path / "t.csv", steps()), device=DEVICE, context=(512, 2048))
+    for batch in BATCHES:
+        assert found.plain_s(batch=batch) == pytest.approx(engine_s(batch, 0))
+        due = [engine_s(batch, drafted) for drafted in CHAINS[1:]]
+        assert found.step_s([chain(batch, drafted) for drafted in CHAINS[1:]]) == pytest.approx(due)
+        assert found.step_s([chain(batch, 4)])[0] == pytest.approx(engine_s(batch, 4), rel=1e-3)
+        with pytest.raises(CostError, match=f"tokens 9 at batch {batch}: the profile measured tokens 2 to 8"):
+            found.step_s([chain(batch, 8)])
+    assert found.context == (512, 2048)
+    assert (found.meta["device"], found.meta["imported"]["file"]) == (DEVICE, "t.csv")
+    assert "processor" not in found.meta["provenance"]
+
+
+def test_rates_and_tokens_a_step_tell_the_same(tmp_path):
+    """Whatever was kept while it was measured; plain decoding commits one token without saying so."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for batch, drafted, step_ms in steps():
+        committed = 1 + drafted * rng.random()
+        rows.append((batch, drafted, 1e3 * batch * committed / step_ms, committed))
+    rows = [(b, k, rate / kept if k == 0 else rate, kept if k else "") for b, k, rate, kept in rows]
+    told = written(tmp_path / "a.csv", rows, "batch, drafted, tokens_s, committed")
+    found = read_times(told, device=DEVICE, context=(512, 2048))
+    due = read_times(written(tmp_path / "b.csv", steps()), device=DEVICE, context=(512, 2048))
+    for one, other in zip(found.batches, due.batches, strict=True):
+        assert one.plain_s == pytest.approx(other.plain_s)
+        assert np.array(one.rest) == pytest.approx(np.array(other.rest))
+
+
+def test_contexts_and_repetitions(tmp_path):
+    """The median of repetitions, by context; other columns, empty lines, their order and a mark are nothing."""
+    rows = [
+        (note, context, drafted, batch, 1e3 * engine_s(batch, drafted) * factor * (1 + context / 4096))
+        for batch in (1, 4)
+        for context in (512, 2048)
+        for drafted in CHAINS
+        for note, factor in (("a", 0.9), ("b", 1.0), ("c", 1.3))
+    ]
+    rows = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+    path = written(tmp_path / "t.csv", rows, "note,context,drafted,batch,step_ms")
+    path.write_text(path.read_text().replace("\n", "\n\n", 3), "utf-8-sig")
+    found = read_times(path, device=DEVICE)
+    assert [(times.batch, times.context) for times in found.batches] == [(1, 512), (1, 2048), (4, 512), (4, 2048)]
+    assert found.context == (512, 2048)
+    for context in (512, 2048):
+        step = found.step_s([StepShape(4, 4, (1, 1, 1), context)])[0]
+        assert step == pytest.approx(engine_s(4, 3) * (1 + context / 4096), rel=0.02)
+    once = read_times(written(tmp_path / "s.csv", steps()), device=DEVICE, context=(1, 2))
+    assert found.relative_error > once.relative_error  # the plain step is uncertain by 30 %
+
+
+def test_a_plan_of_an_engines_times_takes_its_best_chain(tmp_path):
+    """By hand: tau along the trace over what the engine takes."""
+    trace = drawn_trace([[0.8, 0.1], [0.7, 0.2]], [64] * 60, depth=7, rng=np.random.default_rng(1))
+    cost = read_times(written(tmp_path / "t.csv", steps()), device=DEVICE, context=(512, 2048))
+    plan = search(trace, cost, batch=BATCHES, rules=(ChainOnly(source="the engine"),), near=0.0)
+    for entry in plan.entries:
+        speed = {k: replay_tree(Tree.chain(k), trace).tau / engine_s(entry.batch, k) for k in range(1, 8)}
+        assert entry.choice.tree == Tree.chain(entry.choice.tree.depth)
+        assert speed[entry.choice.tree.depth] >= 0.995 * max(speed.values())
+    (warning,) = (each for each in plan.warnings if "brought in" in each)
+    assert "a tree that branches is priced as the chain of as many nodes" in warning
+    save_profile(cost, tmp_path / "p.json")
+    assert load_profile(tmp_path / "p.json") == cost
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "",
+            "there is no column batch, drafted, tokens_s, committed; it needs batch, drafted and step_ms, or tokens_s",
+        ),
+        ("batch,drafted,step\n1,0,2", "there is no column tokens_s, committed; it needs"),
+        ("batch,drafted,step_ms\n", "holds no measurement"),
+        ("batch,drafted,step_ms\n1,0,2\n1,2.5,3", "line 3: `drafted` must be an integer, found '2.5'"),
+        ("batch,drafted,step_ms\n1,0,2\n0,2,3", "line 3: `batch` must be at least 1, found 0"),
+        ("batch,drafted,step_ms\n1,0,2\n1,-1,3", "line 3: `drafted` must be 0 or more, found -1"),
+        ("batch,drafted,step_ms\n1,0,2\n1,600,3", "line 3: `drafted` must be at most 512, found 600"),
+        ("batch,drafted,step_ms\n1,0,10,5\n1,1,11,9", "line 2 has 4 cells, the header 3 columns"),
+        ("batch,drafted,step_ms,step_ms\n1,0,10,5", "there are 2 columns `step_ms`"),
+        ("batch,drafted,step_ms,tokens_s,committed\n1,0,1,1,1", "`step_ms` and `tokens_s` both tell what a step takes"),
+        ("batch;drafted;step_ms\n1;0;2", "parted by commas, its header is batch;drafted;step_ms"),
+        ("batch,drafted,step_ms\n1,0,nan", "line 2: `step_ms` must be a number, found 'nan'"),
+        ("batch,drafted,step_ms\n1,0,0", "line 2: `step_ms` must be above 0, found 0"),
+        ("batch,drafted,step_ms\n1,0,1e-9", "line 2: a step of 1e-12 seconds is none"),
+        ("batch,drafted,step_ms\n1,0", "line 2: `step_ms` must be a number, found ''"),
+        ("batch,drafted,step_ms\n1,1,2", "batch 1: there is no line with `drafted` 0"),
+        ("batch,drafted,step_ms\n1,0,2\n1,2,3", "batch 1: there is no line with `drafted` 1"),
+        ("batch,drafted,tokens_s,committed\n1,2,90,3.5", "line 2: `committed` must be 1 to 3, found 3.5"),
+        ("batch,drafted,tokens_s,committed\n1,2,90,", "line 2: `committed` must be a number, found ''"),
+        ("batch,drafted,tokens_s,committed\n1,0,90,2", "line 2: `committed` must be 1 to 1, found 2"),
+    ],
+)
+def test_tables_that_say_nothing_are_named(tmp_path, text, message):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(CostError) as refusal:
+        read_times(path, device=DEVICE, context=(512, 2048))
+    assert str(refusal.value).startswith(f"{path}: ")
+    assert message in str(refusal.value)
+
+
+def test_the_context_is_said_once(tmp_path):
+    with pytest.raises(UsageError, match="does not say at which context"):
+        read_times(written(tmp_path / "t.csv", steps()), device=DEVICE)
+    rows = [(*row, 700) for row in steps()]
+    with pytest.raises(UsageError, match="has a column `context`"):
+        read_times(written(tmp_path / "c.csv", rows, "batch,drafted,step_ms,context"), device=DEVICE, context=(1, 2))
+    with pytest.raises(CostError, match=r"none\.csv: cannot be read"):
+        read_times(tmp_path / "none.csv", device=DEVICE, context=(1, 2))
+
+
+def test_command_writes_a_profile(tmp_path):
+    table, output = written(tmp_path / "t.csv", steps()), tmp_path / "p.json"
+    words = [str(table), "--device", DEVICE, "--output", str(output)]
+    result = CliRunner().invoke(command, [*words, "--context", "512-2048"])
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "profile of chains at batch 1, 4, 16 written to" in result.stderr
+    found, due = load_profile(output), read_times(table, device=DEVICE, context=(512, 2048))
+    assert (found.batches, found.context) == (due.batches, due.context)
+    assert math.isclose(json.loads(output.read_text())["relative_error"], due.relative_error)
+    for text, message in (("2048-512", "from fewest to most"), ("100-", "must be like 512-2048")):
+        assert message in str(CliRunner().invoke(command, [*words, "--context", text]).exception)

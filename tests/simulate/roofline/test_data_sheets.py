@@ -1,0 +1,180 @@
+import json
+import math
+
+import pytest
+
+from simulate.roofline.data_sheets import SCHEMA, Fitted, Hardware, find_hardware, load_hardware
+from simulate.roofline.interconnect import Link
+from treeopt.errors import CostError
+
+ENTRY = {
+    "name": "X1",
+    "generation": "X",
+    "flops": 1e14,
+    "bandwidth": 1e12,
+    "l2_bytes": 2**20,
+    "multiprocessors": 10,
+    "source": "made up",
+}
+LINK = {"bandwidth": 1e11, "latency_s": 5e-6, "share": 0.5, "second_s": 3e-6, "source": "made up"}
+FITTED = {"gemm_overhead_s": 4e-6, "bandwidth_share": 0.8, "flops_share": 0.9, "kv_bandwidth_share": 0.7}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(*devices, schema=SCHEMA):
+        path = tmp_path / "hardware.json"
+        path.write_text(json.dumps({"schema": schema, "devices": list(devices)}), "utf-8")
+        return path
+
+    return write
+
+
+# TFLOP/s, GB/s, MiB of L2, multiprocessors, GB of memory (of 2**30 B) of the data sheets
+SHEETS = {
+    "A6000": (154.8, 768, 6, 84, 48),
+    "A100-40": (312, 1555, 40, 108, 40),
+    "A100-80 SXM": (312, 2039, 40, 108, 80),
+    "H100 SXM": (989, 3350, 50, 132, 80),
+    "H200": (989, 4800, 50, 132, 141),
+    "H800 SXM": (989, 3350, 50, 132, 80),
+    "H20": (148, 4000, 60, 78, 96),
+    "L40S": (362, 864, 96, 142, 48),
+    "RTX 4090": (165, 1008, 72, 128, 24),
+    "B200": (2250, 8000, 126, 148, 180),
+    "MI300X": (1307, 5300, 32, 304, 192),
+}
+
+
+def test_shipped_devices_are_those_of_the_data_sheets_in_si_units():
+    devices = load_hardware()
+    assert list(devices) == list(SHEETS)
+    for name, (tera_flops, giga_bytes, l2, multiprocessors, memory) in SHEETS.items():
+        device = devices[name]
+        assert device.name == name
+        assert device.flops == pytest.approx(tera_flops * 1e12, rel=1e-12)
+        assert device.bandwidth == giga_bytes * 1e9
+        assert device.l2_bytes == l2 * 2**20
+        assert device.multiprocessors == multiprocessors
+        assert device.memory_bytes == memory * 2**30
+        assert device.ridge_point == device.flops / device.bandwidth
+
+
+def test_shipped_fitted_constants():
+    fitted = {name: device.fitted for name, device in load_hardware().items() if device.fitted}
+    assert fitted == {
+        "A100-80 SXM": Fitted(6.7e-6, 0.76, 0.70, 0.47),
+        "H100 SXM": Fitted(3.8e-6, 0.875, 1.0, 0.83),
+        "H200": Fitted(4.1e-6, 0.85, 0.92, 0.81),
+        "L40S": Fitted(0.0, 0.80, 1.0, 0.82, weights_cached=True),
+        "B200": Fitted(4.1e-6, 0.85, 0.91, None),
+    }
+
+
+def test_unsure_values_are_marked():
+    unsure = {name for name, device in load_hardware().items() if "[U]" in device.note}
+    assert unsure == {"H800 SXM", "H20", "L40S", "RTX 4090", "MI300X"}
+
+
+@pytest.mark.parametrize("name", ["rtx 4090", "RTX 4090", " Rtx 4090 "])
+def test_lookup_ignores_case(name):
+    assert find_hardware(name).name == "RTX 4090"
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(CostError, match=r"one of A6000, .*, H200, .*, MI300X; got 'h300'"):
+        find_hardware("h300")
+
+
+def test_a_file_of_ones_own(write):
+    path = write(ENTRY, ENTRY | {"name": "X2", "fitted": FITTED, "note": "spare", "link": LINK})
+    assert load_hardware(path) == {
+        "X1": Hardware(**ENTRY),
+        "X2": Hardware(**ENTRY | {"name": "X2"}, fitted=Fitted(**FITTED), note="spare", link=Link(**LINK)),
+    }
+    path.write_text(path.read_text("utf-8"), "utf-8-sig")
+    assert find_hardware("x2", path=path).fitted.kv_bandwidth_share == 0.7
+
+
+def test_ridge_point_separates_bandwidth_from_arithmetic():
+    device = Hardware(**ENTRY)
+    moved = 1e6
+    for intensity, bound in [(0.5, "bandwidth"), (2.0, "flops")]:
+        operations = intensity * device.ridge_point * moved
+        slower = "flops" if operations / device.flops > moved / device.bandwidth else "bandwidth"
+        assert slower == bound
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"flops": 0}, "flops must be a finite number from 1 to .*, got 0"),
+        ({"bandwidth": 1e299}, "bandwidth must be a finite number from 1 to .*, got 1e.299"),
+        ({"flops": -1.0}, "flops must be .* got -1.0"),
+        ({"flops": "fast"}, "flops must be .* got 'fast'"),
+        ({"flops": True}, "flops must be .* got True"),
+        ({"flops": 10**400}, "flops must be a finite number"),
+        ({"bandwidth": math.nan}, "bandwidth must be .* got nan"),
+        ({"bandwidth": math.inf}, "bandwidth must be .* got inf"),
+        ({"bandwidth": None}, "bandwidth must be .* got None"),
+        ({"l2_bytes": 1.5}, "l2_bytes must be a positive integer, got 1.5"),
+        ({"multiprocessors": 0}, "multiprocessors must be a positive integer, got 0"),
+        ({"memory_bytes": 80.5}, "memory_bytes must be a positive integer or None, got 80.5"),
+        ({"source": " "}, "source must be a text that is not empty, got ' '"),
+        ({"note": 3}, "note must be a text"),
+        ({"speed": 3}, "speed must be one of name, "),
+        ({"fitted": 3}, "fitted: must be an object, got 3"),
+        ({"fitted": {}}, "fitted: gemm_overhead_s must be given"),
+        (
+            {"fitted": FITTED | {"bandwidth_share": 1.2}},
+            "fitted: bandwidth_share must be .* at most 1, got 1.2",
+        ),
+        ({"fitted": FITTED | {"kv_bandwidth_share": 0}}, "fitted: kv_bandwidth_share must be .* got 0"),
+        (
+            {"fitted": FITTED | {"gemm_overhead_s": -1}},
+            "fitted: gemm_overhead_s must be .* 0 or more, got -1",
+        ),
+        ({"link": LINK | {"share": 0}}, "link: share must be .* got 0"),
+        ({"link": LINK | {"bandwidth": -1}}, "link: bandwidth must be .* got -1"),
+        ({"link": LINK | {"latency_s": None}}, "link: latency_s must be .* got None"),
+        ({"link": LINK | {"second_s": "1"}}, "link: second_s must be .* got '1'"),
+        ({"link": LINK | {"source": ""}}, "link: source must be a text"),
+        ({"link": {"share": 0.5}}, "link: bandwidth must be given"),
+        ({"name": "x0"}, "name must be unique"),
+    ],
+)
+def test_a_wrong_entry_is_named_with_file_and_field(write, change, message):
+    entry = ENTRY | change
+    path = write(ENTRY | {"name": "X0"}, entry)
+    with pytest.raises(CostError, match=rf"hardware.json: devices\[1\] \({entry['name']}\): {message}"):
+        load_hardware(path)
+
+
+@pytest.mark.parametrize("field", list(ENTRY))
+def test_a_missing_field_is_named(write, field):
+    path = write({key: value for key, value in ENTRY.items() if key != field})
+    with pytest.raises(CostError, match=rf"devices\[0\].*: {field} must be given"):
+        load_hardware(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "must be a readable JSON file"),
+        ("[]", "schema must be 'treeopt.hardware/1'"),
+        ('{"schema": "other/1"}', "schema must be 'treeopt.hardware/1', got 'other/1'"),
+        ('{"schema": "treeopt.hardware/1"}', "devices must be a list that is not empty, got None"),
+        ('{"schema": "treeopt.hardware/1", "devices": []}', "devices must be a list that is not empty"),
+        ('{"schema": "treeopt.hardware/1", "devices": [3]}', r"devices\[0\]: must be an object, got 3"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(tmp_path, content, message):
+    path = tmp_path / "other.json"
+    path.write_text(content, "utf-8")
+    with pytest.raises(CostError, match=f"other.json: {message}"):
+        load_hardware(path)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(CostError, match=r"absent.json: must be a readable JSON file"):
+        load_hardware(tmp_path / "absent.json")

@@ -1,0 +1,261 @@
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import BloomConfig
+
+from executor.decoding.decoder import Decoder
+from executor.drafters.language_model import LanguageModel
+from executor.target.target_model import Target
+from executor.target.tree_attention import tree_table
+from tests.helpers.models import (
+    CONFIGS,
+    SMALL,
+    Told,
+    generated,
+    random_heads,
+    random_prompts,
+    small_model,
+    small_target,
+)
+from treeopt.errors import ExecutorError, UsageError
+from treeopt.tree import EMPTY, Tree
+from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
+
+TREES = {
+    "plain": EMPTY,
+    "chain": Tree.chain(4),
+    "star": Tree.from_paths([(r,) for r in range(9)]),
+    "gaps": Tree.from_paths([(3, 1, 0), (0, 2), (1,)]),
+    "medusa": published_trees()[MEDUSA],
+    "eagle": published_trees()[EAGLE],
+}
+NEW = 32
+
+
+@pytest.fixture(scope="module")
+def references() -> dict[str, tuple[list[list[int]], list[list[int]]]]:
+    """Prompts of ragged length, and what `generate` writes after each, by architecture."""
+    found = {}
+    for kind in CONFIGS:
+        prompts = random_prompts((7, 2, 19, 1, 12, 5), seed=3)
+        found[kind] = (prompts, [generated(small_model(kind), p, NEW) for p in prompts])
+    return found
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_references_are_worth_comparing_with(references, kind):
+    # A model that repeats one token would hide a wrong cache.
+    assert len({t for text in references[kind][1] for t in text}) >= 20
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_equals_generate_token_for_token(references, kind, tree, batch):
+    prompts, texts = references[kind]
+    decoder = Decoder(small_target(kind), random_heads(), tree=TREES[tree], batch=batch)
+    found = decoder.generate(prompts, new_tokens=NEW)
+    assert [list(g.tokens) for g in found] == texts
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("share", [1.0, 0.7])
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_good_drafts_are_kept_and_change_nothing(references, kind, share, rank):
+    """Accepted branches are where a missing compaction of the cache would show."""
+    prompts, texts = references[kind]
+    tree = published_trees()[EAGLE] if rank == 0 else Tree.from_paths([(2, 2, 2, 2), (2, 0), (0, 2), (1,)])
+    decoder = Decoder(small_target(kind), Told(texts, share, rank), tree=tree, batch=len(prompts))
+    found = decoder.generate(prompts, new_tokens=NEW)
+    assert [list(g.tokens) for g in found] == texts
+    steps = sum(len(g.accepted) for g in found)
+    tau = len(prompts) * NEW / steps
+    assert tau > (tree.depth if share == 1 else 1.8)
+    if share == 1:
+        assert {a for g in found for a in g.accepted[:-1]} == {tree.depth}
+
+
+@pytest.mark.parametrize("broken", ["compaction", "mask", "positions"])
+def test_the_comparison_notices_a_broken_loop(references, monkeypatch, broken):
+    prompts, texts = references["llama"]
+    tree = Tree.from_paths([(2, 2, 2, 2), (2, 0), (0, 2), (1,)])
+    target = small_target()
+    decoder = Decoder(target, Told(texts, 1.0, 2), tree=tree, batch=len(prompts))
+    if broken == "compaction":
+        monkeypatch.setattr("executor.target.kv_cache.TreeCache.compact", lambda *args: None)
+    elif broken == "mask":
+        table = tree_table  # the nodes before a node instead of its ancestors
+        monkeypatch.setattr(
+            "executor.target.tree_attention.tree_table",
+            lambda above, *rest: table(torch.ones_like(above).tril(), *rest),
+        )
+    else:  # a node's position is its row instead of its depth
+        verify = Target.verify
+        monkeypatch.setattr(
+            Target,
+            "verify",
+            lambda self, t, n, depths, *rest, **words: verify(
+                self, t, n, torch.arange(depths.shape[1])[None], *rest, **words
+            ),
+        )
+    found = decoder.generate(prompts, new_tokens=NEW)
+    assert [list(g.tokens) for g in found] != texts
+
+
+def test_requests_are_replaced_in_place(references):
+    """More requests than rows, of different length and limit: rows are refilled while others go on."""
+    prompts, texts = references["llama"]
+    many, expected = prompts * 3, texts * 3
+    found = Decoder(small_target(), random_heads(), tree=TREES["eagle"], batch=4).generate(many, new_tokens=NEW)
+    assert [list(g.tokens) for g in found] == expected
+
+
+def test_more_rows_than_requests(references):
+    prompts, texts = references["llama"]
+    decoder = Decoder(small_target(), random_heads(), tree=TREES["eagle"], batch=8)
+    steps = list(decoder.steps(prompts[:2], new_tokens=NEW))
+    assert not any(step.full for step in steps)
+    assert sum(len(step.committed[0]) for step in steps) == NEW
+    assert all(step.committed[5] == () and step.accepted[5] == 0 for step in steps)
+    assert [list(g.tokens) for g in decoder.generate(prompts[:2], new_tokens=NEW)] == texts[:2]
+
+
+def test_no_requests_is_no_work():
+    assert Decoder(small_target(), batch=2).generate([], new_tokens=4) == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(stop=st.integers(0, 60), new=st.integers(1, 20), share=st.sampled_from([0.5, 1.0]))
+def test_ends_are_exact(references, stop, new, share):
+    """A stop token or the limit inside an accepted branch cuts text and accepted counts alike."""
+    prompts, texts = references["llama"]
+    due = []
+    for text in texts:
+        cut = text[:new]
+        due.append(cut[: cut.index(stop) + 1] if stop in cut else cut)
+    decoder = Decoder(small_target(), Told(texts, share), tree=TREES["chain"], batch=len(prompts))
+    found = decoder.generate(prompts, new_tokens=new, stop=[stop])
+    assert [list(g.tokens) for g in found] == due
+    for g in found:
+        committed = [a + 1 for a in g.accepted[:-1]]
+        last = len(g.tokens) - sum(committed)
+        assert last >= 1
+        assert g.accepted[-1] in (last - 1, last)
+
+
+def test_double_precision_agrees_too():
+    prompts = random_prompts((6, 11), seed=5)
+    texts = [generated(small_model(dtype=torch.float64), p, NEW) for p in prompts]
+    heads = random_heads(dtype=torch.float64)
+    decoder = Decoder(small_target(dtype=torch.float64), heads, tree=TREES["medusa"], batch=2)
+    assert [list(g.tokens) for g in decoder.generate(prompts, new_tokens=NEW)] == texts
+
+
+def test_refusals():
+    target, heads = small_target(), random_heads(heads=2)
+    with pytest.raises(UsageError, match="batch must be at least 1, got 0"):
+        Decoder(target, batch=0)
+    with pytest.raises(ExecutorError, match="needs a drafter"):
+        Decoder(target, tree=Tree.chain(1))
+    with pytest.raises(ExecutorError, match="depth 3, the drafter drafts 2"):
+        Decoder(target, heads, tree=Tree.chain(3))
+    with pytest.raises(ExecutorError, match="rank 61 of a vocabulary of 61"):
+        Decoder(target, heads, tree=Tree.from_paths([(61,)]))
+    with pytest.raises(UsageError, match="prompt 1 is empty"):
+        Decoder(target).generate([[1], []], new_tokens=4)
+    with pytest.raises(UsageError, match="new tokens must be at least 1, got 0"):
+        Decoder(target).generate([[1]], new_tokens=0)
+
+
+def test_a_request_beyond_the_context_is_refused_before_any_work():
+    target = small_target()
+    with pytest.raises(ExecutorError, match="532 tokens exceed the model's context of 512"):
+        Decoder(target).generate([[1], [1] * 500], new_tokens=32)
+    assert target.cache is None
+
+
+def test_the_whole_context_can_be_used():
+    model, prompt = small_model(), random_prompts((480,))[0]
+    text = generated(model, prompt, 28)
+    found = Decoder(Target(model), random_heads(), tree=Tree.chain(4)).generate([prompt], new_tokens=28)
+    assert list(found[0].tokens) == text
+
+
+def test_models_that_cannot_verify_trees_are_refused_by_name():
+    from transformers import AutoModelForCausalLM
+
+    bloom = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=32, hidden_size=16, n_layer=1, n_head=2))
+    with pytest.raises(ExecutorError, match="bloom models cannot verify trees: its ALiBi"):
+        Target(bloom)
+
+
+def test_longrope_is_refused_by_name():
+    """Its frequencies depend on the longest sequence of the batch: one row would change its neighbours."""
+    from transformers import AutoModelForCausalLM, Phi3Config
+
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 1e4}
+    config = Phi3Config(
+        **(SMALL | {"pad_token_id": 0}), rope_scaling=rope, original_max_position_embeddings=64, sliding_window=None
+    )
+    with pytest.raises(ExecutorError, match="phi3: LongRoPE"):
+        Target(AutoModelForCausalLM.from_config(config))
+
+
+def test_two_decoders_on_one_target_are_noticed():
+    target, prompts = small_target(), random_prompts((4, 6))
+    first = Decoder(target, batch=2).steps(prompts, new_tokens=8)
+    next(first)
+    second = Decoder(target, batch=2).steps(prompts, new_tokens=8)
+    with pytest.raises(ExecutorError, match="another decoder took the target's cache"):
+        next(first)
+    third = Decoder(target, batch=2).steps(prompts, new_tokens=8)
+    with pytest.raises(ExecutorError, match="another decoder took the target's cache"):
+        next(second)
+    next(third)
+
+
+def test_what_cannot_be_decoded_is_refused_before_a_step_is_asked_for():
+    target = small_target()
+    with pytest.raises(ExecutorError, match="context of 512"):
+        Decoder(target).steps([[1, 2]], new_tokens=512)
+    assert target.cache is None
+
+
+@pytest.mark.parametrize("token", [-1, 61])
+def test_tokens_outside_the_vocabulary_are_refused(token):
+    with pytest.raises(UsageError, match="prompt 1 holds tokens outside the vocabulary of 61"):
+        Decoder(small_target()).generate([[1], [2, token]], new_tokens=4)
+
+
+def test_a_deep_tree_may_look_past_the_context():
+    """Its nodes there are never kept: positions of a GPT-2 end at the last one."""
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    torch.manual_seed(1)
+    config = GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=40, initializer_range=0.35)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    prompt = random_prompts((30,))[0]
+    text = generated(model, prompt, 10)
+    target = Target(copy.deepcopy(model))
+    for late in (0, 1):
+        decoder = Decoder(target, Told([text]), tree=Tree.chain(6), late=late)
+        assert list(decoder.generate([prompt], new_tokens=10)[0].tokens) == text
+    with pytest.raises(ExecutorError, match="41 tokens exceed the model's context of 40"):
+        Decoder(target).steps([prompt], new_tokens=11)
+
+
+def test_memory_is_refused_for_both_caches_together(monkeypatch):
+    lm = LanguageModel(small_target(seed=1))
+    target = small_target()
+    decoder = Decoder(target, lm, tree=Tree.chain(2))
+    needed = decoder._cache_bytes(decoder._checked([[1, 2]], 8)[1])
+    monkeypatch.setattr("executor.decoding.decoder.free_bytes", lambda device: needed - 1)
+    with pytest.raises(ExecutorError, match="GiB free"):
+        decoder.steps([[1, 2]], new_tokens=8)
+    assert target.cache is None
+    assert lm.target.cache is None
+    monkeypatch.setattr("executor.decoding.decoder.free_bytes", lambda device: needed)
+    assert len(list(decoder.steps([[1, 2]], new_tokens=8))) >= 3

@@ -1,0 +1,112 @@
+"""What a server carries: closed forms of the rate, the command's own days looked at again, and what it refuses."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulate.runs.capacity import LEAST, MOST, NEAR, carried, keeps_up
+from simulate.runs.service_levels import PILING
+from tests.helpers.command_line import done, refused
+from tests.helpers.command_line import run as command
+from tests.treeopt.cli.test_simulate import files, words  # noqa: F401 - a fixture
+from treeopt.errors import UsageError
+
+DAYS = ["--requests", "120", "--replications", "3"]
+
+
+@given(st.floats(2 * LEAST, MOST / 2))
+def test_the_highest_rate_is_found(highest):
+    looked: list[float] = []
+
+    def holds(rate):
+        looked.append(rate)
+        return rate <= highest
+
+    assert highest / (1 + NEAR) <= carried(holds) <= highest
+    assert len(looked) < 50
+
+
+def test_what_never_or_always_holds_is_said():
+    assert carried(lambda rate: False) == 0
+    with pytest.raises(UsageError, match="the limits are kept at 524288 requests a second, too"):
+        carried(lambda rate: True)
+
+
+def test_a_day_keeps_up_with_its_share_and_its_queue():
+    assert keeps_up({"within": 0.95, "piled": PILING}, share=0.95)
+    assert not keeps_up({"within": 0.9499, "piled": 0.0}, share=0.95)
+    assert not keeps_up({"within": 1.0, "piled": 1.01 * PILING}, share=0.95)
+
+
+def test_the_rate_is_the_highest_that_keeps_the_limits(files, tmp_path):  # noqa: F811
+    """Fewer rows carry less, tighter limits too; below the rate found the limits are kept, at twice it they are not."""
+    out = tmp_path / "c.json"
+    asked = ["--tree", "2", "--batch", "4", *DAYS, "--capacity", "0.9", "--tpot-s", "0.03", "--ttft-s", "0.5"]
+    shown = done(*words(files, *asked, "--json", "--output", out))
+    record = json.loads(shown.stdout)
+    assert record == json.loads(out.read_text("utf-8"))
+    assert record["schema"] == "treeopt.capacity/1"
+    assert (record["rows"], record["share"]) == (4, 0.9)
+    assert record["slo"] == {"ttft_s": 0.5, "tpot_s": 0.03}
+    tree, plain = record["ways"]
+    assert (tree["name"], tree["trees"]) == ("tree", [[[0], [0, 0]]])
+    assert (plain["name"], plain["trees"], plain["over"]) == ("no speculation", [None], None)
+    ratio = tree["requests_s"]["value"] / plain["requests_s"]["value"]
+    assert tree["over"]["value"] == pytest.approx(ratio)
+    assert 0 < tree["over"]["low"] <= ratio <= tree["over"]["high"]
+    served = ["--tree", "2", "--batch", "4", "--requests", "400", "--tpot-s", "0.03", "--ttft-s", "0.5", "--json"]
+    within = [
+        json.loads(done(*words(files, *served, "--arrivals", str(share * tree["requests_s"]["value"]))).stdout)
+        for share in (0.8, 2)
+    ]
+    kept = [each["ways"][0]["figures"]["within"]["value"] for each in within]
+    assert kept[0] > 0.9 > kept[1]
+    for fewer in (["--batch", "1"], ["--tpot-s", "0.011"]):
+        less = json.loads(done(*words(files, *asked, *fewer, "--json")).stdout)
+        assert less["ways"][0]["requests_s"]["value"] < tree["requests_s"]["value"]
+    told = done(*words(files, *asked)).stdout
+    assert "requests/s carried" in told
+    assert "at which 0.9 of the requests are within TTFT 0.5 s and TPOT 0.03 s" in told
+    done("report", out, "--output", tmp_path / "page.html")
+    assert "requests/s carried" in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_plan_changes_its_trees_while_the_rate_is_looked_for(files):  # noqa: F811
+    asked = ["--plan", files / "plan.json", *DAYS, "--capacity", "0.9", "--tpot-s", "0.03", "--json"]
+    plan, plain = json.loads(done(*words(files, *asked)).stdout)["ways"]
+    assert plan["name"] == "plan"
+    assert len(plan["trees"]) == len(plan["up"]) + 1 == 2
+    assert plan["requests_s"]["value"] > plain["requests_s"]["value"]
+    again = json.loads(done(*words(files, *asked, "--seed", "0")).stdout)["ways"][0]
+    assert again == plan
+
+
+def test_limits_that_no_rate_keeps_are_told(files):  # noqa: F811
+    asked = ["--tree", "2", "--batch", "2", *DAYS, "--capacity", "0.9", "--tpot-s", "1e-6", "--json"]
+    found = done(*words(files, *asked))
+    assert "Warning: no rate keeps the limits with tree." in found.stderr
+    assert [way["requests_s"]["value"] for way in json.loads(found.stdout)["ways"]] == [0, 0]
+    assert [way["over"] for way in json.loads(found.stdout)["ways"]] == [None, None]
+
+
+def test_lengths_of_a_file_will_do(files, tmp_path):  # noqa: F811
+    lines = [{"prompt_tokens": 8 + i, "tokens": 1 + i % 20} for i in range(40)]
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
+    asked = ["--batch", "2", "--requests-file", tmp_path / "r.jsonl", "--capacity", "0.9", "--tpot-s", "0.1", "--json"]
+    short = json.loads(done(*words(files, *asked)).stdout)["ways"][0]["requests_s"]["value"]
+    (tmp_path / "r.jsonl").write_text("\n".join(json.dumps(line | {"tokens": 20}) for line in lines), "utf-8")
+    long = json.loads(done(*words(files, *asked)).stdout)["ways"][0]["requests_s"]["value"]
+    assert 0 < long < short
+
+
+def test_what_cannot_be_is_refused(files):  # noqa: F811
+    server = words(files, "--batch", "2")
+    limited = [*server, "--tpot-s", "0.1"]
+    refused(command(*limited, "--capacity", "0.9", "--arrivals", "3"), "--capacity looks for the rate of", code=2)
+    refused(command(*server, "--capacity", "0.9"), "--capacity is of limits: give --ttft-s, --tpot-s or both", code=2)
+    for wrong in ("0", "1.1", "nan"):
+        refused(command(*limited, "--capacity", wrong), "--capacity", code=2)
+    refused(command(*limited, "--capacity", "0.9", "--drain"), "--drain is for a run without arrivals", code=2)
+    refused(command(*server, "--tpot-s", "0.1"), "give --arrivals, --capacity or --requests-file", code=2)

@@ -1,0 +1,448 @@
+"""A server against an event loop written anew, queueing theory's closed forms, and runs of a batch."""
+
+import json
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulate.runs.batch_run import run
+from simulate.runs.plan_switching import Switching
+from simulate.runs.server import serve
+from simulate.runs.service_levels import Slo, figures, replicate
+from simulate.runs.workload import Workload, drawn, poisson, read_requests
+from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths
+from tests.simulate.runs.test_simulate_records import COST, Priced
+from treeopt.errors import CostError, UsageError
+from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof, Switch
+from treeopt.replay.static_tree import accepted_lengths, replay_tree
+from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.tree import EMPTY, Tree
+
+PLAIN = Switching((None,))
+
+
+@dataclass(frozen=True)
+class Constant(Priced):
+    """A step takes so long, whoever is in it."""
+
+    seconds: float = 0.02
+
+    def price(self, batch, tokens, context):
+        return self.seconds
+
+
+def slow_serve(trace, work, switching, cost, rows, prefill):
+    """Request by request: admission and (time, tokens) of bursts; and (way, requests) of steps."""
+    accepted = [accepted_lengths(tree or EMPTY, trace).tolist() for tree in switching.trees]
+    place = {i: int(trace.starts[r]) for i, r in enumerate(work.request)}
+    stop = {i: place[i] + int(n) for i, n in enumerate(work.tokens)}
+    arrivals, now, way, inside = work.arrived_s.tolist(), 0.0, 0, []
+    waiting, admitted, steps = list(range(len(arrivals))), {}, []
+    bursts = {i: [] for i in waiting}
+    while waiting or inside:
+        if not inside:
+            now = max(now, arrivals[waiting[0]])
+        joined = [i for i in waiting if arrivals[i] <= now][: rows - len(inside)]
+        for i in joined:
+            waiting.remove(i)
+            admitted[i] = now
+        inside += joined
+        now += sum(prefill[i] for i in joined)
+        before = way
+        while way < len(switching.up) and len(inside) >= switching.up[way]:
+            way += 1
+        while way > 0 and len(inside) <= switching.down[way - 1]:
+            way -= 1
+        now += switching.switch_s * (way != before)
+        tree = switching.trees[way] or EMPTY
+        context = None
+        if work.prompt_tokens is not None:
+            lengths = [int(work.prompt_tokens[i] + place[i] - trace.starts[work.request[i]]) for i in inside]
+            context = round(sum(lengths) / len(lengths))
+        now += cost.price(len(inside), tree.nodes + 1, context)
+        steps.append((way, len(inside)))
+        for i in list(inside):
+            tokens = min(accepted[way][place[i]] + 1, stop[i] - place[i])
+            bursts[i].append((now, tokens))
+            place[i] += tokens
+            if place[i] == stop[i]:
+                inside.remove(i)
+    return [admitted[i] for i in range(len(arrivals))], list(bursts.values()), steps
+
+
+@st.composite
+def cases(draw):
+    trace = draw(traces(requests=(1, 4)))
+    count = draw(st.integers(1, 3))
+    kinds = st.none() | trees(width=trace.width, depth=trace.depth, min_nodes=1)
+    ways = tuple(draw(st.lists(kinds, min_size=count, max_size=count)))
+    up = draw(st.lists(st.integers(2, 5), min_size=count - 1, max_size=count - 1).map(sorted))
+    down = [n - 1 - draw(st.integers(0, 2)) for n in up]
+    switching = Switching(ways, tuple(up), tuple(down), draw(st.sampled_from([0.0, 0.25])))
+    number = draw(st.integers(1, 12))
+    # Times of steps are multiples of 1/64: arrivals between them, for whom a tie decides is not said.
+    gaps = draw(st.lists(st.integers(0, 40), min_size=number, max_size=number))
+    arrived_s = np.cumsum(gaps) / 8 + 1 / 128
+    request = np.array(draw(st.lists(st.integers(0, trace.requests - 1), min_size=number, max_size=number)))
+    lengths = trace.lengths[request]
+    tokens = np.array([draw(st.integers(1, int(n))) for n in lengths])
+    prompts = draw(st.none() | st.lists(st.integers(1, 50), min_size=number, max_size=number).map(np.array))
+    prefill = draw(st.lists(st.sampled_from([0.0, 0.5]), min_size=number, max_size=number))
+    return trace, Workload(arrived_s, request, tokens, prompts), switching, draw(st.integers(1, 5)), prefill
+
+
+def test_steps_are_priced_with_what_each_tree_commits():
+    trace = drawn_trace([[0.7], [0.3]], [20] * 8, depth=2, rng=np.random.default_rng(3))
+    work = Workload(np.linspace(0, 5, 8), np.arange(8), trace.lengths)
+    switching = Switching((Tree.chain(2), None), up=(2,), down=(1,))
+    served = serve(trace, work, switching, Priced(commit=0.5), rows=3)
+    way, size = served.way, served.timeline.occupancy
+    due = [COST.price(n, 1 if w else 3, None) for w, n in zip(way, size, strict=True)]
+    assert set(way) == {0, 1}
+    more = np.where(way == 0, 0.5 * (replay_tree(Tree.chain(2), trace).tau - 1), 0)
+    assert served.timeline.step_s == pytest.approx(due + more)
+
+
+@given(cases())
+@settings(max_examples=200)
+def test_a_server_equals_the_slow_loop(case):
+    trace, work, switching, rows, prefill = case
+    admitted, bursts, steps = slow_serve(trace, work, switching, COST, rows, prefill)
+    served = serve(trace, work, switching, COST, rows=rows, prefill_s=np.array(prefill))
+    found = served.timeline
+    assert found.arrived_s.tolist() == work.arrived_s.tolist()
+    assert found.admitted_s.tolist() == admitted
+    assert found.first_s.tolist() == [each[0][0] for each in bursts]
+    assert found.done_s.tolist() == [each[-1][0] for each in bursts]
+    assert found.tokens.tolist() == [sum(n for _, n in each) for each in bursts]
+    assert list(zip(served.way.tolist(), found.occupancy.tolist(), strict=True)) == steps
+    changes = sum(a != b for (a, _), (b, _) in zip([(0, 0), *steps], steps, strict=False))
+    assert len(served.switched_s) == changes
+
+
+@given(cases())
+def test_requests_tokens_and_time_are_conserved(case):
+    trace, work, switching, rows, prefill = case
+    served = serve(trace, work, switching, COST, rows=rows, prefill_s=np.array(prefill))
+    found = served.timeline
+    assert found.tokens.tolist() == work.tokens.tolist()
+    assert found.committed.sum() == work.tokens.sum()
+    assert found.occupancy.max() <= rows
+    assert (found.arrived_s <= found.admitted_s).all()
+    assert (np.diff(found.admitted_s) >= 0).all()  # first come, first served
+    assert (found.admitted_s < found.first_s).all()
+    assert (found.first_s <= found.done_s).all()
+    idle = float(np.diff(served.idle_s, axis=1).sum())
+    changes = len(served.switched_s) * switching.switch_s
+    assert found.share_s.sum() + idle + changes == pytest.approx(found.total_s, rel=1e-9)
+    # Little's law over the whole day: requests inside, over time, add up to their sojourns.
+    times = np.unique(np.concatenate([found.arrived_s, found.admitted_s, found.done_s]))
+    inside = served.running(times[:-1]) + served.waiting(times[:-1])
+    assert float(inside @ np.diff(times)) == pytest.approx(float(found.e2e_s.sum()), rel=1e-9)
+    assert served.running(times[-1:]).tolist() == [0]
+
+
+@given(traces(requests=(1, 8)), st.integers(1, 4), st.sampled_from([0.0, 0.5]))
+def test_a_saturated_server_is_a_run_of_a_batch(trace, rows, prefill_s):
+    """All are there from the beginning: the same times, exactly (prices are multiples of 1/8)."""
+    tree, everyone = Tree.chain(min(2, trace.depth)), np.arange(trace.requests)
+    work = Workload(np.zeros(trace.requests), everyone, trace.lengths)
+    found = serve(trace, work, Switching((tree,)), COST, rows=rows, prefill_s=prefill_s).timeline
+    due = run(trace, tree, COST, batch=rows, prefill_s=prefill_s)
+    for name in ("started_s", "step_s", "occupancy", "committed", "admitted_s", "first_s", "done_s", "tokens", "steps"):
+        assert getattr(found, name).tolist() == getattr(due, name).tolist(), name
+    assert found.rate.value == due.rate.value
+
+
+# --- queueing theory
+
+
+def waits(trace, tree, *, rate, rows, step_s, requests=4000, replications=12):
+    """Mean wait for a row in the steady state, with its interval; the share of time that the server is busy."""
+
+    def simulation(rng):
+        work = drawn(trace, poisson(requests, rate=rate, rng=rng), rng=rng)
+        served = serve(trace, work, Switching((tree,)), Constant(seconds=step_s), rows=rows)
+        later = served.timeline.arrived_s > 100
+        wait = (served.timeline.admitted_s - served.timeline.arrived_s)[later].mean()
+        return {"wait": float(wait), **figures(served, warmup_s=100)}
+
+    return replicate(simulation, replications=replications, seed=1)
+
+
+def close(estimate: Estimate, due: float, *, more: float = 0.0) -> bool:
+    """Within 2.3 half-widths of a 95 % interval over 12 runs: 5 standard errors, false alarm 4e-4; seeds are fixed."""
+    return abs(estimate.value - due) <= 2.3 * (estimate.high - estimate.value) + more
+
+
+def test_one_row_and_constant_texts_are_m_d_1():
+    """Wait rho S / (2 (1 - rho)) (Pollaczek 1930, Khinchin 1932); utilisation rho; Little's law."""
+    trace = with_lengths(np.full((2, 1), -1), [2], width=1)
+    found = waits(trace, None, rate=0.7, rows=1, step_s=0.5)
+    assert close(found["wait"], 0.7 / (2 * 0.3))
+    assert close(found["busy"], 0.7)
+    assert close(found["running"], 0.7)
+    assert close(found["waiting"], 0.7 * 0.7 / (2 * 0.3))
+    assert close(found["requests_s"], 0.7)
+    assert close(found["tokens_s"], 1.4)
+
+
+def test_one_row_and_speculation_are_m_g_1():
+    """Wait rate E[S^2] / (2 (1 - rho)), S the seconds of a request's own walk."""
+    rng = np.random.default_rng(8)
+    lengths = rng.integers(1, 20, 40).tolist()
+    trace = with_lengths(rng.integers(-1, 2, (sum(lengths), 2)), lengths, width=2)
+    tree = Tree.from_paths([(0, 0), (1,)])
+    service = replay_tree(tree, trace).steps * 0.1
+    rate = 0.6 / service.mean()
+    found = waits(trace, tree, rate=rate, rows=1, step_s=0.1)
+    assert close(found["wait"], rate * (service**2).mean() / (2 * 0.4))
+    assert close(found["busy"], 0.6)
+
+
+def test_rows_that_do_not_slow_each_other_are_m_d_c():
+    """The number inside after a service time D is max(n - c, 0) and a Poisson number of arrivals (Crommelin 1932).
+
+    Its stationary law by iteration. A request that comes during a step waits for its end: up to 0.05 s more.
+    """
+    rows, rate, service, most = 3, 2.1, 1.0, 200
+    arrivals = np.exp(
+        -rate * service + np.arange(most) * np.log(rate * service) - [math.lgamma(n + 1) for n in range(most)]
+    )
+    law = np.zeros(most)
+    law[0] = 1
+    for _ in range(2000):
+        left = np.append(law[: rows + 1].sum(), law[rows + 1 :])
+        law = np.convolve(left, arrivals)[:most]
+    wait = float(law @ np.arange(most)) / rate - service
+    trace = with_lengths(np.full((20, 1), -1), [20], width=1)
+    found = waits(trace, None, rate=rate, rows=rows, step_s=0.05)
+    assert close(found["wait"], wait + 0.025, more=0.025)
+    assert close(found["running"], rate * service, more=0.05 * rate)
+
+
+def test_geometric_texts_are_m_m_c():
+    """Erlang C: wait C / (c mu - rate). Texts of geometric length are exponential up to a step of a mean of 25."""
+    rows, rate = 3, 2.1
+    rng = np.random.default_rng(4)
+    lengths = rng.geometric(1 / 25, 3000)
+    service = lengths.mean() * 0.04
+    trace = with_lengths(np.full((int(lengths.sum()), 1), -1), lengths.tolist(), width=1)
+    load = rate * service
+    terms = [load**n / math.factorial(n) for n in range(rows)]
+    last = load**rows / math.factorial(rows) / (1 - load / rows)
+    wait = last / (sum(terms) + last) / (rows / service - rate)
+    found = waits(trace, None, rate=rate, rows=rows, step_s=0.04)
+    # The law of the 3000 drawn lengths is not quite geometric: their squared spread is within 5 %.
+    assert close(found["wait"], wait + 0.02, more=0.02 + 0.05 * wait)
+
+
+# --- changes
+
+
+def test_switching_has_a_dead_band():
+    switching = Switching((None, Tree.chain(1), Tree.chain(2)), up=(3, 6), down=(1, 4))
+    seen, way = [], 0
+    for running in (1, 2, 3, 2, 1, 2, 6, 5, 4, 3, 1):
+        way = switching.way(way, running)
+        seen.append(way)
+    assert seen == [0, 0, 1, 1, 0, 0, 2, 2, 1, 1, 0]
+    for up, down, message in (
+        ((3,), (1,), "3 trees need a change between every two"),
+        ((3, 4), (3, 1), r"down\[0\] must be below up\[0\], got 3 and 3"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Switching(switching.trees, up, down)
+    with pytest.raises(UsageError, match="switch_s must be 0 or more"):
+        Switching((None,), switch_s=-1.0)
+
+
+def plan(trees_by_batch, switches=()):
+    one, proof = Estimate(1.0, 1.0, 1.0), Proof("tokens", optimal=False, statement="none")
+    entries = [
+        PlanEntry(batch, Choice("x", tree, one, 0.01, one), None, (), {}, proof)
+        for batch, tree in trees_by_batch.items()
+    ]
+    return Plan(tuple(entries), switches=switches)
+
+
+def test_switching_of_a_plan():
+    one, two = Tree.chain(1), Tree.chain(2)
+    sizes = {4: one, 1: two, 2: two, 8: None}
+    assert Switching.of(plan(sizes)) == Switching((two, one, None), up=(3, 5), down=(2, 4))
+    assert Switching.of(plan(sizes), hysteresis=1, switch_s=0.5) == Switching((two, one, None), (4, 6), (1, 3), 0.5)
+    assert Switching.of(plan({1: two, 2: one}), hysteresis=3).down == (1,)  # one request is as few as there can be
+    told = (Switch(small=2, large=4, up=4, down=1), Switch(small=4, large=8, up=8, down=4))
+    assert Switching.of(plan(sizes, told)) == Switching((two, one, None), up=(4, 8), down=(1, 4))
+    crossed = (Switch(small=2, large=4, up=16, down=2), Switch(small=4, large=8, up=8, down=1))
+    assert Switching.of(plan(sizes, crossed)) == Switching((two, one, None), up=(8, 8), down=(2, 2))
+    assert Switching.of(plan({3: one})) == Switching((one,))
+    grown = plan({1: None})
+    choice = Choice("x", None, Estimate(1, 1, 1), 0.01, Estimate(1, 1, 1), Grown("expand", {}, 4, 2))
+    grown = Plan((PlanEntry(1, choice, None, (), {}, grown.entries[0].proof),))
+    with pytest.raises(UsageError, match="grows a tree at each step at batch 1"):
+        Switching.of(grown)
+
+
+# --- figures
+
+
+def test_figures_by_hand():
+    """One row, steps of 1 s, texts of 2 tokens: 0-2, 2-4 (waited 1), 4-6 (waited 1.5), 8-10 after idling."""
+
+    class Second(Priced):
+        def price(self, batch, tokens, context):
+            return 1.0
+
+    trace = with_lengths(np.full((2, 1), -1), [2], width=1)
+    work = Workload(np.array([0.0, 1.0, 2.5, 8.0]), np.zeros(4, dtype=np.int64), np.full(4, 2))
+    served = serve(trace, work, PLAIN, Second(), rows=1)
+    assert served.timeline.done_s.tolist() == [2, 4, 6, 10]
+    assert served.idle_s.tolist() == [[6, 8]]
+    found = figures(served, slo=Slo(ttft_s=2.0, tpot_s=1.0))
+    assert found["tokens_s"] == 6 / 8
+    assert found["requests_s"] == 3 / 8
+    assert found["piled"] == 0
+    assert found["within"] == 2 / 3  # who came at 0 came with the beginning; the one at 2.5 waited 2.5 s for a token
+    assert found["goodput_s"] == 2 / 8
+    assert found["running"] == 6 / 8
+    assert found["waiting"] == 2.5 / 8
+    assert found["busy"] == 6 / 8
+    assert found["way_0"] == 1
+    assert found["ttft_s_p50"] == 2
+    assert found["itl_s_p99"] == 1
+    late = figures(served, warmup_s=2.0)
+    assert late["tokens_s"] == 4 / 6
+    assert late["within"] == 1
+    with pytest.raises(UsageError, match="warm-up must end before the last arrival at 8 s, got 8 s"):
+        figures(served, warmup_s=8.0)
+
+
+def test_goodput_is_no_more_than_what_a_server_does():
+    """Ten times what it can do arrive, and nobody minds waiting."""
+    trace = with_lengths(np.full((30, 1), -1), [30], width=1)
+    work = Workload(np.arange(1, 101) / 100, np.zeros(100, dtype=np.int64), np.full(100, 30))
+    found = figures(serve(trace, work, PLAIN, Constant(), rows=1), slo=Slo(tpot_s=1e9))
+    assert found["within"] == 1
+    assert found["goodput_s"] == found["requests_s"] < 100
+    assert found["piled"] == (99 - 1 - found["requests_s"]) / 100  # one runs
+
+
+def test_intervals_are_of_what_can_be():
+    """Of few days Student's t goes far; a queue alone may grow by less than nothing."""
+    days = iter([{"within": 1.0, "goodput_s": 0.0, "piled": 0.0}, {"within": 0.2, "goodput_s": 3.0, "piled": 0.1}])
+    found = replicate(lambda rng: next(days), replications=2)
+    assert (found["within"].low, found["within"].high) == (0, 1)
+    assert found["goodput_s"].low == 0
+    assert found["goodput_s"].high > 10
+    assert found["piled"].low < 0
+
+
+def test_goodput_falls_with_the_limits():
+    rng = np.random.default_rng(0)
+    trace = with_lengths(rng.integers(-1, 1, (300, 2)), [30] * 10, width=1)
+    served = serve(
+        trace, drawn(trace, poisson(300, rate=1.0, rng=rng), rng=rng), Switching((Tree.chain(2),)), Constant(), rows=2
+    )
+    shares = [figures(served, slo=Slo(ttft_s=limit))["within"] for limit in (0.01, 0.05, 0.3, 10)]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0, 1)
+
+
+def test_replications_are_reproduced_and_one_has_no_interval():
+    def simulation(rng):
+        return {"x": float(rng.normal())}
+
+    first, again = (replicate(simulation, replications=5, seed=3) for _ in range(2))
+    assert first == again
+    assert first != replicate(simulation, replications=5, seed=4)
+    assert math.isinf(replicate(simulation, replications=1)["x"].high)
+    with pytest.raises(UsageError, match="replications must be at least 1"):
+        replicate(simulation, replications=0)
+
+
+# --- what comes
+
+
+def test_poisson_arrivals_have_their_rate():
+    """The mean of 10 000 exponential gaps is within 5 % (5 standard errors; false alarm 6e-7)."""
+    found = poisson(10_000, rate=4.0, rng=np.random.default_rng(0))
+    assert found[-1] / 10_000 == pytest.approx(0.25, rel=0.05)
+    assert (np.diff(found) > 0).all()
+    for requests, rate in ((0, 1.0), (1, 0.0), (1, math.inf)):
+        with pytest.raises(UsageError, match="arrivals need at least 1 request and a positive rate"):
+            poisson(requests, rate=rate, rng=np.random.default_rng(0))
+
+
+def test_requests_of_a_file(tmp_path):
+    path = tmp_path / "log.jsonl"
+    lines = [{"prompt_tokens": 7, "tokens": 3}, {"prompt_tokens": 9, "tokens": 5}]
+    path.write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    asked = read_requests(path)
+    assert asked.arrived_s is None
+    trace = with_lengths(np.zeros((12, 1)), [2, 4, 6], width=1)
+    work = asked.on(trace, np.arange(5.0), rng=np.random.default_rng(0))
+    assert work.tokens.tolist() == [3, 5, 3, 5, 3]
+    assert work.prompt_tokens.tolist() == [7, 9, 7, 9, 7]
+    assert set(work.request.tolist()) <= {1, 2}
+    assert work.request[1] == work.request[3] == 2
+    with pytest.raises(UsageError, match=r"log\.jsonl: line 3: `tokens` must be at most 4, .*found 5"):
+        asked.on(with_lengths(np.zeros((6, 1)), [2, 4], width=1), np.zeros(2), rng=np.random.default_rng(0))
+    path.write_text("\n".join(json.dumps(line | {"arrived_s": i}) for i, line in enumerate(lines)), "utf-8-sig")
+    assert read_requests(path).arrived_s.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no requests"),
+        ("{", "line 1: not JSON"),
+        ("\n[]", "line 2 must be an object"),
+        ('{"tokens": 3}', "line 1: `prompt_tokens` is missing"),
+        ('{"prompt_tokens": 3, "tokens": 0}', r"line 1: `tokens` must be in 1..2147483648, found 0"),
+        ('{"prompt_tokens": 3, "tokens": 1.5}', "line 1: `tokens` must be an integer, found 1.5"),
+        ('{"prompt_tokens": 3, "tokens": 2, "arrived_s": -1}', "line 1: `arrived_s` must not fall, nor be negative"),
+        (
+            '{"prompt_tokens": 3, "tokens": 2, "arrived_s": 2}\n\n{"prompt_tokens": 3, "tokens": 2, "arrived_s": 1}',
+            "line 3: `arrived_s` must not fall, nor be negative, found 1",
+        ),
+        ('{"prompt_tokens": 3, "tokens": 2, "arrived_s": null}', "line 1: `arrived_s` must be a finite number"),
+        (
+            '{"prompt_tokens": 3, "tokens": 2, "arrived_s": 1}\n{"prompt_tokens": 3, "tokens": 2}',
+            "`arrived_s` must be in all lines or in none, found 1 of 2",
+        ),
+    ],
+)
+def test_broken_files_are_refused(tmp_path, text, message):
+    path = tmp_path / "log.jsonl"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message) as error:
+        read_requests(path)
+    assert str(path) in str(error.value)
+
+
+def test_what_cannot_be_is_refused():
+    trace = with_lengths(np.zeros((5, 1)), [2, 3], width=1)
+    zero = np.zeros(2, dtype=np.int64)
+    for arrived, request, tokens, message in (
+        ([0.0], zero, zero + 1, "arrays of one length"),
+        ([1.0, 0.5], zero, zero + 1, r"arrived_s\[1\] must not fall"),
+        ([-1.0, 0.5], zero, zero + 1, r"arrived_s\[0\] must not fall, nor be negative, got -1"),
+        ([0.0, 0.5], zero, zero, r"tokens\[0\] must be at least 1, got 0"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Workload(np.array(arrived), request, tokens)
+    work = Workload(np.zeros(2), zero, zero + 2)
+    with pytest.raises(UsageError, match="rows must be at least 1, got 0"):
+        serve(trace, work, PLAIN, COST, rows=0)
+    with pytest.raises(UsageError, match="must be among the trace's 2"):
+        serve(trace, Workload(np.zeros(2), zero + 2, zero + 1), PLAIN, COST, rows=1)
+    with pytest.raises(UsageError, match=r"tokens\[0\] must not exceed its text, got 3"):
+        serve(trace, Workload(np.zeros(2), zero, zero + 3), PLAIN, COST, rows=1)
+    with pytest.raises(CostError, match="2 requests came to decode together: batch 2 was not measured"):
+        serve(trace, work, PLAIN, Priced(sizes=frozenset([1])), rows=2)
+    serve(trace, work, PLAIN, Priced(sizes=frozenset([1, 3])), rows=2, pad=True)

@@ -1,0 +1,110 @@
+"""What tokens cost on rented devices: an hour's price over an hour's tokens, and the cheapest of all."""
+
+import json
+
+import pytest
+
+from simulate.whatif.price_per_token import Cheapest, Offer, cheapest
+from simulate.whatif.scenarios import Scenario
+from tests.helpers.command_line import done, refused, run
+from tests.simulate.whatif.test_whatif import files, words  # noqa: F401 - a fixture
+from treeopt.plans.plan import Choice
+from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.tree import Tree
+
+
+def scenario(device, batch, *, plain_s, speedup=1.25, context=512, fits=None):
+    """Where each token is sped up by so much, known to 10 %."""
+    value = Estimate(speedup, 0.9 * speedup, 1.1 * speedup)
+    choice = Choice("chosen tree", Tree.chain(2), value, plain_s, value)
+    return Scenario(device, context, batch, choice, plain_s, 0.5, fits=fits)
+
+
+def test_a_million_tokens_cost_what_the_device_does_meanwhile():
+    """Of 8 sequences in steps of 20 ms: 400 tokens a second, 1.44 million an hour."""
+    here = scenario("x", 8, plain_s=0.02)
+    plain, planned = Offer.plain(here, price=3.6), Offer.planned(here, price=3.6)
+    assert plain.million == Estimate(*[pytest.approx(3.6 / 1.44)] * 3)
+    assert plain.tpot_s == 0.02
+    assert planned.million.value == pytest.approx(3.6 / 1.44 / 1.25)
+    assert planned.tpot_s == pytest.approx(0.02 / 1.25)
+    assert planned.million.high / planned.million.value == pytest.approx(2.718281828**0.1)
+    assert planned.million.low * planned.million.high == pytest.approx(planned.million.value**2)
+
+
+def test_the_cheapest_is_of_what_fits_and_keeps_the_limit():
+    """The fast device costs more an hour; the cheap one is slow, and its largest batch exceeds its memory."""
+    found = [
+        scenario("fast", 8, plain_s=0.01),
+        scenario("fast", 16, plain_s=0.015, speedup=1.0),
+        scenario("cheap", 8, plain_s=0.03),
+        scenario("cheap", 16, plain_s=0.04, fits=False),
+        scenario("cheap", 8, plain_s=0.05, context=8192),
+    ]
+    prices = {"fast": 4.0, "cheap": 1.0}
+    free = {each.context: each for each in cheapest(found, prices)}
+    assert (free[512].planned.device, free[512].planned.batch) == ("cheap", 8)
+    quick = cheapest(found, prices, max_tpot_s=0.02)
+    at = quick[0]
+    assert (at.planned.device, at.planned.batch, at.planned.name) == ("fast", 16, "chosen tree")
+    assert (at.plain.device, at.plain.batch, at.plain.name) == ("fast", 16, "no speculation")
+    assert quick[1] == Cheapest(8192, 0.02, None, None)
+    close = cheapest(found, prices, max_tpot_s=0.01)[0]
+    assert (close.planned.batch, close.plain.batch) == (8, 8)
+    assert close.planned.million.value < close.plain.million.value
+
+
+def test_the_command_prices_every_cell_and_finds_the_cheapest(files):  # noqa: F811
+    settings = ["--batch", "1,64", "--context", "512,8k", "--max-nodes", "9", "--price", "h100=2.5, L40S=0.8"]
+    record = json.loads(done(*words(files, *settings, "--json")).stdout)
+    prices = {"H100 SXM": 2.5, "L40S": 0.8}
+    assert record["meta"]["settings"]["prices"] == prices
+    for cell in record["cells"]:
+        assert cell["million"]["value"] == pytest.approx(prices[cell["device"]] / 3600 / cell["tokens_s"] * 1e6)
+    for best in record["cheapest"]:
+        here = [c for c in record["cells"] if c["context"] == best["context"] and c["fits"]]
+        due = min(here, key=lambda cell: cell["million"]["value"])
+        assert (best["planned"]["device"], best["planned"]["batch"]) == (due["device"], due["batch"])
+        assert best["planned"]["million"] == due["million"]
+        assert best["planned"]["tpot_s"] == pytest.approx(due["step_s"] / due["tau"]["value"])
+        plain = min(here, key=lambda cell: prices[cell["device"]] * cell["plain_s"] / cell["batch"])
+        assert (best["plain"]["device"], best["plain"]["batch"]) == (plain["device"], plain["batch"])
+    shown = done(*words(files, *settings, "--max-tpot-ms", "1e-3")).stdout
+    assert "a million ┃" in shown
+    told = (
+        "Context 8192, at most 0.001 ms a token: tokens are the cheapest on none of these; without speculation on none"
+    )
+    assert told in shown
+    assert "A million tokens: the price of an hour over the tokens of an hour in which every row is busy" in shown
+    free = done(*words(files, "--batch", "1", "--max-nodes", "9")).stdout
+    assert "million" not in free
+
+
+@pytest.mark.parametrize(
+    ("price", "message"),
+    [
+        ("h100=2.5", "--price says nothing of L40S"),
+        ("h100=2.5,l40s=1,h200=3", "--price: H200 is not among the devices of --hardware"),
+        ("h100=2.5,l40s=1,H100 SXM=3", "--price names H100 SXM twice"),
+        ("h100=2.5,h300=1", "--price: hardware must be one of"),
+        ("2.5", "--price takes NAME=PRICE, a number from 1e-06 to 1e+09, such as h100=2.5,l40s=0.9, not '2.5'"),
+        ("2xh100=5,l40s=1", "--price is of one device: name h100, not 2xh100"),
+        ("h100=free,l40s=1", "not 'h100=free'"),
+        ("h100=0,l40s=1", "not 'h100=0'"),
+        ("h100=1e308,l40s=1", "not 'h100=1e308'"),
+        ("h100=nan,l40s=1", "not 'h100=nan'"),
+        ("=1,l40s=1", "not '=1'"),
+    ],
+)
+def test_prices_that_say_nothing_are_refused(files, price, message):  # noqa: F811
+    refused(run(*words(files, "--batch", "1", "--price", price)), message, code=2)
+
+
+def test_a_limit_needs_prices(files):  # noqa: F811
+    refused(run(*words(files, "--max-tpot-ms", "20")), "--max-tpot-ms is of the cheapest way: give --price", code=2)
+
+
+def test_a_device_of_ones_own_has_a_price(files):  # noqa: F811
+    own = ["--bandwidth", "1000", "--flops", "200", "--like", "h100", "--batch", "1", "--max-nodes", "3"]
+    found = done(*words(files, *own, "--price", "Mine=1.5", "--json", hardware="mine"))
+    assert json.loads(found.stdout)["cheapest"][0]["planned"]["device"] == "mine"

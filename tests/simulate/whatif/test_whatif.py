@@ -1,0 +1,527 @@
+"""What-if: each cell is the plan that search makes there, and break-even is where a chain's speedup is 1."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulate.closed_forms.speedup_formulas import expected_tau
+from simulate.model_sizes.drafter_sizes import DrafterShape
+from simulate.model_sizes.hf_config import Shape
+from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
+from simulate.roofline.data_sheets import find_hardware
+from simulate.roofline.roofline_model import Overheads, Roofline
+from simulate.whatif.carry_over import transfer
+from simulate.whatif.scenarios import Scenario, Setting, break_even, explore, limits
+from tests.helpers.command_line import done, refused, run
+from tests.helpers.strategies import drawn_trace
+from tests.simulate.model_sizes.test_hf_config import LLAMA_3_8B
+from treeopt.cost_model import StepShape
+from treeopt.errors import CostError
+from treeopt.planning.search_pipeline import search
+from treeopt.plans.plan import Choice
+from treeopt.plans.plan_json import load_plan
+from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.traces.trace import Trace, load_trace, save_trace
+from treeopt.tree import Tree
+
+L3 = Shape.from_config(LLAMA_3_8B)
+EAGLE = {"drafter": {"kind": "eagle"}}
+
+
+def roofline(device="h100", **how):
+    return Roofline(L3, DrafterShape.eagle(L3), find_hardware(device), **how)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whatif")
+    trace = drawn_trace([[0.6, 0.2], [0.5, 0.1]], [20, 30, 1, 25] * 6, depth=3, rng=np.random.default_rng(0))
+    save_trace(replace(trace, meta=EAGLE), folder / "t.npz")
+    (folder / "config.json").write_text(json.dumps(LLAMA_3_8B), "utf-8")
+    return folder
+
+
+def words(files, *more, hardware="h100,l40s"):
+    return ["whatif", "--trace", files / "t.npz", "--target", files, "--hardware", hardware, *more]
+
+
+@settings(deadline=None)
+@given(alpha=st.floats(0, 1), batch=st.sampled_from([1, 16, 256]), step_s=st.floats(0, 0.05))
+def test_break_even_is_where_a_chain_begins_to_pay(alpha, batch, step_s):
+    cost = roofline(overheads=Overheads(step_s=step_s))
+    plain_s = cost.plain_s(batch=batch)
+    gamma = np.arange(1, 6)
+    tau = expected_tau(alpha=alpha, gamma=gamma)
+    none, every = (
+        cost.step_s([StepShape.of(Tree.chain(k), batch=batch, committed=kept(k)) for k in range(1, 6)])
+        for kept in (lambda k: 1, lambda k: k + 1)
+    )
+    gain = float((tau * plain_s / (none + (every - none) * (tau - 1) / gamma)).max())
+    needed = break_even(cost, batch=batch, depth=5)
+    if abs(gain - 1) > 1e-6:
+        assert (gain > 1) == (needed is not None and alpha >= needed)
+
+
+def test_break_even_of_what_never_pays_or_is_not_covered():
+    assert break_even(roofline(overheads=Overheads(step_s=10)), batch=1, depth=3) is None
+    profile = Profile((BatchTimes(1, 1.0, ((1, 0.25),), ((2, 1.25),)),), (0, 9), 0.0)
+    # a chain of one costs 1.5 plain steps: tau = 1 + alpha
+    assert break_even(profile, batch=1, depth=4) == pytest.approx(0.5, abs=1e-8)
+    moving = Profile((BatchTimes(1, 1.0, ((1, 0.25),), ((2, 1.25),), commit_s=0.2),), (0, 9), 0.0)
+    assert break_even(moving, batch=1, depth=4) == pytest.approx(0.625, abs=1e-8)  # 1 + alpha = 1.5 + 0.2 alpha
+    with pytest.raises(CostError, match="tokens 2 at batch 1"):
+        break_even(Profile((BatchTimes(1, 1.0, ((1, 0.25),), ((3, 1.25),)),), (0, 9), 0.0), batch=1, depth=4)
+
+
+def test_each_cell_is_the_plan_of_a_search(files):
+    trace = load_trace(files / "t.npz")
+    asked = [Setting(name, context, roofline(name)) for name in ("h100", "l40s") for context in (512, 8192)]
+    seen = []
+    found = explore(trace, asked, batch=(1, 64), done=seen.append, max_nodes=15)
+    assert len(seen) == 4
+    assert [(each.device, each.context, each.batch) for each in found[:3]] == [
+        ("h100", 512, 1),
+        ("h100", 512, 64),
+        ("h100", 8192, 1),
+    ]
+    for each in found:
+        plan = search(trace, roofline(each.device), batch=each.batch, context=each.context, max_nodes=15)
+        assert each.choice == plan.entries[0].choice
+        assert each.plain_s == roofline(each.device).plain_s(batch=each.batch, context=each.context)
+
+
+def cell(batch, *, pays=True, low=1.1, device="x"):
+    value = Estimate(1.2, low, 1.3)
+    choice = Choice("any", Tree.chain(1) if pays else None, value, 1.0, value)
+    return Scenario(device, 512, batch, choice, 1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("cells", "due"),
+    [
+        ([cell(1), cell(2), cell(4)], (4, 4)),
+        ([cell(4, pays=False), cell(2, low=0.9), cell(1)], (2, 1)),
+        ([cell(1, pays=False), cell(2)], (None, None)),
+        ([cell(1), cell(2, pays=False), cell(4)], (1, 1)),
+    ],
+)
+def test_where_speculation_stops_paying(cells, due):
+    assert limits(cells) == {("x", 512): due}
+
+
+def test_the_command_prints_what_the_library_finds(files, tmp_path):
+    out = tmp_path / "whatif.json"
+    settings = ["--batch", "1-4,64", "--context", "512,8k", "--max-nodes", "9"]
+    record = json.loads(done(*words(files, *settings, "--json", "--output", out)).stdout)
+    assert record == json.loads(out.read_text("utf-8"))
+    assert record["schema"] == "treeopt.whatif/1"
+    assert [(c["context"], c["batch"]) for c in record["cells"][:8]] == [
+        (context, batch) for context in (512, 8192) for batch in (1, 2, 4, 64)
+    ]
+    trace = load_trace(files / "t.npz")
+    for each in record["cells"]:
+        cost = roofline("h100" if each["device"] == "H100 SXM" else "l40s")
+        (entry,) = search(trace, cost, batch=each["batch"], context=each["context"], max_nodes=9).entries
+        assert (each["tree"] or {"id": None})["id"] == (entry.choice.tree.id if entry.choice.tree else None)
+        assert each["speedup"]["value"] == entry.choice.speedup.value
+        assert each["tau"]["low"] == entry.choice.tau.low
+        assert each["break_even_acceptance"] == break_even(cost, batch=each["batch"], depth=3, context=each["context"])
+    assert [limit["context"] for limit in record["limits"]] == [512, 8192, 512, 8192]
+    shown = done(*words(files, *settings)).stdout
+    assert "Context 8192: speculation pays" in shown
+    assert "Break-even acceptance: of each" in shown
+    assert "nothing was measured" in shown
+    assert "H100 SXM 10% or 25%, L40S 25%" in shown
+
+
+def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
+    here = roofline()
+    rest = here.verify([2, 40], batch=2, context=512).total_s
+    first, later = (float(here.level(1, batch=2, depth=f, context=512).total_s) for f in (0, 1))
+    times = BatchTimes(
+        2, 1.1 * here.plain_s(batch=2), ((1, first), (3, first + 2 * later)), ((2, rest[0]), (40, rest[1]))
+    )
+    profile = Profile((times,), (512, 512), 0.03, {"device": "a machine"})
+    save_profile(profile, tmp_path / "p.json")
+    asked = [
+        "--batch",
+        "2",
+        "--context",
+        "2k",
+        "--profile",
+        tmp_path / "p.json",
+        "--measured-on",
+        "h100",
+        "--max-nodes",
+        "9",
+    ]
+    record = json.loads(done(*words(files, *asked, "--json", hardware="h200")).stdout)
+    carried = transfer(profile, measured_on=here, to=roofline("h200"), context=2048)
+    assert record["cells"][0]["plain_s"] == carried.plain_s(batch=2)
+    told = done(*words(files, *asked, hardware="h200,h200"))
+    assert "different" not in told.stderr
+    assert "means nothing" not in told.stderr
+    assert told.stdout.count("H200 12%") == 1  # 3 % as measured, 10 % carried over, 5 % as runs differ
+    elsewhere = done(
+        *words(files, *asked, "--measured-on", "mi300x", "--like", "h100", "--json", hardware="h200")
+    ).stdout
+    assert json.loads(elsewhere)["cells"][0]["plain_s"] != carried.plain_s(batch=2)
+    save_profile(replace(profile, meta={"device": "cpu, 1 threads"}), tmp_path / "c.json")
+    told = done(*words(files, *asked, "--profile", tmp_path / "c.json", hardware="h200")).stderr
+    assert "Warning: the profile was measured on cpu, 1 threads, not on h100: what is carried over" in told
+    shown = done(*words(files, *asked, hardware="h200")).stdout
+    assert "carried over from a machine" in shown
+    assert "H200 12%" in shown
+    other = {"target": {"name": "other", "weights": "1"}, "drafter": {"kind": "eagle"}}
+    save_profile(replace(profile, meta=other), tmp_path / "p.json")
+    told = done(*words(files, *asked, hardware="h200")).stderr
+    assert "Warning: trace and profile are of different targets or number types" in told
+
+
+def test_a_device_in_ones_own_figures(files):
+    own = ["--bandwidth", "1000", "--flops", "200", "--like", "l40s", "--batch", "1"]
+    record = json.loads(done(*words(files, *own, "--json", hardware="mine")).stdout)
+    assert record["cells"][0]["device"] == "mine"
+    reads = 2 * L3.step_parameters / (1e12 * 0.8)
+    assert reads < record["cells"][0]["plain_s"] < reads + 3e-3
+    assert "mine 25%" in record["conditions"][0]
+
+
+def test_a_folder_of_heads_says_how_many_blocks_they_have(files, tmp_path):
+    asked = ["--batch", "1", "--kind", "medusa", "--max-nodes", "9", "--json"]
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 5, "medusa_num_layers": 1}', "utf-8")
+    like = [json.loads(done(*words(files, *asked, *own)).stdout)["cells"] for own in ([], ["--drafter", tmp_path])]
+    assert like[0] == like[1]
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 5, "medusa_num_layers": 9}', "utf-8")
+    more = json.loads(done(*words(files, *asked, "--drafter", tmp_path)).stdout)["cells"]
+    assert more[0]["step_s"] > like[0][0]["step_s"]
+
+
+@pytest.fixture
+def of_kind(files, tmp_path):
+    """The command's words with a trace that names its drafter so."""
+
+    def write(kind, *more):
+        meta = {} if kind is None else {"drafter": {"kind": kind}}
+        save_trace(replace(load_trace(files / "t.npz"), meta=meta), tmp_path / "t.npz")
+        small = ["--batch", "1", "--max-nodes", "9", "--hardware", "h100"]
+        return ["whatif", "--trace", tmp_path / "t.npz", "--target", files, *small, *more]
+
+    return write
+
+
+def test_the_kind_is_the_traces(of_kind):
+    record = json.loads(done(*of_kind("medusa", "--json")).stdout)
+    told = done(*of_kind("medusa", "--kind", "medusa", "--json"))
+    assert record["cells"] == json.loads(told.stdout)["cells"]
+    assert "of kind" not in told.stderr
+    assert record["meta"]["settings"]["kind"] == "medusa"
+    assert "The drafter is priced as medusa." in record["conditions"]
+    assert "priced as medusa" in done(*of_kind("medusa")).stdout
+    other = done(*of_kind("medusa", "--kind", "eagle", "--json"))
+    assert "Warning: the trace's drafter is of kind medusa, what is priced is eagle" in other.stderr
+    assert json.loads(other.stdout)["cells"] != record["cells"]
+
+
+def test_a_kind_without_a_price_is_refused_unless_another_is_named(of_kind):
+    choices = "one of eagle, eagle3, hydra, language-model, medusa, ngram, prompt-lookup"
+    refused(run(*of_kind("mtp")), "no price is known of a mtp drafter", "--kind", choices, code=2)
+    assert "of kind mtp, what is priced is medusa" in done(*of_kind("mtp", "--kind", "medusa")).stderr
+    refused(run(*of_kind(None)), "the trace does not say its drafter's kind", choices, code=2)
+    refused(run(*of_kind("language-model")), "name its folder with --drafter", code=2)
+
+
+@pytest.mark.parametrize("kind", ["ngram", "prompt-lookup"])
+def test_lookup_takes_the_host_once_and_the_device_never(of_kind, files, tmp_path, kind):
+    """A step is verification and one wait; no weights but the target's are held; carried over it stays as it was."""
+    record = json.loads(done(*of_kind(kind, "--json", "--profiles", tmp_path / "times")).stdout)
+    (cell,) = record["cells"]
+    nothing = replace(roofline(), drafter=DrafterShape.lookup())
+    tree = Tree.from_paths(cell["tree"]["paths"])
+    own = nothing.verify(1 + tree.nodes, batch=1, context=512).total_s + Overheads().level_s
+    assert cell["step_s"] == pytest.approx(float(own), rel=2e-3)  # what is kept is moved besides
+    assert nothing.weights_bytes(heads=3) == pytest.approx(nothing.target.parameters * 2)
+    (table,) = load_profile(tmp_path / "times" / "h100-sxm.json").batches
+    assert [seconds for _, seconds in table.draft] == [Overheads().level_s] * 3
+    here = replace(table, draft=((1, 3e-4), (3, 4e-4)), widths=((1, 0.0), (4, 1e-5)))
+    profile = Profile((here,), (512, 512), 0.01)
+    (there,) = transfer(profile, measured_on=nothing, to=replace(nothing, device=find_hardware("l40s"))).batches
+    assert there.draft == here.draft
+    assert there.widths == here.widths
+    assert there.plain_s > here.plain_s
+    refused(run(*of_kind(kind, "--draft-bytes", "1")), f"--draft-bytes is of a model's sizes, {kind} has none", code=2)
+    refused(run(*of_kind(kind, "--drafter", files)), f"--drafter is of a model's sizes, {kind} has none", code=2)
+
+
+def test_hydra_is_priced_as_its_configuration_says(of_kind, tmp_path):
+    large = LLAMA_3_8B | {"hidden_size": 8192, "num_attention_heads": 64}
+    (tmp_path / "config.json").write_text(json.dumps(large), "utf-8")
+    other = done(*of_kind("hydra", "--json", "--drafter", tmp_path)).stderr
+    assert "the drafter's hidden size is 8192, the target's 4096" in other
+    assert "no prefix layer" in other
+    found = done(*of_kind("hydra", "--json"))
+    assert "hydra is priced as four heads of one layer and no prefix layer" in found.stderr
+    (tmp_path / "config.json").write_text('{"hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"}', "utf-8")
+    plus = done(*of_kind("hydra", "--json", "--drafter", tmp_path))
+    assert "no prefix layer" not in plus.stderr
+    (cell,), (dearer,) = (json.loads(each.stdout)["cells"] for each in (found, plus))
+    assert dearer["speedup"]["value"] < cell["speedup"]["value"]
+
+
+def test_an_engine_takes_what_it_runs(of_kind, tmp_path):
+    """vLLM runs chains alone; its export of the plan has nothing to replace."""
+    free, (cell,) = (
+        json.loads(done(*of_kind("eagle", "--json", *more)).stdout)["cells"]
+        for more in ([], ["--engine", "vllm", "--plans", tmp_path / "p"])
+    )
+    assert free[0]["tree"]["nodes"] > free[0]["tree"]["depth"]
+    assert cell["tree"]["nodes"] == cell["tree"]["depth"]
+    assert cell["speedup"]["value"] < free[0]["speedup"]["value"]
+    exported = done(
+        "export", tmp_path / "p" / "h100-sxm-512.json", "--format", "vllm", "--method", "eagle", "--model", "d"
+    )
+    assert json.loads(exported.stdout)["num_speculative_tokens"] == cell["tree"]["depth"]
+    assert "gave way" not in exported.stderr
+    assert "Only trees that vLLM" in done(*of_kind("eagle", "--engine", "vllm")).stdout
+    refused(run(*of_kind("eagle", "--engine", "none")), "--engine", code=2)
+
+
+def test_a_quantised_config_needs_the_bytes_of_its_weights(files, tmp_path):
+    awq = LLAMA_3_8B | {"quantization_config": {"quant_method": "awq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(awq), "utf-8")
+    asked = ["--batch", "1", "--max-nodes", "9", "--json"]
+    said = "quantization_config says that weights are quantised (quant_method awq)"
+    of_target = ["whatif", "--trace", files / "t.npz", "--target", tmp_path, "--hardware", "h100", *asked]
+    refused(run(*of_target), said, "--weight-bytes", code=2)
+    (cell,) = json.loads(done(*of_target, "--weight-bytes", "0.5").stdout)["cells"]
+    assert cell["plain_s"] == roofline(weight_bytes=0.5).plain_s(batch=1)
+    wide = json.loads(done(*of_target, "--weight-bytes", "4").stdout)["meta"]["settings"]
+    assert (wide["weight_bytes"], wide["draft_bytes"]) == (4, 4)
+    of_drafter = words(files, *asked, "--drafter", tmp_path, hardware="h100")
+    refused(run(*of_drafter), said, "--draft-bytes", code=2)
+    assert json.loads(done(*of_drafter, "--draft-bytes", "0.5").stdout)["meta"]["settings"]["draft_bytes"] == 0.5
+
+
+def test_contexts_beyond_the_target_s_are_warned_of(files, tmp_path):
+    config = LLAMA_3_8B | {"max_position_embeddings": 8192, "rope_scaling": None}
+    asked = ["whatif", "--trace", files / "t.npz", "--target", tmp_path, "--hardware", "h100", "--max-nodes", "9"]
+    asked += ["--batch", "1", "--context", "8k,16k,32k", "--json"]
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    found = done(*asked)
+    said = "context 16384, 32768"
+    assert f"Warning: {said}" in found.stderr
+    assert [said in warning for warning in json.loads(found.stdout)["warnings"]].count(True) == 1
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_scaling": yarn}), "utf-8")
+    assert "built for" not in done(*asked).stderr
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": "long"}), "utf-8")
+    refused(run(*asked), "config.json", "max_position_embeddings")
+
+
+def test_what_exceeds_the_memory_does_not_fit_and_does_not_pay(files):
+    asked = ["--batch", "32,64", "--context", "8k", "--max-nodes", "9"]
+    weights = 2 * (L3.parameters + 2 * L3.hidden**2 + L3.layer_parameters)
+    keys = 8192 * 2 * (L3.layers + 1) * L3.kv_heads * L3.head_dim * 2
+    assert weights + 32 * keys < 80 * 2**30 < weights + 64 * keys
+    record = json.loads(done(*words(files, *asked, "--json", hardware="h100,h200")).stdout)
+    assert [cell["fits"] for cell in record["cells"]] == [True, False, True, True]
+    assert [cell["name"].startswith("does not fit") for cell in record["cells"]] == [False, True, False, False]
+    assert record["cells"][3]["tree"] is not None
+    assert [limit["pays_up_to"] for limit in record["limits"]] == [32, 64]
+    shown = done(*words(files, *asked, hardware="h100")).stdout
+    assert "does not fit (" in shown
+    assert "speculation pays up to batch 32" in shown
+    assert "What does not fit is priced as if it did, and not counted as paying" in shown
+    none = done(*words(files, "--batch", "64", "--context", "8k", "--max-nodes", "9", hardware="h100")).stdout
+    assert "Context 8192: no batch size fits." in none
+    own = ["--bandwidth", "1000", "--flops", "200", "--like", "h100", "--batch", "64", "--max-nodes", "9"]
+    (cell,) = json.loads(done(*words(files, *own, "--json", hardware="mine")).stdout)["cells"]
+    assert cell["fits"] is None
+    assert "not fit" not in cell["name"]
+    told = done(*words(files, *own[:-4], "--batch", "1,64", "--max-nodes", "9", hardware="mine")).stdout
+    assert "mine: its memory is not known" in told
+    assert "Memory: weights" not in told  # nothing was looked at
+    for memory, fits in ((10, False), (1000, True)):
+        found = done(*words(files, *own, "--memory", memory, "--json", hardware="mine"))
+        assert [cell["fits"] for cell in json.loads(found.stdout)["cells"]] == [fits]
+    refused(run(*words(files, "--memory", "80")), "--memory", "--bandwidth", code=2)
+
+
+def test_several_devices_share_a_target_that_one_cannot_hold(tmp_path, files):
+    """70B in bf16: 141 GB do not fit 80; an hour of four devices costs four times as much."""
+    large = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B | large), "utf-8")
+    asked = ["whatif", "--trace", files / "t.npz", "--target", tmp_path, "--hardware", "h100,4xH100", "--batch", "1"]
+    asked += ["--max-nodes", "9", "--price", "h100=2.5", "--json"]
+    asked += ["--plans", tmp_path / "p", "--profiles", tmp_path / "s"]
+    record = json.loads(done(*asked).stdout)
+    one, four = record["cells"]
+    assert (one["device"], one["fits"]) == ("H100 SXM", False)
+    assert (four["device"], four["fits"]) == ("4 x H100 SXM", True)
+    assert record["meta"]["settings"]["prices"] == {"H100 SXM": 2.5, "4 x H100 SXM": 10}
+    assert record["cheapest"][0]["planned"]["device"] == "4 x H100 SXM"
+    assert four["million"]["value"] == pytest.approx(10 / 3600 / four["tokens_s"] * 1e6)
+    assert one["plain_s"] / 4 < four["plain_s"] < one["plain_s"] / 2
+    assert four["relative_error"] == 0.25
+    assert any("4 x H100 SXM share every layer" in condition for condition in record["conditions"])
+    assert record["meta"]["costs"][1]["link"]["latency_s"] == find_hardware("h100").link.latency_s
+    assert load_plan(tmp_path / "p" / "4-x-h100-sxm-512.json").entries[0].choice.name == four["name"]
+    assert load_profile(tmp_path / "s" / "4-x-h100-sxm.json").meta["device"] == "4 x H100 SXM"
+    assert "share every layer" not in done(*words(files, "--batch", "1", "--max-nodes", "3", hardware="h100")).stdout
+    refused(
+        run(*words(files, hardware="2xl40s")),
+        "--hardware 2xl40s: L40S: how fast several exchange is not known",
+        "--link",
+    )
+    refused(run(*words(files, hardware="16xh100")), "--hardware 16xh100: devices must be 1 to 8, those of one node")
+    refused(run(*words(files, hardware="3xh100")), "--hardware 3xh100: target: 3 devices cannot share 32 query heads")
+
+
+def test_an_exchange_that_is_not_known_is_given(files):
+    asked = ["--batch", "1", "--max-nodes", "3", "--json"]
+    cells = [
+        json.loads(done(*words(files, *asked, "--link", link, hardware="2xl40s,2xh100")).stdout)["cells"]
+        for link in ("20,25", "20, 50")
+    ]
+    sums = 2 * 32 + 1  # of the layers, and the logits
+    assert cells[1][0]["plain_s"] - cells[0][0]["plain_s"] == pytest.approx(sums * 25e-6)
+    assert cells[1][1] == cells[0][1]  # the H100's is known
+    for link in ("20", "20,25,3", "fast,25", "0,25", "20,nan", "1e7,1"):
+        refused(
+            run(*words(files, "--link", link, hardware="2xl40s")),
+            "--link takes GB/s and microseconds, numbers from 1e-06 to 1e+06",
+            f"not '{link}'",
+            code=2,
+        )
+    record = json.loads(done(*words(files, *asked, "--link", "20,25", hardware="2xl40s")).stdout)
+    assert any("exchange: given by the user, 20 GB/s and 25 us" in condition for condition in record["conditions"])
+    for hardware in ("l40s", "2xh100"):
+        refused(run(*words(files, "--link", "20,25", hardware=hardware)), "--link means nothing here", code=2)
+
+
+def test_the_link_is_of_the_devices_that_were_measured_too(files, tmp_path):
+    there = roofline("l40s")
+    rest = there.verify([2, 20], batch=1, context=512).total_s
+    times = BatchTimes(1, there.plain_s(batch=1), ((1, 1e-3), (3, 2e-3)), ((2, rest[0]), (20, rest[1])))
+    save_profile(Profile((times,), (512, 512), 0.03, {"device": "2 x L40S"}), tmp_path / "p.json")
+    asked = ["--batch", "1", "--max-nodes", "9", "--profile", tmp_path / "p.json", "--measured-on", "2xl40s", "--json"]
+    linked = json.loads(done(*words(files, *asked, "--link", "20,25", hardware="2xh100")).stdout)
+    assert linked["cells"][0]["plain_s"] < times.plain_s
+    refused(run(*words(files, *asked, hardware="2xh100")), "--measured-on 2xl40s: L40S: how fast several exchange")
+
+
+def test_warnings_of_the_searches_are_told_once(files):
+    asked = ["--batch", "1,2", "--max-nodes", "9", "--json"]
+    due = search(load_trace(files / "t.npz"), roofline(), batch=(1, 2), context=512, max_nodes=9).warnings
+    assert due
+    result = done(*words(files, *asked))
+    assert json.loads(result.stdout)["warnings"] == list(due)
+    assert [result.stderr.count(f"Warning: {each}.") for each in due] == [1] * len(due)
+
+
+@pytest.mark.parametrize(
+    ("words_of", "message"),
+    [
+        ({"weight-bytes": "1e308"}, "weight_bytes must be above 0 and at most 1024, got 1e+308"),
+        ({"kv-bytes": "1e308"}, "kv_bytes must be above 0 and at most 1024, got 1e+308"),
+        ({"bandwidth": "1e308", "flops": "1", "like": "h100"}, "bandwidth must be a finite number from 1 to 1e+30"),
+        ({"bandwidth": "1", "flops": "1e-308", "like": "h100"}, "flops must be a finite number from 1 to 1e+30"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_absurd_figures_are_refused_before_they_overflow(files, words_of, message):
+    asked = [word for name, value in words_of.items() for word in (f"--{name}", value)]
+    refused(run(*words(files, *asked, "--batch", "1", hardware="h100")), message)
+
+
+def test_the_largest_figures_that_are_taken_are_computed_with(files):
+    """Warnings of numpy are errors here."""
+    largest = ["--weight-bytes", "1024", "--kv-bytes", "1024", "--batch", "1,2147483648", "--context", "2147483648"]
+    slowest = ["--bandwidth", "1e-9", "--flops", "1e-12", "--like", "h100"]
+    fastest = ["--bandwidth", "1e21", "--flops", "1e18", "--like", "h100", "--weight-bytes", "1e-308"]
+    for asked in ([*largest, *slowest], [*fastest, "--batch", "1", "--kv-bytes", "1e-308"]):
+        record = json.loads(done(*words(files, *asked, "--max-nodes", "9", "--json", hardware="mine")).stdout)
+        assert all(np.isfinite([cell["step_s"], cell["speedup"]["value"]]).all() for cell in record["cells"])
+
+
+def test_what_cannot_be_is_refused(files, tmp_path):
+    refused(run(*words(files, hardware="h300")), "hardware must be one of A6000", "got 'h300'")
+    refused(run(*words(files, hardware="mi300x")), "MI300X: no constants are known", "say which device it is like")
+    refused(run(*words(files, "--bandwidth", "1000")), "--bandwidth and --flops need each other", code=2)
+    refused(run(*words(files, "--bandwidth", "1", "--flops", "1")), "describe one device", code=2)
+    for wrong in ("inf", "1e300"):
+        own = ["--bandwidth", "1", "--flops", "1", "--like", "h100", "--memory", wrong]
+        refused(run(*words(files, *own, hardware="mine")), "--memory", code=2)
+    refused(run(*words(files, "--price", "h100=1,l40s=1", "--max-tpot-ms", "inf")), "inf is no finite number", code=2)
+    refused(run(*words(files, "--measured-on", "h100")), "--profile and --measured-on need each other", code=2)
+    refused(
+        run(*words(files, "--like", "h200")), "--like means nothing here: the constants of h100,l40s are known", code=2
+    )
+    for spoilt in ("0", "8-1", "many", "1,,2", "-3", "9" * 400, "2147483649", "4194304k"):
+        refused(
+            run(*words(files, f"--context={spoilt}")), "is not a list of context lengths, whole numbers in 1..", code=2
+        )
+    refused(run(*words(tmp_path)), "t.npz")
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}', "utf-8")
+    asked = ["whatif", "--trace", files / "t.npz", "--hardware", "h100", "--target", tmp_path]
+    refused(run(*asked), "config.json: model_type must be one of arcee", "got 'mamba'")
+    trace = load_trace(files / "t.npz")
+    drawn = Trace(trace.request, trace.position, trace.rank, trace.width, EAGLE | {"verification": "sequoia"})
+    save_trace(drawn, tmp_path / "drawn.npz")
+    refused(
+        run("whatif", "--trace", tmp_path / "drawn.npz", "--hardware", "h100", "--target", files), "rule sequoia draws"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        ("eagle", {}, None),
+        ("eagle", {"hidden_size": 2048}, "the drafter's hidden size is 2048, the target's 4096"),
+        ("eagle", {"vocab_size": 32000}, "the drafter knows 32000 tokens, the target 128256"),
+        ("eagle3", {}, "its head is priced over all 128256 tokens"),
+        ("eagle3", {"draft_vocab_size": 32000}, None),
+    ],
+)
+def test_a_drafter_of_other_sizes_is_warned_of(files, tmp_path, kind, changes, said):
+    config = json.loads((files / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config | changes), "utf-8")
+    asked = ["--kind", kind, "--drafter", tmp_path / "config.json", "--batch", "1", "--max-nodes", "3"]
+    found = done(*words(files, *asked, hardware="h100"))
+    own = [line for line in found.stderr.splitlines() if "the drafter" in line or "its head" in line]
+    assert len(own) == (said is not None)
+    if said:
+        assert said in own[0]
+
+
+def test_a_trace_of_drawn_candidates_is_drawn_from(files, tmp_path):
+    """As by `search`: ranks that the rule might have kept, and trees that it verifies."""
+    trace = load_trace(files / "t.npz")
+    kept = np.zeros((*trace.rank.shape, trace.width), dtype=np.float16)
+    kept[trace.rank >= 0, 0] = 0.7
+    meta = {**trace.meta, "verification": "leviathan", "temperature": 1.0}
+    save_trace(replace(trace, kept=kept, meta=meta), tmp_path / "t.npz")
+    asked = ["whatif", "--trace", tmp_path / "t.npz", "--target", files, "--hardware", "h100", "--batch", "1", "--json"]
+    (cell,) = json.loads(done(*asked).stdout)["cells"]
+    assert cell["tree"]["nodes"] == cell["tree"]["depth"]
+
+
+def test_plans_are_written_for_engines(files, tmp_path):
+    """One a device and context, as `search` makes it with that cost; an engine's export reads it."""
+    folder = tmp_path / "plans"
+    asked = ["--batch", "1,2", "--context", "512,8k", "--max-nodes", "3", "--plans", folder]
+    done(*words(files, *asked))
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["h100-sxm-512.json", "h100-sxm-8192.json", "l40s-512.json", "l40s-8192.json"]
+    plan = load_plan(folder / "h100-sxm-8192.json")
+    due = search(load_trace(files / "t.npz"), roofline(), batch=(1, 2), context=8192, max_nodes=3, compare={})
+    assert [e.choice.tree for e in plan.entries] == [e.choice.tree for e in due.entries]
+    assert [e.choice.speedup for e in plan.entries] == [e.choice.speedup for e in due.entries]
+    found = done("export", folder / "h100-sxm-512.json", "--format", "sglang", "--batch", "1", "--nearest", "chain")
+    assert found.stdout
+    done(*words(files, *asked))  # into a folder that is there
+    refused(run(*words(files, *asked[:-1], tmp_path / "no" / "plans")), "--plans", "there is no folder", code=2)

@@ -1,0 +1,342 @@
+"""The house as design.md §3 draws it: who may import whom, what importing loads, what things are called."""
+
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import treeopt
+from simulate.profiles.profile import BatchTimes, Profile, save_profile
+from tests.helpers.strategies import drawn_trace
+from treeopt.cli import COMMANDS
+from treeopt.traces.trace import save_trace
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGES = ("treeopt", "simulate", "executor")
+
+# The room rule: a room imports rooms that stand before it, in its own package or in one before; never a later one.
+ROOMS = """
+treeopt: errors storage tree statistics traces traces.importers tree_files policies cost_model constraints replay
+    searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees plans planning engines report
+simulate: model_sizes roofline profiles closed_forms runs validation whatif
+executor: device prompts verification target drafters models checkpoints.tensors checkpoints decoding recording
+    profiling validation train train.shipped
+"""
+ROOF = (
+    "treeopt",
+    "treeopt.cli",
+    "treeopt.cli.options",
+    "treeopt.cli.commands",
+)  # imports every room; no room imports it
+EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft"}
+# Loaded inside functions, where they are needed: each takes 0.1 s to seconds.
+LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft", "simpy"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name: `module` is what the statement names, `inside` whether it stands in a function."""
+
+    module: str
+    name: str | None
+    inside: bool
+    level: int
+    types_only: bool = False
+
+    @property
+    def top(self) -> str:
+        return self.module.split(".")[0]
+
+
+class Imports(ast.NodeVisitor):
+    """Collects imports wherever they stand, also inside functions and for types alone."""
+
+    def __init__(self) -> None:
+        self.found: list[Import] = []
+        self.depth = 0
+        self.typing = 0
+
+    def visit_If(self, node: ast.If) -> None:
+        types = ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+        self.typing += types
+        for child in node.body:
+            self.visit(child)
+        self.typing -= types
+        for child in node.orelse:
+            self.visit(child)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.depth += 1
+        self.generic_visit(node)
+        self.depth -= 1
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Import(self, node: ast.Import) -> None:
+        self.found += [Import(alias.name, None, self.depth > 0, 0, self.typing > 0) for alias in node.names]
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        inside = self.depth > 0
+        self.found += [
+            Import(node.module or "", alias.name, inside, node.level, self.typing > 0) for alias in node.names
+        ]
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """`import_module("name")` and `__import__("name")` are imports too."""
+        called, words = ast.unparse(node.func), node.args
+        if called.split(".")[-1] in ("import_module", "__import__") and isinstance(words[0], ast.Constant):
+            self.found.append(Import(str(words[0].value), None, self.depth > 0, 0))
+        self.generic_visit(node)
+
+
+def imports_of(source: str) -> list[Import]:
+    visitor = Imports()
+    visitor.visit(ast.parse(source))
+    return visitor.found
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the three packages: dotted name -> file."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def sources() -> dict[str, str]:
+    return {name: path.read_text("utf-8") for name, path in modules().items()}
+
+
+def all_imports() -> Iterator[tuple[str, Import]]:
+    for name, source in sources().items():
+        for found in imports_of(source):
+            yield name, found
+
+
+def own_imports() -> Iterator[tuple[str, str]]:
+    """(importer, imported) among our modules; a name of a package that is a module stands for that module."""
+    for name, found in all_imports():
+        if found.top in PACKAGES:
+            member = f"{found.module}.{found.name}"
+            yield name, member if member in modules() else found.module
+
+
+# --- import direction
+
+
+def test_imports_are_found_wherever_they_stand():
+    source = """
+import torch
+from treeopt import tree
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    import pandas
+else:
+    import scipy
+def f():
+    from executor.decoding.decoder import Decoder
+    class C:
+        async def g(self):
+            import matplotlib.pyplot as plt
+            importlib.import_module("ortools.sat")
+from . import near
+"""
+    assert imports_of(source) == [
+        Import("torch", None, False, 0),
+        Import("treeopt", "tree", False, 0),
+        Import("typing", "TYPE_CHECKING", False, 0),
+        Import("pandas", None, False, 0, True),
+        Import("scipy", None, False, 0),
+        Import("executor.decoding.decoder", "Decoder", True, 0),
+        Import("matplotlib.pyplot", None, True, 0),
+        Import("ortools.sat", None, True, 0),
+        Import("", "near", False, 1),
+    ]
+
+
+def rooms() -> list[str]:
+    """All rooms in the order of import; a package's root is a room of its own, before its other rooms."""
+    ordered = []
+    for line in re.split(r"\n(?=\w)", ROOMS.strip()):
+        package, names = line.split(":")
+        ordered += [f"{package}.{name}" for name in names.split()]
+    return [*ordered, "simulate", "executor", *ROOF]
+
+
+def room_of(module: str) -> str:
+    """The folder of a module; a module in the root of treeopt is a room of its own."""
+    folder = module if modules()[module].name == "__init__.py" else module.rpartition(".")[0]
+    return module if folder == "treeopt" else folder
+
+
+def test_every_folder_is_a_room_and_every_room_a_folder():
+    assert sorted({room_of(name) for name in modules()}) == sorted(rooms())
+
+
+def test_rooms_import_only_rooms_before_them():
+    place = {name: number for number, name in enumerate(rooms())}
+    wrong = {
+        (name, other)
+        for name, other in own_imports()
+        if place[room_of(other)] > place[room_of(name)] and not (room_of(name) in ROOF and room_of(other) in ROOF)
+    }
+    assert sorted(wrong) == []
+
+
+def test_no_module_lies_on_a_circle_of_imports():
+    """Imports inside functions count."""
+    graph = {name: set() for name in modules()}
+    for name, other in own_imports():
+        if (name, other) == ("treeopt.traces.trace_checks", "treeopt.traces.trace"):
+            continue  # for its types alone
+        if other != name and modules()[other].name != "__init__.py":
+            graph[name].add(other)
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_rooms_hold_at_most_fifteen_files():
+    crowded = Counter(path.parent for path in modules().values())
+    assert [(str(folder), count) for folder, count in crowded.items() if count > 15] == []
+
+
+def test_no_two_modules_share_a_name():
+    """But drafters, engines and commands, which are named after what they are."""
+    may = ("treeopt.engines.", "treeopt.cli.commands.", "executor.drafters.", "executor.checkpoints.")
+    named = defaultdict(list)
+    for name, path in modules().items():
+        if path.name != "__init__.py" and not name.startswith(may):
+            named[path.stem].append(name)
+    assert [names for names in named.values() if len(names) > 1] == []
+
+
+def test_there_are_no_relative_imports():
+    assert [(name, found) for name, found in all_imports() if found.level] == []
+
+
+def test_only_the_executor_imports_torch_and_its_family():
+    wrong = {
+        (name, found.module) for name, found in all_imports() if found.top in EXECUTOR_ONLY and not found.types_only
+    }
+    assert sorted((name, module) for name, module in wrong if not name.startswith("executor")) == []
+
+
+def test_matplotlib_is_imported_only_by_functions_of_the_report():
+    wrong = [
+        (name, found)
+        for name, found in all_imports()
+        if found.top == "matplotlib"
+        and not found.types_only
+        and not (found.inside and name.startswith("treeopt.report"))
+    ]
+    assert wrong == []
+
+
+def test_slow_libraries_are_imported_inside_functions():
+    assert [(name, f.module) for name, f in all_imports() if f.top in LAZY and not f.inside and not f.types_only] == []
+
+
+# --- what importing and searching load
+
+
+def python(code: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        check=False,
+    )
+
+
+def test_importing_treeopt_loads_nothing_heavy_and_prints_nothing(tmp_path):
+    code = "import sys, treeopt; sys.exit(sorted(set(sys.argv[1:]) & set(sys.modules)) or None)"
+    heavy = ("torch", "transformers", "ortools", "pandas", "matplotlib", "rich", "scipy.stats")
+    done = python(code, *heavy, cwd=tmp_path)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_searching_loads_nothing_heavy(tmp_path):
+    rng = np.random.default_rng(0)
+    save_trace(drawn_trace([[0.6, 0.2]], [20] * 6, depth=3, rng=rng), tmp_path / "t.npz")
+    times = BatchTimes(1, 0.01, ((1, 1e-3), (3, 2e-3)), ((2, 0.01), (64, 0.02)))
+    save_profile(Profile((times,), (0, 100), 0.02), tmp_path / "p.json")
+    code = """
+import sys
+from treeopt.cli import main
+words = ["search", "--trace", "t.npz", "--profile", "p.json", "--batch", "1", "--output", "plan.json"]
+for more in (["--method", "renewal"], ["--method", "best-first", "--json"], ["--method", "hydra"]):
+    try:
+        main(words + more)
+    except SystemExit as end:
+        if end.code:
+            raise
+print("searched three times")
+loaded = sorted(set(sys.argv[1:]) & set(sys.modules))
+sys.exit("loaded " + " ".join(loaded) if loaded else 0)
+"""
+    done = python(code, "torch", "transformers", "ortools", "pandas", "matplotlib", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("chosen tree") == 3
+    assert done.stdout.endswith("searched three times\n")
+    assert (tmp_path / "plan.json").stat().st_size > 0
+
+
+# --- what things are called
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_every_module_says_what_it_knows(name):
+    summary = (ast.get_docstring(ast.parse(sources()[name])) or "").split("\n\n")[0].replace("\n", " ")
+    assert summary.endswith("."), f"{name} opens with {summary!r}"
+    assert len(summary) > 20
+
+
+def test_no_module_is_called_after_nothing():
+    vague = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}
+    assert [name for name in modules() if vague & set(name.split("."))] == []
+
+
+def test_only_commands_are_named_like_their_module():
+    named = set()
+    for name, source in sources().items():
+        last = name.split(".")[-1]
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == last:
+                named.add(name)
+    commands = {module for command, module in COMMANDS.items() if module.split(".")[-1] == command}
+    assert named == commands
+
+
+def test_treeopt_exposes_what_it_says():
+    public = {
+        name for name, value in vars(treeopt).items() if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert public == set(treeopt.__all__)
+    assert list(treeopt.__all__) == sorted(treeopt.__all__)
+    assert all((getattr(treeopt, name).__doc__ or "").strip() for name in treeopt.__all__)
+
+
+def test_what_treeopt_exposes_is_no_module():
+    """`treeopt.search` is the function even after a module of that name could have taken its place."""
+    for name in modules():
+        if name.startswith("treeopt"):
+            importlib.import_module(name)
+    assert [name for name in treeopt.__all__ if isinstance(getattr(treeopt, name), ModuleType)] == []

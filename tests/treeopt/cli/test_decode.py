@@ -1,0 +1,836 @@
+"""`treeopt decode` as people meet it: texts, records, interruptions, refusals; every lossless way writes one text."""
+
+import errno
+import json
+import os
+import pty
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from executor.target.load_hf_model import TextStream, load_target, load_tokenizer
+from executor.target.target_model import Target
+from executor.verification.acceptance_rules import RULES as ALL_RULES
+from simulate.profiles.profile import load_profile, save_profile
+from tests.helpers.command_line import (
+    COLLECT,
+    HEADS,
+    MODELS,
+    error_of,
+    files,
+    inputs,
+    one_line,
+    read_json,
+    refused,
+    run,
+    small_profile,
+    small_trace,
+    write_drafter,
+    write_prompts,
+    write_target,
+)
+from tests.helpers.models import generated
+from tests.helpers.slow_growth import POLICIES
+from treeopt.cli import main
+from treeopt.cli.options.decoded_output import SCHEMA
+from treeopt.cli.options.matching_files import warn_of_others
+from treeopt.cli.options.verification_rule import RULES
+from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
+from treeopt.plans.plan_json import load_plan, save_plan
+from treeopt.policies.policy_json import identity
+from treeopt.report.plan_tables import show_plan
+from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.storage.json_lines import appended, read_lines
+from treeopt.storage.json_records import RecordError
+from treeopt.traces.trace import load_trace, save_trace
+
+ROOT = Path(__file__).parent.parent.parent.parent
+TEXTS = [f"{'ab cd ef gh ij '[: 5 + 2 * n]}{n}" for n in range(5)] + ["a"]
+NEW = 12
+TREE = "[[0,0,0],[0,1],[1,0],[2]]"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    """As in test_cli: no git, one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("treeopt.storage.provenance._commit", lambda: "none")
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A folder with `target`, `drafter` (heads), `other` (another model) and `prompts.jsonl`; not to be written to."""
+    folder = tmp_path_factory.mktemp("tiny")
+    write_target(folder / "target")
+    write_drafter(folder / "drafter")
+    shutil.copytree(folder / "target", folder / "other")
+    tensors = load_file(folder / "other" / "model.safetensors")
+    noise = torch.Generator().manual_seed(5)
+    tensors = {name: t + 0.03 * torch.randn(t.shape, generator=noise) for name, t in tensors.items()}
+    save_file(tensors, folder / "other" / "model.safetensors", metadata={"format": "pt"})
+    write_prompts(folder / "prompts.jsonl", TEXTS)
+    return folder
+
+
+def decode(tiny, *more, **other):
+    """The command with the tiny models; `drafter=None` leaves the drafter out."""
+    words = inputs(tiny, **other)
+    if other.get("drafter", "") is None:
+        place = words.index("--drafter")
+        del words[place : place + 2]
+    return run("decode", *words, "--new-tokens", NEW, *more)
+
+
+def decoded(tiny, *more, **other):
+    """Its JSON."""
+    result = decode(tiny, *more, "--json", **other)
+    assert result.exit_code == 0, result.stderr
+    return read_json(result.stdout)
+
+
+def texts(record):
+    """Tokens by request."""
+    return {each["request"]: each["tokens"] for each in record["requests"]}
+
+
+@pytest.fixture(scope="module")
+def plain(tiny):
+    """What the target writes by itself."""
+    return decoded(tiny, drafter=None)
+
+
+def output_of(path):
+    """The head and the records of an output, none of them torn."""
+    assert path.read_bytes().endswith(b"\n")
+    head, *records = map(read_json, path.read_text("utf-8").splitlines())
+    return head, records
+
+
+# --- one text, whatever the way
+
+
+def test_plain_decoding_is_hugging_faces(tiny, plain):
+    target = load_target(tiny / "target")
+    tokenizer = load_tokenizer(tiny / "target", vocabulary=target.vocabulary)
+    for number, text in enumerate(TEXTS):
+        assert texts(plain)[number] == generated(target.model, tokenizer(text)["input_ids"], NEW)
+    assert plain["meta"]["tree"] == []
+    assert "drafter" not in plain["meta"]
+
+
+WAYS = {
+    "chain": ("--tree", "3"),
+    "tree": ("--tree", TREE),
+    "batch": ("--tree", TREE, "--batch", "4"),
+    "more rows than requests": ("--tree", TREE, "--batch", "9"),
+    "dynamic": ("--dynamic", "nodes=7,depth=3,beam=3"),
+    "sure": ("--dynamic", "nodes=7,depth=3,beam=3,min_probability=0.05", "--batch", "3"),
+    "budget": ("--dynamic", "nodes=7,depth=3,beam=3,width=2,budget=9", "--batch", "3"),
+    "threshold": ("--dynamic", "nodes=7,depth=3,beam=3,width=4,threshold=0.2", "--batch", "3"),
+}
+
+
+@pytest.mark.parametrize("drafter", ["drafter", "other"])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_every_way_writes_what_the_target_writes(tiny, plain, way, drafter):
+    found = decoded(tiny, *way, drafter=tiny / drafter)
+    assert texts(found) == texts(plain)
+    assert [each["end"] for each in found["requests"]].count("length") == sum(
+        len(tokens) == NEW for tokens in texts(plain).values()
+    )
+    _consistent(found)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_a_plan_s_policy_is_run_with_what_was_fitted(tiny, plain, tmp_path, policy):
+    figures = {"tau": Estimate(1.5, 1.4, 1.6), "step_s": 0.01, "speedup": Estimate(1.2, 1.1, 1.3)}
+    choice = Choice("policy", None, grown=Grown("policy", {}, nodes=3.5, depth=1.5, policy=policy), **figures)
+    entry = PlanEntry(3, choice, None, (), {}, Proof("tokens a second", optimal=False, statement="best found"))
+    save_plan(Plan((entry,), {}), tmp_path / "plan.json")
+    found = decoded(tiny, "--plan", tmp_path / "plan.json")
+    assert texts(found) == texts(plain)
+    assert found["meta"]["tree"] == json.loads(json.dumps(identity(policy)))
+    assert found["counts"]["accepted"].keys() > {"0"}
+    _consistent(found)
+
+
+def _consistent(found):
+    """Counts are those of the records: one step more than drafted tokens kept, but where the end cut a step short."""
+    counts, requests = found["counts"], found["requests"]
+    assert counts["requests"] == len(requests)
+    assert counts["committed"] == sum(len(each["tokens"]) for each in requests)
+    kept = Counter(str(count) for each in requests for count in each["accepted"])
+    assert counts["accepted"] == dict(kept)
+    for each in requests:
+        committed = sum(each["accepted"]) + len(each["accepted"])
+        assert committed - 1 <= len(each["tokens"]) <= committed
+    assert max(len(each["accepted"]) for each in requests) <= counts["steps"] <= sum(kept.values())
+
+
+def test_a_copy_of_the_target_drafts_what_it_takes(tiny, plain):
+    found = decoded(tiny, "--tree", "3", drafter=tiny / "target")
+    assert texts(found) == texts(plain)
+    for each in found["requests"]:
+        assert set(each["accepted"][:-1]) <= {3}
+    assert found["meta"]["drafter"]["kind"] == "language-model"
+
+
+def test_the_shipped_models_decode_as_planned(tmp_path):
+    """Through files as people do: search, decode as the plan says, audited."""
+    data = ROOT / "data"
+    plan = tmp_path / "plan.json"
+    words = ("--trace", data / "traces" / "medusa-t0.npz", "--batch", "1,4", "--output", plan)
+    assert run("search", *words).exit_code == 0
+    words = inputs(
+        tmp_path,
+        target=data / "models" / "stdlib-llama",
+        drafter=data / "models" / "stdlib-medusa",
+        prompts=data / "prompts" / "stdlib.jsonl",
+    )
+    words += ["--skip", "1000", "--requests", "4", "--new-tokens", "16", "--json"]
+    ways = ((), ("--plan", plan, "--batch", "4"), ("--dynamic", "nodes=8,depth=3,beam=4"))
+    first, *others = (run("decode", *words, "--audit", *way) for way in ways)
+    assert first.exit_code == 0, first.stderr
+    for other in others:
+        assert "Warning" not in other.stderr
+        assert texts(read_json(other.stdout)) == texts(read_json(first.stdout))
+        assert "; 0 are beyond the margin" in other.stderr
+    planned = read_json(others[0].stdout)
+    assert planned["meta"]["batch"] == 4
+    assert planned["meta"]["tree"] == read_json(plan.read_text())["entries"][1]["choice"]["tree"]["paths"]
+    assert planned["counts"]["committed"] > 1.2 * sum(planned["counts"]["accepted"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # inductor's own
+def test_a_compiled_target_writes_the_same(tiny, plain):
+    assert texts(decoded(tiny, "--tree", "2", "--compiled")) == texts(plain)
+
+
+# --- rules
+
+
+def test_the_command_knows_all_rules():
+    assert RULES == ALL_RULES
+
+
+@pytest.mark.parametrize("rule", RULES[1:])
+def test_sampling_repeats_itself(tiny, rule):
+    """That the law is right is test_lossless's matter."""
+    tree = "2" if rule in ("leviathan", "block") else TREE
+    words = ("--tree", tree, "--rule", rule, "--temperature", "0.9", "--top-k", "50", "--top-p", "0.95", "--batch", "2")
+    first, again, other = (decoded(tiny, *words, "--seed", seed) for seed in (1, 1, 2))
+    assert texts(first) == texts(again)
+    assert (texts(first) == texts(other)) == (rule == "typical")  # which draws nothing
+    assert first["meta"]["rule"] == rule
+    assert [first["meta"][key] for key in ("temperature", "top_k", "top_p", "seed")] == [0.9, 50, 0.95, 1]
+    _consistent(first)
+
+
+# --- where texts go
+
+
+def test_texts_are_printed_as_requests_end(tiny, plain):
+    result = decode(tiny, "--tree", "2")
+    assert result.exit_code == 0
+    assert result.stdout == "".join(each["text"] + "\n" for each in plain["requests"])
+    memory, figures = result.stderr.splitlines()
+    assert memory.startswith("caches for 1 x 32 tokens: ")
+    assert memory.endswith("MiB target, 0.0 MiB drafter")
+    assert figures.startswith(f"6 requests, {plain['counts']['committed']} tokens in ")
+    assert "tau 1." in figures
+
+
+def test_streamed_text_is_the_text(tiny, plain):
+    assert decode(tiny, "--tree", "2", "--stream").stdout == decode(tiny).stdout
+    one = decode(tiny, "--tree", "2", "--stream", "--dynamic", "nodes=1,depth=1")
+    refused(one, "--tree and --dynamic", code=2)
+
+
+def test_json_lines_hold_a_request_each(tiny, plain, tmp_path):
+    result = decode(tiny, "--json-lines", "--output", tmp_path / "out.jsonl")
+    records = [read_json(line) for line in result.stdout.splitlines()]
+    assert records == plain["requests"]
+    head, written = output_of(tmp_path / "out.jsonl")
+    assert written == records
+    assert head["schema"] == SCHEMA
+    assert {"target", "batch", "rule", "prompts_sha256", "provenance"} <= set(head["meta"])
+
+
+def test_prompts_may_stand_on_the_command_line(tiny, plain):
+    words = ("--target", tiny / "target", "--new-tokens", NEW, "--json")
+    result = run("decode", *words, "--prompt", TEXTS[3], "--prompt", TEXTS[1])
+    assert list(texts(read_json(result.stdout)).values()) == [texts(plain)[3], texts(plain)[1]]
+
+
+def test_some_prompts_of_a_file_keep_their_numbers(tiny, plain):
+    found = decoded(tiny, "--skip", "2", "--requests", "3")
+    assert texts(found) == {number: texts(plain)[number] for number in (2, 3, 4)}
+
+
+def test_texts_end_where_the_model_ends_them(tiny, plain, tmp_path):
+    """The model's own token of the end is any that it writes; it is the last of the text, unless ends are ignored."""
+    shutil.copytree(tiny / "target", tmp_path / "target")
+    end = texts(plain)[0][4]
+    for name in ("config.json", "generation_config.json"):
+        path = tmp_path / "target" / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [256, end]}))
+    for way in ((), ("--tree", TREE, "--batch", "2"), ("--dynamic", "nodes=5,depth=3,beam=3")):
+        found = decoded(tiny, *way, target=tmp_path / "target")
+        for number, tokens in texts(plain).items():
+            assert texts(found)[number] == (tokens[: tokens.index(end) + 1] if end in tokens else tokens)
+        assert next(each for each in found["requests"] if each["request"] == 0)["end"] == "stop"
+        assert texts(decoded(tiny, *way, "--ignore-end", target=tmp_path / "target")) == texts(plain)
+        _consistent(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "naïve\n  élan \U0001f333\U0001f468‍\U0001f469‍\U0001f467 ok",
+        "日本語のテキスト",
+        "a\u0301\u0327 \x00\x07\u2028",
+        "",
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_stream_holds_back_half_characters(tiny, text, size):
+    """The tokenizer's tokens are bytes."""
+    tokenizer = load_tokenizer(tiny / "target", vocabulary=320)
+    tokens = tokenizer(text)["input_ids"]
+    stream, pieces = TextStream(tokenizer), []
+    for start in range(0, len(tokens), size):
+        pieces.append(stream.put(tokens[start : start + size], last=start + size >= len(tokens)))
+    assert "".join(pieces) == text
+    assert all("\ufffd" not in piece for piece in pieces)
+
+
+def test_a_stream_that_ends_in_half_a_character_says_so(tiny):
+    tokenizer = load_tokenizer(tiny / "target", vocabulary=320)
+    tokens = tokenizer("ab\u00e9")["input_ids"][:-1]
+    stream = TextStream(tokenizer)
+    assert stream.put(tokens) == ""
+    assert stream.put([], last=True) == tokenizer.decode(tokens)
+
+
+# --- plans
+
+
+@pytest.fixture
+def plan(tmp_path, tiny):
+    """A plan for batch 1 and 4, of the tiny models' names but made-up hashes."""
+    save_trace(small_trace(), tmp_path / "trace.npz")
+    save_profile(small_profile(), tmp_path / "profile.json")
+    path = tmp_path / "plan.json"
+    words = ("--trace", tmp_path / "trace.npz", "--batch", "1,4", "--max-nodes", "5", "--output", path)
+    assert run("search", *words).exit_code == 0
+    return path
+
+
+def test_a_plan_says_tree_and_batch(tiny, plain, plan):
+    result = decode(tiny, "--plan", plan, "--batch", "4", "--json")
+    assert result.exit_code == 0
+    found = read_json(result.stdout)
+    entry = read_json(plan.read_text())["entries"][1]
+    assert (found["meta"]["batch"], found["meta"]["tree"]) == (4, entry["choice"]["tree"]["paths"])
+    assert texts(found) == texts(plain)
+    warnings = [line for line in result.stderr.splitlines() if line.startswith("Warning: ")]
+    assert len(warnings) == 2
+    assert MODELS["target"]["weights"] != found["meta"]["target"]["weights"]
+    refused(decode(tiny, "--plan", plan), "1, 4", "--batch", code=2)
+    refused(decode(tiny, "--plan", plan, "--batch", "3"), "1, 4", "not 3")
+
+
+def test_step_times_of_graphs_are_told_from_those_without(plan, tiny, capsys):
+    """In the report, and when a plan made of the one is decoded as the other."""
+    record = json.loads(plan.read_text())
+    record["meta"]["cost"] |= {"graphs": True}
+    plan.write_text(json.dumps(record))
+    warning = "Warning: the plan's step times are those of --graphs"
+    assert warning in decode(tiny, "--plan", plan, "--batch", "4").stderr
+    warn_of_others(load_plan(plan), {}, graphs=True)
+    assert capsys.readouterr().err == ""
+    show_plan(load_plan(plan))
+    assert ", CUDA graphs (" in capsys.readouterr().out
+    record["meta"]["cost"] |= {"graphs": False}
+    plan.write_text(json.dumps(record))
+    warn_of_others(load_plan(plan), {}, graphs=True)
+    assert capsys.readouterr().err == "Warning: the plan's step times are not those of --graphs\n"
+
+
+def test_a_plan_not_to_speculate_needs_no_drafter(tiny, plain, plan):
+    record = json.loads(plan.read_text())
+    for entry in record["entries"]:
+        choice = next(each for each in entry["compared"] if each["tree"] is None)
+        entry |= {"choice": choice, "compared": [], "gain_over_chain": None}
+    plan.write_text(json.dumps({**record, "entries": record["entries"][:1], "switches": [], "best": None}))
+    assert texts(decoded(tiny, "--plan", plan, drafter=None)) == texts(plain)
+
+
+# --- what is refused
+
+
+REFUSED = {
+    "two trees": (["--tree", "2", "--dynamic", "nodes=2,depth=1"], 2, ["--plan, --tree and --dynamic"]),
+    "a tree of nothing": (["--tree", "x"], 2, ["--tree", "'x'"]),
+    "a number with a point": (["--tree", "2.5"], 2, ["--tree", "2.5"]),
+    "an object": (["--tree", '{"a": 1}'], 2, ["--tree"]),
+    "a string": (["--tree", '"abc"'], 2, ["--tree"]),
+    "a negative chain": (["--tree=-1"], 2, ["--tree", "-1"]),
+    "a chain too long": (["--tree", "100000"], 2, ["--tree", "100000"]),
+    "a deep list": (["--tree", "[" * 100000], 2, ["--tree"]),
+    "a rank below 0": (["--tree", "[[-1]]"], 2, ["--tree"]),
+    "no settings": (["--dynamic", "60"], 2, ["--dynamic", "nodes=N,depth=N"]),
+    "an unknown setting": (["--dynamic", "nodes=2,depth=2,beem=3"], 2, ["beem=3", "beam"]),
+    "a threshold and a probability": (["--dynamic", "nodes=2,depth=2,threshold=0.1,min_probability=0.1"], 2, ["once"]),
+    "a threshold below 0": (["--dynamic", "nodes=2,depth=2,threshold=-1"], 2, ["threshold must be 0 or more"]),
+    "a setting twice": (["--dynamic", "nodes=2,depth=2,nodes=3"], 2, ["once"]),
+    "a setting of letters": (["--dynamic", "nodes=two,depth=2"], 2, ["nodes", "'two'"]),
+    "a probability of nothing": (["--dynamic", "nodes=2,depth=2,min_probability=nan"], 2, ["min_probability", "nan"]),
+    "more nodes than candidates": (["--dynamic", "nodes=60,depth=1,beam=10"], 2, ["60", "10 candidates"]),
+    "a tree deeper than the heads": (["--tree", "4"], 1, ["depth 4", "drafts 3"]),
+    "a dynamic tree deeper than the heads": (["--dynamic", "nodes=9,depth=4"], 1, ["depth 4", "drafts 3"]),
+    "a rank beyond the vocabulary": (["--tree", "[[320]]"], 1, ["rank 320", "320"]),
+    "a chain rule with a tree": (["--tree", TREE, "--rule", "block", "--temperature", "1"], 1, ["chains"]),
+    "a random rule with a dynamic tree": (
+        ["--dynamic", "nodes=2,depth=2", "--rule", "sequoia", "--temperature", "1"],
+        1,
+        ["dynamic", "sample-and-match"],
+    ),
+    "greedy at a temperature": (["--rule", "greedy", "--temperature", "1"], 2, ["--rule", "--temperature"]),
+    "a random rule at none": (["--rule", "block"], 2, ["--rule", "--temperature"]),
+    "an unknown rule": (["--rule", "best"], 2, ["--rule", "best"]),
+    "a temperature of nothing": (["--temperature", "nan"], 2, ["temperature", "nan"]),
+    "an endless temperature": (["--temperature", "inf"], 2, ["temperature", "inf"]),
+    "a temperature below 0": (["--temperature", "-1"], 2, ["temperature", "-1"]),
+    "top-p without temperature": (["--top-p", "0.5"], 2, ["--top-p", "--temperature"]),
+    "top-p of nothing": (["--top-p", "0", "--temperature", "1"], 2, ["--top-p"]),
+    "an audit of samples": (["--audit", "--temperature", "1"], 2, ["--audit", "temperature"]),
+    "stream and JSON": (["--stream", "--json"], 2, ["--stream", "--json"]),
+    "stream of a batch": (["--stream", "--batch", "2"], 2, ["--stream", "batch 2"]),
+    "resume of nothing": (["--resume"], 2, ["--resume", "--output"]),
+    "resume of samples": (["--resume", "--temperature", "1", "--output", "out.jsonl"], 2, ["--resume", "greedy"]),
+    "no such folder": (["--output", "none/out.jsonl"], 2, ["--output", "none"]),
+    "a folder": (["--output", "."], 2, ["--output"]),
+    "a device that is full": (["--output", "/dev/full"], 2, ["/dev/full", "there already"]),
+    "a device to go on with": (["--output", "/dev/full", "--resume"], 2, ["/dev/full", "regular file"]),
+    "two sources of prompts": (["--prompt", "a"], 2, ["--prompts", "--prompt"]),
+    "beyond the context": (["--new-tokens", "500"], 1, ["context", "128"]),
+    "a plan that is none": (["--plan", "none.json"], 1, ["none.json"]),
+    "a batch beyond the memory": (["--batch", "1000000000"], 1, ["GiB", "free"]),
+    "an unknown option": (["--spead"], 2, ["--spead"]),
+}
+
+
+@pytest.mark.parametrize(("more", "code", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_is_refused(tiny, tmp_path, monkeypatch, more, code, words):
+    """In one line, and with no file begun."""
+    monkeypatch.chdir(tmp_path)
+    where = [] if "--output" in more or "--resume" in more else ["--output", "out.jsonl"]
+    result = decode(tiny, *more, *where)
+    assert (result.stdout, result.exit_code) == ("", code), result.output
+    message = result.stderr.splitlines()[-1]
+    assert message.startswith("Error: ")
+    assert [line for line in result.stderr.splitlines()[:-1] if not line.startswith("caches for ")] == []
+    for word in words:
+        assert word in message, message
+    assert files(tmp_path) == {}
+
+
+def test_a_tree_needs_a_drafter(tiny):
+    refused(decode(tiny, "--tree", "2", drafter=None), "--drafter", code=2)
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        ((), "--prompt"),
+        (("--prompt", ""), "--prompt"),
+        (("--prompt", "a\udcff"), "Unicode"),
+        (("--prompt", "a", "--skip", "1"), "--skip"),
+        (("--prompt", "a", "--requests", "1"), "--requests"),
+    ],
+)
+def test_prompts_on_the_command_line_must_be_some(tiny, more, word):
+    refused(run("decode", "--target", tiny / "target", *more), word, code=2)
+
+
+# --- audit
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("drafter", ["drafter", "other"])
+def test_an_audit_finds_nothing_wrong(tiny, dtype, drafter):
+    """In half precision other shapes round otherwise, within the margin."""
+    words = ("--dtype", dtype, "--tree", TREE, "--batch", "3", "--audit", "--json")
+    result = decode(tiny, *words, drafter=tiny / drafter)
+    assert result.exit_code == 0, result.stderr
+    audits = [each["audit"] for each in read_json(result.stdout)["requests"]]
+    assert sum(audit["tokens"] for audit in audits) == read_json(result.stdout)["counts"]["committed"]
+    assert sum(audit["unexcused"] for audit in audits) == 0
+    assert "; 0 are beyond the margin of " in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_an_audit_finds_a_wrong_token(tiny, monkeypatch, tmp_path, dtype):
+    """One token of all is written that the target did not choose."""
+    verify, calls = Target.verify, []
+
+    def wrong(self, *args, **kwargs):
+        found = verify(self, *args, **kwargs)
+        calls.append(1)
+        if len(calls) == 5:
+            found.logits[0, 0, found.logits[0, 0].argmin()] = 1e4
+        return found
+
+    monkeypatch.setattr(Target, "verify", wrong)
+    result = decode(tiny, "--tree", "2", "--dtype", dtype, "--audit", "--output", tmp_path / "out.jsonl")
+    assert result.exit_code == 1
+    message = result.stderr.splitlines()[-1]
+    assert message.startswith("Error: audit: ")
+    assert "; 1 are beyond the margin of " in message
+    _, records = output_of(tmp_path / "out.jsonl")
+    wrong_ones = [each["request"] for each in records if each["audit"]["unexcused"]]
+    assert message.endswith(f"first in request {wrong_ones[0]}")
+    assert len(records) == len(TEXTS)
+    again = decode(tiny, "--tree", "2", "--dtype", dtype, "--audit", "--output", tmp_path / "out.jsonl", "--resume")
+    assert again.exit_code == 1
+    assert again.stderr.splitlines()[-1] == message
+
+
+# --- interruptions
+
+
+def command(*words):
+    """The words of a process of its own."""
+    code = "import sys; sys.argv[0] = 'treeopt'; from treeopt.cli import main; main()"
+    return [sys.executable, "-W", "error", "-c", code, *map(str, words)]
+
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture(scope="module")
+def long(tiny, tmp_path_factory):
+    """Words of a run that takes seconds, and what it writes when nobody stops it."""
+    folder = tmp_path_factory.mktemp("long")
+    write_prompts(folder / "prompts.jsonl", [f"{number} " * (1 + number % 7) for number in range(40)])
+    words = ["decode", *inputs(tiny, prompts=folder / "prompts.jsonl"), "--new-tokens", "50", "--tree", "2"]
+    result = run(*words, "--ignore-end", "--json", "--batch", "8")
+    return [*words, "--ignore-end", "--batch", "2"], texts(read_json(result.stdout))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_what_is_interrupted_can_be_gone_on_with(long, tmp_path, number):
+    words, expected = long
+    path = tmp_path / "out.jsonl"
+    process = subprocess.Popen(
+        command(*words, "--output", path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    until = time.monotonic() + 60
+    while not (path.exists() and path.read_bytes().count(b"\n") > 3):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    head, records = output_of(path)
+    assert 3 <= len(records) < len(expected)
+    if number == signal.SIGINT:
+        assert process.returncode == 1
+        assert said.splitlines()[-1] == "Error: interrupted"
+    assert "Traceback" not in said
+    assert all(expected[each["request"]] == each["tokens"] for each in records)
+    with path.open("ab") as file:  # as if it had been killed within a record
+        file.write(b'{"request": 39, "tok')
+    result = run(*words, "--output", path, "--resume")
+    assert result.exit_code == 0, result.stderr
+    again, whole = output_of(path)
+    assert again == head
+    assert whole[: len(records)] == records
+    assert {each["request"]: each["tokens"] for each in whole} == expected
+    assert len(whole) == len(expected)
+    assert f"{len(expected) - len(records)} requests, " in result.stderr
+
+
+def test_nothing_is_left_to_go_on_with(tiny, tmp_path):
+    path = tmp_path / "out.jsonl"
+    first = decode(tiny, "--output", path, "--resume")
+    assert first.exit_code == 0
+    before = files(tmp_path)
+    again = decode(tiny, "--output", path, "--resume")
+    assert (again.exit_code, again.stdout) == (0, "")
+    assert again.stderr.splitlines()[-1] == "0 requests, 0 tokens in 0 steps at batch 1"
+    refused(decode(tiny, "--output", path), str(path), "--resume", code=2)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        (("--new-tokens", "5"), "new_tokens 12, not 5"),
+        (("--tree", "1"), "tree [[0], [0, 0]], not [[0]]"),
+        (("--batch", "2"), "batch 1, not 2"),
+        (("--requests", "3"), "prompts_sha256"),
+        (("--dtype", "float64"), "weights"),
+        (("--ignore-end",), "stop"),
+        (("--audit",), "audit"),
+    ],
+)
+def test_another_command_is_not_gone_on_with(tiny, tmp_path, more, word):
+    path = tmp_path / "out.jsonl"
+    assert decode(tiny, "--tree", "2", "--output", path).exit_code == 0
+    before = files(tmp_path)
+    result = decode(tiny, "--tree", "2", *more, "--output", path, "--resume")
+    refused(result, "--resume", str(path), word, code=2)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"dear diary",
+        b"dear diary\n",
+        b"[]\n",
+        b"\xff\xfe\n",
+        b'{"schema": "treeopt.plan/1"}\n',
+        b'{"schema": "treeopt.decode/1"}\n',
+        b'{"schema": "treeopt.decode/1", "meta": {}}\n{"request": "one"}\n',
+        b'{"schema": "treeopt.decode/1", "meta": {}}\n[1]\n',
+        b'{"schema": "treeopt.decode/1", "meta": {}}\n{"req\n{"request": 1}\n',
+        b'{"schema": "treeopt.decode/1", "meta": {"audit": true}}\n{"request": 1, "audit": {"tokens": 1}}\n',
+    ],
+)
+def test_other_files_are_not_gone_on_with(tiny, tmp_path, content):
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(content)
+    refused(decode(tiny, "--output", path, "--resume"), "--resume", str(path), code=2)
+    assert path.read_bytes() == content
+
+
+def test_a_model_that_fails_leaves_whole_records(tiny, tmp_path, monkeypatch):
+    verify, calls = Target.verify, []
+
+    def fail(*args, **kwargs):
+        calls.append(1)
+        if len(calls) > 2 * NEW:
+            raise KeyboardInterrupt
+        return verify(*args, **kwargs)
+
+    monkeypatch.setattr(Target, "verify", fail)
+    result = decode(tiny, "--output", tmp_path / "out.jsonl")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == "Error: interrupted"
+    assert 1 <= len(output_of(tmp_path / "out.jsonl")[1]) < len(TEXTS)
+
+
+def test_a_full_disk_leaves_whole_records(long, tmp_path):
+    """A file may grow to so many bytes, within some record."""
+    words, expected = long
+    path = tmp_path / "out.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
+    try:
+        result = run(*words, "--output", path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == f"Error: {path}: {os.strerror(errno.EFBIG)}"
+    assert path.stat().st_size <= 5000
+    _, records = output_of(path)
+    assert 1 <= len(records) < len(expected)
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EPIPE], ids=["full", "closed"])
+def test_standard_output_that_takes_nothing_more(reason, tmp_path):
+    """No traceback, no word of Python's own at its end; `| head` is silent. What a command prints with is the same."""
+    save_trace(small_trace(), tmp_path / "trace.npz")
+    save_profile(small_profile(), tmp_path / "profile.json")
+    words = ("search", "--trace", tmp_path / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1")
+    with open("/dev/full", "wb") as device:
+        full = reason == errno.ENOSPC
+        process = subprocess.Popen(
+            command(*words),
+            stdout=device if full else subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        )
+        if process.stdout is not None:
+            process.stdout.close()
+        assert process.stderr is not None
+        said = process.stderr.read()
+        process.stderr.close()
+        assert process.wait() == 1
+    assert said == (f"Error: output: {os.strerror(reason)}\n" if full else "")
+
+
+def written(terminal):
+    """All that was written to a terminal whose other end is closed, of which one read gives a few kilobytes."""
+    with suppress(OSError):  # EIO: the end
+        while some := os.read(terminal, 1 << 16):
+            yield some
+
+
+def test_figures_on_a_terminal_do_not_take_the_texts(tiny, tmp_path, monkeypatch):
+    """stderr is a terminal, stdout is not, and takes no letters but ASCII."""
+    here, there = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with (tmp_path / "out.txt").open("w", encoding="ascii") as file, open(there, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", file)
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with pytest.raises(SystemExit) as end:
+            main(["decode", *map(str, inputs(tiny)), "--new-tokens", str(NEW)])
+        monkeypatch.undo()
+        assert end.value.code == 0
+    said = b"".join(written(here)).decode()
+    os.close(here)
+    shown = (tmp_path / "out.txt").read_text("ascii")
+    assert shown == decode(tiny).stdout.encode("ascii", "replace").decode()
+    assert "tau 1.00" in said
+    assert "\x1b[" in said
+
+
+# --- lines
+
+
+def test_lines_are_whole_or_not_there(tmp_path, monkeypatch):
+    path = tmp_path / "lines.jsonl"
+    head = {"schema": "s"}
+    with appended(path, head) as put:
+        put({"n": 1})
+        put({"text": "\u2028\u00e9"})
+    assert read_lines(path, "s") == (head, [{"n": 1}, {"text": "\u2028\u00e9"}])
+    with path.open("ab") as file:
+        file.write(b'{"n": \xc3')
+    assert read_lines(path, "s") == (head, [{"n": 1}, {"text": "\u2028\u00e9"}])
+    with appended(path, {"schema": "other"}) as put:
+        put({"n": 3})
+    whole = path.read_bytes()
+    assert read_lines(path, "s") == (head, [{"n": 1}, {"text": "\u2028\u00e9"}, {"n": 3}])
+
+    class Stubborn:
+        """Takes three bytes at a time, and then no more."""
+
+        def __init__(self, file):
+            self.file, self.left = file, 9
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *args):
+            self.file.close()
+
+        def truncate(self, size):
+            return self.file.truncate(size)
+
+        def write(self, line):
+            if self.left == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.left -= 3
+            return self.file.write(line[:3])
+
+    real = Path.open
+    monkeypatch.setattr(Path, "open", lambda self, *args, **words: Stubborn(real(self, *args, **words)))
+    monkeypatch.setattr(Path, "read_bytes", lambda self: whole)
+    with pytest.raises(OSError, match="No space left") as caught, appended(path, head) as put:
+        put({"n": "a long record"})
+    assert caught.value.filename == str(path)
+    monkeypatch.undo()
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [(b"{}", "no end"), (b"{}\n", "schema"), (b'{"schema": "s"}\nx\n', "line 2"), (b"\xff\n", "JSON")],
+)
+def test_lines_of_other_kinds_are_refused(tmp_path, content, word):
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match=word):
+        read_lines(path, "s")
+
+
+def test_no_lines_are_none(tmp_path):
+    assert read_lines(tmp_path / "none", "s") is None
+    (tmp_path / "empty").touch()
+    assert read_lines(tmp_path / "empty", "s") is None
+
+
+# --- the other commands with a language model
+
+
+def test_a_language_model_is_recorded_profiled_and_validated(tiny, tmp_path):
+    """It could draft 64 levels; 8 are looked at unless told."""
+    words = inputs(tiny, drafter=tiny / "other")
+    assert run("trace", "collect", *words[:4], "--prompts", tiny / "prompts.jsonl", *COLLECT).exit_code == 2
+    prompts = tmp_path / "prompts.jsonl"
+    write_prompts(prompts, TEXTS[:5])
+    words = inputs(tiny, drafter=tiny / "other", prompts=prompts)
+    result = run("trace", "collect", *words, *COLLECT, "--output", tmp_path / "trace.npz")
+    assert result.exit_code == 0, result.stderr
+    assert load_trace(tmp_path / "trace.npz").depth == 8
+    quick = ("--new-tokens", "30", "--batch", "1", "--rounds", "2", "--steps", "1", "--max-nodes", "9")
+    result = run("profile", *words, *quick, "--output", tmp_path / "profile.json")
+    assert result.exit_code == 0, result.stderr
+    assert load_profile(tmp_path / "profile.json").batches[0].draft[-1][0] == 8
+    result = run("profile", *words, *quick, "--max-depth", "2", "--output", tmp_path / "shallow.json")
+    assert load_profile(tmp_path / "shallow.json").batches[0].draft[-1][0] == 2
+    refused(run("profile", *words, *quick, "--max-depth", "65", "--output", tmp_path / "deep.json"), "64", code=2)
+    plan = tmp_path / "plan.json"
+    search = ("--trace", tmp_path / "trace.npz", "--batch", "1", "--max-nodes", "4", "--output", plan)
+    result = run("search", *search, "--profile", tmp_path / "profile.json")
+    assert result.exit_code == 0, result.stderr
+    assert "a language model as drafter" in result.stdout
+    result = run("validate", *words, "--plan", plan, "--new-tokens", "6", "--blocks", "2")
+    assert result.exit_code == 0, result.stderr
+    assert "Warning" not in result.stderr
+    assert "a language model as drafter" in result.stdout
+
+
+def test_profiles_are_as_deep_as_the_heads(tiny, tmp_path):
+    words = (*inputs(tiny), "--batch", "1", "--max-depth", HEADS + 1, "--output", tmp_path / "profile.json")
+    refused(run("profile", *words), f"1..{HEADS}", code=2)
+
+
+# --- several processes
+
+
+def test_two_processes_decode_as_one(tiny, plain, tmp_path):
+    """Tensor parallelism over gloo; the first process alone prints and writes."""
+    path = tmp_path / "out.jsonl"
+    shared = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["decode", *inputs(tiny), "--new-tokens", NEW, "--tree", TREE, "--batch", "2", "--audit", "--json"]
+    script = tmp_path / "treeopt_here.py"
+    script.write_text("from treeopt.cli import main\nmain()\n")
+    ended = subprocess.run(
+        [*shared, str(script), *map(str, words), "--tensor-parallel", "--output", str(path)],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    found = read_json(ended.stdout)
+    assert texts(found) == texts(plain)
+    assert found["meta"]["device"] == "2 x cpu, 1 threads"
+    assert output_of(path)[1] == found["requests"]
+    assert ended.stderr.count("caches for ") == 1
+    refused_alone = decode(tiny, "--tensor-parallel")
+    assert "torchrun" in error_of(refused_alone)
+    assert one_line(refused_alone.stderr)

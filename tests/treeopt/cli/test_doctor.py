@@ -1,0 +1,111 @@
+"""The doctor: right on a sound machine, and it says so where packages are old or the loop is wrong."""
+
+import json
+import sys
+from importlib import metadata, util
+
+from executor.decoding.self_test import LEAST, trials
+from executor.target.kv_cache import TreeCache
+from tests.helpers.command_line import done, run
+from treeopt.cli.commands import doctor
+
+
+def test_a_sound_machine():
+    record = json.loads(done("doctor", "--json").stdout)
+    assert record["sound"]
+    names = {package["name"] for package in record["packages"]}
+    assert {"numpy", "ortools", "torch", "transformers", "simpy", "matplotlib", "peft"} <= names
+    assert not names & {"pytest", "ruff"}
+    assert [trial["holds"] for trial in record["trials"]] == [True, True]
+    assert record["device"]["name"].startswith("cpu")
+    assert all(float(trial["told"].split("tau ")[1]) > LEAST for trial in record["trials"])
+
+
+def test_what_is_found_is_printed():
+    out = done("doctor").stdout
+    assert "right fp32: the loop writes what generate does: 0 of 4 texts differ" in out
+    assert f"│ torch        │ {metadata.version('torch')}" in out
+
+
+def test_a_wrong_loop_is_told(monkeypatch):
+    """Keys and values of kept nodes are left where they were."""
+    monkeypatch.setattr(TreeCache, "compact", lambda *_, **__: None)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "WRONG fp32: the loop writes what generate does" in result.stdout
+
+
+def test_what_breaks_is_told_and_the_rest_is_tried(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no kernel image\n  for this device")
+
+    monkeypatch.setattr("executor.decoding.self_test.audit_text", broken)
+    first, second = trials("cpu")
+    assert (first.holds, second.holds) == (True, False)
+    assert second.told == "RuntimeError: no kernel image for this device"
+
+
+def test_packages_that_are_old_or_absent(monkeypatch):
+    real = metadata.version
+
+    def version(name):
+        if name in ("scipy", "simpy"):
+            raise metadata.PackageNotFoundError(name)
+        return "1.9" if name == "numpy" else real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(doctor, "_device", lambda _: {"device": SOUND, "trials": []})
+    result = run("doctor", "--json")
+    assert result.exit_code == 1
+    found = {package["name"]: package["trouble"] for package in json.loads(result.stdout)["packages"]}
+    assert (found["numpy"], found["scipy"], found["simpy"], found["click"]) == ("older than 2.0", "missing", None, None)
+    shown = run("doctor").stdout
+    assert "pip install 'treeopt[serving]'" in shown
+
+
+SOUND = {"name": "cpu, 1 threads", "free_bytes": None, "bf16_products": False}
+
+
+def test_without_the_executor(monkeypatch):
+    real = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name, *more: None if name == "torch" else real(name, *more))
+    assert "No decoding loop to try: pip install 'treeopt[executor]'" in done("doctor").stdout
+
+
+def test_a_device_that_is_not_there():
+    result = run("doctor", "--device", "nothing")
+    assert result.exit_code == 1
+    assert "│ torch" in result.stdout
+    assert "WRONG the device nothing can be used: UsageError: device nothing" in result.stdout
+
+
+def test_what_cannot_be_imported_is_told(monkeypatch):
+    """As where a library is not there that torch needs."""
+    monkeypatch.setitem(sys.modules, "executor.decoding.self_test", None)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "WRONG the device cpu can be used: ModuleNotFoundError" in result.stdout
+
+
+def test_an_extra_that_is_there_in_part_is_not_sound(monkeypatch):
+    real = metadata.version
+
+    def version(name):
+        if name == "accelerate":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(doctor, "_device", lambda _: {"device": SOUND, "trials": []})
+    found = json.loads(run("doctor", "--json").stdout)
+    assert {each["name"]: each["trouble"] for each in found["packages"] if each["trouble"]} == {"accelerate": "missing"}
+
+
+def test_a_checkout_that_is_not_installed_is_told(monkeypatch):
+    def requires(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    result = run("doctor")
+    assert result.exit_code == 2
+    assert "treeopt is not installed here" in result.stderr

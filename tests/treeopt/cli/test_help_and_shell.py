@@ -1,0 +1,108 @@
+"""Help, version, and the commands as a shell runs them."""
+
+import re
+import sys
+
+import click
+import pytest
+import torch
+
+from executor.target.tensor_parallel import leave
+from tests.helpers.command_line import TREEOPT, done, one_line, ran, read_json, refused, run
+from treeopt.cli import COMMANDS, main
+from treeopt.plans.plan_json import load_plan, to_json
+
+
+def commands():
+    """Every command with its words."""
+    for name in COMMANDS:
+        command = main.get_command(click.Context(main), name)
+        if isinstance(command, click.Group):
+            yield from (((name, inner), command.commands[inner]) for inner in command.commands)
+        else:
+            yield (name,), command
+
+
+def test_help_lists_every_command():
+    for word in ("--help", "-h"):
+        shown = done(word).stdout
+        for name in COMMANDS:
+            assert re.search(rf"^  {name} +\S", shown, re.MULTILINE), name
+    for name in COMMANDS:
+        assert done(name, "--help").stdout.startswith("Usage:")
+
+
+@pytest.mark.parametrize(
+    ("words", "command"), list(commands()), ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_help_says_what_every_option_does(words, command):
+    shown = done(*words, "--help").stdout
+    assert command.help.splitlines()[0][:40] in shown
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert max(parameter.opts, key=len) in shown
+            assert parameter.help, parameter.name
+
+
+def test_an_unknown_command_is_usage():
+    refused(run("serach"), "serach", code=2)
+
+
+def test_the_version_is_the_packages(tmp_path):
+    shown = ran(TREEOPT, "--version", cwd=tmp_path)
+    assert re.fullmatch(r"treeopt, version \d+\.\d+\.\d+\S*\n", shown.stdout)
+    assert (shown.returncode, shown.stderr) == (0, "")
+
+
+def test_searching_from_a_shell(trace_file, profile_file, tmp_path):
+    words = ("search", "--trace", "trace.npz", "--batch", "1", "--json", "--output", "plan.json")
+    shown = ran(TREEOPT, *words, cwd=tmp_path)
+    assert (shown.returncode, shown.stderr) == (0, "profile: profile.json\n")
+    assert read_json(shown.stdout)["meta"]["provenance"]["command"] == f"treeopt {' '.join(words)}"
+    assert to_json(load_plan(tmp_path / "plan.json")) + "\n" == shown.stdout
+
+
+def test_failing_from_a_shell(tmp_path):
+    shown = ran(TREEOPT, "search", "--trace", "none.npz", "--batch", "1", cwd=tmp_path)
+    assert (shown.returncode, shown.stdout) == (1, "")
+    assert "none.npz: no such file" in one_line(shown.stderr)
+
+
+def test_without_torch_the_way_to_install_it_is_shown(trace_file, profile_file, plan_file, tmp_path):
+    """And what needs no torch still runs."""
+    code = """
+import sys
+sys.modules["torch"] = None
+from treeopt.cli import main
+models = ["--target", ".", "--drafter", ".", "--prompts", "prompts.jsonl"]
+commands = [
+    ["trace", "collect", *models, "--output", "o"],
+    ["profile", *models, "--output", "o"],
+    ["validate", *models, "--plan", "plan.json"],
+    ["trace", "info", "trace.npz", "--json"],
+    ["search", "--trace", "trace.npz", "--batch", "1", "--json"],
+    ["export", "plan.json", "--format", "medusa", "--heads", "9", "--nearest", "chain"],
+]
+codes = []
+for words in commands:
+    try:
+        main(words)
+    except SystemExit as end:
+        codes.append(end.code)
+sys.exit(" ".join(map(str, codes)))
+"""
+    shown = ran(sys.executable, "-c", code, cwd=tmp_path)
+    lines = shown.stderr.splitlines()
+    assert lines[:3] == ["Error: this command needs torch: pip install 'treeopt[executor]'"] * 3
+    assert lines[-1] == "1 1 1 0 0 0"
+
+
+def test_a_command_leaves_its_group_of_processes(trace_file, profile_file):
+    """PyTorch may abort a process that ends within one."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        done("search", "--trace", trace_file, "--profile", profile_file, "--batch", 1)
+        assert not torch.distributed.is_initialized()
+    finally:
+        leave()

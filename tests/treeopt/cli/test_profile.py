@@ -1,0 +1,131 @@
+"""`treeopt profile`: what it measures, and what it refuses."""
+
+import pytest
+
+from executor.target.target_model import Target
+from simulate.profiles.profile import load_profile
+from tests.helpers.command_line import CONTEXT, HEADS, MEASURE, RANDOM, TEXTS, collect, done, measure, refused, run
+
+
+def test_a_profile_covers_what_was_asked_for(made):
+    profile = load_profile(made / "profile.json")
+    (times,) = profile.batches
+    assert (times.batch, times.draft[-1][0], times.rest[0][0], times.rest[-1][0]) == (1, HEADS, 2, 5)
+    tokens = [len(text.encode()) for text in TEXTS]
+    assert profile.context == (min(tokens), max(tokens) + 12)
+
+
+def test_random_prompts_beyond_the_context_are_refused_before_they_are_drawn(tmp_path):
+    words = ("--prompt-tokens", "9" * 12, *MEASURE, "--requests", "3", "--output", tmp_path / "profile.json")
+    refused(run("profile", *RANDOM, *words), "999999999999 tokens exceed the model's context of 40960")
+
+
+def test_random_weights_are_profiled(tmp_path):
+    words = (*MEASURE, "--requests", "3", "--output", tmp_path / "profile.json")
+    result = run("profile", *RANDOM, *words)
+    assert result.exit_code == 0, result.stderr
+    profile = load_profile(tmp_path / "profile.json")
+    assert profile.meta["target"]["name"] == "random-toy"
+    assert profile.context == (5, 17)
+
+
+def test_sampled_step_times_are_measured_and_preferred_for_sampled_traces(tiny, tmp_path):
+    """A trace at temperature 1: with greedy step times only, a warning; beside sampled ones, these."""
+    told = {"verification": "sample-and-match", "temperature": 1.0, "top_k": 40}
+    sampled = ("--temperature", "1", "--top-k", "40")
+    assert collect(tiny, tmp_path / "trace.npz", *sampled).exit_code == 0
+    assert measure(tiny, tmp_path / "a-greedy.json").exit_code == 0
+    words = ("search", "--trace", tmp_path / "trace.npz", "--batch", "1", "--max-nodes", "4")
+    warning = "step times were measured with greedy and the trace was recorded with sample-and-match at temperature 1"
+    found = done(*words)
+    assert found.stderr == "profile: a-greedy.json\n"
+    assert f"Warning: {warning}, top-k 40" in " ".join(found.stdout.split())
+    assert measure(tiny, tmp_path / "b-sampled.json", *sampled).exit_code == 0
+    profile = load_profile(tmp_path / "b-sampled.json")
+    assert told.items() <= profile.meta.items()
+    assert (profile.meta["seed"], load_profile(tmp_path / "a-greedy.json").meta["verification"]) == (0, "greedy")
+    found = done(*words)
+    assert found.stderr == "profile: b-sampled.json\n"
+    assert warning not in " ".join(found.stdout.split())
+
+
+def test_a_rule_of_chains_measures_chains(tiny, tmp_path):
+    result = measure(tiny, tmp_path / "p.json", "--temperature", "0.8", "--rule", "leviathan")
+    assert result.exit_code == 0, result.stderr
+    profile = load_profile(tmp_path / "p.json")
+    (times,) = profile.batches
+    assert [tokens for tokens, _ in times.rest] == [2, 3, 4]
+    assert profile.meta["left_out"] == []
+
+
+def test_profiles_need_one_source_of_prompts(tiny, tmp_path):
+    words = ("--target", tiny / "target", "--drafter", tiny / "drafter", "--output", tmp_path / "p.json")
+    refused(run("profile", *words), "--prompts", "--prompt-tokens", code=2)
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        (["--batch", "0"], 2, ["batch", "0"]),
+        (["--batch", "9"], 2, ["batch 9", "8"]),
+        (["--batch", "4-2"], 2, ["batch", "4-2"]),
+        (["--context", "1"], 2, ["contexts", "1"]),
+        (["--context", "many"], 2, ["context", "many"]),
+        (["--budget", "0"], 2, ["budget", "0"]),
+        (["--max-nodes", "64"], 2, ["max-nodes", "64"]),
+        (["--rounds", "1"], 2, ["rounds", "1"]),
+        (["--steps", "0"], 2, ["steps", "0"]),
+        (["--rule", "sequoia"], 2, ["--rule", "--temperature"]),
+        (["--rule", "sequoia", "--temperature", "1", "--policies"], 2, ["sequoia", "draws its candidates"]),
+        (["--new-tokens", "500"], 1, ["context", str(CONTEXT)]),
+        (["--new-tokens", "1", "--requests", "1"], 2, ["new-tokens"]),
+    ],
+    ids=lambda value: "=".join(value) if isinstance(value, list) and value[0].startswith("--") else None,
+)
+def test_profile_refuses_settings(tiny, tmp_path, unchanged, more, code, words):
+    (tmp_path / "keep").write_text("so that there is a file")
+    unchanged()
+    refused(measure(tiny, tmp_path / "profile.json", *more), *words, code=code)
+
+
+def test_an_interrupted_profile_goes_on(tiny, tmp_path, monkeypatch):
+    """At several contexts and batch sizes; the file of finished blocks is gone when the profile is there."""
+    output, verify, calls = tmp_path / "profile.json", Target.verify, []
+    more = ("--batch", "1-2", "--context", "8,16", "--max-nodes", "3")
+
+    def fail(*args, **kwargs):
+        calls.append(1)
+        if len(calls) > 120:  # of which prompts took some
+            raise KeyboardInterrupt
+        return verify(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "verify", fail)
+        result = measure(tiny, output, *more)
+    assert (result.exit_code, result.stderr.strip()) == (1, "Error: interrupted")
+    work = tmp_path / "profile.json.work"
+    assert len(work.read_text("utf-8").splitlines()) > 3
+    refused(measure(tiny, output, *more, "--seed", "1"), "seed 0, now 1", "remove it", code=2)
+    result = measure(tiny, output, *more)
+    assert result.exit_code == 0, result.stderr
+    assert "going on: " in result.stderr
+    assert not work.exists()
+    profile = load_profile(output)
+    assert [times.batch for times in profile.batches] == [1, 1, 2, 2]
+    assert profile.context[0] == 8
+    assert (profile.meta["rounds"], profile.meta["steps"], profile.meta["left_out"]) == (2, 2, [])
+    assert profile.meta["budget_s"] == 300
+
+
+def test_a_profile_without_time_is_refused(tiny, tmp_path, unchanged):
+    (tmp_path / "keep").write_text("so that there is a file")
+    unchanged()
+    refused(measure(tiny, tmp_path / "profile.json", "--budget", "1e-3"), "the least that makes a profile", code=2)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_smallest_trees_can_be_profiled(tiny, tmp_path, nodes):
+    result = measure(tiny, tmp_path / "profile.json", "--max-nodes", nodes)
+    assert result.exit_code == 0, result.stderr
+    assert "only 0 sizes could be left out, too few for a 95 % interval: the error of others is taken" in result.stderr
+    assert load_profile(tmp_path / "profile.json").batches[0].rest[-1][0] == nodes + 1

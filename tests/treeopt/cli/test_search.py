@@ -1,0 +1,444 @@
+"""`treeopt search`: what it prints and writes, and what it refuses."""
+
+import errno
+import json
+import os
+import pickle
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulate.profiles.profile import save_profile
+from tests.helpers.command_line import (
+    MODELS,
+    TREEOPT,
+    done,
+    read_json,
+    refused,
+    run,
+    small_profile,
+    small_trace,
+)
+from tests.helpers.strategies import drawn_trace
+from treeopt.plans.plan_json import load_plan, to_json
+from treeopt.traces.trace import save_trace
+
+
+def test_search_prints_a_table(trace_file, profile_file):
+    result = done("search", "--trace", trace_file, "--profile", profile_file, "--batch", "4,1")
+    assert result.stderr == ""
+    assert re.findall(r"(?m)^batch (\d+)", result.stdout) == ["4", "1"]
+    for words in ("chosen tree", "no speculation", "best chain", "Proof: ", "4 requests held out", "seed 0"):
+        assert words in result.stdout, words
+
+
+def test_search_prints_json_alone_and_keeps_the_plan(trace_file, profile_file, tmp_path):
+    words = ("search", "--trace", trace_file, "--batch", "1,4", "--json", "--output", tmp_path / "plan.json")
+    result = done(*words)
+    assert result.stderr == "profile: profile.json\n"
+    record = read_json(result.stdout)
+    assert [entry["batch"] for entry in record["entries"]] == [1, 4]
+    plan = load_plan(tmp_path / "plan.json")
+    assert to_json(plan) + "\n" == (tmp_path / "plan.json").read_text() == result.stdout
+    assert plan.meta["trace"] == json.loads(json.dumps(small_trace().meta))
+    assert plan.meta["cost"]["device"] == "made up"
+    assert plan.meta["provenance"]["treeopt"]
+
+
+@pytest.mark.parametrize(("rule", "trees"), [("leviathan", 0), ("specinfer", 2)])
+def test_search_draws_what_a_rule_might_have_kept(rule, trees, profile_file, tmp_path):
+    plain = small_trace()
+    kept = np.full((*plain.rank.shape, plain.width), 0.9 / plain.width, dtype=np.float16)
+    save_trace(replace(plain, meta={**plain.meta, "verification": rule}, kept=kept), tmp_path / "kept.npz")
+    words = ("search", "--trace", tmp_path / "kept.npz", "--profile", profile_file, "--batch", "1", "--json")
+    result = done(*words, "--max-nodes", "6")
+    record = read_json(result.stdout)
+    assert result.stderr.count("not judged: ") == 2 - trees
+    assert record["meta"]["search"]["rules"] == [
+        {"leviathan": "chains only (rule leviathan)", "specinfer": "contiguous ranks (rule specinfer)"}[rule]
+    ]
+    (entry,) = record["entries"]
+    for choice in (entry["choice"], *entry["compared"]):
+        paths = [] if choice["tree"] is None else choice["tree"]["paths"]
+        for path in paths:
+            assert path[-1] == 0 or (rule == "specinfer" and [*path[:-1], path[-1] - 1] in paths)
+
+
+def test_search_says_how_many_requests_are_missing(trace_file, profile_file):
+    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1")
+    (line,) = [line for line in done(*words, "--target-interval", "0.01").stdout.splitlines() if "tau is known" in line]
+    assert re.fullmatch(r"batch 1: tau is known to [\d.]+%; \d+ more requests would make it 1.0%", line)
+    record = read_json(done(*words, "--target-interval", "0.01", "--json").stdout)
+    assert record["meta"]["missing"] == [line]
+    assert "that is enough" in done(*words, "--target-interval", "9").stdout
+    done(*words, "--target-interval", "1e-6")
+    refused(run(*words, "--target-interval", "1e-308"), "must be at least 1e-06, got 1e-308", code=2)
+
+
+def test_ranks_of_a_vector_are_taken_in_order(profile_file, tmp_path):
+    meta = MODELS | {"imported": {"format": "sequoia-vector"}}
+    trace = drawn_trace([[0.4, 0.02, 0.3, 0.05]], [40] * 40, depth=3, rng=np.random.default_rng(0))
+    save_trace(replace(trace, meta=meta), tmp_path / "vector.npz")
+    words = ("search", "--trace", tmp_path / "vector.npz", "--profile", profile_file, "--batch", "1", "--json")
+    (entry,) = read_json(done(*words).stdout)["entries"]
+    paths = entry["choice"]["tree"]["paths"]
+    assert all(path[-1] == 0 or [*path[:-1], path[-1] - 1] in paths for path in paths)
+    assert "contiguous ranks" in [price["rule"] for price in entry["prices"]]
+
+
+def test_search_says_where_the_plan_went(trace_file, profile_file, tmp_path):
+    path = tmp_path / "plan.json"
+    result = done("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--output", path)
+    assert result.stderr == f"plan written to {path}\n"
+    assert "chosen tree" in result.stdout
+
+
+def test_the_same_seed_finds_the_same_plan(trace_file, profile_file):
+    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--json")
+    first, again, other = (read_json(done(*words, "--seed", seed).stdout) for seed in (3, 3, 4))
+    assert first == again
+    assert first["meta"]["search"]["seed"] == 3
+    assert other["entries"] != first["entries"]
+
+
+@pytest.mark.parametrize("method", ["renewal", "best-first", "hydra"])
+def test_search_keeps_to_its_limits(trace_file, profile_file, method):
+    limits = ("--max-nodes", "5", "--max-depth", "2", "--held-out", "0.25", "--context", "50")
+    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--json")
+    record = read_json(done(*words, *limits, "--method", method).stdout)
+    paths = record["entries"][0]["choice"]["tree"]["paths"]
+    assert 1 <= len(paths) <= 5
+    assert max(map(len, paths)) <= 2
+    found = record["meta"]["search"]
+    assert (found["method"], found["requests_chosen_on"], found["requests_judged_on"]) == (method, 6, 2)
+
+
+def test_search_says_at_which_context_steps_are_priced(trace_file, profile_file, tmp_path):
+    words = (
+        "search",
+        "--trace",
+        trace_file,
+        "--profile",
+        profile_file,
+        "--batch",
+        "1,4",
+        "--output",
+        tmp_path / "plan",
+    )
+    save_profile(replace(small_profile(), context=(4, 1000)), profile_file)
+    assert "Steps are priced" not in done(*words).stdout  # one table a batch size: nothing was left to choose
+    asked = done(*words, "--context", "90")
+    assert "Steps are priced at 90 tokens a sequence in the cache.\n" in asked.stdout
+    said = "step times were measured at mixed contexts of 4 to 1000 tokens, mean 502, and not told apart: at 90 they"
+    assert f"Warning: {said}" in asked.stdout
+    assert said in load_plan(tmp_path / "plan").warnings[-1]
+    near, far = small_profile().batches, small_profile(tokens=40).batches
+    told = [replace(t, context=c) for pair in zip(near, far, strict=True) for t, c in zip(pair, (64, 90), strict=True)]
+    save_profile(replace(small_profile(), batches=tuple(told)), profile_file)
+    for more, due, notes in (((), 64, "context: 64 tokens a sequence, the shortest"), (("--context", "90"), 90, "")):
+        found = done(*words, "--max-nodes", "8", *more)
+        assert f"Steps are priced at {due} tokens a sequence in the cache.\n" in found.stdout
+        assert found.stderr.startswith(notes)
+        assert load_plan(tmp_path / "plan").meta["search"]["context"] == due
+        assert "mixed contexts" not in found.stdout
+
+
+def test_search_takes_the_profile_of_its_models_beside_the_trace(trace_file, tmp_path):
+    (tmp_path / "a.json").write_text("not a profile")
+    (tmp_path / "b.json").write_text("[]")
+    others = {**MODELS, "drafter": {**MODELS["drafter"], "weights": "another"}}
+    save_profile(small_profile(meta=others), tmp_path / "c.json")
+    save_profile(small_profile(), tmp_path / "d.json")
+    result = done("search", "--trace", trace_file, "--batch", "1")
+    assert result.stderr == "profile: d.json\n"
+
+
+@pytest.mark.parametrize("meta", [{}, {"target": "tiny", "drafter": "heads"}, {"target": None, "drafter": []}])
+def test_no_profile_is_taken_for_one_of_models_without_hashes(tmp_path, meta, unchanged):
+    """Two files that say nothing of their models do not therefore belong together."""
+    save_trace(small_trace(meta={}), tmp_path / "trace.npz")
+    save_profile(small_profile(meta=meta), tmp_path / "profile.json")
+    unchanged()
+    refused(run("search", "--trace", tmp_path / "trace.npz", "--batch", "1"), "no profile", "treeopt profile")
+
+
+@pytest.mark.parametrize("part", ["target", "drafter"])
+def test_search_warns_when_the_models_differ(trace_file, tmp_path, part):
+    other = {**MODELS, part: {**MODELS[part], "weights": "another", "name": "Other", "kind": "eagle"}}
+    save_profile(small_profile(meta=other), tmp_path / "other.json")
+    result = done("search", "--trace", trace_file, "--profile", tmp_path / "other.json", "--batch", "1", "--json")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("Warning: ")
+    assert "tiny" in result.stderr
+    assert ("Other" if part == "target" else "eagle") in result.stderr
+    read_json(result.stdout)
+
+
+def test_a_tree_that_the_profile_does_not_cover_is_not_compared(tmp_path):
+    """Published trees have 63 nodes; a profile of 31 is enough for a search of 30."""
+    save_trace(small_trace(depth=5, width=10), tmp_path / "trace.npz")
+    save_profile(small_profile(tokens=32, depth=5), tmp_path / "profile.json")
+    words = ("search", "--trace", tmp_path / "trace.npz", "--batch", "1", "--max-nodes", "31", "--json")
+    (entry,) = read_json(done(*words).stdout)["entries"]
+    compared = [choice["name"] for choice in entry["compared"]]
+    assert compared == ["no speculation", "best chain", "EAGLE-1's tree"]
+    assert list(entry["skipped"]) == ["Medusa's tree"]
+    assert "64" in entry["skipped"]["Medusa's tree"]
+
+
+def test_trees_beyond_any_profile_are_refused_by_option(trace_file, profile_file, tmp_path):
+    """However many nodes are asked for, the pool that they are chosen from stays a tree."""
+    words = ("search", "--trace", trace_file, "--batch", "1")
+    for size in (200, 1000, 4096):
+        refused(
+            run(*words, "--profile", profile_file, "--max-nodes", size),
+            "the profile measured tokens 2 to",
+            "search: --max-nodes",
+        )
+    save_profile(small_profile(tokens=4097), tmp_path / "wide.json")
+    found = read_json(done(*words, "--profile", tmp_path / "wide.json", "--max-nodes", "4096", "--json").stdout)
+    assert found["meta"]["search"]["max_nodes"] == 4096
+    refused(run(*words, "--max-nodes", "4097"), "4097", "1<=x<=4096", code=2)
+
+
+def test_padding_is_of_policies(trace_file, profile_file, unchanged):
+    unchanged()
+    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--padding", "none")
+    refused(run(*words), "--padding is of trees that are drawn anew: give --policy", code=2)
+
+
+def test_one_request_held_out_has_no_interval(trace_file, profile_file, tmp_path):
+    """It is refused, or said in JSON that other programs and treeopt itself can read."""
+    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--held-out", "0.1", "--json")
+    result = run(*words)
+    if result.exit_code:
+        refused(result, "0.1", "8", code=None)
+    else:
+        read_json(result.stdout)
+        (tmp_path / "plan.json").write_text(result.stdout)
+        assert to_json(load_plan(tmp_path / "plan.json")) + "\n" == result.stdout
+
+
+def test_a_plan_names_no_absolute_path(trace_file, profile_file, tmp_path):
+    """Provenance promises so; a word such as `--trace=/home/me/t.npz` holds one too."""
+    words = ["search", f"--trace={trace_file}", "--profile", str(profile_file), "--batch=1", "--json"]
+    ran = subprocess.run([TREEOPT, *words], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert str(tmp_path) not in ran.stdout
+    assert "trace.npz" in read_json(ran.stdout)["meta"]["provenance"]["command"]
+
+
+def rewritten(path, **arrays):
+    """The trace's file with arrays replaced, added or (None) taken out, past all checks."""
+    with np.load(path) as archive:
+        whole = dict(archive) | arrays
+    np.savez_compressed(path, **{name: array for name, array in whole.items() if array is not None})
+
+
+def header(path, **fields):
+    with np.load(path) as archive:
+        record = json.loads(archive["meta"].tobytes()) | fields
+    rewritten(path, meta=np.frombuffer(json.dumps(record).encode(), dtype=np.uint8))
+
+
+def ranks(value):
+    found = np.array(small_trace().rank)
+    found[1, 2] = value
+    return found
+
+
+def request(*, backwards):
+    found = np.array(small_trace().request)
+    found[backwards] = 0
+    return found
+
+
+def nan_accept(trace):
+    values = np.zeros((trace.anchors, trace.depth, trace.width), np.float16)
+    values[2, 1, 0] = np.nan
+    return values
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def encrypt(path):
+    """Set the `encrypted` bit of every member, in both places where it stands."""
+    content = bytearray(path.read_bytes())
+    for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = content.find(mark)
+        while at >= 0:
+            content[at + offset] |= 1
+            at = content.find(mark, at + 1)
+    path.write_bytes(content)
+
+
+def pickled_array(path):
+    with path.open("wb") as file:
+        np.savez(file, rank=np.array([{"a": 1}], dtype=object), allow_pickle=True)
+
+
+BROKEN_TRACES = {
+    "missing": (Path.unlink, "no such file"),
+    "empty": (lambda path: path.write_bytes(b""), "not a complete .npz"),
+    "truncated": (truncate, "not a complete .npz"),
+    "text": (lambda path: path.write_text("rank,0"), "not a complete .npz"),
+    "pickle": (lambda path: path.write_bytes(pickle.dumps([1])), "not a complete .npz"),
+    "encrypted": (encrypt, "encrypted"),
+    "object array": (pickled_array, "pickled"),
+    "version 2": (lambda path: header(path, schema="treeopt.trace/2"), "treeopt.trace/2"),
+    "no version": (lambda path: header(path, schema=None), "schema"),
+    "array missing": (lambda path: rewritten(path, rank=None), "`rank` is missing"),
+    "array unknown": (lambda path: rewritten(path, extra=np.zeros(1)), "`extra`"),
+    "NaN": (lambda path: rewritten(path, accept=nan_accept(small_trace())), "accept[2, 1, 0]"),
+    "rank beyond width": (lambda path: rewritten(path, rank=ranks(4)), "rank[1, 2]"),
+    "rank below": (lambda path: rewritten(path, rank=ranks(-3)), "rank[1, 2]"),
+    "unsorted": (lambda path: rewritten(path, request=request(backwards=30)), "request[30]"),
+    "float ranks": (lambda path: rewritten(path, rank=np.zeros((160, 3))), "`rank` must be int16"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "word"), BROKEN_TRACES.values(), ids=BROKEN_TRACES)
+def test_search_refuses_a_broken_trace(trace_file, profile_file, tmp_path, unchanged, spoil, word):
+    spoil(trace_file)
+    unchanged()
+    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1")
+    refused(run(*words, "--output", tmp_path / "plan.json"), trace_file, word)
+    refused(run(*words, "--json"), trace_file, word)
+    refused(run("trace", "info", trace_file, "--json"), trace_file, word)
+
+
+def test_search_refuses_too_few_requests(tmp_path, profile_file, unchanged):
+    save_trace(small_trace(requests=3), tmp_path / "few.npz")
+    unchanged()
+    words = ("search", "--trace", tmp_path / "few.npz", "--profile", profile_file, "--batch", "1")
+    refused(run(*words), "at least 4", "3")
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"target": "tiny", "drafter": "heads"},
+        {"target": None, "drafter": []},
+        {"target": {"name": "[/bold] [red]tiny"}, "drafter": {"kind": "[b]"}},
+        {"verification": ["greedy"], "repeated_4grams": 0.5, "seed": None},
+        {"repeated_4grams": {"written": "much"}},
+    ],
+    ids=["strings", "none", "markup", "numbers", "shares"],
+)
+def test_a_trace_may_say_anything_of_its_models(tmp_path, profile_file, meta):
+    """`meta` is JSON of any shape; what is not understood is shown as unknown."""
+    path = tmp_path / "trace.npz"
+    save_trace(small_trace(meta=meta), path)
+    found = done("trace", "info", path).stdout
+    assert "160 anchors" in found
+    assert str(meta.get("target", {}).get("name", "") if isinstance(meta.get("target"), dict) else "") in found
+    assert "chosen tree" in done("search", "--trace", path, "--profile", profile_file, "--batch", "1").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--batch", "0"], ["batch", "0"]),
+        (["--batch", "x"], ["batch", "'x'"]),
+        (["--batch", "1.5"], ["batch", "'1.5'"]),
+        (["--batch", ""], ["batch"]),
+        (["--batch", "1,,2"], ["batch"]),
+        (["--batch", "1,-2"], ["batch", "-2"]),
+        ([], ["batch"]),
+        (["--batch", "1", "--max-nodes", "0"], ["max-nodes", "0"]),
+        (["--batch", "1", "--max-depth", "0"], ["max-depth", "0"]),
+        (["--batch", "1", "--max-depth", "4"], ["max-depth", "4", "3"]),
+        (["--batch", "1", "--held-out", "0"], ["held-out", "0"]),
+        (["--batch", "1", "--held-out", "1"], ["held-out", "1"]),
+        (["--batch", "1", "--held-out", "nan"], ["held-out", "nan"]),
+        (["--batch", "1", "--seed", "-1"], ["seed", "-1"]),
+        (["--batch", "1", "--context", "-1"], ["context", "-1"]),
+        (["--batch", "1", "--method", "guess"], ["method", "guess", "renewal"]),
+        (["--batch", "1", "--widht", "3"], ["--widht"]),
+    ],
+    ids=lambda value: " ".join(value) or "no batch" if isinstance(value, list) else None,
+)
+def test_settings_without_meaning_are_usage(trace_file, profile_file, unchanged, words, named):
+    unchanged()
+    refused(run("search", "--trace", trace_file, "--profile", profile_file, *words), *named, code=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "named"),
+    [
+        ({"batches": (1, 2)}, ["--batch", "1,4"], ["batch 4", "1, 2"]),
+        ({"tokens": 8}, ["--batch", "1", "--max-nodes", "8"], ["tokens 9", "2 to 8"]),
+        ({"depth": 2}, ["--batch", "1", "--max-depth", "3"], ["depth 3", "1 to 2"]),
+        ({}, ["--batch", "1", "--context", "101"], ["context 101", "4 to 100"]),
+        ({}, ["--batch", "1", "--context", "3"], ["context 3", "4 to 100"]),
+    ],
+    ids=["batch", "tokens", "depth", "longer", "shorter"],
+)
+def test_what_was_not_profiled_is_refused(trace_file, tmp_path, unchanged, changes, words, named):
+    path = tmp_path / "profile.json"
+    save_profile(small_profile(**changes), path)
+    unchanged()
+    refused(run("search", "--trace", trace_file, "--profile", path, *words), *named)
+
+
+def test_sizes_that_nobody_gave_are_those_that_the_profile_covers(trace_file, tmp_path):
+    """And the plan says what was left out; a profile wide enough leaves nothing out."""
+    words = ("search", "--trace", trace_file, "--profile", tmp_path / "profile.json", "--batch", "1,2", "--json")
+    for tokens, depth, nodes in ((8, 2, 7), (64, 3, 63)):
+        save_profile(small_profile(batches=(1, 2), tokens=tokens, depth=depth), tmp_path / "profile.json")
+        plan = read_json(done(*words).stdout)
+        assert (plan["meta"]["search"]["max_nodes"], plan["meta"]["search"]["max_depth"]) == (nodes, depth)
+        said = [warning for warning in plan["warnings"] if "not looked at" in warning]
+        assert len(said) == (2 if nodes == 7 else 0)
+        if said:
+            assert "more than 7 nodes" in said[0]
+            assert "more than 2 levels" in said[1]
+            assert all("batch 1, 2" in warning for warning in said)
+
+
+def test_no_profile_found(trace_file, unchanged):
+    unchanged()
+    refused(run("search", "--trace", trace_file, "--batch", "1"), "trace.npz", "no profile", "--profile")
+
+
+def test_a_named_profile_must_be_one(trace_file, tmp_path, unchanged):
+    (tmp_path / "profile.json").write_text("{}")
+    unchanged()
+    for name, word in (("profile.json", "schema"), ("none.json", "No such file")):
+        result = run("search", "--trace", trace_file, "--batch", "1", "--profile", tmp_path / name)
+        refused(result, str(tmp_path / name), word)
+
+
+OUTPUTS = {
+    "search": ("search", "--trace", "no.npz", "--batch", "1"),
+    "collect": ("trace", "collect", "--target", "no", "--drafter", "no", "--prompts", "no"),
+    "profile": ("profile", "--target", "no", "--drafter", "no", "--prompts", "no"),
+    "validate": ("validate", "--target", "no", "--drafter", "no", "--prompts", "no", "--plan", "no"),
+}
+
+
+@pytest.mark.parametrize("words", OUTPUTS.values(), ids=OUTPUTS)
+def test_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path, unchanged, monkeypatch, words):
+    (tmp_path / "file").write_text("a file")
+    unchanged()
+    refused(run(*words, "--output", tmp_path / "none" / "o"), "output", str(tmp_path / "none"), code=2)
+    refused(run(*words, "--output", tmp_path / "file" / "o"), "output", str(tmp_path / "file"), code=2)
+    refused(run(*words, "--output", tmp_path), "output", str(tmp_path), "directory", code=2)
+
+    # Root may write anywhere, so the system's refusal is played.
+    def denied(*args, **kwargs):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    for made in ("TemporaryFile", "mkstemp", "NamedTemporaryFile"):
+        monkeypatch.setattr(f"tempfile.{made}", denied)
+    refused(run(*words, "--output", tmp_path / "o"), "output", str(tmp_path), "Permission denied", code=2)
+
+
+def test_a_folder_that_is_no_trace_is_refused(tmp_path):
+    for words in (("search", "--trace", tmp_path, "--batch", "1"), ("trace", "info", tmp_path)):
+        refused(run(*words), "manifest.json", "No such file", str(tmp_path))

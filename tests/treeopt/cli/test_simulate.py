@@ -1,0 +1,340 @@
+"""`treeopt simulate` as people meet it: its figures are those of the library, its refusals say why in one line."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, load_profile, save_profile
+from simulate.runs.batch_run import run
+from simulate.runs.plan_switching import Switching
+from simulate.runs.server import serve
+from simulate.runs.timeline import speedup
+from simulate.runs.workload import drawn, poisson
+from tests.helpers.command_line import done, refused
+from tests.helpers.command_line import run as command
+from tests.helpers.strategies import drawn_trace
+from treeopt.cli.options.prompt_lengths import FREE
+from treeopt.planning.baselines import STATIC
+from treeopt.planning.search_pipeline import search
+from treeopt.plans.plan import Grown
+from treeopt.plans.plan_json import load_plan, save_plan
+from treeopt.replay.sampled_rules import drawn_ranks
+from treeopt.traces.trace import Trace, load_trace, save_trace
+from treeopt.tree import Tree
+
+TREE = "[[0,0],[1]]"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("simulate")
+    trace = drawn_trace([[0.6, 0.2], [0.3, 0.1]], [20, 30, 1, 25] * 6, depth=3, rng=np.random.default_rng(0))
+    save_trace(trace, folder / "t.npz")
+    batches = tuple(
+        BatchTimes(b, 0.01 * b**0.3, ((1, 1e-3), (3, 2e-3)), ((2, 0.011 * b**0.3), (64, 0.05 * b))) for b in (1, 2, 4)
+    )
+    profile = Profile(batches, (8, 200), 0.02)
+    save_profile(profile, folder / "p.json")
+    save_plan(search(trace, profile, batch=(1, 4)), folder / "plan.json")
+    return folder
+
+
+def words(files, *more):
+    return ["simulate", "--trace", files / "t.npz", "--profile", files / "p.json", *more]
+
+
+def test_figures_are_the_librarys(files, tmp_path):
+    out = tmp_path / "run.json"
+    settings = ["--batch", "4", "--tree", TREE, "--pad", "--prefill-s-per-token", "0.0001", "--prompt-tokens", "50"]
+    shown = done(*words(files, *settings, "--prefill-s", "0.02", "--drain", "--fixed-shape", "--json", "--output", out))
+    record = json.loads(shown.stdout)
+    assert record == json.loads(out.read_text("utf-8"))
+    trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
+    how = {"batch": 4, "prefill_s": 0.025, "prompt_tokens": 50, "piece": 4, "pad": True, "fixed_shape": True}
+    tree, plain = (run(trace, t, profile, **how) for t in (Tree.from_paths([(0, 0), (1,)]), None))
+    assert [way["name"] for way in record["ways"]] == ["tree", "no speculation"]
+    for way, due in zip(record["ways"], (tree, plain), strict=True):
+        assert way["tokens_s"]["value"] == due.rate.value
+        assert way["total_s"] == due.total_s
+        assert way["ttft_s"]["p95"]["value"] == due.percentiles("ttft", (0.95,))[0].value
+        assert way["itl_s"]["p50"]["high"] == due.percentiles("itl", (0.5,))[0].high
+    assert record["mode"] == "draining batches, all steps of full batches"
+    gain = speedup(tree, plain, relative_error=math.hypot(0.02, BETWEEN_RUNS))
+    assert record["speedup"]["throughput"]["value"] == gain.throughput.value
+    assert record["speedup"]["per_request"]["low"] == gain.per_request.low
+    table = done(*words(files, *settings)).stdout
+    assert "Speedup, tokens/s over plain decoding's: " in table
+    assert "Prefill 5 ms a prompt of 50 tokens; batches that were not measured cost" in table
+
+
+def test_a_plan_says_tree_and_batch(files):
+    record = json.loads(done(*words(files, "--plan", files / "plan.json", "--batch", "4", "--pad", "--json")).stdout)
+    plan = json.loads((files / "plan.json").read_text("utf-8"))
+    chosen = plan["entries"][1]["choice"]
+    assert record["tree"] == chosen["tree"]
+    assert record["ways"][0]["name"] == chosen["name"]
+    assert record["batch"] == 4
+    refused(command(*words(files, "--plan", files / "plan.json")), "the plan is for batch 1, 4: say which", code=2)
+    refused(command(*words(files, "--plan", files / "plan.json", "--batch", "2")), "is for batch 1, 4, not 2")
+
+
+def with_policy(plan, *, held=True):
+    """The plan with a policy in place of its choices, which stay as best static trees if held."""
+    policy = Grown("eagle2", {"nodes": 3}, 3.0, 2.0)
+    entries = []
+    for entry in plan.entries:
+        compared = (replace(entry.choice, name=STATIC), *entry.compared) if held else entry.compared
+        choice = replace(entry.choice, name="eagle2", tree=None, grown=policy)
+        entries.append(replace(entry, choice=choice, compared=compared))
+    return replace(plan, entries=tuple(entries))
+
+
+def test_a_plans_policy_gives_way_to_its_best_static_tree(files, tmp_path):
+    plan = load_plan(files / "plan.json")
+    save_plan(with_policy(plan), tmp_path / "policy.json")
+    how = ("--batch", "4", "--pad", "--json")
+    due = json.loads(done(*words(files, "--plan", files / "plan.json", *how)).stdout)
+    found = done(*words(files, "--plan", tmp_path / "policy.json", *how))
+    assert json.loads(found.stdout)["tree"] == due["tree"]
+    assert json.loads(found.stdout)["ways"][0] == due["ways"][0] | {"name": STATIC}
+    said = "the plan's choice 'eagle2' for batch 4 grows a tree at each step"
+    note, *warnings = found.stderr.splitlines()
+    assert note == f"Note: {said}; runs are of static trees: its {STATIC} is taken."
+    assert warnings == [f"Warning: {warning}." for warning in plan.warnings]
+    assert warnings  # of few requests
+    server = ("--arrivals", "5", "--requests", "30", "--pad", "--json")
+    save_plan(replace(plan, switches=()), tmp_path / "static.json")  # the others are the policies'
+    due = json.loads(done(*words(files, "--plan", tmp_path / "static.json", *server)).stdout)
+    found = done(*words(files, "--plan", tmp_path / "policy.json", *server))
+    assert json.loads(found.stdout)["ways"] == due["ways"]
+    assert found.stderr.count("Note: ") == 2
+    save_plan(with_policy(plan, held=False), tmp_path / "policy.json")
+    for more in (how, server):
+        refused(command(*words(files, "--plan", tmp_path / "policy.json", *more)), f"the plan holds no {STATIC}")
+
+
+def test_plain_decoding_stands_alone(files):
+    shown = done(*words(files, "--batch", "1")).stdout
+    assert "no speculation" in shown
+    assert "Speedup" not in shown
+    record = json.loads(done(*words(files, "--batch", "1", "--tree", "0", "--json")).stdout)
+    assert record["speedup"] is None
+    assert len(record["ways"]) == 1
+
+
+def test_single_tokens_have_no_time_between_them(files, tmp_path):
+    save_trace(load_trace(files / "t.npz").select(np.array([2, 6])), tmp_path / "short.npz")
+    settings = ["simulate", "--trace", tmp_path / "short.npz", "--profile", files / "p.json", "--batch", "1"]
+    record = json.loads(done(*settings, "--json").stdout)
+    assert record["ways"][0]["tpot_s"] == {"p50": None, "p95": None, "p99": None}
+    assert record["ways"][0]["e2e_s"]["p50"]["value"] == 0.01
+    done(*settings)
+
+
+@pytest.mark.parametrize("key", [{"weights": "3"}, {"settings": "t"}])
+@pytest.mark.parametrize("part", ["target", "drafter"])
+def test_files_of_other_models_are_warned_of(files, tmp_path, part, key):
+    """The trace's models are the profile's and the plan's, but for one of the two."""
+    meta = {"target": {"name": "t", "weights": "1"}, "drafter": {"kind": "medusa", "weights": "2"}}
+    other = meta | {part: meta[part] | key}
+    if key.keys() == {"settings"}:
+        meta |= {part: meta[part] | {"settings": "s"}}
+    save_profile(replace(load_profile(files / "p.json"), meta=meta), tmp_path / "p.json")
+    save_plan(replace(load_plan(files / "plan.json"), meta={"trace": meta}), tmp_path / "plan.json")
+    for own, warned in ((meta, False), (other, True)):
+        save_trace(replace(load_trace(files / "t.npz"), meta=own), tmp_path / "t.npz")
+        said = ("simulate", "--trace", tmp_path / "t.npz", "--profile", tmp_path / "p.json", "--plan")
+        for more in (["--batch", "4", "--pad"], ["--arrivals", "5", "--requests", "9", "--pad"]):
+            lines = [
+                line for line in done(*said, tmp_path / "plan.json", *more).stderr.splitlines() if FREE not in line
+            ]
+            lines = lines[: len(lines) - len(load_plan(tmp_path / "plan.json").warnings)]  # the plan's own come last
+            assert len(lines) == 2 * warned
+            for line, file in zip(lines, ("profile", "plan"), strict=False):
+                assert line.startswith(f"Warning: trace and {file} are of different {part}s or number types: t (")
+
+
+def test_a_plan_of_another_rule_is_warned_of(files, tmp_path):
+    told = {"verification": "greedy", "temperature": 0.0}
+    save_plan(replace(load_plan(files / "plan.json"), meta={"trace": told}), tmp_path / "plan.json")
+    said = words(files, "--trace", tmp_path / "t.npz", "--plan", tmp_path / "plan.json", "--batch", "1")
+    for own in (told, told | {"verification": "sample-and-match", "temperature": 1.0}):
+        save_trace(replace(load_trace(files / "t.npz"), meta=own), tmp_path / "t.npz")
+        shown = done(*said).stderr
+        assert ("with verification greedy, this is with sample-and-match" in shown) == (own is not told)
+        assert ("with temperature 0.0, this is with 1.0" in shown) == (own is not told)
+
+
+# --- a server
+
+
+def test_a_server_of_a_plan(files, tmp_path):
+    out = tmp_path / "served.json"
+    settings = ["--plan", files / "plan.json", "--arrivals", "5", "--requests", "60", "--replications", "3", "--pad"]
+    limits = ["--ttft-s", "0.2", "--tpot-s", "0.02", "--switch-s", "0.001", "--hysteresis", "1"]
+    record = json.loads(done(*words(files, *settings, *limits, "--json", "--output", out)).stdout)
+    assert record == json.loads(out.read_text("utf-8"))
+    assert [way["name"] for way in record["ways"]] == ["plan", "no speculation"]
+    assert record["rows"] == 4
+    plan = load_plan(files / "plan.json")
+    trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
+    switching = Switching.of(plan, hysteresis=1, switch_s=0.001)
+    rng = np.random.default_rng(np.random.SeedSequence(0).spawn(3)[0])
+    work = drawn(trace, poisson(60, rate=5, rng=rng), rng=rng)
+    served = serve(trace, work, switching, profile, rows=4, pad=True)
+    assert (
+        record["ways"][0]["first_day"]["running"]
+        == served.running(np.linspace(0, float(work.arrived_s[-1]), 60)).tolist()
+    )
+    assert record["ways"][0]["up"] == list(switching.up)
+    asked = {"arrivals": 5, "requests": 60, "replications": 3, "warmup": 0.1, "switch_s": 0.001, "hysteresis": 1}
+    assert asked.items() <= record["meta"]["settings"].items()
+    figures = record["ways"][0]["figures"]
+    assert 0 < figures["goodput_s"]["value"] <= 5 * 1.5
+    assert figures["ttft_s_p50"]["low"] <= figures["ttft_s_p50"]["value"]
+    shown = done(*words(files, *settings, *limits)).stdout
+    for text in ("goodput", "60 requests arrive 5 a second (Poisson)", "Goodput: within TTFT 0.2 s and TPOT 0.02 s."):
+        assert text in shown
+
+
+def test_a_plan_of_another_device_is_warned_of(files, tmp_path):
+    profile = load_profile(files / "p.json")
+    for name in ("H100 SXM", "2 x H100 SXM"):
+        save_profile(replace(profile, meta={**profile.meta, "device": name}), tmp_path / f"{name}.json")
+    there = load_profile(tmp_path / "2 x H100 SXM.json")
+    save_plan(search(load_trace(files / "t.npz"), there, batch=4), tmp_path / "plan.json")
+    asked = ["simulate", "--trace", files / "t.npz", "--plan", tmp_path / "plan.json", "--profile"]
+    told = "Warning: the plan's step times are of 2 x H100 SXM, the profile's of H100 SXM"
+    assert told in done(*asked, tmp_path / "H100 SXM.json").stderr
+    assert "step times are of" not in done(*asked, tmp_path / "2 x H100 SXM.json").stderr
+
+
+@pytest.mark.parametrize(("arrivals", "piles"), [("5", False), ("200", True)])
+def test_requests_that_pile_up_are_told(files, arrivals, piles):
+    found = done(*words(files, "--tree", "2", "--batch", "2", "--arrivals", arrivals, "--requests", "200", "--json"))
+    free, *warnings = json.loads(found.stdout)["warnings"]
+    assert free == FREE
+    ways = ("tree", "no speculation")
+    assert ["the queue grows by" in warning for warning in warnings] == [True] * 2 * piles
+    for way, warning in zip(ways, warnings, strict=False):
+        assert warning.startswith(f"requests pile up with {way} (")
+        assert f"Warning: {warning}." in found.stderr
+
+
+def test_a_server_near_its_limit_is_told_of(files):
+    """Without speculation, which is the slower: at 8.5 a second its rows are taken, but no queue grows for sure."""
+    asked = words(files, "--tree", "2", "--batch", "2", "--arrivals", "8.5", "--requests", "1000", "--json")
+    record = json.loads(done(*asked).stdout)
+    taken = [way["figures"]["running"]["value"] for way in record["ways"]]
+    assert taken[0] < 1.94 < taken[1]
+    _, warning = record["warnings"]
+    assert warning.startswith(f"no speculation is near its limit ({taken[1]:.2f} of 2 rows are taken)")
+
+
+def test_a_plan_is_said_to_have_seen_its_own_requests(files, tmp_path):
+    trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
+    for name in ("a", "b"):
+        save_trace(replace(trace, meta={**trace.meta, "text_sha256": name}), tmp_path / f"{name}.npz")
+    save_plan(search(load_trace(tmp_path / "a.npz"), profile, batch=4), tmp_path / "plan.json")
+    for name, seen in (("a", True), ("b", False)):
+        asked = ["simulate", "--trace", tmp_path / f"{name}.npz", "--profile", files / "p.json"]
+        shown = done(*asked, "--plan", tmp_path / "plan.json").stdout
+        assert ("chosen on 12 of these requests, which flatters them" in shown) == seen
+
+
+def test_a_server_of_one_tree_fed_by_a_file(files, tmp_path):
+    log = tmp_path / "log.jsonl"
+    lines = [{"prompt_tokens": 20 + i, "tokens": 1 + i, "arrived_s": i / 8} for i in range(24)]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = words(files, "--tree", "2", "--batch", "2", "--requests-file", log, "--prefill-s-per-token", "0.001")
+    record = json.loads(done(*settings, "--json").stdout)
+    assert [way["name"] for way in record["ways"]] == ["tree", "no speculation"]
+    assert record["conditions"][0].startswith("The file's requests arrive when the file says, texts drawn")
+    done(*settings, "--arrivals", "3", "--requests", "30")
+    plain = words(files, "--batch", "2", "--arrivals", "3", "--requests", "9")
+    assert len(json.loads(done(*plain, "--json").stdout)["ways"]) == 1
+    lines[7]["prompt_tokens"] = 900
+    log.write_text("\n" + "".join(json.dumps(line) + "\n" for line in lines))
+    refused(command(*settings), f"(the longest is that of {log}: line 9): context", "profile measured, 8 to 200 tokens")
+
+
+def test_a_server_that_only_prefills_has_no_shares_of_its_steps(files):
+    """Warnings of numpy are errors here."""
+    server = words(files, "--batch", "2", "--arrivals", "3", "--requests", "9", "--prefill-s", "1e9")
+    (plain,) = json.loads(done(*server, "--json").stdout)["ways"]
+    assert plain["figures"]["way_0"] is None
+    done(*server)
+
+
+def test_a_server_that_cannot_be_is_refused(files, tmp_path):
+    server = words(files, "--batch", "2", "--arrivals", "3")
+    for mode in ("--drain", "--lock-step", "--fixed-shape"):
+        refused(command(*server, mode), f"{mode} is for a run without arrivals", code=2)
+    refused(command(*server, "--hysteresis", "1"), "are for a --plan of several trees", code=2)
+    refused(command(*words(files, "--arrivals", "3")), "give --batch, the rows of the server", code=2)
+    refused(
+        command(*words(files, "--batch", "1", "--ttft-s", "1")), "--ttft-s is for a server: give --arrivals", code=2
+    )
+    for option in ("--prefill-s", "--prefill-s-per-token", "--switch-s", "--arrivals"):
+        refused(command(*server, option, "1e308"), option, "1e+308 is not in the range", code=2)
+    refused(command(*server, "--arrivals", "1e-308"), "1e-308 is not in the range", code=2)
+    refused(command(*server[:-2], "--batch", "3", "--arrivals", "99", "--no-pad"), "3 requests came to decode together")
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"prompt_tokens": 20, "tokens": 3}')
+    fed = words(files, "--batch", "2", "--requests-file", log)
+    refused(command(*fed), "its requests have no `arrived_s`: give --arrivals", code=2)
+    refused(command(*fed, "--prompt-tokens", "9"), "give one of --prompt-tokens and --requests-file", code=2)
+
+
+def test_without_simpy_a_server_says_what_it_needs(files, monkeypatch):
+    monkeypatch.setitem(sys.modules, "simpy", None)
+    refused(command(*words(files, "--batch", "2", "--arrivals", "3")), "needs simpy: pip install 'treeopt[serving]'")
+
+
+# --- refusals
+
+
+def test_what_cannot_be_is_refused(files, tmp_path):
+    refused(command(*words(files)), "give --batch, or a --plan", code=2)
+    both = words(files, "--plan", files / "plan.json", "--tree", "2", "--batch", "1")
+    refused(command(*both), "give one of --plan and --tree", code=2)
+    drained = words(files, "--batch", "4", "--tree", "2", "--json")
+    refused(command(*drained, "--no-pad"), "steps of batch 3 have no cost", "padding takes")
+    assert "batches that were not measured cost what the nearest above does" in done(*drained).stdout
+    profile = load_profile(files / "p.json")
+    ends = (profile.batches[0], replace(profile.batches[-1], batch=8 * profile.batches[0].batch))
+    save_profile(replace(profile, batches=ends), tmp_path / "p.json")
+    gap = ("--profile", tmp_path / "p.json", "--tree", "2", "--batch")
+    done(*words(files, *gap, "2"))
+    assert "padding" not in refused(command(*words(files, *gap, "9")), "steps of batch 9 have no cost")
+    refused(command(*words(files, "--batch", "1", "--tree", "7")), "the tree has depth 7, the trace records depth 3")
+    refused(command(*words(files, "--batch", "1", "--prefill-s-per-token", "1")), "needs --prompt-tokens", code=2)
+    refused(
+        command(*words(files, "--batch", "1", "--prompt-tokens", "500")),
+        "(context 500 lies outside what the profile measured, 8 to 200 tokens)",
+    )
+    trace = load_trace(files / "t.npz")
+    drawn = Trace(trace.request, trace.position, trace.rank, trace.width, {"verification": "specinfer"})
+    save_trace(drawn, tmp_path / "drawn.npz")
+    settings = ["simulate", "--trace", tmp_path / "drawn.npz", "--profile", files / "p.json", "--batch", "1"]
+    refused(command(*settings), "rule specinfer draws its candidates: what it keeps is in `kept`")
+
+
+def test_drawn_candidates_are_judged_by_what_is_kept(files, tmp_path):
+    trace = load_trace(files / "t.npz")
+    kept = np.zeros((trace.anchors, trace.depth, trace.width), dtype=np.float16)
+    kept[trace.rank >= 0, 0] = 0.5
+    drawn = Trace(trace.request, trace.position, trace.rank, trace.width, {"verification": "specinfer"}, kept=kept)
+    save_trace(drawn, tmp_path / "drawn.npz")
+    settings = ["simulate", "--trace", tmp_path / "drawn.npz", "--profile", files / "p.json", "--batch", "1"]
+    record = json.loads(done(*settings, "--tree", "1", "--seed", "5", "--json").stdout)
+    same = drawn_ranks(drawn, np.random.default_rng(5))
+    due = run(same, Tree.chain(1), load_profile(files / "p.json"), batch=1)
+    assert record["ways"][0]["total_s"] == due.total_s
+    assert "what is kept is drawn, given the texts" in record["conditions"][-2]
+    refused(command(*settings, "--tree", "[[1]]"), "skips rank 0")
+    refused(command(*settings, "--tree", "[[1]]", "--arrivals", "1"), "skips rank 0")

@@ -1,0 +1,174 @@
+"""`treeopt trace collect` with every drafter and all that it can record."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from executor.checkpoints import save_ngram
+from executor.drafters.ngram import NGram
+from executor.target.load_hf_model import load_tokenizer
+from tests.helpers.command_line import (
+    COLLECT,
+    TEXTS,
+    VOCABULARY,
+    inputs,
+    refused,
+    run,
+    write_drafter,
+    write_prompts,
+    write_target,
+)
+from treeopt.planning.learning_curve import learning_curves
+from treeopt.policies import DynamicTree
+from treeopt.replay.dynamic_tree import replay_policy
+from treeopt.replay.sampled_rules import drawn_ranks
+from treeopt.traces.trace import load_trace, save_trace
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    """As in test_cli: no git."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("treeopt.storage.provenance._commit", lambda: "none")
+        yield
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A folder with `target`, `drafter` (heads), `other` (a model), `counts` and `prompts.jsonl`."""
+    folder = tmp_path_factory.mktemp("tiny")
+    write_target(folder / "target")
+    write_target(folder / "other")
+    write_drafter(folder / "drafter")
+    write_prompts(folder / "prompts.jsonl")
+    tokens = load_tokenizer(folder / "target", vocabulary=VOCABULARY)(list(TEXTS))["input_ids"]
+    save_ngram(folder / "counts", NGram.count(tokens, order=2, vocabulary=VOCABULARY), meta={"target": "tiny"})
+    return folder
+
+
+def collected(tiny, path, *more, drafter="drafter"):
+    place = drafter if drafter.startswith("prompt-lookup") else tiny / drafter
+    words = inputs(tiny, drafter=place)
+    result = run("trace", "collect", *words, *COLLECT, "--depth", "2", "--output", path, *more)
+    assert result.exit_code == 0, result.stderr
+    return load_trace(path)
+
+
+@pytest.mark.parametrize("drafter", ["drafter", "other", "counts", "prompt-lookup", "prompt-lookup:5"])
+def test_every_drafter_is_recorded(tiny, tmp_path, drafter):
+    more = ("--probabilities", "--candidates", "depth=2,beam=3,width=4", "--requests", "3")
+    trace = collected(tiny, tmp_path / "t.npz", *more, drafter=drafter)
+    assert trace.draft_prob.shape == (trace.anchors, 2, 4)
+    assert (trace.draft_prob.sum(2)[trace.rank >= -1] > 0).all()
+    assert (trace.draft_entropy[trace.rank >= -1] >= 0).all()
+    assert trace.target_entropy.max() > 0
+    assert trace.accept is None
+    assert len(trace.candidates.parent) == trace.anchors * 16
+    assert replay_policy(DynamicTree(nodes=5, depth=2, beam=3, width=4), trace).committed.sum() == trace.anchors
+
+
+def test_rules_above_temperature_0(tiny, tmp_path):
+    sampled = ("--temperature", "0.8", "--top-k", "30", "--seed", "2", "--requests", "3")
+    plain = collected(tiny, tmp_path / "t.npz", *sampled)
+    assert (plain.accept, plain.draft_prob, plain.meta["verification"]) == (None, None, "sample-and-match")
+    drawn = collected(tiny, tmp_path / "t.npz", *sampled, "--rule", "sequoia", "--draws", "3")
+    assert drawn.meta["accept"] == "first in closed form, others means of 3 draws"
+    assert (drawn.meta["top_k"], drawn.meta["text_sha256"]) == (30, plain.meta["text_sha256"])
+    assert drawn.draft_prob is None
+    assert (drawn.accept[..., 0][drawn.rank >= -1] > 0).any()
+
+
+@pytest.mark.parametrize("rule", ["specinfer", "leviathan"])
+def test_of_rules_that_draw_candidates_what_is_kept_is_told(tiny, tmp_path, rule):
+    """Curves are of ranks that the rule might have kept, not of the drafter's; chains have none."""
+    trace = collected(tiny, tmp_path / "t.npz", "--rule", rule, "--temperature", "1")
+    told = run("trace", "info", tmp_path / "t.npz", "--nodes", "4").stdout
+    assert "the ranks shown are the drafter's, not what steps keep" in told
+    curve = run("trace", "info", tmp_path / "t.npz", "--learning-curve", "--nodes", "4", "--json")
+    if rule == "leviathan":
+        refused(curve, "verifies chains alone")
+        return
+    (found,) = json.loads(curve.stdout)["learning_curves"]
+    due = learning_curves(drawn_ranks(trace, np.random.default_rng(0)), nodes=(4,), depth=trace.depth, seed=0)
+    assert found["points"][-1]["held_out"]["value"] == due[0].points[-1].held_out.value
+
+
+def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
+    more = ("--rule", "typical", "--temperature", "0.7", "--tree", "[[0,0],[0,1],[1,0],[2]]")
+    trace = collected(tiny, tmp_path / "t.npz", *more)
+    assert trace.tree_kept.shape == (trace.anchors, 6)
+    told = run("trace", "info", tmp_path / "t.npz")
+    assert "kept by the recorded" in told.stdout
+    assert "assumed: trees are replayed on text that the tree of the recording wrote" in told.stdout
+    refused(run("trace", "info", tmp_path / "t.npz", "--learning-curve"), "rank paths do not tell", code=1)
+
+
+@pytest.mark.parametrize(
+    ("more", "words", "code"),
+    [
+        (("--rule", "typical", "--temperature", "1"), ("--rule typical and --tree go together",), 2),
+        (("--tree", "2"), ("--rule typical and --tree go together",), 2),
+        (("--rule", "typical", "--temperature", "1", "--tree", "[[9]]"), ("rank 9", "width 4"), 1),
+        (("--rule", "typical", "--temperature", "1", "--tree", "[]"), ("tree",), 2),
+        (("--rule", "sequoia"), ("--temperature",), 2),
+        (("--top-k", "3"), ("--temperature",), 2),
+        (("--candidates", "beam=3"), ("must be depth=N and may add beam, width",), 2),
+        (("--candidates", "depth=2,nodes=3"), ("must be depth=N",), 2),
+        (("--candidates", "depth=9"), ("depth 9", "drafts 3 at most"), 1),
+        (("--candidates", "depth=2", "--rule", "specinfer", "--temperature", "1"), ("rule specinfer",), 2),
+        (("--stride", "0"), ("stride",), 2),
+        (("--draws", "0"), ("draws",), 2),
+        (("--stride", "2"), ("--stride is of --candidates",), 2),
+        (("--draws", "3"), ("--draws is for rule sequoia, not greedy",), 2),
+    ],
+)
+def test_what_cannot_be_is_refused(tiny, tmp_path, more, words, code):
+    result = run("trace", "collect", *inputs(tiny), *COLLECT, "--output", tmp_path / "t.npz", *more)
+    refused(result, *words, code=code)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_are_kept_gone_on_with_and_joined(tiny, tmp_path):
+    """The small batch makes shards of 8 requests in all; the provenance names the command, so it is the same."""
+    parts = ("--parts", tmp_path / "parts")
+    collected(tiny, tmp_path / "t.npz", *parts)
+    first = (tmp_path / "t.npz").read_bytes()
+    (tmp_path / "t.npz").unlink()
+    collected(tiny, tmp_path / "t.npz", *parts)
+    assert (tmp_path / "t.npz").read_bytes() == first
+    result = run("trace", "merge", tmp_path / "parts", "--output", tmp_path / "joined.npz")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == f"48 anchors of 8 requests written to {tmp_path / 'joined.npz'}\n"
+    assert (tmp_path / "joined.npz").read_bytes() == first
+    more = collected(tiny, tmp_path / "t.npz", *parts, "--requests", "8")
+    assert more.requests == 8
+    words = ("trace", "collect", *inputs(tiny), *COLLECT, "--depth", "2", "--output", tmp_path / "t.npz", *parts)
+    refused(run(*words, "--seed", "1"), "parts", "seed", code=2)
+
+
+def test_traces_are_joined(tiny, tmp_path):
+    first = collected(tiny, tmp_path / "a.npz", "--requests", "3")
+    second = collected(tiny, tmp_path / "b.npz", "--skip", "3")
+    files = tmp_path / "a.npz", tmp_path / "b.npz"
+    result = run("trace", "merge", *files, "--output", tmp_path / "c.npz")
+    assert result.exit_code == 0, result.stderr
+    found = load_trace(tmp_path / "c.npz")
+    assert found.rank.tolist() == first.rank.tolist() + second.rank.tolist()
+    assert [part["requests"] for part in found.meta["merged"]] == [3, 5]
+    assert found.prompt_tokens.tolist() == first.prompt_tokens.tolist() + second.prompt_tokens.tolist()
+    assert run("trace", "info", tmp_path / "c.npz").exit_code == 0
+    save_trace(replace(second, prompt_tokens=None), tmp_path / "silent.npz")
+    told = run("trace", "merge", files[0], tmp_path / "silent.npz", "--output", tmp_path / "d.npz").stderr
+    assert f"lengths of prompts are left out, not told by {tmp_path / 'silent.npz'}" in told
+    assert load_trace(tmp_path / "d.npz").prompt_tokens is None
+    (tmp_path / "d.npz").unlink()
+    save_trace(replace(first, prompt_tokens=None), tmp_path / "too.npz")
+    told = run("trace", "merge", tmp_path / "too.npz", tmp_path / "silent.npz", "--output", tmp_path / "d.npz").stderr
+    assert "lengths of prompts" not in told
+    (tmp_path / "d.npz").unlink()
+    refused(run("trace", "merge", files[0], files[0], "--output", tmp_path / "d.npz"), f"{files[0]} holds texts")
+    refused(run("trace", "merge", tmp_path, "--output", tmp_path / "d.npz"), "manifest.json")
+    refused(run("trace", "merge", tmp_path / "none.npz", "--output", tmp_path / "d.npz"), "no such file")
+    assert not (tmp_path / "d.npz").exists()

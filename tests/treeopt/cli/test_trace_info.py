@@ -1,0 +1,94 @@
+"""`treeopt trace info`: what it prints of data, few or many, of folders, and of learning curves."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.helpers.command_line import done, read_json, refused, run
+from tests.helpers.strategies import drawn_trace
+from treeopt.planning.learning_curve import advice, learning_curves
+from treeopt.traces.resumable_shards import Shards, note
+from treeopt.traces.trace import load_trace, save_trace
+
+
+@pytest.fixture
+def trace_file(tmp_path):
+    """Forty requests of two kinds."""
+    path = tmp_path / "trace.npz"
+    laws = [[0.6, 0.2, 0.1], [0.3, 0.4, 0.1]]
+    save_trace(drawn_trace(laws, [25] * 40, depth=3, rng=np.random.default_rng(3)), path)
+    return path
+
+
+def test_curves_are_printed_and_told(trace_file):
+    words = ("trace", "info", trace_file, "--learning-curve", "--nodes", "2,5", "--seed", "4")
+    shown = done(*words).stdout
+    record = read_json(done(*words, "--json").stdout)
+    curves = learning_curves(load_trace(trace_file), nodes=(2, 5), depth=3, seed=4)
+    assert [told["nodes"] for told in record["learning_curves"]] == [2, 5]
+    for curve, told in zip(curves, record["learning_curves"], strict=True):
+        assert f"best trees of {curve.nodes} nodes" in shown
+        assert told["flat_from"] == (curve.flat and curve.flat.requests)
+        if curve.flat:
+            assert f"Flat from {curve.flat.requests} requests: what more of them gain, up to 20, is within" in shown
+        for point, values in zip(curve.points, told["points"], strict=True):
+            assert (values["requests"], values["anchors"]) == (point.requests, point.anchors)
+            assert [tuple(path) for path in values["tree"]] == list(point.tree.paths)
+            assert values["fitted"] == point.fitted
+            for name in ("held_out", "loss"):
+                estimate = getattr(point, name)
+                assert list(values[name].values()) == [estimate.value, estimate.low, estimate.high]
+            held, loss = point.held_out, point.loss
+            assert f"{point.fitted:.3f} │ {held.value:.3f} [{held.low:.3f}, {held.high:.3f}]" in shown
+            assert point is curve.points[-1] or f"{loss.value:.3f} [{loss.low:.3f}, {loss.high:.3f}]" in shown
+
+
+def test_a_curve_of_few_requests_is_not_called_flat(trace_file, tmp_path):
+    few = load_trace(trace_file).select(np.arange(4))
+    save_trace(few, tmp_path / "few.npz")
+    words = ("trace", "info", tmp_path / "few.npz", "--learning-curve", "--nodes", "5,20")
+    curves = learning_curves(few, nodes=(5, 20), depth=3, seed=0)
+    assert any(curve.vague for curve in curves)
+    shown = done(*words).stdout
+    assert shown.count("Too small a trace to tell whether") == sum(curve.vague for curve in curves)
+    assert shown.count("Flat from") == sum(curve.flat is not None for curve in curves)
+    told = read_json(done(*words, "--json").stdout)["learning_curves"]
+    assert [each["vague"] for each in told] == [curve.vague for curve in curves]
+
+
+def test_advice_is_printed_and_told(trace_file, tmp_path):
+    trace = load_trace(trace_file)
+    due = advice(trace, 63)
+    assert len(due) == 1
+    assert f"Beware: {due[0]}." in done("trace", "info", trace_file).stdout
+    assert read_json(done("trace", "info", trace_file, "--json").stdout)["advice"] == list(due)
+    assert "Beware" not in done("trace", "info", trace_file, "--nodes", "20").stdout
+    save_trace(trace.select(np.arange(2)), tmp_path / "few.npz")
+    few = done("trace", "info", tmp_path / "few.npz").stdout
+    assert "Beware: trees need at least 4 requests" in few
+    refused(run("trace", "info", tmp_path / "few.npz", "--learning-curve"), "at least 4 requests")
+    refused(run("trace", "info", trace_file, "--nodes", "4,x"), "tree sizes", "'4,x'", code=2)
+    refused(run("trace", "info", trace_file, "--nodes", "0"), "tree sizes, whole numbers in 1..", "'0'", code=2)
+
+
+def test_a_folder_of_shards_is_a_trace(trace_file, tmp_path):
+    trace = load_trace(trace_file)
+    shards = Shards.begin(tmp_path / "parts", {"repeated_4grams": {"prompts": 0.0}}, {}, trace.requests)
+    for number, part in enumerate(np.split(np.arange(trace.requests), [7, 20])):
+        piece = trace.select(part)
+        entropy = np.zeros(piece.anchors, dtype=np.float16)
+        shards.add(replace(piece, meta=note([str(number)], 10, 1), target_entropy=entropy))
+    one = read_json(done("trace", "info", trace_file, "--json", "--learning-curve").stdout)
+    parts = read_json(done("trace", "info", tmp_path / "parts", "--json", "--learning-curve").stdout)
+    assert parts["meta"]["repeated_4grams"] == {"written": 0.1, "prompts": 0.0}
+    assert parts["optional"] == ["target_entropy"]
+    assert one | {"meta": {}} == parts | {"meta": {}, "optional": []}
+
+
+def test_info_shows_what_a_trace_holds(made):
+    shown = done("trace", "info", made / "trace.npz").stdout
+    assert "48 anchors of 8 requests (6 to 6 tokens after prompts of 5 to 12), depth 3, width 4" in shown
+    record = read_json(done("trace", "info", made / "trace.npz", "--json").stdout)
+    assert (record["anchors"], record["requests"]) == (48, 8)
+    assert record["meta"]["target"]["name"] == "target"

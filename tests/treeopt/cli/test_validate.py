@@ -1,0 +1,405 @@
+"""`treeopt validate`: predicted against measured, and what it refuses."""
+
+import json
+import shutil
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from executor.verification.acceptance_rules import Greedy
+from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
+from simulate.validation.end_to_end import Runs, whole_runs
+from simulate.validation.predictions import load_predictions
+from tests.helpers.command_line import (
+    CHECK,
+    CONTEXT,
+    HEADS,
+    MODELS,
+    RANDOM,
+    done,
+    error_of,
+    inputs,
+    knowing,
+    read_json,
+    refused,
+    run,
+    small_profile,
+    validate,
+    whole,
+)
+from tests.helpers.strategies import drawn_trace
+from treeopt.planning.search_pipeline import hold_out
+from treeopt.plans.plan_json import load_plan, save_plan
+from treeopt.replay.static_tree import replay_tree
+from treeopt.storage.atomic_files import checksum
+from treeopt.traces.trace import load_trace, save_trace
+from treeopt.tree import Tree
+
+
+def test_the_whole_way(made, tiny, tmp_path):
+    """Recorded, measured, searched, validated: every file names the same models, so nothing is warned of."""
+    for name in ("trace.npz", "profile.json"):
+        shutil.copy(made / name, tmp_path)
+    found = done(
+        *("search", "--trace", tmp_path / "trace.npz", "--batch", "1", "--max-nodes", "4"),
+        *("--output", tmp_path / "plan.json"),
+    )
+    assert found.stderr.splitlines()[0] == "profile: profile.json"
+    assert "Warning" not in found.stderr
+    shown = validate(tiny, tmp_path / "plan.json")
+    assert shown.exit_code == 0
+    assert "predicted" in shown.stdout
+    assert "Warning" not in shown.stderr
+    # These are the very prompts that the trace was made of; nothing may say otherwise.
+    assert "does not hold" not in shown.stdout
+    output = tmp_path / "validation.json"
+    told = validate(tiny, tmp_path / "plan.json", "--json", "--output", output)
+    assert told.exit_code == 0
+    record = read_json(told.stdout)
+    assert record == read_json(output.read_text())
+    assert record["schema"] == "treeopt.validation/2"
+    (entry,) = load_plan(tmp_path / "plan.json").entries
+    fixed = load_predictions(tmp_path / "validation.predictions.json")
+    assert fixed.plan.entries == (entry,)
+    assert record["meta"]["predictions"]["sha256"] == fixed.sha256
+    assert fixed.meta["plan"] == checksum(tmp_path / "plan.json")
+    assert record["cells"][0]["batch"] == 1
+    assert record["cells"][0]["tree"]["id"] in {c.tree.id for c in (entry.choice, *entry.compared) if c.tree}
+    assert record["max_error"] == max(abs(cell["error"]) for cell in record["cells"])
+
+
+def test_validate_makes_its_own_plan_of_a_trace(made, tiny, tmp_path):
+    """As `treeopt search` would, with limits that the profile covers."""
+    save_profile(small_profile(batches=(1, 2)), tmp_path / "profile.json")
+    words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1,2", "--json")
+    result = done("validate", *inputs(tiny), *CHECK, *words)
+    assert {cell["batch"] for cell in read_json(result.stdout)["cells"]} == {1, 2}
+
+
+def test_validate_predicts_whole_runs(made, tiny, tmp_path):
+    """As the library does, of the requests that trees were not chosen on."""
+    record, told = whole(tiny, made, tmp_path, *CHECK)
+    assert "whole runs" not in told
+    fixed = load_predictions(tmp_path / "fixed.json")
+    cells = {(cell["batch"], cell["tree"]["id"]): cell["end_to_end_predicted"] for cell in record["cells"]}
+    assert cells == {place: asdict(due) for place, due in fixed.whole.items()}
+    assert record["end_to_end"]["cells"] == len(cells) >= 2
+    trace = load_trace(made / "trace.npz")
+    runs = Runs({1: (2, 2, 2, 2), 2: (4, 4)}, tuple(trace.prompt_tokens.tolist()), 6)
+    assert fixed.meta["runs"] == runs.record
+    assert fixed.whole == whole_runs(
+        fixed.plan, hold_out(trace, seed=0)[1], load_profile(tmp_path / "profile.json"), runs
+    )
+    table = done("validate", *inputs(tiny), *CHECK, "--predictions", tmp_path / "fixed.json").stdout
+    assert "Error of whole runs, prefill and draining included: mean" in table
+    assert "end to end" in table
+
+
+@pytest.mark.parametrize(
+    ("more", "profile", "told"),
+    [
+        (("--new-tokens", "5"), None, "the trace's requests are of up to 6 tokens, those to be decoded of 5"),
+        (("--new-tokens", "6"), knowing(40, 64), "prefill was measured for 40 tokens and more"),
+        (("--new-tokens", "6"), small_profile(batches=(1, 2)), "the profile does not know what prompts take"),
+    ],
+)
+def test_validate_says_why_whole_runs_are_not_predicted(made, tiny, tmp_path, more, profile, told):
+    record, said = whole(tiny, made, tmp_path, *more, "--blocks", "2", profile=profile)
+    assert record["end_to_end"] is None
+    assert f"whole runs are not predicted: {told}" in said
+    assert load_predictions(tmp_path / "fixed.json").meta["runs"] is None
+
+
+def test_a_few_prompts_may_be_shorter_than_profiled(made, tiny, tmp_path):
+    lengths = sorted(load_trace(made / "trace.npz").prompt_tokens.tolist())
+    assert lengths[0] < lengths[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("treeopt.cli.options.prediction_sources.FEW", 1 / len(lengths))
+        record, said = whole(tiny, made, tmp_path, *CHECK, profile=knowing(lengths[1], 64))
+    assert f"1 prompts are taken to be as long as the shortest profiled, {lengths[1]} tokens" in said
+    assert record["end_to_end"]["cells"] >= 2
+
+
+def test_whole_runs_are_compared_with_their_own_predictions_only(made, tiny, tmp_path):
+    record, _ = whole(tiny, made, tmp_path, *CHECK)
+    assert record["end_to_end"]["cells"] >= 2
+    words = ("--predictions", tmp_path / "fixed.json", "--json")
+    same = done("validate", *inputs(tiny), *CHECK, *words)
+    assert read_json(same.stdout)["end_to_end"]["cells"] >= 2
+    assert "whole runs" not in same.stderr
+    turned = tmp_path / "turned.jsonl"
+    turned.write_text("".join(reversed((tiny / "prompts.jsonl").read_text().splitlines(keepends=True))))
+    for prompts, new_tokens in ((tiny / "prompts.jsonl", "4"), (turned, "6")):
+        how = ("--new-tokens", new_tokens, "--blocks", "2")
+        other = done("validate", *inputs(tiny, prompts=prompts), *how, *words)
+        assert read_json(other.stdout)["end_to_end"] is None
+        assert "whole runs are not compared: other prompts, blocks or numbers of tokens" in other.stderr
+
+
+def test_validate_measures_trees_of_given_sizes(made, tiny, tmp_path):
+    """What trace or profile do not cover is named and left out."""
+    save_profile(small_profile(batches=(1, 2)), tmp_path / "profile.json")
+    words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1,2", "--json")
+    shapes = ("--shapes", "chain:1,chain:2,chain:99,best:4")
+    record = read_json(done("validate", *inputs(tiny), *CHECK, *words, *shapes).stdout)
+    for batch in (1, 2):
+        names = {name for c in record["cells"] if c["batch"] == batch for name in c["name"].split(", ")}
+        assert {"chain of 1", "chain of 2", "best tree of 4"} <= names
+        assert list(record["meta"]["skipped"][str(batch)]) == ["chain of 99"]
+    cells = {tree["id"]: (c, c["closed_forms"]) for c in record["cells"] if (tree := c["tree"]) and c["batch"] == 1}
+    assert all(forms["leviathan"] > 0 and forms["coral"] > 0 for _, forms in cells.values())
+    refused(run("validate", *inputs(tiny), *CHECK, *words[:-1], "--shapes", "tree:4"), "chain:N", "tree:4", code=2)
+
+
+def test_validate_leaves_out_what_a_small_profile_does_not_cover(made, tiny, tmp_path):
+    """As `profile --max-nodes 3 --max-depth 2` leaves it: the usual sizes and the trace's depth are beyond it."""
+    save_profile(small_profile(batches=(1, 2), tokens=4, depth=2), tmp_path / "profile.json")
+    words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1,2", "--json")
+    result = done("validate", *inputs(tiny), *CHECK, *words)
+    record = read_json(result.stdout)
+    trees = [Tree.from_paths(tuple(map(tuple, cell["tree"]["paths"]))) for cell in record["cells"]]
+    assert trees
+    assert all(tree.nodes <= 3 and tree.depth <= 2 for tree in trees)
+    usual = "chain of 4, best tree of 7, best tree of 15, best tree of 31, best tree of 63"
+    for batch in (1, 2):
+        assert f"batch {batch}: not measured, trace or profile do not cover them: {usual}" in result.stderr
+        assert ", ".join(record["meta"]["skipped"][str(batch)]) == usual
+
+
+def test_validate_says_how_to_go_on_where_no_tree_is_covered(made, tiny, tmp_path, unchanged):
+    """A profile of one size that is no tree's smallest."""
+    times = BatchTimes(1, 0.010, ((1, 1e-4), (3, 4e-4)), ((3, 0.011), (4, 0.012)))
+    save_profile(Profile((times,), (4, 100), 0.02, MODELS), tmp_path / "profile.json")
+    unchanged()
+    words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1")
+    refused(
+        run("validate", *inputs(tiny), *CHECK, *words),
+        *("cover no tree at batch 1", "treeopt search --output plan.json", "--plan plan.json"),
+    )
+
+
+def replaying(trace, profile, *more):
+    """A validation of random weights that keep what 8 requests of a trace keep."""
+    words = (*RANDOM, "--profile", profile, "--acceptance", f"replay:{trace}", "--blocks", "2", "--json")
+    return run("validate", *words, "--trace", trace, "--batch", "1,2", *more)
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """A trace of 16 requests and a profile that covers the usual small trees."""
+    rng = np.random.default_rng(0)
+    trace = drawn_trace([[0.5, 0.2, 0.1, 0.05]], [12] * 16, depth=3, rng=rng)
+    save_trace(trace, tmp_path / "t.npz")
+    save_profile(small_profile(batches=(1, 2), depth=3), tmp_path / "p.json")
+    return trace, tmp_path / "t.npz", tmp_path / "p.json"
+
+
+def test_random_weights_replay_a_trace(sources, tmp_path):
+    """tau is the replay's of just those requests, and no prediction has seen them."""
+    trace, path, profile = sources
+    result = replaying(path, profile, "--requests", "8", "--skip", "4", "--output", tmp_path / "v.json")
+    assert result.exit_code == 0, result.stderr
+    record = read_json(result.stdout)
+    part = trace.select(np.arange(4, 12))
+    for cell in record["cells"]:
+        tree = Tree.from_paths(tuple(map(tuple, cell["tree"]["paths"])))
+        assert cell["measured"]["tau"]["value"] == pytest.approx(replay_tree(tree, part).tau)
+    meta = record["meta"]
+    assert (meta["acceptance"], meta["prompts"], meta["prompt_tokens"]) == ("replay", 8, [5, 5])
+    assert meta["target"]["name"] == "random-toy"
+    assert meta["predictions"]["replayed"] == checksum(path)
+    assert meta["predictions"]["replayed_requests"] == [4, 8]
+    search = load_predictions(tmp_path / "v.predictions.json").plan.meta["search"]
+    assert search["requests_chosen_on"] + search["requests_judged_on"] == 16 - 8
+
+
+def test_a_replay_does_the_work_of_a_rule(sources, tmp_path, monkeypatch):
+    """What steps keep is the trace's, what they compute is the rule's."""
+    trace, path, profile = sources
+
+    def unwanted(*_: object) -> None:
+        raise AssertionError("judged greedily")
+
+    monkeypatch.setattr(Greedy, "accept", unwanted)
+    result = replaying(path, profile, "--requests", "8", "--temperature", "1", "--rule", "point-mass")
+    assert result.exit_code == 0, result.stderr
+    record = read_json(result.stdout)
+    assert (record["meta"]["verification"], record["meta"]["temperature"]) == ("point-mass", 1.0)
+    part = trace.select(np.arange(8))
+    for cell in record["cells"]:
+        tree = Tree.from_paths(tuple(map(tuple, cell["tree"]["paths"])))
+        assert cell["measured"]["tau"]["value"] == pytest.approx(replay_tree(tree, part).tau)
+
+
+def test_predictions_are_read_again_unless_they_were_changed(sources, tmp_path):
+    _, path, profile = sources
+    fixed = tmp_path / "fixed.json"
+    first = replaying(path, profile, "--requests", "8", "--predictions", fixed)
+    assert first.exit_code == 0, first.stderr
+    assert "predictions" in first.stderr
+    words = (*RANDOM, "--blocks", "2", "--requests", "8", "--predictions", fixed)
+    kept = fixed.read_bytes()
+    again = done("validate", *words, "--acceptance", f"replay:{path}", "--json")
+    assert fixed.read_bytes() == kept
+    one, other = (read_json(result.stdout) for result in (first, again))
+    assert one["meta"]["predictions"] == other["meta"]["predictions"]
+    assert [c["predicted"] for c in one["cells"]] == [c["predicted"] for c in other["cells"]]
+    assert [c["closed_forms"] for c in one["cells"]] == [c["closed_forms"] for c in other["cells"]]
+    refused(run("validate", *words), "fixed.json", "replay of a trace", "live", code=2)
+    seen = run("validate", *words, "--acceptance", f"replay:{path}", "--skip", "1")
+    refused(seen, "fixed.json", "--skip 0 --requests 8", code=2)
+    fixed.write_text(fixed.read_text().replace('"seed": 0', '"seed": 1', 1))
+    refused(run("validate", *words, "--acceptance", f"replay:{path}"), "fixed.json", "was changed")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--requests", "17"], ["17 requests wanted after skipping 0", "16"]),
+        (["--requests", "8", "--skip", "9"], ["8 requests wanted after skipping 9", "16"]),
+        ([], ["--requests", "same trace"]),
+        (["--requests", "8", "--acceptance", "replay"], ["--acceptance", "replay:TRACE.npz"]),
+        (["--requests", "8", "--dtype", "auto"], ["--random-weights", "--dtype"]),
+        (["--requests", "8", "--drafter", "heads"], ["medusa:K", "heads"]),
+        (["--requests", "8", "--prompts", "p.jsonl"], ["--prompts", "--prompt-tokens"]),
+    ],
+)
+def test_replays_are_refused(sources, unchanged, more, words):
+    _, path, profile = sources
+    unchanged()
+    refused(replaying(path, profile, *more), *words, code=2)
+
+
+def test_ranks_of_a_rule_that_draws_are_not_replayed(sources):
+    trace, path, profile = sources
+    save_trace(replace(trace, meta={**trace.meta, "verification": "leviathan"}), path)
+    refused(replaying(path, profile, "--requests", "8"), str(path), "rule leviathan draws", code=2)
+
+
+def test_a_replay_needs_the_step_times_of_its_own_models(sources):
+    _, path, _ = sources
+    words = ("--trace", path, "--acceptance", f"replay:{path}", "--requests", "8")
+    refused(run("validate", *RANDOM, *words), "--profile", code=2)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_plan_of_the_texts_that_are_replayed_is_warned_of(sources, tmp_path, same):
+    trace, path, profile = sources
+    save_trace(replace(trace, meta={"text_sha256": "ab"}), path)
+    words = ("--profile", profile, "--batch", "1", "--max-nodes", "4", "--output", tmp_path / "plan.json")
+    done("search", "--trace", path, *words)
+    save_trace(replace(trace, meta={"text_sha256": "ab" if same else "cd"}), path)
+    words = ("--plan", tmp_path / "plan.json", "--acceptance", f"replay:{path}", "--requests", "4", "--blocks", "2")
+    result = run("validate", *RANDOM, *words)
+    assert result.exit_code == 0, result.stderr
+    assert ("Warning: the plan was chosen on the texts that are replayed" in result.stderr) == same
+
+
+@pytest.mark.parametrize(("label", "told"), [(8.0, False), (90.0, True)])
+def test_a_plan_of_another_context_is_warned_of(sources, tmp_path, label, told):
+    trace, path, profile = sources
+    small = small_profile(batches=(1,), depth=3)
+    save_profile(replace(small, batches=(replace(small.batches[0], context=label),)), profile)
+    done("search", "--trace", path, "--profile", profile, "--batch", "1", "--output", tmp_path / "plan.json")
+    save_trace(trace, tmp_path / "other.npz")
+    words = ("--acceptance", f"replay:{tmp_path / 'other.npz'}", "--requests", "4", "--blocks", "2")
+    for more in (("--plan", tmp_path / "plan.json", "--predictions", tmp_path / "fixed.json"), ()):
+        again = more or ("--predictions", tmp_path / "fixed.json")
+        result = run("validate", *RANDOM, *words, *again)
+        assert result.exit_code == 0, result.stderr
+        assert ("Warning: the plan's steps are priced at 90 tokens a sequence" in result.stderr) == told
+
+
+def test_validate_warns_of_a_plan_of_another_rule(plan_file, tiny, tmp_path):
+    """It decodes greedily."""
+    for told, warned in ((("greedy", 0.0), False), (("sample-and-match", 1.0), True)):
+        plan = load_plan(plan_file)
+        trace = plan.meta["trace"] | dict(zip(("verification", "temperature"), told, strict=True))
+        save_plan(replace(plan, meta={**plan.meta, "trace": trace}), tmp_path / "plan.json")
+        said = validate(tiny, tmp_path / "plan.json").stderr
+        assert ("with verification sample-and-match, this is with greedy" in said) == warned
+        assert ("with temperature 1.0, this is with 0.0" in said) == warned
+
+
+def test_validate_decodes_by_the_rule_of_the_plan_s_trace(plan_file, tiny, tmp_path):
+    plan, told = load_plan(plan_file), {"verification": "sample-and-match", "temperature": 0.7, "top_p": 0.9}
+    save_plan(replace(plan, meta={**plan.meta, "trace": plan.meta["trace"] | told}), tmp_path / "plan.json")
+    asked = ("--temperature", "0.7", "--top-p", "0.9", "--output", tmp_path / "v.json")
+    said = validate(tiny, tmp_path / "plan.json", *asked)
+    assert said.exit_code == 0, said.stderr
+    assert "this is with" not in said.stderr
+    assert "new tokens each by sample-and-match at temperature 0.7, top-p 0.9, in" in said.stdout
+    record = json.loads((tmp_path / "v.json").read_text("utf-8"))
+    assert {name: record["meta"][name] for name in told} == told
+    other = validate(tiny, tmp_path / "plan.json", "--temperature", "0.7")
+    assert "recorded with top_p 0.9, this is with 1.0" in other.stderr
+
+
+@pytest.mark.parametrize("part", ["target", "drafter"])
+def test_validate_warns_when_the_models_differ(plan_file, tiny, part):
+    """The plan's own models are made up, so both differ; each is named."""
+    result = validate(tiny, plan_file)
+    assert result.exit_code == 0
+    warnings = [line for line in result.stderr.splitlines() if line.startswith("Warning: ")]
+    assert any(part in line for line in warnings), result.stderr
+
+
+@pytest.fixture
+def deep_plan(tmp_path):
+    """A chain of five, as only a drafter of five heads can draft."""
+    trace = drawn_trace([[0.95]], [20] * 6, depth=5, rng=np.random.default_rng(0))
+    save_trace(replace(trace, meta=MODELS), tmp_path / "deep.npz")
+    save_profile(small_profile(depth=5), tmp_path / "profile.json")
+    path = tmp_path / "deep.json"
+    done("search", "--trace", tmp_path / "deep.npz", "--batch", "1", "--output", path)
+    assert load_plan(path).entries[0].choice.tree.depth > HEADS
+    return path
+
+
+def test_validate_refuses_a_tree_deeper_than_the_heads(tiny, deep_plan, tmp_path, unchanged):
+    unchanged()
+    result = validate(tiny, deep_plan, "--output", tmp_path / "validation.json")
+    assert result.stdout == ""
+    assert result.exit_code == 1
+    for word in ("at batch 1: ", "depth", str(load_plan(deep_plan).entries[0].choice.tree.depth), str(HEADS)):
+        assert word in error_of(result)
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        (["--blocks", "1"], 2, ["blocks", "1"]),
+        (["--blocks", "5"], 2, ["5 blocks", "10 prompts", "8"]),
+        (["--requests", "3"], 2, ["2 blocks", "4 prompts", "3"]),
+        (["--new-tokens", "500"], 1, ["context", str(CONTEXT)]),
+        (["--batch", "4"], 2, ["--batch", "give --trace"]),
+        (["--profile", "no.json"], 2, ["--profile", "give --trace"]),
+        (["--trace", "no.npz"], 2, ["--plan", "--trace"]),
+        (["--rule", "typical"], 2, ["--rule", "--temperature"]),
+    ],
+    ids=lambda value: "=".join(value) if isinstance(value, list) and value[0].startswith("--") else None,
+)
+def test_validate_refuses_settings(tiny, plan_file, tmp_path, unchanged, more, code, words):
+    """An option that another one overrules is refused rather than dropped."""
+    unchanged()
+    result = validate(tiny, plan_file, "--output", tmp_path / "validation.json", *more)
+    assert (result.stdout, result.exit_code) == ("", code)
+    for word in words:
+        assert word in error_of(result)
+
+
+def test_validate_needs_a_plan_or_a_trace(tiny):
+    refused(run("validate", *inputs(tiny), *CHECK), "--plan", "--trace", code=2)
+
+
+def test_a_plan_without_trees_has_nothing_to_validate(tiny, plan_file, unchanged):
+    record = json.loads(plan_file.read_text())
+    (entry,) = record["entries"]
+    plain = next(choice for choice in entry["compared"] if choice["tree"] is None)
+    entry |= {"choice": plain, "compared": [], "gain_over_chain": None}
+    plan_file.write_text(json.dumps(record))
+    unchanged()
+    result = validate(tiny, plan_file)
+    assert result.exit_code in (1, 2)
+    assert "tree" in error_of(result)

@@ -1,0 +1,54 @@
+"""Which trees engines can run: those that their projects published, and those that their code is known to ruin."""
+
+import pytest
+
+from treeopt.constraints import broken
+from treeopt.engines import ENGINES, PROFILES
+from treeopt.tree import Tree
+from treeopt.tree_files.paper_trees import published_trees
+
+PUBLISHED = {"medusa": "medusa", "hydra": "hydra", "eagle1": "eagle-1", "specinfer": "specinfer"}
+CHAINS = ("vllm", "sglang", "llama.cpp", "lmdeploy", "tgi", "transformers")
+
+
+@pytest.mark.parametrize("name", published_trees())
+def test_projects_can_run_what_they_published(name: str) -> None:
+    assert broken(published_trees()[name], PROFILES[PUBLISHED[name.split("/")[0]]].rules) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "paths", "runs"),
+    [
+        # Cases that were run against the engines' own code: engines.md, 2.3 and 8.2.
+        ("medusa", [(0,), (10,), (0, 0)], False),
+        ("hydra", [(0,), (1,), (1, 0)], False),
+        ("hydra", [(0,), (2,), (2, 0)], False),
+        ("hydra", [(0,), (1,), (0, 0)], True),
+        ("eagle-1", [(0,), (5,), (5, 0)], False),
+        ("eagle-1", [(0,), (1,)], False),
+        ("tensorrt-llm-medusa", [(0,), (2,), (0, 0)], False),
+        ("tensorrt-llm-medusa", [(0,), (1,), (0, 3)], True),
+        ("tensorrt-llm-eagle", [(0,), (2,), (0, 3)], True),
+        ("vllm-0.20", [(0,), (1,), (0, 0)], False),
+        ("vllm-0.20", [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)], True),
+        ("vllm", [(0,), (1,)], False),
+        ("sequoia", [(0,), (2,)], False),
+        ("umbrella", [(0,), (1,), (1, 0)], True),
+        ("mlc", [(0,), (1,), (0, 0), (1, 0)], False),
+        ("treeopt", [(7, 3), (9,)], True),
+    ],
+)
+def test_engines_run_these_and_not_those(engine: str, paths: list[tuple[int, ...]], runs: bool) -> None:
+    assert (broken(Tree.from_paths(paths), PROFILES[engine].rules) is None) == runs
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_engine_runs_a_chain(name: str) -> None:
+    assert broken(Tree.chain(3), PROFILES[name].rules) is None
+    assert (broken(Tree.full(2, 2), PROFILES[name].rules) is not None) == (name in CHAINS)
+
+
+def test_profiles_name_their_engines() -> None:
+    assert set(ENGINES) <= set(PROFILES)
+    assert len({profile.engine for profile in PROFILES.values()}) == len(PROFILES)
+    assert all(rule.source and rule.name for profile in PROFILES.values() for rule in profile.rules)

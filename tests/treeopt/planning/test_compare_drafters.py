@@ -1,0 +1,364 @@
+"""Drafters side by side: each is judged as if alone, differences are paired, and what is unlike is said."""
+
+import json
+from dataclasses import astuple, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, save_profile
+from tests.helpers.command_line import done, refused, run
+from tests.helpers.strategies import drawn_trace
+from treeopt.errors import UsageError
+from treeopt.planning.compare_drafters import compare
+from treeopt.planning.search_pipeline import hold_out, search
+from treeopt.planning.trees_of_size import parse_sizes
+from treeopt.replay.static_tree import replay_tree
+from treeopt.statistics.clustered_estimate import paired_difference, paired_ratio, ratio
+from treeopt.traces.merge_split import halves, merged
+from treeopt.traces.trace import load_trace, save_trace
+from treeopt.tree import Tree
+
+LENGTHS = [20, 30, 1, 25] * 10
+TARGET = {"name": "m", "weights": "aa", "dtype": "float32"}
+META = {"target": TARGET, "verification": "greedy", "temperature": 0.0, "new_tokens": 30, "text_sha256": "t"}
+BETTER, WORSE = [[0.7, 0.2], [0.6, 0.2]], [[0.4, 0.2], [0.3, 0.2]]
+
+
+def recorded(law, seed=0, lengths=LENGTHS, **meta):
+    trace = drawn_trace(law, lengths, depth=4, rng=np.random.default_rng(seed))
+    return replace(trace, meta=META | {"drafter": {"kind": "medusa", "weights": f"{law}{seed}"}} | meta)
+
+
+def times(*, plain_s=0.01, level_s=0.001, error=0.02, **meta):
+    rest = tuple((tokens, plain_s * (1 + 0.002 * tokens)) for tokens in range(2, 65))
+    draft = tuple((depth, level_s * depth) for depth in range(1, 5))
+    batches = tuple(BatchTimes(batch, plain_s, draft, rest) for batch in (1, 4))
+    return Profile(batches, (0, 4096), error, {"device": "d"} | meta)
+
+
+@pytest.fixture(scope="module")
+def two():
+    return {"worse": recorded(WORSE, 1), "better": recorded(BETTER, 2)}
+
+
+def counts(draw, clusters):
+    numbers = st.lists(st.integers(1, 9), min_size=clusters, max_size=clusters)
+    return np.array(draw(numbers)), np.array(draw(numbers))
+
+
+@given(st.data())
+def test_a_paired_ratio_is_linearised_in_every_cluster(data):
+    """The oracle is the jackknife's first order: each cluster's weight is moved a little, by finite differences."""
+    clusters = data.draw(st.integers(2, 6))
+    first, second = counts(data.draw, clusters), counts(data.draw, clusters)
+    found = paired_ratio(first, second)
+
+    def value(weights):
+        a, b = ((weights @ n) / (weights @ d) for n, d in (first, second))
+        return np.log(a / b)
+
+    one, h = np.ones(clusters), 1e-6
+    influence = np.array([(value(one + h * row) - value(one - h * row)) / (2 * h) for row in np.eye(clusters)])
+    assert np.log(found.value) == pytest.approx(value(one), abs=1e-12)
+    from scipy.stats import t
+
+    half = t.ppf(0.975, clusters - 1) * np.sqrt(clusters / (clusters - 1) * np.sum(influence**2))
+    ends = [np.log(end / found.value) for end in (found.low, found.high)]
+    assert ends == pytest.approx([-min(half, 100), min(half, 100)], rel=1e-5, abs=1e-7)
+    turned = paired_ratio(second, first)
+    assert (turned.low, turned.high) == pytest.approx((1 / found.high, 1 / found.low))
+
+
+@given(st.data())
+def test_of_the_same_texts_the_paired_ratio_of_taus_is_that_of_steps(data):
+    tokens, steps = counts(data.draw, 5)
+    fewer = counts(data.draw, 5)[0]
+    found, due = paired_ratio((tokens, fewer), (tokens, steps)), ratio(steps, fewer)
+    assert found.value == pytest.approx(due.value)
+    assert np.log(found.high / found.value) == pytest.approx(min((due.high - due.value) / due.value, 100))
+
+
+def test_paired_counts_must_be_of_the_same_requests():
+    two, three = np.array([1, 2]), np.array([1, 2, 3])
+    for paired in (paired_ratio, paired_difference):
+        with pytest.raises(Exception, match="of one length, found 2 and 3"):
+            paired((two, two), (three, three))
+
+
+def test_each_drafter_is_judged_as_if_alone(two):
+    costs = {"worse": times(), "better": times(level_s=0.002)}
+    found = compare(two, costs, batch=(1, 4), sizes=parse_sizes("chain:3,best:7"), seed=3)
+    assert [contest.batch for contest in found.contests] == [None, None, 1, 4]
+    chain, _, *batches = found.contests
+    for name, trace in two.items():
+        held = hold_out(trace, seed=3)[1]
+        (standing,) = (each for each in chain.standings if each.drafter == name)
+        assert standing.tau.value == replay_tree(Tree.chain(3), held).tau
+        plan = search(trace, costs[name], batch=(1, 4), compare={}, seed=3)
+        for entry, contest in zip(plan.entries, batches, strict=True):
+            (standing,) = (each for each in contest.standings if each.drafter == name)
+            choice = entry.choice
+            assert (standing.tree, standing.step_s) == (choice.tree, choice.step_s)
+            assert standing.tau == choice.tau
+            assert astuple(standing.speedup) == pytest.approx(astuple(choice.speedup))
+
+
+def test_a_drafter_is_once_as_good_as_itself(two):
+    same = two["worse"]
+    found = compare({"a": same, "b": same}, {"a": times(), "b": times()}, batch=1)
+    *sizes, priced = found.contests
+    for contest in sizes:
+        first, again = contest.standings
+        assert first.over is None
+        assert (again.over.value, again.over.low, again.over.high) == (1, 1, 1)
+    assert astuple(priced.standings[1].over) == (1, 1, 1)  # the same step times are off alike
+    apart = compare({"a": same, "b": same}, {"a": times(), "b": times(plain_s=0.011)}, batch=1, sizes=())
+    over = apart.contests[0].standings[1].over  # others are taken to be off independently of each other
+    assert np.log(over.high / over.value) == pytest.approx(np.hypot(0.02, BETWEEN_RUNS) * 2**0.5)
+    assert over.high / over.value == pytest.approx(over.value / over.low)
+
+
+def test_what_is_over_the_first_is_paired_by_request(two):
+    """On texts whose difficulty varies, pairing takes the part of the noise away that both drafters share."""
+    rng = np.random.default_rng(5)
+    laws = [[p, 0.1] for p in rng.uniform(0.1, 0.85, size=len(LENGTHS))]
+    harder = [[p - 0.08, 0.1] for p, _ in laws]
+    traces = {"first": recorded(laws, 1, [40] * len(laws)), "second": recorded(harder, 2, [40] * len(laws))}
+    apart = {name: replace(trace, meta={**trace.meta, "text_sha256": name}) for name, trace in traces.items()}
+    paired, alone = (
+        compare(each, sizes=parse_sizes("chain:4")).contests[0].standings[1].over for each in (traces, apart)
+    )
+    assert paired.value == pytest.approx(alone.value)
+    assert paired.high - paired.low < 0.75 * (alone.high - alone.low)
+    assert paired.high < 1
+
+
+def test_pairing_is_by_what_the_traces_say(two):
+    first, second = two.values()
+    prompts = [
+        replace(t, meta={**t.meta, "text_sha256": n, "prompts_sha256": "p"}) for n, t in enumerate((first, second))
+    ]
+    untold = [replace(t, meta={**t.meta, "text_sha256": None}) for t in (first, second)]
+    halves_of = [halves(each, share=0.5, seed=0) for each in prompts]
+    merges = [[merged([half[i] for i in order]) for order in ((0, 1), (1, 0))] for half in halves_of]
+    parted = [first, replace(second, meta={**second.meta, "split": {"part": "rest"}})]
+    some = [first.select(np.arange(20)), second.select(np.arange(20, 40))]
+
+    def pairing(pair, **how):
+        return compare(dict(zip("ab", pair, strict=True)), sizes=(), **how).pairing
+
+    assert pairing((first, second)) == "texts"
+    assert pairing(prompts) == "prompts"
+    for pair in (untold, parted, some):
+        assert pairing(pair) is None
+        assert pairing(pair, same_prompts=True) == "told"
+    assert pairing([each.select(np.arange(20)) for each in (first, second)]) == "texts"
+    assert pairing([half[0] for half in halves_of]) == "prompts"
+    assert pairing([both[0] for both in merges]) == "prompts"
+    for pair in ((merges[0][0], merges[1][1]), (prompts[0], merges[1][0]), (halves_of[0][0], halves_of[1][1])):
+        assert pairing(pair) is None  # of one list, in another order or another part
+        with pytest.raises(UsageError, match="of other parts of it or in another order"):
+            pairing(pair, same_prompts=True)
+
+
+def test_prompts_that_cannot_be_the_same_are_not_taken_for_the_same(two):
+    first = replace(two["worse"], meta={**META, "text_sha256": None})
+    other = recorded(BETTER, 2, [*LENGTHS[:-1], 24])
+    with pytest.raises(UsageError, match="to request 39 the target wrote 24 tokens in b, 25 in a, greedily"):
+        compare({"a": first, "b": other}, same_prompts=True)
+    with pytest.raises(UsageError, match="b has 39 requests, a 40"):
+        compare({"a": first, "b": first.select(np.arange(39))}, same_prompts=True)
+    sampled = {"verification": "sample-and-match", "temperature": 1.0, "text_sha256": None}
+    pair = {name: replace(t, meta={**t.meta, **sampled}) for name, t in {"a": first, "b": other}.items()}
+    assert compare(pair, same_prompts=True, sizes=()).pairing == "told"  # lengths of sampled texts may differ
+
+
+@pytest.mark.parametrize("odd", [5, [5], [{}], {"a": [1]}, "x"])
+def test_what_traces_say_of_themselves_may_be_anything(two, odd):
+    keys = ("text_sha256", "prompts_sha256", "split", "merged", "target", "verification", "new_tokens")
+    for key in keys:
+        pair = {name: replace(trace, meta={**trace.meta, key: odd}) for name, trace in two.items()}
+        for said in (False, True):
+            assert len(compare(pair, sizes=parse_sizes("chain:1"), same_prompts=said).contests) == 1
+
+
+UNLIKE = (
+    ({"target": TARGET | {"weights": "bb"}}, "different targets"),
+    ({"target": TARGET | {"dtype": "bfloat16"}}, "different number types"),
+    ({"verification": "sample-and-match", "temperature": 1.0}, "different rules"),
+    ({"new_tokens": 31}, "different numbers of new tokens"),
+)
+
+
+@pytest.mark.parametrize(("meta", "said"), UNLIKE)
+def test_what_is_unlike_is_said(two, meta, said):
+    def told(pair):
+        return " ".join(compare(pair, sizes=parse_sizes("chain:1")).warnings)
+
+    assert "different" not in told(two)
+    assert said in told(two | {"better": replace(two["better"], meta={**two["better"].meta, **meta})})
+
+
+def test_step_times_that_are_unlike_are_told(two):
+    def told(**other):
+        return " ".join(compare(two, {"worse": times(), "better": times(**other)}, batch=1, sizes=()).warnings)
+
+    assert "different" not in told()
+    assert "plain steps" not in told(plain_s=0.0105)
+    assert "different devices" in told(device="e")
+    assert "different processors" in told(provenance={"processor": "x"})
+    assert "of CUDA graphs" in told(graphs=[[1, 2]])
+    slow = told(plain_s=0.013)
+    assert "batch 1: plain steps, which should take the same, take 10.00 to 13.00 ms" in slow
+    assert "the machine was not alike" in slow
+    carried = told(plain_s=0.013, transfer={"to": "e"})
+    assert "different devices" in carried
+    assert "the machine was not alike" not in carried
+    assert "different targets" in told(predicted={"target": {"hidden": 1}})
+
+
+def test_a_tree_that_a_trace_cannot_judge_is_named(two):
+    shallow = replace(two["better"], rank=two["better"].rank[:, :2])
+    chain, plain = compare(two | {"better": shallow}, sizes=parse_sizes("chain:3,chain:2")).contests
+    assert chain.skipped == {"better": "the tree has depth 3, the trace records depth 2"}
+    assert len(plain.standings) == 2
+    others = compare({"better": shallow, "worse": two["worse"]}, sizes=parse_sizes("chain:3")).contests[0]
+    assert others.standings[0].over is None  # there is nothing that it could be over
+
+
+def test_a_warning_of_all_drafters_stands_once(two):
+    few = {name: trace.select(np.arange(8)) for name, trace in two.items()}
+    warnings = compare(few, {"worse": times(), "better": times()}, batch=1).warnings
+    assert len(warnings) == len(set(warnings))
+    assert any("requests" in each and not each.startswith(("worse", "better")) for each in warnings)
+
+
+def test_the_frame_has_a_row_for_each_standing(two):
+    found = compare(two, {"worse": times(), "better": times()}, batch=4, sizes=parse_sizes("chain:2"))
+    frame = found.frame()
+    assert list(frame["drafter"]) == ["worse", "better"] * 2
+    assert frame["over"].isna().tolist() == [True, False, True, False]
+    assert frame["step_s"].isna().tolist() == [True, True, False, False]
+
+
+def test_two_drafters_of_one_law_are_rarely_told_apart():
+    """The interval holds 1 in about 95 of 100 comparisons; 12 or more misses have P < 0.005, and seeds are fixed."""
+    wrong = 0
+    for draw in range(100):
+        pair = {str(n): recorded(BETTER, 2 * draw + n) for n in range(2)}
+        over = compare(pair, sizes=parse_sizes("chain:2"), seed=draw).contests[0].standings[1].over
+        wrong += not over.low <= 1 <= over.high
+    assert 0 < wrong < 12
+
+
+# --- the command
+
+
+@pytest.fixture
+def files(two, tmp_path):
+    for name, trace in two.items():
+        save_trace(trace, tmp_path / f"{name}.npz")
+        save_profile(times(**{part: trace.meta[part] for part in ("target", "drafter")}), tmp_path / f"{name}.json")
+    return tmp_path
+
+
+def words(files, *more):
+    return ["compare", files / "worse.npz", files / "better.npz", *more]
+
+
+def test_the_command_finds_each_trace_its_step_times(files, two):
+    result = done(*words(files, "--batch", "1,4", "--shapes", "chain:2", "--json", "--output", files / "out.json"))
+    record = json.loads(result.stdout)
+    assert record == json.loads((files / "out.json").read_text("utf-8"))
+    assert "profile: worse.json" in result.stderr
+    assert "profile: better.json" in result.stderr
+    assert (record["first"], record["pairing"]) == ("worse", "texts")
+    costs = {"worse": times(), "better": times()}
+    due = compare(two, costs, batch=(1, 4), sizes=parse_sizes("chain:2"))
+    for contest, expected in zip(record["contests"], due.contests, strict=True):
+        for each, standing in zip(contest["standings"], expected.standings, strict=True):
+            assert each["tau"]["value"] == standing.tau.value
+            assert (each["over"] or {}).get("value") == getattr(standing.over, "value", None)
+
+
+def test_the_command_prints_tables_warnings_and_conditions(files):
+    out = done(*words(files, "--batch", "4", "--requests", "12")).stdout
+    for said in (
+        "chain of 4",
+        "best tree of 63",
+        "batch 4, each with its own best tree",
+        "over the first's",
+        "priced at",
+    ):
+        assert said in out
+    assert "On 6 requests" not in out
+    assert "By replay on 6 requests held out, trees chosen on 6 others" in out
+    assert "paired by request: the target wrote the same texts" in out
+    assert "Warning: trees are chosen on" in out or "Warning: of the requests that trees are chosen on" in out
+
+
+def test_step_times_may_be_named_in_the_order_of_the_traces(files):
+    swapped = done(*words(files, "--batch", "1", "--profile", files / "better.json", "--profile", files / "worse.json"))
+    assert swapped.stderr.count("Warning: trace") == 2
+    again = done(*words(files, "--batch", "1", "--profile", files / "worse.json", "--profile", files / "better.json"))
+    assert "Warning: trace" not in again.stderr
+
+
+def test_rules_that_draw_are_judged_by_chains(tmp_path):
+    kept = np.zeros((40 * 10, 2, 2), dtype=np.float16)
+    kept[..., 0] = 0.6
+    for name in ("a", "b"):
+        trace = drawn_trace([[0.6, 0.2]], [10] * 40, depth=2, rng=np.random.default_rng(0))
+        save_trace(replace(trace, kept=kept, meta={"verification": "leviathan"}), tmp_path / f"{name}.npz")
+    result = done("compare", tmp_path / "a.npz", tmp_path / "b.npz", "--shapes", "chain:2,best:2", "--json")
+    chain, best = json.loads(result.stdout)["contests"]
+    assert 1.7 < chain["standings"][0]["tau"]["value"] < 2.1  # 1 + 0.6 + 0.36, less what the ends cut
+    assert all(each["tree"]["depth"] == each["tree"]["nodes"] for each in best["standings"])
+
+
+REFUSED = (
+    (["--profile", "p.json"], "give --batch"),
+    (["--batch", "1", "--profile", "worse.json"], "once for each trace, 2 times, got 1"),
+    (["--requests", "41"], "has 40"),
+    (["--shapes", "ladder:4"], "chain:N or best:N"),
+    (["--output", "worse.npz"], "is read as"),
+)
+
+
+@pytest.mark.parametrize(("more", "why"), REFUSED)
+def test_what_has_no_meaning_is_refused(files, more, why):
+    given = [files / word if word.endswith((".npz", ".json")) else word for word in more]
+    refused(run(*words(files, *given)), why, code=2)
+
+
+def test_one_trace_is_no_comparison(files):
+    refused(run("compare", files / "worse.npz"), "at least 2 traces", code=2)
+    refused(run("compare", files / "worse.npz", files / "worse.npz"), "given twice", code=2)
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(files, two):
+    for name in ("one", "two"):
+        (files / name).mkdir()
+        save_trace(two["worse"], files / name / "trace.npz")
+    record = json.loads(done("compare", *(files / n / "trace.npz" for n in ("one", "two")), "--json").stdout)
+    assert [each["drafter"] for each in record["contests"][0]["standings"]] == ["one/trace", "two/trace"]
+
+
+def test_a_trace_without_step_times_is_named(files):
+    (files / "better.json").unlink()
+    result = run(*words(files, "--batch", "1"))
+    assert result.exit_code == 1
+    assert "better.npz: no profile of this target and drafter was found" in result.stderr
+
+
+def test_shipped_drafters_compare_as_the_readme_says():
+    result = done("compare", "data/traces/hydra-t0.npz", "data/traces/eagle-t0.npz", "--shapes", "chain:4", "--json")
+    record = json.loads(result.stdout)
+    assert record["pairing"] == "texts"
+    traces = [load_trace(f"data/traces/{name}-t0.npz") for name in ("hydra", "eagle")]
+    held = [hold_out(trace)[1] for trace in traces]
+    hydra, eagle = (replay_tree(Tree.chain(4), each) for each in held)
+    assert record["contests"][0]["standings"][1]["over"]["value"] == pytest.approx(eagle.tau / hydra.tau)

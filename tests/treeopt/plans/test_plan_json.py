@@ -1,0 +1,327 @@
+"""Plans in files: what is written is read back, and what is wrong is named."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeopt.errors import PlanError
+from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
+from treeopt.plans.plan_json import from_json, load_plan, save_plan, to_json
+from treeopt.policies import DynamicTree
+from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.tree import Tree
+
+
+def plan_of(entries: int = 2) -> Plan:
+    """A plan with every kind of entry: a tree, no speculation, a gain, a reason."""
+    tree = Tree.from_paths([(0, 0), (0, 1), (2,)])
+    fast = Choice("chosen tree", tree, Estimate(2.5, 2.25, 2.75), 0.025, Estimate(2.0, 1.8, 2.2))
+    chain = Choice("best chain", Tree.chain(2), Estimate(2.0, 1.9, 2.1), 0.025, Estimate(1.6, 1.5, 1.7))
+    chain = replace(chain, behind=Estimate(0.25, 0.125, 0.375))
+    plain = Choice("no speculation", None, Estimate(1, 1, 1), 0.02, Estimate(1, 1, 1))
+    grown = Grown("eagle2", {"beam": 4}, nodes=7.5, depth=3.0, policy=DynamicTree(nodes=8, depth=3, beam=4))
+    dynamic = Choice("eagle2", None, Estimate(2.25, 2.0, 2.5), 0.025, Estimate(1.8, 1.6, 2.0), grown)
+    bound = replace(dynamic, name="bound on any policy", grown=replace(grown, policy=None))
+    proof = Proof("replayed tokens a second", optimal=False, statement="best found")
+    price = Price("contiguous ranks", "engine.py", Estimate(0.01, -0.01, 0.03))
+    skipped = {"Medusa's tree": "too deep"}
+    first = PlanEntry(
+        1,
+        fast,
+        Estimate(0.5, 0.25, 0.75),
+        (plain, chain, dynamic, bound),
+        skipped,
+        proof,
+        (price,),
+    )
+    second = PlanEntry(64, plain, None, (chain,), {}, replace(proof, optimal=True))
+    meta = {"seed": 1, "trace": {"target": "γ"}}
+    if entries == 1:
+        return Plan((first,), meta)
+    return Plan((first, second), meta, (Switch(small=1, large=64, up=64, down=1),), 64, ("few requests",))
+
+
+def test_plans_survive_a_file(tmp_path):
+    save_plan(plan_of(), tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan_of()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
+    (tmp_path / "plan.json").write_text((tmp_path / "plan.json").read_text("utf-8"), "utf-8-sig")
+    assert load_plan(tmp_path / "plan.json") == plan_of()
+
+
+def test_plans_of_the_version_before_are_read():
+    """They named only policies that expand and re-rank, by their settings."""
+    record = json.loads(to_json(plan_of()).replace("treeopt.plan/3", "treeopt.plan/2"))
+    for choice in record["entries"][0]["compared"]:
+        if choice["grown"]:
+            policy = choice["grown"].pop("policy")
+            choice["grown"]["live"] = policy and {k: v for k, v in policy.items() if k not in ("kind", "calibration")}
+    assert from_json(json.dumps(record)) == plan_of()
+
+
+def test_a_failing_write_leaves_the_old_plan(tmp_path, monkeypatch):
+    save_plan(plan_of(), tmp_path / "plan.json")
+
+    def fail(_handle):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_plan(plan_of(1), tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan_of()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_the_record_of_a_plan():
+    # What other programs read.
+    record = json.loads(to_json(plan_of()))
+    assert record["schema"] == "treeopt.plan/3"
+    assert record["meta"] == {"seed": 1, "trace": {"target": "γ"}}
+    assert record["entries"][0]["choice"] == {
+        "name": "chosen tree",
+        "tree": {"id": Tree.from_paths([(0, 0), (0, 1), (2,)]).id, "paths": [[0], [2], [0, 0], [0, 1]]},
+        "grown": None,
+        "tau": {"value": 2.5, "low": 2.25, "high": 2.75},
+        "step_s": 0.025,
+        "speedup": {"value": 2.0, "low": 1.8, "high": 2.2},
+        "behind": None,
+    }
+    assert record["entries"][0]["compared"][1]["behind"] == {"value": 0.25, "low": 0.125, "high": 0.375}
+    assert record["entries"][0]["compared"][2]["grown"] == {
+        "kind": "eagle2",
+        "settings": {"beam": 4},
+        "nodes": 7.5,
+        "depth": 3.0,
+        "policy": {
+            "kind": "dynamic-tree",
+            "nodes": 8,
+            "depth": 3,
+            "beam": 4,
+            "width": None,
+            "min_probability": 0.0,
+            "budget": None,
+            "calibration": None,
+        },
+    }
+    assert record["entries"][0]["prices"] == [
+        {"rule": "contiguous ranks", "source": "engine.py", "share": {"value": 0.01, "low": -0.01, "high": 0.03}}
+    ]
+    assert record["switches"] == [{"small": 1, "large": 64, "up": 64, "down": 1}]
+    assert (record["best"], record["warnings"]) == (64, ["few requests"])
+    assert record["entries"][0]["gain_over_chain"] == {"value": 0.5, "low": 0.25, "high": 0.75}
+    assert record["entries"][1]["gain_over_chain"] is None
+    assert record["entries"][1]["choice"]["tree"] is None
+
+
+def test_a_plan_as_a_frame():
+    frame = plan_of().frame()
+    assert frame["batch"].tolist() == [1, 1, 1, 1, 1, 64, 64]
+    assert frame["name"].tolist() == [
+        "chosen tree",
+        "no speculation",
+        "best chain",
+        "eagle2",
+        "bound on any policy",
+        "no speculation",
+        "best chain",
+    ]
+    assert frame["chosen"].tolist() == [True, False, False, False, False, True, False]
+    assert frame["nodes"].tolist() == [4, 0, 2, 7.5, 7.5, 0, 2]
+    assert frame["depth"].tolist() == [2, 0, 2, 3, 3, 0, 2]
+    assert frame["tau"].tolist() == [2.5, 1, 2, 2.25, 2.25, 1, 2]
+    assert frame["tokens_s"].tolist() == pytest.approx([100, 50, 80, 90, 90, 3200, 5120])
+
+
+def test_what_graphs_are_captured_for():
+    assert plan_of().captures == ((1, 5), (64, 1))
+    assert plan_of().entries[0].tpot_s == pytest.approx(0.01)
+
+
+def refused(path, text: str | bytes) -> str:
+    """The message with which a file is refused, after its path."""
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(PlanError) as caught:
+        load_plan(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    return str(caught.value).removeprefix(f"{path}: ")
+
+
+def at(record: Any, path: Sequence[str | int]) -> Any:
+    for key in path:
+        record = record[key]
+    return record
+
+
+KEYS = [
+    *(("entries", 0, key) for key in ("batch", "choice", "gain_over_chain", "compared", "skipped", "proof", "prices")),
+    *(("entries", 0, "choice", key) for key in ("name", "tree", "grown", "tau", "step_s", "speedup", "behind")),
+    *(("entries", 1, "proof", key) for key in ("objective", "optimal", "statement")),
+    *(("entries", 0, "choice", "tau", key) for key in ("value", "low", "high")),
+    *(("entries", 0, "gain_over_chain", key) for key in ("value", "low", "high")),
+    ("entries", 0, "choice", "tree", "paths"),
+    ("entries", 0, "compared", 1, "tau"),
+    *(("entries", 0, "compared", 2, "grown", key) for key in ("kind", "settings", "nodes", "depth", "policy")),
+    *(("entries", 0, "prices", 0, key) for key in ("rule", "source", "share")),
+    ("entries",),
+    ("switches",),
+    ("best",),
+    ("warnings",),
+    ("meta",),
+    ("schema",),
+]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: ".".join(map(str, key)))
+def test_missing_keys_are_named(tmp_path, key):
+    record = json.loads(to_json(plan_of()))
+    del at(record, key[:-1])[key[-1]]
+    message = refused(tmp_path / "plan.json", json.dumps(record))
+    assert str(key[-1]) in message
+    if len(key) > 2:
+        assert message.startswith(f"entries[{key[1]}]")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            ("schema",),
+            "treeopt.plan/1",
+            "schema must be 'treeopt.plan/3' or 'treeopt.plan/2', found 'treeopt.plan/1'",
+        ),
+        (("entries",), [], "`entries`"),
+        (("entries",), {}, "`entries` must be a list"),
+        (("entries", 0), 1, "entries[0]"),
+        (("entries", 1), [], "entries[1]"),
+        (("entries", 0, "batch"), 0, "entries[0]: `batch` must be at least 1, found 0"),
+        (("entries", 0, "batch"), 1.5, "entries[0]: `batch`"),
+        (("entries", 0, "batch"), True, "entries[0]: `batch`"),
+        (("entries", 0, "choice"), None, "entries[0]"),
+        (("entries", 0, "choice"), [], "entries[0]"),
+        (
+            ("entries", 0, "choice", "step_s"),
+            -0.025,
+            "entries[0].choice: `step_s` must be positive, found -0.025",
+        ),
+        (
+            ("entries", 0, "choice", "step_s"),
+            0,
+            "entries[0].choice: `step_s` must be positive, found 0",
+        ),
+        (
+            ("entries", 0, "choice", "step_s"),
+            math.nan,
+            "entries[0].choice: `step_s` must be a finite number",
+        ),
+        (("entries", 0, "choice", "step_s"), 10**400, "entries[0]"),
+        (("entries", 0, "choice", "step_s"), "fast", "entries[0]"),
+        (("entries", 1, "compared", 0, "step_s"), None, "entries[1]"),
+        (("entries", 0, "compared"), None, "entries[0]"),
+        (("entries", 0, "compared"), [1], "entries[0]"),
+        (("entries", 0, "skipped"), [], "entries[0]"),
+        (("entries", 0, "proof"), "proved", "entries[0]"),
+        (("entries", 0, "proof", "optimal"), "false", "entries[0]"),
+        (("entries", 0, "choice", "tau"), 2.5, "entries[0]"),
+        (("entries", 0, "choice", "tau", "value"), math.nan, "entries[0]"),
+        (("entries", 0, "choice", "tau", "value"), None, "entries[0]"),
+        (("entries", 0, "gain_over_chain"), 0.5, "entries[0]"),
+        (("entries", 0, "choice", "tree"), [[0]], "entries[0]"),
+        (
+            ("entries", 0, "choice", "tree", "id"),
+            "0123456789ab",
+            "entries[0].choice.tree: `id` 0123456789ab does not",
+        ),
+        (("entries", 0, "choice", "tree", "paths"), [[0], [1]], "entries[0].choice.tree: `id` "),
+        (
+            ("entries", 0, "choice", "tree", "paths"),
+            [[0], [1.5]],
+            "entries[0].choice.tree: path 1 must hold integers, got 1.5",
+        ),
+        (("entries", 0, "choice", "tree", "paths"), [0], "entries[0]"),
+        (("entries", 0, "choice", "tree", "paths", 0), [-1], "entries[0].choice.tree: ranks[0] must be in"),
+        (("entries", 0, "compared", 2, "grown", "nodes"), -1, "`nodes` and `depth` must be 0 or more"),
+        (("entries", 0, "compared", 2, "grown", "policy", "beam"), 0, "grown.policy: beam must be an integer"),
+        (("entries", 0, "compared", 2, "grown", "policy", "wings"), 2, "`wings` is no setting of dynamic-tree"),
+        (("entries", 0, "compared", 2, "tree"), {"id": Tree.chain(1).id, "paths": [[0]]}, "exclude one another"),
+        (("entries", 0, "prices", 0, "share"), 0.5, "entries[0].prices[0]"),
+        (("switches", 0, "large"), 8, "batch 8 is named by `switches` or `best`"),
+        (("switches", 0, "up"), "soon", "switches[0]: `up` must be an integer"),
+        (("best",), 2, "batch 2 is named by"),
+        (("warnings", 0), 1, "`warnings`[0] must be a string"),
+        (("meta",), [], "`meta` must be an object"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_wrong_values_are_named(tmp_path, key, value, message):
+    record = json.loads(to_json(plan_of()))
+    at(record, key[:-1])[key[-1]] = value
+    assert message in refused(tmp_path / "plan.json", json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"plan", "not JSON"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"[]", "schema must be 'treeopt.plan/3' or 'treeopt.plan/2', found 'list'"),
+        (b"null", "schema must be 'treeopt.plan/3' or 'treeopt.plan/2', found 'NoneType'"),
+        (b"{}", "schema must be 'treeopt.plan/3' or 'treeopt.plan/2', found None"),
+        (b"[" * 100_000, "not JSON"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_files_that_are_no_plan(tmp_path, text, message):
+    assert message in refused(tmp_path / "plan.json", text)
+
+
+def test_missing_files_and_directories(tmp_path):
+    for path in (tmp_path / "nowhere.json", tmp_path):
+        with pytest.raises(PlanError, match=f"{path}: cannot be read"):
+            load_plan(path)
+
+
+def test_every_truncated_plan_is_refused(tmp_path):
+    text = to_json(plan_of())
+    for size in range(0, len(text), 7):
+        assert refused(tmp_path / "plan.json", text[:size])
+
+
+def places(record: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    if path:
+        yield path
+    items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
+    for key, value in items:
+        yield from places(value, (*path, key))
+
+
+RECORD = json.loads(to_json(plan_of()))
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["value", "paths", "id"]), inner, max_size=2)
+    ),
+    max_leaves=3,
+)
+
+
+@given(st.sampled_from(list(places(RECORD))), values)
+@settings(max_examples=300)
+def test_any_value_anywhere_loads_or_is_a_plan_error(place, value):
+    record = deepcopy(RECORD)
+    at(record, place[:-1])[place[-1]] = value
+    try:
+        plan = from_json(json.dumps(record))
+    except PlanError:
+        return
+    # What was let in must be a plan that can be used and written.
+    assert len(plan.frame()) == sum(1 + len(entry.compared) for entry in plan.entries)
+    assert from_json(to_json(plan)).entries == plan.entries

@@ -1,0 +1,261 @@
+"""Trees for their own walk: never worse than averages, bounded by all small trees, grown like Hydra's."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.benchmarks.bench_regret import FAMILIES, instance, regrets
+from tests.helpers.strategies import drawn_trace, trace_of, traces
+from treeopt.errors import UsageError
+from treeopt.replay.objective import OBJECTIVES, THROUGHPUT, WORST_DOMAIN
+from treeopt.replay.static_tree import replay_tree, visit
+from treeopt.searchers.static_trees.best_first import count_prefixes
+from treeopt.searchers.static_trees.renewal import grow, improve, ready
+from treeopt.statistics.clustered_estimate import ratio
+from treeopt.traces.trace import Trace
+from treeopt.tree import Path, Tree
+
+small = traces(requests=(1, 3), length=7, depth=3, width=3)
+
+
+def all_trees(trace: Trace, nodes: int) -> Iterator[Tree]:
+    """Every tree of at most `nodes` nodes made of paths that some anchor follows; other nodes never match."""
+    rows = [
+        [rank for rank in row if rank >= 0] if -1 not in row else row[: row.index(-1)] for row in trace.rank.tolist()
+    ]
+    paths = sorted({tuple(row[:k]) for row in rows for k in range(1, len(row) + 1)}, key=lambda p: (len(p), p))
+
+    def extend(held: tuple[Path, ...], start: int) -> Iterator[Tree]:
+        yield Tree.from_paths(held)
+        if len(held) < nodes:
+            for i in range(start, len(paths)):
+                if len(paths[i]) == 1 or paths[i][:-1] in held:
+                    yield from extend((*held, paths[i]), i + 1)
+
+    return extend((), 0)
+
+
+def averaged(trace: Trace, nodes: int, depth: int) -> float:
+    """Replayed tau of the best position-averaged tree."""
+    return replay_tree(count_prefixes(trace, nodes=nodes, depth=depth).tree(nodes, depth), trace).tau
+
+
+def two_regimes(seed: int) -> Trace:
+    """60 requests of 100 tokens: first-rank acceptance 0.85 in half, else 0.35; the rest halves by rank."""
+    regimes = [[best, *((1 - best) * 0.5**rank for rank in range(1, 6))] for best in (0.85, 0.35)]
+    return drawn_trace(regimes, [100] * 60, depth=8, rng=np.random.default_rng(seed))
+
+
+# --- re-weighting
+
+
+def with_domains(trace: Trace) -> Trace:
+    """Every other request of another domain."""
+    return replace(trace, domain=np.arange(trace.requests, dtype=np.int16) % 2, domain_names=("code", "chat"))
+
+
+@given(traces(length=25).map(with_domains), st.integers(0, 12), st.integers(0, 4), st.sampled_from([*OBJECTIVES]))
+@settings(max_examples=300)
+def test_never_below_the_position_averaged_tree(trace, nodes, depth, name):
+    objective = OBJECTIVES[name]
+    found = improve(trace, nodes=nodes, depth=depth, objective=objective)
+    average = count_prefixes(trace, nodes=nodes, depth=depth).tree(nodes, depth)
+    tokens = objective.tokens(found.counts.steps, trace)
+    assert tokens >= objective.tokens(replay_tree(average, trace).steps, trace) * (1 - 1e-12)
+    assert found.tree.nodes <= nodes
+    assert found.tree.depth <= min(depth, trace.depth)
+    again = replay_tree(found.tree, trace)
+    assert found.counts.steps.tolist() == again.steps.tolist()
+    assert found.counts.committed.tolist() == again.committed.tolist()
+
+
+@given(traces(length=25), st.integers(0, 12), st.integers(0, 4))
+@settings(max_examples=100)
+def test_a_replayer_made_for_larger_trees_serves_smaller_ones(trace, nodes, depth):
+    replayer = ready(trace, nodes=12, depth=4)
+    found = improve(trace, nodes=nodes, depth=depth, replayer=replayer)
+    assert found.counts.tau >= averaged(trace, nodes, depth)
+    assert found.tree.nodes <= nodes
+    assert found.tree.depth <= min(depth, trace.depth)
+    for cap in range(1, 5):
+        assert replayer.chosen(count_prefixes(trace, nodes=12, depth=cap).tree(nodes, cap)) is not None
+
+
+def test_a_replayer_of_another_trace_is_refused():
+    with pytest.raises(UsageError, match="must be of the trace"):
+        improve(two_regimes(0), nodes=1, depth=1, replayer=ready(two_regimes(0), nodes=1, depth=1))
+
+
+def test_effort_bounds_the_work():
+    trace = two_regimes(2)
+    taus = [improve(trace, nodes=15, depth=8, effort=effort).counts.tau for effort in (0.0, 1e-3, 1.0)]
+    assert averaged(trace, 15, 8) <= taus[0] <= taus[1] <= taus[2]
+    assert taus[0] < taus[2]
+
+
+def test_the_worst_domain_gains_what_the_others_lose():
+    trace = with_domains(two_regimes(4))
+    common, fair = (improve(trace, nodes=15, depth=8, objective=each).counts for each in (THROUGHPUT, WORST_DOMAIN))
+    assert WORST_DOMAIN.tokens(fair.steps, trace) > 1.02 * WORST_DOMAIN.tokens(common.steps, trace)
+    assert common.tau > fair.tau
+
+
+@given(small)
+@settings(max_examples=60)
+def test_never_above_the_best_of_all_trees(trace):
+    best = max(replay_tree(tree, trace).tau for tree in all_trees(trace, 5))
+    found = improve(trace, nodes=5, depth=trace.depth)
+    assert averaged(trace, 5, trace.depth) <= found.counts.tau <= best
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("nodes", [7, 31])
+def test_strictly_better_where_requests_differ(seed, nodes):
+    # tree_search.md §3.4 finds 3-5 % for a tree of this kind; seeds are fixed, so the margin is a fact.
+    trace = two_regimes(seed)
+    found = improve(trace, nodes=nodes, depth=8).counts.tau
+    assert found > 1.015 * averaged(trace, nodes, 8)
+
+
+def test_regret_on_instances_like_those_of_the_benchmark():
+    # The shipped figures are of 400 instances; here 24, with fixed seeds: 0.1 % in the mean is the target.
+    found = [regrets(instance(family, seed), nodes=5) for family in FAMILIES for seed in range(6)]
+    for each in found:
+        for objective in each.values():
+            assert 0 <= objective["improved"] <= objective["averaged"] + 1e-12
+    for name in OBJECTIVES:
+        improved, average = (np.mean([r[name][k] for r in found if name in r]) for k in ("improved", "averaged"))
+        assert improved <= 0.001 < average
+
+
+def test_the_walk_takes_the_harmonic_mean_of_the_regimes():
+    # tau = 1 / Σ_g w_g / E_g with E_g = 1 + Σ_v P_g(v) (tree_search.md §4.2, 7): positions of a request are
+    # independent here. Tolerance 2.5 half-widths of the 95 % interval, about five standard errors (6e-7).
+    trace = two_regimes(5)
+    tree = count_prefixes(trace, nodes=15, depth=8).tree(15, 8)
+    expected = []
+    for best in (0.85, 0.35):
+        probabilities = [best, *((1 - best) * 0.5**rank for rank in range(1, 6))]
+        expected.append(1 + sum(np.prod([probabilities[rank] for rank in path]) for path in tree.paths))
+    harmonic = 2 / sum(1 / tokens for tokens in expected)
+    counts = replay_tree(tree, trace)
+    found = ratio(counts.committed, counts.steps)
+    # Requests end: the last step may be cut, at most one step in those of a request.
+    assert found.value == pytest.approx(harmonic, abs=2.5 * (found.high - found.value) + harmonic / 100)
+    assert sum(expected) / 2 > 1.1 * harmonic  # what averaging over positions would promise
+
+
+# --- growing
+
+
+def children(paths: list[Path], *, width: int, depth: int) -> list[Path]:
+    """Every node that may be added below the root or a node of the tree."""
+    return [
+        (*path, rank)
+        for path in [(), *paths]
+        if len(path) < depth
+        for rank in range(width)
+        if (*path, rank) not in paths
+    ]
+
+
+@given(small, st.integers(0, 6))
+@settings(max_examples=200)
+def test_grow_takes_the_child_that_most_raises_tau(trace, nodes):
+    trees = grow(trace, nodes=nodes, depth=trace.depth, tried=10**6)
+    assert len(trees) <= nodes
+    paths: list[Path] = []
+    tau = 1.0
+    for size, tree in enumerate(trees, 1):
+        assert tree.nodes == size
+        assert set(paths) < set(tree.paths)
+        found = replay_tree(tree, trace).tau
+        every = [
+            replay_tree(Tree.from_paths([*paths, child]), trace).tau
+            for child in children(paths, width=trace.width, depth=trace.depth)
+        ]
+        # Where no child raises tau, trying all takes one that no visited anchor uses: grow passes over those.
+        if max(every) > tau:
+            assert found == max(every)
+        paths, tau = list(tree.paths), found
+
+
+@given(small)
+@settings(max_examples=100)
+def test_grow_tries_exactly_the_children_that_its_walk_would_have_used(trace):
+    trees = grow(trace, nodes=5, depth=trace.depth, tried=10**6)
+    paths: list[Path] = []
+    for tree in [*trees, None]:
+        steps = visit(Tree.from_paths(paths), trace)
+        used = set()
+        for anchor, accepted in zip(steps.anchors.tolist(), steps.accepted.tolist(), strict=True):
+            path = tuple(trace.rank[anchor, : accepted + 1].tolist())
+            if len(path) == accepted + 1 <= trace.depth and min(path) >= 0:
+                used.add(path)
+        if tree is None:
+            assert len(paths) == 5 or not used
+            return
+        (added,) = set(tree.paths) - set(paths)
+        assert added in used
+        assert replay_tree(tree, trace).tau == max(
+            replay_tree(Tree.from_paths([*paths, path]), trace).tau for path in used
+        )
+        paths = list(tree.paths)
+
+
+def test_growing_on_real_lengths_raises_tau_every_time():
+    trees = grow(two_regimes(1), nodes=20, depth=8)
+    assert [tree.nodes for tree in trees] == list(range(1, 21))
+    assert all(set(a.paths) < set(b.paths) for a, b in pairwise(trees))
+    taus = [1.0, *(replay_tree(tree, two_regimes(1)).tau for tree in trees)]
+    assert all(a < b for a, b in pairwise(taus))
+    assert taus[-1] > 0.98 * averaged(two_regimes(1), 20, 8)
+
+
+def test_a_child_may_lower_tau():
+    # Not a defect of the procedure but the reason to replay: from position 0 the node (0,) skips position 1,
+    # whose (1, 0) would have emitted the rest. The caller has to pick among the nested trees.
+    trace = trace_of([[[0, 0], [1, 0], [-1, 1], [1, -2]]], width=2)
+    taus = [replay_tree(tree, trace).tau for tree in grow(trace, nodes=4, depth=2)]
+    assert taus == pytest.approx([4 / 3, 2, 4 / 3, 2])
+
+
+def test_few_children_tried_still_nest():
+    trees = grow(two_regimes(2), nodes=6, depth=3, tried=1)
+    assert [tree.nodes for tree in trees] == [1, 2, 3, 4, 5, 6]
+    assert all(set(a.paths) < set(b.paths) for a, b in pairwise(trees))
+
+
+def test_growing_looks_at_so_many_requests_only():
+    # The second request would want (1,).
+    trace = trace_of([[[0], [0], [0]], [[1]] * 50], width=2)
+    assert grow(trace, nodes=1, depth=1, requests=1) == [Tree.chain(1)]
+    assert grow(trace, nodes=1, depth=1, requests=2) == [Tree.from_paths([(1,)])]
+
+
+def test_growing_looks_at_every_part_of_a_trace():
+    # Ordered by domain: three that want (0,), then nine that want (1,).
+    trace = trace_of([*[[[0]] * 9] * 3, *[[[1]] * 9] * 9], width=2)
+    assert grow(trace, nodes=1, depth=1, requests=3) == [Tree.from_paths([(1,)])]
+
+
+def test_nothing_to_grow():
+    missed = trace_of([[[-1, -1], [-1, -2]]], width=1)
+    assert grow(missed, nodes=5, depth=2) == []
+    assert improve(missed, nodes=5, depth=2).tree == Tree.chain(0)
+    matched = trace_of([[[0], [0]]], width=1)
+    assert grow(matched, nodes=0, depth=1) == []
+    assert grow(matched, nodes=5, depth=0) == []
+    assert grow(matched, nodes=5, depth=1) == [Tree.chain(1)]
+
+
+@pytest.mark.parametrize(("nodes", "depth"), [(-1, 1), (1, -1)])
+def test_negative_sizes_are_refused(nodes, depth):
+    for searcher in (improve, grow):
+        with pytest.raises(UsageError):
+            searcher(trace_of([[[0]]], width=1), nodes=nodes, depth=depth)

@@ -1,0 +1,48 @@
+"""Isotonic curves equal the max-min formula, and do not fall."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeopt.errors import UsageError
+from treeopt.statistics.isotonic_regression import Curve, isotonic
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(-5, 5), st.integers(1, 3)), min_size=1, max_size=15))
+def test_the_curve_equals_the_max_min_formula(points):
+    """At each place the largest, over the places before it, of the least mean from there to a place behind it."""
+    x, y, weights = np.array(points, dtype=np.float64).T
+    curve = isotonic(x, y, weights)
+    places = np.unique(x)
+
+    def mean(low, high):
+        some = (x >= low) & (x <= high)
+        return np.average(y[some], weights=weights[some])
+
+    due = [
+        max(min(mean(low, high) for high in places if high >= place) for low in places if low <= place)
+        for place in places
+    ]
+    assert curve.at(places) == pytest.approx(due)
+    assert (np.diff(curve.at(np.linspace(-1, 10, 200))) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "reason"),
+    [
+        ((), (), "as many x as y, got 0 and 0"),
+        ((1.0,), (), "as many x as y, got 1 and 0"),
+        ((1.0, 1.0), (0.0, 1.0), "rising x"),
+        ((1.0, 2.0), (1.0, 0.0), "do not fall"),
+    ],
+)
+def test_curves_that_are_none(x, y, reason):
+    with pytest.raises(UsageError, match=reason):
+        Curve(x, y)
+
+
+def test_a_curve_through_nothing():
+    with pytest.raises(UsageError, match="at least one point"):
+        isotonic(np.empty(0), np.empty(0))

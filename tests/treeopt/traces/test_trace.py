@@ -1,0 +1,812 @@
+"""Traces: what is saved comes back, and whatever breaks the format is refused with file, field and index."""
+
+import io
+import json
+import re
+import struct
+import tracemalloc
+import zipfile
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.strategies import ARRAYS, assert_equal_arrays, assert_equal_traces, trace_of, traces, with_lengths
+from treeopt.errors import TraceError
+from treeopt.traces import trace_checks
+from treeopt.traces.trace import BY_ANCHOR, RANKS, SCHEMA, Candidates, Trace, load_trace, save_trace
+
+# A directory made once serves all examples: each overwrites the file.
+shared_directory = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+def full_trace() -> Trace:
+    """Two requests (3 and 1 anchors), depth 2, width 2, every optional array."""
+    probability = np.full((4, 2, 2), 0.25, dtype=np.float16)
+    return trace_of(
+        [[[0, 1], [1, -1], [0, -2]], [[1, -2]]],
+        width=2,
+        numbers=[3, 7],
+        meta={
+            "target": {"name": "byte model", "hash": "abc"},
+            "temperature": 0.5,
+            "verification": "typical",
+            "seed": 1,
+            "tree": [[0], [1], [1, 0]],
+        },
+        accept=probability,
+        kept=probability.copy(),
+        draft_prob=probability.copy(),
+        draft_entropy=np.full((4, 2), 1.5, dtype=np.float16),
+        target_entropy=np.array([0, 0.5, 2, 1], dtype=np.float16),
+        tree_kept=np.array([[1, 1, 0], [0, 1, 1], [0, 1, 0], [0, 0, 0]], dtype=np.bool_),
+        candidates=Candidates(
+            offset=np.array([0, 3, 3, 4, 6], dtype=np.int64),
+            parent=np.array([-1, 0, -1, -1, -1, 0], dtype=np.int16),
+            rank=np.array([0, 0, 1, 0, 0, 1], dtype=np.uint8),
+            logprob=np.array([-0.5, -1, -2, 0, -0.25, -0.5], dtype=np.float32),
+            hit=np.array([True, True, False, False, True, False]),
+        ),
+        domain=np.array([1, 0], dtype=np.int16),
+        domain_names=("chat", "code"),
+        prompt_tokens=np.array([70, 9], dtype=np.int32),
+    )
+
+
+def arrays_of(trace: Trace) -> dict[str, np.ndarray]:
+    """What a file of this trace holds, written down here once more."""
+    arrays = {name: getattr(trace, name) for name in ARRAYS if getattr(trace, name) is not None}
+    if trace.candidates is not None:
+        arrays |= {f"candidates_{part.name}": getattr(trace.candidates, part.name) for part in fields(Candidates)}
+    header = {"schema": SCHEMA, "width": trace.width, "domain_names": list(trace.domain_names), **trace.meta}
+    return arrays | {"meta": encoded(header)}
+
+
+def encoded(header: Any) -> np.ndarray:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return np.frombuffer(text, dtype=np.uint8)
+
+
+def header_with(**changes: Any) -> np.ndarray:
+    """The full trace's header with some keys changed; a key given as ... is left out."""
+    header = {"schema": SCHEMA, "width": 2, "domain_names": ["chat", "code"]} | changes
+    return encoded({key: value for key, value in header.items() if value is not ...})
+
+
+def changed(name: str, index: Any, value: Any) -> np.ndarray:
+    """One array of the full trace with one entry changed."""
+    array = np.array(arrays_of(full_trace())[name])
+    array[index] = value
+    return array
+
+
+def load_bytes(path: Path, content: bytes) -> Trace:
+    path.write_bytes(content)
+    return load_trace(path)
+
+
+def assert_refused_or_harmless(path: Path, content: bytes, trace: Trace) -> None:
+    """Fail unless a damaged file is refused by name or still holds the trace."""
+    try:
+        loaded = load_bytes(path, content)
+    except TraceError as error:
+        if not str(error).startswith(f"{path}: "):
+            raise
+    else:
+        assert_equal_traces(loaded, trace)
+
+
+# --- round trip
+
+
+@given(traces(parts=True))
+@shared_directory
+def test_what_is_saved_comes_back(tmp_path, trace):
+    path = tmp_path / "trace.npz"
+    save_trace(trace, path)
+    assert_equal_traces(load_trace(path), trace)
+
+
+def test_the_format_is_the_documented_one(tmp_path):
+    path = tmp_path / "trace.npz"
+    save_trace(full_trace(), path)
+    with np.load(path, allow_pickle=False) as file:
+        held = {name: file[name] for name in file.files}
+    expected = arrays_of(full_trace())
+    assert held.keys() == expected.keys()
+    for name in held:
+        if name != "meta":
+            assert_equal_arrays(held[name], expected[name])
+    assert json.loads(held["meta"].tobytes()) == json.loads(expected["meta"].tobytes())
+    np.savez(path, **expected)  # uncompressed, written by anyone
+    assert_equal_traces(load_trace(path), full_trace())
+
+
+def test_fortran_order_is_read(tmp_path):
+    path = tmp_path / "trace.npz"
+    arrays = arrays_of(full_trace())
+    np.savez(path, **(arrays | {name: np.asfortranarray(arrays[name]) for name in ("rank", "accept")}))
+    assert_equal_traces(load_trace(path), full_trace())
+
+
+@pytest.mark.parametrize("key", ["width", "schema", "domain_names"])
+def test_meta_may_use_the_names_of_the_header(tmp_path, key):
+    # Or is refused; what must not be: a file that loads as something else, or not at all.
+    path = tmp_path / "trace.npz"
+    try:
+        trace = trace_of([[[0]]], width=2, meta={key: 1})
+        save_trace(trace, path)
+    except TraceError:
+        assert not path.exists()
+    else:
+        assert_equal_traces(load_trace(path), trace)
+
+
+@pytest.mark.parametrize("value", [{1, 2}, np.float32(1), object()])
+def test_meta_that_is_no_json_is_refused_before_anything_is_written(tmp_path, value):
+    with pytest.raises((TraceError, TypeError)):
+        save_trace(trace_of([[[0]]], width=2, meta={"seed": value}), tmp_path / "trace.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_log_probabilities_of_half_precision_are_read(tmp_path):
+    arrays = arrays_of(full_trace())
+    np.savez(tmp_path / "t.npz", **arrays | {"candidates_logprob": arrays["candidates_logprob"].astype(np.float16)})
+    assert_equal_traces(load_trace(tmp_path / "t.npz"), full_trace())
+
+
+# --- derived
+
+
+@given(traces(parts=True))
+def test_requests_start_and_stop_where_their_number_changes(trace):
+    numbers = trace.request.tolist()
+    starts = [i for i, number in enumerate(numbers) if i == 0 or number != numbers[i - 1]]
+    assert trace.starts.tolist() == starts
+    assert trace.stops.tolist() == [*starts[1:], len(numbers)]
+    assert trace.requests == len(set(numbers))
+    assert trace.request_index.tolist() == [sorted(set(numbers)).index(number) for number in numbers]
+    assert trace.lengths.tolist() == [numbers.count(number) for number in sorted(set(numbers))]
+    assert trace.left.tolist() == [numbers[i:].count(number) for i, number in enumerate(numbers)]
+    assert (trace.anchors, trace.depth) == trace.rank.shape
+
+
+def test_a_trace_cannot_be_changed():
+    trace = full_trace()
+    with pytest.raises(FrozenInstanceError):
+        trace.width = 3
+    arrays = [getattr(trace, name) for name in ARRAYS]
+    arrays += [getattr(trace.candidates, part.name) for part in fields(Candidates)]
+    for array in arrays:
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+# --- files that are none
+
+
+def test_missing_file_and_directory(tmp_path):
+    with pytest.raises(TraceError, match=r"nowhere\.npz: no such file"):
+        load_trace(tmp_path / "nowhere.npz")
+    with pytest.raises(TraceError, match=rf"{tmp_path}: is not a file"):
+        load_trace(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"rank\n0\n", b"\x93NUMPY\x01\x00", b"PK\x05\x06" + bytes(18)])
+def test_files_that_are_no_trace(tmp_path, content):
+    with pytest.raises(TraceError, match=r"trace\.npz: "):
+        load_bytes(tmp_path / "trace.npz", content)
+
+
+def test_a_npy_file_is_no_trace(tmp_path):
+    path = tmp_path / "rank.npy"
+    np.save(path, full_trace().rank)
+    with pytest.raises(TraceError, match=r"rank\.npy: not a complete \.npz file"):
+        load_trace(path)
+
+
+@pytest.mark.parametrize(("write", "step"), [(np.savez_compressed, 1), (np.savez, 7)])
+def test_every_truncation_is_refused(tmp_path, write, step):
+    path = tmp_path / "trace.npz"
+    write(path, **arrays_of(full_trace()))
+    content = path.read_bytes()
+    for size in range(0, len(content), step):
+        with pytest.raises(TraceError, match=r"trace\.npz: "):
+            load_bytes(path, content[:size])
+
+
+def test_flipped_bits_are_refused_or_harmless(tmp_path):
+    """One bit of every byte; every bit of the first member's two heads and of the end record."""
+    trace, path = trace_of([[[0, 1], [1, -2]], [[-1, -2]]], width=2, meta={"seed": 1}), tmp_path / "trace.npz"
+    save_trace(trace, path)
+    content = path.read_bytes()
+    first = content.index(b"PK\x01\x02")
+    heads = {*range(64), *range(first, first + 60), *range(len(content) - 22, len(content))}
+    escaped = {}
+    for place in range(len(content)):
+        for bit in range(8) if place in heads else [place % 8]:
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << bit
+            try:
+                assert_equal_traces(load_bytes(path, bytes(flipped)), trace)
+            except TraceError:
+                pass
+            except Exception as error:  # noqa: BLE001 - the kinds that escape are the result
+                escaped.setdefault(f"{type(error).__name__}: {error}"[:60], (place, bit))
+    assert escaped == {}
+
+
+# Members of more than 4096 bytes: zipfile hands out their beginning before it has checked the sum.
+LONG = with_lengths(np.zeros((6000, 2)), [6000], width=2)
+
+
+def long_file() -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays_of(LONG))
+    return buffer.getvalue()
+
+
+@given(st.sampled_from(["request", "position", "rank"]), st.integers(0, 127), st.integers(1, 255))
+@example("rank", 67, ord("1") ^ ord("2"))  # shape (6000, 2) -> (6000, 1): fits the other arrays
+@example("rank", 10, ord("{") ^ ord("\n"))
+@example("request", 21, ord("<") ^ ord(","))
+@example("request", 22, ord("i") ^ ord("a"))
+@example("request", 26, ord(",") ^ ord("b"))
+@example("request", 64, ord("0") ^ ord("L"))
+@example("request", 8, 64)
+@settings(shared_directory, max_examples=150)
+def test_a_changed_byte_in_the_head_of_an_array_is_refused_or_harmless(tmp_path, name, place, mask):
+    content = bytearray(long_file())
+    head = content.index(b"\x93NUMPY", content.index(f"{name}.npy".encode()))
+    content[head + place] ^= mask
+    assert_refused_or_harmless(tmp_path / "trace.npz", bytes(content), LONG)
+
+
+@given(traces(parts=True), st.data())
+@settings(shared_directory, max_examples=60)
+def test_a_changed_byte_anywhere_is_refused_or_harmless(tmp_path, trace, data):
+    path = tmp_path / "trace.npz"
+    save_trace(trace, path)
+    content = bytearray(path.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    assert_refused_or_harmless(path, bytes(content), trace)
+
+
+# --- arrays that are not what they must be
+
+
+def refused(path: Path, arrays: dict[str, Any]) -> str:
+    """The message with which a file of these arrays is refused; it starts with the file's path."""
+    np.savez(path, **arrays)
+    with pytest.raises(TraceError) as caught:
+        load_trace(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    return str(caught.value).removeprefix(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    "name", ["request", "position", "rank", "meta", *(f"candidates_{f.name}" for f in fields(Candidates))]
+)
+def test_missing_arrays_are_named(tmp_path, name):
+    arrays = arrays_of(full_trace())
+    del arrays[name]
+    assert refused(tmp_path / "t.npz", arrays) == f"array `{name}` is missing"
+
+
+def test_unknown_arrays_are_named(tmp_path):
+    arrays = arrays_of(full_trace()) | {"ranks": np.zeros(3)}
+    assert refused(tmp_path / "t.npz", arrays) == "unknown array `ranks`"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("request", np.int64),
+        ("position", np.uint32),
+        ("rank", np.int8),
+        ("rank", np.float16),
+        ("rank", ">i2"),
+        ("accept", np.float64),
+        ("draft_prob", np.float32),
+        ("domain", np.int32),
+        ("prompt_tokens", np.int64),
+        ("draft_entropy", np.float32),
+        ("candidates_logprob", np.float64),
+        ("candidates_offset", np.int32),
+        ("candidates_rank", np.int8),
+        ("candidates_hit", np.uint8),
+        ("meta", np.int8),
+        ("rank", "<U3"),
+        ("rank", [("a", "<i2")]),
+    ],
+)
+def test_wrong_types_are_named(tmp_path, name, dtype):
+    arrays = arrays_of(full_trace())
+    message = refused(tmp_path / "t.npz", arrays | {name: arrays[name].astype(dtype)})
+    assert message.startswith(f"`{name}` must be ")
+    assert message.endswith(str(np.dtype(dtype)))
+
+
+@pytest.mark.parametrize("name", ["rank", "meta", "accept"])
+def test_pickled_objects_are_not_read(tmp_path, name):
+    class Bomb:
+        def __reduce__(self):
+            return (pytest.fail, ("a pickle was read",))
+
+    array = np.empty(2, dtype=object)
+    array[:] = [Bomb(), Bomb()]
+    message = refused(tmp_path / "t.npz", arrays_of(full_trace()) | {name: array})
+    assert message == f"`{name}` holds pickled Python objects, which are not read"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("request", (4, 1)),
+        ("rank", (8,)),
+        ("rank", ()),
+        ("accept", (4, 4)),
+        ("domain", (1, 2)),
+        ("prompt_tokens", (2, 1)),
+        ("candidates_hit", (6, 1)),
+    ],
+)
+def test_wrong_dimensions_are_named(tmp_path, name, shape):
+    arrays = arrays_of(full_trace())
+    array = arrays[name].reshape(shape) if shape else arrays[name].reshape(-1)[0]
+    message = refused(tmp_path / "t.npz", arrays | {name: array})
+    assert message.startswith(f"`{name}` must have ")
+    assert message.endswith(f"found shape {shape}")
+
+
+BAD = {
+    "length of position": (
+        "position",
+        np.int32([0, 1, 2]),
+        r"`request` and `position` must be of one length",
+    ),
+    "no anchors": ("request", np.zeros(0, np.int32), r"`request`"),
+    "length of rank": ("rank", np.zeros((3, 2), np.int16), r"`rank` must be \(4, 1\.\.64\), found \(3, 2\)"),
+    "no depth": ("rank", np.zeros((4, 0), np.int16), r"`rank` must be \(4, 1\.\.64\), found \(4, 0\)"),
+    "too deep": ("rank", np.zeros((4, 65), np.int16), r"`rank` must be \(4, 1\.\.64\), found \(4, 65\)"),
+    "shape of accept": ("accept", np.zeros((4, 2, 3), np.float16), r"`accept` must have shape \(4, 2, 2\)"),
+    "shape of draft_prob": ("draft_prob", np.zeros((2, 4, 2), np.float16), r"`draft_prob` must have shape"),
+    "length of domain": (
+        "domain",
+        np.zeros(4, np.int16),
+        r"`domain` must have one label a request \(2\), found \(4,\)",
+    ),
+    "length of prompt_tokens": (
+        "prompt_tokens",
+        np.full(4, 9, np.int32),
+        r"`prompt_tokens` must have one entry a request \(2\), found \(4,\)",
+    ),
+    "no prompt": ("prompt_tokens", np.int32([70, 0]), r"prompt_tokens\[1\] must be at least 1, found 0"),
+    "requests fall": ("request", np.int32([3, 3, 3, 2]), r"request\[3\] must not fall below 3, found 2"),
+    "negative request": ("request", np.int32([-1, -1, -1, 7]), r"request\[0\] must be 0 or more, found -1"),
+    "requests fall by more than int32 holds": ("request", np.int32([3, 3, 3, -(2**31)]), r"request\[3\]"),
+    "late start": ("position", changed("position", 0, 1), r"position\[0\] must be 0 .*, found 1"),
+    "position gap": ("position", changed("position", 2, 3), r"position\[2\] must be 2 .*, found 3"),
+    "position not from 0": ("position", changed("position", 3, 3), r"position\[3\] must be 0 .*, found 3"),
+    "rank = width": (
+        "rank",
+        changed("rank", (1, 0), 2),
+        r"rank\[1, 0\] must be in \[-2, 1\] \(width 2\), found 2",
+    ),
+    "rank < -2": ("rank", changed("rank", (1, 1), -3), r"rank\[1, 1\] must be in \[-2, 1\] .*, found -3"),
+    "-2 inside": ("rank", changed("rank", (1, 1), -2), r"rank\[1, 1\] must be -1 or more .*, found -2"),
+    "-1 past the end": ("rank", changed("rank", (2, 1), -1), r"rank\[2, 1\] must be -2 .*, found -1"),
+    "rank past the end": ("rank", changed("rank", (3, 1), 0), r"rank\[3, 1\] must be -2 .*, found 0"),
+    "NaN in accept": (
+        "accept",
+        changed("accept", (2, 1, 0), np.nan),
+        r"accept\[2, 1, 0\] must be in \[0, 1\], found nan",
+    ),
+    "accept < 0": (
+        "accept",
+        changed("accept", (0, 0, 1), -0.5),
+        r"accept\[0, 0, 1\] must be in \[0, 1\], found -0\.5",
+    ),
+    "draft_prob > 1": (
+        "draft_prob",
+        changed("draft_prob", (3, 0, 0), 1.5),
+        r"draft_prob\[3, 0, 0\] must be in \[0, 1\]",
+    ),
+    "draft_prob infinite": (
+        "draft_prob",
+        changed("draft_prob", (3, 0, 0), np.inf),
+        r"draft_prob\[3, 0, 0\] must be in",
+    ),
+    "shape of draft_entropy": (
+        "draft_entropy",
+        np.zeros((4, 1), np.float16),
+        r"`draft_entropy` must have shape",
+    ),
+    "shape of target_entropy": ("target_entropy", np.zeros(3, np.float16), r"`target_entropy` must have shape \(4,\)"),
+    "entropy < 0": (
+        "draft_entropy",
+        changed("draft_entropy", (1, 1), -1),
+        r"draft_entropy\[1, 1\] must be 0 or more and finite, found -1",
+    ),
+    "entropy NaN": (
+        "target_entropy",
+        changed("target_entropy", 2, np.nan),
+        r"target_entropy\[2\] must be 0 or more",
+    ),
+    "accept sums to 1.1": (
+        "accept",
+        changed("accept", (2, 1), [0.3, 0.8]),
+        r"accept\[2, 1\] must sum to at most 1",
+    ),
+    "label too large": (
+        "domain",
+        np.int16([0, 2]),
+        r"domain\[1\] must be an index of the 2 `domain_names`, found 2",
+    ),
+    "label negative": ("domain", np.int16([-1, 0]), r"domain\[0\] must be an index .*, found -1"),
+    "offset start": (
+        "candidates_offset",
+        np.int64([1, 3, 3, 4, 6]),
+        r"`candidates_offset` must rise from 0 to 6",
+    ),
+    "offset end": (
+        "candidates_offset",
+        np.int64([0, 3, 3, 4, 7]),
+        r"`candidates_offset` must rise from 0 to 6",
+    ),
+    "offset falls": (
+        "candidates_offset",
+        np.int64([0, 3, 2, 4, 6]),
+        r"`candidates_offset` must rise from 0 to 6",
+    ),
+    "offset wraps": (
+        "candidates_offset",
+        np.int64([0, -(2**63), 3, 4, 6]),
+        r"`candidates_offset` must rise from 0",
+    ),
+    "offset length": (
+        "candidates_offset",
+        np.int64([0, 3, 4, 6]),
+        r"`candidates_offset` must rise .* in 5 entries",
+    ),
+    "candidate ranks": ("candidates_rank", np.zeros(5, np.uint8), r"`candidates_rank` must have 6 entries"),
+    "parent later": (
+        "candidates_parent",
+        changed("candidates_parent", 1, 1),
+        r"candidates_parent\[1\] must stand before",
+    ),
+    "parent elsewhere": (
+        "candidates_parent",
+        changed("candidates_parent", 5, 1),
+        r"candidates_parent\[5\] must stand",
+    ),
+    "parent < -1": (
+        "candidates_parent",
+        changed("candidates_parent", 0, -2),
+        r"candidates_parent\[0\] must stand",
+    ),
+    "logprob > 0": (
+        "candidates_logprob",
+        changed("candidates_logprob", 3, 0.5),
+        r"candidates_logprob\[3\] must be at most 0",
+    ),
+    "logprob NaN": (
+        "candidates_logprob",
+        changed("candidates_logprob", 3, np.nan),
+        r"candidates_logprob\[3\] must be",
+    ),
+    "hit below a miss": (
+        "candidates_hit",
+        changed("candidates_hit", 0, False),
+        r"candidates_hit\[1\] is true below",
+    ),
+    "not JSON": ("meta", encoded(b"{"), r"`meta` is not JSON"),
+    "not UTF-8": ("meta", encoded(b'{"a": "\xff"}'), r"`meta` is not JSON"),
+    "not an object": ("meta", encoded([1]), r"`meta` must be a JSON object"),
+    "nested too deep": ("meta", encoded(b"[" * 100_000), r"`meta`"),
+    "empty meta": ("meta", np.zeros(0, np.uint8), r"`meta` is not JSON"),
+    "no schema": ("meta", header_with(schema=...), r"schema must be 'treeopt\.trace/1', found None"),
+    "other schema": (
+        "meta",
+        header_with(schema="treeopt.trace/2"),
+        r"schema must be .*, found 'treeopt\.trace/2'",
+    ),
+    "no width": ("meta", header_with(width=...), r"`width` of `meta` must be an integer, found None"),
+    "width is a float": ("meta", header_with(width=2.0), r"`width` of `meta` must be an integer, found 2\.0"),
+    "width is a bool": ("meta", header_with(width=True), r"`width` of `meta` must be an integer, found True"),
+    "width 0": ("meta", header_with(width=0), r"`width` must be in 1\.\.1024, found 0"),
+    "width 10^30": ("meta", header_with(width=10**30), r"`width` must be in 1\.\.1024"),
+    "names are no list": (
+        "meta",
+        header_with(domain_names="chat"),
+        r"`domain_names` of `meta` must be a list",
+    ),
+    "names are no strings": (
+        "meta",
+        header_with(domain_names=[1]),
+        r"`domain_names` of `meta` must be a list",
+    ),
+}
+
+
+@pytest.mark.parametrize("chunk", [2, trace_checks.CHUNK])
+@pytest.mark.parametrize("case", BAD)
+def test_bad_content_is_refused_with_field_and_index(tmp_path, monkeypatch, case, chunk):
+    monkeypatch.setattr(trace_checks, "CHUNK", chunk)  # large arrays are checked in parts
+    name, array, message = BAD[case]
+    found = refused(tmp_path / "t.npz", arrays_of(full_trace()) | {name: array})
+    assert re.match(message, found), found
+
+
+def test_the_full_trace_itself_is_accepted(tmp_path):
+    # Otherwise the table above proves nothing.
+    np.savez(tmp_path / "t.npz", **arrays_of(full_trace()))
+    assert_equal_traces(load_trace(tmp_path / "t.npz"), full_trace())
+
+
+def test_arrays_that_are_not_wanted_are_not_read(tmp_path):
+    np.savez(tmp_path / "t.npz", **arrays_of(full_trace()) | {"accept": np.zeros(3, dtype="U1")})
+    found = load_trace(tmp_path / "t.npz", arrays=RANKS)
+    plain = dict.fromkeys(("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "candidates"))
+    assert_equal_traces(found, replace(full_trace(), **plain))
+    np.savez(tmp_path / "t.npz", **arrays_of(full_trace()) | {"other": np.zeros(3)})
+    with pytest.raises(TraceError, match="unknown array `other`"):
+        load_trace(tmp_path / "t.npz", arrays=RANKS)
+
+
+@given(traces(length=30), st.integers(1, 20), st.data())
+def test_positions_are_checked_alike_in_parts_of_any_size(trace, chunk, data):
+    position = trace.position.copy()
+    at = data.draw(st.integers(0, trace.anchors - 1))
+    position[at] = data.draw(st.integers(-3, 40) | st.just(2**31 - 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace_checks, "CHUNK", chunk)
+        if position[at] == trace.position[at]:
+            replace(trace, position=position)
+        else:
+            due = rf"position\[{at}\] must be {trace.position[at]} .*, found {position[at]}"
+            with pytest.raises(TraceError, match=due):
+                replace(trace, position=position)
+
+
+# --- the constructor checks as much as the loader
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("request", np.array([0.0])),
+        ("request", np.array([0])),
+        ("position", np.array([0])),
+        ("rank", np.array([[0]])),
+        ("rank", np.array([[np.nan]])),
+        ("rank", np.array([["0"]])),
+        ("accept", np.array([[[0.5, 0.5]]])),
+        ("domain", np.array([0])),
+        ("request", [0]),
+    ],
+)
+def test_a_trace_of_other_types_is_refused_or_converted(tmp_path, name, value):
+    # What is constructed can be saved, and what is saved can be loaded.
+    parts = {
+        "request": np.int32([0]),
+        "position": np.int32([0]),
+        "rank": np.int16([[0]]),
+        "domain": np.int16([0]),
+    }
+    try:
+        trace = Trace(**(parts | {name: value}), width=2, domain_names=("chat",))
+    except TraceError as error:
+        if name not in str(error):
+            raise
+        return
+    save_trace(trace, tmp_path / "t.npz")
+    assert_equal_traces(load_trace(tmp_path / "t.npz"), trace)
+
+
+# --- sizes are checked before anything is allocated
+
+
+def member(shape: str, data: bytes, descr: str = "<i4") -> bytes:
+    """An .npy file whose head says `shape`."""
+    head = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head + data
+
+
+def file_with(name: str, content: bytes, *, compression: int = zipfile.ZIP_STORED) -> bytes:
+    """The full trace's file with one member replaced by these bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        for other, array in arrays_of(full_trace()).items():
+            npy = io.BytesIO()
+            np.save(npy, array)
+            archive.writestr(f"{other}.npy", content if other == name else npy.getvalue())
+    return buffer.getvalue()
+
+
+def test_a_member_written_by_hand_is_read(tmp_path):
+    # Otherwise the refusals below prove nothing.
+    data = full_trace().request.tobytes()
+    assert_equal_traces(load_bytes(tmp_path / "t.npz", file_with("request", member("(4,)", data))), full_trace())
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "(4000000000,)",
+        "(10**30,)",
+        f"({10**30},)",
+        "(5,)",
+        "(-4,)",
+        "(4.0,)",
+        "(True,)",
+        "4",
+        "('4',)",
+        "(4,) + (1,)",
+        "[4]",
+    ],
+)
+def test_a_shape_that_the_data_do_not_fill_is_refused_without_allocating(tmp_path, shape):
+    content = file_with("request", member(shape, full_trace().request.tobytes()))
+    tracemalloc.start()
+    try:
+        with pytest.raises(TraceError, match=r"t\.npz: "):
+            load_bytes(tmp_path / "t.npz", content)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_zip_entry_that_lies_about_its_size_is_refused_without_allocating(tmp_path, compression):
+    content = bytearray(file_with("request", member(f"({2**28},)", bytes(1000)), compression=compression))
+    entry = content.index(b"PK\x01\x02")
+    content[entry + 24 : entry + 28] = struct.pack("<I", 2**30 + 128)  # uncompressed size, as the directory says
+    tracemalloc.start()
+    try:
+        with pytest.raises(TraceError, match=r"t\.npz: "):
+            load_bytes(tmp_path / "t.npz", bytes(content))
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+def test_arrays_beyond_the_limit_are_refused_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("treeopt.traces.npz_format.MAX_ARRAY_BYTES", 15)
+    with pytest.raises(TraceError, match=r"t\.npz: `request` of shape \(4,\) would take 16 bytes, more than 15"):
+        load_bytes(tmp_path / "t.npz", file_with("request", member("(4,)", full_trace().request.tobytes())))
+
+
+def test_data_left_over_behind_an_array_are_refused(tmp_path):
+    content = file_with("request", member("(4,)", full_trace().request.tobytes() + bytes(8)))
+    with pytest.raises(TraceError, match="request"):
+        load_bytes(tmp_path / "t.npz", content)
+
+
+@pytest.mark.parametrize("version", [(0, 0), (2, 0), (9, 9)])
+def test_other_versions_of_an_array_head_never_raise_anything_else(tmp_path, version):
+    data = bytearray(member("(4,)", full_trace().request.tobytes()))
+    data[6:8] = bytes(version)
+    with pytest.raises(TraceError, match=r"t\.npz: "):
+        load_bytes(tmp_path / "t.npz", file_with("request", bytes(data)))
+
+
+# --- written whole or not at all
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, existing):
+    path = tmp_path / "trace.npz"
+    if existing:
+        path.write_bytes(b"old")
+
+    def fail(file, **_arrays):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "savez_compressed", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_trace(full_trace(), path)
+    assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == (
+        {"trace.npz": b"old"} if existing else {}
+    )
+
+
+def test_an_interrupted_replacement_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "trace.npz"
+    path.write_bytes(b"old")
+
+    def interrupt(_handle):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save_trace(full_trace(), path)
+    assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == {"trace.npz": b"old"}
+
+
+def test_saving_replaces_a_file_and_obeys_the_umask(tmp_path):
+    path = tmp_path / "trace.npz"
+    path.write_bytes(b"old")
+    (tmp_path / "plain").write_bytes(b"")
+    save_trace(full_trace(), path)
+    assert_equal_traces(load_trace(path), full_trace())
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+# --- parts of a trace
+
+
+def rows(trace: Trace) -> list[tuple]:
+    """Everything a trace says, anchor by anchor, request numbers and labels included."""
+    found = []
+    for i in range(trace.anchors):
+        label = None if trace.domain is None else trace.domain_names[trace.domain[trace.request_index[i]]]
+        prompt = None if trace.prompt_tokens is None else int(trace.prompt_tokens[trace.request_index[i]])
+        row = [int(trace.request[i]), int(trace.position[i]), trace.rank[i].tolist(), label, prompt]
+        row += [None if part is None else part[i].tolist() for part in (getattr(trace, name) for name in BY_ANCHOR)]
+        if trace.candidates is not None:
+            own = slice(*trace.candidates.offset[i : i + 2].tolist())
+            row += [getattr(trace.candidates, f.name)[own].tolist() for f in fields(Candidates) if f.name != "offset"]
+        found.append(tuple(row))
+    return found
+
+
+@given(traces(parts=True), st.data())
+def test_a_selection_keeps_all_that_its_requests_say(trace, data):
+    chosen = sorted(data.draw(st.sets(st.integers(0, trace.requests - 1), min_size=1)))
+    part = trace.select(np.array(chosen))
+    keep = np.isin(trace.request_index, chosen)
+    assert rows(part) == [row for row, kept in zip(rows(trace), keep.tolist(), strict=True) if kept]
+    assert part.requests == len(chosen)
+    assert (part.width, dict(part.meta), part.domain_names) == (
+        trace.width,
+        dict(trace.meta),
+        trace.domain_names,
+    )
+    assert (part.candidates is None) == (trace.candidates is None)
+
+
+@given(traces(parts=True))
+def test_selecting_all_changes_nothing(trace):
+    assert_equal_traces(trace.select(np.arange(trace.requests)), trace)
+
+
+@pytest.mark.parametrize("requests", [[], [2], [-1], [0, 5], [1, 0], [0, 0], [True, False]], ids=str)
+def test_a_selection_that_is_no_increasing_choice_of_requests_is_refused(requests):
+    with pytest.raises(TraceError):
+        full_trace().select(np.array(requests))
+
+
+@given(traces(requests=(2, 6), length=4, parts=True), st.floats(-0.5, 1.5), st.integers(0, 2**32 - 1))
+def test_a_split_is_disjoint_complete_and_leaves_neither_part_empty(trace, share, seed):
+    first, second = trace.split(share=share, rng=np.random.default_rng(seed))
+    assert sorted(rows(first) + rows(second)) == sorted(rows(trace))
+    assert not {row[0] for row in rows(first)} & {row[0] for row in rows(second)}
+    assert first.requests >= 1
+    assert second.requests >= 1
+    if 1 <= share * trace.requests <= trace.requests - 1:
+        assert abs(first.requests - share * trace.requests) <= 0.5
+    again, _ = trace.split(share=share, rng=np.random.default_rng(seed))
+    assert_equal_traces(again, first)
+
+
+def test_splits_differ_between_seeds_and_are_fair():
+    trace = with_lengths(np.zeros((100, 1)), [1] * 100, width=1)
+    halves = [trace.split(share=0.5, rng=np.random.default_rng(seed))[0].request for seed in range(400)]
+    assert len({half.tobytes() for half in halves}) == 400
+    # Each request falls into the first half with probability 1/2: 100 binomial counts of 400 lie in 200 ± 50,
+    # five standard deviations, with a false-alarm probability of 100 * 6e-7 (and the seeds are fixed).
+    times = np.bincount(np.concatenate(halves), minlength=100)
+    assert times.sum() == 50 * 400
+    assert abs(times - 200).max() <= 50
+
+
+def test_one_request_cannot_be_split():
+    with pytest.raises(TraceError, match="at least 2 requests, the trace has 1"):
+        trace_of([[[0]]], width=1).split(share=0.5, rng=np.random.default_rng(0))

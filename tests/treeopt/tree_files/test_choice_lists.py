@@ -1,0 +1,294 @@
+"""Trees of other programs: what their files hold is read, whatever disagrees is refused with its place."""
+
+import json
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor.checkpoints.tensors.torch_save import read_saved
+from tests.helpers.strategies import rank_paths, trees
+from treeopt.cli import main
+from treeopt.cli.options.what_to_draft import Static, load_tree
+from treeopt.errors import ExecutorError, TreeError
+from treeopt.tree import Tree
+from treeopt.tree_files.choice_lists import read_tree, tree_of
+from treeopt.tree_files.paper_trees import published_trees
+
+
+def growmap_of(tree):
+    """The dictionary that Sequoia saves, written node by node; ranks must be contiguous."""
+    nodes = [(), *sorted(tree.paths, key=lambda path: (len(path), path))]
+    number = {path: i for i, path in enumerate(nodes)}
+    children = [[number[p] for p in nodes if len(p) == len(path) + 1 and p[:-1] == path] for path in nodes]
+    levels = [[number[p] for p in nodes if len(p) == depth] for depth in range(tree.depth + 1)]
+    mask = [[int(above == path[: len(above)]) for above in nodes] for path in nodes]
+    return {
+        "roots": levels,
+        "branches": [[len(children[node]) for node in level] for level in levels],
+        "Successors": children,
+        "mask": torch.tensor(mask),
+        "depth": torch.tensor([len(path) for path in nodes]),
+        "size": len(nodes),
+    }
+
+
+def as_json(growmap):
+    return {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in growmap.items()}
+
+
+@st.composite
+def contiguous(draw):
+    """Trees whose siblings have ranks 0, 1, 2, ..."""
+    paths = set(draw(trees(min_nodes=1)).paths)
+    renamed = {(): ()}
+    for path in sorted(paths, key=lambda path: (len(path), path)):
+        siblings = sorted(other for other in paths if other[:-1] == path[:-1])
+        renamed[path] = (*renamed[path[:-1]], siblings.index(path))
+    return Tree.from_paths([path for path in renamed.values() if path])
+
+
+@given(contiguous())
+def test_growmaps_are_read_as_json_and_as_torch_saves_them(tmp_path_factory, tree):
+    folder = tmp_path_factory.mktemp("growmaps")
+    torch.save(growmap_of(tree), folder / "map.pt")
+    (folder / "map.json").write_text(json.dumps(as_json(growmap_of(tree)), indent=4))
+    assert load_tree(folder / "map.pt") == tree
+    assert read_tree(folder / "map.json").tree == tree
+
+
+def test_the_growmap_that_the_reference_shows():
+    """4x2 of UMbreLLa, typed by hand from its file."""
+    growmap = {
+        "roots": [[0], [1, 2], [3, 4]],
+        "branches": [[2], [1, 1], [0, 0]],
+        "Successors": [[1, 2], [3], [4], [], []],
+        "mask": [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]],
+        "depth": [0, 1, 1, 2, 2],
+        "size": 5,
+    }
+    assert tree_of(growmap).tree == Tree.from_paths([(0, 0), (1, 0)])
+    assert tree_of(growmap).reading == "growmap"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("Successors", [[1, 2], [3], [], [], [4]], r"Successors\[4\] must go on with 4 .*found 4"),
+        ("Successors", [[1, 2], [4], [3], [], []], r"Successors\[1\] must go on with 3 .*found 4"),
+        ("Successors", [[1, 2], [3], [], [], []], "5 entries, but names 3 nodes"),
+        ("Successors", [[1, 2], [3], [9], [], []], r"Successors\[2\] must go on with 4 .* found 9"),
+        ("Successors", [[1, 2], 3, [4], [], []], r"Successors\[1\] must be a list of node numbers"),
+        ("Successors", [], "Successors must be a list of 1 to 4097 lists"),
+        ("roots", [[0], [1, 2], [3]], r"roots\[2\] must be \[3, 4\], found \[3\] \(Successors says otherwise\)"),
+        ("roots", [[0], [1, 2]], "roots must have 3 levels, found 2"),
+        ("branches", [[2], [1, 2], [0, 0]], r"branches\[1\] must be \[1, 1\], found \[1, 2\]"),
+        ("depth", [0, 1, 1, 2, 3], r"depth\[4\] must be 2, found 3"),
+        ("depth", [0, 1, 1, 2], r"depth must be numbers of shape \(5,\), found int64 of \(4,\)"),
+        ("mask", np.eye(5, dtype=int).tolist(), r"mask\[1, 0\] must be 1, found 0"),
+        ("mask", [[1], [1, 1]], r"mask must be numbers of shape \(5, 5\)"),
+        ("size", 4, "size must be 5, the entries of Successors, found 4"),
+        ("size", None, "size must be 5"),
+    ],
+)
+def test_keys_of_a_growmap_that_disagree(key, value, message):
+    growmap = as_json(growmap_of(Tree.from_paths([(0, 0), (1, 0)])))
+    with pytest.raises(TreeError, match=message):
+        tree_of(growmap | {key: value})
+    with pytest.raises(TreeError, match=f"a growmap must have `{key}`"):
+        tree_of({k: v for k, v in growmap.items() if k != key})
+
+
+# --- lists of rank paths
+
+
+@given(rank_paths(), st.sampled_from(["list", "tuple", "mixed"]), st.booleans(), st.randoms())
+def test_lists_are_read_in_any_order_and_as_leaves(paths, form, leaves, random):
+    if not paths:
+        return
+    tree = Tree.from_paths(paths)
+    listed = [path for path in tree.paths if not leaves or not any(p[:-1] == path for p in tree.paths)]
+    random.shuffle(listed)
+    kinds = {"list": [list], "tuple": [tuple], "mixed": [list, tuple]}[form]
+    text = str([kinds[i % len(kinds)](path) for i, path in enumerate(listed)])
+    found = tree_of(text)
+    assert found.tree == tree
+    assert found.reading == ("every node" if len(listed) == tree.nodes else "leaves only")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[0], [0, 0], [0]]", r"path 2 \[0\] is path 0 again"),
+        (
+            "[[0], [0, 0], [1, 0]]",
+            r"path 2 \[1, 0\] has no parent \[1\] in the list.*path 1 \[0, 0\] continues another",
+        ),
+        ("[[0], [0, -1]]", "path 1 must hold ranks in 0..32767, found -1"),
+        ("[[0], [40000]]", "path 1 must hold ranks in 0..32767, found 40000"),
+        ("[[0], [0, True]]", "found True"),
+        ("[[0], [0, [1]]]", r"found \[1\]"),
+        ("[[0], [0, 1.0]]", "found 1.0"),
+        ("[[0], []]", "path 1 is empty: the root is not a node"),
+        ("[0, 1]", "path 0 must be a list of ranks, found 0"),
+        ("[]", "the list is empty"),
+        ("5", "must be a list of rank paths, found int"),
+        ("[[0], [f(0)]]", "not a literal"),
+        ("__import__('os').system('false')", "not a literal"),
+        ("[" * 5000, "not a literal"),
+        ("[[0]", "not a literal"),
+    ],
+)
+def test_lists_that_are_no_trees(text, message):
+    with pytest.raises(TreeError, match=message):
+        tree_of(text)
+
+
+CHOICES = """
+'''Trees of a project.'''
+import os
+mc_sim_7b_63 = [[0], [0, 0], [1], [0, 1]]
+stage2: list = [(0,), [1], (0, 0)]
+leaves = ((0, 0, 0), (1,))
+limit = 64
+made = [[i] for i in range(4)]
+"""
+
+
+def test_python_files_have_trees_by_name(tmp_path):
+    file = tmp_path / "choices.py"
+    file.write_text(CHOICES)
+    assert read_tree(file, name="mc_sim_7b_63").tree == Tree.from_paths([(0, 0), (0, 1), (1,)])
+    assert read_tree(file, name="stage2").tree == Tree.from_paths([(0, 0), (1,)])
+    assert read_tree(file, name="leaves").reading == "leaves only"
+    with pytest.raises(TreeError, match=r"choices.py: which of mc_sim_7b_63, stage2, leaves\? write FILE:NAME"):
+        read_tree(file)
+    with pytest.raises(TreeError, match="it names no tree 'made'; it has mc_sim_7b_63, stage2, leaves"):
+        read_tree(file, name="made")
+    file.write_text("choices = [[0], [0]]")
+    with pytest.raises(TreeError, match=r"choices.py: choices: path 1 \[0\] is path 0 again"):
+        read_tree(file)
+    file.write_text("def f(:")
+    with pytest.raises(TreeError, match="not Python"):
+        read_tree(file)
+    file.write_text("limit = 3")
+    with pytest.raises(TreeError, match="it names no list of rank paths"):
+        read_tree(file)
+    file.write_text("[[0], [1]]", "utf-8-sig")
+    assert read_tree(file).tree == Tree.from_paths([(0,), (1,)])
+    with pytest.raises(TreeError, match="it holds one tree and no names, asked for 'x'"):
+        read_tree(file, name="x")
+
+
+@pytest.mark.parametrize("name", sorted(published_trees()))
+def test_published_lists_come_back(tmp_path, name):
+    tree = published_trees()[name]
+    paths = [list(path) for path in tree.paths]
+    (tmp_path / "choices.py").write_text(f"other = [[0]]\n{name.split('/')[-1]} = {paths}\n")
+    assert load_tree(tmp_path / "choices.py", name=name.split("/")[-1]) == tree
+    (tmp_path / "engine.json").write_text(json.dumps({"method": "eagle", "speculative_token_tree": str(tree.paths)}))
+    found = read_tree(tmp_path / "engine.json")
+    assert (found.tree, found.name) == (tree, "speculative_token_tree")
+    (tmp_path / "plain.txt").write_text(str([tuple(path) for path in paths]))
+    assert load_tree(tmp_path / "plain.txt") == tree
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    for name, content, message in [
+        ("a.json", b"{", "a.json: not JSON"),
+        ("a.json", b"[" * 100_000, "a.json: not JSON"),
+        ("a.txt", b"\xff\xfe", "a.txt: cannot be read"),
+        ("a.json", b'{"size": 3}', "a.json: it names no list of rank paths"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(TreeError, match=message):
+            read_tree(tmp_path / name)
+    with pytest.raises(TreeError, match="cannot be read: No such file"):
+        read_tree(tmp_path / "none.json")
+    with pytest.raises(TreeError, match=r"executor\.saved"):
+        read_tree(tmp_path / "a.pt")
+
+
+# --- what torch saved
+
+
+class Code:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.system, (f"touch {self.path}",))
+
+
+def test_pickled_code_is_refused_and_not_run(tmp_path):
+    file = tmp_path / "map.pt"
+    torch.save(growmap_of(Tree.chain(2)) | {"more": Code(tmp_path / "ran")}, file)
+    with pytest.raises(ExecutorError, match=r"map.pt: refused: it holds posix.system, where plain tensors must be"):
+        load_tree(file)
+    file.write_bytes(pickle.dumps(Code(tmp_path / "ran")))
+    with pytest.raises(ExecutorError, match=r"not a readable file of torch\.save"):
+        load_tree(file)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_saved_values_are_read_as_numpy(tmp_path):
+    file = tmp_path / "a.pt"
+    value = [torch.tensor([True, False]), {"half": torch.tensor([0.5], dtype=torch.bfloat16), "n": (1, "a", None)}]
+    torch.save(value, file)
+    found = read_saved(file)
+    assert found[0].dtype == np.bool_
+    assert found[1]["half"].tolist() == [0.5]
+    assert found[1]["n"] == [1, "a", None]
+    deep: list = [1]
+    for _ in range(9):
+        deep = [deep]
+    for held, message in [
+        (torch.zeros(1).expand(10**6, 10**6), r"it claims \(1000000, 1000000\), which is more than its data"),
+        ([torch.zeros(2, 2).to_sparse()], r"it\[0\] must be a plain tensor"),
+        (deep, "lies 8 lists deep"),
+    ]:
+        torch.save(held, file)
+        with pytest.raises(ExecutorError, match=message):
+            read_saved(file)
+
+
+# --- on the command line
+
+
+def test_the_command_line_takes_files(tmp_path, capsys):
+    (tmp_path / "choices.py").write_text(CHOICES)
+    torch.save(growmap_of(Tree.full(2, 2)), tmp_path / "map.pt")
+    convert = Static().convert
+    assert convert(f"{tmp_path}/choices.py:stage2", None, None) == Tree.from_paths([(0, 0), (1,)])
+    assert convert(f"{tmp_path}/map.pt", None, None) == Tree.full(2, 2)
+    assert capsys.readouterr().err == ""
+    assert convert(f"{tmp_path}/choices.py:leaves", None, None) == Tree.from_paths([(0, 0, 0), (1,)])
+    assert "read as a list of leaves, which implies 4 nodes" in capsys.readouterr().err
+    assert convert("eagle1/chain5", None, None) == Tree.chain(5)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("choices.py", "which of mc_sim_7b_63"),
+        ("choices.py:none", "it names no tree 'none'"),
+        (
+            "absent.py",
+            "neither the length of a chain, rank paths such as [[0,0],[1]], a file of them, nor a published tree",
+        ),
+        ("x" * 5000, "neither the length"),
+    ],
+)
+def test_files_on_the_command_line_that_are_refused(tmp_path, monkeypatch, word, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "choices.py").write_text(CHOICES)
+    result = CliRunner().invoke(main, ["decode", "--target", "t", "--prompt", "a", "--tree", word])
+    assert result.exit_code == 2
+    assert message in result.stderr

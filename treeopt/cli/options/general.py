@@ -1,0 +1,177 @@
+"""Options that several commands share, and how commands print."""
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treeopt.errors import UsageError
+from treeopt.storage.atomic_files import is_special
+from treeopt.tree import MAX_NODES
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+# Parameters that name what is written; others are read.
+WRITTEN = ("output", "rest", "predictions_file", "plans", "tables")
+FOLDER = click.Path(path_type=Path)
+LARGEST = 2**31  # of the whole numbers of a list
+NOTHING: Mapping[str, Path | None] = {}
+
+
+class Real(click.FloatRange):
+    """A finite number within bounds; what is none is within any by click's own comparison."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no finite number", param, ctx)
+        return found
+
+
+SECONDS = Real(0, 1e9)  # sums of them over all requests and tokens stay finite
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # which click takes from 8.4 on
+    """Whole numbers such as `1,2,8`, `512,8k` (k: 1024) or `1-64`, which doubles from 1 to 64."""
+
+    name = "sizes"
+
+    def __init__(self, what: str = "batch sizes") -> None:
+        """Named in errors."""
+        self.what = what
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Numbers and ranges between commas, each once."""
+        if isinstance(value, tuple):
+            return value
+        found: list[int] = []
+        try:
+            for part in str(value).split(","):
+                first, dash, last = part.partition("-")
+                found += _doubled(_number(first), _number(last)) if dash else [_number(first)]
+        except ValueError:
+            numbers = f"whole numbers in 1..{LARGEST} such as 1,2,8 or 512,8k or 1-64"
+            self.fail(f"{value!r} is not a list of {self.what}, {numbers}", param, ctx)
+        return tuple(dict.fromkeys(found))
+
+
+def _number(text: str) -> int:
+    text = text.strip()
+    number = int(text[:-1]) * 1024 if text.lower().endswith("k") else int(text)
+    if not 1 <= number <= LARGEST:
+        raise ValueError
+    return number
+
+
+def _doubled(low: int, high: int) -> list[int]:
+    if low > high:
+        raise ValueError
+    found = [low]
+    while found[-1] * 2 < high:
+        found.append(found[-1] * 2)
+    return found if low == high else [*found, high]
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, alone, on stdout.")
+seed = click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of every random choice."
+)
+batches = click.option("--batch", type=Numbers(), required=True, help="Batch sizes, such as 4 or 1,2,4,8.")
+max_nodes = click.option(
+    "--max-nodes", type=click.IntRange(1, MAX_NODES), help="Largest tree; default 63, or what the step times cover."
+)
+max_depth = click.option(
+    "--max-depth",
+    type=click.IntRange(min=1),
+    help="Deepest tree; default the trace's depth, or what the step times cover.",
+)
+
+
+def bundle(name: str, kind: type, *given: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A decorator that adds options to a command, which gets them as one argument `name` of a dataclass `kind`."""
+
+    def decorate(command: Any) -> Any:
+        @wraps(command)
+        def bundled(**words: Any) -> Any:
+            own = {field.name: words.pop(field.name) for field in fields(kind) if field.name in words}
+            return command(**{name: kind(**own)}, **words)
+
+        for option in reversed(given):
+            bundled = option(bundled)
+        return bundled
+
+    return decorate
+
+
+graphs = click.option("--graphs", is_flag=True, help="Replay steps from CUDA graphs; not run on a device yet.")
+
+
+def check_output(path: Path | None, option: str = "--output", *, reads: Mapping[str, Path | None] = NOTHING) -> None:
+    """Fail before any work when the output could not be written.
+
+    Args:
+        path: the output.
+        option: that names it.
+        reads: what the command reads besides its parameters that are paths, by the words for it.
+
+    Raises:
+        UsageError: the folder is missing or not writable, or the command reads that very file, or its folder.
+    """
+    if path is None:
+        return
+    goal = path.resolve()
+    for name, read in (*_read(), *reads.items()):
+        if read is None or not goal.is_file() or not read.exists():
+            continue
+        if goal.samefile(read) or (read.is_dir() and goal.is_relative_to(read.resolve())):
+            raise UsageError(f"{option} {path}: is read as {name}: name another file, this one would be lost")
+    if is_special(path):
+        if not os.access(path, os.W_OK):
+            raise UsageError(f"{option} {path}: cannot write there")
+        return
+    if not goal.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {goal.parent}")
+    try:
+        with tempfile.TemporaryFile(dir=goal.parent):
+            pass
+    except OSError as error:
+        raise UsageError(f"{option} {path}: cannot write there: {error.strerror}") from error
+
+
+def _read() -> Iterator[tuple[str, Path]]:
+    """Files that the command is to read, by the words for them."""
+    context = click.get_current_context(silent=True)
+    for name, value in ({} if context is None else context.params).items():
+        if name not in WRITTEN:
+            for one in value if isinstance(value, tuple) else (value,):
+                if isinstance(one, Path):
+                    yield name.removesuffix("_file").replace("_", " "), one
+
+
+def print_json(value: Any) -> None:
+    """JSON alone on stdout."""
+    click.echo(json.dumps(value, indent=2))
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr where that is a terminal; call what it yields with finished pieces."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda pieces: None
+        return
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda pieces: bar.advance(task, pieces)

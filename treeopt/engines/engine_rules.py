@@ -1,0 +1,77 @@
+"""Rules of engines that treeopt does not export to: which static trees each can run, with the source of every rule.
+
+A drafter with n heads also drafts no deeper than n; the caller adds that rule.
+"""
+
+from collections.abc import Mapping
+
+from treeopt.constraints import (
+    ChainOnly,
+    ChildrenAtMost,
+    ContiguousRanks,
+    DepthAtLeast,
+    DepthAtMost,
+    ExpandPrefix,
+    FullTree,
+    NodesAtMost,
+    RanksBelow,
+    RootRanksContiguous,
+    UniformBranching,
+)
+from treeopt.engines.export import EngineProfile
+
+# A growmap names no ranks: the b children of a node are its first b samples without replacement.
+_GROWMAP_RULES = (ContiguousRanks(source="`branches` of a growmap"),)
+
+ENGINE_RULES: Mapping[str, EngineProfile] = {
+    "treeopt": EngineProfile("treeopt's own loop", ()),
+    # The children of a node are always its best candidates, and only the first siblings are continued, as many as the
+    # list continues (comment at hydra/model/utils.py:114). Another list is built as another tree without a warning.
+    "hydra": EngineProfile(
+        "Hydra 3f39fbd",
+        (
+            RanksBelow(10, source="hydra/model/utils.py, TOPK"),
+            ContiguousRanks(source="hydra/model/mlp_head.py:180, num_children"),
+            ExpandPrefix(source="hydra/model/mlp_head.py:184, children_to_expand"),
+        ),
+    ),
+    # Candidates are numbered rank + 5 * (number of the parent), so rank 5 would silently be another parent's best
+    # token; a tree of one level ends in an IndexError.
+    "eagle-1": EngineProfile(
+        "EAGLE v1",
+        (
+            RanksBelow(5, source="modeling_eagle.py, TOPK"),
+            DepthAtLeast(2, source="generate_tree_buffers in modeling_eagle.py"),
+        ),
+    ),
+    "sequoia": EngineProfile("Sequoia 0ff3ff7", _GROWMAP_RULES),
+    "umbrella": EngineProfile("UMbreLLa ff1ac17", _GROWMAP_RULES),
+    # flexflow-serve@9105e45. Masks are 64 bits wide, one bit for each token, the root among them.
+    "specinfer": EngineProfile(
+        "SpecInfer 9105e45",
+        (
+            UniformBranching(source="push_spec_infer_tree_width in spec_infer.cc:328"),
+            NodesAtMost(63, source="MAX_SPEC_TREE_TOKEN_NUM in batch_config.h:77"),
+            ChildrenAtMost(3, source="batch_config.h:196"),
+            DepthAtMost(8, source="batch_config.h:197"),
+        ),
+    ),
+    # With other ranks at the first level it declares another number of nodes than it builds.
+    "tensorrt-llm-medusa": EngineProfile(
+        "TensorRT-LLM, TensorRT backend",
+        (RootRanksContiguous(source="_medusa_setup in tensorrt_llm/runtime/medusa_utils.py"),),
+    ),
+    # `eagle_choices` were only checked to be connected, which every tree is.
+    "tensorrt-llm-eagle": EngineProfile("TensorRT-LLM before #18210", ()),
+    "mlc": EngineProfile("MLC-LLM 2026-07", (FullTree(source="spec_tree_width of EngineConfig"),)),
+    # Branches exist only in the demonstration `examples/speculative`.
+    "llama.cpp": EngineProfile(
+        "llama.cpp (llama-cpp-python 0.3.36)",
+        (ChainOnly(source="--spec-draft-n-max is all that llama-server takes"),),
+    ),
+    "lmdeploy": EngineProfile("LMDeploy 0.18.0", (ChainOnly(source="num_speculative_tokens of SpeculativeConfig"),)),
+    "tgi": EngineProfile("TGI 3.3.7", (ChainOnly(source="--speculate is a length"),)),
+    "transformers": EngineProfile(
+        "transformers 5.23.0", (ChainOnly(source="num_assistant_tokens of GenerationConfig"),)
+    ),
+}

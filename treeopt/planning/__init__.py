@@ -1,0 +1,1 @@
+"""From a trace and a cost model to a plan."""

@@ -1,0 +1,1 @@
+"""Plans: the result of a search, and its JSON."""

@@ -1,0 +1,165 @@
+"""What would be drafted at each anchor: the recorded candidates that a beam of some depth and width comes upon.
+
+Candidates are drafted as the live loop does it (EAGLE-2, Li et al. 2024, arXiv 2406.16858, section 4): values are the
+drafter's log-probabilities added up in single precision from the root on, each level expands those of the best values,
+and ties fall to the candidate that is recorded first. Nothing is chosen here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import TraceError
+from treeopt.traces.trace import Candidates, Trace
+
+CHUNK = 2**21  # candidates looked at together
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How far candidates are drafted.
+
+    Attributes:
+        depth: levels.
+        beam: nodes expanded on each level below the root.
+        width: children looked at of each expanded node.
+    """
+
+    depth: int
+    beam: int
+    width: int
+
+    @property
+    def expanded(self) -> tuple[int, ...]:
+        """Nodes expanded on each level, the root's first.
+
+        >>> Drafting(depth=3, beam=4, width=2).expanded
+        (1, 2, 4)
+        """
+        counts = [1]
+        for _ in range(self.depth - 1):
+            counts.append(min(self.beam, counts[-1] * self.width))
+        return tuple(counts)
+
+    @property
+    def expandable(self) -> tuple[int, ...]:
+        """Nodes of each level that another would expand, at most: what `expanded` says of the next."""
+        return (*self.expanded[1:], self.beam)
+
+    @property
+    def candidates(self) -> int:
+        """Nodes seen of each sequence.
+
+        >>> Drafting(depth=3, beam=4, width=2).candidates
+        14
+        """
+        return self.width * sum(self.expanded)
+
+
+@dataclass(frozen=True, eq=False)
+class Drafted:
+    """Drafted candidates of anchors with equally many recorded ones, all (anchors, size) but `rootless`.
+
+    Attributes:
+        parent: their parents.
+        rank: their ranks.
+        log: log-probability given the parent.
+        hit: which are true.
+        value: log-probability of the path; of those that are not drafted without meaning.
+        level: 1, 2, ...; 0 of those that are not drafted.
+        expanded: whether their children are drafted, if another level is.
+        lacking: whether they are expanded and children were not recorded.
+        rootless: bool (anchors,), whether children of the root were not recorded.
+    """
+
+    parent: NDArray[np.int16]
+    rank: NDArray[np.uint8]
+    log: NDArray[np.float32]
+    hit: NDArray[np.bool_]
+    value: NDArray[np.float32]
+    level: NDArray[np.int8]
+    expanded: NDArray[np.bool_]
+    lacking: NDArray[np.bool_]
+    rootless: NDArray[np.bool_]
+
+    def within(self, level: int) -> NDArray[np.bool_]:
+        """Those drafted on the first levels."""
+        return (self.level > 0) & (self.level <= level)
+
+
+def drafted(trace: Trace, drafting: Drafting) -> Iterator[tuple[NDArray[np.int64], Drafted]]:
+    """Some anchors, int64 (n,), and their drafted candidates, chunk by chunk; anchors without any are left out.
+
+    Raises:
+        TraceError: the trace holds no candidates.
+    """
+    candidates = _recorded(trace)
+    sizes = np.diff(candidates.offset)
+    for size in np.unique(sizes[sizes > 0]):
+        alike = np.flatnonzero(sizes == size)
+        for part in np.array_split(alike, -(-len(alike) * size // CHUNK)):
+            place = candidates.offset[part, None] + np.arange(size)
+            logs = candidates.logprob[place].astype(np.float32, copy=False)
+            yield part, _levels(candidates.parent[place], candidates.rank[place], logs, candidates.hit[place], drafting)
+
+
+def reach(trace: Trace) -> Drafting:
+    """How far candidates were recorded: the deepest level, the most nodes expanded on one, the most children.
+
+    Raises:
+        TraceError: the trace holds no candidates.
+    """
+    candidates = _recorded(trace)
+    sizes = np.diff(candidates.offset)
+    anchor = np.repeat(np.arange(trace.anchors), sizes)
+    inner = candidates.parent >= 0
+    above = np.where(inner, candidates.offset[anchor] + candidates.parent, -1)
+    parents = np.zeros(len(above) + 1, dtype=bool)
+    parents[above[inner]] = True
+    depth, beam, level = 0, 1, ~inner
+    while level.any():
+        depth += 1
+        beam = max(beam, int(np.bincount(anchor[level & parents[:-1]], minlength=1).max()))
+        level = inner & level[above]
+    return Drafting(max(depth, 1), beam, int(candidates.rank.max(initial=0)) + 1)
+
+
+def _recorded(trace: Trace) -> Candidates:
+    if trace.candidates is None:
+        raise TraceError("replaying dynamic trees needs recorded candidates, the trace has none")
+    return trace.candidates
+
+
+def _levels(
+    parent: NDArray[np.int16],
+    rank: NDArray[np.uint8],
+    log: NDArray[np.float32],
+    hit: NDArray[np.bool_],
+    drafting: Drafting,
+) -> Drafted:
+    anchors, size = parent.shape
+    row = np.arange(anchors)[:, None]
+    value = np.zeros((anchors, size), dtype=np.float32)
+    level = np.zeros((anchors, size), dtype=np.int8)
+    expanded, lacking = np.zeros((2, anchors, size), dtype=bool)
+    rootless = np.zeros(anchors, dtype=bool)
+    below = parent < 0  # recorded on this level
+    for depth, most in enumerate(drafting.expandable, 1):
+        columns = np.flatnonzero(below.any(0))
+        here, above = below[:, columns], parent[:, columns]
+        drafted = here & (rank[:, columns] < drafting.width) & ((depth == 1) | expanded[row, above])
+        children = np.bincount((row * size + above)[drafted] if depth > 1 else [], minlength=anchors * size)
+        if depth == 1:
+            rootless = drafted.sum(1) != drafting.width
+        else:
+            lacking |= expanded & (level == depth - 1) & (children.reshape(anchors, size) != drafting.width)
+        start = value[row, above] if depth > 1 else np.float32(0)
+        own = start + log[:, columns]
+        value[:, columns] = np.where(here, own, value[:, columns])
+        level[:, columns] = np.where(drafted, depth, level[:, columns])
+        best = np.where(drafted, -own, np.nan).argsort(1, kind="stable")[:, :most]
+        expanded[row, columns[best]] = drafted[row, best]
+        below = (parent >= 0) & below[row, parent]
+    return Drafted(parent, rank, log, hit, value, level, expanded, lacking, rootless)

@@ -1,0 +1,1 @@
+"""Replay: which drafted tokens a tree gets accepted along a trace."""

@@ -1,0 +1,156 @@
+"""Replay of dynamic trees along a trace: which of the recorded candidates a policy would have verified.
+
+Shortlists are those of the live loop (see `shortlist`), so the steps of a greedy trace are its steps, one by one. What
+the recording cannot tell is not guessed: a replay that comes there is refused.
+
+Rows of a batch may depend on each other: they share a budget, and levels are drafted for all of them or for none.
+`Batches` replays such policies in running batches, each with a queue of requests of its own: when one ends, the next
+takes its row. A queue that is empty begins again, and what it repeats fills the rows but is not counted: so every step
+that counts is one of a full batch.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import TraceError, UsageError
+from treeopt.policies import Chosen, Policy
+from treeopt.policies.reranking import Shortlists, shortlists
+from treeopt.replay.static_tree import StepCounts, Walk, count, walked
+from treeopt.traces.trace import Trace
+
+UNKNOWN = -1
+CHUNK = 2**22  # entries of shortlists that are chosen from together
+ROUNDS = 2  # requests of each row of a running batch, about
+
+
+def accepted_lengths(policy: Policy, trace: Trace) -> NDArray[np.int64]:
+    """Drafted tokens that a step would keep, for a start at every anchor; int64 (P,), UNKNOWN where it cannot be told.
+
+    A budget is that of a sequence decoded alone.
+
+    Raises:
+        TraceError: the trace holds no candidates.
+    """
+    lists = shortlists(trace, policy.drafting, nodes=policy.nodes, calibration=policy.calibration)
+    chosen = choose_alone(policy, lists)
+    return np.where(chosen.known, lists.accepted(chosen.levels, chosen.nodes), UNKNOWN)
+
+
+def visit(policy: Policy, trace: Trace) -> Walk:
+    """The steps that the policy takes through every request.
+
+    Raises:
+        TraceError: the trace holds no candidates, or too few where a step starts.
+    """
+    steps = walked(np.maximum(accepted := accepted_lengths(policy, trace), 0), trace)
+    unknown = accepted[steps.anchors] == UNKNOWN
+    if unknown.any():
+        raise _not_recorded(int(steps.anchors[np.argmax(unknown)]))
+    return steps
+
+
+def replay_policy(policy: Policy, trace: Trace) -> StepCounts:
+    """Counts of the policy's walk through every request; raises as `visit` does.
+
+    >>> from treeopt.policies import DynamicTree
+    >>> from treeopt.traces.trace import Candidates
+    >>> tree = Candidates(np.int64([0, 2, 4]), *(np.int16([-1, 0] * 2), np.uint8([0] * 4)),
+    ...     np.float32([-0.5, -1] * 2), np.array([True, True, True, False]))
+    >>> trace = Trace(np.int32([0, 0]), np.int32([0, 1]), np.int16([[0, 0], [0, -2]]), 2, candidates=tree)
+    >>> replay_policy(DynamicTree(nodes=2, depth=2, beam=1), trace).tau
+    2.0
+    """
+    return count(visit(policy, trace), trace, depth=policy.drafting.depth)
+
+
+def choose_alone(policy: Policy, lists: Shortlists) -> Chosen:
+    """What the policy chooses for each of (P,) anchors, decoded by itself; each (P,)."""
+    anchors = len(lists.log)
+    size = max(1, CHUNK // max(1, lists.log[0].size))
+    parts = [policy.choose(lists[start : start + size][:, None]) for start in range(0, anchors, size)]
+    return Chosen(*(np.concatenate([getattr(part, f.name)[:, 0] for part in parts]) for f in fields(Chosen)))
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The steps of running batches: `time` steps of `batches` batches with `rows` rows.
+
+    Attributes:
+        anchors: int64 (time, batches, rows), where each row stands.
+        counted: bool, as many; False where a row repeats a request to fill the batch.
+        accepted: int64, as many; drafted tokens that are kept.
+        nodes: int64, as many; nodes that are verified.
+        levels: int64 (time, batches), levels that are drafted for the batch.
+    """
+
+    anchors: NDArray[np.int64]
+    counted: NDArray[np.bool_]
+    accepted: NDArray[np.int64]
+    nodes: NDArray[np.int64]
+    levels: NDArray[np.int64]
+
+
+class Batches:
+    """Running batches of a trace's requests, which any policy may be replayed in."""
+
+    def __init__(self, trace: Trace, *, batch: int, seed: int = 0) -> None:
+        """Deal the requests out to queues, at random.
+
+        Args:
+            trace: with candidates.
+            batch: rows.
+            seed: of the order of the requests.
+
+        Raises:
+            UsageError: batch below 1.
+        """
+        if batch < 1:
+            raise UsageError(f"batch must be at least 1, got {batch}")
+        self.trace, self.batch = trace, batch
+        order = np.random.default_rng(seed).permutation(trace.requests)
+        queues = np.array_split(order, max(1, trace.requests // (ROUNDS * batch)))
+        self.lengths = np.array([len(queue) for queue in queues])
+        self.queues = np.stack([np.resize(queue, max(self.lengths)) for queue in queues])
+
+    def steps(self, policy: Policy, lists: Shortlists) -> Steps:
+        """The steps of a policy, from the shortlists of all anchors; they may be longer and deeper than it needs.
+
+        Raises:
+            TraceError: candidates that it needs were not recorded.
+        """
+        everywhere = choose_alone(policy, lists) if policy.alone or self.batch == 1 else None
+        kept = None if everywhere is None else lists.accepted(everywhere.levels, everywhere.nodes)
+        lane = np.arange(len(self.queues))[:, None]
+        turn = np.tile(np.arange(self.batch), (len(lane), 1))  # which request of its queue each row decodes
+        request = self._request(lane, turn)
+        anchors = self.trace.starts[request]
+        log: list[tuple[Any, ...]] = []
+        while (turn < self.lengths[:, None]).any():
+            if everywhere is None or kept is None:
+                own = lists[anchors]
+                chosen = policy.choose(own)
+                accepted = own.accepted(chosen.levels, chosen.nodes)
+            else:
+                chosen, accepted = everywhere[anchors], kept[anchors]
+            if not chosen.known.all():
+                raise _not_recorded(int(anchors[~chosen.known][0]))
+            log.append((anchors, turn < self.lengths[:, None], accepted, chosen.nodes, chosen.levels.max(1)))
+            anchors = anchors + accepted + 1
+            over = anchors >= self.trace.stops[request]
+            turn = np.where(over, turn.max(1, keepdims=True) + over.cumsum(1), turn)
+            request = self._request(lane, turn)
+            anchors = np.where(over, self.trace.starts[request], anchors)
+        return Steps(*(np.stack(part) for part in zip(*log, strict=True)))
+
+    def _request(self, lane: NDArray[np.int64], turn: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.asarray(self.queues[lane, turn % self.lengths[:, None]])
+
+
+def _not_recorded(anchor: int) -> TraceError:
+    return TraceError(
+        f"anchor {anchor}: the policy expands a candidate whose children were not recorded; record candidates at "
+        "every position, as deep and as wide as the policy, with a larger beam"
+    )

@@ -1,0 +1,99 @@
+"""Comparisons of drafters as tables on the terminal, and as records for JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from treeopt.planning.compare_drafters import Comparison, Standing
+from treeopt.report.plan_tables import interval, measured_told, models_told, rule_told, terminal
+from treeopt.statistics.clustered_estimate import Estimate
+
+SCHEMA = "treeopt.comparison/1"
+PAIRED = {
+    "texts": "paired by request: the target wrote the same texts",
+    "prompts": "paired by prompt; texts may be each drafter's own",
+    "told": "paired by request",
+    None: "not paired",
+}
+
+
+def comparison_record(found: Comparison) -> dict[str, Any]:
+    """A comparison as JSON values."""
+    contests = [
+        {
+            "name": contest.name,
+            "batch": contest.batch,
+            "standings": [_standing(each) for each in contest.standings],
+            "skipped": dict(contest.skipped),
+        }
+        for contest in found.contests
+    ]
+    parts = {"first": found.first, "pairing": found.pairing, "contests": contests, "warnings": list(found.warnings)}
+    return {"schema": SCHEMA, **parts, "meta": dict(found.meta)}
+
+
+def _standing(each: Standing) -> dict[str, Any]:
+    tree = each.tree
+    told = None if tree is None else {"id": tree.id, "nodes": tree.nodes, "depth": tree.depth, "paths": tree.paths}
+    return asdict(each) | {"tree": told}
+
+
+def show_comparison(record: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print a table for each contest, what to beware of and the conditions; `record` is of `comparison_record`."""
+    console = console or terminal()
+    for contest in record["contests"]:
+        console.print(_table(contest))
+        console.print()
+    for warning in record["warnings"]:
+        console.print(f"Warning: {warning}.", markup=False, soft_wrap=True)
+    if record["warnings"]:
+        console.print()
+    console.print(Text(_conditions(record)), style="dim", soft_wrap=True)
+
+
+def _table(contest: Mapping[str, Any]) -> Table:
+    priced = contest["batch"] is not None
+    table = Table(title=contest["name"], title_justify="left", title_style="bold")
+    table.add_column("drafter", overflow="fold")
+    times = ("step ms", "plain ms", "speedup") if priced else ()
+    for name in ("nodes", "depth", "tau", *times, f"{'speedup' if priced else 'tau'}\nover the first's"):
+        table.add_column(name, justify="right")
+    for each in contest["standings"]:
+        tree = each["tree"] or {"nodes": 0, "depth": 0}
+        cells = [each["drafter"], str(tree["nodes"]), str(tree["depth"]), _shown(each["tau"], plain=not each["tree"])]
+        if priced:
+            cells += [f"{each[name] * 1e3:.2f}" for name in ("step_s", "plain_s")]
+            cells.append(_shown(each["speedup"], plain=not each["tree"]))
+        table.add_row(*map(Text, cells), "" if each["over"] is None else _shown(each["over"]))
+    for drafter, reason in contest["skipped"].items():
+        table.add_row(Text(drafter), *[""] * (len(table.columns) - 2), Text(f"not judged: {reason}"), style="dim")
+    return table
+
+
+def _shown(estimate: Mapping[str, float], *, plain: bool = False) -> str:
+    return "1" if plain else interval(Estimate(**estimate))
+
+
+def _conditions(record: Mapping[str, Any]) -> str:
+    meta, text = record["meta"], record["meta"]["trace"][record["first"]]
+    lines = [
+        f"By replay on {meta['requests_judged_on']} requests held out, trees chosen on {meta['requests_chosen_on']} "
+        f"others (seed {meta['seed']}); 95 % intervals, clustered by request, each for itself; what is "
+        f"over the first's is {PAIRED[record['pairing']]}.",
+        f"Texts: {rule_told(text)}; {text.get('new_tokens', '?')} new tokens a request.",
+        *(f"{name}: {models_told(trace)}." for name, trace in meta["trace"].items()),
+        *(
+            f"Step times of {name}: {measured_told(cost)}; priced at {cost.get('priced_at') or '?'} tokens of context."
+            for name, cost in meta["cost"].items()
+        ),
+    ]
+    if meta["cost"]:
+        lines.append(
+            "Speedups are over plain decoding by the drafter's own step times, and hold the error of these; one over "
+            "another holds both errors, as if they were independent."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,84 @@
+"""One HTML page of results that needs nothing else: the terminal's tables as they are there, and plots as SVG."""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from treeopt.report.plan_tables import PLAIN
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH = 200  # columns, enough for the widest table
+INCHES = (7.0, 4.2)  # of a plot
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 82rem; margin: 2rem auto; padding: 0 1rem; }
+h2 { margin: 2.5rem 0 0.5rem; border-bottom: 1px solid #8888; }
+pre { font: 12px/1.2 ui-monospace, Consolas, Menlo, monospace; white-space: pre-wrap; min-width: 150ch; }
+.wide { overflow-x: auto; }
+figure { display: inline-block; margin: 0.5rem 1rem 0.5rem 0; background: white; }
+footer, .from { color: #777; font-size: 13px; }
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A result.
+
+    Attributes:
+        title: what it is.
+        source: where it stands: the file, its checksum.
+        show: prints it.
+        draws: plots of it, each into its own axes.
+    """
+
+    title: str
+    source: str
+    show: Callable[[Console], None]
+    draws: Sequence[Callable[["Axes"], None]] = ()
+
+
+def as_html(title: str, sections: Sequence[Section], *, footer: str) -> str:
+    """The whole page."""
+    parts = [_section(number, section) for number, section in enumerate(sections, 1)]
+    titles = (f'<li><a href="#s{n}">{escape(each.title)}</a></li>' for n, each in enumerate(sections, 1))
+    contents = f"<ol>{''.join(titles)}</ol>" if len(sections) > 1 else ""
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>\n'
+        f"<style>{STYLE}</style></head>\n<body>\n<h1>{escape(title)}</h1>\n{contents}\n{''.join(parts)}"
+        f"<footer><p>{escape(footer)}</p></footer>\n</body>\n</html>\n"
+    )
+
+
+def _section(number: int, section: Section) -> str:
+    plots = "".join(f"<figure>{_svg(draw)}</figure>\n" for draw in section.draws)
+    return (
+        f'<h2 id="s{number}">{escape(section.title)}</h2>\n<p class="from">{escape(section.source)}</p>\n{plots}'
+        f'<div class="wide"><pre>{_printed(section.show)}</pre></div>\n'
+    )
+
+
+def _printed(show: Callable[[Console], None]) -> str:
+    """What is printed, as HTML."""
+    console = Console(record=True, file=io.StringIO(), width=WIDTH, color_system="truecolor", **PLAIN)
+    show(console)
+    return console.export_html(inline_styles=True, code_format="{code}")
+
+
+def _svg(draw: Callable[["Axes"], None]) -> str:
+    """A plot, the same for the same data."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.hashsalt": "treeopt"}):
+        figure = Figure(figsize=INCHES, layout="constrained")
+        draw(figure.subplots())
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    whole = file.getvalue()
+    return whole[whole.index("<svg") :]

@@ -1,0 +1,1 @@
+"""Search algorithms for static trees under engine rules."""

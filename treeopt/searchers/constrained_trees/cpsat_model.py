@@ -1,0 +1,263 @@
+"""Trees under rules as an integer programme for CP-SAT: its variables, its rules and its costs; no search.
+
+One boolean a node says whether it is taken. Costs by count (verified tokens, nodes fed at a level) are broken into
+stretches of equal slope: y_k says that stretch k is reached and z_k how far, so that a staircase is a sum of y and
+a straight line one z. Nodes that are no candidates, of any rank that the rules allow, are represented by how many stand
+at each level and how many nodes they alone continue: they take up size, feed the drafter, keep the caps of children and
+levels, and are worth what the best of them may be worth, 0 where all nodes of any value are candidates. Of rules they
+may break the order in which siblings are continued and the pool of candidates. That can only raise the optimum.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.constraints import Limits, pool
+from treeopt.cost_model import CostParts
+from treeopt.searchers.constrained_trees.node_pool import Nodes
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+SCALE = 10**8
+"""Of coefficients, which must be integers; all are rounded up."""
+
+Term = tuple[float, Any]  # a coefficient and its variable
+Point = tuple[int, float]  # a count and what it costs
+
+
+@dataclass(eq=False)
+class Formulation:
+    """The programme, ready for an objective.
+
+    Attributes:
+        model: variables and rules.
+        taken: one boolean a node.
+        pads: how many nodes at depth 1, 2, ... are no candidates.
+        opened: of depth 0 (the root), 1, ..., terms that add up to how many nodes only such nodes continue.
+        gain: terms of the expected tokens, without the bonus.
+        seconds: terms of the step's time.
+        fixed_s: the part of the step's time that no variable changes.
+    """
+
+    model: "cp_model.CpModel"
+    taken: list[Any]
+    pads: list[Any] = field(default_factory=list)
+    opened: list[list[Any]] = field(default_factory=list)
+    gain: list[Term] = field(default_factory=list)
+    seconds: list[Term] = field(default_factory=list)
+    fixed_s: float = 0.0
+
+    def aim(self, price: float) -> int:
+        """Set the objective to (gain − price · seconds) · `SCALE`, rounded up; returns its constant part."""
+        terms = [(math.ceil(weight * SCALE), variable) for weight, variable in self.gain]
+        terms += [(math.ceil(-price * weight * SCALE), variable) for weight, variable in self.seconds]
+        self.model.maximize(sum(weight * variable for weight, variable in terms if weight))
+        return math.ceil((1 - price * self.fixed_s) * SCALE)
+
+
+def formulate(nodes: Nodes, limits: Limits, verify: Sequence[Point], draft: NDArray[np.float64]) -> Formulation:
+    """The programme of all trees of at least one node within the limits, uniform ones aside, whatever their ranks.
+
+    Args:
+        nodes: candidates.
+        limits: what the rules leave.
+        verify: numbers of nodes that are allowed, by rising number, and the seconds of each.
+        draft: as `CostParts.draft_s`; every node can stand on one of its levels.
+    """
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    taken = [model.new_bool_var("") for _ in nodes.value]
+    form = Formulation(model, taken)
+    worth = np.where(nodes.known, nodes.value, nodes.beyond)
+    form.gain = [(float(value), variable) for value, variable in zip(worth, taken, strict=True) if value > 0]
+    expanded, lone = _precede(model, nodes, limits, taken)
+    deeper = _levels(form, nodes, limits, expanded, lone, draft, verify[-1][0])
+    count = sum(taken) + sum(form.pads)
+    _cost(form, count, verify)
+    _caps(model, nodes, limits, taken)
+    if limits.min_depth > 1:
+        model.add_bool_or(deeper[limits.min_depth - 1 : limits.min_depth])
+    if limits.pool:
+        outside = model.new_bool_var("")  # whether there are nodes beyond the candidates
+        model.add(sum(form.pads) >= 1).only_enforce_if(outside)
+        model.add(sum(form.pads) == 0).only_enforce_if(outside.negated())
+        _fits_pool(model, nodes, taken, deeper, count, outside)
+    return form
+
+
+def tables(parts: CostParts, limits: Limits, *, size: int, depth: int) -> tuple[list[Point], NDArray[np.float64]]:
+    """What trees of 1 to `size` nodes and 1 to `depth` levels cost, as far as it is known and the sizes are allowed."""
+    largest = min(size, len(parts.verify_s) - 2)
+    sizes = [n for n in range(1, largest + 1) if limits.sizes is None or n in limits.sizes]
+    verify = [(n, float(parts.verify_s[n + 1])) for n in sizes if np.isfinite(parts.verify_s[n + 1])]
+    draft = parts.draft_s[: min(depth, limits.depth), :]
+    first = np.arange(len(draft)) == 0  # the drafter is fed the root alone
+    known = np.where(first, np.isfinite(draft[:, 1:2]).all(axis=1), np.isfinite(draft[:, 1:]).any(axis=1))
+    return verify, draft[: int(np.argmin(known)) if not known.all() else len(draft)]
+
+
+def _levels(
+    form: Formulation,
+    nodes: Nodes,
+    limits: Limits,
+    expanded: dict[int, Any],
+    lone: dict[int, Any],
+    draft: NDArray[np.float64],
+    size: int,
+) -> list[Any]:
+    """How wide each level is, who feeds it and what that costs; returns whether there are nodes at depth 1, 2, ..."""
+    model = form.model
+    most = min(limits.ranks, limits.children, size)
+    form.fixed_s += float(draft[0, 1])
+    deeper = [model.new_constant(1)]
+    fed: Any = 1
+    form.opened = [[] for _ in draft]
+    for level in range(1, len(draft) + 1):
+        here = np.flatnonzero(nodes.depth == level).tolist()
+        pads = model.new_int_var(0, min(limits.level(level), size), "")
+        form.pads.append(pads)
+        if nodes.beyond > 0:
+            form.gain.append((nodes.beyond, pads))
+        width = sum(form.taken[node] for node in here) + pads
+        model.add(width <= most * fed)
+        if limits.level(level) < size:
+            model.add(width <= limits.level(level))
+        if level > 1:
+            model.add(pads >= sum(form.opened[level - 1]))
+        if level == len(draft):
+            break
+        opened = model.new_int_var(0, size, "")
+        form.opened[level] = [opened, *(lone[node] for node in here if node in lone)]
+        fed = sum(expanded[node] for node in here if node in expanded) + opened
+        model.add(fed <= width)
+        points = [(count, float(cost)) for count, cost in enumerate(draft[level].tolist()[: size + 1])]
+        deeper.append(_cost(form, fed, [point for point in points if math.isfinite(point[1])]))
+    return deeper
+
+
+def _cost(form: Formulation, count: Any, points: Sequence[Point]) -> Any:
+    """Restrict a count to these points and add their seconds; returns whether it is beyond the first."""
+    model = form.model
+    stretches = _stretches(points)
+    start, cost = points[0]
+    form.fixed_s += cost
+    total: Any = start
+    before: Any = None
+    reached: list[Any] = []
+    for index, (first, last) in enumerate(stretches):
+        length = points[last][0] - points[first][0]
+        slope = (points[last][1] - points[first][1]) / length if length else 0.0
+        if index:
+            here = model.new_bool_var("")
+            end, end_s = points[first - 1]
+            total += (points[first][0] - end) * here
+            form.seconds.append((points[first][1] - end_s, here))
+            if reached:
+                model.add_implication(here, reached[-1])
+            if before is not None:
+                model.add(before[0] == before[1]).only_enforce_if(here)
+            reached.append(here)
+        before = None
+        if length:
+            along = model.new_int_var(0, length, "")
+            total += along
+            form.seconds.append((slope, along))
+            if index:
+                model.add(along <= length * reached[-1])
+            before = (along, length)
+    model.add(count == total)
+    return reached[0] if reached else model.new_constant(0)
+
+
+def _stretches(points: Sequence[Point]) -> list[tuple[int, int]]:
+    """First and last index of each run of equal slope; a level that is not drafted stands alone."""
+    runs: list[tuple[int, int]] = []
+    first = 0
+    while first < len(points):
+        last = first
+        while last + 1 < len(points) and points[first][0] > 0:
+            step, rise = points[last + 1][0] - points[last][0], points[last + 1][1] - points[last][1]
+            slope = points[first + 1][1] - points[first][1]
+            if step != 1 or abs(rise - slope) > 1e-12 * (abs(points[last][1]) + abs(points[last + 1][1])):
+                break
+            last += 1
+        runs.append((first, last))
+        first = last + 1
+    return runs
+
+
+def _precede(
+    model: "cp_model.CpModel", nodes: Nodes, limits: Limits, taken: Sequence[Any]
+) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Parents, better siblings and better continued siblings come first.
+
+    Returns:
+        which nodes are continued, and which of them may be so by nodes alone that are no candidates.
+    """
+    expanded: dict[int, Any] = {}
+    lone: dict[int, Any] = {}
+    for above in range(-1, len(nodes.value)):
+        start, end = nodes.first[above + 1 : above + 3].tolist()
+        if start == end:
+            continue
+        ordered = limits.contiguous or (limits.contiguous_root and above < 0)
+        if ordered:
+            for node in range(start + 1, end):
+                model.add_implication(taken[node], taken[node - 1])
+        if above < 0:
+            continue
+        if ordered:
+            expanded[above] = taken[start]
+        else:
+            expanded[above] = model.new_bool_var("")
+            for node in range(start, end):
+                model.add_implication(taken[node], expanded[above])
+            if limits.expand_prefix:
+                lone[above] = model.new_bool_var("")
+                model.add_implication(lone[above], expanded[above])
+                for node in range(start, end):
+                    model.add_implication(lone[above], taken[node].negated())
+            own = [lone[above]] if above in lone else []
+            model.add_bool_or([*taken[start:end], *own]).only_enforce_if(expanded[above])
+        model.add_implication(expanded[above], taken[above])
+    if limits.expand_prefix:
+        for node, variable in expanded.items():
+            if nodes.rank[node]:
+                model.add_implication(variable, expanded[node - 1])
+    return expanded, lone
+
+
+def _caps(model: "cp_model.CpModel", nodes: Nodes, limits: Limits, taken: Sequence[Any]) -> None:
+    for above in range(-1, len(nodes.value)):
+        start, end = nodes.first[above + 1 : above + 3].tolist()
+        if end - start > limits.children:
+            model.add(sum(taken[start:end]) <= limits.children)
+
+
+def _fits_pool(
+    model: "cp_model.CpModel", nodes: Nodes, taken: Sequence[Any], deeper: Sequence[Any], count: Any, outside: Any
+) -> None:
+    """No more nodes than candidates of the same depth and branching."""
+    families = [nodes.first[i : i + 2].tolist() for i in range(len(nodes.value) + 1)]
+    widest = max(end - start for start, end in families)
+    wider: list[Any] = []  # whether some node has 2, 3, ... children
+    for width in range(2, widest + 1):
+        having = []
+        for start, end in families:
+            if end - start >= width:
+                one = model.new_bool_var("")
+                model.add(sum(taken[start:end]) >= width).only_enforce_if(one)
+                having.append(one)
+        wide = model.new_bool_var("")
+        model.add_bool_or(having).only_enforce_if(wide)
+        wider.append(wide)
+    for depth in range(1, len(deeper) + 1):
+        for width in range(1, widest + 1):
+            still = [variable.negated() for variable in (*deeper[depth : depth + 1], *wider[width - 1 : width])]
+            model.add(count <= pool(depth=depth, width=width)).only_enforce_if([*still, outside.negated()])

@@ -1,0 +1,75 @@
+"""Trees grown under caps: whatever is worth most a node, with all that it requires, as long as it fits.
+
+Proves nothing.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.constraints import Limits
+from treeopt.searchers.constrained_trees.node_pool import Nodes
+
+
+def grow(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> NDArray[np.bool_]:
+    """One tree of each size for depth caps 1 to `depth`, nested in size: bool (n, caps, size + 1), none where stuck.
+
+    Args:
+        nodes: of which to choose.
+        limits: caps of levels and of children and the order of siblings are obeyed; the least depth is reached
+            first where the cap allows it.
+        size: largest tree.
+        depth: deepest cap.
+    """
+    requires = _requirements(nodes, limits)
+    taken = np.zeros((len(nodes.value), depth, size + 1), dtype=np.bool_)
+    for cap in range(1, depth + 1):
+        order = _grown(nodes, limits, requires, size, cap)
+        for count in range(1, len(order) + 1):
+            taken[order[:count], cap - 1, count] = True
+    return taken
+
+
+def _grown(nodes: Nodes, limits: Limits, requires: NDArray[np.bool_], size: int, cap: int) -> list[int]:
+    """Nodes in the order in which they join."""
+    held = np.zeros(len(nodes.value), dtype=np.bool_)
+    open_ = nodes.depth <= cap
+    count = requires.sum(axis=1)
+    value = requires @ nodes.value
+    at_level = np.zeros(cap + 1, dtype=np.int64)
+    children = np.zeros(len(nodes.value) + 1, dtype=np.int64)  # the last entry is the root's
+    order: list[int] = []
+    deep = nodes.depth == limits.min_depth if cap >= limits.min_depth > 1 else np.zeros_like(held)
+    while True:
+        reach = open_ & deep & ~held
+        wanted = reach if reach.any() and not (held & deep).any() else open_ & ~held
+        if not wanted.any():
+            return order
+        density = np.where(wanted, value / np.maximum(count, 1), -1.0)
+        best = int(np.argmax(density))
+        missing = np.flatnonzero(requires[best] & ~held)
+        levels = at_level + np.bincount(nodes.depth[missing], minlength=cap + 1)
+        siblings = children.copy()
+        np.add.at(siblings, nodes.parent[missing], 1)
+        fits = len(order) + len(missing) <= size and siblings.max() <= limits.children
+        if not fits or any(levels[level] > limits.level(level) for level in range(1, cap + 1)):
+            open_[best] = False  # what is held only grows: it will never fit
+            continue
+        held[missing] = True
+        order += missing.tolist()
+        at_level, children = levels, siblings
+        count -= requires[:, missing].sum(axis=1)
+        value -= requires[:, missing] @ nodes.value[missing]
+
+
+def _requirements(nodes: Nodes, limits: Limits) -> NDArray[np.bool_]:
+    """Row i: node i and all that it requires, bool (n, n)."""
+    requires = np.eye(len(nodes.value), dtype=np.bool_)
+    for node, (above, rank) in enumerate(zip(nodes.parent.tolist(), nodes.rank.tolist(), strict=True)):
+        if above >= 0:
+            requires[node] |= requires[above]
+        if rank and (limits.contiguous or (limits.contiguous_root and above < 0)):
+            requires[node] |= requires[node - 1]
+        if limits.expand_prefix and above >= 0 and nodes.rank[above]:
+            start, end = nodes.first[above : above + 2].tolist()  # children of the sibling before the parent
+            requires[node] |= requires[start if limits.contiguous else start + int(np.argmax(nodes.value[start:end]))]
+    return requires

@@ -1,0 +1,184 @@
+"""Nodes that a constrained search may take, with those that the rules require beside them; no search."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.constraints import Limits
+from treeopt.searchers.static_trees.best_first import Frontier
+from treeopt.tree import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """Nodes in breadth-first order, siblings by rank and side by side.
+
+    Attributes:
+        value: float64 (n,), probability that the node lies on the accepted path; values need not fall with depth.
+        depth: int64 (n,), 1 for children of the root.
+        parent: int64 (n,), −1 for the root; always before the node, and never falling.
+        rank: int64 (n,), rising among siblings.
+        known: bool (n,), False where a node was not in the pool and stands here, with value 0, because rules
+            require it for another one.
+        beyond: no node that is missing here has a value above it.
+    """
+
+    value: NDArray[np.float64]
+    depth: NDArray[np.int64]
+    parent: NDArray[np.int64]
+    rank: NDArray[np.int64]
+    known: NDArray[np.bool_]
+    beyond: float
+
+    @classmethod
+    def of(cls, pool: Frontier, limits: Limits, *, depth: int, most: int | None = None) -> "Nodes":
+        """The nodes of a pool that a tree within the limits may hold.
+
+        Args:
+            pool: of which to choose.
+            limits: what the rules leave.
+            depth: deepest level wanted.
+            most: keep only so many of the most valuable.
+        """
+        ranks = min(limits.ranks, limits.children) if limits.contiguous else limits.ranks
+        kept = (pool.depth <= min(depth, limits.depth)) & (pool.rank < ranks)
+        for node in np.flatnonzero(kept & (pool.parent >= 0)).tolist():
+            kept[node] = kept[pool.parent[node]]
+        chosen = np.flatnonzero(kept)
+        beyond = pool.floor
+        if most is not None and len(chosen) > most:
+            beyond = max(beyond, float(pool.value[chosen[most:]].max()))
+            chosen = chosen[:most]
+        place = np.full(len(kept) + 1, -1)  # the last entry maps -1, the root, to itself
+        place[chosen] = np.arange(len(chosen))
+        parent, rank = place[pool.parent[chosen]], pool.rank[chosen]
+        parent, rank = _with_required(parent.tolist(), rank.tolist(), limits)
+        added = len(rank) - len(chosen)
+        value = np.append(pool.value[chosen], np.zeros(added))
+        return cls._ordered(value, parent, rank, np.arange(len(rank)) < len(chosen), beyond)
+
+    @classmethod
+    def _ordered(
+        cls,
+        value: NDArray[np.float64],
+        parent: NDArray[np.int64],
+        rank: NDArray[np.int64],
+        known: NDArray[np.bool_],
+        beyond: float,
+    ) -> "Nodes":
+        order, depths, above = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        place = np.full(len(rank) + 1, -1)
+        level, count = np.flatnonzero(parent < 0), 0
+        while len(level):
+            level = level[np.lexsort((rank[level], place[parent[level]]))]
+            above.append(place[parent[level]])
+            place[level] = count + np.arange(len(level))
+            count += len(level)
+            order.append(level)
+            depths.append(np.full(len(level), len(depths)))
+            level = np.flatnonzero(np.isin(parent, level))
+        chosen = np.concatenate(order)
+        return cls(value[chosen], np.concatenate(depths), np.concatenate(above), rank[chosen], known[chosen], beyond)
+
+    @cached_property
+    def first(self) -> NDArray[np.int64]:
+        """Index of the first child of the root and of each node, and the end: int64 (n + 2,).
+
+        The children of node i are `first[i + 1]` to `first[i + 2]`, those of the root `first[0]` to `first[1]`.
+        """
+        return np.searchsorted(self.parent, np.arange(-1, len(self.value) + 1))
+
+    @property
+    def falling(self) -> bool:
+        """Whether no node has a larger value than its parent."""
+        inner = self.parent >= 0
+        return bool((self.value[inner] <= self.value[self.parent[inner]]).all())
+
+    def tree(self, taken: NDArray[np.bool_]) -> Tree:
+        """The tree of the nodes that are taken, bool (n,), with each its parent.
+
+        Raises:
+            TreeError: a node without its parent.
+        """
+        chosen = np.flatnonzero(taken)
+        place = np.full(len(taken) + 1, len(chosen))
+        place[-1], place[chosen] = -1, np.arange(len(chosen))
+        return Tree(tuple(place[self.parent[chosen]].tolist()), tuple(self.rank[chosen].tolist()))
+
+    def expanded(self, taken: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which nodes have children in each tree: bool (n, trees), as `taken`."""
+        found = np.zeros(taken.shape, dtype=np.bool_)
+        below = self.parent >= 0
+        starts = np.flatnonzero(np.diff(self.parent[below], prepend=-1))
+        if len(starts):
+            parents = self.parent[below][starts]
+            found[parents] = np.maximum.reduceat(taken[below], starts, axis=0)
+        return found
+
+    def level_widths(self, taken: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Nodes of each level of each tree: int64 (trees, levels).
+
+        Args:
+            taken: bool (n, trees).
+        """
+        starts = np.flatnonzero(np.diff(self.depth, prepend=0))
+        if len(starts) == 0:
+            return np.zeros((taken.shape[1], 0), dtype=np.int64)
+        return np.add.reduceat(taken, starts, axis=0, dtype=np.int64).T
+
+    def fed_widths(self, taken: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Nodes that are fed to the drafter at each level of each tree: int64 (trees, levels), as `Tree.fed_widths`.
+
+        Args:
+            taken: bool (n, trees).
+        """
+        inner = self.level_widths(self.expanded(taken))
+        if inner.size == 0:
+            return inner
+        root = self.level_widths(taken)[:, :1] > 0
+        return np.concatenate([root, inner[:, :-1]], axis=1)
+
+    def branching(self, taken: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Children of the node, or root, that has most of them, of each tree: int64 (trees,).
+
+        Args:
+            taken: bool (n, trees).
+        """
+        starts = np.flatnonzero(np.diff(self.parent, prepend=-2))
+        if len(starts) == 0:
+            return np.zeros(taken.shape[1], dtype=np.int64)
+        return np.asarray(np.add.reduceat(taken, starts, axis=0, dtype=np.int64).max(axis=0))
+
+
+def _with_required(parent: list[int], rank: list[int], limits: Limits) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Parents and ranks with the nodes appended that rules require: better siblings, and children of these."""
+    index = {key: node for node, key in enumerate(zip(parent, rank, strict=True))}
+
+    def add(above: int, at: int) -> int:
+        if (above, at) not in index:
+            index[above, at] = len(rank)
+            parent.append(above)
+            rank.append(at)
+        return index[above, at]
+
+    def worst(nodes: list[int]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for node in nodes:
+            found[parent[node]] = max(rank[node], found.get(parent[node], 0))
+        return found
+
+    if limits.contiguous or limits.contiguous_root:
+        for above, largest in worst(list(range(len(rank)))).items():
+            if limits.contiguous or above < 0:
+                for at in range(largest):
+                    add(above, at)
+    if limits.expand_prefix:
+        expanded = {above for above in parent if above >= 0}
+        for above, largest in worst(sorted(expanded)).items():
+            for at in range(largest):
+                node = add(above, at)
+                if node not in expanded:
+                    add(node, 0)
+    return np.array(parent, dtype=np.int64), np.array(rank, dtype=np.int64)

@@ -1,0 +1,1 @@
+"""Search algorithms for dynamic trees: settings, fits, prices, bounds."""

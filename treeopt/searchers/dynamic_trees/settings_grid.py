@@ -1,0 +1,206 @@
+"""Grids of settings for each kind of dynamic policy, replayed one by one on the requests that choices are made on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from treeopt.errors import CostError, TraceError
+from treeopt.policies import DynamicTree, OptTree, Policy, named
+from treeopt.policies.beam import Drafting
+from treeopt.policies.reranking import Calibration, Shortlists, calibrate, shortlists
+from treeopt.replay.dynamic_tree import Batches
+from treeopt.searchers.dynamic_trees.cost_aware_fit import fit_cost_aware
+from treeopt.searchers.dynamic_trees.step_prices import Prices, Timed, timed
+from treeopt.traces.trace import Trace
+from treeopt.tree import MAX_NODES
+
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 63, 80, 96, 127, 160, 192, 255)
+PROBABILITIES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.35, 0.5)
+THRESHOLDS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
+FACTORS = (3, 1, 2, 5, 8)  # nodes of a sequence, at most, over its share of a budget
+
+
+class Bench:
+    """A part of the trace, and the shortlists that were made of it last."""
+
+    def __init__(self, trace: Trace, prices: Prices, *, seed: int) -> None:
+        """Order the requests by `seed`."""
+        self.trace, self.prices = trace, prices
+        self.batches = Batches(trace, batch=prices.batch, seed=seed)
+        self._lists: dict[tuple[int, int, Calibration | None], Shortlists] = {}
+
+    def lists(self, drafting: Drafting, nodes: int, calibration: Calibration | None) -> Shortlists:
+        """Shortlists of at least so many nodes and so many levels."""
+        key = (drafting.beam, drafting.width, calibration)
+        found = self._lists.get(key)
+        if found is None or found.log.shape[1] < drafting.depth or found.log.shape[2] < nodes:
+            found = shortlists(self.trace, drafting, nodes=nodes, calibration=calibration)
+            self._lists = {key: found}  # one at a time: they are large
+        return found
+
+    def replayed(self, policy: Policy) -> Timed:
+        """What the policy counts and takes; raises as `Batches.steps` and `timed` do."""
+        drafting = policy.drafting
+        for beam, width, calibration in self._lists:
+            at_hand = (width, calibration) == (drafting.width, policy.calibration)
+            if isinstance(policy, OptTree) and policy.nodes <= drafting.beam < beam and at_hand:
+                drafting = replace(drafting, beam=beam)  # which finds the same nodes
+        lists = self.lists(drafting, policy.nodes, policy.calibration)
+        return timed(self.trace, self.batches.steps(policy, lists), policy, self.prices)
+
+
+@dataclass
+class Sweep:
+    """What was replayed so far on the part that choices are made on.
+
+    Attributes:
+        bench: that part.
+        drafting: how far candidates may be drafted.
+        max_nodes: of a sequence.
+        rates: tokens a second of each policy.
+        refused: settings -> why not.
+    """
+
+    bench: Bench
+    drafting: Drafting
+    max_nodes: int
+    rates: dict[Policy, float] = field(default_factory=dict)
+    refused: dict[str, TraceError | CostError] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Policy:
+        """The policy of most tokens a second; there must be one."""
+        return max(self.rates, key=self.rates.__getitem__)
+
+    def sizes(self, depth: int) -> list[int]:
+        """Numbers of nodes worth trying at a depth, the most that there may be among them."""
+        most = min(self.max_nodes, replace(self.drafting, depth=depth).candidates)
+        return [*(n for n in SIZES if n < most), most]
+
+    def depths(self) -> range:
+        """Numbers of levels."""
+        return range(1, self.drafting.depth + 1)
+
+    def prepare(self, calibration: Calibration | None = None) -> None:
+        """Make the shortlists that all settings share."""
+        self.bench.lists(self.drafting, min(self.max_nodes, self.drafting.candidates), calibration)
+
+    def consider(self, policy: Policy) -> None:
+        """Replay a policy, or note why that cannot be."""
+        if policy in self.rates or named(policy) in self.refused:
+            return
+        try:
+            self.rates[policy] = self.bench.replayed(policy).rate
+        except (TraceError, CostError) as error:
+            self.refused[named(policy)] = error
+
+    def consider_stops(self, make: Callable[[int, int, float], Policy], stops: tuple[float, ...]) -> None:
+        """Try policies `make(nodes, depth, stop)`: all without a stop, then from the best on two settings at a time."""
+        tried = {make(n, depth, stops[0]): (n, depth) for depth in self.depths() for n in self.sizes(depth)}
+        before = None
+        while True:
+            for policy in tried:
+                self.consider(policy)
+            if not self.rates or self.best == before:
+                return
+            before = self.best
+            nodes, depth = tried[before]
+            for stop in stops:
+                tried |= {make(n, depth, stop): (n, depth) for n in self.sizes(depth)}
+                tried |= {make(nodes, d, stop): (nodes, d) for d in self.depths() if nodes in self.sizes(d)}
+
+
+def eagle2(sweep: Sweep) -> None:
+    """`DynamicTree` of every size and depth."""
+    beam, width = sweep.drafting.beam, sweep.drafting.width
+    sweep.prepare()
+    for depth in sweep.depths():
+        for nodes in sweep.sizes(depth):
+            sweep.consider(DynamicTree(nodes, depth, beam, width))
+
+
+def opt_tree(sweep: Sweep) -> None:
+    """`OptTree` of sizes, depths and thresholds; a beam of more than its nodes finds nothing that it takes."""
+    beam, width = sweep.drafting.beam, sweep.drafting.width
+    sweep.prepare()
+    sweep.consider_stops(lambda nodes, depth, stop: OptTree(nodes, depth, stop, min(nodes, beam), width), THRESHOLDS)
+
+
+def best_first(sweep: Sweep) -> None:
+    """`DynamicTree` of sizes, depths and confidence stops."""
+    beam, width = sweep.drafting.beam, sweep.drafting.width
+    sweep.prepare()
+    sweep.consider_stops(lambda nodes, depth, stop: DynamicTree(nodes, depth, beam, width, stop), PROBABILITIES)
+
+
+def calibrated(sweep: Sweep) -> None:
+    """`DynamicTree` of sizes, depths and confidence stops, with a calibration."""
+    beam, width = sweep.drafting.beam, sweep.drafting.width
+    curves = calibrate(sweep.bench.trace, sweep.drafting)
+    sweep.prepare(curves)
+
+    def make(nodes: int, depth: int, stop: float) -> Policy:
+        return DynamicTree(nodes, depth, beam, width, stop, None, curves)
+
+    sweep.consider_stops(make, PROBABILITIES)
+
+
+def cost_awares(sweep: Sweep) -> None:
+    """`CostAware` of every depth, and of the most nodes that the cost model covers; of all numbers, if all are paid."""
+    curves = calibrate(sweep.bench.trace, sweep.drafting)
+    sweep.prepare(curves)
+    for depth in sweep.depths():
+        drafting = replace(sweep.drafting, depth=depth)
+        for nodes in reversed(sweep.sizes(depth)):
+            try:
+                lists = sweep.bench.lists(drafting, nodes, curves)
+                policy, found = fit_cost_aware(
+                    sweep.bench.batches, lists, sweep.bench.prices, nodes=nodes, drafting=drafting, calibration=curves
+                )
+            except (TraceError, CostError) as error:
+                sweep.refused[f"cost-aware, {nodes} nodes, {drafting}"] = error
+                if isinstance(error, TraceError):  # for want of candidates, whatever their number
+                    break
+            else:
+                sweep.rates[policy] = found.rate
+                if sweep.bench.prices.padding != "full":
+                    break
+
+
+def shared_budget(sweep: Sweep) -> None:
+    """`DynamicTree` of every depth and budget for the batch, calibrated or not; the best with other limits too."""
+    beam, width = sweep.drafting.beam, sweep.drafting.width
+    for calibration in (None, calibrate(sweep.bench.trace, sweep.drafting)):
+        sweep.prepare(calibration)
+        _budgets(sweep, partial(DynamicTree, beam=beam, width=width, calibration=calibration))
+
+
+def _budgets(sweep: Sweep, make: Callable[..., Policy]) -> None:
+    batch = sweep.bench.prices.batch
+
+    def consider(share: int, depth: int, factor: int) -> Policy:
+        most = min(sweep.max_nodes, replace(sweep.drafting, depth=depth).candidates)
+        policy = make(min(share * factor, most), depth, budget=share * batch)
+        sweep.consider(policy)
+        return policy
+
+    tried = {
+        consider(share, depth, FACTORS[0]): (share, depth)
+        for depth in sweep.depths()
+        for share in sweep.sizes(depth)
+        if share * batch <= MAX_NODES
+    }
+    able = [policy for policy in tried if policy in sweep.rates]
+    if able:
+        for factor in FACTORS[1:]:
+            consider(*tried[max(able, key=sweep.rates.__getitem__)], factor)
+
+
+GRIDS: dict[str, Callable[[Sweep], None]] = {
+    "eagle2": eagle2,
+    "opt-tree": opt_tree,
+    "best-first": best_first,
+    "calibrated": calibrated,
+    "cost-aware": cost_awares,
+    "shared-budget": shared_budget,
+}

@@ -1,0 +1,1 @@
+"""Search algorithms for static trees without engine rules."""

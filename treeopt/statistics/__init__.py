@@ -1,0 +1,1 @@
+"""Estimates with intervals, and fitted curves; knows no trees."""

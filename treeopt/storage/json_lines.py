@@ -1,0 +1,72 @@
+"""JSON lines that grow by whole records: a first line that says what the file holds, then one record a line.
+
+Whatever ends the writer, the file holds whole records but for the end of the last one, which readers leave out and
+the next writer cuts off.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from treeopt.storage.atomic_files import why
+from treeopt.storage.json_records import RecordError, parse
+
+
+def read_lines(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+    """The first line and the records; None where there is no file yet, or an empty one.
+
+    Raises:
+        RecordError: no such file as `appended` writes, or of another schema.
+    """
+    if not path.exists():
+        return None
+    if not path.is_file():
+        raise RecordError("not a regular file")
+    try:
+        text = path.read_bytes()
+        *whole, torn = text.decode("utf-8", "replace").split("\n")
+    except OSError as error:
+        raise RecordError(why(error)) from error
+    if not whole:
+        if torn:
+            raise RecordError("line 1 has no end")
+        return None
+    head, records = parse(whole[0], schema), []
+    for number, line in enumerate(whole[1:], 2):
+        try:
+            records.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise RecordError(f"line {number}: not JSON: {error}") from error
+    return head, records
+
+
+@contextmanager
+def appended(path: Path, head: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Call what it yields to add a record; a new file begins with `head`.
+
+    Raises:
+        OSError: a record could not be written; what stood there before it stays.
+    """
+    with path.open("ab", buffering=0) as file:
+        end = path.read_bytes().rfind(b"\n") + 1
+        file.truncate(end)
+
+        def put(record: dict[str, Any]) -> None:
+            nonlocal end
+            line = memoryview((json.dumps(record, ensure_ascii=False) + "\n").encode())
+            size = len(line)
+            try:
+                while line:
+                    line = line[file.write(line) :]
+            except BaseException as error:
+                file.truncate(end)
+                if isinstance(error, OSError):
+                    raise OSError(error.errno, error.strerror, str(path)) from error
+                raise
+            end += size
+
+        if end == 0:
+            put(head)
+        yield put

@@ -1,0 +1,1 @@
+"""Traces: the recorded acceptance of a drafter, its file format, its checks, shards and merging."""

@@ -1,0 +1,282 @@
+"""A trace: which candidate of the drafter the target chose, at every position of the text it generated.
+
+Knows the arrays, their checks and the one-file format (`data/README.md`). Knows nothing of walks or time.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import TraceError
+from treeopt.storage.atomic_files import whole
+from treeopt.traces.npz_format import FORMAT, REQUIRED, Array, read_arrays
+from treeopt.traces.trace_checks import MANY_KEPT as MANY_KEPT
+from treeopt.traces.trace_checks import MAX_DEPTH as MAX_DEPTH
+from treeopt.traces.trace_checks import MAX_WIDTH as MAX_WIDTH
+from treeopt.traces.trace_checks import MISSED as MISSED
+from treeopt.traces.trace_checks import PAST_END as PAST_END
+from treeopt.traces.trace_checks import check
+from treeopt.tree import Tree
+
+SCHEMA = "treeopt.trace/1"
+# Optional arrays, one row an anchor.
+BY_ANCHOR = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "tree_kept")
+BY_REQUEST = ("domain", "prompt_tokens")  # likewise, one entry a request
+OPTIONAL = (*BY_ANCHOR, "candidates", *BY_REQUEST)
+RANKS = (*REQUIRED, *BY_REQUEST, "tree_kept")
+CHAINS = ("leviathan", "block")  # rules of `meta["verification"]` that verify chains only
+DRAWN = (*CHAINS, "specinfer", "sequoia")  # rules whose candidates are drawn from the drafter's law: `kept` is theirs
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The whole drafted candidate tree of each anchor, for policies that choose at run time (CSR).
+
+    Attributes:
+        offset: int64 (P + 1,), candidates of anchor t are offset[t] .. offset[t + 1] − 1.
+        parent: int16 (C,), index of the parent among the anchor's own candidates, −1 for the root; before the child.
+        rank: uint8 (C,), candidate rank below the parent.
+        logprob: float32 (C,), drafter's log-probability given the parent, at most 0; half precision would turn
+            close ones into ties.
+        hit: bool (C,), the target's text continues through this candidate.
+    """
+
+    offset: NDArray[np.int64]
+    parent: NDArray[np.int16]
+    rank: NDArray[np.uint8]
+    logprob: NDArray[np.float32]
+    hit: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Recorded ranks and probabilities; P anchors of R requests, D depths, W candidates a node.
+
+    Attributes:
+        request: int32 (P,), request of each anchor, non-decreasing.
+        position: int32 (P,), token index in the request, consecutive from 0.
+        rank: int16 (P, D), rank at depth d + 1 of the token emitted d + 1 further on; −1 beyond the first W,
+            −2 past the end of the request.
+        width: W, candidates that were looked at.
+        meta: provenance; JSON values only.
+        accept: float16 (P, D, W) or None, probability that sibling r is the accepted one, its ancestors accepted.
+        kept: float16 (P, D, W) or None, probability that the text's own token was kept as sibling r, given the text and
+            that its ancestors were kept; of rules that draw their candidates.
+        draft_prob: float16 (P, D, W) or None, drafter's probabilities of its first W candidates.
+        draft_entropy: float16 (P, D) or None, entropy of the drafter's law there, in nats.
+        target_entropy: float16 (P,) or None, entropy of the target's law of the token at this anchor, in nats.
+        tree_kept: bool (P, N) or None, whether the rule would keep each node of `tree`, its ancestors kept; of a rule
+            that may keep several siblings, of which `rank` tells one.
+        candidates: candidate trees or None.
+        domain: int16 (R,) or None, label of each request, index into `domain_names`.
+        domain_names: the labels.
+        prompt_tokens: int32 (R,) or None, tokens of each request's prompt.
+
+    Arrays are made read-only. Everything is checked on construction.
+
+    Raises:
+        TraceError: names the field and the index of the first value that is wrong.
+    """
+
+    request: NDArray[np.int32]
+    position: NDArray[np.int32]
+    rank: NDArray[np.int16]
+    width: int
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    accept: NDArray[np.float16] | None = None
+    kept: NDArray[np.float16] | None = None
+    draft_prob: NDArray[np.float16] | None = None
+    draft_entropy: NDArray[np.float16] | None = None
+    target_entropy: NDArray[np.float16] | None = None
+    tree_kept: NDArray[np.bool_] | None = None
+    candidates: Candidates | None = None
+    domain: NDArray[np.int16] | None = None
+    domain_names: tuple[str, ...] = ()
+    prompt_tokens: NDArray[np.int32] | None = None
+
+    def __post_init__(self) -> None:
+        """Check every array against the format and make it read-only."""
+        check(self)
+        for holder in (self, self.candidates):
+            for f in fields(holder) if holder is not None else ():
+                value = getattr(holder, f.name)
+                if isinstance(value, np.ndarray):
+                    value.setflags(write=False)
+
+    @property
+    def anchors(self) -> int:
+        """P, positions at which a step could start."""
+        return len(self.request)
+
+    @property
+    def depth(self) -> int:
+        """D, the deepest recorded level."""
+        return int(self.rank.shape[1])
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """Anchor index at which each request starts, int64 (R,)."""
+        return np.flatnonzero(self.position == 0)
+
+    @cached_property
+    def stops(self) -> NDArray[np.int64]:
+        """Anchor index one past each request's last, int64 (R,)."""
+        return np.append(self.starts[1:], self.anchors)
+
+    @property
+    def requests(self) -> int:
+        """R."""
+        return len(self.starts)
+
+    @cached_property
+    def request_index(self) -> NDArray[np.int32]:
+        """Of each anchor, the index (0 .. R − 1) of its request, int32 (P,)."""
+        index = np.cumsum(self.position == 0, dtype=np.int32)
+        index -= 1
+        return index
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each request, int64 (R,)."""
+        return self.stops - self.starts
+
+    @cached_property
+    def left(self) -> NDArray[np.int64]:
+        """Tokens from each anchor to the end of its request, int64 (P,)."""
+        return np.asarray(self.stops[self.request_index] - np.arange(self.anchors))
+
+    @cached_property
+    def tree(self) -> Tree | None:
+        """The tree of `meta` whose nodes `tree_kept` speaks of, None without that."""
+        return None if self.tree_kept is None else Tree.from_paths(self.meta["tree"])
+
+    def select(self, requests: NDArray[np.int64]) -> "Trace":
+        """The trace of some requests, given as increasing indices into 0 .. R − 1; request numbers are kept.
+
+        >>> trace = Trace(np.int32([0, 0, 1]), np.int32([0, 1, 0]), np.int16([[0], [0], [3]]), 4)
+        >>> trace.select(np.array([1])).rank.tolist()
+        [[3]]
+        """
+        requests = np.asarray(requests)
+        if len(requests) == 0:
+            raise TraceError("a selection needs at least one request")
+        whole_numbers = requests.dtype.kind in "iu"
+        if not whole_numbers or (np.diff(requests) <= 0).any() or requests[0] < 0 or requests[-1] >= self.requests:
+            raise TraceError(f"a selection must be increasing indices below {self.requests}, got {requests}")
+        chosen_requests = np.zeros(self.requests, dtype=bool)
+        chosen_requests[requests] = True
+        keep = chosen_requests[self.request_index]
+        chosen = None if self.candidates is None else _select_candidates(self.candidates, keep)
+        parts: dict[str, Any] = {}
+        for name in (*BY_ANCHOR, *BY_REQUEST):
+            part = getattr(self, name)
+            parts[name] = None if part is None else part[keep if name in BY_ANCHOR else requests]
+        return replace(
+            self,
+            request=self.request[keep],
+            position=self.position[keep],
+            rank=self.rank[keep],
+            **parts,
+            candidates=chosen,
+        )
+
+    def split(self, *, share: float, rng: np.random.Generator) -> tuple["Trace", "Trace"]:
+        """Two traces with no request in common; the first has `share` of the requests, at least one each.
+
+        Raises:
+            TraceError: fewer than two requests.
+        """
+        if self.requests < 2:
+            raise TraceError(f"a split needs at least 2 requests, the trace has {self.requests}")
+        first = min(max(round(share * self.requests), 1), self.requests - 1)
+        order = rng.permutation(self.requests)
+        return self.select(np.sort(order[:first])), self.select(np.sort(order[first:]))
+
+
+def save_trace(trace: Trace, path: Path) -> None:
+    """Write a trace as one compressed .npz, whole or not at all."""
+    arrays: dict[str, Array] = {"request": trace.request, "position": trace.position, "rank": trace.rank}
+    for name in (*BY_ANCHOR, *BY_REQUEST):
+        if getattr(trace, name) is not None:
+            arrays[name] = getattr(trace, name)
+    if trace.candidates is not None:
+        arrays |= {f"candidates_{f.name}": getattr(trace.candidates, f.name) for f in fields(Candidates)}
+    taken = {"schema", "width", "domain_names"} & set(trace.meta)
+    if taken:
+        raise TraceError(f"`meta` must not use the key `{min(taken)}`")
+    header = {"schema": SCHEMA, "width": trace.width, "domain_names": trace.domain_names, **trace.meta}
+    arrays["meta"] = np.frombuffer(json.dumps(header, sort_keys=True).encode(), dtype=np.uint8)
+    with whole(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def load_trace(path: Path, *, arrays: Collection[str] = FORMAT) -> Trace:
+    """Read and check a trace.
+
+    Args:
+        path: the file.
+        arrays: names of the arrays to read (treeopt.traces.npz_format.FORMAT); `RANKS` are those that static trees are
+            searched by, without probabilities and candidates.
+
+    Raises:
+        TraceError: the file is missing, truncated, pickled, of another schema, or breaks the format; the
+            message names file, field and index.
+    """
+    path = Path(path)
+    try:
+        found = read_arrays(path, arrays)
+        return _assemble(found, _read_header(found))
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from error
+
+
+def _read_header(arrays: dict[str, Array]) -> dict[str, Any]:
+    try:
+        header = json.loads(arrays["meta"].tobytes().decode())
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"`meta` is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise TraceError("`meta` must be a JSON object")
+    if header.get("schema") != SCHEMA:
+        raise TraceError(f"schema must be {SCHEMA!r}, found {header.get('schema')!r}")
+    if type(header.get("width")) is not int:
+        raise TraceError(f"`width` of `meta` must be an integer, found {header.get('width')!r}")
+    names = header.get("domain_names", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TraceError("`domain_names` of `meta` must be a list of strings")
+    return header
+
+
+def _assemble(arrays: dict[str, Array], header: dict[str, Any]) -> Trace:
+    parts = {f.name: arrays.get(f"candidates_{f.name}") for f in fields(Candidates)}
+    absent = [name for name, value in parts.items() if value is None]
+    if absent and len(absent) < len(parts):
+        raise TraceError(f"array `candidates_{absent[0]}` is missing")
+    return Trace(
+        request=arrays["request"],
+        position=arrays["position"],
+        rank=arrays["rank"],
+        width=header.pop("width"),
+        **{name: arrays.get(name) for name in (*BY_ANCHOR, *BY_REQUEST)},
+        candidates=None if absent else Candidates(**parts),  # type: ignore[arg-type]
+        domain_names=tuple(header.pop("domain_names", ())),
+        meta={key: value for key, value in header.items() if key != "schema"},
+    )
+
+
+def _select_candidates(candidates: Candidates, keep: NDArray[np.bool_]) -> Candidates:
+    sizes = np.diff(candidates.offset)
+    chosen = np.repeat(keep, sizes)
+    return Candidates(
+        offset=np.append(0, np.cumsum(sizes[keep])),
+        parent=candidates.parent[chosen],
+        rank=candidates.rank[chosen],
+        logprob=candidates.logprob[chosen],
+        hit=candidates.hit[chosen],
+    )
