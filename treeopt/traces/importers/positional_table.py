@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError, UsageError
-from treeopt.traces.importers.drawn_trace import MAX_BYTES, dealt, with_lengths
+from treeopt.traces.importers.synthetic_trace import MAX_BYTES, dealt, with_lengths
 from treeopt.traces.trace import Trace
 from treeopt.traces.trace_checks import MAX_DEPTH, MAX_WIDTH, MISSED
 

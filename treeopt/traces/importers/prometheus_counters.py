@@ -11,7 +11,7 @@ from typing import Any
 
 from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import Chain, counted
-from treeopt.traces.importers.prometheus import Key, by_position, difference, samples_of, total
+from treeopt.traces.importers.prometheus_text import Key, by_position, difference, samples_of, total
 from treeopt.traces.importers.source_file import objects
 
 TRTLLM = "trtllm_spec_decode_"
