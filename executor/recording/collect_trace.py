@@ -23,9 +23,10 @@ from executor.target.tensor_parallel import is_main_rank
 from executor.verification.acceptance_rules import Typical
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.storage.provenance import this_run
+from treeopt.traces.candidates import Candidates
 from treeopt.traces.merge_split import joined
 from treeopt.traces.resumable_shards import Shards, note, told
-from treeopt.traces.trace import Candidates, Trace
+from treeopt.traces.trace import Trace
 
 NGRAM = 4
 SHARD = 8  # batches

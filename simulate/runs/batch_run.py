@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from simulate.runs.timeline import Emissions, Floats, Ints, Timeline
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import CostError, UsageError
-from treeopt.replay.static_tree import accepted_lengths, walked
+from treeopt.replay.static_tree import accepted_lengths
+from treeopt.replay.walk import walked
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
 

@@ -17,7 +17,8 @@ from simulate.runs.timeline import Emissions, Floats, Ints, Timeline
 from simulate.runs.workload import Workload
 from treeopt.cost_model import CostModel
 from treeopt.errors import CostError, UsageError
-from treeopt.replay.static_tree import accepted_lengths, walked
+from treeopt.replay.static_tree import accepted_lengths
+from treeopt.replay.walk import walked
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
 

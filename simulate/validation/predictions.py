@@ -15,7 +15,8 @@ from treeopt.errors import PlanError
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.plans.plan_json import from_json, to_json
 from treeopt.policies import Policy
-from treeopt.replay.static_tree import StepCounts, replay_tree
+from treeopt.replay.static_tree import replay_tree
+from treeopt.replay.walk import StepCounts
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import why, write_text
 from treeopt.storage.json_records import RecordError, get, given, parse

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from tests.helpers.strategies import with_lengths
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.objective import OBJECTIVES, Objective
-from treeopt.replay.static_tree import StepCounts, replay_tree
+from treeopt.replay.static_tree import replay_tree
+from treeopt.replay.walk import StepCounts
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.renewal import improve
 from treeopt.storage.atomic_files import shipped, write_text

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
-from treeopt.traces.trace import Candidates, Trace
+from treeopt.traces.candidates import Candidates
+from treeopt.traces.trace import Trace
 
 CHUNK = 2**21  # candidates looked at together
 

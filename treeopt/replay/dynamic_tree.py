@@ -1,12 +1,12 @@
-"""Replay of dynamic trees along a trace: which of the recorded candidates a policy would have verified.
+"""Replay of a dynamic policy along a trace: the recorded candidates that it would have verified at each step.
 
-Shortlists are those of the live loop (see `shortlist`), so the steps of a greedy trace are its steps, one by one. What
-the recording cannot tell is not guessed: a replay that comes there is refused.
+Shortlists equal those of the live loop (see `treeopt.policies.reranking`), so on a greedy trace replayed and live steps
+are identical. Nothing is guessed: a replay that needs candidates that were not recorded raises TraceError.
 
 Rows of a batch may depend on each other: they share a budget, and levels are drafted for all of them or for none.
-`Batches` replays such policies in running batches, each with a queue of requests of its own: when one ends, the next
-takes its row. A queue that is empty begins again, and what it repeats fills the rows but is not counted: so every step
-that counts is one of a full batch.
+`Batches` replays such policies in running batches, each with its own queue of requests: when a request ends, the next
+takes its row. An empty queue begins again; its repeated requests fill rows but are not counted. So every counted step
+is a step of a full batch.
 """
 
 from dataclasses import dataclass, fields
@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 from treeopt.errors import TraceError, UsageError
 from treeopt.policies import Chosen, Policy
 from treeopt.policies.reranking import Shortlists, shortlists
-from treeopt.replay.static_tree import StepCounts, Walk, count, walked
+from treeopt.replay.walk import StepCounts, Walk, count, walked
 from treeopt.traces.trace import Trace
 
 UNKNOWN = -1
-CHUNK = 2**22  # entries of shortlists that are chosen from together
-ROUNDS = 2  # requests of each row of a running batch, about
+CHUNK = 2**22  # entries of shortlists processed together
+ROUNDS = 2  # approximate number of requests per row of a running batch
 
 
 def accepted_lengths(policy: Policy, trace: Trace) -> NDArray[np.int64]:
-    """Drafted tokens that a step would keep, for a start at every anchor; int64 (P,), UNKNOWN where it cannot be told.
+    """Return the drafted tokens that a step from each anchor would accept; int64 (P,), UNKNOWN where not recorded.
 
-    A budget is that of a sequence decoded alone.
+    A budget applies to a sequence decoded alone.
 
     Raises:
         TraceError: the trace holds no candidates.
@@ -40,7 +40,7 @@ def accepted_lengths(policy: Policy, trace: Trace) -> NDArray[np.int64]:
 
 
 def visit(policy: Policy, trace: Trace) -> Walk:
-    """The steps that the policy takes through every request.
+    """Return the steps that the policy takes through every request.
 
     Raises:
         TraceError: the trace holds no candidates, or too few where a step starts.
@@ -53,10 +53,13 @@ def visit(policy: Policy, trace: Trace) -> Walk:
 
 
 def replay_policy(policy: Policy, trace: Trace) -> StepCounts:
-    """Counts of the policy's walk through every request; raises as `visit` does.
+    """Return the counts of the policy's walk through every request.
+
+    Raises:
+        TraceError: as `visit` does.
 
     >>> from treeopt.policies import DynamicTree
-    >>> from treeopt.traces.trace import Candidates
+    >>> from treeopt.traces.candidates import Candidates
     >>> tree = Candidates(np.int64([0, 2, 4]), *(np.int16([-1, 0] * 2), np.uint8([0] * 4)),
     ...     np.float32([-0.5, -1] * 2), np.array([True, True, True, False]))
     >>> trace = Trace(np.int32([0, 0]), np.int32([0, 1]), np.int16([[0, 0], [0, -2]]), 2, candidates=tree)
@@ -67,7 +70,7 @@ def replay_policy(policy: Policy, trace: Trace) -> StepCounts:
 
 
 def choose_alone(policy: Policy, lists: Shortlists) -> Chosen:
-    """What the policy chooses for each of (P,) anchors, decoded by itself; each (P,)."""
+    """Return the policy's choice for each anchor of (P,) shortlists, decoded alone; all arrays (P,)."""
     anchors = len(lists.log)
     size = max(1, CHUNK // max(1, lists.log[0].size))
     parts = [policy.choose(lists[start : start + size][:, None]) for start in range(0, anchors, size)]
@@ -79,11 +82,11 @@ class Steps:
     """The steps of running batches: `time` steps of `batches` batches with `rows` rows.
 
     Attributes:
-        anchors: int64 (time, batches, rows), where each row stands.
-        counted: bool, as many; False where a row repeats a request to fill the batch.
-        accepted: int64, as many; drafted tokens that are kept.
-        nodes: int64, as many; nodes that are verified.
-        levels: int64 (time, batches), levels that are drafted for the batch.
+        anchors: int64 (time, batches, rows), the anchor of each row.
+        counted: bool (time, batches, rows), False where a row repeats a request to fill the batch.
+        accepted: int64 (time, batches, rows), drafted tokens accepted.
+        nodes: int64 (time, batches, rows), nodes verified.
+        levels: int64 (time, batches), levels drafted for the batch.
     """
 
     anchors: NDArray[np.int64]
@@ -94,15 +97,15 @@ class Steps:
 
 
 class Batches:
-    """Running batches of a trace's requests, which any policy may be replayed in."""
+    """Running batches of a trace's requests, in which any policy can be replayed."""
 
     def __init__(self, trace: Trace, *, batch: int, seed: int = 0) -> None:
-        """Deal the requests out to queues, at random.
+        """Deal the requests to queues at random.
 
         Args:
-            trace: with candidates.
-            batch: rows.
-            seed: of the order of the requests.
+            trace: a trace with candidates.
+            batch: rows per batch.
+            seed: seed of the order of the requests.
 
         Raises:
             UsageError: batch below 1.
@@ -116,33 +119,38 @@ class Batches:
         self.queues = np.stack([np.resize(queue, max(self.lengths)) for queue in queues])
 
     def steps(self, policy: Policy, lists: Shortlists) -> Steps:
-        """The steps of a policy, from the shortlists of all anchors; they may be longer and deeper than it needs.
+        """Return the steps of a policy, from the shortlists of all anchors.
+
+        Args:
+            policy: the policy.
+            lists: shortlists (P,), which may be longer and deeper than the policy needs.
 
         Raises:
-            TraceError: candidates that it needs were not recorded.
+            TraceError: candidates that the policy needs were not recorded.
         """
+        # The choice at every anchor, if it does not depend on the other rows of a batch.
         everywhere = choose_alone(policy, lists) if policy.alone or self.batch == 1 else None
-        kept = None if everywhere is None else lists.accepted(everywhere.levels, everywhere.nodes)
+        accepted_everywhere = None if everywhere is None else lists.accepted(everywhere.levels, everywhere.nodes)
         lane = np.arange(len(self.queues))[:, None]
-        turn = np.tile(np.arange(self.batch), (len(lane), 1))  # which request of its queue each row decodes
+        turn = np.tile(np.arange(self.batch), (len(lane), 1))  # queue index of each row's request
         request = self._request(lane, turn)
         anchors = self.trace.starts[request]
         log: list[tuple[Any, ...]] = []
         while (turn < self.lengths[:, None]).any():
-            if everywhere is None or kept is None:
-                own = lists[anchors]
-                chosen = policy.choose(own)
-                accepted = own.accepted(chosen.levels, chosen.nodes)
+            if everywhere is None or accepted_everywhere is None:
+                batch_lists = lists[anchors]
+                chosen = policy.choose(batch_lists)
+                accepted = batch_lists.accepted(chosen.levels, chosen.nodes)
             else:
-                chosen, accepted = everywhere[anchors], kept[anchors]
+                chosen, accepted = everywhere[anchors], accepted_everywhere[anchors]
             if not chosen.known.all():
                 raise _not_recorded(int(anchors[~chosen.known][0]))
             log.append((anchors, turn < self.lengths[:, None], accepted, chosen.nodes, chosen.levels.max(1)))
             anchors = anchors + accepted + 1
-            over = anchors >= self.trace.stops[request]
-            turn = np.where(over, turn.max(1, keepdims=True) + over.cumsum(1), turn)
+            ended = anchors >= self.trace.stops[request]
+            turn = np.where(ended, turn.max(1, keepdims=True) + ended.cumsum(1), turn)
             request = self._request(lane, turn)
-            anchors = np.where(over, self.trace.starts[request], anchors)
+            anchors = np.where(ended, self.trace.starts[request], anchors)
         return Steps(*(np.stack(part) for part in zip(*log, strict=True)))
 
     def _request(self, lane: NDArray[np.int64], turn: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,31 +1,33 @@
-"""Replay of many trees on one trace: each anchor is looked up once in a pool of nodes that all trees are made of.
+"""Replay of many static trees at once: each anchor is looked up a single time in a pool that holds all their nodes.
 
-What an anchor's text follows is then one number, its deepest node of the pool, and what a tree keeps there one
-entry of a small table. All requests walk in step and look only at anchors where a step starts; requests that are few
-and long are walked by doubling (`walk.walked`). Counts are those of `replay_tree`.
+The text after an anchor is then one number, the deepest node of the pool that it follows, and the tokens that a tree
+accepts there are one entry of a small table. All requests walk side by side and read only anchors where a step starts;
+requests that are few and long are walked by doubling (`treeopt.replay.walk.walked`). Counts equal those of
+`replay_tree`.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
-from treeopt.replay.static_tree import StepCounts, Walk, count, deepest, in_step, replay_tree, walked
+from treeopt.replay.static_tree import deepest, replay_tree
+from treeopt.replay.walk import StepCounts, Walk, count, in_step, walked
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
-STRIDE = 8  # steps between two looks at which requests have ended
-LANES = 2**16  # requests that walk together, those of several trees counted apart
+STRIDE = 8  # steps between two checks for requests that have ended
+LANES = 2**16  # requests that walk together; each tree's requests count separately
 
 Chosen = NDArray[np.bool_]
 Round = tuple[NDArray[np.int64], NDArray[np.uint8]]
 
 
 class Replayer:
-    """A trace made ready for the trees of a pool.
+    """A trace prepared for replaying the subtrees of a pool.
 
     Attributes:
-        trace: what is replayed on.
-        pool: the tree whose closed parts are replayed fast; C nodes.
+        trace: the trace to replay on.
+        pool: the tree whose subtrees (a node only with its parent) are replayed fast; C nodes.
         leaf: int16 (P,), 1 + the deepest node of the pool that the text at each anchor follows; 0, the root.
 
     >>> trace = Trace(np.int32([0, 0, 0]), np.int32([0, 1, 2]), np.int16([[0, 1], [1, 0], [0, -2]]), 2)
@@ -34,26 +36,27 @@ class Replayer:
     """
 
     def __init__(self, trace: Trace, pool: Tree) -> None:
-        """Looks every anchor up.
+        """Look up every anchor in the pool.
 
         Raises:
-            TraceError: the pool is deeper than the trace, or looks at ranks that were not recorded.
-            UsageError: a pool with nodes, and a rule that may keep several siblings: no leaf tells what it keeps.
+            TraceError: the pool is deeper than the trace, or needs ranks that were not recorded.
+            UsageError: a pool with nodes, and a rule that may accept several siblings: one leaf does not determine
+                what it accepts.
         """
         if pool.nodes and trace.tree_kept is not None:
-            raise UsageError("where several siblings may be kept, no pool of nodes makes replays faster")
+            raise UsageError("a rule that may accept several siblings cannot be replayed with a pool of nodes")
         self.trace, self.pool = trace, pool
         self.leaf = (deepest(pool, trace) + 1).astype(np.int16)
         self._number = {step: i for i, step in enumerate(zip(pool.parents, pool.ranks, strict=True))}
         self._above = np.array(pool.parents, dtype=np.int64) + 1
         self._depth = np.array([0, *pool.depths], dtype=np.uint8)
-        # A walk runs over the leaves with two places behind every request, which no step leaves: the last step of a
-        # request may end one past its text. They hold C + 1.
+        # A walk runs over the leaves with two extra places after every request, which no step leaves: the last step of
+        # a request may end one past its text. They hold C + 1.
         self._first = trace.starts + 2 * np.arange(trace.requests)
         self._leaf = np.insert(self.leaf, np.repeat(trace.stops, 2), pool.nodes + 1)
 
     def chosen(self, tree: Tree) -> Chosen | None:
-        """The pool's nodes that the tree has, bool (C,), or None where the pool lacks one of the tree's."""
+        """Return the pool's nodes that the tree has, bool (C,), or None if the tree has a node outside the pool."""
         numbers: list[int] = []
         for parent, rank in zip(tree.parents, tree.ranks, strict=True):
             number = self._number.get((numbers[parent] if parent >= 0 else -1, rank))
@@ -65,30 +68,30 @@ class Replayer:
         return chosen
 
     def tree(self, chosen: Chosen) -> Tree:
-        """The tree of those nodes of the pool, bool (C,), and all above them."""
+        """Return the tree of these nodes of the pool, bool (C,), and all their ancestors."""
         return Tree.from_paths(self.pool.paths[node] for node in np.flatnonzero(chosen).tolist())
 
     def times(self) -> NDArray[np.int64]:
-        """Anchors whose text follows each node of the pool, int64 (C,)."""
+        """Return the number of anchors whose text follows each node of the pool, int64 (C,)."""
         times = np.bincount(self.leaf, minlength=self.pool.nodes + 1)
         for node in range(self.pool.nodes, 0, -1):
             times[self._above[node - 1]] += times[node]
         return times[1:]
 
     def replay(self, tree: Tree) -> StepCounts:
-        """As `replay_tree`, which it falls back to for a tree with nodes outside the pool."""
+        """Return the counts of `replay_tree`, which is also called for a tree with nodes outside the pool."""
         chosen = self.chosen(tree)
         if chosen is None:
             return replay_tree(tree, self.trace)
         if not in_step(self.trace):
             return count(self.visit(chosen), self.trace, depth=tree.depth)
-        seen: list[Round] = []
-        steps = self._walk(self._moves(chosen[None]), seen)[0]
-        kept = np.bincount(np.concatenate([move for _, move in seen]), minlength=tree.depth + 2)
-        return StepCounts(steps, self.trace.lengths, kept[1:])
+        rounds: list[Round] = []
+        steps = self._walk(self._moves(chosen[None]), rounds)[0]
+        committed = np.bincount(np.concatenate([move for _, move in rounds]), minlength=tree.depth + 2)
+        return StepCounts(steps, self.trace.lengths, committed[1:])
 
     def steps(self, chosen: Chosen) -> NDArray[np.int64]:
-        """Steps of each request under each of T trees, int64 (T, R).
+        """Return the steps of each request under each of T trees, int64 (T, R).
 
         Args:
             chosen: bool (T, C), nodes of the pool that each tree has.
@@ -104,26 +107,26 @@ class Replayer:
         return np.concatenate([self._walk(part) for part in np.array_split(moves, max(1, min(parts, len(moves))))])
 
     def accepted(self, chosen: Chosen) -> NDArray[np.int64]:
-        """Drafted tokens that a step would keep at every anchor, int64 (P,), under those nodes, bool (C,)."""
+        """Return the tokens that a step from each anchor accepts, int64 (P,), with these nodes, bool (C,)."""
         return np.asarray(self._moves(chosen[None])[0].astype(np.int64)[self.leaf] - 1)
 
     def visit(self, chosen: Chosen) -> Walk:
-        """The steps that the tree of those nodes, bool (C,), takes through every request."""
+        """Return the steps that the tree of these nodes, bool (C,), takes through every request."""
         accepted = self.accepted(chosen)
         if not in_step(self.trace):
             return walked(accepted, self.trace)
-        seen: list[Round] = []
-        self._walk(self._moves(chosen[None]), seen)
+        rounds: list[Round] = []
+        self._walk(self._moves(chosen[None]), rounds)
         visited = np.zeros(len(self._leaf), dtype=bool)
-        for at, _ in seen:
-            visited[at] = True
+        for places, _ in rounds:
+            visited[places] = True
         anchors = np.flatnonzero(visited[self._leaf <= self.pool.nodes])
         return Walk(anchors, accepted[anchors], self.trace.request_index[anchors].astype(np.int64))
 
     def _moves(self, chosen: Chosen) -> NDArray[np.uint8]:
-        """Tokens that a step commits by the leaf at its anchor, uint8 (T, C + 2); 0 behind the text."""
-        held = np.concatenate([np.ones((len(chosen), 1), dtype=bool), chosen], axis=1)
-        if (chosen & ~held[:, self._above]).any():
+        """Return the tokens that a step commits by the leaf at its anchor, uint8 (T, C + 2); 0 after the text."""
+        present = np.concatenate([np.ones((len(chosen), 1), dtype=bool), chosen], axis=1)
+        if (chosen & ~present[:, self._above]).any():
             raise UsageError("a tree that has a node must have its parent")
         moves = np.zeros((len(chosen), self.pool.nodes + 2), dtype=np.uint8)
         moves[:, 0] = 1
@@ -131,28 +134,31 @@ class Replayer:
         for width in self.pool.level_widths:
             level = slice(stop, stop := stop + width)
             moves[:, level] = np.where(
-                held[:, level], self._depth[level] + 1, moves[:, self._above[level.start - 1 : stop - 1]]
+                present[:, level], self._depth[level] + 1, moves[:, self._above[level.start - 1 : stop - 1]]
             )
         return moves
 
-    def _walk(self, moves: NDArray[np.uint8], seen: list[Round] | None = None) -> NDArray[np.int64]:
-        """Steps of each request, int64 (T, R), all in step; appends where they stand and what they commit to `seen`."""
+    def _walk(self, moves: NDArray[np.uint8], rounds: list[Round] | None = None) -> NDArray[np.int64]:
+        """Walk all requests side by side and return the steps of each, int64 (T, R).
+
+        Appends to `rounds` the places where the steps of each round start, and the tokens that they commit.
+        """
         trees, entries = moves.shape
         total = np.zeros(trees * self.trace.requests, dtype=np.int64)
         lane = np.arange(len(total))
-        at = np.tile(self._first, trees)
+        places = np.tile(self._first, trees)
         table = np.repeat(np.arange(trees) * entries, self.trace.requests)
         flat = moves.ravel()
         while len(lane):
             steps = np.zeros(len(lane), dtype=np.int64)
             for _ in range(STRIDE):
-                move = flat.take(self._leaf.take(at) + table)
-                if seen is not None:
-                    seen.append((at, move))
-                at = at + move
+                move = flat.take(self._leaf.take(places) + table)
+                if rounds is not None:
+                    rounds.append((places, move))
+                places = places + move
                 steps += move > 0
             total[lane] += steps
-            going = np.flatnonzero(move)
-            if len(going) < len(lane):
-                lane, at, table = lane[going], at[going], table[going]
+            unfinished = np.flatnonzero(move)
+            if len(unfinished) < len(lane):
+                lane, places, table = lane[unfinished], places[unfinished], table[unfinished]
         return total.reshape(trees, -1)

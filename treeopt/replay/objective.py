@@ -1,7 +1,7 @@
-"""What a search maximises: tokens a step, counted over all requests, request by request, or in the worst domain.
+"""The objective of a search: tokens per step over all requests (throughput), per request (latency), or worst domain.
 
-Time a token is step time times a weighted sum of the steps that requests take. An objective is those weights, its
-prices; where it has several rows of them, the dearest row counts. Knows nothing of trees.
+The time per token is the step time times a weighted sum of the steps that requests take. An objective is those weights,
+its prices; if it has several rows of them, the dearest row counts. Knows nothing of trees.
 """
 
 from collections.abc import Callable
@@ -20,16 +20,17 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Objective:
-    """A way to count tokens a step.
+    """A definition of tokens per step.
 
     Attributes:
-        name: how it is asked for.
-        prices: of a trace, float64 (K, R): what a step of each request costs; Σ_r price · length is 1 in every row.
+        name: the name on the command line.
+        prices: maps a trace to the price of a step of each request, float64 (K, R); Σ_r price · length is 1 in every
+            row.
 
     >>> trace = Trace(np.int32([0, 0, 0, 0, 1, 1]), np.int32([0, 1, 2, 3, 0, 1]), np.int16([[0]] * 6), 1)
     >>> THROUGHPUT.tokens(np.array([1, 2]), trace)  # 6 tokens in 3 steps
     2.0
-    >>> LATENCY.tokens(np.array([1, 2]), trace)  # 1/4 and 1 steps a token
+    >>> LATENCY.tokens(np.array([1, 2]), trace)  # 1/4 and 1 steps per token
     1.6
     """
 
@@ -37,48 +38,48 @@ class Objective:
     prices: Callable[[Trace], Floats]
 
     def tokens(self, steps: Steps, trace: Trace) -> float:
-        """Tokens a step, 1 / max_k prices[k] @ steps; tau where throughput is asked for.
+        """Return the tokens per step, 1 / max_k prices[k] @ steps; for throughput this is tau.
 
         Args:
-            steps: int64 (R,), steps of each request; given seconds, float64 (R,), the result is tokens a second.
+            steps: int64 (R,), steps of each request; given seconds, float64 (R,), the result is tokens per second.
             trace: the requests.
 
         Raises:
-            TraceError: steps of other requests, or a trace without what the objective looks at.
+            TraceError: steps of other requests, or a trace without the arrays that the objective needs.
         """
         return 1 / float((self._prices(steps, trace) @ steps).max())
 
     def estimate(self, steps: Steps, trace: Trace) -> Estimate:
-        """`tokens` with a 95 % interval clustered by request: that of the row which counts.
+        """Return `tokens` with a 95 % interval clustered by request, for the row that counts.
 
-        A row is the ratio Σ price · length / Σ price · steps. The choice of the worst domain adds nothing to it.
+        A row is the ratio Σ price · length / Σ price · steps. The interval ignores that the worst domain was chosen.
         """
         return ratio(*self._row(steps, trace)[1:])
 
     def share(self, own: Steps, best: Steps, trace: Trace) -> Estimate:
-        """tokens(own) / tokens(best), paired by request; the requests of two domains share nothing.
+        """Return tokens(own) / tokens(best), paired by request; requests of two different domains are independent.
 
-        Where one row counts for both it is Σ price · best / Σ price · own, a ratio like any other.
+        If the same row counts for both, this is the ratio Σ price · best / Σ price · own.
         """
         row, other = (int((self._prices(steps, trace) @ steps).argmax()) for steps in (own, best))
         prices = self.prices(trace)
         if row == other:
-            of = prices[row] > 0
-            return ratio((prices[row] * best)[of], (prices[row] * own)[of])
+            priced = prices[row] > 0
+            return ratio((prices[row] * best)[priced], (prices[row] * own)[priced])
         a, b = self.estimate(own, trace), self.estimate(best, trace)
         return a.times(1 / b.value, relative_error=b.relative)
 
     def _prices(self, steps: Steps, trace: Trace) -> Floats:
         if steps.shape != (trace.requests,):
-            raise TraceError(f"steps must be of {trace.requests} requests, found shape {steps.shape}")
+            raise TraceError(f"steps must have one entry for each of {trace.requests} requests, found {steps.shape}")
         return self.prices(trace)
 
     def _row(self, steps: Steps, trace: Trace) -> tuple[int, Floats, Floats]:
-        """The row that counts, and of its requests what the ratio is made of."""
+        """Return the row that counts, and the numerator and denominator of its ratio by request."""
         prices = self._prices(steps, trace)
         row = int((prices @ steps).argmax())
-        of = prices[row] > 0
-        return row, (prices[row] * trace.lengths)[of], (prices[row] * steps)[of]
+        priced = prices[row] > 0
+        return row, (prices[row] * trace.lengths)[priced], (prices[row] * steps)[priced]
 
 
 def _throughput(trace: Trace) -> Floats:
@@ -92,11 +93,11 @@ def _latency(trace: Trace) -> Floats:
 def _worst_domain(trace: Trace) -> Floats:
     if trace.domain is None:
         raise TraceError("the worst domain needs a trace with `domain`, which this one does not have")
-    of = trace.domain == np.unique(trace.domain)[:, None]
-    return np.asarray(of / (of @ trace.lengths)[:, None])
+    members = trace.domain == np.unique(trace.domain)[:, None]
+    return np.asarray(members / (members @ trace.lengths)[:, None])
 
 
 THROUGHPUT = Objective("throughput", _throughput)
-LATENCY = Objective("latency", _latency)  # mean over requests of their own time a token
+LATENCY = Objective("latency", _latency)  # mean over requests of each one's time per token
 WORST_DOMAIN = Objective("worst-domain", _worst_domain)  # domains without requests do not count
 OBJECTIVES = {objective.name: objective for objective in (THROUGHPUT, LATENCY, WORST_DOMAIN)}

@@ -1,15 +1,16 @@
-"""What steps keep under rules that draw their candidates, from a trace's `kept` or, as an approximation, `accept`.
+"""Replay under acceptance rules that draw candidates, from a trace's `kept` or, as an approximation, `accept`.
 
 A lossless rule writes texts of the target's law, so a recorded text is as good as one that it would have written.
-What is random, given the text, is where each step ends; `kept` of a trace has the probabilities (executor/odds.py).
+Given the text, only the place where each step ends is random; a trace's `kept` has the probabilities
+(executor/recording/sibling_acceptance.py).
 
-* With `kept`, or with ranks of a rule that keeps whatever candidate is the text's token (greedy, sample-and-match,
-  point-mass), odds, expected counts and drawn ranks are exact: those of the rule's own walk to this very text, for
-  static trees of any depth (chains for leviathan and block).
-* `accept` alone knows the chance of being kept before the text's token is known. Averaged over texts the first level
-  is exact, P(a step keeps at least one token). Deeper levels are not: acceptance there is recorded after the target's
-  tokens, and kept ones have another law (those that the drafter likes, too); nor is the walk, for where a step ends
-  and what the text goes on with are then taken to be independent. This must be asked for.
+* Odds, expected counts and drawn ranks are exact with `kept`, and with ranks of a rule that accepts any candidate that
+  is the text's token (greedy, sample-and-match, point-mass). They are those of the rule's own walk to this very text,
+  for static trees of any depth (chains for leviathan and block).
+* `accept` alone is the chance of acceptance before the text's token is known. Averaged over texts the first level,
+  P(a step accepts at least one token), is exact. Deeper levels are not: acceptance there was recorded after the
+  target's tokens, while accepted tokens have another law (the drafter likes them, too). Nor is the walk exact: the end
+  of a step and the text after it are taken to be independent. The caller must ask for this approximation.
 """
 
 from dataclasses import dataclass, replace
@@ -21,23 +22,24 @@ from numpy.typing import NDArray
 from treeopt.constraints import ChainOnly, Constraint, ContiguousRanks, broken
 from treeopt.errors import TraceError
 from treeopt.replay.static_tree import accepted_lengths
-from treeopt.traces.trace import CHAINS, MANY_KEPT, MISSED, PAST_END, Trace
+from treeopt.traces.trace import CHAINS, MISSED, PAST_END, SEVERAL_ACCEPTED, Trace
 from treeopt.tree import Tree
 
-RANKED = ("greedy", "sample-and-match", "point-mass", *MANY_KEPT, None)  # None: a trace that does not say
-CHUNK = 2**22  # probabilities looked at together
+# Rules whose traces determine acceptance by ranks; None: a trace that does not record its rule.
+RANKED = ("greedy", "sample-and-match", "point-mass", *SEVERAL_ACCEPTED, None)
+CHUNK = 2**22  # probabilities read together
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class ExpectedCounts:
-    """What a replay counts in the mean over the rule's coins, the text being given.
+    """The expected counts of a replay over the rule's random draws, given the text.
 
     Attributes:
         steps: float64 (R,), steps of each request.
         committed: int64 (R,), tokens emitted by each request (its length).
-        accepted_counts: float64 (depth + 1,), steps that keep 0, 1, ... drafted tokens.
+        accepted_counts: float64 (depth + 1,), steps that accept 0, 1, ... drafted tokens.
     """
 
     steps: Floats
@@ -46,15 +48,20 @@ class ExpectedCounts:
 
     @property
     def tau(self) -> float:
-        """Committed tokens a step, the bonus counted: a ratio of sums."""
+        """The committed tokens per step, bonus counted: a ratio of sums."""
         return float(self.committed.sum() / self.steps.sum())
 
 
 def evidence(trace: Trace) -> Literal["rank", "kept", "accept"]:
-    """The array that says what the trace's rule keeps; `rank` also stands for `tree_kept`: both leave nothing open.
+    """Return the name of the array that determines what the trace's rule accepts.
+
+    `rank` also stands for `tree_kept`: with either of them nothing is random.
 
     Raises:
-        TraceError: there is none.
+        TraceError: the trace has no such array.
+
+    >>> evidence(Trace(np.int32([0]), np.int32([0]), np.int16([[0]]), 1, {"verification": "greedy"}))
+    'rank'
     """
     rule = trace.meta.get("verification")
     if rule in RANKED:
@@ -63,38 +70,38 @@ def evidence(trace: Trace) -> Literal["rank", "kept", "accept"]:
         return "kept"
     if trace.accept is not None:
         return "accept"
-    raise TraceError(f"rule {rule} draws its candidates: what it keeps is in `kept`, which the trace does not have")
+    raise TraceError(f"rule {rule} draws its candidates and needs the array `kept`, which the trace does not have")
 
 
 def accepted_odds(tree: Tree, trace: Trace, *, approximate: bool = False) -> Floats:
-    """P(a step from this anchor keeps 0, 1, ... drafted tokens | the text), float64 (P, depth + 1).
+    """Return P(a step from this anchor accepts 0, 1, ... drafted tokens | the text), float64 (P, depth + 1).
 
     Args:
-        tree: static.
-        trace: see the module for which arrays make this exact.
-        approximate: also take `accept` where `kept` was not recorded.
+        tree: a static tree.
+        trace: see the module docstring for the arrays that make this exact.
+        approximate: also use `accept` where `kept` was not recorded.
 
     Raises:
         TraceError: the tree is deeper or wider than the trace, the rule cannot verify it, or only an approximation is
-            possible and was not asked for.
+            possible and `approximate` is False.
 
     >>> kept, meta = np.float16([[[0.5]], [[0.25]]]), {"verification": "specinfer"}
     >>> trace = Trace(np.int32([0, 0]), np.int32([0, 1]), np.int16([[0], [0]]), 1, meta, kept=kept)
     >>> accepted_odds(Tree.chain(1), trace).tolist()
     [[0.5, 0.5], [0.75, 0.25]]
     """
-    known = evidence(trace)
-    if known == "rank":
+    array = evidence(trace)
+    if array == "rank":
         odds = np.zeros((trace.anchors, tree.depth + 1))
         odds[np.arange(trace.anchors), accepted_lengths(tree, trace)] = 1
         return odds
-    if known == "accept" and not approximate:
+    if array == "accept" and not approximate:
         raise TraceError(
-            f"without `kept`, rule {trace.meta['verification']} can be judged by `accept` only as an approximation: "
-            "record the trace anew, or ask for the approximation"
+            f"without `kept`, rule {trace.meta['verification']} can only be approximated by `accept`: record the trace "
+            "again, or pass approximate=True"
         )
     check_tree(tree, trace)
-    shares = trace.kept if known == "kept" else trace.accept
+    shares = trace.kept if array == "kept" else trace.accept
     assert shares is not None
     at_least = np.empty((trace.anchors, tree.depth + 2))
     at_least[:, 0], at_least[:, -1] = 1, 0
@@ -104,38 +111,43 @@ def accepted_odds(tree: Tree, trace: Trace, *, approximate: bool = False) -> Flo
 
 
 def survival(tree: Tree, shares: NDArray[np.floating]) -> Floats:
-    """P(a step keeps at least 1, 2, ... tokens), float64 (P, depth): a node is reached by the product along its path.
+    """Return P(a step accepts at least 1, 2, ... tokens), float64 (P, depth).
+
+    A node is reached with the product of the probabilities along its path.
 
     Args:
-        tree: static.
-        shares: (P, D, W), P(sibling r is kept | its ancestors were) along the path.
+        tree: a static tree.
+        shares: (P, D, W), P(sibling r is accepted | its ancestors were) along the path.
 
     >>> survival(Tree.from_paths([(0, 0), (1,)]), np.array([[[0.5, 0.25], [0.5, 0.5]]])).tolist()
     [[0.75, 0.25]]
     """
     reached = np.ones((len(shares), 1))
     nodes: list[int] = [-1]
-    found = np.empty((len(shares), tree.depth))
+    at_least = np.empty((len(shares), tree.depth))
     for depth in range(tree.depth):
-        place = {node: column for column, node in enumerate(nodes)}
+        columns = {node: column for column, node in enumerate(nodes)}
         nodes = [node for node, level in enumerate(tree.depths) if level == depth + 1]
-        above = [place[tree.parents[node]] for node in nodes]
+        parents = [columns[tree.parents[node]] for node in nodes]
         ranks = [tree.ranks[node] for node in nodes]
-        reached = reached[:, above] * shares[:, depth, ranks].astype(np.float64)
-        found[:, depth] = reached.sum(1)
-    # Half precision may make the sum of siblings exceed 1 by a little; deeper never outlives shallower.
-    return np.asarray(np.minimum.accumulate(found.clip(max=1), axis=1))
+        reached = reached[:, parents] * shares[:, depth, ranks].astype(np.float64)
+        at_least[:, depth] = reached.sum(1)
+    # In half precision the sum over siblings may slightly exceed 1, or exceed that of the level above.
+    return np.asarray(np.minimum.accumulate(at_least.clip(max=1), axis=1))
 
 
 def expected_replay(tree: Tree, trace: Trace, *, approximate: bool = False) -> ExpectedCounts:
-    """Counts of the tree's walk through every request in the mean over the rule's coins; see `accepted_odds`.
+    """Return the expected counts of the tree's walk through every request; see `accepted_odds`.
 
-    An anchor is visited with probability u(t) = Σ_k u(t − k − 1) P(a step from t − k − 1 keeps k), 1 at the beginning
+    An anchor is visited with probability u(t) = Σ_k u(t − k − 1) P(a step from t − k − 1 accepts k), 1 at the beginning
     of a request: a banded triangular system.
+
+    Raises:
+        TraceError: as `accepted_odds` does.
 
     >>> kept, meta = np.float16([[[0.5]], [[0.25]]]), {"verification": "specinfer"}
     >>> trace = Trace(np.int32([0, 0]), np.int32([0, 1]), np.int16([[0], [0]]), 1, meta, kept=kept)
-    >>> expected_replay(Tree.chain(1), trace).steps.tolist()  # two, if the first token is not kept
+    >>> expected_replay(Tree.chain(1), trace).steps.tolist()  # two, if the first token is rejected
     [1.5]
     """
     odds = accepted_odds(tree, trace, approximate=approximate)
@@ -148,28 +160,28 @@ def expected_replay(tree: Tree, trace: Trace, *, approximate: bool = False) -> E
 
 
 def visited(odds: Floats, trace: Trace) -> Floats:
-    """P(a step starts at this anchor), float64 (P,), given the odds of what each step keeps, (P, depth + 1)."""
+    """Return P(a step starts at this anchor), float64 (P,), from the odds of `accepted_odds`, (P, depth + 1)."""
     from scipy.linalg import solve_banded
 
     depth = odds.shape[1] - 1
     band = np.zeros((depth + 2, trace.anchors))
     band[0] = 1
-    for kept in range(depth + 1):
-        band[kept + 1] = np.where(kept + 1 < trace.left, -odds[:, kept], 0)
+    for accepted in range(depth + 1):
+        band[accepted + 1] = np.where(accepted + 1 < trace.left, -odds[:, accepted], 0)
     start = (trace.position == 0).astype(np.float64)
     return np.asarray(solve_banded((depth + 1, 0), band, start))
 
 
 def drawn_ranks(trace: Trace, rng: np.random.Generator) -> Trace:
-    """The trace with ranks drawn from `kept`: which sibling kept the text's token, MISSED where none did.
+    """Return the trace with ranks drawn from `kept`: the sibling accepted as the text's token, or MISSED.
 
-    Whatever reads ranks (replay, search, runs, serving) then judges static trees of the trace's rule as it judges those
-    of sample-and-match: a drawn walk is one that the rule might have taken to this text. For `block` a step's
-    ranks are drawn one after the other, given that the shallower ones were kept, which is all that a chain looks at.
+    Everything that reads ranks (replay, search, runs, serving) then evaluates static trees under the trace's rule as it
+    does under sample-and-match: a drawn walk is one that the rule might have taken to this text. For `block` the
+    ranks of a step are drawn one after the other, given that the shallower ones were accepted; a chain needs no more.
 
     Args:
-        trace: with `kept`.
-        rng: one uniform number an anchor and depth.
+        trace: a trace with `kept`.
+        rng: draws one uniform number per anchor and depth.
 
     Raises:
         TraceError: the trace has no `kept`.
@@ -184,14 +196,14 @@ def drawn_ranks(trace: Trace, rng: np.random.Generator) -> Trace:
 
 
 def rules(trace: Trace) -> tuple[Constraint, ...]:
-    """What the trace's rule asks of trees: chains, or siblings that are tried in order."""
+    """Return the constraints that the trace's rule puts on trees: chains only, or siblings tried in order."""
     rule = trace.meta["verification"]
     source = f"rule {rule}"
     return (ChainOnly(source=source),) if rule in CHAINS else (ContiguousRanks(source=source),)
 
 
 def check_tree(tree: Tree, trace: Trace) -> None:
-    """Refuse what the trace's rule cannot verify, or the trace cannot judge.
+    """Raise an error if the trace's rule cannot verify the tree, or the trace does not cover it.
 
     Raises:
         TraceError: names the path.

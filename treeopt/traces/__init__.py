@@ -1,1 +1,10 @@
-"""Traces: the recorded acceptance of a drafter, its file format, its checks, shards and merging."""
+"""Traces: the recorded acceptance of a drafter, its file format, its checks, its shards, merging and splitting.
+
+* `trace`: the Trace, and `load_trace` and `save_trace`.
+* `candidates`: recorded candidate trees, for dynamic policies.
+* `trace_checks`: checks of every value in a trace's arrays.
+* `npz_format`: array names, types and sizes of the .npz file.
+* `resumable_shards`: the folder of shards that an interrupted trace collection resumes from.
+* `merge_split`: merge several traces into one, split a trace into two.
+* `importers/`: traces made of other programs' acceptance figures, one source per file.
+"""

@@ -1,4 +1,4 @@
-"""Traces in parts: several as one, and one as two. Knows nothing of files."""
+"""Merge several traces into one, and split one trace into two. Knows nothing of files."""
 
 import hashlib
 import json
@@ -12,28 +12,29 @@ import numpy as np
 
 from treeopt.errors import TraceError, UsageError
 from treeopt.storage.provenance import assumed_in, look
-from treeopt.traces.trace import BY_ANCHOR, OPTIONAL, Candidates, Trace
+from treeopt.traces.candidates import concatenate
+from treeopt.traces.trace import BY_ANCHOR, OPTIONAL, Trace
 
-SAME = ("target", "drafter", "verification", "temperature", "top_k", "top_p", "tree")  # for traces to be one
-TELLING = 64  # bytes of compressed ranks that two texts do not share by chance; loops and perfect drafts take fewer
+SAME = ("target", "drafter", "verification", "temperature", "top_k", "top_p", "tree")  # must agree in merged traces
+DISTINCTIVE = 64  # bytes of compressed ranks that two texts do not share by chance; loops and perfect drafts take fewer
 
 
 def joined(traces: Sequence[Trace], meta: Mapping[str, Any], names: Sequence[str] = ()) -> Trace:
-    """All requests of several traces, numbered anew from 0; errors call the traces by `names`, or by number.
+    """Concatenate the requests of several traces, renumbered from 0; errors call the traces by `names`, or by number.
 
-    Lengths of prompts are known of all requests or of none.
+    Prompt lengths are dropped unless every trace has them.
 
     Raises:
-        TraceError: one is of another depth or width, or holds other arrays than the first.
+        TraceError: a trace of another depth or width, or with other arrays than the first.
     """
-    first, called = traces[0], _called(traces, names)
-    for trace, here in zip(traces, called, strict=True):
+    first, labels = traces[0], _labels(traces, names)
+    for trace, label in zip(traces, labels, strict=True):
         for name in ("depth", "width"):
             if getattr(trace, name) != getattr(first, name):
-                raise TraceError(f"{here} has {name} {getattr(trace, name)}, {called[0]} {getattr(first, name)}")
+                raise TraceError(f"{label} has {name} {getattr(trace, name)}, {labels[0]} {getattr(first, name)}")
         for name in OPTIONAL:
             if name != "prompt_tokens" and (getattr(trace, name) is None) != (getattr(first, name) is None):
-                raise TraceError(f"{here} and {called[0]} do not both hold `{name}`")
+                raise TraceError(f"{label} and {labels[0]} do not both hold `{name}`")
     before = np.cumsum([0, *(trace.requests for trace in traces)])
     domains = sorted({name for trace in traces for name in trace.domain_names})
     parts: dict[str, Any] = {
@@ -42,10 +43,10 @@ def joined(traces: Sequence[Trace], meta: Mapping[str, Any], names: Sequence[str
         if getattr(first, name) is not None
     }
     if first.candidates is not None:
-        parts["candidates"] = _joined_candidates([t.candidates for t in traces if t.candidates is not None])
+        parts["candidates"] = concatenate([t.candidates for t in traces if t.candidates is not None])
     if first.domain is not None:
-        labels = [[domains.index(t.domain_names[label]) for label in t.domain] for t in traces if t.domain is not None]
-        parts["domain"] = np.concatenate(labels).astype(np.int16)
+        indices = [[domains.index(t.domain_names[i]) for i in t.domain] for t in traces if t.domain is not None]
+        parts["domain"] = np.concatenate(indices).astype(np.int16)
     prompts = [trace.prompt_tokens for trace in traces if trace.prompt_tokens is not None]
     if len(prompts) == len(traces):
         parts["prompt_tokens"] = np.concatenate(prompts)
@@ -60,28 +61,20 @@ def joined(traces: Sequence[Trace], meta: Mapping[str, Any], names: Sequence[str
     )
 
 
-def _called(traces: Sequence[Trace], names: Sequence[str]) -> Sequence[str]:
+def _labels(traces: Sequence[Trace], names: Sequence[str]) -> Sequence[str]:
     return names or [f"trace {number}" for number in range(len(traces))]
-
-
-def _joined_candidates(parts: Sequence[Candidates]) -> Candidates:
-    sizes = np.concatenate([np.diff(part.offset) for part in parts])
-    return Candidates(
-        np.append(0, sizes.cumsum()),
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("parent", "rank", "logprob", "hit")),
-    )
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """Requests in a row that have the ranks of requests in a row of an earlier trace; the first of each, and how many.
+    """A run of requests whose ranks equal those of a run of requests of an earlier trace.
 
     Attributes:
         trace: number of the later trace.
-        request: its first.
+        request: first request of the run there.
         earlier: number of the earlier trace.
-        first: its first.
-        requests: how many.
+        first: first request of the run there.
+        requests: length of the run.
     """
 
     trace: int
@@ -92,111 +85,116 @@ class Repeat:
 
 
 def repeats(traces: Sequence[Trace]) -> list[Repeat]:
-    """Requests that seem to stand in two traces: their ranks are the same, and say enough to tell texts apart."""
+    """Return the requests that seem to stand in two traces: equal ranks, long and varied enough to identify a text."""
     known: dict[bytes, tuple[int, int]] = {}
-    found: list[Repeat] = []
+    runs: list[Repeat] = []
     for number, trace in enumerate(traces):
         spans = zip(trace.starts.tolist(), trace.stops.tolist(), strict=True)
-        own = [hashlib.sha256(trace.rank[start:stop].tobytes()).digest() for start, stop in spans]
-        for request, ranks in enumerate(own):
+        hashes = [hashlib.sha256(trace.rank[start:stop].tobytes()).digest() for start, stop in spans]
+        for request, ranks in enumerate(hashes):
             if ranks not in known:
                 continue
-            here = Repeat(number, request, *known[ranks])
-            if found and here == _after(found[-1]):
-                found[-1] = replace(found[-1], requests=found[-1].requests + 1)
+            repeat = Repeat(number, request, *known[ranks])
+            if runs and repeat == _next_of(runs[-1]):
+                runs[-1] = replace(runs[-1], requests=runs[-1].requests + 1)
             else:
-                found.append(here)
-        for request, ranks in enumerate(own):
+                runs.append(repeat)
+        for request, ranks in enumerate(hashes):
             known.setdefault(ranks, (number, request))
-    return [each for each in found if _telling(traces[each.trace], each)]
+    return [run for run in runs if _distinctive(traces[run.trace], run)]
 
 
-def _after(last: Repeat) -> Repeat:
-    return Repeat(last.trace, last.request + last.requests, last.earlier, last.first + last.requests)
+def _next_of(run: Repeat) -> Repeat:
+    """Return the repeat that would continue the run."""
+    return Repeat(run.trace, run.request + run.requests, run.earlier, run.first + run.requests)
 
 
-def _telling(trace: Trace, repeat: Repeat) -> bool:
+def _distinctive(trace: Trace, repeat: Repeat) -> bool:
     start, stop = trace.starts[repeat.request], trace.stops[repeat.request + repeat.requests - 1]
-    return len(zlib.compress(trace.rank[start:stop].tobytes())) >= TELLING
+    return len(zlib.compress(trace.rank[start:stop].tobytes())) >= DISTINCTIVE
 
 
 def merged(traces: Sequence[Trace], names: Sequence[str] = ()) -> Trace:
-    """Traces of the same models and rule, as one; errors call them by `names`, or by number.
+    """Merge traces of the same models and rule into one; errors call them by `names`, or by number.
 
-    In `meta`, `merged` has what they differ in, in order, and `assumed` whatever any of them assumed. Requests in a
-    row that stand in two traces are refused; of single ones, as of a prompt that was given twice, `assumed` tells.
+    In `meta`, `merged` lists the values that differ, in order, and `assumed` everything that any trace assumed. A run
+    of requests that stands in two traces raises an error; a single one, such as a prompt given twice, is recorded in
+    `assumed`.
 
     Raises:
-        TraceError: they are of other models or rules, of the same texts, or do not fit; see `joined`.
+        TraceError: other models or rules, the same texts, or traces that do not fit together (see `joined`).
     """
-    called = _called(traces, names)
+    labels = _labels(traces, names)
     for number, trace in enumerate(traces):
         for earlier, key in product(range(number), SAME):
-            found, due = (each.meta.get(key) for each in (trace, traces[earlier]))
-            if not _agree(found, due):
-                raise TraceError(f"{called[number]} has {key} {json.dumps(found)}, {called[earlier]} {json.dumps(due)}")
+            value, first = (t.meta.get(key) for t in (trace, traces[earlier]))
+            if not _agree(value, first):
+                raise TraceError(
+                    f"{labels[number]} has {key} {json.dumps(value)}, {labels[earlier]} {json.dumps(first)}"
+                )
         texts = trace.meta.get("text_sha256")
         if texts is not None and any(other.meta.get("text_sha256") == texts for other in traces[:number]):
-            raise TraceError(f"{called[number]} holds texts that stand in the list before it")
-    again = repeats(traces)
-    for each in again:
-        if each.requests > 1:
+            raise TraceError(f"{labels[number]} holds texts that stand in the list before it")
+    repeated = repeats(traces)
+    for run in repeated:
+        if run.requests > 1:
             raise TraceError(
-                f"{each.requests} requests of {called[each.trace]} from {each.request} on have the ranks of those of "
-                f"{called[each.earlier]} from {each.first} on: a text must not stand in two traces"
+                f"{run.requests} requests of {labels[run.trace]} from {run.request} on have the ranks of those of "
+                f"{labels[run.earlier]} from {run.first} on: a text must not stand in two traces"
             )
-    metas, untold = _with_settings([dict(trace.meta) for trace in traces])
+    metas, incomplete = _with_settings([dict(trace.meta) for trace in traces])
     same = {key: value for key, value in metas[0].items() if all(meta.get(key, ...) == value for meta in metas)}
     if len(traces) == 1:
         return joined(traces, same, names)
     assumed = dict.fromkeys(sentence for meta in metas for sentence in assumed_in(meta))
-    if again:
-        assumed[f"requests of merged traces with the same ranks are of different texts ({len(again)} such)"] = None
-    for part in untold:
-        assumed[f"the settings of the {part} are the same in all merged traces; some do not tell them"] = None
+    if repeated:
+        assumed[f"requests of merged traces with the same ranks have different texts ({len(repeated)} such)"] = None
+    for model in incomplete:
+        assumed[f"the settings of the {model} are the same in all merged traces; some do not record them"] = None
     same |= {"assumed": list(assumed)} if assumed else {}
-    same |= _added_up(traces)
-    rest = [{key: value for key, value in meta.items() if key not in same} for meta in metas]
+    same |= _repetition(traces)
+    different = [{key: value for key, value in meta.items() if key not in same} for meta in metas]
     counts = [{"requests": trace.requests} for trace in traces]
-    return joined(traces, same | {"merged": [each | own for each, own in zip(counts, rest, strict=True)]}, names)
+    parts = [count | meta for count, meta in zip(counts, different, strict=True)]
+    return joined(traces, same | {"merged": parts}, names)
 
 
-def _added_up(traces: Sequence[Trace]) -> dict[str, Any]:
-    """What is told of traces by numbers that can be put together: shares of repeated text, by anchors; repetitions."""
-    found: dict[str, Any] = {}
+def _repetition(traces: Sequence[Trace]) -> dict[str, Any]:
+    """Return `meta` keys that can be summed up: the anchor-weighted share of repeated text, and repeated prompts."""
+    meta: dict[str, Any] = {}
     weights = [trace.anchors for trace in traces]
     for part in ("written", "prompts"):
         shares = [look(trace.meta, "repeated_4grams", part) for trace in traces]
         if all(isinstance(share, float) for share in shares):
             mean = round(float(np.average(shares, weights=weights)), 4)
-            found.setdefault("repeated_4grams", {})[part] = mean
-    whole = [None if "split" in trace.meta else trace.meta.get("prompts_sha256") for trace in traces]
-    again = sum(trace.requests for n, trace in enumerate(traces) if whole[n] is not None and whole[n] in whole[:n])
-    told = [trace.meta.get("repeated_prompts") for trace in traces]
-    again += sum(count for count in told if type(count) is int)
-    return found | ({"repeated_prompts": again} if again else {})
+            meta.setdefault("repeated_4grams", {})[part] = mean
+    prompts = [None if "split" in trace.meta else trace.meta.get("prompts_sha256") for trace in traces]
+    repeated = sum(t.requests for n, t in enumerate(traces) if prompts[n] is not None and prompts[n] in prompts[:n])
+    recorded = [trace.meta.get("repeated_prompts") for trace in traces]
+    repeated += sum(count for count in recorded if type(count) is int)
+    return meta | ({"repeated_prompts": repeated} if repeated else {})
 
 
 def _agree(one: Any, other: Any) -> bool:
-    """Whether two values of `meta` are the same; of models whose settings one does not tell, all else."""
+    """Return True if two values of `meta` are equal, apart from model settings that only one of them records."""
     if isinstance(one, Mapping) and isinstance(other, Mapping) and ("settings" in one) != ("settings" in other):
-        one, other = ({key: value for key, value in each.items() if key != "settings"} for each in (one, other))
+        one, other = ({key: value for key, value in model.items() if key != "settings"} for model in (one, other))
     return bool(one == other)
 
 
 def _with_settings(metas: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The same, models that agree told alike, and which of them some do not tell the settings of."""
-    untold = []
-    for part in ("target", "drafter"):
-        told = [meta[part] for meta in metas if isinstance(meta.get(part), Mapping) and "settings" in meta[part]]
-        if told and len(told) < len(metas):
-            untold.append(part)
-            metas = [meta | {part: told[0]} for meta in metas]
-    return metas, untold
+    """Complete model settings that some of the metas lack; also return the names of those models."""
+    incomplete = []
+    for model in ("target", "drafter"):
+        complete = [meta[model] for meta in metas if isinstance(meta.get(model), Mapping) and "settings" in meta[model]]
+        if complete and len(complete) < len(metas):
+            incomplete.append(model)
+            metas = [meta | {model: complete[0]} for meta in metas]
+    return metas, incomplete
 
 
 def halves(trace: Trace, *, share: float, seed: int) -> tuple[Trace, Trace]:
-    """The two parts of `Trace.split`, with what they are in `meta`.
+    """Split a trace as `Trace.split` does, and record in `meta` which part each one is.
 
     `text_sha256` of a part is derived from the whole's: the parts may be merged, but neither with itself.
 
@@ -205,14 +203,14 @@ def halves(trace: Trace, *, share: float, seed: int) -> tuple[Trace, Trace]:
         TraceError: see `Trace.split`.
     """
     if not 0 < share < 1:
-        raise UsageError(f"share must lie between 0 and 1, got {share}: each part has requests")
+        raise UsageError(f"share must lie between 0 and 1, got {share}: each part needs requests")
     parts = trace.split(share=share, rng=np.random.default_rng(seed))
     whole = trace.meta.get("text_sha256")
-    found = []
+    labelled = []
     for name, part in zip(("first", "rest"), parts, strict=True):
-        own = {"share": share, "seed": seed, "part": name, "requests": trace.requests}
-        meta = {**trace.meta, "split": own | ({"before": trace.meta["split"]} if "split" in trace.meta else {})}
+        split = {"share": share, "seed": seed, "part": name, "requests": trace.requests}
+        meta = {**trace.meta, "split": split | ({"before": trace.meta["split"]} if "split" in trace.meta else {})}
         if whole is not None:
-            meta["text_sha256"] = hashlib.sha256(json.dumps([whole, own]).encode()).hexdigest()[:16]
-        found.append(replace(part, meta=meta))
-    return found[0], found[1]
+            meta["text_sha256"] = hashlib.sha256(json.dumps([whole, split]).encode()).hexdigest()[:16]
+        labelled.append(replace(part, meta=meta))
+    return labelled[0], labelled[1]

@@ -1,6 +1,6 @@
-"""The arrays of a trace as one .npz holds them: types, dimensions and sizes, checked before anything is allocated.
+"""The arrays in a trace's .npz file: names, types, dimensions and sizes, checked before anything is allocated.
 
-What the values must be is in checks.py.
+The values are checked in `trace_checks`.
 """
 
 import zipfile
@@ -42,10 +42,10 @@ REQUIRED = ("request", "position", "rank", "meta")
 
 
 def read_arrays(path: Path, wanted: Collection[str] = FORMAT) -> dict[str, Array]:
-    """The arrays of the file that are wanted, each of the right type; others are not even unpacked.
+    """Return the wanted arrays of the file, each of the right type; the others are not even unpacked.
 
     Raises:
-        TraceError: no such file, or what it holds is not such arrays.
+        TraceError: no such file, or its contents are not arrays of a trace.
     """
     if not path.is_file():
         raise TraceError("no such file" if not path.exists() else "is not a file")
@@ -62,7 +62,7 @@ def read_arrays(path: Path, wanted: Collection[str] = FORMAT) -> dict[str, Array
         raise TraceError(f"not a complete .npz file: {error}") from error
     except TraceError:
         raise
-    except Exception as error:  # a damaged head makes numpy and zipfile raise what they like
+    except Exception as error:  # numpy and zipfile raise many exceptions on a damaged header
         raise TraceError(f"not an array file: {error}") from error
     for name in REQUIRED:
         if name not in arrays:
@@ -71,23 +71,23 @@ def read_arrays(path: Path, wanted: Collection[str] = FORMAT) -> dict[str, Array
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Array:
-    written, read_too, dimensions = FORMAT[name]
+    written, also_read, dimensions = FORMAT[name]
     with archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(stream)
-        head = stream.tell()
+        header_bytes = stream.tell()
     if dtype.hasobject:
         raise TraceError(f"`{name}` holds pickled Python objects, which are not read")
-    if dtype not in (written, *read_too):
+    if dtype not in (written, *also_read):
         raise TraceError(f"`{name}` must be {np.dtype(written)}, found {dtype}")
     if len(shape) != dimensions:
         raise TraceError(f"`{name}` must have {dimensions} dimensions, found shape {shape}")
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if size > MAX_ARRAY_BYTES:
         raise TraceError(f"`{name}` of shape {shape} would take {size} bytes, more than {MAX_ARRAY_BYTES}")
-    if member.file_size != head + size:
-        raise TraceError(f"`{name}` of shape {shape} needs {head + size} bytes, {member.file_size} are there")
+    if member.file_size != header_bytes + size:
+        raise TraceError(f"`{name}` of shape {shape} needs {header_bytes + size} bytes, found {member.file_size}")
     if size > 1040 * member.compress_size:
         raise TraceError(f"`{name}` of shape {shape} cannot be packed into {member.compress_size} bytes")
     with archive.open(member) as stream:

@@ -1,7 +1,7 @@
-"""A folder of shards: the parts of a trace that a collection grows by and can go on from.
+"""A folder of shards, the parts of a trace that an interrupted trace collection resumes from.
 
-A shard is a trace of its own. The manifest says what was asked for and holds each shard's checksum; it is written
-after the shard, so a folder holds what the manifest says, whatever ended the writer.
+A shard is a trace of its own. The manifest records the settings of the collection and the checksum of each shard. It is
+written after the shard, so the folder agrees with the manifest however the writer ended.
 """
 
 import hashlib
@@ -22,121 +22,122 @@ from treeopt.traces.trace import OPTIONAL, RANKS, Trace, load_trace, save_trace
 SCHEMA = "treeopt.shards/1"
 MANIFEST = "manifest.json"
 SHARD = "shard-{:05}.npz"
-CODE = ("treeopt", "commit", "software")  # must be the same for the rest of a collection to be what it would have been
+CODE = ("treeopt", "commit", "software")  # must not change, or the resumed part would differ from an uninterrupted one
 
 
 class Shards:
     """A folder of shards.
 
     Attributes:
-        folder: where they are.
-        meta: of the whole trace, but for what its texts add.
-        settings: whatever else the shards depend on.
-        requests: of the whole trace.
-        traces: those that are there, in order.
+        folder: the folder.
+        meta: `meta` of the whole trace, without the keys that summarise its texts.
+        settings: everything else that the shards depend on.
+        requests: requests of the whole trace.
+        traces: the shards written so far, in order.
     """
 
     def __init__(self, folder: Path, meta: Mapping[str, Any], settings: Mapping[str, Any], requests: int) -> None:
-        """Without shards."""
+        """Describe a folder without shards; nothing is read or written."""
         self.folder, self.meta, self.settings, self.requests = folder, dict(meta), dict(settings), requests
         self.traces: list[Trace] = []
-        self._sums: list[str] = []
+        self._checksums: list[str] = []
 
     @classmethod
     def read(cls, folder: Path, *, arrays: Collection[str] = FORMAT) -> "Shards":
-        """What a folder holds, one shard after the other.
+        """Read the manifest and every shard of a folder.
 
         Args:
-            folder: where the shards are.
+            folder: the folder.
             arrays: names of the arrays to read (see `load_trace`).
 
         Raises:
-            TraceError: no such folder, a manifest or shard that is not what it must be, or of another checksum.
+            TraceError: no such folder, a manifest or shard that breaks its format, or a shard of another checksum.
         """
         path = folder / MANIFEST
         try:
             record = parse(path.read_text("utf-8"), SCHEMA)
             meta, settings = (get(record, key, dict, "manifest") for key in ("meta", "settings"))
-            found = cls(folder, meta, settings, get(record, "requests", int, "manifest"))
+            shards = cls(folder, meta, settings, get(record, "requests", int, "manifest"))
             entries = get(record, "shards", list, "manifest")
-            sums = [get(entry, "sha256", str, f"shards[{i}]") for i, entry in enumerate(entries)]
+            checksums = [get(entry, "sha256", str, f"shards[{i}]") for i, entry in enumerate(entries)]
         except (OSError, UnicodeDecodeError) as error:
             raise TraceError(f"{path}: {why(error)}") from error
         except RecordError as error:
             raise TraceError(f"{path}: {error}") from error
-        for number, due in enumerate(sums):
-            shard = found.shard(number)
-            if not shard.is_file() or checksum(shard) != due:
-                raise TraceError(f"{shard}: is not the file of checksum {due} that {MANIFEST} names")
-            found.traces.append(load_trace(shard, arrays=arrays))
-            found._sums.append(due)
-        if found.done > found.requests:
-            raise TraceError(f"{path}: {found.requests} requests are told of, the shards hold {found.done}")
-        return found
+        for number, recorded in enumerate(checksums):
+            shard = shards.shard(number)
+            if not shard.is_file() or checksum(shard) != recorded:
+                raise TraceError(f"{shard}: is not the file of checksum {recorded} that {MANIFEST} names")
+            shards.traces.append(load_trace(shard, arrays=arrays))
+            shards._checksums.append(recorded)
+        if shards.done > shards.requests:
+            raise TraceError(f"{path}: the manifest records {shards.requests} requests, the shards hold {shards.done}")
+        return shards
 
     @classmethod
     def begin(cls, folder: Path, meta: Mapping[str, Any], settings: Mapping[str, Any], requests: int) -> "Shards":
-        """A new folder, or one to go on with, whose own `meta` then counts.
+        """Begin a new folder, or resume an existing one, whose own `meta` then counts.
 
         Raises:
             UsageError: the folder holds other files, or was begun with other settings.
             TraceError: see `read`.
         """
-        mine = cls(folder, json.loads(json.dumps(meta)), json.loads(json.dumps(settings)), requests)
+        requested = cls(folder, json.loads(json.dumps(meta)), json.loads(json.dumps(settings)), requests)
         if not (folder / MANIFEST).exists():
             try:
                 folder.mkdir(exist_ok=True)
-                strangers = any(not path.name.startswith(f".{MANIFEST}") for path in folder.iterdir())
+                other_files = any(not path.name.startswith(f".{MANIFEST}") for path in folder.iterdir())
             except OSError as error:
                 raise UsageError(f"{folder} cannot be a folder of shards: {why(error)}") from error
-            if strangers:
+            if other_files:
                 raise UsageError(f"{folder} holds files but no {MANIFEST}: name a new folder")
-            mine._write()
-            return mine
-        found = cls.read(folder)
-        was, now = found._identity(), mine._identity()
-        for key in sorted(was.keys() | now.keys()):
-            if was.get(key) != now.get(key):
-                values = [json.dumps(each.get(key)) for each in (was, now)]
+            requested._write()
+            return requested
+        resumed = cls.read(folder)
+        before, now = resumed._identity(), requested._identity()
+        for key in sorted(before.keys() | now.keys()):
+            if before.get(key) != now.get(key):
+                values = [json.dumps(identity.get(key)) for identity in (before, now)]
                 raise UsageError(f"{folder} was begun with {key} {values[0]}, not {values[1]}")
-        return found
+        return resumed
 
     def _identity(self) -> dict[str, Any]:
+        """Return everything that must be equal for a collection to be resumed."""
         code = {key: look(self.meta, "provenance", key) for key in CODE}
-        own = {key: value for key, value in self.meta.items() if key != "provenance"}
-        return own | code | self.settings | {"requests": self.requests}
+        meta = {key: value for key, value in self.meta.items() if key != "provenance"}
+        return meta | code | self.settings | {"requests": self.requests}
 
     def shard(self, number: int) -> Path:
-        """The file of a shard."""
+        """Return the file of a shard."""
         return self.folder / SHARD.format(number)
 
     @property
     def done(self) -> int:
-        """Requests that are there."""
+        """The number of requests written so far."""
         return sum(trace.requests for trace in self.traces)
 
     def add(self, trace: Trace) -> None:
         """Write the next shard, then the manifest that names it."""
         path = self.shard(len(self.traces))
         save_trace(trace, path)
-        self._sums.append(checksum(path))
+        self._checksums.append(checksum(path))
         self.traces.append(trace)
         self._write()
 
     def _write(self) -> None:
-        shards = [{"sha256": each} for each in self._sums]
+        shards = [{"sha256": sha256} for sha256 in self._checksums]
         record = {"schema": SCHEMA, "requests": self.requests, "settings": self.settings, "meta": self.meta}
         write_text(self.folder / MANIFEST, json.dumps(record | {"shards": shards}, indent=1) + "\n")
 
     def whole(self) -> Trace:
-        """The trace that the shards make up.
+        """Return the trace that the shards make up.
 
         Raises:
-            TraceError: shards are missing, or do not fit.
+            TraceError: shards are missing, or do not fit together.
         """
         if self.done < self.requests:
             raise TraceError(
-                f"{self.folder} holds {self.done} of {self.requests} requests: go on with the command that began it"
+                f"{self.folder} holds {self.done} of {self.requests} requests: resume it with the command that began it"
             )
         try:
             return joined(self.traces, told(self.meta, self.traces))
@@ -145,9 +146,9 @@ class Shards:
 
 
 def ranks_of(folder: Path) -> Trace:
-    """The trace that the shards of a folder make up, without probabilities and candidates, which are not read.
+    """Return the trace that the shards of a folder make up, without reading probabilities and candidates.
 
-    Of 10 M anchors and 8 levels these are 240 MB; while they are put together, twice that and a little more.
+    10 M anchors of 8 levels take 240 MB; a little more than twice that while they are put together.
 
     Raises:
         TraceError: see `Shards.read` and `Shards.whole`.
@@ -156,10 +157,10 @@ def ranks_of(folder: Path) -> Trace:
 
 
 def optional_in(folder: Path) -> list[str]:
-    """Names of the optional arrays that the first shard of a folder holds.
+    """Return the names of the optional arrays that the first shard of a folder holds.
 
     Raises:
-        TraceError: no shard, or one that is no .npz file.
+        TraceError: no shard, or a shard that is not an .npz file.
     """
     path = folder / SHARD.format(0)
     try:
@@ -172,15 +173,15 @@ def optional_in(folder: Path) -> list[str]:
 
 
 def note(texts: Sequence[str], grams: int, repeats: int) -> dict[str, Any]:
-    """What a shard's `meta` says of its texts: the hash of each, their 4-grams, and how many were repeated."""
+    """Return the keys of a shard's `meta` about its texts: the hash of each, their 4-grams, and the repeated ones."""
     return {"texts": list(texts), "grams": grams, "repeats": repeats}
 
 
 def told(meta: Mapping[str, Any], shards: Sequence[Trace]) -> dict[str, Any]:
-    """The `meta` of a whole trace, with what its shards note of their texts.
+    """Return the `meta` of a whole trace, with the keys of `note` summed over its shards.
 
     Raises:
-        RecordError: a shard's `meta` is not as `note` makes it.
+        RecordError: a shard's `meta` lacks a key of `note`.
     """
     texts, grams, repeats = [], 0, 0
     for number, shard in enumerate(shards):
@@ -188,9 +189,9 @@ def told(meta: Mapping[str, Any], shards: Sequence[Trace]) -> dict[str, Any]:
         texts += get(dict(shard.meta), "texts", list, where)
         grams += get(dict(shard.meta), "grams", int, where)
         repeats += get(dict(shard.meta), "repeats", int, where)
-    own = {"written": round(repeats / grams, 4) if grams else 0.0}
+    written = {"written": round(repeats / grams, 4) if grams else 0.0}
     return {
         **meta,
         "text_sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16],
-        "repeated_4grams": own | get(dict(meta), "repeated_4grams", dict, "`meta`"),
+        "repeated_4grams": written | get(dict(meta), "repeated_4grams", dict, "`meta`"),
     }

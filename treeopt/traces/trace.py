@@ -1,6 +1,6 @@
-"""A trace: which candidate of the drafter the target chose, at every position of the text it generated.
+"""The Trace: which candidate of the drafter the target chose, at every position of the text it generated.
 
-Knows the arrays, their checks and the one-file format (`data/README.md`). Knows nothing of walks or time.
+Holds the arrays and reads and writes the one-file format (`data/README.md`). Knows nothing of walks or time.
 """
 
 import json
@@ -15,64 +15,45 @@ from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
 from treeopt.storage.atomic_files import whole
+from treeopt.traces.candidates import Candidates
 from treeopt.traces.npz_format import FORMAT, REQUIRED, Array, read_arrays
-from treeopt.traces.trace_checks import MANY_KEPT as MANY_KEPT
 from treeopt.traces.trace_checks import MAX_DEPTH as MAX_DEPTH
 from treeopt.traces.trace_checks import MAX_WIDTH as MAX_WIDTH
 from treeopt.traces.trace_checks import MISSED as MISSED
 from treeopt.traces.trace_checks import PAST_END as PAST_END
+from treeopt.traces.trace_checks import SEVERAL_ACCEPTED as SEVERAL_ACCEPTED
 from treeopt.traces.trace_checks import check
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.trace/1"
-# Optional arrays, one row an anchor.
+# Optional arrays, one row per anchor.
 BY_ANCHOR = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "tree_kept")
-BY_REQUEST = ("domain", "prompt_tokens")  # likewise, one entry a request
+BY_REQUEST = ("domain", "prompt_tokens")  # optional arrays, one entry per request
 OPTIONAL = (*BY_ANCHOR, "candidates", *BY_REQUEST)
-RANKS = (*REQUIRED, *BY_REQUEST, "tree_kept")
+RANKS = (*REQUIRED, *BY_REQUEST, "tree_kept")  # arrays that the search of static trees needs
 CHAINS = ("leviathan", "block")  # rules of `meta["verification"]` that verify chains only
-DRAWN = (*CHAINS, "specinfer", "sequoia")  # rules whose candidates are drawn from the drafter's law: `kept` is theirs
-
-
-@dataclass(frozen=True, eq=False)
-class Candidates:
-    """The whole drafted candidate tree of each anchor, for policies that choose at run time (CSR).
-
-    Attributes:
-        offset: int64 (P + 1,), candidates of anchor t are offset[t] .. offset[t + 1] − 1.
-        parent: int16 (C,), index of the parent among the anchor's own candidates, −1 for the root; before the child.
-        rank: uint8 (C,), candidate rank below the parent.
-        logprob: float32 (C,), drafter's log-probability given the parent, at most 0; half precision would turn
-            close ones into ties.
-        hit: bool (C,), the target's text continues through this candidate.
-    """
-
-    offset: NDArray[np.int64]
-    parent: NDArray[np.int16]
-    rank: NDArray[np.uint8]
-    logprob: NDArray[np.float32]
-    hit: NDArray[np.bool_]
+DRAWN = (*CHAINS, "specinfer", "sequoia")  # rules that draw candidates from the drafter's law: `kept`
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Recorded ranks and probabilities; P anchors of R requests, D depths, W candidates a node.
+    """The recorded ranks and probabilities; P anchors of R requests, D depths, W candidates per node.
 
     Attributes:
         request: int32 (P,), request of each anchor, non-decreasing.
         position: int32 (P,), token index in the request, consecutive from 0.
         rank: int16 (P, D), rank at depth d + 1 of the token emitted d + 1 further on; −1 beyond the first W,
             −2 past the end of the request.
-        width: W, candidates that were looked at.
+        width: W, candidates recorded per node.
         meta: provenance; JSON values only.
         accept: float16 (P, D, W) or None, probability that sibling r is the accepted one, its ancestors accepted.
-        kept: float16 (P, D, W) or None, probability that the text's own token was kept as sibling r, given the text and
-            that its ancestors were kept; of rules that draw their candidates.
+        kept: float16 (P, D, W) or None, probability that the text's own token was accepted as sibling r, given the
+            text and that its ancestors were accepted; only for rules that draw their candidates.
         draft_prob: float16 (P, D, W) or None, drafter's probabilities of its first W candidates.
         draft_entropy: float16 (P, D) or None, entropy of the drafter's law there, in nats.
         target_entropy: float16 (P,) or None, entropy of the target's law of the token at this anchor, in nats.
-        tree_kept: bool (P, N) or None, whether the rule would keep each node of `tree`, its ancestors kept; of a rule
-            that may keep several siblings, of which `rank` tells one.
+        tree_kept: bool (P, N) or None, True where the rule would accept each node of `tree`, its ancestors accepted;
+            only for rules that may accept several siblings, because `rank` records only one.
         candidates: candidate trees or None.
         domain: int16 (R,) or None, label of each request, index into `domain_names`.
         domain_names: the labels.
@@ -111,53 +92,56 @@ class Trace:
 
     @property
     def anchors(self) -> int:
-        """P, positions at which a step could start."""
+        """The number P of positions at which a step could start."""
         return len(self.request)
 
     @property
     def depth(self) -> int:
-        """D, the deepest recorded level."""
+        """The deepest recorded level, D."""
         return int(self.rank.shape[1])
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """Anchor index at which each request starts, int64 (R,)."""
+        """The anchor index at which each request starts, int64 (R,)."""
         return np.flatnonzero(self.position == 0)
 
     @cached_property
     def stops(self) -> NDArray[np.int64]:
-        """Anchor index one past each request's last, int64 (R,)."""
+        """The anchor index one past each request's last, int64 (R,)."""
         return np.append(self.starts[1:], self.anchors)
 
     @property
     def requests(self) -> int:
-        """R."""
+        """The number R of requests."""
         return len(self.starts)
 
     @cached_property
     def request_index(self) -> NDArray[np.int32]:
-        """Of each anchor, the index (0 .. R − 1) of its request, int32 (P,)."""
+        """The index (0 .. R − 1) of each anchor's request, int32 (P,)."""
         index = np.cumsum(self.position == 0, dtype=np.int32)
         index -= 1
         return index
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each request, int64 (R,)."""
+        """The tokens of each request, int64 (R,)."""
         return self.stops - self.starts
 
     @cached_property
     def left(self) -> NDArray[np.int64]:
-        """Tokens from each anchor to the end of its request, int64 (P,)."""
+        """The tokens from each anchor to the end of its request, int64 (P,)."""
         return np.asarray(self.stops[self.request_index] - np.arange(self.anchors))
 
     @cached_property
     def tree(self) -> Tree | None:
-        """The tree of `meta` whose nodes `tree_kept` speaks of, None without that."""
+        """The tree of `meta` whose nodes are the columns of `tree_kept`; None without that array."""
         return None if self.tree_kept is None else Tree.from_paths(self.meta["tree"])
 
     def select(self, requests: NDArray[np.int64]) -> "Trace":
-        """The trace of some requests, given as increasing indices into 0 .. R − 1; request numbers are kept.
+        """Return the trace of some requests, given as increasing indices into 0 .. R − 1; request numbers stay.
+
+        Raises:
+            TraceError: no request, or indices that do not increase or lie outside 0 .. R − 1.
 
         >>> trace = Trace(np.int32([0, 0, 1]), np.int32([0, 1, 0]), np.int16([[0], [0], [3]]), 4)
         >>> trace.select(np.array([1])).rank.tolist()
@@ -172,7 +156,7 @@ class Trace:
         chosen_requests = np.zeros(self.requests, dtype=bool)
         chosen_requests[requests] = True
         keep = chosen_requests[self.request_index]
-        chosen = None if self.candidates is None else _select_candidates(self.candidates, keep)
+        chosen = None if self.candidates is None else self.candidates.select(keep)
         parts: dict[str, Any] = {}
         for name in (*BY_ANCHOR, *BY_REQUEST):
             part = getattr(self, name)
@@ -187,7 +171,7 @@ class Trace:
         )
 
     def split(self, *, share: float, rng: np.random.Generator) -> tuple["Trace", "Trace"]:
-        """Two traces with no request in common; the first has `share` of the requests, at least one each.
+        """Split into two traces with no request in common; the first gets `share` of the requests, each at least one.
 
         Raises:
             TraceError: fewer than two requests.
@@ -200,16 +184,20 @@ class Trace:
 
 
 def save_trace(trace: Trace, path: Path) -> None:
-    """Write a trace as one compressed .npz, whole or not at all."""
+    """Write a trace as one compressed .npz, whole or not at all.
+
+    Raises:
+        TraceError: `meta` uses a key of the file's own header.
+    """
     arrays: dict[str, Array] = {"request": trace.request, "position": trace.position, "rank": trace.rank}
     for name in (*BY_ANCHOR, *BY_REQUEST):
         if getattr(trace, name) is not None:
             arrays[name] = getattr(trace, name)
     if trace.candidates is not None:
         arrays |= {f"candidates_{f.name}": getattr(trace.candidates, f.name) for f in fields(Candidates)}
-    taken = {"schema", "width", "domain_names"} & set(trace.meta)
-    if taken:
-        raise TraceError(f"`meta` must not use the key `{min(taken)}`")
+    reserved = {"schema", "width", "domain_names"} & set(trace.meta)
+    if reserved:
+        raise TraceError(f"`meta` must not use the key `{min(reserved)}`")
     header = {"schema": SCHEMA, "width": trace.width, "domain_names": trace.domain_names, **trace.meta}
     arrays["meta"] = np.frombuffer(json.dumps(header, sort_keys=True).encode(), dtype=np.uint8)
     with whole(path) as temporary, temporary.open("wb") as file:
@@ -221,8 +209,8 @@ def load_trace(path: Path, *, arrays: Collection[str] = FORMAT) -> Trace:
 
     Args:
         path: the file.
-        arrays: names of the arrays to read (treeopt.traces.npz_format.FORMAT); `RANKS` are those that static trees are
-            searched by, without probabilities and candidates.
+        arrays: names of the arrays to read (treeopt.traces.npz_format.FORMAT); `RANKS` names those that the search of
+            static trees needs, without probabilities and candidates.
 
     Raises:
         TraceError: the file is missing, truncated, pickled, of another schema, or breaks the format; the
@@ -230,8 +218,8 @@ def load_trace(path: Path, *, arrays: Collection[str] = FORMAT) -> Trace:
     """
     path = Path(path)
     try:
-        found = read_arrays(path, arrays)
-        return _assemble(found, _read_header(found))
+        contents = read_arrays(path, arrays)
+        return _assemble(contents, _read_header(contents))
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
 
@@ -267,16 +255,4 @@ def _assemble(arrays: dict[str, Array], header: dict[str, Any]) -> Trace:
         candidates=None if absent else Candidates(**parts),  # type: ignore[arg-type]
         domain_names=tuple(header.pop("domain_names", ())),
         meta={key: value for key, value in header.items() if key != "schema"},
-    )
-
-
-def _select_candidates(candidates: Candidates, keep: NDArray[np.bool_]) -> Candidates:
-    sizes = np.diff(candidates.offset)
-    chosen = np.repeat(keep, sizes)
-    return Candidates(
-        offset=np.append(0, np.cumsum(sizes[keep])),
-        parent=candidates.parent[chosen],
-        rank=candidates.rank[chosen],
-        logprob=candidates.logprob[chosen],
-        hit=candidates.hit[chosen],
     )

@@ -179,7 +179,7 @@ def test_what_cannot_be_judged_is_refused():
     nothing = replace(trace, kept=None)
     assert (evidence(trace), evidence(accept)) == ("kept", "accept")
     one = Tree.chain(1)
-    with pytest.raises(TraceError, match="what it keeps is in `kept`, which the trace does not have"):
+    with pytest.raises(TraceError, match="needs the array `kept`, which the trace does not have"):
         accepted_odds(one, nothing)
     with pytest.raises(TraceError, match="without `kept`, rule specinfer can be judged by `accept` only as an approx"):
         expected_replay(one, accept)

@@ -20,7 +20,8 @@ from treeopt.policies import CostAware, DynamicTree, OptTree
 from treeopt.policies.reranking import shortlists
 from treeopt.replay.dynamic_tree import UNKNOWN, Batches, accepted_lengths, replay_policy, visit
 from treeopt.statistics.isotonic_regression import Curve
-from treeopt.traces.trace import Candidates, Trace, load_trace, save_trace
+from treeopt.traces.candidates import Candidates
+from treeopt.traces.trace import Trace, load_trace, save_trace
 
 TOKENS = random_prompts((9, 4, 17, 2, 6, 12, 3), seed=8)
 NEW = 24

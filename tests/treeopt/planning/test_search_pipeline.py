@@ -33,7 +33,8 @@ from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.renewal import grow, improve
 from treeopt.statistics.clustered_estimate import Estimate, paired_difference, ratio
 from treeopt.storage.provenance import this_run
-from treeopt.traces.trace import Candidates, Trace
+from treeopt.traces.candidates import Candidates
+from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import published_trees
 
@@ -960,7 +961,9 @@ def test_too_few_requests_to_hold_some_out():
 @pytest.mark.parametrize("rule", ["leviathan", "specinfer", "sequoia", "block"])
 def test_a_rule_that_draws_its_candidates_is_not_replayed_by_ranks(rule):
     trace = with_lengths(np.zeros((40, 2)), [10] * 4, width=2, meta={"verification": rule})
-    with pytest.raises(TraceError, match=f"rule {rule} draws its candidates, so ranks do not say what it keeps"):
+    with pytest.raises(
+        TraceError, match=f"rule {rule} draws its candidates, so ranks do not determine what it accepts"
+    ):
         search(trace, Cost())
 
 

@@ -153,5 +153,5 @@ def test_what_has_no_answer_is_refused():
     with pytest.raises(TraceError, match="needs a trace with `domain`"):
         WORST_DOMAIN.tokens(np.array([1, 1]), trace)
     for objective in (THROUGHPUT, LATENCY):
-        with pytest.raises(TraceError, match=r"of 2 requests, found shape \(3,\)"):
+        with pytest.raises(TraceError, match=r"of 2 requests, found \(3,\)"):
             objective.tokens(np.array([1, 1, 1]), trace)

@@ -146,7 +146,7 @@ def test_folders_that_hold_something_else(models, tmp_path):
 
 def test_damage_is_named(models, tmp_path, monkeypatch):
     interrupted(models, tmp_path, monkeypatch, GREEDY, after=2)
-    with pytest.raises(TraceError, match="holds 16 of 20 requests: go on with the command"):
+    with pytest.raises(TraceError, match="holds 16 of 20 requests: resume it with the command"):
         Shards.read(tmp_path).whole()
     manifest, shard = tmp_path / MANIFEST, tmp_path / "shard-00001.npz"
     good, record_there = shard.read_bytes(), json.loads(manifest.read_text())
@@ -164,7 +164,7 @@ def test_damage_is_named(models, tmp_path, monkeypatch):
         (json.dumps({k: v for k, v in record_there.items() if k != "shards"}), "`shards` is missing"),
         (json.dumps(record_there | {"shards": [3]}), r"shards\[0\] must be an object"),
         (json.dumps(record_there | {"requests": "20"}), "`requests` must be an integer"),
-        (json.dumps(record_there | {"requests": 3}), "3 requests are told of, the shards hold 16"),
+        (json.dumps(record_there | {"requests": 3}), "the manifest records 3 requests, the shards hold 16"),
     ):
         manifest.write_text(text)
         with pytest.raises(TraceError, match=rf"manifest\.json: .*{word}"):
@@ -270,7 +270,7 @@ def test_settings_that_a_trace_does_not_tell_are_taken_to_be_the_others():
         found = merged(pair).meta
         assert found["target"] == new
         assert found["assumed"] == [
-            "the settings of the target are the same in all merged traces; some do not tell them"
+            "the settings of the target are the same in all merged traces; some do not record them"
         ]
     assert "assumed" not in merged([later, replace(later, meta={**later.meta, "text_sha256": "3"})]).meta
     for three in ((later, other), (later, first, other), (first, later, other)):
@@ -294,7 +294,7 @@ def test_requests_that_stand_in_two_traces_are_refused():
         merged([first, halves(later, share=0.75, seed=0)[0]])
     twice = merged([first, trace_of([texts[8], texts[3], texts[9]], width=4)])  # a prompt that was given twice
     assert twice.requests == 11
-    assert twice.meta["assumed"] == ["requests of merged traces with the same ranks are of different texts (1 such)"]
+    assert twice.meta["assumed"] == ["requests of merged traces with the same ranks have different texts (1 such)"]
     # Loops say nothing of whose text they are.
     loops = trace_of([[[0, 0]] * 39 + [[0, -2]], [[0, 1], [1, 0]] * 20 + [[0, -2]]], width=4)
     assert merged([loops, loops]).requests == 4

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from tests.helpers.strategies import ARRAYS, assert_equal_arrays, assert_equal_traces, trace_of, traces, with_lengths
 from treeopt.errors import TraceError
 from treeopt.traces import trace_checks
-from treeopt.traces.trace import BY_ANCHOR, RANKS, SCHEMA, Candidates, Trace, load_trace, save_trace
+from treeopt.traces.candidates import Candidates
+from treeopt.traces.trace import BY_ANCHOR, RANKS, SCHEMA, Trace, load_trace, save_trace
 
 # A directory made once serves all examples: each overwrites the file.
 shared_directory = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -378,12 +379,12 @@ BAD = {
     "length of domain": (
         "domain",
         np.zeros(4, np.int16),
-        r"`domain` must have one label a request \(2\), found \(4,\)",
+        r"`domain` must have one label per request \(2\), found \(4,\)",
     ),
     "length of prompt_tokens": (
         "prompt_tokens",
         np.full(4, 9, np.int32),
-        r"`prompt_tokens` must have one entry a request \(2\), found \(4,\)",
+        r"`prompt_tokens` must have one entry per request \(2\), found \(4,\)",
     ),
     "no prompt": ("prompt_tokens", np.int32([70, 0]), r"prompt_tokens\[1\] must be at least 1, found 0"),
     "requests fall": ("request", np.int32([3, 3, 3, 2]), r"request\[3\] must not fall below 3, found 2"),

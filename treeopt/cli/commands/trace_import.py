@@ -13,9 +13,9 @@ from treeopt.errors import TraceError, UsageError
 from treeopt.storage.atomic_files import checksum
 from treeopt.traces.importers import medusa_accuracy, positional_table
 from treeopt.traces.importers.chain_counts import Chain, chain_trace
-from treeopt.traces.importers.prometheus_counters import read_counters
 from treeopt.traces.importers.engine_logs import read_log
 from treeopt.traces.importers.engine_responses import read_responses
+from treeopt.traces.importers.prometheus_counters import read_counters
 from treeopt.traces.importers.source_file import SAVED, read_numbers, read_text, source_meta
 from treeopt.traces.trace import Trace, save_trace
 from treeopt.traces.trace_checks import MAX_DEPTH

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
 from treeopt.policies.beam import Drafting
-from treeopt.replay.static_tree import walked
+from treeopt.replay.walk import walked
 from treeopt.searchers.dynamic_trees.step_prices import Prices, Timed
 from treeopt.traces.trace import Trace
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.replay.many_trees import Chosen, Replayer
-from treeopt.replay.static_tree import remaining_steps
+from treeopt.replay.steps_remaining import remaining_steps
 
 PACES = 4  # groups that requests of one price row fall into
 

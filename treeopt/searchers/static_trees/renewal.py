@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from treeopt.errors import UsageError
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.objective import THROUGHPUT, Objective
-from treeopt.replay.static_tree import StepCounts, Walk, count, walked
+from treeopt.replay.walk import StepCounts, Walk, count, walked
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.local_search import Climb
 from treeopt.traces.trace import Trace

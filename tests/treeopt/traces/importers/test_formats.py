@@ -15,10 +15,10 @@ from tests.helpers.strategies import assert_equal_arrays, drawn_trace
 from treeopt.errors import TraceError, UsageError
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
 from treeopt.searchers.static_trees.best_first import count_prefixes, from_table
-from treeopt.traces.importers.synthetic_trace import apportioned, dealt
 from treeopt.traces.importers.medusa_accuracy import joint_trace
 from treeopt.traces.importers.positional_table import drawn_trace as table_trace
 from treeopt.traces.importers.positional_table import rank_table, vector_table
+from treeopt.traces.importers.synthetic_trace import apportioned, dealt
 from treeopt.traces.merge_split import halves, merged
 from treeopt.traces.trace import load_trace, save_trace
 from treeopt.tree import Tree

@@ -14,9 +14,9 @@ from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics.clustered_estimate import ratio
 from treeopt.traces.importers import chain_counts
 from treeopt.traces.importers.chain_counts import Chain, chain_trace, counted
-from treeopt.traces.importers.prometheus_counters import read_counters
 from treeopt.traces.importers.engine_logs import read_log
 from treeopt.traces.importers.engine_responses import read_responses
+from treeopt.traces.importers.prometheus_counters import read_counters
 from treeopt.traces.trace import load_trace
 from treeopt.tree import Tree
 
