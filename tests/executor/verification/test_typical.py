@@ -104,8 +104,8 @@ def test_trees_beyond_the_recorded_one_are_refused():
         ({"meta": TYPICAL | {"tree": [[0], [2], [0, 1], [2]]}}, "must name every node once"),
         ({"meta": TYPICAL | {"tree": [[0], [9], [0, 1]]}}, "at most 2 levels and ranks below 4, .* found 2 and 9"),
         ({"meta": TYPICAL | {"tree": [[0], [0, 1], [0, 1, 0]]}}, "at most 2 levels .* found 3 and 1"),
-        ({"meta": {"verification": "greedy", "tree": [[0]]}}, "of rules that may keep several siblings, .* 'greedy'"),
-        ({"meta": {"tree": [[0]]}}, "of rules that may keep several siblings, found `verification` None"),
+        ({"meta": {"verification": "greedy", "tree": [[0]]}}, "rules that may accept several siblings, .* 'greedy'"),
+        ({"meta": {"tree": [[0]]}}, "only to rules that may accept several siblings, found `verification` None"),
     ],
 )
 def test_arrays_that_cannot_be_are_refused(change, words):

@@ -321,7 +321,7 @@ def test_what_cannot_be_is_refused(files, tmp_path):
     drawn = Trace(trace.request, trace.position, trace.rank, trace.width, {"verification": "specinfer"})
     save_trace(drawn, tmp_path / "drawn.npz")
     settings = ["simulate", "--trace", tmp_path / "drawn.npz", "--profile", files / "p.json", "--batch", "1"]
-    refused(command(*settings), "rule specinfer draws its candidates: what it keeps is in `kept`")
+    refused(command(*settings), "rule specinfer draws its candidates and needs the array `kept`")
 
 
 def test_drawn_candidates_are_judged_by_what_is_kept(files, tmp_path):
