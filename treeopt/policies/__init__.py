@@ -1,4 +1,13 @@
-"""Policies: trees that are drawn anew at each step, each kind in its file, and how they are stored."""
+"""Policies: rules that draft a new, dynamic tree at each step, one kind per file, and their JSON form.
+
+* `policy`: the Policy protocol, its settings, and the checks that all kinds share.
+* `eagle2`: expand and re-rank (EAGLE-2), with a confidence stop, a shared budget or a calibration.
+* `opt_tree`: draft levels while another one adds enough (OPT-Tree).
+* `cost_aware`: draft and verify while the expected tokens pay for the time.
+* `reranking`: the re-ranking itself: shortlists of the best candidates after each level, and calibration.
+* `beam`: the recorded candidates that a beam of a given depth and width would draft.
+* `policy_json`: policies as JSON objects.
+"""
 
 from treeopt.policies.cost_aware import CostAware
 from treeopt.policies.eagle2 import DynamicTree

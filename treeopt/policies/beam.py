@@ -1,8 +1,8 @@
-"""What would be drafted at each anchor: the recorded candidates that a beam of some depth and width comes upon.
+"""Beam drafting on a trace: the recorded candidates that a beam of a given depth and width would draft at each anchor.
 
-Candidates are drafted as the live loop does it (EAGLE-2, Li et al. 2024, arXiv 2406.16858, section 4): values are the
-drafter's log-probabilities added up in single precision from the root on, each level expands those of the best values,
-and ties fall to the candidate that is recorded first. Nothing is chosen here.
+Candidates are drafted as in the live loop (EAGLE-2, Li et al. 2024, arXiv 2406.16858, section 4): values are the
+drafter's log-probabilities, summed in single precision from the root on. Each level expands the candidates of the best
+values; ties go to the candidate that is recorded first. Nothing is chosen here.
 """
 
 from collections.abc import Iterator
@@ -15,17 +15,17 @@ from treeopt.errors import TraceError
 from treeopt.traces.candidates import Candidates
 from treeopt.traces.trace import Trace
 
-CHUNK = 2**21  # candidates looked at together
+CHUNK = 2**21  # candidates processed together
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """How far candidates are drafted.
+    """The depth and width to which candidates are drafted.
 
     Attributes:
         depth: levels.
         beam: nodes expanded on each level below the root.
-        width: children looked at of each expanded node.
+        width: children considered per expanded node.
     """
 
     depth: int
@@ -34,7 +34,7 @@ class Drafting:
 
     @property
     def expanded(self) -> tuple[int, ...]:
-        """Nodes expanded on each level, the root's first.
+        """The number of nodes expanded on each level, starting with the root.
 
         >>> Drafting(depth=3, beam=4, width=2).expanded
         (1, 2, 4)
@@ -46,12 +46,12 @@ class Drafting:
 
     @property
     def expandable(self) -> tuple[int, ...]:
-        """Nodes of each level that another would expand, at most: what `expanded` says of the next."""
+        """The most nodes of each level that the next level would expand."""
         return (*self.expanded[1:], self.beam)
 
     @property
     def candidates(self) -> int:
-        """Nodes seen of each sequence.
+        """The number of candidates drafted per sequence.
 
         >>> Drafting(depth=3, beam=4, width=2).candidates
         14
@@ -61,18 +61,18 @@ class Drafting:
 
 @dataclass(frozen=True, eq=False)
 class Drafted:
-    """Drafted candidates of anchors with equally many recorded ones, all (anchors, size) but `rootless`.
+    """Drafted candidates of anchors with the same number of recorded ones; all arrays (anchors, size) but `rootless`.
 
     Attributes:
-        parent: their parents.
-        rank: their ranks.
+        parent: index of the parent among the anchor's candidates, −1 for the root.
+        rank: candidate rank below the parent.
         log: log-probability given the parent.
-        hit: which are true.
-        value: log-probability of the path; of those that are not drafted without meaning.
-        level: 1, 2, ...; 0 of those that are not drafted.
-        expanded: whether their children are drafted, if another level is.
-        lacking: whether they are expanded and children were not recorded.
-        rootless: bool (anchors,), whether children of the root were not recorded.
+        hit: True where the text continues through the candidate.
+        value: log-probability of the path; meaningless for candidates that are not drafted.
+        level: 1, 2, ...; 0 for candidates that are not drafted.
+        expanded: True where the children would be drafted by another level.
+        lacking: True for an expanded candidate whose children were not all recorded.
+        rootless: bool (anchors,), True where children of the root were not all recorded.
     """
 
     parent: NDArray[np.int16]
@@ -86,12 +86,12 @@ class Drafted:
     rootless: NDArray[np.bool_]
 
     def within(self, level: int) -> NDArray[np.bool_]:
-        """Those drafted on the first levels."""
+        """Return the candidates drafted on the first `level` levels, bool (anchors, size)."""
         return (self.level > 0) & (self.level <= level)
 
 
 def drafted(trace: Trace, drafting: Drafting) -> Iterator[tuple[NDArray[np.int64], Drafted]]:
-    """Some anchors, int64 (n,), and their drafted candidates, chunk by chunk; anchors without any are left out.
+    """Yield anchors, int64 (n,), with their drafted candidates, chunk by chunk; anchors without any are left out.
 
     Raises:
         TraceError: the trace holds no candidates.
@@ -99,15 +99,15 @@ def drafted(trace: Trace, drafting: Drafting) -> Iterator[tuple[NDArray[np.int64
     candidates = _recorded(trace)
     sizes = np.diff(candidates.offset)
     for size in np.unique(sizes[sizes > 0]):
-        alike = np.flatnonzero(sizes == size)
-        for part in np.array_split(alike, -(-len(alike) * size // CHUNK)):
+        anchors = np.flatnonzero(sizes == size)
+        for part in np.array_split(anchors, -(-len(anchors) * size // CHUNK)):
             place = candidates.offset[part, None] + np.arange(size)
             logs = candidates.logprob[place].astype(np.float32, copy=False)
             yield part, _levels(candidates.parent[place], candidates.rank[place], logs, candidates.hit[place], drafting)
 
 
 def reach(trace: Trace) -> Drafting:
-    """How far candidates were recorded: the deepest level, the most nodes expanded on one, the most children.
+    """Return the extent of the recording: the deepest level, the most nodes expanded on a level, the most children.
 
     Raises:
         TraceError: the trace holds no candidates.
@@ -140,27 +140,28 @@ def _levels(
     hit: NDArray[np.bool_],
     drafting: Drafting,
 ) -> Drafted:
+    """Draft level by level; all arrays (anchors, size)."""
     anchors, size = parent.shape
     row = np.arange(anchors)[:, None]
     value = np.zeros((anchors, size), dtype=np.float32)
     level = np.zeros((anchors, size), dtype=np.int8)
     expanded, lacking = np.zeros((2, anchors, size), dtype=bool)
     rootless = np.zeros(anchors, dtype=bool)
-    below = parent < 0  # recorded on this level
-    for depth, most in enumerate(drafting.expandable, 1):
-        columns = np.flatnonzero(below.any(0))
-        here, above = below[:, columns], parent[:, columns]
-        drafted = here & (rank[:, columns] < drafting.width) & ((depth == 1) | expanded[row, above])
+    on_level = parent < 0  # recorded on this level
+    for depth, most_expanded in enumerate(drafting.expandable, 1):
+        columns = np.flatnonzero(on_level.any(0))
+        recorded, above = on_level[:, columns], parent[:, columns]
+        drafted = recorded & (rank[:, columns] < drafting.width) & ((depth == 1) | expanded[row, above])
         children = np.bincount((row * size + above)[drafted] if depth > 1 else [], minlength=anchors * size)
         if depth == 1:
             rootless = drafted.sum(1) != drafting.width
         else:
             lacking |= expanded & (level == depth - 1) & (children.reshape(anchors, size) != drafting.width)
         start = value[row, above] if depth > 1 else np.float32(0)
-        own = start + log[:, columns]
-        value[:, columns] = np.where(here, own, value[:, columns])
+        path_log = start + log[:, columns]
+        value[:, columns] = np.where(recorded, path_log, value[:, columns])
         level[:, columns] = np.where(drafted, depth, level[:, columns])
-        best = np.where(drafted, -own, np.nan).argsort(1, kind="stable")[:, :most]
+        best = np.where(drafted, -path_log, np.nan).argsort(1, kind="stable")[:, :most_expanded]
         expanded[row, columns[best]] = drafted[row, best]
-        below = (parent >= 0) & below[row, parent]
+        on_level = (parent >= 0) & on_level[row, parent]
     return Drafted(parent, rank, log, hit, value, level, expanded, lacking, rootless)

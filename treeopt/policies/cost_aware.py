@@ -1,4 +1,4 @@
-"""Drafting and verifying while it pays."""
+"""The cost-aware policy: draft and verify while the expected tokens are worth the time."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,25 +15,26 @@ from treeopt.statistics.isotonic_regression import Curve
 
 @dataclass(frozen=True)
 class CostAware:
-    """Drafts and verifies while it pays: the most expected tokens minus the going rate times the step's seconds.
+    """Maximise expected tokens minus `rate` times the seconds of the step.
 
-    After each drafted level the number of nodes is taken that is best over the whole cost table, so a flat stair or a
-    bad marginal in the way stops nothing. Whether another level is drafted is a problem of optimal stopping, solved
-    backwards by regression as Longstaff and Schwartz (2001) do: the advantage of going on, in tokens, is a rising
-    curve in the probability that the text runs through a node that would be expanded. A batch goes on when the mean
-    of its rows' advantages is not negative. `treeopt.searchers.dynamic_trees.cost_aware_fit` fits it.
+    After each drafted level the policy takes the number of nodes that is best over the whole cost table, so a flat
+    stair or a bad marginal on the way does not stop it. Whether to draft another level is a problem of optimal
+    stopping, solved backwards by regression (Longstaff and Schwartz 2001): the advantage of another level, in tokens,
+    is a rising curve in the probability that the text runs through a node that would be expanded. A batch drafts
+    another level when the mean of its rows' advantages is not negative.
+    `treeopt.searchers.dynamic_trees.cost_aware_fit` fits it.
 
     Attributes:
-        nodes: drafted nodes of a sequence that are verified, at most.
-        depth: levels drafted, at most.
+        nodes: most drafted nodes verified per sequence.
+        depth: most levels drafted.
         beam: nodes expanded on each level below the root.
-        width: children looked at of each expanded node.
-        shared: the rows of a batch share its nodes, and the best are verified wherever they are; otherwise each row
-            verifies equally many.
-        rate: tokens a second of each sequence that time is worth.
-        seconds: of steps by levels and nodes in every row, (depth, nodes).
-        advantage: of drafting another level after 1, 2, ... levels, in tokens.
-        calibration: of the probabilities.
+        width: children considered per expanded node.
+        shared: True if the rows of a batch share its nodes, so that the best are verified in any row; otherwise each
+            row verifies the same number.
+        rate: tokens per second per sequence that time is worth.
+        seconds: seconds of steps by levels and nodes in every row, (depth, nodes).
+        advantage: advantage of another level after 1, 2, ... levels, in tokens.
+        calibration: curves that calibrate the drafter's probabilities.
     """
 
     nodes: int
@@ -52,13 +53,13 @@ class CostAware:
         """Check the settings.
 
         Raises:
-            TreeError: names the setting that cannot be.
+            TreeError: names the invalid setting.
         """
         check_reach(self, "nodes", "depth", "beam", "width")
         if not self.rate >= 0:
             raise TreeError(f"rate must be 0 or more, got {self.rate!r}")
         if [len(row) for row in self.seconds] != [self.nodes] * self.depth:
-            raise TreeError(f"seconds must be of {self.depth} levels and {self.nodes} nodes")
+            raise TreeError(f"seconds must have {self.depth} levels of {self.nodes} nodes")
         if len(self.advantage) != self.depth - 1:
             raise TreeError(f"advantage must have {self.depth - 1} curves, got {len(self.advantage)}")
 
@@ -76,22 +77,22 @@ class CostAware:
         rows = lists.log.shape[1]
         log = lists.log[:, :, : self.depth, : self.nodes]
         _, sizes = self.best(log)
-        more = [curve.at(lists.mass[:, :, level]).mean(1) for level, curve in enumerate(self.advantage)]
-        levels = 1 + leading(np.stack(more, -1) >= 0) if more else np.ones(len(log), dtype=np.int64)
+        advantages = [curve.at(lists.mass[:, :, level]).mean(1) for level, curve in enumerate(self.advantage)]
+        levels = 1 + leading(np.stack(advantages, -1) >= 0) if advantages else np.ones(len(log), dtype=np.int64)
         batch = np.arange(len(log))
         log, size = log[batch, :, levels - 1], sizes[batch, levels - 1]
         if self.shared and rows > 1:
-            present = np.stack([among_best(own[None], int(n))[0] for own, n in zip(log, size * rows, strict=True)])
+            present = np.stack([among_best(one[None], int(n))[0] for one, n in zip(log, size * rows, strict=True)])
         else:
             present = (np.arange(self.nodes) < size[:, None, None]) & ~np.isnan(log)
         doubt = lists.doubt[batch, :, levels - 1]
         return Chosen(np.repeat(levels[:, None], rows, 1), present.sum(-1), doubt == -np.inf)
 
     def best(self, log: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Of each batch and number of levels, (batches, depth), what a row gains, and the nodes a row that gain it.
+        """Return the best gain per row and the nodes per row that reach it, by batch and levels; both (batches, depth).
 
         Args:
-            log: of the shortlists' candidates, float32 (batches, rows, depth, nodes).
+            log: log-probabilities of the shortlists' candidates, float32 (batches, rows, depth, nodes).
         """
         rows = log.shape[1]
         gain = np.exp(np.nan_to_num(log, nan=-np.inf), dtype=np.float64)
@@ -101,5 +102,5 @@ class CostAware:
         else:
             tokens = 1 + gain.cumsum(-1).mean(1)
         worth = tokens - self.rate * self._seconds
-        most = worth.shape[-1] - 1 - worth[..., ::-1].argmax(-1)  # of equals the most nodes: they cost nothing
-        return np.take_along_axis(worth, most[..., None], -1)[..., 0], most + 1
+        best = worth.shape[-1] - 1 - worth[..., ::-1].argmax(-1)  # the most nodes among equals: they cost nothing
+        return np.take_along_axis(worth, best[..., None], -1)[..., 0], best + 1

@@ -1,4 +1,7 @@
-"""Expand and re-rank: the most probable of the nodes seen, as the drafter finds them or as it was right."""
+"""EAGLE-2's dynamic tree: expand a beam, then re-rank all drafted nodes and verify the most probable.
+
+The ranking of candidates is computed in `treeopt.policies.reranking`.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -14,23 +17,23 @@ from treeopt.policies.reranking import Calibration, Shortlists
 
 @dataclass(frozen=True)
 class DynamicTree:
-    """Expand and re-rank, as EAGLE-2 does (Li et al. 2024, arXiv 2406.16858, §4).
+    """The expand-and-re-rank policy of EAGLE-2 (Li et al. 2024, arXiv 2406.16858, §4).
 
     Each level expands the `beam` nodes that the drafter finds most probable, by the product of its probabilities
-    along the path; of all nodes seen, the `nodes` most probable are verified. Ties: by depth, then by rank path.
-    With a calibration these are the most probable as candidates of their depth, rank and probability were true on
-    some requests (`calibrate`); frequencies are those of all positions, not of the walk's. Ties are
-    then first settled by what the drafter finds.
+    along the path. The `nodes` most probable of all drafted nodes are verified. Ties: by depth, then by rank path.
+    With a calibration the verified nodes are those most often right on some requests, as candidates of their depth,
+    rank and probability (`calibrate`); frequencies are counted over all positions, not only those of the walk. Ties
+    are then settled first by the drafter's own probability.
 
     Attributes:
-        nodes: drafted nodes of a sequence that are verified, at most.
+        nodes: most drafted nodes verified per sequence.
         depth: levels drafted.
         beam: nodes expanded on each level below the root.
-        width: children looked at of each expanded node; None as many as `beam`.
-        min_probability: nodes that are found less probable are left out, and a batch without others stops drafting
-            (the confidence stop).
-        budget: nodes verified in all sequences together, at most; None: `nodes` each.
-        calibration: of the probabilities; None: the drafter's own.
+        width: children considered per expanded node; None: the same as `beam`.
+        min_probability: less probable nodes are left out, and a batch without others stops drafting (the confidence
+            stop).
+        budget: most nodes verified in all sequences together; None: `nodes` each.
+        calibration: curves that calibrate the drafter's probabilities; None: use them as they are.
     """
 
     nodes: int
@@ -45,7 +48,7 @@ class DynamicTree:
         """Check the settings.
 
         Raises:
-            TreeError: names the setting that cannot be.
+            TreeError: names the invalid setting.
         """
         check_reach(self, "nodes", "depth", "beam", "children", "budget")
         if not 0 <= self.min_probability < 1:
@@ -53,7 +56,7 @@ class DynamicTree:
 
     @property
     def children(self) -> int:
-        """Children looked at of each expanded node."""
+        """The number of children considered per expanded node."""
         return self.beam if self.width is None else self.width
 
     @property
@@ -73,21 +76,21 @@ class DynamicTree:
 
     @property
     def least(self) -> float:
-        """The lowest logarithm of a probability with which a node is verified."""
+        """The lowest log-probability at which a node is verified."""
         return float(np.float32(math.log(self.min_probability))) if self.min_probability else -math.inf
 
     def choose(self, lists: Shortlists) -> Chosen:
         """See `Policy.choose`."""
         log, best = lists.log[:, :, self.depth - 1, : self.nodes], lists.best[:, :, : self.depth - 1]
-        # A child is no more probable than its parent: where no node of a level has the least, none below it does.
+        # A child is no more probable than its parent: if no node of a level reaches the minimum, none below it does.
         levels = leading(best >= self.least) + 1
         present = ~np.isnan(log) & (log >= self.least)
         if self.budget is not None:
             present &= among_best(log, self.budget)
-        return Chosen(levels, present.sum(-1), self._told(lists, levels, log))
+        return Chosen(levels, present.sum(-1), self._known(lists, levels, log))
 
-    def _told(self, lists: Shortlists, levels: NDArray[np.int64], log: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Whether nothing is in doubt that would be verified or call for another level."""
+    def _known(self, lists: Shortlists, levels: NDArray[np.int64], log: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Return True where no unrecorded candidate could be verified or call for another level."""
         if self.calibration is not None:
             return np.asarray(np.take_along_axis(lists.doubt, levels[..., None] - 1, -1)[..., 0] == -np.inf)
         doubt = lists.doubt[:, :, self.depth - 1]

@@ -1,4 +1,4 @@
-"""Levels are drafted while another adds enough."""
+"""OPT-Tree's dynamic tree: draft levels while another one adds enough expected tokens."""
 
 import math
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from treeopt.policies.reranking import Shortlists
 
 @dataclass(frozen=True)
 class OptTree:
-    """Levels are drafted while they add enough (OPT-Tree, Wang et al. 2025, arXiv 2406.17276).
+    """The policy of OPT-Tree (Wang et al. 2025, arXiv 2406.17276): draft levels while they add enough.
 
-    The `nodes` most probable of the nodes seen are verified. When their probabilities along the path sum to no more
-    than `threshold` above what the level before gave, no further level is drafted. With threshold 0 they are the most
-    probable of the whole tree of this depth. The level that adds too little has been drafted and may be used; the
-    published code discards it.
+    The `nodes` most probable of the drafted nodes are verified. Drafting stops when the sum of their path
+    probabilities exceeds that of the level before by no more than `threshold`. With threshold 0 they are the most
+    probable nodes of the whole tree of this depth. The level that adds too little has been drafted and may be used;
+    the published code discards it.
 
     Attributes:
-        nodes: drafted nodes of a sequence that are verified, at most.
-        depth: levels drafted, at most.
-        threshold: what another level must add to the expected number of accepted tokens.
-        beam: nodes expanded on each level below the root; None as many as `nodes`.
-        width: children looked at of each expanded node; None as many as `beam`.
+        nodes: most drafted nodes verified per sequence.
+        depth: most levels drafted.
+        threshold: expected accepted tokens that another level must add.
+        beam: nodes expanded on each level below the root; None: the same as `nodes`.
+        width: children considered per expanded node; None: the same as `beam`.
     """
 
     nodes: int
@@ -39,7 +39,7 @@ class OptTree:
         """Check the settings.
 
         Raises:
-            TreeError: names the setting that cannot be.
+            TreeError: names the invalid setting.
         """
         check_reach(self, "nodes", "depth", "beam", "width")
         if not 0 <= self.threshold < math.inf:
@@ -67,6 +67,6 @@ class OptTree:
         gain = np.diff(np.nansum(np.exp(log, dtype=np.float64), -1), prepend=0)
         levels = leading(gain[:, :, : self.depth - 1] > self.threshold) + 1
         doubt = lists.doubt[:, :, : self.depth]
-        told = (doubt == -np.inf) | (doubt < log[..., -1])
+        known = (doubt == -np.inf) | (doubt < log[..., -1])
         nodes = np.take_along_axis((~np.isnan(log)).sum(-1), levels[..., None] - 1, -1)[..., 0]
-        return Chosen(levels, nodes, leading(told) >= levels)
+        return Chosen(levels, nodes, leading(known) >= levels)

@@ -1,4 +1,4 @@
-"""What a policy is: how a tree may grow at run time, by what the drafter said of its candidates."""
+"""The Policy protocol: a rule that grows a dynamic tree at run time from the drafter's probabilities."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
@@ -14,12 +14,12 @@ from treeopt.tree import MAX_NODES
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """What is drafted and verified, of rows of batches or of any anchors; all of one shape.
+    """The levels and nodes that a policy chose, for rows of batches or for any anchors; all arrays of one shape.
 
     Attributes:
-        levels: int64, levels that the row wants drafted; the batch drafts the most that any row wants.
-        nodes: int64, of the row's shortlist after these levels so many are verified.
-        known: bool, False where the recording cannot tell.
+        levels: int64, levels that the row asks for; the batch drafts the most that any row asks for.
+        nodes: int64, number of nodes of the row's shortlist after these levels that are verified.
+        known: bool, False where the choice depends on candidates that were not recorded.
     """
 
     levels: NDArray[np.int64]
@@ -27,73 +27,81 @@ class Chosen:
     known: NDArray[np.bool_]
 
     def __getitem__(self, index: Any) -> "Chosen":
-        """That of some rows."""
+        """Return the choice for some rows."""
         return Chosen(self.levels[index], self.nodes[index], self.known[index])
 
 
-# How the decoding loop draws trees anew: each takes a time of its own.
+# The kinds of dynamic drafting in the decoding loop: each has its own overhead.
 GROWTHS = ("dynamic-tree", "calibrated-tree", "opt-tree", "cost-aware")
 
 
 class Policy(Protocol):
-    """Chooses levels and nodes of each step by what the drafter said; frozen, and hashable."""
+    """A rule that chooses the levels and nodes of each step from the drafter's probabilities; frozen and hashable."""
 
     @property
     def nodes(self) -> int:
-        """Nodes of a sequence that are verified, at most."""
+        """The most nodes verified per sequence."""
 
     @property
     def depth(self) -> int:
-        """Levels drafted, at most."""
+        """The most levels drafted."""
 
     @property
     def drafting(self) -> Drafting:
-        """How far candidates are drafted, at most."""
+        """The largest extent to which candidates are drafted."""
 
     @property
     def calibration(self) -> Calibration | None:
-        """What the probabilities of its shortlists are; see `shortlists`."""
+        """The calibration of the shortlists' probabilities; see `shortlists`."""
 
     @property
     def growth(self) -> str:
-        """Which of `GROWTHS` it is."""
+        """The kind of drafting, one of `GROWTHS`."""
 
     @property
     def alone(self) -> bool:
-        """Whether the choice for a row does not depend on the others of its batch."""
+        """True if the choice for a row does not depend on the other rows of its batch."""
 
     def choose(self, lists: Shortlists) -> Chosen:
-        """Levels and nodes of the rows of batches (batches, rows); nothing depends on `place`, nor on deeper levels."""
+        """Choose levels and nodes for the rows of batches, (batches, rows).
+
+        The choice must not depend on `place`, nor on levels deeper than those drafted.
+        """
 
 
 def settings(policy: Policy) -> dict[str, Any]:
-    """What tells a policy from others of its kind: its fields but those that were fitted.
+    """Return the settings that identify a policy among others of its kind: its fields without the fitted ones.
 
     >>> from treeopt.policies.opt_tree import OptTree
     >>> settings(OptTree(nodes=8, depth=3, threshold=0.1))
     {'nodes': 8, 'depth': 3, 'threshold': 0.1, 'beam': None, 'width': None}
     """
-    found = {f.name: getattr(policy, f.name) for f in fields(policy) if f.repr}  # type: ignore[arg-type]
-    return found if policy.calibration is None else {**found, "calibrated": True}
+    values = {f.name: getattr(policy, f.name) for f in fields(policy) if f.repr}  # type: ignore[arg-type]
+    return values if policy.calibration is None else {**values, "calibrated": True}
 
 
 def named(policy: Policy) -> str:
-    """Kind and settings, for people."""
-    told = ", ".join(f"{name}={value}" for name, value in settings(policy).items() if value is not None)
-    return f"{type(policy).__name__}({told})"
+    """Return the policy's kind and settings as readable text.
+
+    >>> from treeopt.policies.opt_tree import OptTree
+    >>> named(OptTree(nodes=8, depth=3, threshold=0.1))
+    'OptTree(nodes=8, depth=3, threshold=0.1)'
+    """
+    values = ", ".join(f"{name}={value}" for name, value in settings(policy).items() if value is not None)
+    return f"{type(policy).__name__}({values})"
 
 
 def among_best(log: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
-    """Which of the nodes (batches, rows, n) are among the best `count` of their batch, the first of equals."""
+    """Return True for the nodes (batches, rows, n) among the best `count` of their batch, the first of equals."""
     flat = log.reshape(len(log), -1)
     best = (-flat).argsort(1, kind="stable")[:, :count]
-    found = np.zeros(flat.shape, dtype=bool)
-    np.put_along_axis(found, best, True, 1)
-    return (found & ~np.isnan(flat)).reshape(log.shape)
+    chosen = np.zeros(flat.shape, dtype=bool)
+    np.put_along_axis(chosen, best, True, 1)
+    return (chosen & ~np.isnan(flat)).reshape(log.shape)
 
 
 def leading(true: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """How many entries of the last axis are true before the first that is not.
+    """Count the entries of the last axis that are true before the first false one.
 
     >>> leading(np.array([[True, True, False, True], [False, True, True, True]])).tolist()
     [2, 0]
@@ -102,10 +110,10 @@ def leading(true: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def check_reach(policy: Policy, *names: str) -> None:
-    """Refuse counts that are none, more nodes than candidates, and a calibration that does not reach as far.
+    """Check that settings are counts, that candidates suffice for the nodes, and that the calibration covers them.
 
     Raises:
-        TreeError: names the setting that cannot be.
+        TreeError: names the invalid setting.
     """
     for name in names:
         value = getattr(policy, name)
@@ -114,7 +122,7 @@ def check_reach(policy: Policy, *names: str) -> None:
     drafting, calibration = policy.drafting, policy.calibration
     if policy.nodes > drafting.candidates:
         raise TreeError(
-            f"{policy.nodes} nodes are wanted of {drafting.candidates} candidates: "
+            f"nodes must be at most the {drafting.candidates} candidates that are drafted, got {policy.nodes}: "
             "ask for fewer, or raise depth, beam or width"
         )
     if calibration is not None and (

@@ -1,4 +1,4 @@
-"""Policies as JSON objects: all that the loop needs to draw the same trees, what was fitted included."""
+"""Policies as JSON objects, with everything that was fitted, so that the decoding loop drafts the same trees."""
 
 import hashlib
 import json
@@ -19,20 +19,20 @@ KINDS: Mapping[str, type[Any]] = {"dynamic-tree": DynamicTree, "opt-tree": OptTr
 
 
 def to_record(policy: Policy) -> dict[str, Any]:
-    """The policy's kind and fields."""
-    (kind,) = (name for name, of in KINDS.items() if isinstance(policy, of))
+    """Return the policy's kind and fields."""
+    (kind,) = (name for name, cls in KINDS.items() if isinstance(policy, cls))
     return {"kind": kind, **asdict(policy)}  # type: ignore[call-overload]
 
 
 def identity(policy: Policy) -> dict[str, Any]:
-    """Kind and settings, and a hash of all that `to_record` says."""
+    """Return the policy's kind and settings, and a hash of its whole record (`to_record`)."""
     record = to_record(policy)
     sha256 = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
     return {"kind": record["kind"], **settings(policy), "sha256": sha256}
 
 
 def from_record(record: Any, where: str) -> Policy:
-    """The policy of which `to_record` made the record.
+    """Return the policy from a record that `to_record` made.
 
     Raises:
         RecordError: names the field that is missing, wrong or unknown.
@@ -57,7 +57,7 @@ def from_record(record: Any, where: str) -> Policy:
 
 
 def _list(value: Any, read: Callable[[Any, str], Any], name: str) -> tuple[Any, ...]:
-    return tuple(read(each, f"{name}[{i}]") for i, each in enumerate(of_kind(value, list, name)))
+    return tuple(read(item, f"{name}[{i}]") for i, item in enumerate(of_kind(value, list, name)))
 
 
 def _of(kind: type[Any]) -> Callable[[Any, str], Any]:
@@ -80,7 +80,7 @@ def _curve(value: Any, name: str) -> Curve:
         raise RecordError(f"{name}: {error}") from error
 
 
-# How a field is read, by its type.
+# The reader of a field, by the field's type.
 _READERS: Mapping[Any, Callable[[Any, str], Any]] = {
     int: _of(int),
     float: _of(float),

@@ -564,5 +564,5 @@ def test_questions_without_meaning():
         best_policy(trace, trace, Stairs(0, most=1), kind="eagle2")
     with pytest.raises(TreeError, match="threshold must be 0 or more, got -1"):
         OptTree(1, 1, -1)
-    with pytest.raises(TreeError, match="5 nodes are wanted of 4 candidates"):
+    with pytest.raises(TreeError, match="nodes must be at most the 4 candidates that are drafted, got 5"):
         OptTree(5, 1, 0.5, beam=4)

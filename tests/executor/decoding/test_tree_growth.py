@@ -226,7 +226,7 @@ def test_calibrations_on_the_device_are_the_curves():
         ({"nodes": 1, "depth": 1, "width": 0}, "children must be"),
         ({"nodes": 1, "depth": 1, "budget": 0}, "budget must be"),
         ({"nodes": 1, "depth": 1, "min_probability": 1.0}, "min_probability must be"),
-        ({"nodes": 12, "depth": 1, "beam": 3}, "12 nodes are wanted of 3 candidates"),
+        ({"nodes": 12, "depth": 1, "beam": 3}, "nodes must be at most the 3 candidates that are drafted, got 12"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, reason):

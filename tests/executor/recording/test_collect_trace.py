@@ -377,7 +377,9 @@ def test_ranks_of_drawn_candidates_are_not_replayed(recorded):
     trace = collect(
         target, heads, prompts_for(tokens), tokens, new_tokens=12, width=4, temperature=1.0, rule="leviathan"
     )
-    with pytest.raises(TraceError, match="rule leviathan draws its candidates, so ranks do not determine what it accepts"):
+    with pytest.raises(
+        TraceError, match="rule leviathan draws its candidates, so ranks do not determine what it accepts"
+    ):
         replay_tree(Tree.chain(2), trace)
     assert replay_tree(Tree.chain(2), drawn_ranks(trace, np.random.default_rng(0))).tau >= 1
     assert replay_tree(EMPTY, trace).tau == 1

@@ -41,7 +41,7 @@ def changed(*path_and_value):
         (changed("shared", 1), "policy: `shared` must be true or false, found int"),
         (changed("rate", -1.0), "policy: rate must be 0 or more, got -1.0"),
         (changed("seconds", 1, 3, "long"), "policy: `seconds`[1][3] must be a finite number, found str"),
-        (changed("seconds", [[0.1] * 4]), "policy: seconds must be of 2 levels and 4 nodes"),
+        (changed("seconds", [[0.1] * 4]), "policy: seconds must have 2 levels of 4 nodes"),
         (changed("advantage", []), "policy: advantage must have 1 curves, got 0"),
         (changed("calibration", 1, 2, "x", 0, None), "policy: `calibration`[1][2].x[0] must be a finite number, found"),
         (changed("calibration", 0, 1, "y", [0.5, 0.25]), "policy: `calibration`[0][1]: a curve needs rising x and y"),
@@ -62,7 +62,10 @@ def test_what_is_wrong_is_named(record, message):
     ("make", "message"),
     [
         (lambda: OptTree(nodes=8, depth=3, threshold=-0.1), "threshold must be 0 or more"),
-        (lambda: OptTree(nodes=8, depth=1, threshold=0.1, beam=3), "8 nodes are wanted of 3 candidates"),
+        (
+            lambda: OptTree(nodes=8, depth=1, threshold=0.1, beam=3),
+            "nodes must be at most the 3 candidates that are drafted, got 8",
+        ),
         (lambda: DynamicTree(nodes=8, depth=3, beam=3, calibration=CALIBRATION), "3 depths and 3 ranks, it has"),
     ],
 )
