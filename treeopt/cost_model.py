@@ -1,4 +1,4 @@
-"""What search needs to know of time: the shape of a step, and a model that prices shapes."""
+"""The cost model that a search needs: the shape of a step, and a protocol that gives its time in seconds."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from treeopt.policies import GROWTHS
 from treeopt.policies.policy import leading
 from treeopt.tree import Tree
 
-# A context so many times as long, and so many tokens longer, is another than the measured one: a choice, no finding.
+# Step times do not carry over to a context more than FAR times as long and more than APART tokens longer than the
+# measured one. The two numbers were chosen, not measured.
 FAR, APART = 1.5, 64
 
 
@@ -22,12 +23,12 @@ class StepShape:
 
     Attributes:
         batch: sequences.
-        tokens: tokens a sequence that the verify forward sees, nodes + 1.
-        widths: nodes that the drafter is fed at each level, 1 (the root) first; its length is the tree's depth.
-        context: tokens a sequence already in the cache; None leaves it to the cost model.
-        committed: tokens a sequence that the step commits, on average: their keys and values move, and sequential
+        tokens: tokens per sequence in the verify forward, nodes + 1.
+        widths: nodes fed to the drafter at each level, 1 (the root) first; its length is the tree's depth.
+        context: tokens per sequence already in the cache; None leaves it to the cost model.
+        committed: mean number of tokens per sequence that the step commits: their keys and values move, and sequential
             drafters read them; None leaves it to the cost model.
-        growth: how its trees are drawn anew, one of `treeopt.policies.GROWTHS`; None: a static tree.
+        growth: kind of dynamic drafting, one of `treeopt.policies.GROWTHS`; None: a static tree.
     """
 
     batch: int
@@ -41,7 +42,7 @@ class StepShape:
         """Check the counts.
 
         Raises:
-            UsageError: batch, tokens or committed below 1, or a growth that there is not.
+            UsageError: batch, tokens or committed below 1, or an unknown growth.
         """
         if self.batch < 1:
             raise UsageError(f"batch must be at least 1, got {self.batch}")
@@ -54,7 +55,7 @@ class StepShape:
 
     @classmethod
     def of(cls, tree: Tree, *, batch: int, context: int | None = None, committed: float | None = None) -> "StepShape":
-        """The shape of a step with this tree.
+        """Return the shape of a step with this tree.
 
         >>> StepShape.of(Tree.chain(2), batch=4)
         StepShape(batch=4, tokens=3, widths=(1, 1), context=None, committed=None, growth=None)
@@ -64,12 +65,12 @@ class StepShape:
 
 @dataclass(frozen=True, eq=False)
 class CostParts:
-    """Everything that steps of one batch size and context may cost, as two tables.
+    """Tables with the costs of all steps of one batch size and context.
 
     Attributes:
-        verify_s: float64 (tokens + 1,), seconds by verified tokens a sequence; inf where they are not known.
+        verify_s: float64 (tokens + 1,), seconds by verified tokens per sequence; inf where unknown.
         draft_s: float64 (depth, width + 1), seconds of drafting level d + 1 by the nodes fed to it; column 0, a
-            level that is not drafted, is 0; inf where they are not known.
+            level that is not drafted, is 0; inf where unknown.
 
     >>> parts = CostParts(np.array([np.inf, 5.0, 6.0]), np.array([[0, 1.0], [0, 2.0]]))
     >>> parts.step_s(np.array([1, 2, 2, 9]), np.array([[0, 0], [1, 0], [1, 1], [1, 1]])).tolist()
@@ -86,15 +87,15 @@ class CostParts:
             CostError: names the table.
         """
         if self.verify_s.ndim != 1 or len(self.verify_s) < 1 or np.isnan(self.verify_s).any():
-            raise CostError("verify_s must be one row of seconds, inf where they are not known")
+            raise CostError("verify_s must be one row of seconds, inf where unknown")
         if self.draft_s.ndim != 2 or np.isnan(self.draft_s).any() or not (self.draft_s[:, :1] == 0).all():
-            raise CostError("draft_s must hold a row of seconds a level, 0 first, inf where they are not known")
+            raise CostError("draft_s must have one row of seconds per level, 0 first, inf where unknown")
 
     def step_s(self, tokens: NDArray[np.int64], widths: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Seconds of each step, float64 (n,): `verify_s` of its tokens and `draft_s` of each of its levels.
+        """Return the seconds of each step, float64 (n,): `verify_s` of its tokens plus `draft_s` of its levels.
 
         Args:
-            tokens: int (n,), verified tokens a sequence.
+            tokens: int (n,), verified tokens per sequence.
             widths: int (n, levels), nodes fed to the drafter at each level, 0 where nothing is drafted.
 
         Returns:
@@ -112,7 +113,9 @@ class CostParts:
 def covered(
     cost: "CostModel", batches: Sequence[int], *, nodes: int, depth: int, context: int | None = None
 ) -> tuple[int, int]:
-    """Most nodes and most levels, up to these, of trees that have a cost at all batch sizes; (0, 0) where none has.
+    """Return the most nodes and levels, up to these limits, of trees that have a cost at all batch sizes.
+
+    Returns (0, 0) if no tree has one.
 
     Raises:
         CostError: a batch size or context outside what the model was calibrated for.
@@ -122,12 +125,12 @@ def covered(
         parts = cost.parts(batch=batch, tokens=nodes + 1, depth=depth, width=1, context=context)
         known &= np.isfinite(parts.verify_s[2:])
         levels &= np.isfinite(parts.draft_s[:, 1])
-    found = int(leading(known)), int(leading(levels))
-    return found if all(found) else (0, 0)
+    limits = int(leading(known)), int(leading(levels))
+    return limits if all(limits) else (0, 0)
 
 
 def far(context: int, other: int) -> bool:
-    """Whether step times at one context say little of those at the other.
+    """Return True if step times at one context do not carry over to the other.
 
     >>> far(64, 72), far(13, 25), far(64, 8192)
     (False, False, True)
@@ -137,42 +140,42 @@ def far(context: int, other: int) -> bool:
 
 
 class CostModel(Protocol):
-    """Seconds of steps, on one device with one target and drafter."""
+    """A model of step times in seconds, for one device, target and drafter."""
 
     @property
     def separable(self) -> bool:
-        """True when a step's time depends on its tokens and depth, not on the widths of its levels."""
+        """True if a step's time depends on its tokens and depth, not on the widths of its levels."""
 
     @property
     def growths(self) -> Collection[str]:
-        """Ways of drawing trees anew whose own time is known; other steps are priced as static trees of their shape."""
+        """The kinds of dynamic drafting with a known overhead; others are priced as static trees of their shape."""
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """Provenance: what was measured, on what."""
+        """The provenance: models, device and conditions of the measurement."""
 
     def step_s(self, shapes: Sequence[StepShape]) -> NDArray[np.float64]:
-        """Seconds of one speculative step of each shape, float64 (shapes,).
+        """Return the seconds of one speculative step of each shape, float64 (shapes,).
 
         Raises:
             CostError: a shape lies outside what the model was calibrated for.
         """
 
     def plain_s(self, *, batch: int, context: int | None = None) -> float:
-        """Seconds of one plain decoding step, which commits one token a sequence.
+        """Return the seconds of one plain decoding step, which commits one token per sequence.
 
         Raises:
             CostError: as for `step_s`.
         """
 
     def error(self, shape: StepShape) -> float:
-        """Half-width of the 95 % interval of (step time / plain step time) of a shape, as a share."""
+        """Return the relative half-width of the 95 % interval of (step time / plain step time) of a shape."""
 
     def parts(self, *, batch: int, tokens: int, depth: int, width: int, context: int | None = None) -> CostParts:
-        """Seconds of all steps of up to `tokens` verified tokens a sequence, `depth` levels and `width` fed nodes.
+        """Return the costs of all steps of up to `tokens` verified tokens, `depth` levels and `width` fed nodes.
 
-        Exact searches need them all at once. Where `step_s` prices a shape, `CostParts.step_s` gives the same;
-        where it refuses one for its size, that is inf. What a step commits is left to the cost model.
+        Exact searches need them all at once. `CostParts.step_s` equals `step_s` wherever that prices a shape, and is
+        inf where `step_s` raises an error because of the size. The committed tokens are left to the cost model.
 
         Raises:
             CostError: a batch size or context outside what the model was calibrated for.

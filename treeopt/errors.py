@@ -1,37 +1,37 @@
-"""What treeopt refuses, and why.
+"""The errors that treeopt raises on purpose, and their exit codes.
 
     TreeoptError                exit code 1: cannot be done
-    ├── UsageError              exit code 2: asked for something that has no meaning
-    ├── TreeError               a topology that is none, or is too large
-    ├── TraceError              a trace that does not say what it must
+    ├── UsageError              exit code 2: a request without meaning
+    ├── TreeError               a malformed or too large topology
+    ├── TraceError              a trace that breaks its format or lacks the data for the question
     ├── CostError               a shape whose cost is not known
     ├── PlanError               a plan that cannot be read
-    ├── InfeasibleError         a search whose conditions nothing meets
+    ├── InfeasibleError         a search whose conditions cannot be met
     ├── EngineError             a topology that an engine cannot express
     └── ExecutorError           a model, checkpoint or request that the executor cannot run
 
-Every message says what must hold, where, and what was found. The command line prints it as one line.
+Every message names the condition, the place, and the value found. The command line prints it as one line.
 """
 
 
 class TreeoptError(Exception):
-    """Base of every deliberate failure."""
+    """The base class of every deliberate failure."""
 
     exit_code = 1
 
 
 class UsageError(TreeoptError):
-    """A question without meaning, such as batch 0."""
+    """A request without meaning, such as batch 0."""
 
     exit_code = 2
 
 
 class TreeError(TreeoptError):
-    """A topology that is none, or that exceeds a limit."""
+    """A malformed topology, or one that exceeds a limit."""
 
 
 class TraceError(TreeoptError):
-    """A trace that breaks its format or cannot answer the question."""
+    """A trace that breaks its format or lacks the data for the question."""
 
 
 class CostError(TreeoptError):
@@ -43,7 +43,7 @@ class PlanError(TreeoptError):
 
 
 class InfeasibleError(TreeoptError):
-    """A search whose conditions nothing meets; the message names the condition."""
+    """A search whose conditions cannot be met; the message names the condition."""
 
 
 class EngineError(TreeoptError):

@@ -1,6 +1,6 @@
-"""Draft-tree topology: which node continues which, and nothing else.
+"""The draft tree: its topology, rank paths, level widths and ancestor mask, and nothing else.
 
-A node is a drafted token; the root (the last committed token) is not a node. A tree has one form: nodes in
+A node is a drafted token; the root (the last committed token) is not a node. A tree has a unique form: nodes in
 breadth-first order, siblings by rank, so equal topologies are equal values.
 """
 
@@ -37,7 +37,7 @@ class Tree:
     ranks: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Check the one form.
+        """Check that the nodes have the unique form.
 
         Raises:
             TreeError: names the first field and index that breaks it.
@@ -46,7 +46,9 @@ class Tree:
             if type(getattr(self, field)) is not tuple:
                 raise TreeError(f"{field} must be a tuple, got {type(getattr(self, field)).__name__}")
         if len(self.parents) != len(self.ranks):
-            raise TreeError(f"parents and ranks must be of one length, got {len(self.parents)} and {len(self.ranks)}")
+            raise TreeError(
+                f"parents and ranks must have the same length, got {len(self.parents)} and {len(self.ranks)}"
+            )
         if len(self.parents) > MAX_NODES:
             raise TreeError(f"a tree has at most {MAX_NODES} nodes, got {len(self.parents)}")
         for field in ("parents", "ranks"):
@@ -59,13 +61,13 @@ class Tree:
             if not 0 <= rank <= MAX_RANK:
                 raise TreeError(f"ranks[{i}] must be in [0, {MAX_RANK}], got {rank}")
         steps = pairwise(zip(self.parents, self.ranks, strict=True))
-        for i, (before, here) in enumerate(steps, 1):
-            if here <= before:
-                raise TreeError(f"node {i} (parent, rank) must come after {before} in breadth-first order, got {here}")
+        for i, (before, node) in enumerate(steps, 1):
+            if node <= before:
+                raise TreeError(f"node {i} (parent, rank) must come after {before} in breadth-first order, got {node}")
 
     @classmethod
     def chain(cls, length: int) -> "Tree":
-        """The best candidate at every depth.
+        """Return the chain of the best candidate at every depth.
 
         >>> Tree.chain(3).parents
         (-1, 0, 1)
@@ -76,7 +78,7 @@ class Tree:
 
     @classmethod
     def from_paths(cls, paths: Iterable[Sequence[int]]) -> "Tree":
-        """The smallest tree that holds all rank paths; their prefixes are implied, so leaves suffice.
+        """Return the smallest tree that holds all rank paths; their prefixes are implied, so leaves suffice.
 
         >>> Tree.from_paths([(0, 1), (2,)]).paths
         ((0,), (2,), (0, 1))
@@ -104,7 +106,9 @@ class Tree:
 
     @classmethod
     def cartesian(cls, widths: Sequence[int]) -> "Tree":
-        """Every node at depth d has the best `widths[d]` candidates as children (Cai et al. 2024, §2.1.2).
+        """Return the tree whose nodes at depth d have the best `widths[d]` candidates as children.
+
+        Source: Cai et al. 2024, §2.1.2.
 
         >>> Tree.cartesian((2, 1)).paths
         ((0,), (1,), (0, 0), (1, 0))
@@ -121,19 +125,23 @@ class Tree:
 
     @classmethod
     def full(cls, width: int, depth: int) -> "Tree":
-        """Every node has `width` children down to `depth`."""
+        """Return the tree whose nodes have `width` children each, down to `depth`.
+
+        >>> Tree.full(width=2, depth=3).level_widths
+        (2, 4, 8)
+        """
         if depth < 0:
             raise TreeError(f"a tree has 0 or more levels, got {depth}")
         return cls.cartesian((width,) * min(depth, MAX_NODES + 1))
 
     @property
     def nodes(self) -> int:
-        """Drafted nodes, the root excluded."""
+        """The number of drafted nodes, the root excluded."""
         return len(self.parents)
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Depth of each node; children of the root have depth 1."""
+        """The depth of each node; children of the root have depth 1."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
@@ -141,17 +149,17 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """Drafted tokens on the longest path; 0 for the empty tree."""
+        """The number of drafted tokens on the longest path; 0 for the empty tree."""
         return self.depths[-1] if self.parents else 0
 
     @cached_property
     def level_widths(self) -> tuple[int, ...]:
-        """Nodes at depth 1, 2, ..., depth."""
+        """The number of nodes at depth 1, 2, ..., depth."""
         return tuple(np.bincount(self.depths, minlength=1)[1:].tolist()) if self.parents else ()
 
     @cached_property
     def fed_widths(self) -> tuple[int, ...]:
-        """Nodes whose children are drafted, level by level: 1 (the root), then the inner nodes of depth 1, 2, ...
+        """The number of nodes fed to the drafter, level by level: 1 (the root), then the inner nodes of depth 1, 2, ...
 
         >>> Tree.from_paths([(0, 0), (1, 0), (2,)]).fed_widths
         (1, 2)
@@ -162,7 +170,7 @@ class Tree:
 
     @cached_property
     def paths(self) -> tuple[Path, ...]:
-        """Rank path of each node."""
+        """The rank path of each node."""
         paths: list[Path] = []
         for parent, rank in zip(self.parents, self.ranks, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), rank))
@@ -170,7 +178,13 @@ class Tree:
 
     @cached_property
     def ancestor_mask(self) -> NDArray[np.bool_]:
-        """Who sees whom in the verify forward: bool (nodes + 1, nodes + 1), the root first; read-only."""
+        """The ancestor mask of the verify forward: bool (nodes + 1, nodes + 1), the root first; read-only.
+
+        Row i is True at node i and its ancestors, the positions that it attends to.
+
+        >>> Tree.from_paths([(0,), (1,)]).ancestor_mask.astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
+        """
         mask = np.eye(self.nodes + 1, dtype=bool)
         mask[:, 0] = True
         for node, parent in enumerate(self.parents):
@@ -180,7 +194,7 @@ class Tree:
 
     @property
     def is_chain(self) -> bool:
-        """True when no node has a sibling; ranks may be any."""
+        """True if no node has a sibling, whatever the ranks."""
         return self.depth == self.nodes
 
     @cached_property
@@ -193,8 +207,8 @@ class Tree:
         return hashlib.sha256(repr((self.parents, self.ranks)).encode()).hexdigest()[:12]
 
     def __repr__(self) -> str:
-        """Size, shape and id; `paths` has the rest."""
+        """Return size, shape and id; `paths` has the rest."""
         return f"Tree(nodes={self.nodes}, depth={self.depth}, widths={self.level_widths}, id={self.id})"
 
 
-EMPTY = Tree((), ())  # nothing is drafted: a step commits the target's own token
+EMPTY = Tree((), ())  # no drafting: a step commits the target's own token

@@ -200,7 +200,7 @@ def test_fed_widths_count_the_nodes_that_have_children(tree):
 @pytest.mark.parametrize(
     ("parents", "ranks", "message"),
     [
-        ((-1,), (), r"of one length, got 1 and 0"),
+        ((-1,), (), r"the same length, got 1 and 0"),
         ((0,), (0,), r"parents\[0\] must be in \[-1, -1\], got 0"),
         ((-1, 1), (0, 0), r"parents\[1\] must be in \[-1, 0\], got 1"),
         ((-1, -2), (0, 0), r"parents\[1\] must be in \[-1, 0\], got -2"),

@@ -1,4 +1,7 @@
-"""Ratios of sums with intervals clustered by request: steps of one request are not independent."""
+"""Ratios of sums with confidence intervals clustered by request, because steps of one request are not independent.
+
+The formula is the linearised ratio estimator (`ratio`), with variants for paired counts.
+"""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ from numpy.typing import NDArray
 from treeopt.errors import TraceError, UsageError
 
 CONFIDENCE = 0.95
-WIDEST = 100.0  # half an interval of a logarithm: nothing is known
+WIDEST = 100.0  # half-width in logarithms at which nothing is known
 
 Counts = NDArray[np.int64] | NDArray[np.float64]
 
@@ -24,11 +27,11 @@ class Estimate:
 
     @property
     def relative(self) -> float:
-        """Half the interval's width as a share of the value."""
+        """The relative half-width of the interval."""
         return (self.high - self.low) / 2 / abs(self.value)
 
     def times(self, factor: float, *, relative_error: float = 0.0) -> "Estimate":
-        """The estimate times a positive factor known up to an independent relative error (95 % half-width).
+        """Return the estimate times a positive factor with an independent relative error (95 % half-width).
 
         >>> Estimate(2.0, 1.5, 2.5).times(4.0)
         Estimate(value=8.0, low=6.0, high=10.0)
@@ -39,14 +42,19 @@ class Estimate:
 
 
 def ratio(numerator: Counts, denominator: Counts) -> Estimate:
-    """Σ numerator / Σ denominator over clusters (requests), each array (R,), with a clustered interval.
+    """Return Σ numerator / Σ denominator over clusters (requests), each array (R,), with a clustered interval.
 
-    The interval is the linearised ratio estimator's, Student t with R − 1 degrees of freedom (Cochran,
-    Sampling Techniques, 3rd ed., §2.11 and §9A.2, without the finite-population factor). One cluster gives
-    an infinite interval.
+    The interval is that of the linearised ratio estimator, Student t with R − 1 degrees of freedom (Cochran,
+    Sampling Techniques, 3rd ed., §2.11 and §9A.2, without the finite-population factor): half-width
+    t · sqrt(R / (R − 1) Σ e_i²) with e_i = (n_i − r d_i) / Σ d. One cluster gives an infinite interval.
 
     Raises:
-        TraceError: no clusters, or nothing to divide by.
+        TraceError: no clusters, or a denominator that is not positive.
+
+    >>> tokens, steps = np.array([4, 6, 5]), np.array([2, 3, 2])
+    >>> estimate = ratio(tokens, steps)
+    >>> f"{estimate.value:.2f} in {estimate.low:.2f} .. {estimate.high:.2f}"
+    '2.14 in 1.48 .. 2.81'
     """
     value, influence = _influence(numerator, denominator)
     half = _half_width(influence)
@@ -54,16 +62,16 @@ def ratio(numerator: Counts, denominator: Counts) -> Estimate:
 
 
 def paired_difference(first: tuple[Counts, Counts], second: tuple[Counts, Counts]) -> Estimate:
-    """ratio(*first) − ratio(*second) for counts of the same requests, which share their ups and downs."""
+    """Return ratio(*first) − ratio(*second) for counts of the same requests, whose errors are correlated."""
     a, a_influence, b, b_influence = _pair(first, second)
     half = _half_width(a_influence - b_influence)
     return Estimate(a - b, a - b - half, a - b + half)
 
 
 def paired_ratio(first: tuple[Counts, Counts], second: tuple[Counts, Counts]) -> Estimate:
-    """ratio(*first) / ratio(*second) for counts of the same requests; its interval is linearised in logarithms.
+    """Return ratio(*first) / ratio(*second) for counts of the same requests; the interval is linearised in logarithms.
 
-    So it is the same finding whichever stands first: the interval of 1 / x is that of x turned over.
+    The result does not depend on the order: the interval of 1 / x is the inverse of that of x.
 
     >>> tokens, steps, fewer = np.array([4, 6]), np.array([4, 6]), np.array([2, 3])
     >>> paired_ratio((tokens, fewer), (tokens, steps))
@@ -74,7 +82,7 @@ def paired_ratio(first: tuple[Counts, Counts], second: tuple[Counts, Counts]) ->
 
 
 def in_logs(value: float, relative: float) -> Estimate:
-    """A positive value known up to a relative error (95 % half-width of its logarithm).
+    """Return the estimate of a positive value with a relative error (95 % half-width of its logarithm).
 
     >>> in_logs(2.0, 0.0)
     Estimate(value=2.0, low=2.0, high=2.0)
@@ -84,10 +92,10 @@ def in_logs(value: float, relative: float) -> Estimate:
 
 
 def share(successes: int, trials: int) -> Estimate:
-    """The share of independent trials that succeeded, with its exact interval (Clopper and Pearson 1934).
+    """Return the share of independent trials that succeeded, with its exact interval (Clopper and Pearson 1934).
 
     Raises:
-        UsageError: no trials, or not 0 to `trials` successes.
+        UsageError: no trials, or successes outside 0 .. `trials`.
 
     >>> share(0, 1).high
     0.975
@@ -95,7 +103,7 @@ def share(successes: int, trials: int) -> Estimate:
     from scipy.special import betaincinv  # slow to import, needed only here
 
     if not 0 <= successes <= trials or trials < 1:
-        raise UsageError(f"successes must be 0 to the number of trials, at least 1, got {successes} of {trials}")
+        raise UsageError(f"successes must be in 0 .. trials, with at least 1 trial, got {successes} of {trials}")
     tail = (1 - CONFIDENCE) / 2
     low = float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
     high = float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0
@@ -103,7 +111,7 @@ def share(successes: int, trials: int) -> Estimate:
 
 
 def quantile(clusters: int) -> float:
-    """How many standard errors a 95 % half-width has where so many clusters show them (Student's t).
+    """Return the standard errors in a 95 % half-width for this number of clusters (Student's t).
 
     >>> round(quantile(31), 3)
     2.042
@@ -116,16 +124,16 @@ def quantile(clusters: int) -> float:
 def _pair(
     first: tuple[Counts, Counts], second: tuple[Counts, Counts]
 ) -> tuple[float, NDArray[np.float64], float, NDArray[np.float64]]:
-    """Both ratios, each with what every cluster moves it by."""
+    """Return both ratios, each with the influence of every cluster."""
     a, a_influence = _influence(*first)
     b, b_influence = _influence(*second)
     if len(a_influence) != len(b_influence):
-        raise TraceError(f"paired counts must be of one length, found {len(a_influence)} and {len(b_influence)}")
+        raise TraceError(f"paired counts must have the same length, found {len(a_influence)} and {len(b_influence)}")
     return a, a_influence, b, b_influence
 
 
 def _influence(numerator: Counts, denominator: Counts) -> tuple[float, NDArray[np.float64]]:
-    """The ratio, and what each cluster moves it by: (n_i − r d_i) / Σ d."""
+    """Return the ratio and the influence of each cluster, (n_i − r d_i) / Σ d."""
     if len(numerator) == 0 or len(numerator) != len(denominator):
         raise TraceError(f"a ratio needs counts of the same clusters, found {len(numerator)} and {len(denominator)}")
     total = float(denominator.sum())
@@ -136,6 +144,7 @@ def _influence(numerator: Counts, denominator: Counts) -> tuple[float, NDArray[n
 
 
 def _half_width(influence: NDArray[np.float64]) -> float:
+    """Return the 95 % half-width from the influences of all clusters."""
     clusters = len(influence)
     if clusters < 2:
         return math.inf

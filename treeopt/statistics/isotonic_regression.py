@@ -1,4 +1,4 @@
-"""Rising curves through noisy points: how often what a score promises is true; nothing of what is scored."""
+"""Isotonic regression: non-decreasing curves fitted to noisy points, for calibrating scores to frequencies."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +14,8 @@ class Curve:
     """A non-decreasing function: straight between its knots, constant beyond the outer ones.
 
     Attributes:
-        x: rising.
-        y: not falling, as many.
+        x: knots, strictly rising.
+        y: values at the knots, not falling.
     """
 
     x: tuple[float, ...]
@@ -25,15 +25,15 @@ class Curve:
         """Check the order of the knots.
 
         Raises:
-            UsageError: there are none, or they do not rise.
+            UsageError: no knots, or knots that do not rise.
         """
         if not self.x or len(self.x) != len(self.y):
-            raise UsageError(f"a curve needs as many x as y, got {len(self.x)} and {len(self.y)}")
+            raise UsageError(f"a curve needs one y for each x, and at least one, got {len(self.x)} and {len(self.y)}")
         if not ((np.diff(self.x) > 0).all() and (np.diff(self.y) >= 0).all()):
-            raise UsageError("a curve needs rising x and y that do not fall")
+            raise UsageError("a curve needs rising x, and y that do not fall")
 
     def at(self, x: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Values there, of the same shape.
+        """Return the values at `x`, of the same shape.
 
         >>> Curve((0.0, 1.0), (0.0, 0.5)).at(np.array([-1.0, 0.5, 2.0])).tolist()
         [0.0, 0.25, 0.5]
@@ -46,9 +46,10 @@ class Curve:
 
 
 def isotonic(x: NDArray[np.floating], y: NDArray[np.floating], weights: NDArray[np.floating] | None = None) -> Curve:
-    """The non-decreasing curve of least weighted squared distance to the points; a knot at each end of its stairs.
+    """Fit the non-decreasing curve of least weighted squared distance to the points.
 
-    Source: pooling of adjacent violators (Barlow et al. 1972), as SciPy has it. Points of equal x count as one.
+    The curve has a knot at each end of its steps. Points of equal x count as one. Source: pooling of adjacent violators
+    (Barlow et al. 1972), in SciPy's implementation.
 
     Args:
         x: float (n,), in any order.
@@ -56,7 +57,7 @@ def isotonic(x: NDArray[np.floating], y: NDArray[np.floating], weights: NDArray[
         weights: float (n,), positive; default 1 each.
 
     Raises:
-        UsageError: there are no points.
+        UsageError: no points.
 
     >>> isotonic(np.array([3.0, 1, 2, 4]), np.array([0.5, 0, 0.7, 2]))
     Curve(x=(1.0, 2.0, 3.0, 4.0), y=(0.0, 0.6, 0.6, 2.0))
@@ -66,9 +67,9 @@ def isotonic(x: NDArray[np.floating], y: NDArray[np.floating], weights: NDArray[
     if len(x) == 0:
         raise UsageError("a curve needs at least one point")
     weights = np.ones(len(x)) if weights is None else weights
-    places, which = np.unique(np.asarray(x, dtype=np.float64), return_inverse=True)
-    mass = np.bincount(which, weights)
-    means = np.bincount(which, weights * y) / mass
-    found = isotonic_regression(means, weights=mass)
-    ends = np.unique(np.concatenate([found.blocks[:-1], found.blocks[1:] - 1]))
-    return Curve(tuple(places[ends].tolist()), tuple(found.x[ends].tolist()))
+    places, group = np.unique(np.asarray(x, dtype=np.float64), return_inverse=True)
+    mass = np.bincount(group, weights)
+    means = np.bincount(group, weights * y) / mass
+    fit = isotonic_regression(means, weights=mass)
+    ends = np.unique(np.concatenate([fit.blocks[:-1], fit.blocks[1:] - 1]))
+    return Curve(tuple(places[ends].tolist()), tuple(fit.x[ends].tolist()))

@@ -1,1 +1,7 @@
-"""Read and write every file of the project: atomic writes, strict JSON, JSON lines, provenance."""
+"""Storage: read and write every file of the project.
+
+* `atomic_files`: files written whole or not at all, checksums, and the paths of data shipped with treeopt.
+* `json_records`: strict reading of JSON: field types, finite numbers, schemas.
+* `json_lines`: append-only JSON lines that survive an interruption.
+* `provenance`: versions, commit, device and command behind a file, and questions to stored provenance.
+"""

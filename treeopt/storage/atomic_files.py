@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and where the data shipped with treeopt lie."""
+"""Atomic file writing (whole or not at all), checksums, and the paths of data files shipped with treeopt."""
 
 import hashlib
 import os
@@ -11,10 +11,9 @@ from pathlib import Path
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that becomes `path` when the block succeeds and vanishes when it fails.
+    """Yield a temporary path beside `path` that becomes `path` when the block succeeds and vanishes when it fails.
 
-    A link stays, and what it leads to is written. A device or a pipe is no file to be replaced: what the block wrote
-    is then put into it.
+    A link stays, and its target is written. A device or a pipe is not replaced: the written bytes are copied into it.
     """
     path = Path(path)
     temporary = None
@@ -26,8 +25,8 @@ def whole(path: Path) -> Iterator[Path]:
         temporary = Path(name)
         yield temporary
         if special:
-            with temporary.open("rb") as file, goal.open("wb") as taker:
-                shutil.copyfileobj(file, taker)
+            with temporary.open("rb") as file, goal.open("wb") as device:
+                shutil.copyfileobj(file, device)
             return
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
@@ -43,7 +42,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def is_special(path: Path) -> bool:
-    """Whether a device or a pipe is there, which takes what is written and keeps nothing."""
+    """Return True if the path is a device or a pipe, which takes written bytes and stores nothing."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
@@ -54,18 +53,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
+    """Return the SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def why(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file cannot be read, without its path."""
+    """Return the reason why a file cannot be read, without its path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def shipped(name: str) -> Path:
-    """The path of a data file shipped with treeopt: inside an installed package, else the checkout's `data/`."""
+    """Return the path of a data file shipped with treeopt: in the installed package, else in the checkout's `data/`."""
     package = Path(__file__).parent.parent
     installed = package / "data" / name
     return installed if installed.exists() else package.parent / "data" / name

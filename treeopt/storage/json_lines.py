@@ -1,7 +1,7 @@
-"""JSON lines that grow by whole records: a first line that says what the file holds, then one record a line.
+"""Append-only JSON lines: a head line with the schema, then one record per line.
 
-Whatever ends the writer, the file holds whole records but for the end of the last one, which readers leave out and
-the next writer cuts off.
+If the writer is interrupted, the file holds whole records and at most one torn line at its end. Readers leave the torn
+line out, and the next writer cuts it off.
 """
 
 import json
@@ -15,10 +15,10 @@ from treeopt.storage.json_records import RecordError, parse
 
 
 def read_lines(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-    """The first line and the records; None where there is no file yet, or an empty one.
+    """Return the head line and the records, or None if the file does not exist or is empty.
 
     Raises:
-        RecordError: no such file as `appended` writes, or of another schema.
+        RecordError: not a file that `appended` wrote, or another schema.
     """
     if not path.exists():
         return None
@@ -44,10 +44,10 @@ def read_lines(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, 
 
 @contextmanager
 def appended(path: Path, head: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Call what it yields to add a record; a new file begins with `head`.
+    """Yield a function that appends a record; a new file begins with `head`.
 
     Raises:
-        OSError: a record could not be written; what stood there before it stays.
+        OSError: a record could not be written; the records before it stay.
     """
     with path.open("ab", buffering=0) as file:
         end = path.read_bytes().rfind(b"\n") + 1

@@ -1,4 +1,4 @@
-"""JSON records read strictly: fields of the right type, finite numbers, one schema."""
+"""Strict reading of JSON records: one schema, fields of the right type, finite numbers."""
 
 import json
 import math
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class RecordError(ValueError):
-    """A record that breaks its format; the reader turns it into an error of its own that names the file."""
+    """A record that breaks its format; the caller turns it into its own error, which names the file."""
 
 
 _KINDS = {
@@ -20,10 +20,13 @@ _KINDS = {
 
 
 def parse(text: str, *schemas: str) -> dict[str, Any]:
-    """The object that `text` holds, of one of the schemas asked for.
+    """Parse a JSON object of one of the given schemas.
+
+    >>> parse('{"schema": "treeopt.plan/1"}', "treeopt.plan/1")
+    {'schema': 'treeopt.plan/1'}
 
     Raises:
-        RecordError: not JSON, no object, or of another schema.
+        RecordError: not JSON, not an object, or another schema.
     """
     try:
         record = json.loads(text)
@@ -37,13 +40,13 @@ def parse(text: str, *schemas: str) -> dict[str, Any]:
 
 
 def get(record: Any, key: str, kind: type, where: str) -> Any:
-    """A field of a JSON object, of the type asked for; numbers are finite, and true and false are no numbers.
+    """Return a field of a JSON object, checked for its type; numbers are finite, and true and false are not numbers.
 
     >>> get({"batch": 4}, "batch", float, "entries[0]")
     4.0
 
     Raises:
-        RecordError: names the field, what it must be and what was found.
+        RecordError: names the field, the expected type and the value found.
     """
     if not isinstance(record, dict):
         raise RecordError(f"{where} must be an object, found {type(record).__name__}")
@@ -53,7 +56,11 @@ def get(record: Any, key: str, kind: type, where: str) -> Any:
 
 
 def of_kind(value: Any, kind: type[Any], name: str) -> Any:
-    """`value`, of the type asked for, integers of 64 bits; see `get`."""
+    """Return `value` after checking its type; integers have 64 bits. See `get`.
+
+    Raises:
+        RecordError: names the field, the expected type and the value found.
+    """
     if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
     large = type(value) is int and not -(2**63) <= value < 2**63
@@ -64,10 +71,10 @@ def of_kind(value: Any, kind: type[Any], name: str) -> Any:
 
 
 def given(record: Any, key: str, where: str) -> bool:
-    """Whether a field that must be there is not null.
+    """Return True if a required field is not null.
 
     Raises:
-        RecordError: it is missing, or there is no object that could have it.
+        RecordError: the field is missing, or the record is not an object.
     """
     if not isinstance(record, dict):
         raise RecordError(f"{where} must be an object, found {type(record).__name__}")

@@ -1,4 +1,7 @@
-"""Where a number or a file comes from: what was installed, which code, which machine, when, which command."""
+"""Provenance of a number or a file: installed versions, git commit, processor, date and command.
+
+Also reads stored provenance: nested keys, model identity, acceptance rule, assumptions.
+"""
 
 import os
 import platform
@@ -10,13 +13,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# How tokens were chosen while measuring, where profiles and validations do not tell.
+# The acceptance rule of profiles and validations that do not record theirs.
 GREEDY = {"verification": "greedy", "temperature": 0.0}
 PACKAGES = ("numpy", "scipy", "torch", "transformers", "ortools")
 
 
 def this_run() -> dict[str, Any]:
-    """Versions, git commit, processor, date and command of this run; no absolute path, user or host name."""
+    """Return versions, git commit, processor, date and command of this run; no absolute path, user or host name."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -35,7 +38,7 @@ def this_run() -> dict[str, Any]:
 
 
 def own_version() -> str:
-    """Of treeopt, as it was installed."""
+    """Return the installed version of treeopt."""
     try:
         return metadata.version("treeopt")
     except metadata.PackageNotFoundError:
@@ -43,7 +46,7 @@ def own_version() -> str:
 
 
 def look(meta: Any, *keys: str) -> Any:
-    """A value deep in provenance, which is JSON of any shape; None where it is not found.
+    """Look up a nested value in provenance, which is JSON of any shape; None if it is absent.
 
     >>> look({"target": {"name": "llama"}}, "target", "name")
     'llama'
@@ -54,17 +57,19 @@ def look(meta: Any, *keys: str) -> Any:
 
 
 def same_model(one: Any, other: Any) -> bool:
-    """Whether provenance tells of the same weights and settings; files from before settings were kept do not tell.
+    """Return True if two models have the same weights and settings.
+
+    Old files do not record settings; then only the weights are compared.
 
     >>> same_model({"weights": "1", "settings": "a"}, {"weights": "1"})
     True
     """
-    settings = {look(each, "settings") for each in (one, other)} - {None}
+    settings = {look(model, "settings") for model in (one, other)} - {None}
     return look(one, "weights") == look(other, "weights") and len(settings) < 2
 
 
 def rule_in(meta: Any) -> str:
-    """How tokens were chosen, in words, from provenance that tells it; empty where it does not.
+    """Describe the acceptance rule and temperature that provenance records; empty if it records none.
 
     >>> rule_in({"verification": "sample-and-match", "temperature": 0.7, "top_p": 0.9})
     'sample-and-match at temperature 0.7, top-p 0.9'
@@ -74,15 +79,15 @@ def rule_in(meta: Any) -> str:
     name, temperature = look(meta, "verification"), look(meta, "temperature")
     if not temperature or not isinstance(temperature, int | float):
         return str(name or "")
-    told = {"top-k": look(meta, "top_k"), "top-p": look(meta, "top_p")}
-    warp = "".join(f", {what} {value}" for what, value in told.items() if value is not None)
+    limits = {"top-k": look(meta, "top_k"), "top-p": look(meta, "top_p")}
+    warp = "".join(f", {limit} {value}" for limit, value in limits.items() if value is not None)
     return f"{name} at temperature {temperature:g}{warp}"
 
 
 def same_choosing(one: Any, other: Any) -> bool:
-    """Whether choosing tokens is the same work: by one rule, both with top-k and top-p or without.
+    """Return True if choosing tokens takes the same work: the same rule, and both or neither with top-k and top-p.
 
-    Provenance that does not tell its rule is taken for the same.
+    Provenance without a rule counts as the same.
 
     >>> greedy, sampled = {"verification": "greedy"}, {"verification": "sample-and-match", "temperature": 1.0}
     >>> same_choosing(greedy, sampled), same_choosing(sampled, sampled | {"temperature": 0.7})
@@ -93,17 +98,17 @@ def same_choosing(one: Any, other: Any) -> bool:
 
 
 def assumed_in(meta: Any) -> list[str]:
-    """What an imported trace had to assume, in sentences, from its provenance.
+    """Return the assumptions that an imported trace records in its provenance, as sentences.
 
     >>> assumed_in({"assumed": ["depths are independent of each other"]})
     ['depths are independent of each other']
     """
-    found = look(meta, "assumed")
-    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+    assumed = look(meta, "assumed")
+    return [sentence for sentence in assumed if isinstance(sentence, str)] if isinstance(assumed, list) else []
 
 
 def _without_folder(word: str) -> str:
-    """A word of the command line, absolute paths cut to their last part."""
+    """Return a word of the command line with an absolute path cut to its last part."""
     option, equals, value = word.partition("=")
     if equals and Path(value).is_absolute():
         return f"{option}={Path(value).name}"
@@ -111,7 +116,7 @@ def _without_folder(word: str) -> str:
 
 
 def _commit() -> str:
-    """The checkout's commit, with `+` when its code has changes; empty outside a checkout."""
+    """Return the checkout's commit, with `+` if its code has changes; empty outside a checkout."""
     root = Path(__file__).parent.parent.parent
     if not (root / ".git").exists():
         return ""

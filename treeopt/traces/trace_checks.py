@@ -112,7 +112,7 @@ def _check_types(trace: TraceArrays) -> None:
 
 def _check_anchors(request: NDArray[np.int32], position: NDArray[np.int32]) -> None:
     if request.ndim != 1 or position.shape != request.shape:
-        raise TraceError(f"`request` and `position` must be of one length, found {request.shape}, {position.shape}")
+        raise TraceError(f"`request` and `position` must have the same length, found {request.shape}, {position.shape}")
     if len(request) == 0:
         raise TraceError("`request` is empty: a trace has at least one anchor")
     if request[0] < 0:

@@ -84,7 +84,7 @@ def test_of_the_same_texts_the_paired_ratio_of_taus_is_that_of_steps(data):
 def test_paired_counts_must_be_of_the_same_requests():
     two, three = np.array([1, 2]), np.array([1, 2, 3])
     for paired in (paired_ratio, paired_difference):
-        with pytest.raises(Exception, match="of one length, found 2 and 3"):
+        with pytest.raises(Exception, match="the same length, found 2 and 3"):
             paired((two, two), (three, three))
 
 

@@ -189,5 +189,5 @@ def test_degenerate_counts_are_refused(top, bottom, message):
 
 
 def test_pairs_need_the_same_requests():
-    with pytest.raises(TraceError, match=r"of one length, found 2 and 1"):
+    with pytest.raises(TraceError, match=r"the same length, found 2 and 1"):
         paired_difference((np.array([1, 2]), np.array([1, 1])), (np.array([1]), np.array([1])))

@@ -32,8 +32,8 @@ def test_the_curve_equals_the_max_min_formula(points):
 @pytest.mark.parametrize(
     ("x", "y", "reason"),
     [
-        ((), (), "as many x as y, got 0 and 0"),
-        ((1.0,), (), "as many x as y, got 1 and 0"),
+        ((), (), "one y for each x, and at least one, got 0 and 0"),
+        ((1.0,), (), "one y for each x, and at least one, got 1 and 0"),
         ((1.0, 1.0), (0.0, 1.0), "rising x"),
         ((1.0, 2.0), (1.0, 0.0), "do not fall"),
     ],

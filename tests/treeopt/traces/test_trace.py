@@ -368,7 +368,7 @@ BAD = {
     "length of position": (
         "position",
         np.int32([0, 1, 2]),
-        r"`request` and `position` must be of one length",
+        r"`request` and `position` must have the same length",
     ),
     "no anchors": ("request", np.zeros(0, np.int32), r"`request`"),
     "length of rank": ("rank", np.zeros((3, 2), np.int16), r"`rank` must be \(4, 1\.\.64\), found \(3, 2\)"),
