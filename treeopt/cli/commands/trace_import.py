@@ -11,7 +11,7 @@ import numpy as np
 from treeopt.cli.options import general
 from treeopt.errors import TraceError, UsageError
 from treeopt.storage.atomic_files import checksum
-from treeopt.traces.importers import medusa_accuracy, positional_table
+from treeopt.traces.importers import medusa_accuracy, positional_table, sequoia_vector
 from treeopt.traces.importers.chain_counts import Chain, chain_trace
 from treeopt.traces.importers.engine_logs import read_log
 from treeopt.traces.importers.engine_responses import read_responses
@@ -76,8 +76,8 @@ def _sequoia_vector(
     source: Path, kind: str, drawing: Drawing, *, depth: int = DEPTH, reject_slot: bool | None = None
 ) -> Trace:
     values = read_numbers(source, _saved)
-    table = positional_table.vector_table(values, depth=depth, reject_slot=reject_slot)
-    return _drawn(table, source, kind, drawing, [*positional_table.VECTOR, *positional_table.ASSUMED])
+    table = sequoia_vector.vector_table(values, depth=depth, reject_slot=reject_slot)
+    return _drawn(table, source, kind, drawing, [*sequoia_vector.ASSUMED, *positional_table.ASSUMED])
 
 
 def _drawn(table: Any, source: Path, kind: str, drawing: Drawing, assumed: list[str]) -> Trace:

@@ -1,7 +1,7 @@
-"""Acceptance that engines tell with each response: SGLang's `meta_info` or `sglext`, vLLM's and TensorRT-LLM's blocks.
+"""Read acceptance statistics in engines' responses: SGLang's `meta_info` or `sglext`, vLLM's and TensorRT-LLM's blocks.
 
-Each is a histogram: entry j counts the steps that kept exactly j drafts, bonus excluded. vLLM may add the steps in
-their order. Every response becomes a request of the trace, so intervals know how requests differ.
+Each is a histogram: entry j counts the steps that accepted exactly j drafts, bonus excluded. vLLM may add the steps in
+their order. Every response becomes a request of the trace, so intervals include the differences between requests.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,117 +10,119 @@ from typing import Any
 import numpy as np
 
 from treeopt.errors import TraceError
-from treeopt.traces.importers.chain_counts import TOLERATED, Chain, counted, histogram_of
+from treeopt.traces.importers.chain_counts import TOLERATED, Chain, chain_from_counts, survival_counts
 from treeopt.traces.importers.source_file import objects
 from treeopt.traces.trace_checks import MAX_DEPTH
 
-# Keys of one meaning, by engine and age; the first that is there counts.
+# Keys of the same meaning, by engine and age; the first that is present counts.
 HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram", "acceptance_histogram")
 STEPS = ("spec_verify_ct", "num_spec_steps")
 ACCEPTED = ("spec_num_correct_drafts", "num_accepted_draft_tokens", "total_accepted_draft_tokens")
-DRAFTED = ("num_draft_tokens", "total_draft_tokens")  # SGLang's is not counted, but what was configured
+DRAFTED = ("num_draft_tokens", "total_draft_tokens")  # SGLang's number is not counted: it is the configured one
 LONGEST = "num_spec_tokens"
 PER_STEP = ("per_step_accepted", "per_step_drafted")
-MOST_STEPS = 10**6  # of one response
+MAX_RESPONSE_STEPS = 10**6
 SHORT = (
-    "a histogram of SGLang ends with the most drafts that a step kept: the chain is taken to be so long, and all its "
-    "drafts of that length"
+    "a histogram of SGLang ends with the most drafts that a step accepted: this is taken to be the length of the chain "
+    "and of all its drafts"
 )
 
 
 def read_responses(text: str, *, depth: int | None = None, uneven: bool = False) -> Chain:
-    """The chain that these responses ran, each a request with its own steps.
+    """Return the chain that these responses ran, each a request with its own steps.
 
     Args:
-        text: JSON or lines of JSON; of a stream, the last chunk of a response counts.
-        depth: drafts of the longest step, where the engine does not say.
-        uneven: see `chains.counted`.
+        text: JSON or lines of JSON; in a stream, the last chunk of a response counts.
+        depth: drafts of the longest step, if the engine does not record it.
+        uneven: see `chain_counts.chain_from_counts`.
 
     Raises:
-        TraceError: no statistics, or such as contradict each other; names the response.
+        TraceError: no statistics, or statistics that contradict each other; names the response.
     """
-    found = _statistics(text)
-    requests = [_lengths(held, f"response {number}") for number, held in enumerate(found)]
-    known = [held[LONGEST] for held in found if held.get(LONGEST) is not None]
+    stats = _statistics(text)
+    requests = [_lengths(record, f"response {number}") for number, record in enumerate(stats)]
+    known = [record[LONGEST] for record in stats if record.get(LONGEST) is not None]
     longest = max(int(max(request)) for request in requests)
     chosen = max([longest, 1, *known]) if depth is None else depth
     if chosen > MAX_DEPTH:
-        raise TraceError(f"a trace has at most {MAX_DEPTH} depths, asked for {chosen}")
+        raise TraceError(f"a trace has at most {MAX_DEPTH} depths, got a depth of {chosen}")
     if longest > chosen:
-        raise TraceError(f"a step kept {longest} drafts, asked for a depth of {chosen}")
-    everything = np.concatenate([np.asarray(request) for request in requests])
-    accepted = histogram_of(everything, chosen).tolist()
-    tokens = [_number(held, DRAFTED) for held in found]
+        raise TraceError(f"a step accepted {longest} drafts, more than the depth of {chosen}")
+    lengths = np.concatenate([np.asarray(request) for request in requests])
+    accepted = survival_counts(lengths, chosen).tolist()
+    tokens = [_number(record, DRAFTED) for record in stats]
     total = None if None in tokens else sum(count for count in tokens if count is not None)
-    steps = [held[PER_STEP[1]] for held in found if held.get(PER_STEP[1]) is not None]
+    per_step = [record[PER_STEP[1]] for record in stats if record.get(PER_STEP[1]) is not None]
     if (
         total is not None
-        and total < len(everything) * chosen * (1 - TOLERATED)
+        and total < len(lengths) * chosen * (1 - TOLERATED)
         and not uneven
-        and len(steps) == len(found)
+        and len(per_step) == len(stats)
     ):
-        drafted = histogram_of(np.concatenate([np.asarray(part, dtype=np.int64) for part in steps]), chosen)
-        return counted(accepted, steps=len(everything), drafted=drafted.tolist())
-    chain = counted(accepted, steps=len(everything), draft_tokens=total, uneven=uneven)
-    ordered = all(held.get(PER_STEP[0]) is not None for held in found)
-    said = () if known or depth is not None else (SHORT,)
-    return Chain(chain.survival, chain.steps, tuple(requests), ordered, (*chain.assumed, *said))
+        drafted = survival_counts(np.concatenate([np.asarray(part, dtype=np.int64) for part in per_step]), chosen)
+        return chain_from_counts(accepted, steps=len(lengths), drafted=drafted.tolist())
+    chain = chain_from_counts(accepted, steps=len(lengths), draft_tokens=total, uneven=uneven)
+    ordered = all(record.get(PER_STEP[0]) is not None for record in stats)
+    assumed = () if known or depth is not None else (SHORT,)
+    return Chain(chain.survival, chain.steps, tuple(requests), ordered, (*chain.assumed, *assumed))
 
 
 def _statistics(text: str) -> list[Mapping[str, Any]]:
-    """The objects that hold a histogram with a step in it; the last of each `id`."""
-    found: dict[Any, Mapping[str, Any]] = {}
-    for number, held in enumerate(_holders(text)):
-        name = held.get("id")
-        found[name if isinstance(name, str) else number] = held
-    counted_ones = [held for held in found.values() if any(_histogram(held, "a response"))]
-    if not counted_ones:
+    """Return the objects whose histogram has a step; the last of each `id`."""
+    by_id: dict[Any, Mapping[str, Any]] = {}
+    for number, record in enumerate(_with_histogram(text)):
+        name = record.get("id")
+        by_id[name if isinstance(name, str) else number] = record
+    stats = [record for record in by_id.values() if any(_histogram(record, "a response"))]
+    if not stats:
         raise TraceError(f"no response has {', '.join(HISTOGRAM[:-1])} or {HISTOGRAM[-1]} with a step in it")
-    return counted_ones
+    return stats
 
 
-def _holders(text: str) -> Iterator[Mapping[str, Any]]:
-    return (held for held in objects(text) if any(held.get(key) is not None for key in HISTOGRAM))
+def _with_histogram(text: str) -> Iterator[Mapping[str, Any]]:
+    return (record for record in objects(text) if any(record.get(key) is not None for key in HISTOGRAM))
 
 
-def _histogram(held: Mapping[str, Any], where: str) -> list[int]:
-    key = next(key for key in HISTOGRAM if held.get(key) is not None)
-    value = held[key]
+def _histogram(record: Mapping[str, Any], where: str) -> list[int]:
+    key = next(key for key in HISTOGRAM if record.get(key) is not None)
+    value = record[key]
     if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
         raise TraceError(f"{where}: `{key}` must be a list of counts, found {value!r:.60}")
-    if len(value) > MAX_DEPTH + 1 or sum(value) > MOST_STEPS:
-        raise TraceError(f"{where}: `{key}` must have at most {MAX_DEPTH + 1} entries and {MOST_STEPS} steps")
+    if len(value) > MAX_DEPTH + 1 or sum(value) > MAX_RESPONSE_STEPS:
+        raise TraceError(f"{where}: `{key}` must have at most {MAX_DEPTH + 1} entries and {MAX_RESPONSE_STEPS} steps")
     return value
 
 
-def _lengths(held: Mapping[str, Any], where: str) -> tuple[int, ...]:
-    """Drafts kept in each step, after every count has been held against the histogram."""
-    histogram = _histogram(held, where)
+def _lengths(record: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    """Return the drafts accepted in each step, after checking every count against the histogram."""
+    histogram = _histogram(record, where)
     lengths = np.repeat(np.arange(len(histogram)), histogram)
-    for keys, due in ((STEPS, len(lengths)), (ACCEPTED, int(lengths.sum()))):
-        given = _number(held, keys, where)
-        if given not in (None, due):
-            raise TraceError(f"{where}: {' / '.join(k for k in keys if k in held)} is {given}, the histogram has {due}")
-    known = held.get(LONGEST)
-    if known is not None and (type(known) is not int or not lengths.max() <= known <= MAX_DEPTH):
-        raise TraceError(f"{where}: `{LONGEST}` must be in {lengths.max()}..{MAX_DEPTH}, found {known!r:.40}")
-    per_step, tried = (held.get(key) for key in PER_STEP)
-    if per_step is None and tried is None:
+    for keys, expected in ((STEPS, len(lengths)), (ACCEPTED, int(lengths.sum()))):
+        number = _number(record, keys, where)
+        if number not in (None, expected):
+            key = " / ".join(k for k in keys if k in record)
+            raise TraceError(f"{where}: {key} is {number}, the histogram has {expected}")
+    longest = record.get(LONGEST)
+    if longest is not None and (type(longest) is not int or not lengths.max() <= longest <= MAX_DEPTH):
+        raise TraceError(f"{where}: `{LONGEST}` must be in {lengths.max()}..{MAX_DEPTH}, found {longest!r:.40}")
+    accepted, drafted = (record.get(key) for key in PER_STEP)
+    if accepted is None and drafted is None:
         return tuple(lengths.tolist())
-    for key, value in zip(PER_STEP, (per_step, tried), strict=True):
+    for key, value in zip(PER_STEP, (accepted, drafted), strict=True):
         if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
             raise TraceError(f"{where}: `{key}` must be a list of counts, found {value!r:.60}")
-    assert per_step is not None
-    if sorted(per_step) != lengths.tolist() or len(tried or ()) != len(per_step):
+    assert accepted is not None
+    if sorted(accepted) != lengths.tolist() or len(drafted or ()) != len(accepted):
         raise TraceError(f"{where}: `{PER_STEP[0]}` and `{PER_STEP[1]}` do not fit the histogram")
-    if any(kept > drafted for kept, drafted in zip(per_step, tried or (), strict=True)):
-        raise TraceError(f"{where}: a step kept more than it drafted")
-    return tuple(per_step)
+    if any(number > tried for number, tried in zip(accepted, drafted or (), strict=True)):
+        raise TraceError(f"{where}: a step accepted more than it drafted")
+    return tuple(accepted)
 
 
-def _number(held: Mapping[str, Any], keys: tuple[str, ...], where: str = "a response") -> int | None:
+def _number(record: Mapping[str, Any], keys: tuple[str, ...], where: str = "a response") -> int | None:
+    """Return the count under the first of the keys that is present, or None."""
     for key in keys:
-        value = held.get(key)
+        value = record.get(key)
         if value is not None and (type(value) is not int or value < 0):
             raise TraceError(f"{where}: `{key}` must be a count, found {value!r:.40}")
         if value is not None:

@@ -1,9 +1,9 @@
-"""Medusa's `*_heads_accuracy.pt`: which of each head's top candidates came true, position by position.
+"""Import Medusa's `*_heads_accuracy.pt`: for each position and head, which of its top candidates was right.
 
 The script (FasterDecoding/Medusa, medusa/eval/heads_accuracy.py) decodes every prompt greedily for a fixed number of
-steps and keeps, of head c (0 is the first), a row for each of the first steps − c positions of each prompt: for each
-rank, whether that candidate is the token c + 1 further on. Rows of one position belong together over the heads, so the
-whole joint trace is there: nothing is averaged, and no denominator has to be known.
+steps. For head c (0 is the first) it stores a row for each of the first steps − c positions of each prompt: by rank,
+True if that candidate is the token c + 1 further on. The heads' rows of a position belong together, so the file holds
+the whole joint trace: nothing is averaged, and no denominator is needed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,30 +26,30 @@ def joint_trace(
     steps: int | None = None,
     meta: Mapping[str, Any],
 ) -> Trace:
-    """The trace that the rows make up: one request a prompt, one anchor a step.
+    """Return the trace that the rows make up: one request per prompt, one anchor per step.
 
     Args:
-        heads: bool (prompts · (steps − c), ranks) of each head c.
-        prompts: how many; found from the first two heads' rows where there are two.
-        steps: how many tokens of each prompt; likewise.
-        meta: of the trace.
+        heads: bool (prompts · (steps − c), ranks) for each head c.
+        prompts: number of prompts; with two heads or more it is computed from the rows of the first two.
+        steps: tokens per prompt; computed in the same case.
+        meta: `meta` of the trace.
 
     >>> first, second = np.array([[True, False], [False, True], [False, False]]), np.array([[1, 0], [1, 0]], dtype=bool)
     >>> joint_trace([first, second], meta={}).rank.tolist()
     [[0, 0], [1, 0], [-1, -2]]
 
     Raises:
-        TraceError: other values than these; names head and row.
+        TraceError: other shapes or values; names head and row.
     """
     _check(heads)
     rows = [len(head) for head in heads]
     prompts, steps = _counts(rows, prompts, steps)
-    for number, found in enumerate(rows):
-        due = prompts * (steps - number)
-        if found != due or due <= 0:
+    for number, count in enumerate(rows):
+        expected = prompts * (steps - number)
+        if count != expected or expected <= 0:
             raise TraceError(
-                f"head {number} must have {max(due, 1)} rows ({prompts} prompts of {steps} steps, {number} fewer "
-                f"each), found {found}"
+                f"head {number} must have {max(expected, 1)} rows ({prompts} prompts of {steps} steps, {number} fewer "
+                f"each), found {count}"
             )
     rank = np.full((prompts, steps, len(heads)), PAST_END, dtype=np.int16)
     for number, head in enumerate(heads):
@@ -67,7 +67,7 @@ def joint_trace(
 def _check(heads: Any) -> None:
     hint = "averaged figures are a positional table (--format table)"
     if not isinstance(heads, list | tuple) or not heads:
-        raise TraceError(f"must be a list of one array a head, found {type(heads).__name__}; {hint}")
+        raise TraceError(f"must be a list of one array per head, found {type(heads).__name__}; {hint}")
     if len(heads) > MAX_DEPTH:
         raise TraceError(f"a trace has at most {MAX_DEPTH} depths, found {len(heads)} heads")
     for number, head in enumerate(heads):
@@ -80,27 +80,27 @@ def _check(heads: Any) -> None:
         if twice.any():
             row = int(np.argmax(twice))
             ranks = np.flatnonzero(head[row]).tolist()
-            raise TraceError(f"head {number}, row {row} must have one true rank at most, found {ranks}")
+            raise TraceError(f"head {number}, row {row} must have at most one true rank, found {ranks}")
 
 
 def _counts(rows: Sequence[int], prompts: int | None, steps: int | None) -> tuple[int, int]:
-    """Prompts and steps: a head has one row less a prompt than the head before it."""
+    """Return prompts and steps: a head has one row per prompt less than the head before it."""
     if len(rows) > 1:
         fewer = rows[0] - rows[1]
         if fewer <= 0 or rows[0] % fewer:
             raise TraceError(
-                f"the first head must have steps x prompts rows and the second one less a prompt, found {rows[0]} "
-                f"and {rows[1]}"
+                "the first head must have steps x prompts rows, the second head one row per prompt less, "
+                f"found {rows[0]} and {rows[1]}"
             )
-        found = fewer, rows[0] // fewer
+        counts = fewer, rows[0] // fewer
     elif prompts is None and steps is None:
-        raise TraceError(f"one head of {rows[0]} rows does not tell how many prompts: give --prompts or --steps")
+        raise TraceError(f"{rows[0]} rows of one head do not determine the number of prompts: add --prompts or --steps")
     else:
         known = prompts or steps or 1
         if rows[0] % known:
-            raise TraceError(f"{rows[0]} rows cannot be {known} {'prompts' if prompts else 'steps'}")
-        found = (known, rows[0] // known) if prompts else (rows[0] // known, known)
-    for name, given, number in zip(("prompts", "steps"), (prompts, steps), found, strict=True):
+            raise TraceError(f"{rows[0]} rows cannot be divided into {known} {'prompts' if prompts else 'steps'}")
+        counts = (known, rows[0] // known) if prompts else (rows[0] // known, known)
+    for name, given, number in zip(("prompts", "steps"), (prompts, steps), counts, strict=True):
         if given not in (None, number):
-            raise TraceError(f"the rows are of {number} {name}, asked for {given}")
-    return found
+            raise TraceError(f"the rows belong to {number} {name}, --{name} says {given}")
+    return counts

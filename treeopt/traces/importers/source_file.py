@@ -1,4 +1,4 @@
-"""Files to import from: their text or numbers, and what a trace's `meta` says of them. No file is run or unpickled."""
+"""Source files to import: read their text or numbers, and record them in a trace's `meta`; none is run or unpickled."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -12,26 +12,26 @@ from treeopt.errors import TraceError
 from treeopt.storage.atomic_files import checksum, why
 from treeopt.storage.provenance import this_run
 
-LIMIT = 2**28  # bytes of a text
+LIMIT = 2**28  # most bytes of a text
 SAVED = (".pt", ".pth", ".bin")
 
 
 def source_meta(path: Path, kind: str, assumed: Sequence[str], **more: Any) -> dict[str, Any]:
-    """The `meta` of an imported trace: where it comes from, and what was assumed because the file does not say.
+    """Return the `meta` of an imported trace: its source, and the assumptions that fill the source's gaps.
 
-    The file's checksum stands for the texts too, so that no file is merged with itself.
+    The file's checksum also serves as the hash of the texts, so that no file is merged with itself.
     """
     sha256 = checksum(path)
     imported = {"format": kind, "file": path.name, "sha256": sha256}
-    own = {"imported": imported, "assumed": list(assumed), "text_sha256": sha256[:16], "provenance": this_run()}
-    return own | more
+    meta = {"imported": imported, "assumed": list(assumed), "text_sha256": sha256[:16], "provenance": this_run()}
+    return meta | more
 
 
 def read_text(path: Path) -> str:
-    """The file as UTF-8.
+    """Return the text of a file in UTF-8.
 
     Raises:
-        TraceError: it cannot be read, or is too large.
+        TraceError: the file cannot be read, or is too large.
     """
     try:
         if path.stat().st_size > LIMIT:
@@ -42,16 +42,19 @@ def read_text(path: Path) -> str:
 
 
 def objects(text: str) -> Iterator[dict[str, Any]]:
-    """Every object in a JSON text, in lines of JSON or in a stream of events (`data: {...}`), outer first, in order.
+    """Yield every object in JSON, lines of JSON or a stream of events (`data: {...}`), outer first, in order.
+
+    >>> list(objects('{"a": [{"b": 1}]}'))
+    [{'a': [{'b': 1}]}, {'b': 1}]
 
     Raises:
-        TraceError: it is neither.
+        TraceError: the text is none of these.
     """
     try:
         values = [json.loads(text)]
     except (ValueError, RecursionError) as error:
         try:
-            values = [json.loads(line) for line in map(_sent, text.splitlines()) if line]
+            values = [json.loads(line) for line in map(_event_data, text.splitlines()) if line]
         except (ValueError, RecursionError):
             raise TraceError(f"neither JSON nor lines of JSON: {error}") from error
     stack = values[::-1]
@@ -63,20 +66,20 @@ def objects(text: str) -> Iterator[dict[str, Any]]:
         stack.extend(list(inner)[::-1])
 
 
-def _sent(line: str) -> str:
-    """What a line of a stream of events sends, empty for what is no data; any other line itself."""
+def _event_data(line: str) -> str:
+    """Return the data of a line of a stream of events, empty if it has none; any other line unchanged."""
     line = line.strip()
     if line.startswith(("event:", "id:", "retry:", ":")):
         return ""
-    sent = line.removeprefix("data:").strip()
-    return "" if sent == "[DONE]" else sent
+    data = line.removeprefix("data:").strip()
+    return "" if data == "[DONE]" else data
 
 
 def read_numbers(path: Path, saved: Callable[[Path], Any]) -> NDArray[np.float64]:
-    """An array of one or two dimensions: `.npy`, nested lists in `.json`, `.csv`, or what `saved` reads of a `.pt`.
+    """Read an array of one or two dimensions from `.npy`, nested lists in `.json`, `.csv`, or a `.pt` with `saved`.
 
     Raises:
-        TraceError: the file is no such thing, or holds values that are not finite.
+        TraceError: another kind of file, or values that are not finite.
     """
     reader = {".npy": _npy, ".json": _json, ".csv": _csv} | dict.fromkeys(SAVED, saved)
     if path.suffix not in reader:
@@ -95,7 +98,7 @@ def read_numbers(path: Path, saved: Callable[[Path], Any]) -> NDArray[np.float64
 def _npy(path: Path) -> Any:
     try:
         return np.array(np.lib.format.open_memmap(path, mode="r"))
-    except Exception as error:  # a damaged head makes numpy raise what it likes
+    except Exception as error:  # numpy raises many exceptions on a damaged header
         raise TraceError(f"not an array of numpy.save without objects: {error}") from error
 
 

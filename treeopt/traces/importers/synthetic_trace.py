@@ -1,4 +1,4 @@
-"""Traces made up of counts or rates: as many of each outcome as they say, in an order drawn by chance."""
+"""Synthetic traces from counts or rates: each outcome as often as they say, in random order."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,33 +9,33 @@ from numpy.typing import NDArray
 from treeopt.traces.trace import Trace
 from treeopt.traces.trace_checks import PAST_END
 
-MAX_BYTES = 2**28  # of the arrays of a trace that is drawn
+MAX_BYTES = 2**28  # limit for the arrays of a drawn trace
 
 
-def apportioned(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
-    """`total` things in these proportions, by largest remainders; ties go to the first.
+def apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
+    """Divide `total` items in these proportions, by largest remainders; ties go to the first.
 
-    >>> apportioned(np.array([0.5, 0.3, 0.2]), 9).tolist()
+    >>> apportion(np.array([0.5, 0.3, 0.2]), 9).tolist()
     [4, 3, 2]
     """
     exact = shares / shares.sum() * total
-    # Counts that add up to the total come back as they are, whatever the division rounded.
+    # Counts that add up to the total come back unchanged, in spite of rounding in the division.
     exact = np.where(np.abs(exact - np.rint(exact)) < 1e-6, np.rint(exact), exact)
     counts: NDArray[np.int64] = np.floor(exact).astype(np.int64)
-    left = total - int(counts.sum())
-    counts[np.argsort(counts - exact, kind="stable")[:left]] += 1
+    missing = total - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
     return counts
 
 
-def dealt(shares: NDArray[np.float64], total: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """`total` outcomes 0, 1, ..., as many of each as `apportioned` says, shuffled."""
-    outcomes: NDArray[np.int64] = np.repeat(np.arange(len(shares)), apportioned(shares, total))
+def shuffled_outcomes(shares: NDArray[np.float64], total: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return `total` outcomes 0, 1, ... in random order, each as often as `apportion` says."""
+    outcomes: NDArray[np.int64] = np.repeat(np.arange(len(shares)), apportion(shares, total))
     rng.shuffle(outcomes)
     return outcomes
 
 
-def with_lengths(rank: NDArray[Any], lengths: Sequence[int], *, width: int, meta: Mapping[str, Any]) -> Trace:
-    """A trace of requests of these lengths; what of `rank` (P, D) lies past their ends is marked so."""
+def trace_from_ranks(rank: NDArray[Any], lengths: Sequence[int], *, width: int, meta: Mapping[str, Any]) -> Trace:
+    """Return a trace of requests of these lengths; entries of `rank` (P, D) past their ends are marked PAST_END."""
     sizes = np.asarray(lengths)
     position = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     left = np.repeat(sizes, sizes) - position

@@ -17,8 +17,9 @@ from treeopt.replay.static_tree import accepted_lengths, replay_tree
 from treeopt.searchers.static_trees.best_first import count_prefixes, from_table
 from treeopt.traces.importers.medusa_accuracy import joint_trace
 from treeopt.traces.importers.positional_table import drawn_trace as table_trace
-from treeopt.traces.importers.positional_table import rank_table, vector_table
-from treeopt.traces.importers.synthetic_trace import apportioned, dealt
+from treeopt.traces.importers.positional_table import rank_table
+from treeopt.traces.importers.sequoia_vector import vector_table
+from treeopt.traces.importers.synthetic_trace import apportion, shuffled_outcomes
 from treeopt.traces.merge_split import halves, merged
 from treeopt.traces.trace import load_trace, save_trace
 from treeopt.tree import Tree
@@ -114,7 +115,7 @@ def bools(*shape):
 @pytest.mark.parametrize(
     ("held", "more", "words"),
     [
-        (torch.zeros(5, 20), (), ("must be a list of one array a head, found ndarray", "--format table")),
+        (torch.zeros(5, 20), (), ("must be a list of one array per head, found ndarray", "--format table")),
         (
             [torch.zeros(6, 4), torch.zeros(4, 4)],
             (),
@@ -123,15 +124,19 @@ def bools(*shape):
         ([bools(6, 4), bools(4, 5)], (), ("head 1 must be (rows, ranks) with ranks as head 0, found (4, 5)",)),
         ([bools(6)], (), ("head 0 must be (rows, ranks)", "found (6,)")),
         ([bools(6, 4), bools(4, 4), bools(3, 4)], (), ("head 2 must have 2 rows (2 prompts of 3 steps", "found 3")),
-        ([bools(6, 4), bools(6, 4)], (), ("one less a prompt, found 6 and 6",)),
-        ([bools(7, 4), bools(5, 4)], (), ("one less a prompt, found 7 and 5",)),
-        ([bools(6, 4)], (), ("give --prompts or --steps",)),
-        ([bools(6, 4)], ("--prompts", "4"), ("6 rows cannot be 4 prompts",)),
-        ([bools(6, 4)], ("--prompts", "3", "--steps", "3"), ("the rows are of 2 steps, asked for 3",)),
-        ([bools(6, 4), bools(4, 4)], ("--prompts", "3"), ("the rows are of 2 prompts, asked for 3",)),
+        ([bools(6, 4), bools(6, 4)], (), ("one row per prompt less, found 6 and 6",)),
+        ([bools(7, 4), bools(5, 4)], (), ("one row per prompt less, found 7 and 5",)),
+        ([bools(6, 4)], (), ("add --prompts or --steps",)),
+        ([bools(6, 4)], ("--prompts", "4"), ("6 rows cannot be divided into 4 prompts",)),
+        ([bools(6, 4)], ("--prompts", "3", "--steps", "3"), ("the rows belong to 2 steps, --steps says 3",)),
+        ([bools(6, 4), bools(4, 4)], ("--prompts", "3"), ("the rows belong to 2 prompts, --prompts says 3",)),
         ([bools(2, 4), bools(0, 4)], (), ("head 1 must have 1 rows",)),
-        ([torch.ones(6, 2, dtype=torch.bool), bools(4, 2)], (), ("head 0, row 0 must have one true rank", "[0, 1]")),
-        ([], (), ("must be a list of one array a head",)),
+        (
+            [torch.ones(6, 2, dtype=torch.bool), bools(4, 2)],
+            (),
+            ("head 0, row 0 must have at most one true rank", "[0, 1]"),
+        ),
+        ([], (), ("must be a list of one array per head",)),
         ({"a": bools(2, 2)}, (), ("found dict",)),
     ],
 )
@@ -173,12 +178,11 @@ def test_code_in_a_source_is_refused_and_not_run(tmp_path):
 def test_things_are_shared_out_to_less_than_one_of_what_is_due(shares, total):
     if shares.sum() == 0:
         return
-    counts = apportioned(shares, total)
+    counts = apportion(shares, total)
     assert counts.sum() == total
     assert (np.abs(counts - shares / shares.sum() * total) < 1).all()
-    assert (
-        np.bincount(dealt(shares, total, np.random.default_rng(0)), minlength=len(shares)).tolist() == counts.tolist()
-    )
+    outcomes = shuffled_outcomes(shares, total, np.random.default_rng(0))
+    assert np.bincount(outcomes, minlength=len(shares)).tolist() == counts.tolist()
 
 
 tables = arrays.arrays(np.float64, st.tuples(st.integers(1, 4), st.integers(1, 6)), elements=st.floats(0, 0.16))

@@ -13,7 +13,7 @@ from treeopt.errors import TraceError, UsageError
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics.clustered_estimate import ratio
 from treeopt.traces.importers import chain_counts
-from treeopt.traces.importers.chain_counts import Chain, chain_trace, counted
+from treeopt.traces.importers.chain_counts import Chain, chain_from_counts, chain_trace
 from treeopt.traces.importers.engine_logs import read_log
 from treeopt.traces.importers.engine_responses import read_responses
 from treeopt.traces.importers.prometheus_counters import read_counters
@@ -41,7 +41,7 @@ histograms = st.lists(st.integers(0, 40), min_size=2, max_size=6).filter(lambda 
 
 @given(histograms, st.integers(1, 9), st.integers(0, 99))
 def test_the_chain_that_ran_replays_to_its_own_counts(histogram, requests, seed):
-    chain = counted(kept(histogram), steps=sum(histogram), draft_tokens=sum(histogram) * (len(histogram) - 1))
+    chain = chain_from_counts(kept(histogram), steps=sum(histogram), draft_tokens=sum(histogram) * (len(histogram) - 1))
     trace = chain_trace(chain, requests=requests, rng=np.random.default_rng(seed), meta={})
     counts = replay_tree(Tree.chain(trace.depth), trace)
     assert counts.accepted_counts.tolist() == histogram
@@ -143,19 +143,19 @@ def test_chains_that_are_none(words, message):
 
 
 def test_drafts_of_different_lengths():
-    few = counted([50, 20], steps=100, draft_tokens=198)
+    few = chain_from_counts([50, 20], steps=100, draft_tokens=198)
     assert few.survival == (0.5, 0.2)
     assert "1.0% of the tokens that steps of 2 would have were not drafted" in few.assumed[0]
     with pytest.raises(TraceError, match=r"150 tokens were drafted in 100 steps of up to 2.*--uneven"):
-        counted([50, 20], steps=100, draft_tokens=150)
-    assert counted([50, 20], steps=100, draft_tokens=150, uneven=True).survival == (0.5, 0.2)
-    known = counted([50, 20], steps=100, drafted=[100, 50])
+        chain_from_counts([50, 20], steps=100, draft_tokens=150)
+    assert chain_from_counts([50, 20], steps=100, draft_tokens=150, uneven=True).survival == (0.5, 0.2)
+    known = chain_from_counts([50, 20], steps=100, drafted=[100, 50])
     assert known.survival == (0.5, 0.4)
-    assert "each position's rate is of the steps that drafted it" in known.assumed[0]
-    assert counted([50, 20], steps=100, drafted=[100, 50], uneven=True).survival == (0.5, 0.2)
-    assert counted([50, 20], steps=100, drafted=[100, 100, 0]).survival == (0.5, 0.2)
-    assert counted([50], steps=100, drafted=[100, 100]).survival == (0.5, 0.0)
-    assert counted([50], steps=100, draft_tokens=300).survival == (0.5, 0.0, 0.0)
+    assert "each position's rate is a share of the steps that drafted it" in known.assumed[0]
+    assert chain_from_counts([50, 20], steps=100, drafted=[100, 50], uneven=True).survival == (0.5, 0.2)
+    assert chain_from_counts([50, 20], steps=100, drafted=[100, 100, 0]).survival == (0.5, 0.2)
+    assert chain_from_counts([50], steps=100, drafted=[100, 100]).survival == (0.5, 0.0)
+    assert chain_from_counts([50], steps=100, draft_tokens=300).survival == (0.5, 0.0, 0.0)
     for accepted, drafted, message in [
         ([50, 40], [100, 50], r"0.500, 0.800: drafts were longer where they were better"),
         ([50, 60], [100, 50], "position 1: at most 50 can be accepted, found 60"),
@@ -163,7 +163,7 @@ def test_drafts_of_different_lengths():
         ([50, 20], [100], "2 positions are accepted, 1 drafted"),
     ]:
         with pytest.raises(TraceError, match=message):
-            counted(accepted, steps=100, drafted=drafted)
+            chain_from_counts(accepted, steps=100, drafted=drafted)
 
 
 # --- Prometheus text
@@ -245,7 +245,7 @@ def test_rates_without_counts(tmp_path):
     counts = replay_tree(Tree.chain(3), trace)
     assert (counts.steps.sum(), trace.requests) == (500, 10)
     assert counts.tau == pytest.approx(2.4)
-    assert "the source does not say of how many steps its rates are; 500 were drawn" in said
+    assert "the source does not record how many steps its rates cover; 500 were drawn" in said
     turned_away(tmp_path, tmp_path / "metrics", "counters", "--before", tmp_path / "metrics", words=("no difference",))
     (tmp_path / "metrics").write_text(MLC_TEXT.replace("step=0}\t1.0", "step=0}\t0.9"))
     turned_away(tmp_path, tmp_path / "metrics", "counters", words=("must have steps 0 (always 1)",))
@@ -283,7 +283,7 @@ def test_models_and_engines_of_one_text(tmp_path):
     other = VLLM.replace("model-8B", 'b\\"}').replace(" 4.0", " 5.0").replace(" 7.0", " 8.0")
     found = read_counters(VLLM + other, model='b"}')
     assert found.chain.survival == (1.0, 0.4, 0.2)
-    with pytest.raises(TraceError, match="which model of "):
+    with pytest.raises(TraceError, match="it has several models, "):
         read_counters(VLLM + other)
     with pytest.raises(TraceError, match="it has model model-8B, not x"):
         read_counters(VLLM, model="x")
@@ -301,21 +301,21 @@ def test_models_and_engines_of_one_text(tmp_path):
         (VLLM.replace(" 7.0", " 8.0"), "positions have 7 accepted tokens, .* has 8"),
         (VLLM.replace(" 15.0", " 9.0"), "9 tokens were drafted in 5 steps of up to 3: lengths differed"),
         (VLLM.replace('"0"} 4.0', '"0"} 1.0').replace('"2"} 1.0', '"2"} 4.0'), "accepted more often"),
-        (VLLM.replace('position="1"', 'position="5"'), "has 3 positions, but none for 1"),
+        (VLLM.replace('position="1"', 'position="5"'), "has 3 positions, but position 1 is missing"),
         (VLLM.replace('position="1"', 'position="-1"'), "must have a position as `position`, found '-1'"),
         (VLLM.replace(" 5.0", " 5.5"), "must be a count, found 5.5"),
         (VLLM.replace(" 5.0", " NaN"), "must be a count, found nan"),
         (VLLM.replace(" 5.0", " +Inf"), "must be a count, found inf"),
         (VLLM.replace(" 5.0", " -5"), "must be a count, found -5"),
         (VLLM.replace(" 5.0", " x"), "line 3 must end with a number, found 'x'"),
-        (VLLM.replace('engine="0",model_name', "engine=?,model_name"), "line 3 is no sample of Prometheus text"),
+        (VLLM.replace('engine="0",model_name', "engine=?,model_name"), "line 3 is not a sample of Prometheus text"),
         (VLLM.replace(" 5.0", " 0"), "no step was counted"),
         (VLLM.replace("num_drafts_total", "num_draughts_total"), "`vllm:spec_decode_num_drafts_total` is missing"),
         (
             TRTLLM.replace('_position="0",worker="1"} 3', '_position="0",worker="1"} 9', 1),
             "drafts were longer where they were better",
         ),
-        (TRTLLM.replace("drafted_tokens_total", "draft_total"), "only totals are there, which tell no position"),
+        (TRTLLM.replace("drafted_tokens_total", "draft_total"), "the other totals have no positions"),
         (VLLM.replace('position="1"', f'position="{"9" * 5000}"'), "must have a position"),
         ("{}", "neither `draft_count`"),
         ("{", "neither JSON nor lines of JSON"),
@@ -341,9 +341,9 @@ def test_iteration_statistics_tell_of_single_drafts_only():
     found = read_counters("\n".join(json.dumps(row) for _ in range(5)))
     assert (found.engine, found.chain) == ("tensorrt-llm", Chain((0.75,), 20))
     row["specDecodingStats"]["numDraftTokens"] = 12
-    with pytest.raises(TraceError, match=r"tell 12 drafted and 3 accepted tokens of 4 drafts, but of no position"):
+    with pytest.raises(TraceError, match=r"have 12 drafted and 3 accepted tokens of 4 drafts, but no positions"):
         read_counters(json.dumps([row]))
-    with pytest.raises(TraceError, match="leave --before out"):
+    with pytest.raises(TraceError, match="omit --before"):
         read_counters(json.dumps([row]), before="{}")
 
 
@@ -401,7 +401,7 @@ def test_sglangs_responses(tmp_path):
     chain = read_responses("\n".join(map(json.dumps, [chunk, *bodies])))
     assert chain.survival == tuple(count / 250 for count in (174, 114, 72, 38, 16))
     assert (chain.steps, len(chain.requests)) == (250, 2)
-    assert "ends with the most drafts that a step kept" in chain.assumed[-1]
+    assert "ends with the most drafts that a step accepted" in chain.assumed[-1]
     deeper = read_responses(json.dumps(bodies), depth=7)
     assert deeper.survival[5:] == (0.0, 0.0)
     assert chain.assumed[-1] not in deeper.assumed
@@ -438,11 +438,11 @@ def test_uneven_drafts_of_responses():
         ({"num_spec_tokens": 2}, r"`num_spec_tokens` must be in 3\.\.64, found 2"),
         ({"num_spec_tokens": 10**12}, r"`num_spec_tokens` must be in 3\.\.64"),
         ({"acceptance_histogram": [10**15]}, "at most 65 entries and 1000000 steps"),
-        ({"num_draft_tokens": 10**15}, "are more than 64 a step"),
+        ({"num_draft_tokens": 10**15}, "are more than 64 per step"),
         ({"per_step_accepted": [3, 0, 1, 2, 2]}, "do not fit the histogram"),
         ({"per_step_drafted": [3]}, "do not fit the histogram"),
         ({"per_step_drafted": None}, "`per_step_drafted` must be a list of counts"),
-        ({"per_step_drafted": [2, 3, 3, 3, 3]}, "a step kept more than it drafted"),
+        ({"per_step_drafted": [2, 3, 3, 3, 3]}, "a step accepted more than it drafted"),
     ],
 )
 def test_responses_that_are_not_so(change, message):
@@ -451,7 +451,7 @@ def test_responses_that_are_not_so(change, message):
 
 
 def test_depths_and_texts_of_responses_that_are_refused():
-    with pytest.raises(TraceError, match="a step kept 3 drafts, asked for a depth of 2"):
+    with pytest.raises(TraceError, match="a step accepted 3 drafts, more than the depth of 2"):
         read_responses(json.dumps(VLLM_RESPONSE), depth=2)
     with pytest.raises(TraceError, match="neither JSON nor lines of JSON"):
         read_responses("SpecDecoding metrics: ...")
@@ -478,10 +478,10 @@ INFO 05-03 18:51:15 [metrics.py:101] SpecDecoding metrics: Mean acceptance lengt
     (tmp_path / "server.log").write_text(text)
     trace, said = bring(tmp_path, tmp_path / "server.log", "log")
     assert replay_tree(Tree.chain(3), trace).tau == pytest.approx(1 + 157 / 134, abs=0.02)
-    assert "Assumed: rates are of three decimals" in said
-    with pytest.raises(TraceError, match=r"150 accepted tokens where 300 drafted ones, 3 a step"):
+    assert "Assumed: rates have three decimals" in said
+    with pytest.raises(TraceError, match=r"150 accepted tokens, but its 300 drafted tokens, 3 per step"):
         read_log(text.replace("387", "300"))
-    with pytest.raises(TraceError, match="a line says no numbers of tokens"):
+    with pytest.raises(TraceError, match="a line has no numbers of accepted and drafted tokens"):
         read_log(text.replace("Drafted: 387 tokens, ", ""))
     with pytest.raises(TraceError, match="lines have 2 to 3 positions"):
         read_log(text.replace(", 0.264", "").replace("387", "258").replace("150", "116"))
@@ -560,7 +560,7 @@ def test_an_interval_with_a_few_shorter_drafts_is_taken():
 
 def test_counters_to_begin_with_must_be_counters():
     later = json.dumps({"draft_count": [5, 4], "accept_count": [5, 3]})
-    with pytest.raises(TraceError, match="--before must hold `draft_count`"):
+    with pytest.raises(TraceError, match="--before must also hold `draft_count`"):
         read_counters(later, before='{"x": 1}')
     with pytest.raises(TraceError, match="must begin alike"):
         read_counters(json.dumps({"draft_count": [5, 4], "accept_count": []}))
