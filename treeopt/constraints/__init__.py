@@ -1,4 +1,10 @@
-"""Rules that engines put on trees, each with its source; which engine has which, the engine's file says."""
+"""Constraints that engines put on trees, each with its source; `treeopt.engines` lists the constraints of each engine.
+
+* `constraint`: the Constraint protocol, and the limits that a search gets from it.
+* `size_rules`: numbers of nodes, levels, children and candidates.
+* `rank_rules`: which candidate ranks nodes may take.
+* `shape_rules`: chains only, uniform branching, full trees.
+"""
 
 from treeopt.constraints.constraint import Constraint, Limits, broken, hereditary, joined
 from treeopt.constraints.rank_rules import ContiguousRanks, ExpandPrefix, RanksBelow, RootRanksContiguous

@@ -1,4 +1,4 @@
-"""What a rule is: a check of one tree, and what it leaves for searches to choose from; no rule of an engine."""
+"""The Constraint protocol: a check of one tree, and the limits that it leaves to a search; no rules of an engine."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ from treeopt.tree import MAX_NODES, MAX_RANK, Path, Tree
 
 @dataclass(frozen=True)
 class Limits:
-    """What rules leave of all trees, in the terms that every search knows: a tree keeps the rules if it keeps these.
+    """The trees that constraints allow, in terms that every search knows.
 
-    The empty tree, which drafts nothing, keeps them all.
+    A tree meets the constraints exactly if it meets these limits. The empty tree, which drafts nothing, meets them all.
 
     Attributes:
         nodes: most nodes.
-        sizes: the numbers of nodes that are allowed; None allows every one.
+        sizes: allowed numbers of nodes; None allows all.
         depth: deepest level.
-        min_depth: the depth that must be reached.
-        ranks: every rank is below it; 1 leaves chains.
+        min_depth: smallest depth of the tree.
+        ranks: every rank is below this number; 1 leaves chains.
         children: most children of a node or of the root.
         levels: most nodes of each level, the last number for all deeper ones too; empty allows any.
         contiguous: siblings have the ranks 0, 1, 2, ...
-        contiguous_root: children of the root do.
+        contiguous_root: children of the root have the ranks 0, 1, 2, ...
         expand_prefix: siblings that have children have the ranks 0, 1, 2, ...
-        uniform: all nodes of a level have equally many children, and contiguous ranks.
-        full: all nodes above the deepest level have equally many children, and contiguous ranks.
+        uniform: all nodes of a level have the same number of children, and contiguous ranks.
+        full: all nodes above the deepest level have the same number of children, and contiguous ranks.
         pool: no more nodes than `treeopt.constraints.pool` of the tree's depth and branching.
     """
 
@@ -45,7 +45,7 @@ class Limits:
     pool: bool = False
 
     def level(self, depth: int) -> int:
-        """Most nodes at a depth, the children of the root standing at depth 1.
+        """Return the most nodes at a depth; children of the root have depth 1.
 
         >>> [Limits(levels=(4, 2)).level(depth) for depth in (1, 2, 3)]
         [4, 2, 2]
@@ -54,7 +54,7 @@ class Limits:
 
 
 class Constraint(Protocol):
-    """One rule that an engine puts on trees."""
+    """A rule that an engine puts on trees."""
 
     @property
     def source(self) -> str:
@@ -65,14 +65,14 @@ class Constraint(Protocol):
         """A few words for a table."""
 
     def check(self, tree: Tree) -> str | None:
-        """Why the engine cannot express `tree`, with the first path that breaks the rule; None if it can."""
+        """Return the reason why the engine cannot express `tree`, with the first path that breaks the rule, or None."""
 
     def narrow(self, limits: Limits) -> Limits:
-        """The limits with this rule added to them."""
+        """Return the limits with this rule added to them."""
 
 
 def hereditary(constraint: Constraint) -> bool:
-    """Whether a tree that is built node by node, siblings by rank, keeps the rule all along if it does in the end.
+    """Return True if a tree built node by node, siblings by rank, meets the rule at every step if it does at the end.
 
     >>> from treeopt.constraints import ContiguousRanks, DepthAtLeast
     >>> hereditary(ContiguousRanks(source="a.py")), hereditary(DepthAtLeast(2, source="b.py"))
@@ -83,7 +83,7 @@ def hereditary(constraint: Constraint) -> bool:
 
 
 def joined(constraints: Iterable[Constraint]) -> Limits:
-    """What all rules together leave.
+    """Return the limits that all rules leave together.
 
     >>> from treeopt.constraints import ChainOnly, NodesAtMost
     >>> limits = joined([NodesAtMost(63, source="a.py"), ChainOnly(source="b.py")])
@@ -94,7 +94,7 @@ def joined(constraints: Iterable[Constraint]) -> Limits:
 
 
 def broken(tree: Tree, constraints: Iterable[Constraint]) -> str | None:
-    """The first rule that `tree` breaks, with its source; None when it keeps them all.
+    """Return the first rule that `tree` breaks, with its source, or None if it meets them all.
 
     >>> from treeopt.constraints import ChainOnly, DepthAtMost
     >>> broken(Tree.chain(3), [ChainOnly(source="a.py"), DepthAtMost(2, source="b.py")])
@@ -108,7 +108,7 @@ def broken(tree: Tree, constraints: Iterable[Constraint]) -> str | None:
 
 
 def show(path: Path) -> str:
-    """A path as messages name it.
+    """Return a path as text for messages.
 
     >>> show((0, 2))
     '[0, 2]'

@@ -1,4 +1,4 @@
-"""Rules on the ranks that nodes take."""
+"""Constraints on the candidate ranks that nodes take: below a limit, contiguous, expanded best first."""
 
 from dataclasses import dataclass, replace
 
@@ -8,7 +8,7 @@ from treeopt.tree import Path, Tree
 
 @dataclass(frozen=True)
 class RanksBelow:
-    """Every rank below `limit`, the candidates that the engine keeps of each parent.
+    """The rule that every rank is below `limit`, the number of candidates that the engine keeps per parent.
 
     >>> RanksBelow(10, source="engine.py").check(Tree.from_paths([(10,)]))
     'path [10] takes rank 10, ranks must be below 10'
@@ -19,7 +19,7 @@ class RanksBelow:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name in tables."""
         return f"ranks below {self.limit}"
 
     def check(self, tree: Tree) -> str | None:
@@ -36,7 +36,7 @@ class RanksBelow:
 
 @dataclass(frozen=True)
 class ContiguousRanks:
-    """Siblings take the best candidates: a node of rank r has siblings of all ranks below r.
+    """The rule that siblings take the best candidates: a node of rank r has siblings of all ranks below r.
 
     >>> ContiguousRanks(source="engine.py").check(Tree.from_paths([(0,), (0, 0), (0, 2)]))
     'path [0, 2] skips rank 1, siblings must have the ranks 0, 1, 2, ...'
@@ -46,11 +46,11 @@ class ContiguousRanks:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name in tables."""
         return "contiguous ranks"
 
     def check(self, tree: Tree) -> str | None:
-        """Name the first path that leaves out a better sibling."""
+        """Name the first path that skips a better sibling."""
         path = _skips(tree.paths)
         if path is None:
             return None
@@ -63,7 +63,7 @@ class ContiguousRanks:
 
 @dataclass(frozen=True)
 class RootRanksContiguous:
-    """The children of the root take the best candidates; those of other nodes may skip ranks.
+    """The rule that children of the root take the best candidates; children of other nodes may skip ranks.
 
     >>> RootRanksContiguous(source="engine.py").check(Tree.from_paths([(0, 3), (2,)]))
     'path [2] skips rank 1, children of the root must have the ranks 0, 1, 2, ...'
@@ -73,11 +73,11 @@ class RootRanksContiguous:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name in tables."""
         return "contiguous ranks at the root"
 
     def check(self, tree: Tree) -> str | None:
-        """Name the first path of one step that leaves out a better one."""
+        """Name the first child of the root that skips a better one."""
         path = _skips(tuple(path for path in tree.paths if len(path) == 1))
         if path is None:
             return None
@@ -91,7 +91,7 @@ class RootRanksContiguous:
 
 @dataclass(frozen=True)
 class ExpandPrefix:
-    """Of siblings the best are continued: if a node of rank r has children, nodes of all ranks below r have some.
+    """The rule that the best siblings are continued: if a node of rank r has children, all lower ranks have some.
 
     >>> ExpandPrefix(source="engine.py").check(Tree.from_paths([(0,), (1, 0)]))
     'path [1, 0] continues rank 1 while rank 0 has no children'
@@ -101,7 +101,7 @@ class ExpandPrefix:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name in tables."""
         return "best siblings continued first"
 
     def check(self, tree: Tree) -> str | None:
@@ -120,7 +120,7 @@ class ExpandPrefix:
 
 
 def _skips(paths: tuple[Path, ...]) -> Path | None:
-    """The first path, in breadth-first order, whose rank is not the next one of its siblings."""
+    """Return the first path, in breadth-first order, whose rank is not the next one of its siblings, or None."""
     before: Path = ()
     for path in paths:
         siblings = len(before) == len(path) and before[:-1] == path[:-1]
@@ -131,5 +131,6 @@ def _skips(paths: tuple[Path, ...]) -> Path | None:
 
 
 def _missing(path: Path, tree: Tree) -> int:
-    held = set(tree.paths)
-    return next(rank for rank in range(path[-1]) if (*path[:-1], rank) not in held)
+    """Return the lowest rank that is missing among the siblings of a path."""
+    paths = set(tree.paths)
+    return next(rank for rank in range(path[-1]) if (*path[:-1], rank) not in paths)

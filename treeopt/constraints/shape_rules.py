@@ -1,4 +1,4 @@
-"""Rules that leave only one kind of tree."""
+"""Constraints that allow one kind of tree: chains, uniform branching per level, full trees."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -10,9 +10,9 @@ from treeopt.tree import Tree
 
 @dataclass(frozen=True)
 class ChainOnly:
-    """No path but the best candidate of each depth.
+    """The rule that only the best candidate of each depth is drafted.
 
-    Siblings differ in rank, so a tree is that chain exactly when all its ranks are 0.
+    Siblings differ in rank, so a tree is that chain exactly if all its ranks are 0.
 
     >>> ChainOnly(source="engine.py").check(Tree.from_paths([(0,), (0, 1)]))
     'path [0, 1] takes candidate 1, only the best of each depth is drafted'
@@ -22,11 +22,11 @@ class ChainOnly:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name in tables."""
         return "chains only"
 
     def check(self, tree: Tree) -> str | None:
-        """Name the first path with another rank than 0."""
+        """Name the first path whose rank is not 0."""
         for path in tree.paths:
             if path[-1] > 0:
                 return f"path {show(path)} takes candidate {path[-1]}, only the best of each depth is drafted"
@@ -39,7 +39,7 @@ class ChainOnly:
 
 @dataclass(frozen=True)
 class UniformBranching:
-    """All nodes of a level have equally many children, the best ones: `Tree.cartesian`.
+    """The rule that all nodes of a level have the same number of children, the best ones: `Tree.cartesian`.
 
     >>> UniformBranching(source="engine.py").check(Tree.from_paths([(0, 0), (1,)]))
     'path [1] has 0 children, others of its level have 1'
@@ -49,11 +49,11 @@ class UniformBranching:
 
     @property
     def name(self) -> str:
-        """For tables."""
-        return "as many children for all of a level"
+        """The name in tables."""
+        return "same number of children within a level"
 
     def check(self, tree: Tree) -> str | None:
-        """Name the first path that skips a rank, or that has another number of children than the first of its level."""
+        """Name the first path that skips a rank, or whose number of children differs from the first of its level."""
         skipped = ContiguousRanks(self.source).check(tree)
         if skipped is not None:
             return skipped
@@ -71,7 +71,7 @@ class UniformBranching:
 
 @dataclass(frozen=True)
 class FullTree:
-    """Every node above the deepest level has equally many children, the best ones: `Tree.full`.
+    """The rule that every node above the deepest level has the same number of children, the best ones: `Tree.full`.
 
     >>> FullTree(source="engine.py").check(Tree.cartesian((2, 1)))
     'path [0] has 1 children, the root has 2'
@@ -81,11 +81,11 @@ class FullTree:
 
     @property
     def name(self) -> str:
-        """For tables."""
-        return "as many children everywhere"
+        """The name in tables."""
+        return "same number of children everywhere"
 
     def check(self, tree: Tree) -> str | None:
-        """Name the first path that skips a rank, or an inner one that has not as many children as the root."""
+        """Name the first path that skips a rank, or an inner node whose number of children differs from the root's."""
         skipped = ContiguousRanks(self.source).check(tree)
         if skipped is not None:
             return skipped

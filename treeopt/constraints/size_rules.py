@@ -1,4 +1,4 @@
-"""Rules that count: nodes, levels, children, candidates."""
+"""Constraints on sizes: numbers of nodes, levels, children and candidates."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from treeopt.tree import Tree
 
 @dataclass(frozen=True)
 class NodesAtMost:
-    """No more than `limit` nodes, such as the 63 that a mask of 64 bits holds beside the root.
+    """The rule of at most `limit` nodes, such as the 63 that a 64-bit mask holds beside the root.
 
     >>> NodesAtMost(3, source="engine.py").check(Tree.chain(4))
     'path [0, 0, 0, 0] is node 4, at most 3 can be drafted'
@@ -22,7 +22,7 @@ class NodesAtMost:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name in tables."""
         return f"nodes at most {self.limit}"
 
     def check(self, tree: Tree) -> str | None:
@@ -38,7 +38,7 @@ class NodesAtMost:
 
 @dataclass(frozen=True)
 class SizesAmong:
-    """Only these numbers of nodes: steps are captured for them alone. The verified tokens are one more, the root.
+    """The rule of a few allowed sizes, for which steps are captured. Verified tokens are nodes + 1, with the root.
 
     >>> SizesAmong((3, 7), source="engine.py").check(Tree.chain(4))
     'path [0, 0, 0, 0] is node 4, only trees of 3 or 7 nodes can be run'
@@ -48,26 +48,26 @@ class SizesAmong:
     source: str
 
     def __post_init__(self) -> None:
-        """Check that there is a size.
+        """Check the sizes.
 
         Raises:
-            UsageError: none, or one below 1.
+            UsageError: no size, or a size below 1.
         """
         if min(self.nodes, default=0) < 1:
-            raise UsageError(f"sizes must be numbers of at least 1, got {list(self.nodes)}")
+            raise UsageError(f"sizes must be one or more numbers of at least 1, got {list(self.nodes)}")
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name in tables."""
         return f"{self._listed} nodes"
 
     @property
     def _listed(self) -> str:
-        *most, last = map(str, self.nodes)
-        return f"{', '.join(most)} or {last}" if most else last
+        *others, last = map(str, self.nodes)
+        return f"{', '.join(others)} or {last}" if others else last
 
     def check(self, tree: Tree) -> str | None:
-        """Name the last path of a tree of another size."""
+        """Name the last path of a tree whose size is not allowed."""
         if tree.nodes in (0, *self.nodes):
             return None
         return f"path {show(tree.paths[-1])} is node {tree.nodes}, only trees of {self._listed} nodes can be run"
@@ -80,7 +80,7 @@ class SizesAmong:
 
 @dataclass(frozen=True)
 class DepthAtMost:
-    """No path longer than `limit`.
+    """The rule that no path is longer than `limit`.
 
     >>> DepthAtMost(2, source="engine.py").check(Tree.chain(3))
     'path [0, 0, 0] has depth 3, at most 2 can be drafted'
@@ -91,7 +91,7 @@ class DepthAtMost:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name in tables."""
         return f"depth at most {self.limit}"
 
     def check(self, tree: Tree) -> str | None:
@@ -108,7 +108,7 @@ class DepthAtMost:
 
 @dataclass(frozen=True)
 class DepthAtLeast:
-    """A path of `limit` nodes or more.
+    """The rule that some path has `limit` nodes or more.
 
     >>> DepthAtLeast(2, source="engine.py").check(Tree.from_paths([(0,), (1,)]))
     'path [1] has depth 1, the deepest must have at least 2'
@@ -119,7 +119,7 @@ class DepthAtLeast:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name in tables."""
         return f"depth at least {self.limit}"
 
     def check(self, tree: Tree) -> str | None:
@@ -135,7 +135,7 @@ class DepthAtLeast:
 
 @dataclass(frozen=True)
 class LevelsAtMost:
-    """At most `widths[d]` nodes at depth d + 1; the last number holds for all deeper levels too.
+    """The rule of at most `widths[d]` nodes at depth d + 1; the last number holds for all deeper levels too.
 
     >>> LevelsAtMost((2, 1), source="engine.py").check(Tree.full(2, 2))
     'path [0, 1] is node 2 of its level, at most 1 can be drafted there'
@@ -145,17 +145,17 @@ class LevelsAtMost:
     source: str
 
     def __post_init__(self) -> None:
-        """Check that there is a width.
+        """Check the widths.
 
         Raises:
-            UsageError: none, or one below 1.
+            UsageError: no width, or a width below 1.
         """
         if min(self.widths, default=0) < 1:
-            raise UsageError(f"widths must be numbers of at least 1, got {list(self.widths)}")
+            raise UsageError(f"widths must be one or more numbers of at least 1, got {list(self.widths)}")
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name in tables."""
         return f"levels at most {', '.join(map(str, self.widths))}"
 
     def check(self, tree: Tree) -> str | None:
@@ -179,7 +179,7 @@ class LevelsAtMost:
 
 @dataclass(frozen=True)
 class ChildrenAtMost:
-    """No node, nor the root, has more than `limit` children.
+    """The rule that no node, nor the root, has more than `limit` children.
 
     >>> ChildrenAtMost(2, source="engine.py").check(Tree.from_paths([(0,), (1,), (5,)]))
     'path [5] is child 3, at most 2 can be drafted'
@@ -190,11 +190,11 @@ class ChildrenAtMost:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name in tables."""
         return f"children at most {self.limit}"
 
     def check(self, tree: Tree) -> str | None:
-        """Name the first path that is one child too many."""
+        """Name the first path beyond the limit."""
         children: Counter[int] = Counter()
         for path, parent in zip(tree.paths, tree.parents, strict=True):
             children[parent] += 1
@@ -209,7 +209,7 @@ class ChildrenAtMost:
 
 @dataclass(frozen=True)
 class FitsPool:
-    """No more nodes than a dynamic tree of the same depth and largest branching has candidates.
+    """The rule of no more nodes than a dynamic tree of the same depth and largest branching has candidates.
 
     >>> FitsPool(source="engine.py").check(Tree.full(2, 3))
     'path [1, 0, 0] is node 11 of 14, depth 3 and branching 2 offer 10 candidates'
@@ -219,7 +219,7 @@ class FitsPool:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name in tables."""
         return "no more nodes than candidates"
 
     def check(self, tree: Tree) -> str | None:
@@ -240,7 +240,7 @@ class FitsPool:
 
 
 def branching(tree: Tree) -> int:
-    """Children of the node that has most of them, the root included; 0 for the empty tree.
+    """Return the most children of any node, the root included; 0 for the empty tree.
 
     >>> branching(Tree.from_paths([(0, 0), (0, 1), (0, 5), (1,)]))
     3
@@ -249,7 +249,7 @@ def branching(tree: Tree) -> int:
 
 
 def pool(*, depth: int, width: int) -> int:
-    """Candidates of an EAGLE-2 style draft: K at the first level, K * K at every further one.
+    """Return the number of candidates of an EAGLE-2 style draft: K at the first level, K * K at every further one.
 
     Source: sglang#24054; SGLang's `organize_draft_results` fails exactly beyond it.
 

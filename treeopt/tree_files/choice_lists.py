@@ -1,7 +1,7 @@
-"""Trees as other programs write them: Sequoia's growmaps, lists of rank paths in Python, JSON or a string.
+"""Read trees of other programs: lists of rank paths (Medusa's choices) in Python, JSON or text, and growmaps.
 
-Nothing is run: Python files are parsed, and only literals of them are read. A file of `torch.save` is for
-`executor.checkpoints.tensors.torch_save` to read; `read_tree` takes its values.
+Nothing is run: Python files are parsed, and only their literals are read. Files of `torch.save` are read by
+`executor.checkpoints.tensors.torch_save`; `read_tree` takes their values.
 """
 
 import ast
@@ -15,20 +15,20 @@ from treeopt.errors import TreeError
 from treeopt.storage.atomic_files import why
 from treeopt.traces.importers.source_file import SAVED
 from treeopt.tree import MAX_RANK, Tree
-from treeopt.tree_files.growmaps import in_words, tree_of_growmap
+from treeopt.tree_files.growmaps import abridged, tree_of_growmap
 
-LIMIT = 2**26  # bytes; the mask of a growmap of 4096 nodes, as indented JSON, is larger than any published one
-SHOWN = 8
+LIMIT = 2**26  # most bytes; larger than any published growmap, smaller than one of 4096 nodes in indented JSON
+SHOWN = 8  # most names listed in a message
 
 
 @dataclass(frozen=True)
-class Found:
-    """A tree and how the file was read.
+class TreeInFile:
+    """A tree read from a file, and how the file was understood.
 
     Attributes:
         tree: the topology.
-        reading: `every node` is listed; `leaves only`, prefixes are implied; or `growmap`.
-        name: of the list in the file; None where the file holds nothing else.
+        reading: `every node` (all are listed), `leaves only` (prefixes are implied) or `growmap`.
+        name: name of the tree in the file; None if the file holds a single tree without a name.
     """
 
     tree: Tree
@@ -36,32 +36,32 @@ class Found:
     name: str | None = None
 
 
-def read_tree(path: Path, *, name: str | None = None, saved: Callable[[Path], Any] | None = None) -> Found:
-    """The tree that a file holds.
+def read_tree(path: Path, *, name: str | None = None, saved: Callable[[Path], Any] | None = None) -> TreeInFile:
+    """Read the tree that a file holds.
 
     Args:
-        path: `.py`, `.json`, `.pt`, or any text that is one literal.
-        name: of the variable or key, where there are several.
-        saved: reads a `.pt` as plain values; without it such files are refused.
+        path: `.py`, `.json`, `.pt`, or any text that is a single literal.
+        name: name of the variable or key, if the file has several.
+        saved: reads a `.pt` as plain values; without it such files raise an error.
 
     Raises:
-        TreeError: the file cannot be read, holds no tree, or several; a growmap whose keys disagree; a path twice,
-            without its prefix, or with ranks that are none. Names the file and the place.
+        TreeError: the file cannot be read, holds no tree, or several; a growmap whose keys disagree; a path that is
+            repeated, lacks its prefix, or has invalid ranks. Names the file and the place.
     """
     try:
         if path.suffix in SAVED:
             if saved is None:
-                raise TreeError("a file of torch.save is read by the command line, or with `torch_save.read_saved`")
-            held = saved(path)
+                raise TreeError("read a file of torch.save on the command line, or pass saved=torch_save.read_saved")
+            value = saved(path)
         else:
-            held = _parsed(path)
-        return _chosen(held, name)
+            value = _parsed(path)
+        return _named_tree(value, name)
     except TreeError as error:
         raise TreeError(f"{path}: {error}") from error
 
 
-def tree_of(value: Any) -> Found:
-    """The tree that a value spells: a growmap, rank paths, or a string of them.
+def tree_of(value: Any) -> TreeInFile:
+    """Return the tree that a value describes: a growmap, rank paths, or a string of rank paths.
 
     >>> tree_of("[(0,), (0, 0)]").tree.paths
     ((0,), (0, 0))
@@ -69,15 +69,15 @@ def tree_of(value: Any) -> Found:
     'leaves only'
 
     Raises:
-        TreeError: it spells none.
+        TreeError: the value describes no tree.
     """
     if isinstance(value, str):
         value = _literal(value)
-    return Found(tree_of_growmap(value), "growmap") if isinstance(value, Mapping) else _listed(value)
+    return TreeInFile(tree_of_growmap(value), "growmap") if isinstance(value, Mapping) else _listed(value)
 
 
 def _parsed(path: Path) -> Any:
-    """A tree's value, or several by name."""
+    """Return the value of a tree, or of several by name."""
     try:
         if path.stat().st_size > LIMIT:
             raise TreeError(f"larger than {LIMIT} bytes")
@@ -100,12 +100,12 @@ def _literal(text: str) -> Any:
 
 
 def _assigned(text: str) -> Any:
-    """The literals that a Python file assigns to names, or the one that it consists of."""
+    """Return the literals that a Python file assigns to names, or the single literal that it consists of."""
     try:
         module = ast.parse(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
         raise TreeError(f"not Python: {_first_line(error)}") from error
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for statement in module.body:
         if isinstance(statement, ast.Expr) and len(module.body) == 1:
             return _literal(text)
@@ -119,29 +119,29 @@ def _assigned(text: str) -> Any:
             value = ast.literal_eval(statement.value) if statement.value is not None else None
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             continue
-        found |= dict.fromkeys(names, value)
-    return found
+        values |= dict.fromkeys(names, value)
+    return values
 
 
-def _chosen(held: Any, name: str | None) -> Found:
-    if not isinstance(held, Mapping) or "Successors" in held:
+def _named_tree(value: Any, name: str | None) -> TreeInFile:
+    if not isinstance(value, Mapping) or "Successors" in value:
         if name is not None:
-            raise TreeError(f"it holds one tree and no names, asked for {name!r}")
-        return tree_of(held)
-    trees = [key for key, value in held.items() if isinstance(key, str) and _like_a_tree(value)]
+            raise TreeError(f"it holds a single tree without a name, got the name {name!r}")
+        return tree_of(value)
+    trees = [key for key, item in value.items() if isinstance(key, str) and _like_a_tree(item)]
     listed = ", ".join(trees[:SHOWN]) + (f" and {len(trees) - SHOWN} more" if len(trees) > SHOWN else "")
     if not trees:
-        raise TreeError("it names no list of rank paths")
+        raise TreeError("it has no list of rank paths with a name")
     if name is None and len(trees) > 1:
-        raise TreeError(f"which of {listed}? write FILE:NAME")
+        raise TreeError(f"it has several trees, {listed}: write FILE:NAME")
     if name is not None and name not in trees:
-        raise TreeError(f"it names no tree {name!r}; it has {listed}")
+        raise TreeError(f"it has no tree {name!r}; it has {listed}")
     chosen = trees[0] if name is None else name
     try:
-        found = tree_of(held[chosen])
+        unnamed = tree_of(value[chosen])
     except TreeError as error:
         raise TreeError(f"{chosen}: {error}") from error
-    return Found(found.tree, found.reading, chosen)
+    return TreeInFile(unnamed.tree, unnamed.reading, chosen)
 
 
 def _like_a_tree(value: Any) -> bool:
@@ -156,8 +156,8 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:120]
 
 
-def _listed(value: Any) -> Found:
-    """Rank paths in any order, all of them or the leaves only."""
+def _listed(value: Any) -> TreeInFile:
+    """Return the tree of a list of rank paths in any order, all of them or the leaves only."""
     if not isinstance(value, list | tuple):
         raise TreeError(f"a tree must be a list of rank paths, found {type(value).__name__}")
     if not value:
@@ -171,18 +171,18 @@ def _listed(value: Any) -> Found:
         wrong = [rank for rank in path if type(rank) is not int or not 0 <= rank <= MAX_RANK]
         if wrong:
             raise TreeError(f"path {number} must hold ranks in 0..{MAX_RANK}, found {wrong[0]!r:.40}")
-        here = tuple(path)
-        if here in seen:
-            raise TreeError(f"path {number} {in_words(path)} is path {seen[here]} again")
-        seen[here] = number
+        ranks = tuple(path)
+        if ranks in seen:
+            raise TreeError(f"path {number} {abridged(path)} repeats path {seen[ranks]}")
+        seen[ranks] = number
     tree = Tree.from_paths(value)
     if tree.nodes == len(seen):
-        return Found(tree, "every node")
+        return TreeInFile(tree, "every node")
     inner = [path for path in seen if any(path[:length] in seen for length in range(1, len(path)))]
     if not inner:
-        return Found(tree, "leaves only")
+        return TreeInFile(tree, "leaves only")
     orphan = next(path for path in seen if path[:-1] and path[:-1] not in seen)
     raise TreeError(
-        f"path {seen[orphan]} {in_words(orphan)} has no parent {in_words(orphan[:-1])} in the list, which is no list "
-        f"of leaves either, since path {seen[inner[0]]} {in_words(inner[0])} continues another"
+        f"path {seen[orphan]} {abridged(orphan)} has no parent {abridged(orphan[:-1])} in the list, which is not a "
+        f"list of leaves either, because path {seen[inner[0]]} {abridged(inner[0])} continues another"
     )

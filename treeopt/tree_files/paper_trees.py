@@ -1,4 +1,4 @@
-"""Trees that papers and their code published, by name, as `data/published/trees.json` holds them."""
+"""Trees published by papers and their code, by name; stored in `data/published/trees.json`."""
 
 import json
 from functools import cache
@@ -13,7 +13,7 @@ EAGLE = "eagle1/mc_sim_7b_63"
 
 @cache
 def published_trees() -> dict[str, Tree]:
-    """All published trees; sources are beside them in the file.
+    """Return all published trees by name; the file also holds their sources.
 
     >>> published_trees()[MEDUSA].level_widths
     (10, 28, 23, 2)
