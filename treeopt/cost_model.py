@@ -19,7 +19,7 @@ FAR, APART = 1.5, 64
 
 @dataclass(frozen=True)
 class StepShape:
-    """One speculative step of a batch.
+    """The shape of a speculative step of a batch.
 
     Attributes:
         batch: sequences.

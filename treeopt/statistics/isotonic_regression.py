@@ -30,7 +30,7 @@ class Curve:
         if not self.x or len(self.x) != len(self.y):
             raise UsageError(f"a curve needs one y for each x, and at least one, got {len(self.x)} and {len(self.y)}")
         if not ((np.diff(self.x) > 0).all() and (np.diff(self.y) >= 0).all()):
-            raise UsageError("a curve needs rising x, and y that do not fall")
+            raise UsageError("a curve needs rising x and y that do not fall")
 
     def at(self, x: NDArray[np.floating]) -> NDArray[np.float64]:
         """Return the values at `x`, of the same shape.

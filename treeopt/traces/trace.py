@@ -155,17 +155,17 @@ class Trace:
             raise TraceError(f"a selection must be increasing indices below {self.requests}, got {requests}")
         chosen_requests = np.zeros(self.requests, dtype=bool)
         chosen_requests[requests] = True
-        keep = chosen_requests[self.request_index]
-        chosen = None if self.candidates is None else self.candidates.select(keep)
+        in_selection = chosen_requests[self.request_index]
+        chosen = None if self.candidates is None else self.candidates.select(in_selection)
         parts: dict[str, Any] = {}
         for name in (*BY_ANCHOR, *BY_REQUEST):
             part = getattr(self, name)
-            parts[name] = None if part is None else part[keep if name in BY_ANCHOR else requests]
+            parts[name] = None if part is None else part[in_selection if name in BY_ANCHOR else requests]
         return replace(
             self,
-            request=self.request[keep],
-            position=self.position[keep],
-            rank=self.rank[keep],
+            request=self.request[in_selection],
+            position=self.position[in_selection],
+            rank=self.rank[in_selection],
             **parts,
             candidates=chosen,
         )

@@ -166,7 +166,9 @@ def test_python_files_have_trees_by_name(tmp_path):
     assert read_tree(file, name="mc_sim_7b_63").tree == Tree.from_paths([(0, 0), (0, 1), (1,)])
     assert read_tree(file, name="stage2").tree == Tree.from_paths([(0, 0), (1,)])
     assert read_tree(file, name="leaves").reading == "leaves only"
-    with pytest.raises(TreeError, match=r"choices.py: it has several trees, mc_sim_7b_63, stage2, leaves: write FILE:NAME"):
+    with pytest.raises(
+        TreeError, match=r"choices.py: it has several trees, mc_sim_7b_63, stage2, leaves: write FILE:NAME"
+    ):
         read_tree(file)
     with pytest.raises(TreeError, match="it has no tree 'made'; it has mc_sim_7b_63, stage2, leaves"):
         read_tree(file, name="made")
