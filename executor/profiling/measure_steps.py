@@ -33,7 +33,7 @@ from executor.target.tensor_parallel import processes
 from executor.verification.replayed_acceptance import Imposed
 from simulate.model_sizes.hf_config import Shape
 from simulate.model_sizes.mixture_of_experts import Experts
-from simulate.profiles.calibrate import Cell, profile_of
+from simulate.profiles.calibration import Cell, profile_of
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import Profile, read_prefill
 from treeopt.errors import TreeoptError, UsageError

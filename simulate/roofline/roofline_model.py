@@ -20,7 +20,7 @@ from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.hf_config import Shape
 from simulate.roofline.data_sheets import Hardware, load_hardware
 from simulate.roofline.interconnect import MOST
-from simulate.roofline.kernels import Kernels, Split
+from simulate.roofline.forward_time import Kernels, Split
 from treeopt.cost_model import CostParts, StepShape
 from treeopt.errors import CostError, UsageError
 

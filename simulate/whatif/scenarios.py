@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulate.closed_forms.speedup_formulas import expected_tau
+from simulate.closed_forms.leviathan import expected_tau
 from simulate.roofline.roofline_model import Roofline
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import CostError

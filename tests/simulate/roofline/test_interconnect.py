@@ -13,7 +13,7 @@ from simulate.profiles.profile import BatchTimes, Profile
 from simulate.roofline.data_sheets import find_hardware, own_hardware
 from simulate.roofline.interconnect import Link
 from simulate.roofline.roofline_model import Overheads, Roofline
-from simulate.whatif.carry_over import transfer
+from simulate.whatif.profile_transfer import transfer
 from tests.simulate.model_sizes.test_hf_config import QWEN_25_7B
 from tests.simulate.roofline.test_roofline_model import L3, SMALL, TOY, roofline
 from treeopt.cost_model import StepShape

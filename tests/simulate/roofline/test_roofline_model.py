@@ -15,9 +15,9 @@ from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.hf_config import Shape, eagle_parameters
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
 from simulate.roofline.data_sheets import Fitted, Hardware, find_hardware, own_hardware
-from simulate.roofline.kernels import Kernels, tiled
+from simulate.roofline.forward_time import Kernels, tiled
 from simulate.roofline.roofline_model import Overheads, Roofline
-from simulate.whatif.carry_over import transfer
+from simulate.whatif.profile_transfer import transfer
 from tests.simulate.model_sizes.test_experts import MIXTRAL
 from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B, QWEN_25_7B
 from treeopt.cost_model import StepShape

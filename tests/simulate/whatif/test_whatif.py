@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.closed_forms.speedup_formulas import expected_tau
+from simulate.closed_forms.leviathan import expected_tau
 from simulate.model_sizes.drafter_sizes import DrafterShape
 from simulate.model_sizes.hf_config import Shape
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.roofline.data_sheets import find_hardware
 from simulate.roofline.roofline_model import Overheads, Roofline
-from simulate.whatif.carry_over import transfer
+from simulate.whatif.profile_transfer import transfer
 from simulate.whatif.scenarios import Scenario, Setting, break_even, explore, limits
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.strategies import drawn_trace

@@ -70,9 +70,9 @@ def settings_of(
     from simulate.model_sizes.drafter_sizes import DrafterShape
     from simulate.model_sizes.hf_config import Shape, parsed
     from simulate.roofline.data_sheets import find_hardware
-    from simulate.roofline.kernels import constants_of
+    from simulate.roofline.forward_time import constants_of
     from simulate.roofline.roofline_model import Roofline
-    from simulate.whatif.carry_over import transfer
+    from simulate.whatif.profile_transfer import transfer
     from simulate.whatif.scenarios import Setting
 
     like = find_hardware(device["like"]) if device["like"] else None

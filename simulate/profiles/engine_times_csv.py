@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.profiles.calibrate import Cell, profile_of
+from simulate.profiles.calibration import Cell, profile_of
 from simulate.profiles.profile import Profile
 from simulate.profiles.step_tables import BatchTimes
 from treeopt.errors import CostError, UsageError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from simulate.profiles.engine_times import read_times
+from simulate.profiles.engine_times_csv import read_times
 from simulate.profiles.profile import load_profile, save_profile
 from tests.helpers.strategies import drawn_trace
 from treeopt.cli.commands.times import times as command

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulate.closed_forms.paper_speedups import published_speedups
-from simulate.closed_forms.reproduction import (
+from simulate.closed_forms.predicted_vs_published import (
     Errors,
     coral_eq1,
     layer_overhead,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simulate.closed_forms.speedup_formulas import (
+from simulate.closed_forms.leviathan import (
     best_gamma,
     expected_tau,
     latency_ratio,

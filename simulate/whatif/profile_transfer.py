@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import BatchTimes, Profile
-from simulate.roofline.kernels import ACROSS_CLASS_ERROR, SAME_CLASS_ERROR, Split
+from simulate.roofline.forward_time import ACROSS_CLASS_ERROR, SAME_CLASS_ERROR, Split
 from simulate.roofline.roofline_model import Roofline
 from treeopt.errors import CostError
 

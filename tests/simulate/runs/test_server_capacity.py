@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulate.runs.capacity import LEAST, MOST, NEAR, carried, keeps_up
+from simulate.runs.server_capacity import LEAST, MOST, NEAR, carried, keeps_up
 from simulate.runs.service_levels import PILING
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
