@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from simulate.model_sizes.hf_config import Shape, eagle_parameters
+from simulate.model_sizes.eagle_weights import eagle_parameters
+from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped, why
 from treeopt.storage.json_records import RecordError, get, parse

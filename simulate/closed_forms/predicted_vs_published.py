@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulate.closed_forms.paper_speedups import Measured, Published, published_speedups
 from simulate.closed_forms.leviathan import expected_tau, latency_speedup, walltime_speedup, weight_speedup
+from simulate.closed_forms.paper_speedups import Measured, Published, published_speedups
 from treeopt.errors import CostError, UsageError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.profiles.basis import Basis, fit_basis
-from simulate.profiles.jackknife import jackknife_plus
 from simulate.profiles.dynamic_tree_overhead import fit_growing
+from simulate.profiles.jackknife import jackknife_plus
 from simulate.profiles.profile import NORMAL_95, BatchTimes, Profile, over_basis
 from simulate.profiles.step_tables import Growing, Points, interpolated
 from simulate.roofline.forward_time import SAME_CLASS_ERROR

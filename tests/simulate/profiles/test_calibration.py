@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.profiles.basis import TERMS, Basis, fit_basis, terms_of
 from simulate.profiles.calibration import ENOUGH, Cell, drafting, profile_of
-from simulate.profiles.jackknife import jackknife_plus
 from simulate.profiles.dynamic_tree_overhead import fit_growing
+from simulate.profiles.jackknife import jackknife_plus
 from simulate.profiles.profile import BETWEEN_RUNS
 from simulate.roofline.forward_time import SAME_CLASS_ERROR
 from treeopt.cost_model import StepShape

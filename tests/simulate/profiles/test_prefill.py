@@ -21,8 +21,8 @@ from simulate.runs.batch_run import run, shared
 from simulate.runs.plan_switching import Switching
 from simulate.runs.server import serve
 from simulate.runs.workload import Workload, read_requests
-from simulate.whatif.profile_transfer import transfer
 from simulate.whatif.predicted_profile import joined, tabulated
+from simulate.whatif.profile_transfer import transfer
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
 from tests.helpers.models import random_heads, small_target

@@ -8,7 +8,7 @@ import pytest
 
 from simulate.model_sizes.drafter_sizes import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
-from simulate.model_sizes.hf_config import Shape
+from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.roofline.data_sheets import find_hardware, own_hardware
 from simulate.roofline.interconnect import Link

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 
 from simulate.closed_forms.paper_speedups import published_speedups
 from simulate.model_sizes.drafter_sizes import DrafterShape
+from simulate.model_sizes.eagle_weights import eagle_parameters
 from simulate.model_sizes.forward_pass import Forward
-from simulate.model_sizes.hf_config import Shape, eagle_parameters
+from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
 from simulate.roofline.data_sheets import Fitted, Hardware, find_hardware, own_hardware
 from simulate.roofline.forward_time import Kernels, tiled
 from simulate.roofline.roofline_model import Overheads, Roofline
 from simulate.whatif.profile_transfer import transfer
-from tests.simulate.model_sizes.test_experts import MIXTRAL
 from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B, QWEN_25_7B
+from tests.simulate.model_sizes.test_mixture_of_experts import MIXTRAL
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 from treeopt.tree import Tree
@@ -312,7 +313,7 @@ def test_hydra_is_read_from_its_configuration(config, due, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(ungrounded | {"hydra_head_arch": "prefix-mlp"}), "utf-8")
     with pytest.raises(CostError, match="grounded_heads must be true with a prefix layer"):
         DrafterShape.from_config(tmp_path, kind="hydra", target=L2)
-    with pytest.raises(CostError, match="a prefix layer like one of experts has no price"):
+    with pytest.raises(CostError, match="a prefix layer with experts cannot be priced"):
         DrafterShape.hydra(Shape.from_config(MIXTRAL), prefix=True)
     for name, wrong, why in (
         ("hydra_num_heads", 0, "positive integer"),

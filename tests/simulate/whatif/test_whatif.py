@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulate.closed_forms.leviathan import expected_tau
 from simulate.model_sizes.drafter_sizes import DrafterShape
-from simulate.model_sizes.hf_config import Shape
+from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.roofline.data_sheets import find_hardware
 from simulate.roofline.roofline_model import Overheads, Roofline
