@@ -177,7 +177,9 @@ class DrafterShape:
             raise CostError(f"hydra_head_arch must be mlp or prefix-mlp, got {arch!r:.40}")
         if config.get("grounded_heads") is False:  # they read no drafted token
             if arch != "mlp":
-                raise CostError("grounded_heads must be true with a prefix layer: ungrounded heads cannot be priced with one")
+                raise CostError(
+                    "grounded_heads must be true with a prefix layer: ungrounded heads cannot be priced with one"
+                )
             return cls.medusa(_required(target), blocks=layers)
         return cls.hydra(_required(target), heads=heads, layers=layers, prefix=arch == "prefix-mlp")
 

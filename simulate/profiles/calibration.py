@@ -15,7 +15,7 @@ from simulate.profiles.dynamic_tree_overhead import fit_growing
 from simulate.profiles.jackknife import jackknife_plus
 from simulate.profiles.profile import NORMAL_95, BatchTimes, Profile, over_basis
 from simulate.profiles.step_tables import Growing, Points, interpolated
-from simulate.roofline.forward_time import SAME_CLASS_ERROR
+from simulate.roofline.fitted_constants import SAME_CLASS_ERROR
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 from treeopt.policies import GROWTHS

@@ -14,7 +14,7 @@ from simulate.profiles.calibration import ENOUGH, Cell, drafting, profile_of
 from simulate.profiles.dynamic_tree_overhead import fit_growing
 from simulate.profiles.jackknife import jackknife_plus
 from simulate.profiles.profile import BETWEEN_RUNS
-from simulate.roofline.forward_time import SAME_CLASS_ERROR
+from simulate.roofline.fitted_constants import SAME_CLASS_ERROR
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 

@@ -71,7 +71,7 @@ def settings_of(
     from simulate.model_sizes.hf_config import parsed
     from simulate.model_sizes.model_shape import Shape
     from simulate.roofline.data_sheets import find_hardware
-    from simulate.roofline.forward_time import constants_of
+    from simulate.roofline.fitted_constants import constants_of
     from simulate.roofline.roofline_model import Roofline
     from simulate.whatif.profile_transfer import transfer
     from simulate.whatif.scenarios import Setting
