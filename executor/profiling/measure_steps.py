@@ -33,7 +33,8 @@ from executor.target.tensor_parallel import processes
 from executor.verification.replayed_acceptance import Imposed
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
-from simulate.profiles.calibration import Cell, profile_of
+from simulate.profiles.calibration import profile_of
+from simulate.profiles.measured_cells import Cell
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import Profile, read_prefill
 from treeopt.errors import TreeoptError, UsageError
