@@ -68,7 +68,7 @@ def operations_factor(*, alpha: ArrayLike, gamma: ArrayLike, operations_ratio: A
 
 
 def best_gamma(*, alpha: ArrayLike, cost_ratio: ArrayLike, max_gamma: ArrayLike) -> int | NDArray[np.int64]:
-    """Return the chain length, 0 (no drafting) to `max_gamma`, of the greatest `walltime_speedup`; the shorter of equals.
+    """Return the chain length, 0 (no drafting) to `max_gamma`, of the greatest `walltime_speedup`; ties: the shorter.
 
     Exact up to float64 rounding. Drafting one token more pays while
     alpha**(gamma + 1) * (gamma * c + 1) > c * tau(gamma). Left minus right never rises with gamma, so its

@@ -71,7 +71,7 @@ def speedup_over_tau(train: Rows, test: Rows) -> Floats:
 
 
 def one_overhead(published: Published) -> Predictor:
-    """Return CORAL's Eq. 1 with one constant more: the mean seconds per step that it leaves out, over the rows learnt from."""
+    """Return CORAL's Eq. 1 with one fitted constant: the mean seconds per step that it leaves out."""
 
     def predict(train: Rows, test: Rows) -> Floats:
         return _with_overhead(test, published, np.mean(_overhead_s(train, published)))

@@ -30,7 +30,7 @@ def test_the_highest_rate_is_found(highest):
 
 def test_what_never_or_always_holds_is_said():
     assert carried(lambda rate: False) == 0
-    with pytest.raises(UsageError, match="the limits are kept at 524288 requests a second, too"):
+    with pytest.raises(UsageError, match="the limits are met even at 524288 requests per second"):
         carried(lambda rate: True)
 
 
