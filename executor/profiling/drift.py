@@ -10,7 +10,7 @@ import numpy as np
 
 from executor.profiling.measured_shapes import Way
 from executor.profiling.timed_block import Block
-from simulate.profiles.calibrate import Cell
+from simulate.profiles.measured_cells import Cell
 
 CUT = 1 / 3  # of the blocks at either end: of three the median is left
 FEWEST = 8  # ways

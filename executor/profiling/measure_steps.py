@@ -31,9 +31,10 @@ from executor.profiling.timed_block import WARM_UP, Block, Tokens, block, keepin
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes
 from executor.verification.replayed_acceptance import Imposed
-from simulate.model_sizes.hf_config import Shape
 from simulate.model_sizes.mixture_of_experts import Experts
-from simulate.profiles.calibrate import Cell, profile_of
+from simulate.model_sizes.model_shape import Shape
+from simulate.profiles.calibration import profile_of
+from simulate.profiles.measured_cells import Cell
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import Profile, read_prefill
 from treeopt.errors import TreeoptError, UsageError

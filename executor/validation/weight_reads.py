@@ -6,7 +6,8 @@ from executor.drafters.language_model import LanguageModel
 from executor.drafters.medusa import MedusaHeads
 from executor.target.quantization import quantization_of
 from executor.target.target_model import Target
-from simulate.model_sizes.hf_config import Shape, eagle_parameters
+from simulate.model_sizes.eagle_weights import eagle_parameters
+from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 
 

@@ -1,4 +1,4 @@
-"""Speedups that papers measured, as `data/published/` holds them, and the two latencies of the models in them."""
+"""Speedups that papers measured, read from `data/published/`, with sizes and latencies of their models."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from simulate.model_sizes.hf_config import Shape, eagle_parameters
+from simulate.model_sizes.eagle_weights import eagle_parameters
+from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped, why
 from treeopt.storage.json_records import RecordError, get, parse
@@ -19,17 +20,17 @@ SCHEMA = "treeopt.published-speedups/1"
 
 @dataclass(frozen=True)
 class Measured:
-    """One published speedup over plain decoding in the same code, at batch 1.
+    """A published speedup over plain decoding in the same code, at batch 1.
 
     Attributes:
         source: paper, a key of `Published.sources`.
         model: target.
         drafter: drafter.
-        task: what was decoded.
+        task: kind of text that was decoded.
         temperature: 0 is greedy.
-        gamma: drafter forwards a step.
+        gamma: drafter forwards per step.
         speedup: as measured.
-        tau: tokens committed a step, where the paper gives it.
+        tau: tokens committed per step, where the paper gives it.
         alpha: share of drafted tokens accepted, where the paper gives it.
         c: drafter forward over plain step, where the paper gives it.
     """
@@ -48,15 +49,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Published:
-    """All published speedups that treeopt compares itself with.
+    """All published speedups that predictions are compared with.
 
     Attributes:
         sources: paper and conditions of each source.
         rows: the measurements.
         shapes: sizes of the models.
-        gpus: devices that each model was spread over.
-        latencies: (drafter forward, plain step) in seconds, of the models for which CORAL's Table 1 has them.
-        table_weights: (W_d, W_t) of the same models, as printed there.
+        gpus: number of devices that each model was spread over.
+        latencies: (drafter forward, plain step) in seconds, for the models of CORAL's Table 1.
+        table_weights: (W_d, W_t) of the same models, as printed in the table.
     """
 
     sources: Mapping[str, str]
@@ -67,7 +68,7 @@ class Published:
     table_weights: Mapping[str, tuple[int, int]]
 
     def of(self, source: str, *models: str) -> tuple[Measured, ...]:
-        """The rows of one source, of the models named or of all.
+        """Return the rows of one source, for the given models or for all.
 
         >>> len(published_speedups().of("CORAL", "Llama2-7B"))
         18
@@ -75,7 +76,7 @@ class Published:
         return tuple(row for row in self.rows if row.source == source and (not models or row.model in models))
 
     def weights(self, model: str) -> tuple[int, int]:
-        """Weights that an EAGLE drafter's forward and a plain step of a model read: Table 1's, else counted.
+        """Return the weights that an EAGLE drafter's forward and a plain step of a model read, from Table 1 or counted.
 
         Raises:
             CostError: the model's sizes are not known.
@@ -89,9 +90,9 @@ class Published:
         return self.table_weights.get(model, (eagle_parameters(shape), shape.step_parameters))
 
     def forwards_s(self, model: str) -> tuple[float, float]:
-        """Seconds of an EAGLE drafter's forward and of a plain step of a model, on CORAL's A6000.
+        """Return the seconds of an EAGLE drafter's forward and of a plain step of a model, on CORAL's A6000.
 
-        As Table 1 measured them; of other models, weights read times the table's mean seconds a weight.
+        From Table 1 if it has the model; otherwise weights read times the table's mean seconds per weight.
 
         Raises:
             CostError: the model's sizes are not known.
@@ -109,7 +110,7 @@ class Published:
 
 @cache
 def published_speedups(path: Path | None = None) -> Published:
-    """The shipped measurements, or those of another file of the same form.
+    """Read the shipped measurements, or those of another file of the same form.
 
     Raises:
         CostError: a file cannot be read, or names the field that is wrong.
@@ -137,6 +138,7 @@ def published_speedups(path: Path | None = None) -> Published:
 
 
 def _row(record: Any, where: str) -> Measured:
+    """Return the measurement of a record; `where` starts the messages of its errors."""
     texts = {name: get(record, name, str, where) for name in ("source", "model", "drafter", "task")}
     given = {name: get(record, name, float, where) for name in ("tau", "alpha", "c") if name in record}
     row = Measured(

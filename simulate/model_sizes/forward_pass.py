@@ -1,9 +1,9 @@
-"""What one forward of a target or of a drafter multiplies and attends to. Sizes only: no device, no time."""
+"""The matrix products and attention of one forward of a target or a drafter. Sizes only: no device, no time."""
 
 from dataclasses import dataclass, replace
 
-from simulate.model_sizes.hf_config import Shape
 from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 
 Matrix = tuple[int, int, int]
@@ -15,17 +15,17 @@ class Forward:
 
     Attributes:
         matrices: (copies, outputs, inputs), applied to every token that is fed.
-        head: (outputs, inputs) of the LM head, applied to the tokens whose logits are wanted; None without.
+        head: (outputs, inputs) of the LM head, applied to the tokens whose logits are computed; None without.
         layers: layers with attention.
         heads: query heads.
         kv_heads: key and value heads.
         head_dim: width of a head.
-        experts: how many of them a token picks in every layer; None without.
+        experts: the experts of every layer; None without.
         expert_matrices: (outputs, inputs) of one expert.
-        window: tokens that a layer sees at most, None without such layers.
-        hidden: width of what a layer's attention and MLP each add to.
-        whole: (copies, outputs, inputs) that every one of several devices applies wholly.
-        devices: that share the forward; the sizes are those of one of them.
+        window: tokens that a layer with a sliding window sees; None without such layers.
+        hidden: width of the residual stream, to which a layer's attention and MLP each add.
+        whole: (copies, outputs, inputs) of matrices that are not divided over devices: each device applies all of them.
+        devices: devices that share the forward; the sizes are those of one device.
 
     >>> Forward(matrices=((2, 8, 4),), head=(16, 4)).weights
     128
@@ -46,7 +46,7 @@ class Forward:
 
     @classmethod
     def of(cls, shape: Shape) -> "Forward":
-        """A forward of a whole model.
+        """Return the forward of a whole model.
 
         >>> shape = Shape(layers=2, hidden=8, intermediate=16, heads=4, kv_heads=2, head_dim=2, vocab=32)
         >>> forward = Forward.of(shape)
@@ -70,14 +70,16 @@ class Forward:
         )
 
     def shared(self, devices: int) -> "Forward":
-        """What each of several devices computes where they share every layer (Megatron-LM, arXiv 1909.08053, §3).
+        """Return the part of each of several devices that share every layer (Megatron-LM, arXiv 1909.08053, §3).
 
-        Matrices, heads and the vocabulary are divided, keys and values as far as their heads go round. What departs
-        from that, within 1.3 % of a step: activations are those of matrices divided by outputs, router and projections
-        of keys and values are divided whatever their heads, and the embedding's sum is left out.
+        Matrices, heads and the vocabulary are divided; keys and values are divided up to one head per device.
+        Simplified, within 1.3 % of a step: activations are counted as if every matrix were divided by its outputs;
+        the router and the projections of keys and values are divided whatever their number of heads; the sum over the
+        embedding's parts is left out.
 
         Raises:
-            CostError: query heads, or those of keys and values and the devices, do not divide.
+            CostError: the devices do not divide the query heads, or neither divides nor is divided by the key and
+                value heads.
 
         >>> shape = Shape(layers=2, hidden=8, intermediate=16, heads=4, kv_heads=2, head_dim=2, vocab=32)
         >>> Forward.of(shape).shared(4).head, Forward.of(shape).shared(4).kv_heads
@@ -87,7 +89,7 @@ class Forward:
             return self
         if self.heads % devices or (self.kv_heads % devices and devices % self.kv_heads):
             raise CostError(
-                f"{devices} devices cannot share {self.heads} query heads and {self.kv_heads} of keys and values"
+                f"{devices} devices cannot share {self.heads} query heads and {self.kv_heads} key and value heads"
             )
         return replace(
             self,
@@ -101,7 +103,7 @@ class Forward:
 
     @property
     def weights(self) -> int:
-        """Weights in the matrices that a forward of one token reads; norms and biases are not counted."""
+        """Weights of the matrices that a forward of one token reads; norms and biases are not counted."""
         active = self.layers * self.experts.active if self.experts else 0
         routed = active * sum(rows * columns for rows, columns in self.expert_matrices)
         head = self.head[0] * self.head[1] if self.head else 0
@@ -109,5 +111,5 @@ class Forward:
 
     @property
     def kv_elements(self) -> int:
-        """Numbers that keys and values of one token are, in all layers."""
+        """Count of numbers in one token's keys and values, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim

@@ -1,4 +1,4 @@
-"""Experts of a layer: how many of them a few tokens touch between them."""
+"""Mixtures of experts: the number of a layer's experts that the tokens of a batch need between them."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from treeopt.errors import CostError, UsageError
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture's experts, of which every token picks some.
+    """The experts of a layer, of which every token picks some.
 
     Attributes:
         count: experts of a layer.
@@ -33,16 +33,19 @@ class Experts:
             raise CostError(f"experts: active must be at most count, {self.count}, got {self.active}")
 
     def touched(self, tokens: ArrayLike, *, spread: float = 1.0) -> NDArray[np.float64]:
-        """Expected experts of a layer that so many tokens need between them; float64, of the shape of `tokens`.
+        """Return the expected number of experts that `tokens` tokens need between them; float64, of their shape.
 
         count (1 - (1 - active / count)**(1 + spread (tokens - 1))).
-        At spread 1 every token picks independently and uniformly, which is the most that experts can spread on
-        average; tokens that follow each other pick alike, so that a token counts as `spread` of one. A single token
-        always needs `active`.
+        At spread 1 every token picks independently and uniformly, which spreads over as many experts as possible on
+        average. Tokens that follow each other pick alike, so a token counts as `spread` of one. A single token always
+        needs `active`.
 
         Args:
             tokens: tokens of the batch that pass the layer, 1 or more, any shape.
             spread: lambda, above 0 and at most 1; fitted, or 0.85 where it is not known.
+
+        Raises:
+            UsageError: tokens below 1, or a spread outside its range.
 
         Source: MoESD (arXiv 2505.19645) for spread 1.
 

@@ -1,7 +1,7 @@
-"""What a step's time is made of, as a non-negative sum: tokens, tiles, keys and values, masks, experts.
+"""The basis: step time as a fitted non-negative sum of terms: tokens, tiles, keys and values, masks, experts.
 
-Fitted by least squares of relative errors, it tells how time moves between sizes that were measured and across
-contexts; the level at a measured size is the measurement's, see `simulate.profiles.step_tables`.
+Fitted by least squares of relative errors. A profile uses it to interpolate between measured sizes and across contexts;
+at a measured size the measurement counts, see `simulate.profiles.step_tables`.
 """
 
 import math
@@ -18,25 +18,25 @@ from treeopt.errors import CostError
 Floats = NDArray[np.float64]
 
 TILES = (16, 64, 128, 256)  # rows that kernels round up to (walltime measurements of A100, H100 and A40)
-CONTEXT_TERMS = ("cache", "attention")  # nothing where one context was measured: they would stand for others
-ROUNDING = 1e-9  # of a step; terms that never take more are what rounding left
+CONTEXT_TERMS = ("cache", "attention")  # left out if one context was measured: they would stand in for other terms
+ROUNDING = 1e-9  # share of a step; terms that never take more come from rounding
 SPREADS = tuple(round(0.05 * i, 2) for i in range(1, 21))
 
 
 def terms_of(
     tokens: ArrayLike, *, batch: ArrayLike, context: ArrayLike, experts: Experts | None = None, spread: float = 1.0
 ) -> dict[str, Floats]:
-    """Each term's amount in steps of these sizes; float64, of their common shape.
+    """Return the amount of each term in steps of these sizes; float64, of their common shape.
 
     With t = batch x tokens rows: `step` 1; `tokens` t; `tileN` t rounded up to a multiple of N; `sequences` batch;
-    `cache` keys and values read, batch x context; `attention` t x context; `mask` batch x tokens**2; `experts` of a
-    layer that the rows touch between them.
+    `cache` keys and values read, batch x context; `attention` t x context; `mask` batch x tokens**2; `experts` the
+    experts of a layer that the rows need between them.
 
     Args:
-        tokens: verified tokens a sequence.
+        tokens: verified tokens per sequence.
         batch: sequences.
-        context: tokens of each in the cache.
-        experts: of the target; None: the term is left out.
+        context: tokens of each sequence in the cache.
+        experts: the target's experts; None: the term is left out.
         spread: lambda of `Experts.touched`.
 
     >>> terms_of(5, batch=4, context=100)["tile16"].item()
@@ -46,13 +46,13 @@ def terms_of(
         *(np.asarray(value, dtype=np.float64) for value in (tokens, batch, context))
     )
     rows = size * sequences
-    found = {"step": np.ones_like(rows), "tokens": rows}
-    found |= {f"tile{tile}": np.ceil(rows / tile) * tile for tile in TILES}
-    found |= {"sequences": sequences.copy(), "cache": sequences * cached, "attention": rows * cached}
-    found["mask"] = sequences * size**2
+    amounts = {"step": np.ones_like(rows), "tokens": rows}
+    amounts |= {f"tile{tile}": np.ceil(rows / tile) * tile for tile in TILES}
+    amounts |= {"sequences": sequences.copy(), "cache": sequences * cached, "attention": rows * cached}
+    amounts["mask"] = sequences * size**2
     if experts is not None:
-        found["experts"] = experts.touched(rows, spread=spread)
-    return found
+        amounts["experts"] = experts.touched(rows, spread=spread)
+    return amounts
 
 
 TERMS = (*terms_of(1, batch=1, context=0), "experts")
@@ -60,11 +60,11 @@ TERMS = (*terms_of(1, batch=1, context=0), "experts")
 
 @dataclass(frozen=True)
 class Basis:
-    """A fitted sum.
+    """A fitted sum of terms.
 
     Attributes:
-        seconds: term -> seconds for each of its units; terms that are missing cost nothing.
-        experts: of the target, where `experts` is a term.
+        seconds: term -> seconds per unit; terms that are missing cost nothing.
+        experts: the target's experts, if `experts` is a term.
         spread: lambda of `Experts.touched`, fitted.
     """
 
@@ -92,7 +92,7 @@ class Basis:
         object.__setattr__(self, "seconds", MappingProxyType(dict(self.seconds)))
 
     def rest_s(self, tokens: ArrayLike, *, batch: ArrayLike, context: ArrayLike) -> Floats:
-        """Seconds of everything but drafting; sizes as in `terms_of`.
+        """Return the seconds of everything but drafting; sizes as in `terms_of`.
 
         >>> Basis({"step": 0.5, "tile16": 0.25}).rest_s([1, 5], batch=4, context=0).tolist()
         [4.5, 8.5]
@@ -107,36 +107,37 @@ class Basis:
 def fit_basis(
     tokens: ArrayLike, seconds: ArrayLike, *, batch: ArrayLike, context: ArrayLike, experts: Experts | None = None
 ) -> Basis:
-    """The sum of least squared relative errors, no term below 0 (Lawson and Hanson 1974, by scipy).
+    """Fit the sum by least squares of relative errors, no term below 0 (Lawson and Hanson 1974, by scipy).
 
     Args:
-        tokens: verified tokens a sequence of each measured step, (n,).
-        seconds: what they took besides drafting, (n,), positive.
-        batch: sequences of each, (n,).
-        context: tokens a sequence in the cache of each, (n,).
-        experts: of the target; the spread of least error is taken then.
+        tokens: verified tokens per sequence of each measured step, (n,).
+        seconds: seconds of each step besides drafting, (n,), positive.
+        batch: sequences of each step, (n,).
+        context: tokens per sequence in the cache of each step, (n,).
+        experts: the target's experts; if given, the spread with the least error is used.
 
-    >>> found = fit_basis([1, 8, 16, 24, 32], [3, 3, 3, 5, 5], batch=1, context=0)
-    >>> {name: round(value, 6) for name, value in found.seconds.items()}
+    >>> basis = fit_basis([1, 8, 16, 24, 32], [3, 3, 3, 5, 5], batch=1, context=0)
+    >>> {name: round(value, 6) for name, value in basis.seconds.items()}
     {'step': 1.0, 'tile16': 0.125}
     """
     from scipy.optimize import nnls
 
-    due = np.asarray(seconds, dtype=np.float64)
+    measured = np.asarray(seconds, dtype=np.float64)
     left_out = CONTEXT_TERMS if len(np.unique(context)) < 2 else ()
     best: tuple[float, dict[str, float], float] | None = None
     for spread in SPREADS if experts is not None else (1.0,):
         amounts = terms_of(tokens, batch=batch, context=context, experts=experts, spread=spread)
         names = [name for name in amounts if name not in left_out]
-        columns = np.stack([np.broadcast_to(amounts[name], due.shape) for name in names], 1) / due[:, None]
+        columns = np.stack([np.broadcast_to(amounts[name], measured.shape) for name in names], 1)
+        columns = columns / measured[:, None]
         scale = columns.max(axis=0)
         scale[scale == 0] = 1.0
-        found, error = nnls(columns / scale, np.ones(len(due)))
+        shares, error = nnls(columns / scale, np.ones(len(measured)))
         if best is None or error < best[0] * (1 - 1e-9):
-            found[found < ROUNDING] = 0
-            best = error, {n: v for n, v in zip(names, (found / scale).tolist(), strict=True) if v > 0}, spread
+            shares[shares < ROUNDING] = 0
+            best = error, {n: v for n, v in zip(names, (shares / scale).tolist(), strict=True) if v > 0}, spread
     assert best is not None
     _, fitted, spread = best
-    if "experts" not in fitted:  # they cost nothing that other terms do not tell
+    if "experts" not in fitted:  # other terms explain their cost
         experts, spread = None, 1.0
     return Basis(fitted, experts, spread)

@@ -1,4 +1,4 @@
-"""Intervals of predictions from models that each left one observation out: jackknife+."""
+"""Jackknife+: intervals of predictions from models that each left one observation out."""
 
 import math
 
@@ -11,18 +11,18 @@ Floats = NDArray[np.float64]
 
 
 def jackknife_plus(predicted: ArrayLike, residual: ArrayLike, *, level: float = 0.95) -> tuple[Floats, Floats]:
-    """Lower and upper ends of the predictions' intervals, float64 (m,) each.
+    """Return the lower and upper ends of the predictions' intervals, float64 (m,) each.
 
     The ends are the floor(alpha (n + 1))-th smallest of predicted[i] - residual[i] and the ceil((1 - alpha)
     (n + 1))-th of predicted[i] + residual[i], alpha = 1 - level. At least 1 - 2 alpha of new observations lie inside
-    whatever the model, and close to 1 - alpha where it is stable. With fewer than 1 / alpha - 1 observations no finite
-    interval keeps that; the outermost ends are given then.
+    for any model, and close to 1 - alpha if it is stable. With fewer than 1 / alpha - 1 observations no finite interval
+    guarantees that; the outermost ends are returned then.
 
     Source: Barber, Candes, Ramdas and Tibshirani 2021, Predictive inference with the jackknife+, eq. 1.4.
 
     Args:
-        predicted: (n, m), what the model without observation i predicts at each of m places.
-        residual: (n,), |observation i - what the model without it predicts there|.
+        predicted: (n, m), the predictions of the model without observation i at each of m places.
+        residual: (n,), |observation i - the prediction of the model without it|.
         level: nominal coverage.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What prefill takes: seconds by the tokens that are read at once, by the target alone and with a drafter."""
+"""Prefill: seconds by the prompt tokens that are read at once, with and without a drafter."""
 
 import math
 from dataclasses import dataclass, fields
@@ -12,11 +12,11 @@ from treeopt.errors import CostError
 
 @dataclass(frozen=True)
 class Prefill:
-    """Seconds from free rows to the first step of the requests that join there, whose prompts are read together.
+    """Seconds from free rows to the first step of the requests that join, whose prompts are read together.
 
     Attributes:
-        plain: (tokens of these prompts in all, seconds) by rising tokens, of plain decoding.
-        drafted: the same of speculative decoding, what the drafter makes of the prompts included.
+        plain: (total tokens of these prompts, seconds) by rising tokens, for plain decoding.
+        drafted: the same for speculative decoding, including the drafter's reading of the prompts.
     """
 
     plain: Points
@@ -40,36 +40,36 @@ class Prefill:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """The fewest and the most tokens that both are known of."""
+        """Fewest and most tokens for which both are known."""
         return max(self.plain[0][0], self.drafted[0][0]), min(self.plain[-1][0], self.drafted[-1][0])
 
     def seconds(self, tokens: ArrayLike, *, drafted: bool) -> Floats:
-        """Seconds on straight lines between what is known; more tokens are read in equal parts, one after the other.
+        """Return seconds on straight lines between known sizes; more tokens are read in equal parts, one after another.
 
         Args:
-            tokens: that are read at once.
-            drafted: with the drafter.
+            tokens: tokens that are read at once.
+            drafted: the drafter reads the prompts too.
 
         Returns:
             float64, of the shape of `tokens`.
 
         Raises:
-            CostError: fewer tokens than are known of.
+            CostError: fewer tokens than were measured.
 
         >>> Prefill(((16, 0.5), (32, 1.5)), ((16, 1.0), (32, 2.0))).seconds([16, 24, 48], drafted=True).tolist()
         [1.0, 1.5, 3.0]
         """
-        asked = np.asarray(tokens, dtype=np.float64)
+        sizes = np.asarray(tokens, dtype=np.float64)
         points = self.drafted if drafted else self.plain
         low, high = points[0][0], points[-1][0]
-        if (asked < low).any():
-            raise CostError(f"prefill was measured for {low} tokens and more, not for {asked[asked < low].flat[0]:g}")
-        parts = np.ceil(asked / high)
-        return np.asarray(parts * interpolated(np.maximum(asked / parts, low), points))
+        if (sizes < low).any():
+            raise CostError(f"prefill was measured for {low} tokens and more, not for {sizes[sizes < low].flat[0]:g}")
+        parts = np.ceil(sizes / high)
+        return np.asarray(parts * interpolated(np.maximum(sizes / parts, low), points))
 
 
 def ladder(low: int, high: int) -> tuple[int, ...]:
-    """Sizes to know the prefill of: both ends, and the powers of two between.
+    """Return the prompt sizes to measure prefill at: both ends, and the powers of two between.
 
     >>> ladder(20, 100)
     (20, 32, 64, 100)

@@ -1,4 +1,4 @@
-"""What was measured at one batch size and context: tables of seconds, exact at their points, refused outside."""
+"""Tables of seconds measured at one batch size and context: exact at their points, an error outside them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,52 +7,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from simulate.profiles.dynamic_tree_overhead import Growing as Growing
+from simulate.profiles.refuse_unmeasured import Points as Points
+from simulate.profiles.refuse_unmeasured import check_measured, is_measured
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
 from treeopt.policies import GROWTHS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Points = tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True)
-class Growing:
-    """What drawing trees anew takes, beyond a static tree of the same shape; seconds, fitted to a few shapes.
-
-    Attributes:
-        step_s: a step.
-        level_s: each drafted level.
-        node_s: each node that the drafter is fed.
-        token_s: each verified token of a sequence.
-        widest: level that was measured.
-        spread: what shapes that a fit had not seen were off by, root mean square over all fits, as a share of a step.
-    """
-
-    step_s: float
-    level_s: float
-    node_s: float
-    token_s: float
-    widest: int
-    spread: float
-
-    def __post_init__(self) -> None:
-        """Check signs.
-
-        Raises:
-            CostError: names the field.
-        """
-        for name in ("step_s", "level_s", "node_s", "token_s", "spread"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise CostError(f"{name} must be 0 or more, found {value}")
-        if self.widest < 1:
-            raise CostError(f"widest must be at least 1, found {self.widest}")
-
-    def seconds(self, shape: StepShape) -> float:
-        """Of a step."""
-        drafting_s = self.level_s * len(shape.widths) + self.node_s * sum(shape.widths)
-        return self.step_s + drafting_s + self.token_s * shape.tokens
 
 
 @dataclass(frozen=True)
@@ -63,16 +26,16 @@ class BatchTimes:
         batch: sequences.
         plain_s: seconds of a plain decoding step.
         draft: (depth, seconds) by rising depth, from depth 1: drafting of chains.
-        rest: (tokens, seconds) by rising tokens a sequence; everything in a step but drafting.
-        widths: (width, seconds) by rising width, from width 1: how much longer a level takes that is fed so many nodes
-            instead of one; empty where that makes no difference, or where nothing tells: see `widths_told`.
-        context: tokens a sequence in the cache, on average; 0 where it was not told apart.
-        commit_s: seconds that a step takes longer for each further token a sequence that it commits.
-        relative_error: half-width of the 95 % interval of step / plain step at this batch size, as a share; None where
-            too little was measured to tell it from that of the others.
-        growth: how trees are drawn anew, of `treeopt.policies.GROWTHS` -> what that takes, as measured at the shortest
+        rest: (tokens, seconds) by rising tokens per sequence: everything in a step but drafting.
+        widths: (width, seconds) by rising width, from width 1: additional seconds of a level that is fed this number of
+            nodes instead of one; empty if the width has no effect or is not known to have one: see `widths_told`.
+        context: tokens per sequence in the cache, on average; 0 if contexts were not measured separately.
+        commit_s: additional seconds of a step per additional token that each sequence commits.
+        relative_error: half-width of the 95 % interval of step / plain step at this batch size, as a share; None if
+            too little was measured for an interval of its own.
+        growth: kind of dynamic tree, of `treeopt.policies.GROWTHS` -> its overhead, as measured at the shortest
             context.
-        widths_told: whether enough trees were measured to tell what the widths of levels take; None: nobody says.
+        widths_told: True if enough trees were measured to find the effect of widths; None: not recorded.
     """
 
     batch: int
@@ -104,98 +67,104 @@ class BatchTimes:
             if not getattr(self, name):
                 raise CostError(f"{name} is empty")
         for name in ("draft", "rest", "widths"):
-            points = getattr(self, name)
-            for i, (size, seconds) in enumerate(points):
-                if size < 1 or (i and size <= points[i - 1][0]):
-                    raise CostError(f"{name}[{i}] must have a rising size of at least 1, found {size}")
-                if not (math.isfinite(seconds) and (seconds > 0 or (name != "rest" and seconds == 0))):
-                    raise CostError(f"{name}[{i}] must have positive seconds, found {seconds}")
+            _check_points(name, getattr(self, name), zero=name != "rest")
         for name in self.growth:
             if name not in GROWTHS:
-                raise CostError(f"growth: there is none called {name!r:.40}, only {', '.join(GROWTHS)}")
+                raise CostError(f"growth: {name!r:.40} must be one of {', '.join(GROWTHS)}")
         if self.widths and self.widths[0] != (1, 0.0):
             raise CostError(f"widths[0] must be width 1 and 0 seconds, found {list(self.widths[0])}")
 
     @property
     def deepest(self) -> int:
-        """The deepest tree that was measured."""
+        """Depth of the deepest tree that was measured."""
         return self.draft[-1][0]
 
     def drafts(self, shapes: Sequence[StepShape]) -> Floats:
-        """Seconds of drafting, float64 (shapes,).
+        """Return the seconds of drafting, float64 (shapes,).
 
         Raises:
             CostError: a depth or width outside what was measured.
         """
         depths = np.array([len(shape.widths) for shape in shapes])
-        self._covers("depth", depths[depths > 0], self.draft)
-        found = np.where(depths > 0, interpolated(depths, self.draft), 0.0)
+        check_measured("depth", depths[depths > 0], self.draft, batch=self.batch)
+        seconds = np.where(depths > 0, interpolated(depths, self.draft), 0.0)
         if self.widths:
             fed = np.array([width for shape in shapes for width in shape.widths], dtype=np.int64)
-            self._covers("width", fed, self.widths)
-            np.add.at(found, np.repeat(np.arange(len(shapes)), depths), interpolated(fed, self.widths))
-        return found
+            check_measured("width", fed, self.widths, batch=self.batch)
+            np.add.at(seconds, np.repeat(np.arange(len(shapes)), depths), interpolated(fed, self.widths))
+        return seconds
 
     def growing(self, shapes: Sequence[StepShape]) -> Floats:
-        """Seconds of drawing trees anew, float64 (shapes,); 0 of static trees, and of ways that were not measured.
+        """Return the additional seconds of dynamic trees, float64 (shapes,).
+
+        They are 0 for static trees and for kinds of dynamic trees that were not measured.
 
         Raises:
             CostError: a width outside what was measured.
         """
-        found = np.zeros(len(shapes))
+        seconds = np.zeros(len(shapes))
         for i, shape in enumerate(shapes):
-            known = None if shape.growth is None else self.growth.get(shape.growth)
-            if known is not None:
-                if max(shape.widths, default=0) > known.widest:
+            overhead = None if shape.growth is None else self.growth.get(shape.growth)
+            if overhead is not None:
+                if max(shape.widths, default=0) > overhead.widest:
                     raise CostError(
-                        f"width {max(shape.widths)} at batch {self.batch}: the profile measured trees drawn anew "
-                        f"({shape.growth}) of width 1 to {known.widest}"
+                        f"width {max(shape.widths)} at batch {self.batch}: the profile measured dynamic trees "
+                        f"({shape.growth}) of width 1 to {overhead.widest}"
                     )
-                found[i] = known.seconds(shape)
-        return found
+                seconds[i] = overhead.seconds(shape)
+        return seconds
 
     def levels(self, depth: int, width: int) -> Floats:
-        """Seconds of drafting each level by the nodes fed to it, float64 (depth, width + 1); inf outside the tables.
+        """Return the seconds of drafting each level by the nodes fed to it, float64 (depth, width + 1).
 
-        A level costs what one more level adds to the drafting of a chain, and what its width adds.
+        A level costs what one more level adds to the drafting of a chain, and what its width adds; inf outside the
+        tables.
+
+        Raises:
+            CostError: chains were not measured from depth 1.
         """
         if self.draft[0][0] > 1:
             raise CostError(
                 f"drafting at batch {self.batch} was measured from depth {self.draft[0][0]}: measure depth 1"
             )
         known = min(depth, self.deepest)
-        found = np.full((depth, width + 1), np.inf)
-        found[:, 0] = 0.0
+        seconds = np.full((depth, width + 1), np.inf)
+        seconds[:, 0] = 0.0
         chain = np.diff(np.append(0.0, interpolated(np.arange(1, known + 1), self.draft)))
         fed = np.arange(1, width + 1)
-        more = np.zeros(width)
+        width_s = np.zeros(width)
         if self.widths:
-            more = np.where(fed <= self.widths[-1][0], interpolated(fed, self.widths), np.inf)
-        found[:known, 1:] = chain[:, None] + more
-        return found
+            width_s = np.where(fed <= self.widths[-1][0], interpolated(fed, self.widths), np.inf)
+        seconds[:known, 1:] = chain[:, None] + width_s
+        return seconds
 
     def sizes(self, tokens: Floats) -> None:
-        """Refuse token counts outside the table.
+        """Check token counts against the table.
 
         Raises:
-            CostError: names one.
+            CostError: a count lies outside; names it.
         """
-        self._covers("tokens", tokens, self.rest)
+        check_measured("tokens", tokens, self.rest, batch=self.batch)
 
     def inside(self, tokens: Floats) -> NDArray[np.bool_]:
-        """Which token counts the table covers."""
-        return (tokens >= self.rest[0][0]) & (tokens <= self.rest[-1][0])
+        """Return which token counts the table covers."""
+        return is_measured(tokens, self.rest)
 
-    def _covers(self, name: str, asked: Floats | Ints, points: Points) -> None:
-        low, high = points[0][0], points[-1][0]
-        outside = (asked < low) | (asked > high)
-        if outside.any():
-            raise CostError(
-                f"{name} {asked[outside][0]:g} at batch {self.batch}: the profile measured {name} {low} to {high}"
-            )
+
+def _check_points(name: str, points: Points, *, zero: bool) -> None:
+    """Raise CostError unless sizes rise from 1 and seconds are above 0 (`zero`: 0 or more)."""
+    for i, (size, seconds) in enumerate(points):
+        if size < 1 or (i and size <= points[i - 1][0]):
+            raise CostError(f"{name}[{i}] must have a rising size of at least 1, found {size}")
+        if not (math.isfinite(seconds) and (seconds > 0 or (zero and seconds == 0))):
+            raise CostError(f"{name}[{i}] must have positive seconds, found {seconds}")
 
 
 def interpolated(sizes: Floats | Ints, points: Sequence[tuple[int, float]]) -> Floats:
-    """Seconds between points, on straight lines; of the shape of `sizes`."""
+    """Return seconds on straight lines between points; of the shape of `sizes`.
+
+    >>> interpolated(np.array([2, 3]), ((2, 1.0), (4, 3.0))).tolist()
+    [1.0, 2.0]
+    """
     table = np.array(points)
     return np.asarray(np.interp(sizes, table[:, 0], table[:, 1]))

@@ -1,4 +1,4 @@
-"""Device specifications: what a GPU can compute and move a second by its data sheet, and nothing measured."""
+"""Data sheets of devices: bandwidth, FLOP/s and memory of a GPU as its vendor states them, and fitted constants."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped
 
 SCHEMA = "treeopt.hardware/1"
-FASTEST = 1e30  # B/s and FLOP/s that are taken for a device's
+FASTEST = 1e30  # largest B/s and FLOP/s that are accepted for a device
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Fitted:
     """Constants of a device class, fitted to timings of single operators (see `notes` in data/hardware.json).
 
     Attributes:
-        gemm_overhead_s: seconds that a matrix product takes beyond its bytes and its FLOP.
+        gemm_overhead_s: seconds of a matrix product beyond its bytes and its FLOP.
         bandwidth_share: share of `Hardware.bandwidth` that matrix products reach, in (0, 1].
         flops_share: share of `Hardware.flops` that matrix products reach, in (0, 1].
         kv_bandwidth_share: share of `Hardware.bandwidth` that decode attention reaches, in (0, 1], or None.
-        weights_cached: in the timings weights came from the cache, not from memory: the constants flatter the device.
+        weights_cached: weights came from the cache in the timings, not from memory, so the constants are too fast.
 
     Raises:
         CostError: names the first field that is wrong.
@@ -45,10 +45,10 @@ class Fitted:
         if type(self.weights_cached) is not bool:
             raise CostError(f"weights_cached must be true or false, got {self.weights_cached!r}")
         _check_number("gemm_overhead_s", self.gemm_overhead_s, zero=True)
-        _check_number("bandwidth_share", self.bandwidth_share, most=1.0)
-        _check_number("flops_share", self.flops_share, most=1.0)
+        _check_number("bandwidth_share", self.bandwidth_share, maximum=1.0)
+        _check_number("flops_share", self.flops_share, maximum=1.0)
         if self.kv_bandwidth_share is not None:
-            _check_number("kv_bandwidth_share", self.kv_bandwidth_share, most=1.0)
+            _check_number("kv_bandwidth_share", self.kv_bandwidth_share, maximum=1.0)
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class Hardware:
     """A device as its data sheet describes it.
 
     Attributes:
-        name: what it is looked up by.
-        generation: class of devices that fitted constants may be carried over in, such as "Hopper".
+        name: the name it is looked up by.
+        generation: class of devices that may share fitted constants, such as "Hopper".
         flops: FLOP/s, dense bf16 with fp32 accumulation.
         bandwidth: B/s of device memory.
         l2_bytes: B of last-level cache on the chip.
         multiprocessors: streaming multiprocessors or compute units.
         source: where the figures come from.
         fitted: constants fitted to timings of this device, or None.
-        note: what is unsure ([U]) or was measured to differ.
-        memory_bytes: B of device memory, None where it is not known.
-        link: how devices of one node exchange, None where it is not known.
+        note: figures that are uncertain ([U]) or were measured to differ.
+        memory_bytes: B of device memory; None where it is not known.
+        link: the link between devices of one node; None where it is not known.
 
     Raises:
         CostError: names the first field that is wrong.
@@ -110,12 +110,12 @@ class Hardware:
 
     @property
     def ridge_point(self) -> float:
-        """FLOP/B; work with fewer operations a byte moved is bound by bandwidth, the rest by arithmetic."""
+        """FLOP/B; work with fewer operations per byte moved is bound by bandwidth, the rest by arithmetic."""
         return self.flops / self.bandwidth
 
 
 def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
-    """Devices by name, in the order of the file; without `path` those shipped with treeopt.
+    """Read devices by name, in the order of the file; without `path` those shipped with treeopt.
 
     Raises:
         CostError: names the file, the device and the field that is wrong.
@@ -129,8 +129,8 @@ def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
     except (OSError, ValueError) as error:
         raise CostError(f"{path}: must be a readable JSON file: {error}") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        found = content.get("schema") if isinstance(content, dict) else content
-        raise CostError(f"{path}: schema must be {SCHEMA!r}, got {found!r:.80}")
+        schema = content.get("schema") if isinstance(content, dict) else content
+        raise CostError(f"{path}: schema must be {SCHEMA!r}, got {schema!r:.80}")
     entries = content.get("devices")
     if not isinstance(entries, list) or not entries:
         raise CostError(f"{path}: devices must be a list that is not empty, got {entries!r:.80}")
@@ -141,7 +141,7 @@ def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
             label += f" ({entry['name']})" if isinstance(entry, dict) and "name" in entry else ""
             device = _hardware(entry)
             if device.name.casefold() in map(str.casefold, devices):
-                raise CostError("name must be unique, upper and lower case being one")
+                raise CostError("name must be unique; upper and lower case count as the same")
         except CostError as error:
             raise CostError(f"{path}: {label}: {error}") from error
         devices[device.name] = device
@@ -149,27 +149,27 @@ def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
 
 
 def find_hardware(name: str, *, path: Path | str | None = None) -> Hardware:
-    """The device called `name`, or the only one whose name begins with these words, in upper or lower case.
+    """Return the device called `name`, or the only one whose name begins with these words; case does not matter.
 
     Args:
-        name: as in the file, such as "H100 SXM", or its first words, such as "h100"; "l4" is no L40S.
-        path: a file like data/hardware.json; None: that one.
+        name: as in the file, such as "H100 SXM", or its first words, such as "h100"; "l4" does not match L40S.
+        path: a file like data/hardware.json; None: that file.
 
     Raises:
-        CostError: lists the names that are known, or those that begin so.
+        CostError: no device matches, or several do; lists the candidates.
 
     >>> find_hardware("h100").multiprocessors
     132
     """
     devices = load_hardware(path)
-    asked = name.strip().casefold()
-    for known, device in devices.items():
-        if known.casefold() == asked:
+    wanted = name.strip().casefold()
+    for device_name, device in devices.items():
+        if device_name.casefold() == wanted:
             return device
-    begun = [known for known in devices if asked and re.match(rf"{re.escape(asked)}\b", known.casefold())]
-    if len(begun) == 1:
-        return devices[begun[0]]
-    raise CostError(f"hardware must be one of {', '.join(begun or devices)}; got {name!r}")
+    matches = [known for known in devices if wanted and re.match(rf"{re.escape(wanted)}\b", known.casefold())]
+    if len(matches) == 1:
+        return devices[matches[0]]
+    raise CostError(f"hardware must be one of {', '.join(matches or devices)}; got {name!r}")
 
 
 def own_hardware(
@@ -181,15 +181,15 @@ def own_hardware(
     same_class: bool = False,
     memory_bytes: int | None = None,
 ) -> Hardware:
-    """A device in figures of one's own; cache and multiprocessors, which no cost depends on, are those of `like`.
+    """Return a device with the user's own figures; cache and multiprocessors, which no cost depends on, as of `like`.
 
     Args:
-        name: what to call it.
+        name: its name.
         bandwidth: B/s of device memory.
         flops: FLOP/s, dense bf16 with fp32 accumulation.
-        like: the device that comes nearest to it.
-        same_class: it is of that device's class, so that its fitted constants are of its own class.
-        memory_bytes: B of device memory, None where it does not matter.
+        like: the most similar device.
+        same_class: it belongs to that device's class, so that the fitted constants count as its own class's.
+        memory_bytes: B of device memory; None where it does not matter.
 
     Raises:
         CostError: names the figure that is wrong.
@@ -205,7 +205,7 @@ def own_hardware(
 
 
 def _hardware(entry: object) -> Hardware:
-    """The device that an entry of the file describes."""
+    """Return the device that an entry of the file describes."""
     values = _fields(entry, Hardware)
     kinds: dict[str, type[Fitted] | type[Link]] = {"fitted": Fitted, "link": Link}
     for name, kind in kinds.items():
@@ -218,7 +218,11 @@ def _hardware(entry: object) -> Hardware:
 
 
 def _fields(entry: object, kind: type[Hardware] | type[Fitted] | type[Link]) -> dict[str, Any]:
-    """The entry as keyword arguments of `kind`; its keys are fields, and no required one is missing."""
+    """Return the entry as keyword arguments of `kind`.
+
+    Raises:
+        CostError: a key is not a field, or a required field is missing.
+    """
     if not isinstance(entry, Mapping):
         raise CostError(f"must be an object, got {entry!r:.80}")
     known = [field.name for field in fields(kind)]
@@ -232,26 +236,26 @@ def _fields(entry: object, kind: type[Hardware] | type[Fitted] | type[Link]) -> 
 
 
 def _check_link(link: Link) -> None:
-    """Raise CostError unless every field of it could be a link's."""
+    """Raise CostError unless every field is plausible for a link."""
     if not isinstance(link.source, str) or not link.source.strip():
         raise CostError(f"link: source must be a text that is not empty, got {link.source!r}")
     _check_rate("link: bandwidth", link.bandwidth)
-    _check_number("link: share", link.share, most=1.0)
+    _check_number("link: share", link.share, maximum=1.0)
     for name in ("latency_s", "second_s"):
-        _check_number(f"link: {name}", getattr(link, name), zero=True, most=1.0)
+        _check_number(f"link: {name}", getattr(link, name), zero=True, maximum=1.0)
 
 
 def _check_rate(name: str, value: float) -> None:
-    """Raise CostError unless `value` is a number a second that a device might have; beyond, sums overflow."""
+    """Raise CostError unless `value` is a plausible rate per second; sums of larger ones overflow."""
     if not _is_number(value) or not 1 <= value <= FASTEST:
         raise CostError(f"{name} must be a finite number from 1 to {FASTEST:g}, got {value!r:.40}")
 
 
-def _check_number(name: str, value: float, *, zero: bool = False, most: float = sys.float_info.max) -> None:
-    """Raise CostError unless `value` is a finite number above 0 (`zero`: 0 or more) and at most `most`."""
-    if not _is_number(value) or not (0 <= value <= most) or (value == 0 and not zero):
+def _check_number(name: str, value: float, *, zero: bool = False, maximum: float = sys.float_info.max) -> None:
+    """Raise CostError unless `value` is a finite number above 0 (`zero`: 0 or more) and at most `maximum`."""
+    if not _is_number(value) or not (0 <= value <= maximum) or (value == 0 and not zero):
         floor = "0 or more" if zero else "above 0"
-        ceiling = f" and at most {most:g}" if most < sys.float_info.max else ""
+        ceiling = f" and at most {maximum:g}" if maximum < sys.float_info.max else ""
         raise CostError(f"{name} must be a finite number {floor}{ceiling}, got {value!r:.40}")
 
 

@@ -1,4 +1,4 @@
-"""When a server changes from one tree to another as its load changes, and what that costs."""
+"""Plan switching: which tree a server drafts at which load, when it changes, and the seconds that a change takes."""
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -12,12 +12,12 @@ from treeopt.tree import Tree
 
 @dataclass(frozen=True)
 class Switching:
-    """Which tree is drafted, by the number of requests that decode.
+    """The trees that are drafted, by the number of requests that decode.
 
     Attributes:
-        trees: ways to decode from few requests to many; None: plainly.
-        up: up[i]: change from trees[i] to the next when so many requests decode, or more.
-        down: down[i]: change back to trees[i] when so few decode, or fewer.
+        trees: trees from few requests to many; None: plain decoding.
+        up: up[i]: change from trees[i] to the next when this number of requests decode, or more.
+        down: down[i]: change back to trees[i] when this number of requests decode, or fewer.
         switch_s: seconds that a change takes.
     """
 
@@ -30,7 +30,7 @@ class Switching:
         """Check the changes.
 
         Raises:
-            UsageError: there is not one between every two trees, or a change would be undone at once.
+            UsageError: the number of changes is not one between every two trees, or a change would be undone at once.
         """
         if len(self.trees) - 1 != len(self.up) or len(self.up) != len(self.down):
             raise UsageError(f"{len(self.trees)} trees need a change between every two, got {self.up} and {self.down}")
@@ -42,25 +42,25 @@ class Switching:
 
     @classmethod
     def of(cls, plan: Plan, *, hysteresis: int = 0, switch_s: float = 0.0) -> "Switching":
-        """The changes of a plan; where it names none, its entries hold up to their batch sizes.
+        """Return the changes of a plan; if it lists none, each entry holds up to its batch size.
 
         Args:
-            plan: of static trees; entries of grown ones must be left out before.
-            hysteresis: requests by which every change, up or down, comes later; down at one request at the latest.
+            plan: a plan of static trees; leave out entries of dynamic ones before.
+            hysteresis: dead band: requests by which every change comes later; down at one request at the latest.
             switch_s: seconds that a change takes.
 
         Raises:
-            UsageError: an entry grows its trees at run time.
+            UsageError: an entry has a dynamic tree.
         """
         entries = {entry.batch: entry.choice for entry in sorted(plan.entries, key=lambda entry: entry.batch)}
         for batch, choice in entries.items():
             if choice.grown is not None:
-                raise UsageError(f"the plan grows a tree at each step at batch {batch}; serving is of static trees")
+                raise UsageError(f"the plan has a dynamic tree at batch {batch}; a server drafts only static trees")
         sizes = list(entries)
         changes = [(s.large, s.up, s.down) for s in plan.switches] or [
             (large, small + 1, small) for small, large in pairwise(sizes) if entries[small].tree != entries[large].tree
         ]
-        # No change waits for one that lies beyond it: else the ways after both, planned by then, would wait, too.
+        # No change waits for one that lies beyond it: otherwise the trees after both would start later than planned.
         ups = list(accumulate((up for _, up, _ in reversed(changes)), min))[::-1]
         downs = accumulate((down for _, _, down in changes), max)
         return cls(
@@ -70,14 +70,14 @@ class Switching:
             switch_s,
         )
 
-    def way(self, now: int, running: int) -> int:
-        """Index of the tree for so many requests, coming from the one of index `now`.
+    def next_tree(self, index: int, running: int) -> int:
+        """Return the index of the tree for `running` requests, coming from the tree with `index`.
 
-        >>> Switching((None, Tree.chain(1)), up=(3,), down=(1,)).way(0, 2)
+        >>> Switching((None, Tree.chain(1)), up=(3,), down=(1,)).next_tree(0, 2)
         0
         """
-        while now < len(self.up) and running >= self.up[now]:
-            now += 1
-        while now > 0 and running <= self.down[now - 1]:
-            now -= 1
-        return now
+        while index < len(self.up) and running >= self.up[index]:
+            index += 1
+        while index > 0 and running <= self.down[index - 1]:
+            index -= 1
+        return index

@@ -1,8 +1,8 @@
-"""A server that requests come to: a queue, rows that are refilled as requests end, plans that change with the load.
+"""A simulated server: a queue of requests, rows that are refilled as requests end, trees that change with the load.
 
-Time passes in a discrete-event simulation (simpy). Between two steps the server takes waiting requests into free
-rows and prefills their prompts, while those who decode wait; then, if the number of requests
-asks for another way to decode, it changes to it; then all of them take one step.
+Time passes in a discrete-event simulation (simpy). Between two steps the server admits waiting requests to free rows
+and prefills their prompts, while the others wait. Then it changes the tree if the number of requests asks for it.
+Then all requests take one step.
 """
 
 from collections.abc import Generator, Mapping
@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from simulate.runs.batch_run import PAD, Seconds, Together, each, pricing, shared
 from simulate.runs.plan_switching import Switching
+from simulate.runs.priced_steps import PAD, Seconds, price_steps
+from simulate.runs.request_prefill import Together, divide_prefill, per_request
 from simulate.runs.timeline import Emissions, Floats, Ints, Timeline
 from simulate.runs.workload import Workload
 from treeopt.cost_model import CostModel
@@ -28,24 +29,24 @@ class Served:
     """A simulated server's day.
 
     Attributes:
-        timeline: of all requests, in the order in which they arrived.
-        way: int64 (N,), of each step the index of its tree.
-        switched_s: float64 (changes,), when a change to another way began.
-        idle_s: float64 (stretches, 2), from when until when nobody was there.
+        timeline: times of all requests, in the order in which they arrived.
+        tree_index: int64 (N,), index of the tree of each step.
+        switched_s: float64 (changes,), when a change to another tree began.
+        idle_s: float64 (stretches, 2), begin and end of each time without requests.
     """
 
     timeline: Timeline
-    way: Ints
+    tree_index: Ints
     switched_s: Floats
     idle_s: Floats
 
     def running(self, times_s: Floats) -> Ints:
-        """Requests in rows at these times, int64."""
-        return _inside(self.timeline.admitted_s, self.timeline.done_s, times_s)
+        """Return the number of requests in rows at these times, int64."""
+        return _count_inside(self.timeline.admitted_s, self.timeline.done_s, times_s)
 
     def waiting(self, times_s: Floats) -> Ints:
-        """Requests in the queue at these times, int64."""
-        return _inside(self.timeline.arrived_s, self.timeline.admitted_s, times_s)
+        """Return the number of requests in the queue at these times, int64."""
+        return _count_inside(self.timeline.arrived_s, self.timeline.admitted_s, times_s)
 
 
 def serve(
@@ -60,24 +61,25 @@ def serve(
     accepted: Mapping[Tree | None, Ints] | None = None,
     pad: bool = False,
 ) -> Served:
-    """The workload, until the last request has its last token.
+    """Serve the workload until the last request has its last token.
 
     Args:
-        trace: its requests' texts, and what is right of what was drafted.
+        trace: the requests' texts, and which drafted tokens are right.
         work: arrivals.
         switching: trees.
         cost: seconds of a step.
-        rows: requests decoded together, at most.
+        rows: maximum number of requests decoded together.
         prefill_s: seconds of prefill, of every request or of each, (n,), or of prompts that are read together; see
             `simulate.runs.batch_run.run`.
-        by_context: steps are priced by the lengths of sequences, where prompts are known.
-        accepted: by tree the drafted tokens that a step from each anchor keeps, int64 (P,); default what ranks say.
-        pad: a step of a batch that the cost model lacks costs what the nearest batch above does, up to `PAD` times
+        by_context: price steps by the lengths of sequences, where prompts are known.
+        accepted: for each tree the drafted tokens that a step from each anchor accepts, int64 (P,); default: from the
+            ranks.
+        pad: a step of a batch size that the cost model lacks costs what the nearest one above does, up to `PAD` times
             `rows`.
 
     Raises:
-        UsageError: rows below 1, a workload of other requests or longer texts than the trace's, negative prefill, or
-            prefill by tokens that the workload does not tell.
+        UsageError: rows below 1, a workload with other requests or longer texts than the trace's, negative prefill, or
+            prefill by tokens for a workload without prompt lengths.
         TraceError: a tree is deeper or wider than the trace.
         CostError: names the number of requests that has no cost.
     """
@@ -85,11 +87,11 @@ def serve(
 
     if rows < 1:
         raise UsageError(f"rows must be at least 1, got {rows}")
-    _check(trace, work)
+    _check_workload(trace, work)
     together = prefill_s if callable(prefill_s) else None
     if together is not None and work.prompt_tokens is None:
         raise UsageError("prefill by tokens needs prompt_tokens")
-    known_s = each(0.0 if callable(prefill_s) else prefill_s, len(work.tokens), "prefill_s")
+    known_s = per_request(0.0 if callable(prefill_s) else prefill_s, len(work.tokens), "prefill_s")
     server = _Server(trace, work, switching, cost, rows, known_s, together, by_context, accepted, pad)
     environment = simpy.Environment()
     queue = simpy.Store(environment)
@@ -115,110 +117,123 @@ class _Server:
         accepted: Mapping[Tree | None, Ints] | None,
         pad: bool,
     ) -> None:
-        """Look up what each tree keeps and costs."""
+        """Prepare the accepted tokens and the step prices of each tree."""
         self.work, self.switching, self.rows, self.prefill_s = work, switching, rows, prefill_s.copy()
         self.together, self.by_context = together, by_context
-        known = dict(accepted or {})
+        by_tree = dict(accepted or {})
         for tree in switching.trees:
-            if tree not in known:
-                known[tree] = accepted_lengths(tree or EMPTY, trace)
-        self.advance = [known[tree] + 1 for tree in switching.trees]
+            if tree not in by_tree:
+                by_tree[tree] = accepted_lengths(tree or EMPTY, trace)
+        self.advance = [by_tree[tree] + 1 for tree in switching.trees]
         pad_to = PAD * rows if pad else 0
         self.seconds = [
-            _once(pricing(tree, cost, committed=_mean_committed(known[tree], trace), pad_to=pad_to))
+            _cached(price_steps(tree, cost, committed=_mean_committed(by_tree[tree], trace), pad_to=pad_to))
             for tree in switching.trees
         ]
         self.start = trace.starts[work.request]
         self.stop = self.start + work.tokens
         self.arrived_s, self.admitted_s = work.arrived_s.copy(), np.zeros(len(work.tokens))
-        self.log: list[tuple[float, float, int, Ints, Ints]] = []  # started, seconds, way, requests, tokens
+        self.log: list[tuple[float, float, int, Ints, Ints]] = []  # started, seconds, tree index, requests, tokens
         self.switched_s: list[float] = []
         self.idle_s: list[tuple[float, float]] = []
 
     def arrive(self, environment: Any, queue: Any) -> Generator[Any, Any, None]:
-        """Requests come in."""
-        for number, due in enumerate(self.work.arrived_s.tolist()):
-            if due > environment.now:
-                yield environment.timeout(due - environment.now)
+        """Put requests into the queue as they arrive."""
+        for number, arrival_s in enumerate(self.work.arrived_s.tolist()):
+            if arrival_s > environment.now:
+                yield environment.timeout(arrival_s - environment.now)
             self.arrived_s[number] = environment.now
             queue.put(number)
 
     def run(self, environment: Any, queue: Any) -> Generator[Any, Any, None]:
-        """The server, until nobody is left."""
-        inside = np.empty(0, dtype=np.int64)
-        here = inside
-        way, left = self.switching.way(0, 0), len(self.work.tokens)
+        """Admit requests, change trees and take steps until no request is left."""
+        running = np.empty(0, dtype=np.int64)  # requests in rows
+        anchor = running  # the position of each
+        index, left = self.switching.next_tree(0, 0), len(self.work.tokens)
         while left:
-            joined = []
-            if not len(inside) and not queue.items:
-                began = environment.now
-                joined.append((yield queue.get()))
-                self.idle_s.append((began, environment.now))
-            while queue.items and len(inside) + len(joined) < self.rows:
-                joined.append((yield queue.get()))
+            joined = yield from self._admit(environment, queue, len(running))
             if joined:
-                self.admitted_s[joined] = environment.now
-                inside, here = np.append(inside, joined), np.append(here, self.start[joined])
-                if self.together is not None:
-                    self.prefill_s[joined] = self._together_s(self.together, joined)
-                prefill_s = float(self.prefill_s[joined].sum())
-                if prefill_s:
-                    yield environment.timeout(prefill_s)
-            due = self.switching.way(way, len(inside))
-            if due != way:
-                self.switched_s.append(environment.now)
-                way = due
-                if self.switching.switch_s:
-                    yield environment.timeout(self.switching.switch_s)
-            step_s = self._step_s(way, inside, here)
+                running, anchor = np.append(running, joined), np.append(anchor, self.start[joined])
+                yield from self._prefill(environment, joined)
+            index = yield from self._change_tree(environment, index, len(running))
+            step_s = self._step_s(index, running, anchor)
             started = environment.now
             yield environment.timeout(step_s)
-            taken = np.minimum(self.advance[way][here], self.stop[inside] - here)
-            self.log.append((started, step_s, way, inside, taken))
-            here = here + taken
-            going = here < self.stop[inside]
-            if not going.all():
-                left -= len(going) - int(going.sum())
-                inside, here = inside[going], here[going]
+            taken = np.minimum(self.advance[index][anchor], self.stop[running] - anchor)
+            self.log.append((started, step_s, index, running, taken))
+            anchor = anchor + taken
+            unfinished = anchor < self.stop[running]
+            if not unfinished.all():
+                left -= len(unfinished) - int(unfinished.sum())
+                running, anchor = running[unfinished], anchor[unfinished]
+
+    def _admit(self, environment: Any, queue: Any, running: int) -> Generator[Any, Any, list[int]]:
+        """Take waiting requests into free rows; wait for the first if the server is empty."""
+        joined: list[int] = []
+        if not running and not queue.items:
+            began = environment.now
+            joined.append((yield queue.get()))
+            self.idle_s.append((began, environment.now))
+        while queue.items and running + len(joined) < self.rows:
+            joined.append((yield queue.get()))
+        return joined
+
+    def _prefill(self, environment: Any, joined: list[int]) -> Generator[Any, Any, None]:
+        """Read the prompts of requests that joined."""
+        self.admitted_s[joined] = environment.now
+        if self.together is not None:
+            self.prefill_s[joined] = self._together_s(self.together, joined)
+        prefill_s = float(self.prefill_s[joined].sum())
+        if prefill_s:
+            yield environment.timeout(prefill_s)
+
+    def _change_tree(self, environment: Any, index: int, running: int) -> Generator[Any, Any, int]:
+        """Change to the tree for this number of requests, and return its index."""
+        wanted = self.switching.next_tree(index, running)
+        if wanted != index:
+            self.switched_s.append(environment.now)
+            if self.switching.switch_s:
+                yield environment.timeout(self.switching.switch_s)
+        return wanted
 
     def _together_s(self, together: Together, joined: list[int]) -> Floats:
-        """Seconds of prefill of each that joined; an error says which has the shortest prompt."""
+        """Return the prefill seconds of each request that joined; an error names the one with the shortest prompt."""
         assert self.work.prompt_tokens is not None
         tokens = self.work.prompt_tokens[joined]
         try:
-            return shared(together, tokens, np.zeros(len(joined), dtype=np.int64))
+            return divide_prefill(together, tokens, np.zeros(len(joined), dtype=np.int64))
         except CostError as error:
             source = self.work.source(joined[int(tokens.argmin())])
             raise CostError(f"{source}: {error}" if source else str(error)) from error
 
-    def _step_s(self, way: int, inside: Ints, here: Ints) -> float:
-        """Seconds of a step; an error says that it was the load that led there, and which request is the longest."""
-        context = self._context(inside, here)
+    def _step_s(self, index: int, running: Ints, anchor: Ints) -> float:
+        """Return the seconds of a step; an error names the number of requests and the longest of them."""
+        context = self._mean_context(running, anchor)
         try:
-            return self.seconds[way](len(inside), context)
+            return self.seconds[index](len(running), context)
         except CostError as error:
-            said = f"{len(inside)} requests came to decode together"
+            load = f"{len(running)} requests came to decode together"
             if context is not None:
-                longest = self.work.source(int(inside[self._contexts(inside, here).argmax()]))
-                said += f" (the longest is that of {longest})" if longest else ""
-            raise CostError(f"{said}: {error}") from error
+                longest = self.work.source(int(running[self._contexts(running, anchor).argmax()]))
+                load += f" (the longest is that of {longest})" if longest else ""
+            raise CostError(f"{load}: {error}") from error
 
-    def _context(self, inside: Ints, here: Ints) -> int | None:
-        """Tokens a sequence in the cache, the mean, rounded."""
+    def _mean_context(self, running: Ints, anchor: Ints) -> int | None:
+        """Return the mean tokens per sequence in the cache, rounded; None if steps are not priced by it."""
         if self.work.prompt_tokens is None or not self.by_context:
             return None
-        return round(float(self._contexts(inside, here).mean()))
+        return round(float(self._contexts(running, anchor).mean()))
 
-    def _contexts(self, inside: Ints, here: Ints) -> Ints:
-        """Tokens of each in the cache."""
+    def _contexts(self, running: Ints, anchor: Ints) -> Ints:
+        """Return the tokens of each sequence in the cache."""
         assert self.work.prompt_tokens is not None
-        return np.asarray(self.work.prompt_tokens[inside] + here - self.start[inside])
+        return np.asarray(self.work.prompt_tokens[running] + anchor - self.start[running])
 
     def served(self) -> Served:
-        """What happened."""
-        started, seconds, ways, requests, tokens = zip(*self.log, strict=True)
+        """Return the record of the run."""
+        started, seconds, indices, requests, tokens = zip(*self.log, strict=True)
         flat = np.concatenate(requests)
-        step = np.repeat(np.arange(len(requests)), [len(each) for each in requests])
+        step = np.repeat(np.arange(len(requests)), [len(running) for running in requests])
         order = flat.argsort(kind="stable")
         timeline = Timeline.of(
             Emissions(flat[order], step[order], np.concatenate(tokens)[order]),
@@ -229,32 +244,34 @@ class _Server:
             arrived_s=self.arrived_s,
         )
         idle_s = np.array(self.idle_s, dtype=np.float64).reshape(-1, 2)
-        return Served(timeline, np.array(ways), np.array(self.switched_s), idle_s)
+        return Served(timeline, np.array(indices), np.array(self.switched_s), idle_s)
 
 
 def _mean_committed(accepted: Ints, trace: Trace) -> float:
+    """Return the mean tokens that a step commits along the trace."""
     return trace.anchors / len(walked(accepted, trace).anchors)
 
 
-def _once(seconds: Seconds) -> Seconds:
-    """The same, each price asked for once."""
-    known: dict[tuple[int, int | None], float] = {}
+def _cached(seconds: Seconds) -> Seconds:
+    """Return the same function, which computes each price once."""
+    prices: dict[tuple[int, int | None], float] = {}
 
-    def remembered(batch: int, context: int | None) -> float:
-        if (batch, context) not in known:
-            known[batch, context] = seconds(batch, context)
-        return known[batch, context]
+    def lookup(batch: int, context: int | None) -> float:
+        if (batch, context) not in prices:
+            prices[batch, context] = seconds(batch, context)
+        return prices[batch, context]
 
-    return remembered
+    return lookup
 
 
-def _inside(begins: Floats, ends: Floats, times_s: Floats) -> Ints:
-    """How many of the intervals [begin, end) each time lies in."""
+def _count_inside(begins: Floats, ends: Floats, times_s: Floats) -> Ints:
+    """Return the number of intervals [begin, end) that hold each time."""
     begun = np.searchsorted(np.sort(begins), times_s, side="right")
     return np.asarray(begun - np.searchsorted(np.sort(ends), times_s, side="right"))
 
 
-def _check(trace: Trace, work: Workload) -> None:
+def _check_workload(trace: Trace, work: Workload) -> None:
+    """Raise UsageError unless the workload's requests and texts are those of the trace."""
     if work.request.min() < 0 or work.request.max() >= trace.requests:
         raise UsageError(f"the workload's requests must be among the trace's {trace.requests}")
     longer = work.tokens > trace.lengths[work.request]

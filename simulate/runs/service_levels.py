@@ -13,8 +13,8 @@ from treeopt.errors import UsageError
 from treeopt.statistics.clustered_estimate import Estimate, ratio
 
 PERCENTS = (50, 95, 99)
-PILING = 0.01  # share of arrivals by which a queue grows, beyond which a server is said not to keep up
-FULL = 0.97  # share of a server's rows taken, from which on what waits depends on the length of a day
+PILING = 0.01  # share of arrivals by which a queue may grow while a server counts as keeping up
+FULL = 0.97  # share of a server's rows in use above which the queue depends on the length of a day
 
 
 @dataclass(frozen=True)
@@ -22,33 +22,34 @@ class Slo:
     """Limits of a request's latencies; None: no limit.
 
     Attributes:
-        ttft_s: of the time to first token.
-        tpot_s: of the time per output token after the first.
+        ttft_s: limit of the time to first token.
+        tpot_s: limit of the time per output token after the first.
     """
 
     ttft_s: float | None = None
     tpot_s: float | None = None
 
     def met(self, timeline: Timeline) -> NDArray[np.bool_]:
-        """Which requests are within the limits, bool (R,)."""
+        """Return which requests are within the limits, bool (R,)."""
         within = np.ones(len(timeline.tokens), dtype=bool)
         if self.ttft_s is not None:
             within &= timeline.ttft_s <= self.ttft_s
         if self.tpot_s is not None:
-            within &= ~(timeline.tpot_s > self.tpot_s)  # one token alone has none
+            within &= ~(timeline.tpot_s > self.tpot_s)  # a request of one token has none
         return within
 
 
 def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) -> dict[str, float]:
-    """Means and percentiles from `warmup_s` until the last arrival; latencies are of the requests that arrive then.
+    """Return means and percentiles from `warmup_s` until the last arrival; latencies of the requests that arrive then.
 
-    `tokens_s`, `requests_s` (that ended) and `goodput_s` (that ended, and met `slo`) are a second; `within` the share
-    of arrivals that met it; `piled` the share of arrivals by which the queue is longer at the end;
-    `running` and `waiting` mean numbers of requests; `busy` a share of time, `ways` such shares by way, `way_0`, ...,
-    of the steps' time; `switches` changes a second; latencies `ttft_s_p50` and so on in seconds.
+    * `tokens_s`, `requests_s` (ended), `goodput_s` (ended within `slo`): per second.
+    * `within`: share of arrivals that met `slo`; `piled`: share of arrivals by which the queue is longer at the end.
+    * `running`, `waiting`: mean numbers of requests; `busy`: share of time.
+    * `way_0`, ...: share of the steps' time with each tree; `switches`: changes of tree per second.
+    * `ttft_s_p50` and so on: latencies in seconds.
 
     Raises:
-        UsageError: nobody arrives after the warm-up.
+        UsageError: no request arrives after the warm-up.
     """
     run, slo = served.timeline, slo or Slo()
     end = float(run.arrived_s[-1])
@@ -56,77 +57,80 @@ def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) ->
         raise UsageError(f"warm-up must end before the last arrival at {end:.6g} s, got {warmup_s:.6g} s")
     length = end - warmup_s
 
-    def mean(begins: Floats, ends: Floats) -> Floats:
-        """Share of the window that lies in each interval."""
+    def share(begins: Floats, ends: Floats) -> Floats:
+        """Return the share of the window that lies in each interval."""
         return np.asarray((np.minimum(ends, end) - np.maximum(begins, warmup_s)).clip(min=0) / length)
 
-    def a_second(times: Floats) -> NDArray[np.bool_]:
+    def inside(times: Floats) -> NDArray[np.bool_]:
+        """Return which times lie in the window."""
         return np.asarray((times > warmup_s) & (times <= end))
 
     step_end = run.started_s + run.step_s
-    arriving, ending, met = a_second(run.arrived_s), a_second(run.done_s), slo.met(run)
-    stepping = mean(run.started_s, step_end)
-    queued = served.waiting(np.array([warmup_s, np.nextafter(end, 0)]))  # before the last one comes
-    found = {
-        "tokens_s": float(run.committed[a_second(step_end)].sum() / length),
+    arriving, ending, met = inside(run.arrived_s), inside(run.done_s), slo.met(run)
+    stepping = share(run.started_s, step_end)
+    queued = served.waiting(np.array([warmup_s, np.nextafter(end, 0)]))  # before the last request arrives
+    values = {
+        "tokens_s": float(run.committed[inside(step_end)].sum() / length),
         "requests_s": float(ending.sum() / length),
         "goodput_s": float((met & ending).sum() / length),
         "within": float((met & arriving).sum() / arriving.sum()),
         "piled": float((queued[1] - queued[0]) / arriving.sum()),
-        "running": float(mean(run.admitted_s, run.done_s).sum()),
-        "waiting": float(mean(run.arrived_s, run.admitted_s).sum()),
-        "busy": 1 - float(mean(served.idle_s[:, 0], served.idle_s[:, 1]).sum()),
-        "switches": float(a_second(served.switched_s).sum() / length),
+        "running": float(share(run.admitted_s, run.done_s).sum()),
+        "waiting": float(share(run.arrived_s, run.admitted_s).sum()),
+        "busy": 1 - float(share(served.idle_s[:, 0], served.idle_s[:, 1]).sum()),
+        "switches": float(inside(served.switched_s).sum() / length),
     }
-    all_steps = float(stepping.sum())  # 0 of a server that does nothing but prefill
-    for way in range(int(served.way.max()) + 1):
-        found[f"way_{way}"] = float(stepping[served.way == way].sum()) / all_steps if all_steps else math.nan
+    all_steps = float(stepping.sum())  # 0 for a server that only prefills
+    for index in range(int(served.tree_index.max()) + 1):
+        in_tree = float(stepping[served.tree_index == index].sum())
+        values[f"way_{index}"] = in_tree / all_steps if all_steps else math.nan
     for latency in LATENCIES:
         for percent, value in zip(PERCENTS, _percentiles(run, latency, arriving), strict=True):
-            found[f"{latency}_s_p{percent}"] = value
-    return found
+            values[f"{latency}_s_p{percent}"] = value
+    return values
 
 
 def piles_up(piled: Estimate) -> bool:
-    """Whether requests pile up: more than `PILING`, and surely more than none."""
+    """Return whether requests pile up: more than `PILING`, and with an interval above 0."""
     return piled.value > PILING and piled.low > 0
 
 
 def replicate(
     simulation: Callable[[np.random.Generator], Mapping[str, float]], *, replications: int, seed: int = 0
 ) -> dict[str, Estimate]:
-    """Figures of independent runs, their means with 95 % intervals (Student's t over the runs).
+    """Return the mean figures of independent runs with 95 % intervals (Student's t over the runs).
 
     Args:
         simulation: one run, given its random numbers.
-        replications: runs; one has no interval.
-        seed: of all.
+        replications: number of runs; a single run has no interval.
+        seed: seed of all runs.
 
     Raises:
-        UsageError: no run.
+        UsageError: fewer than one run.
     """
     if replications < 1:
         raise UsageError(f"replications must be at least 1, got {replications}")
     seeds = np.random.SeedSequence(seed).spawn(replications)
-    runs = [simulation(np.random.default_rng(own)) for own in seeds]
+    runs = [simulation(np.random.default_rng(seed_of_run)) for seed_of_run in seeds]
     names: Sequence[str] = list(dict.fromkeys(name for run in runs for name in run))
     ones = np.ones(replications)
     return {name: _possible(name, ratio(np.array([run.get(name, 0.0) for run in runs]), ones)) for name in names}
 
 
 def _possible(name: str, estimate: Estimate) -> Estimate:
-    """An interval within what the figure can be: a queue may grow by less than nothing, no rate or share can."""
+    """Return the estimate with its interval clipped to possible values: only the growth of a queue can be below 0."""
     if name == "piled":
         return estimate
-    most = 1.0 if name in ("within", "busy") or name.startswith("way_") else math.inf
-    return Estimate(estimate.value, max(0.0, estimate.low), min(most, estimate.high))
+    maximum = 1.0 if name in ("within", "busy") or name.startswith("way_") else math.inf
+    return Estimate(estimate.value, max(0.0, estimate.low), min(maximum, estimate.high))
 
 
 def _percentiles(run: Timeline, latency: str, chosen: NDArray[np.bool_]) -> list[float]:
+    """Return the `PERCENTS` of a latency over the chosen requests; nan if they have none."""
     values, weights, request = run.samples(latency)
     known = chosen[request] & (weights > 0) & np.isfinite(values)
     if not known.any():
         return [float("nan")] * len(PERCENTS)
     shares = [percent / 100 for percent in PERCENTS]
-    found = np.quantile(values[known], shares, weights=weights[known], method="inverted_cdf")
-    return [float(value) for value in found]
+    quantiles = np.quantile(values[known], shares, weights=weights[known], method="inverted_cdf")
+    return [float(value) for value in quantiles]

@@ -1,4 +1,4 @@
-"""What comes to a server and when: arrivals, prompts and the trace's requests that stand for the texts written."""
+"""Workload of a server: arrival times, prompt lengths and texts of requests; Poisson arrivals and request logs."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -21,11 +21,11 @@ class Workload:
     """Requests in the order in which they arrive.
 
     Attributes:
-        arrived_s: float64 (n,), not falling.
+        arrived_s: float64 (n,), non-decreasing.
         request: int64 (n,), index of the trace's request whose text is written.
-        tokens: int64 (n,), of that text that are written, from its beginning.
+        tokens: int64 (n,), tokens of that text that are written, from its beginning.
         prompt_tokens: int64 (n,), or None where they are not known.
-        source: where a request, by its index, was read, for messages; empty of those that no file holds.
+        source: index of a request -> the file and line it was read from, for messages; empty without a file.
 
     Raises:
         UsageError: names the field and the index.
@@ -53,12 +53,12 @@ class Workload:
 
 
 def poisson(requests: int, *, rate: float, rng: np.random.Generator) -> Floats:
-    """Arrival times of a Poisson process, float64 (requests,).
+    """Draw the arrival times of a Poisson process, float64 (requests,).
 
     Args:
-        requests: how many.
-        rate: of them a second, mean.
-        rng: of the gaps, which are exponential.
+        requests: number of requests.
+        rate: mean requests per second.
+        rng: random numbers for the gaps, which are exponential.
 
     Raises:
         UsageError: no requests, or a rate that is not positive.
@@ -71,13 +71,13 @@ def poisson(requests: int, *, rate: float, rng: np.random.Generator) -> Floats:
 def drawn(
     trace: Trace, arrived_s: Floats, *, rng: np.random.Generator, prompt_tokens: int | Ints | None = None
 ) -> Workload:
-    """Requests of the trace, drawn anew at each arrival, each written whole.
+    """Draw a request of the trace for each arrival; its whole text is written.
 
     Args:
         trace: the requests.
         arrived_s: float64 (n,).
-        rng: of the draws, which may repeat.
-        prompt_tokens: of every prompt, or of that of each of the trace's requests, (R,).
+        rng: random numbers for the draws, which may repeat.
+        prompt_tokens: prompt length of all requests, or of each of the trace's requests, (R,).
     """
     request = rng.integers(0, trace.requests, len(arrived_s))
     prompts = None if prompt_tokens is None else np.broadcast_to(prompt_tokens, trace.requests)[request]
@@ -86,14 +86,14 @@ def drawn(
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """Requests as a log has them, without their texts.
+    """Requests of a log, without their texts.
 
     Attributes:
-        path: of the log, for messages.
-        line: int64 (n,), where each stands in it, the first being 1.
+        path: the log, for messages.
+        line: int64 (n,), line number of each request, from 1.
         prompt_tokens: int64 (n,).
-        tokens: int64 (n,), written.
-        arrived_s: float64 (n,), or None where the log does not say.
+        tokens: int64 (n,), tokens written.
+        arrived_s: float64 (n,), or None if the log does not record it.
     """
 
     path: Path
@@ -103,15 +103,15 @@ class Asked:
     arrived_s: Floats | None
 
     def on(self, trace: Trace, arrived_s: Floats, *, rng: np.random.Generator) -> Workload:
-        """The requests in their order, over again if there are more arrivals, each with a text that is long enough.
+        """Return a workload of the log's requests in order, repeated if there are more arrivals, with texts of a trace.
 
         Args:
-            trace: a text is the beginning of one of its requests, drawn among those that have as many tokens.
+            trace: each text is the beginning of one of its requests, drawn among those that are long enough.
             arrived_s: float64 (n,).
-            rng: of the draws.
+            rng: random numbers for the draws.
 
         Raises:
-            UsageError: the trace holds no text as long as one that was written; names file and line.
+            UsageError: a request of the log is longer than all texts of the trace; names file and line.
         """
 
         def source(index: int) -> str:
@@ -121,8 +121,8 @@ class Asked:
         tokens, lengths = self.tokens[number], trace.lengths
         if tokens.max() > lengths.max():
             raise UsageError(
-                f"{source(int(tokens.argmax()))}: `tokens` must be at most {lengths.max()}, as the trace's longest "
-                f"text has, found {tokens.max()}"
+                f"{source(int(tokens.argmax()))}: `tokens` must be at most {lengths.max()}, the length of the trace's "
+                f"longest text, found {tokens.max()}"
             )
         order = lengths.argsort(kind="stable")
         shorter = np.searchsorted(lengths[order], tokens)
@@ -131,7 +131,7 @@ class Asked:
 
 
 def read_requests(path: Path) -> Asked:
-    """Requests of a file: JSON lines with `prompt_tokens`, `tokens` and, in all lines or none, `arrived_s`.
+    """Read requests from JSON lines with `prompt_tokens`, `tokens` and, in all lines or none, `arrived_s`.
 
     Raises:
         UsageError: names file, line and field.
@@ -156,6 +156,7 @@ def read_requests(path: Path) -> Asked:
 
 
 def _check_arrivals(arrived_s: Mapping[int, float]) -> None:
+    """Raise RecordError, with the line, unless times rise from 0."""
     before = 0.0
     for number, time in arrived_s.items():
         if time < before:
@@ -164,6 +165,7 @@ def _check_arrivals(arrived_s: Mapping[int, float]) -> None:
 
 
 def _row(number: int, line: str) -> tuple[int, int, float | None]:
+    """Return prompt tokens, tokens and arrival of a line."""
     where = f"line {number}"
     try:
         record = json.loads(line)

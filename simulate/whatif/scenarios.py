@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulate.closed_forms.speedup_formulas import expected_tau
+from simulate.closed_forms.leviathan import expected_tau
+from simulate.roofline.device_memory import sequence_bytes, weights_bytes
 from simulate.roofline.roofline_model import Roofline
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import CostError
@@ -97,7 +98,7 @@ class Setting:
             heads: of a drafter that has one for each depth.
             cost: other step times of that device.
         """
-        held = (model.device.memory_bytes, model.weights_bytes(heads=heads), model.sequence_bytes(context=context))
+        held = (model.device.memory_bytes, weights_bytes(model, heads=heads), sequence_bytes(model, context=context))
         exchange = model.device.link.source if model.device.link and model.devices > 1 else ""
         named = (model.device.name, model.devices, exchange)
         return cls(model.label, context, model if cost is None else cost, *held, *named)

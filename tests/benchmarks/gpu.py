@@ -39,7 +39,7 @@ from executor.recording.collect_trace import collect, device_name
 from executor.target.load_hf_model import load_target, load_tokenizer
 from executor.target.target_model import Target
 from executor.validation.compare_live import Requests, compare, runs_of
-from simulate.model_sizes.hf_config import Shape
+from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import save_profile
 from simulate.validation.agreement import comparison_record
 from simulate.validation.end_to_end import whole_runs

@@ -21,7 +21,7 @@ from executor.validation.compare_live import Requests, blocks_of, compare, piece
 from executor.validation.weight_reads import weights_read
 from executor.verification.acceptance_rules import Greedy, SampleAndMatch
 from executor.verification.warp import Warp, seeded
-from simulate.model_sizes.hf_config import Shape
+from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.validation.agreement import comparison_record

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from simulate.model_sizes.hf_config import Shape, context_limit, eagle_parameters, eagle_weight_ratio, quant_method
+from simulate.model_sizes.eagle_weights import eagle_parameters, eagle_weight_ratio
+from simulate.model_sizes.hf_config import context_limit, quant_method
+from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError, UsageError
 from treeopt.storage.atomic_files import shipped
 
@@ -326,5 +328,5 @@ def test_a_context_that_nobody_tells_has_no_limit(more):
     ids=lambda more: ", ".join(more),
 )
 def test_a_context_that_is_no_number_is_refused(more):
-    with pytest.raises(CostError, match="max_position_embeddings or what stretches it"):
+    with pytest.raises(CostError, match="max_position_embeddings and the fields that stretch it"):
         context_limit({"max_position_embeddings": 4096} | more)

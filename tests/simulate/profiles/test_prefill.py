@@ -16,13 +16,15 @@ from executor.profiling.prefill_times import PASSES, measure_prefill
 from executor.verification.acceptance_rules import Greedy
 from simulate.profiles.prefill import Prefill, ladder
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
-from simulate.roofline.roofline_model import PIECE, Overheads
-from simulate.runs.batch_run import run, shared
+from simulate.roofline.host_overhead import Overheads
+from simulate.roofline.roofline_model import PIECE
+from simulate.runs.batch_run import run
 from simulate.runs.plan_switching import Switching
+from simulate.runs.request_prefill import divide_prefill
 from simulate.runs.server import serve
 from simulate.runs.workload import Workload, read_requests
-from simulate.whatif.carry_over import transfer
 from simulate.whatif.predicted_profile import joined, tabulated
+from simulate.whatif.profile_transfer import transfer
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
 from tests.helpers.models import random_heads, small_target
@@ -139,10 +141,10 @@ def test_kept_prompts_are_read_again_to_be_timed(monkeypatch):
 
 
 def test_what_joins_together_shares_what_it_takes():
-    assert shared(lambda tokens: 1 + tokens, np.array([0, 2]), np.array([0, 1])).tolist() == [0, 3]
-    found = shared(lambda tokens: 1 + tokens, np.array([5, 1, 2, 4]), np.array([3, 0, 3, 3]))
+    assert divide_prefill(lambda tokens: 1 + tokens, np.array([0, 2]), np.array([0, 1])).tolist() == [0, 3]
+    found = divide_prefill(lambda tokens: 1 + tokens, np.array([5, 1, 2, 4]), np.array([3, 0, 3, 3]))
     assert found == pytest.approx([5 * 12 / 11, 2, 2 * 12 / 11, 4 * 12 / 11])
-    padded = shared(lambda tokens: 1 + tokens, np.array([5, 1, 2, 4]), np.array([3, 0, 3, 3]), padded=True)
+    padded = divide_prefill(lambda tokens: 1 + tokens, np.array([5, 1, 2, 4]), np.array([3, 0, 3, 3]), padded=True)
     assert padded == pytest.approx([5 * 16 / 11, 2, 2 * 16 / 11, 4 * 16 / 11])
 
 

@@ -359,7 +359,7 @@ def test_drawing_trees_anew_is_added_where_it_was_measured():
     found = known.step_s([replace(s, growth="opt-tree") for s in static])
     assert found - PROFILE.step_s(static) == pytest.approx([5e-3 + 9e-4 + 6e-5, 5e-3 + 3e-4 + 4e-5, 3e-3 + 1e-4 + 2e-5])
     assert known.step_s([replace(s, growth="dynamic-tree") for s in static]).tolist() == PROFILE.step_s(static).tolist()
-    with pytest.raises(CostError, match=r"width 9 at batch 1: .* drawn anew \(opt-tree\) of width 1 to 8"):
+    with pytest.raises(CostError, match=r"width 9 at batch 1: .* dynamic trees \(opt-tree\) of width 1 to 8"):
         known.step_s([StepShape(1, 20, (1, 9), growth="opt-tree")])
     assert set(known.growths) == {"opt-tree"}
     anew = math.hypot(0.03, 1.96 * 0.02, BETWEEN_RUNS)
@@ -610,7 +610,7 @@ def test_counts_are_not_made_from_other_things(tmp_path, place, value):
         (("batches", 0, "growth", "opt-tree"), {"step_s": 0.0}, "level_s"),
         (("batches", 0, "growth", "opt-tree", "step_s"), -1e-9, "step_s"),
         (("batches", 0, "growth", "opt-tree", "widest"), 0, "widest"),
-        (("batches", 0, "growth"), {"luck": GROWING}, "none called 'luck'"),
+        (("batches", 0, "growth"), {"luck": GROWING}, "'luck' must be one of"),
         (("batches", 0, "growth"), {}, "of the same kinds everywhere, found [] at batch 1 and ['opt-tree'] at batch 4"),
         (("captured",), [16, 8], "captured"),
         (("captured",), [8, 8], "captured"),

@@ -8,12 +8,14 @@ import pytest
 
 from simulate.model_sizes.drafter_sizes import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
-from simulate.model_sizes.hf_config import Shape
+from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.roofline.data_sheets import find_hardware, own_hardware
+from simulate.roofline.device_memory import sequence_bytes, weights_bytes
+from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.interconnect import Link
-from simulate.roofline.roofline_model import Overheads, Roofline
-from simulate.whatif.carry_over import transfer
+from simulate.roofline.roofline_model import Roofline
+from simulate.whatif.profile_transfer import transfer
 from tests.simulate.model_sizes.test_hf_config import QWEN_25_7B
 from tests.simulate.roofline.test_roofline_model import L3, SMALL, TOY, roofline
 from treeopt.cost_model import StepShape
@@ -66,7 +68,7 @@ def test_exchanges_take_what_was_measured(device, most):
 
 def test_who_has_a_link_is_told():
     with pytest.raises(
-        CostError, match="L40S: how fast several exchange is not known, only of A100-80 SXM, H100 SXM, H200"
+        CostError, match="L40S: the speed of its interconnect is not known, only that of A100-80 SXM, H100 SXM, H200"
     ):
         roofline(device="l40s", devices=2)
     for count in (0, 9):
@@ -75,7 +77,7 @@ def test_who_has_a_link_is_told():
     with pytest.raises(CostError, match="8 devices cannot share 28 query heads and 4"):
         roofline(Shape.from_config(QWEN_25_7B), devices=8)
     mine = own_hardware("mine", bandwidth=1e12, flops=1e14, like=find_hardware("h100"))
-    with pytest.raises(CostError, match="mine: how fast several exchange is not known"):
+    with pytest.raises(CostError, match="mine: the speed of its interconnect is not known"):
         Roofline(L3, DrafterShape.eagle(L3), mine, like=find_hardware("h100"), devices=2)
 
 
@@ -114,8 +116,8 @@ def test_a_wire_without_end_divides_the_work(drafter, devices):
     (all_s,), (part_s,) = one.step_s([tree]), several.step_s([tree])
     assert all_s / devices < part_s * 1.001
     assert part_s < 1.1 * all_s / devices + (0 if drafter.level.whole == () else 3e-4)
-    assert several.weights_bytes(heads=4) < one.weights_bytes(heads=4) * (1 / devices + 0.02)
-    assert several.sequence_bytes() == one.sequence_bytes() / devices
+    assert weights_bytes(several, heads=4) < weights_bytes(one, heads=4) * (1 / devices + 0.02)
+    assert sequence_bytes(several) == sequence_bytes(one) / devices
 
 
 def test_keys_and_values_go_round_as_far_as_their_heads():

@@ -11,15 +11,19 @@ from hypothesis import strategies as st
 
 from simulate.closed_forms.paper_speedups import published_speedups
 from simulate.model_sizes.drafter_sizes import DrafterShape
+from simulate.model_sizes.eagle_weights import eagle_parameters
 from simulate.model_sizes.forward_pass import Forward
-from simulate.model_sizes.hf_config import Shape, eagle_parameters
+from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
 from simulate.roofline.data_sheets import Fitted, Hardware, find_hardware, own_hardware
-from simulate.roofline.kernels import Kernels, tiled
-from simulate.roofline.roofline_model import Overheads, Roofline
-from simulate.whatif.carry_over import transfer
-from tests.simulate.model_sizes.test_experts import MIXTRAL
+from simulate.roofline.device_memory import sequence_bytes, weights_bytes
+from simulate.roofline.forward_time import Kernels
+from simulate.roofline.host_overhead import Overheads
+from simulate.roofline.matrix_products import tiled
+from simulate.roofline.roofline_model import Roofline
+from simulate.whatif.profile_transfer import transfer
 from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B, QWEN_25_7B
+from tests.simulate.model_sizes.test_mixture_of_experts import MIXTRAL
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 from treeopt.tree import Tree
@@ -255,7 +259,7 @@ def test_levels_of_heads_cost_the_same_whatever_is_fed():
 def test_eagle3_fuses_features_once():
     cost = roofline(L3, DrafterShape.eagle3(L3, draft_vocab=32000))
     once = cost.level(1, batch=1, depth=0).total_s - cost.level(1, batch=1).total_s
-    assert once == pytest.approx(cost.kernels.product(1, 4096, 3 * 4096, np.float64(1)).total_s, rel=1e-9)
+    assert once == pytest.approx(cost.kernels.products.seconds(1, 4096, 3 * 4096, np.float64(1)).total_s, rel=1e-9)
 
 
 def test_hydras_heads_grow_with_what_they_read():
@@ -272,10 +276,10 @@ def test_hydras_heads_grow_with_what_they_read():
     assert cost.step_s([shape])[0] - float(cost.verify(7, batch=2).total_s) == pytest.approx(chain[-1])
     several = replace(cost, committed=3.0)  # heads read nothing of what was committed
     assert several.level(1, batch=2, depth=0).total_s == cost.level(1, batch=2, depth=0).total_s
-    assert cost.weights_bytes(heads=4) - 2 * L2.parameters == 2 * (2 * 14 * 4096**2 + 4 * 32000 * 4096)
-    assert cost.weights_bytes(heads=9) == cost.weights_bytes(heads=4)
+    assert weights_bytes(cost, heads=4) - 2 * L2.parameters == 2 * (2 * 14 * 4096**2 + 4 * 32000 * 4096)
+    assert weights_bytes(cost, heads=9) == weights_bytes(cost, heads=4)
     assert cost.prefill(500, drafted=True).total_s == cost.prefill(500, drafted=False).total_s
-    assert cost.sequence_bytes() == roofline(L2, DrafterShape.medusa(L2)).sequence_bytes()
+    assert sequence_bytes(cost) == sequence_bytes(roofline(L2, DrafterShape.medusa(L2)))
 
 
 def test_hydra_plus_plus_reads_features_in_a_layer_first():
@@ -287,11 +291,11 @@ def test_hydra_plus_plus_reads_features_in_a_layer_first():
     assert plus.drafter.opening.weights == layer
     blocks = [plus.drafter.at(depth).weights - plain.drafter.at(depth).weights for depth in range(4)]
     assert blocks == [3 * 4096**2] * 4
-    assert plus.weights_bytes(heads=4) - plain.weights_bytes(heads=4) == 2 * (layer + sum(blocks))
+    assert weights_bytes(plus, heads=4) - weights_bytes(plain, heads=4) == 2 * (layer + sum(blocks))
     one, three = (float(replace(plus, committed=kept).level(1, batch=1, depth=0).total_s) for kept in (1.0, 3.0))
     assert three > one
     assert plus.prefill(500, drafted=True).total_s > plus.prefill(500, drafted=False).total_s
-    assert plus.sequence_bytes() == plain.sequence_bytes() * 33 / 32
+    assert sequence_bytes(plus) == sequence_bytes(plain) * 33 / 32
 
 
 @pytest.mark.parametrize(
@@ -312,7 +316,7 @@ def test_hydra_is_read_from_its_configuration(config, due, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(ungrounded | {"hydra_head_arch": "prefix-mlp"}), "utf-8")
     with pytest.raises(CostError, match="grounded_heads must be true with a prefix layer"):
         DrafterShape.from_config(tmp_path, kind="hydra", target=L2)
-    with pytest.raises(CostError, match="a prefix layer like one of experts has no price"):
+    with pytest.raises(CostError, match="a prefix layer with experts cannot be priced"):
         DrafterShape.hydra(Shape.from_config(MIXTRAL), prefix=True)
     for name, wrong, why in (
         ("hydra_num_heads", 0, "positive integer"),
@@ -349,15 +353,15 @@ def test_memory_of_weights_keys_and_values():
     target, ends = SMALL.parameters, 2 * 32 * 8
     layer = 16 * 8 + sum(rows * columns for rows, columns in SMALL.layer_matrices.values())
     eagle = roofline(SMALL)
-    assert eagle.weights_bytes() == 2 * (target + layer)  # the LM head is the target's
-    assert replace(eagle, weight_bytes=0.5).weights_bytes() == (target - ends) / 2 + 2 * (ends + layer)
-    assert eagle.sequence_bytes(context=10) == 10 * 2 * (2 + 1) * 2 * 2 * 2
+    assert weights_bytes(eagle) == 2 * (target + layer)  # the LM head is the target's
+    assert weights_bytes(replace(eagle, weight_bytes=0.5)) == (target - ends) / 2 + 2 * (ends + layer)
+    assert sequence_bytes(eagle, context=10) == 10 * 2 * (2 + 1) * 2 * 2 * 2
     heads = roofline(SMALL, DrafterShape.medusa(SMALL))
-    assert heads.weights_bytes(heads=5) == 2 * (target + 5 * (8 * 8 + 32 * 8))
+    assert weights_bytes(heads, heads=5) == 2 * (target + 5 * (8 * 8 + 32 * 8))
     third = roofline(SMALL, DrafterShape.eagle3(SMALL, draft_vocab=16))
-    assert third.weights_bytes() == 2 * (target + layer + 16 * 8 + 3 * 8 * 8)  # a head and a fusion of its own
+    assert weights_bytes(third) == 2 * (target + layer + 16 * 8 + 3 * 8 * 8)  # a head and a fusion of its own
     mixture = Shape.from_config(MIXTRAL)
-    assert roofline(mixture, DrafterShape.medusa(L3)).weights_bytes() > 2 * 46e9  # all experts
+    assert weights_bytes(roofline(mixture, DrafterShape.medusa(L3))) > 2 * 46e9  # all experts
 
 
 def test_experts_have_an_error_of_their_own():

@@ -100,7 +100,7 @@ def test_steps_are_priced_with_what_each_tree_commits():
     work = Workload(np.linspace(0, 5, 8), np.arange(8), trace.lengths)
     switching = Switching((Tree.chain(2), None), up=(2,), down=(1,))
     served = serve(trace, work, switching, Priced(commit=0.5), rows=3)
-    way, size = served.way, served.timeline.occupancy
+    way, size = served.tree_index, served.timeline.occupancy
     due = [COST.price(n, 1 if w else 3, None) for w, n in zip(way, size, strict=True)]
     assert set(way) == {0, 1}
     more = np.where(way == 0, 0.5 * (replay_tree(Tree.chain(2), trace).tau - 1), 0)
@@ -119,7 +119,7 @@ def test_a_server_equals_the_slow_loop(case):
     assert found.first_s.tolist() == [each[0][0] for each in bursts]
     assert found.done_s.tolist() == [each[-1][0] for each in bursts]
     assert found.tokens.tolist() == [sum(n for _, n in each) for each in bursts]
-    assert list(zip(served.way.tolist(), found.occupancy.tolist(), strict=True)) == steps
+    assert list(zip(served.tree_index.tolist(), found.occupancy.tolist(), strict=True)) == steps
     changes = sum(a != b for (a, _), (b, _) in zip([(0, 0), *steps], steps, strict=False))
     assert len(served.switched_s) == changes
 
@@ -248,7 +248,7 @@ def test_switching_has_a_dead_band():
     switching = Switching((None, Tree.chain(1), Tree.chain(2)), up=(3, 6), down=(1, 4))
     seen, way = [], 0
     for running in (1, 2, 3, 2, 1, 2, 6, 5, 4, 3, 1):
-        way = switching.way(way, running)
+        way = switching.next_tree(way, running)
         seen.append(way)
     assert seen == [0, 0, 1, 1, 0, 0, 2, 2, 1, 1, 0]
     for up, down, message in (
@@ -284,7 +284,7 @@ def test_switching_of_a_plan():
     grown = plan({1: None})
     choice = Choice("x", None, Estimate(1, 1, 1), 0.01, Estimate(1, 1, 1), Grown("expand", {}, 4, 2))
     grown = Plan((PlanEntry(1, choice, None, (), {}, grown.entries[0].proof),))
-    with pytest.raises(UsageError, match="grows a tree at each step at batch 1"):
+    with pytest.raises(UsageError, match="has a dynamic tree at batch 1"):
         Switching.of(grown)
 
 

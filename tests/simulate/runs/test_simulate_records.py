@@ -235,7 +235,7 @@ def test_settings_without_meaning_are_refused():
         ({"batch": 1, "piece": 0}, "a piece must have at least 1 request, got 0"),
         ({"batch": 1, "piece": [2, 0]}, r"a piece must have at least 1 request, got \[2, 0\]"),
         ({"batch": 1, "piece": []}, "a piece must have at least 1 request"),
-        ({"batch": 1, "lock_step": True, "late": 1}, "lock-step are not held late"),
+        ({"batch": 1, "lock_step": True, "late": 1}, "late cannot be combined with lock_step"),
         ({"batch": 1, "prefill_s": -1.0}, "prefill_s must be 0 or more and finite, got -1.0"),
         ({"batch": 1, "prefill_s": np.array([0.0, np.nan])}, r"prefill_s\[1\] must be 0 or more and finite"),
         (
@@ -246,7 +246,7 @@ def test_settings_without_meaning_are_refused():
         with pytest.raises(UsageError, match=message):
             run(trace, None, COST, **words)
     found = run(trace, None, COST, batch=1)
-    with pytest.raises(UsageError, match="a latency is one of ttft, tpot, itl, e2e, got 'p99'"):
+    with pytest.raises(UsageError, match="latency must be one of ttft, tpot, itl, e2e, got 'p99'"):
         found.percentiles("p99", (0.5,))
     other = run(with_lengths(np.zeros((4, 1)), [1, 3], width=1), None, COST, batch=1)
     with pytest.raises(UsageError, match="runs of the same requests"):

@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.closed_forms.speedup_formulas import expected_tau
+from simulate.closed_forms.leviathan import expected_tau
 from simulate.model_sizes.drafter_sizes import DrafterShape
-from simulate.model_sizes.hf_config import Shape
+from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.roofline.data_sheets import find_hardware
-from simulate.roofline.roofline_model import Overheads, Roofline
-from simulate.whatif.carry_over import transfer
+from simulate.roofline.device_memory import weights_bytes
+from simulate.roofline.host_overhead import Overheads
+from simulate.roofline.roofline_model import Roofline
+from simulate.whatif.profile_transfer import transfer
 from simulate.whatif.scenarios import Scenario, Setting, break_even, explore, limits
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.strategies import drawn_trace
@@ -244,7 +246,7 @@ def test_lookup_takes_the_host_once_and_the_device_never(of_kind, files, tmp_pat
     tree = Tree.from_paths(cell["tree"]["paths"])
     own = nothing.verify(1 + tree.nodes, batch=1, context=512).total_s + Overheads().level_s
     assert cell["step_s"] == pytest.approx(float(own), rel=2e-3)  # what is kept is moved besides
-    assert nothing.weights_bytes(heads=3) == pytest.approx(nothing.target.parameters * 2)
+    assert weights_bytes(nothing, heads=3) == pytest.approx(nothing.target.parameters * 2)
     (table,) = load_profile(tmp_path / "times" / "h100-sxm.json").batches
     assert [seconds for _, seconds in table.draft] == [Overheads().level_s] * 3
     here = replace(table, draft=((1, 3e-4), (3, 4e-4)), widths=((1, 0.0), (4, 1e-5)))
@@ -374,7 +376,7 @@ def test_several_devices_share_a_target_that_one_cannot_hold(tmp_path, files):
     assert "share every layer" not in done(*words(files, "--batch", "1", "--max-nodes", "3", hardware="h100")).stdout
     refused(
         run(*words(files, hardware="2xl40s")),
-        "--hardware 2xl40s: L40S: how fast several exchange is not known",
+        "--hardware 2xl40s: L40S: the speed of its interconnect is not known",
         "--link",
     )
     refused(run(*words(files, hardware="16xh100")), "--hardware 16xh100: devices must be 1 to 8, those of one node")
@@ -411,7 +413,7 @@ def test_the_link_is_of_the_devices_that_were_measured_too(files, tmp_path):
     asked = ["--batch", "1", "--max-nodes", "9", "--profile", tmp_path / "p.json", "--measured-on", "2xl40s", "--json"]
     linked = json.loads(done(*words(files, *asked, "--link", "20,25", hardware="2xh100")).stdout)
     assert linked["cells"][0]["plain_s"] < times.plain_s
-    refused(run(*words(files, *asked, hardware="2xh100")), "--measured-on 2xl40s: L40S: how fast several exchange")
+    refused(run(*words(files, *asked, hardware="2xh100")), "--measured-on 2xl40s: L40S: the speed of its")
 
 
 def test_warnings_of_the_searches_are_told_once(files):

@@ -101,7 +101,7 @@ def profile(
 
 def _of_sizes(error: float, *, cells: int, median_error: float | None) -> str:
     """How well a size that was not measured is predicted, in words."""
-    from simulate.profiles.calibrate import ENOUGH
+    from simulate.profiles.left_out_sizes import ENOUGH
 
     missed = "" if median_error is None else f", {median_error:.1%} off in the median"
     if cells < ENOUGH:

@@ -23,7 +23,7 @@ def times(table: Path, device: str, context: str | None, output: Path) -> None:
     engine keep what a trace keeps while it is measured. The profile is one of chains: give `search` the engine's name.
     """
     general.check_output(output)
-    from simulate.profiles.engine_times import read_times
+    from simulate.profiles.engine_times_csv import read_times
     from simulate.profiles.profile import save_profile
 
     found = read_times(table, device=device, context=_range(context))

@@ -14,7 +14,7 @@ from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
     from simulate.model_sizes.drafter_sizes import DrafterShape
-    from simulate.model_sizes.hf_config import Shape
+    from simulate.model_sizes.model_shape import Shape
     from simulate.profiles.profile import Profile
     from simulate.roofline.data_sheets import Hardware
     from simulate.roofline.roofline_model import Roofline
@@ -68,11 +68,12 @@ def settings_of(
 ) -> "list[Setting]":
     """A cost model for each device and context."""
     from simulate.model_sizes.drafter_sizes import DrafterShape
-    from simulate.model_sizes.hf_config import Shape, parsed
+    from simulate.model_sizes.hf_config import parsed
+    from simulate.model_sizes.model_shape import Shape
     from simulate.roofline.data_sheets import find_hardware
-    from simulate.roofline.kernels import constants_of
+    from simulate.roofline.fitted_constants import constants_of
     from simulate.roofline.roofline_model import Roofline
-    from simulate.whatif.carry_over import transfer
+    from simulate.whatif.profile_transfer import transfer
     from simulate.whatif.scenarios import Setting
 
     like = find_hardware(device["like"]) if device["like"] else None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from simulate.profiles.profile import Profile
     from simulate.profiles.step_tables import Floats, Ints
-    from simulate.runs.batch_run import Together
+    from simulate.runs.request_prefill import Together
     from treeopt.traces.trace import Trace
 
 FEW = 0.05  # share of the trace's prompts that may be shorter or longer than what a profile knows

@@ -178,7 +178,7 @@ def capacity_record(
     Each day has its own rate, at which it keeps the limits; gaps, texts and prompts of a day are the same at all rates
     and for all ways, but for the gaps' scale.
     """
-    from simulate.runs.capacity import carried, keeps_up
+    from simulate.runs.server_capacity import carried, keeps_up
     from simulate.runs.service_levels import Slo, figures, replicate
 
     assert load.capacity is not None

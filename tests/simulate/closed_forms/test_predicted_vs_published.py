@@ -9,14 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulate.closed_forms.paper_speedups import published_speedups
-from simulate.closed_forms.reproduction import (
-    Errors,
+from simulate.closed_forms.predicted_vs_published import Errors, predict_left_out, reproduction_frame, reproductions
+from simulate.closed_forms.speedup_predictors import (
     coral_eq1,
     layer_overhead,
-    left_out,
     one_overhead,
-    reproduction_frame,
-    reproductions,
     scaled_drafting,
     speedup_over_tau,
     theorem_38,
@@ -88,10 +85,10 @@ PREDICTORS = {
 @pytest.mark.parametrize("name", PREDICTORS)
 def test_no_speedup_of_a_group_enters_its_own_prediction(name):
     rows, group, predict = PREDICTORS[name]
-    before = left_out(rows, group, predict)
+    before = predict_left_out(rows, group, predict)
     for held in {group(row) for row in rows}:
         spoilt = [replace(row, speedup=row.speedup * 7) if group(row) == held else row for row in rows]
-        after = left_out(spoilt, group, predict)
+        after = predict_left_out(spoilt, group, predict)
         same = np.array([group(row) == held for row in rows])
         np.testing.assert_allclose(after[same], before[same], rtol=1e-12)
         assert np.all(np.abs(after[~same] / before[~same] - 1) > 1e-6)
@@ -106,7 +103,7 @@ def test_constants_that_made_the_rows_are_found(per_layer, sampling):
         return replace(row, speedup=row.tau * plain_s / (row.gamma * draft_s + plain_s + extra))
 
     rows = [made(row) for row in CORAL]
-    predicted = left_out(rows, lambda row: row.model, layer_overhead(PUBLISHED))
+    predicted = predict_left_out(rows, lambda row: row.model, layer_overhead(PUBLISHED))
     np.testing.assert_allclose(predicted, [row.speedup for row in rows], rtol=1e-9)
 
 
@@ -114,7 +111,7 @@ def test_constants_that_made_the_rows_are_found(per_layer, sampling):
 def test_scaled_drafting_finds_its_constants(scale, factor):
     free = theorem_38([replace(row, c=row.c * scale) for row in LEVIATHAN])
     rows = [replace(row, speedup=factor * value) for row, value in zip(LEVIATHAN, free, strict=True)]
-    predicted = left_out(rows, lambda row: row.drafter, scaled_drafting)
+    predicted = predict_left_out(rows, lambda row: row.drafter, scaled_drafting)
     # the iteration stops when a step changes the constants by less than 1e-8 of themselves
     np.testing.assert_allclose(predicted, [row.speedup for row in rows], rtol=1e-5)
 
@@ -122,7 +119,7 @@ def test_scaled_drafting_finds_its_constants(scale, factor):
 def test_without_overhead_every_form_is_equation_1():
     rows = [replace(r, speedup=s) for r, s in zip(CORAL, coral_eq1(CORAL, PUBLISHED), strict=True)]
     for predict in (one_overhead(PUBLISHED), layer_overhead(PUBLISHED)):
-        assert Errors.of(left_out(rows, lambda row: row.model, predict), [r.speedup for r in rows]).max < 1e-9
+        assert Errors.of(predict_left_out(rows, lambda row: row.model, predict), [r.speedup for r in rows]).max < 1e-9
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1, max_size=30))
@@ -146,8 +143,8 @@ def test_what_has_no_errors_is_refused(predicted, measured, message):
 
 
 def test_one_group_cannot_be_left_out():
-    with pytest.raises(CostError, match="nothing is left to learn from: all rows are of 'CORAL'"):
-        left_out(CORAL, lambda row: row.source, speedup_over_tau)
+    with pytest.raises(CostError, match="nothing is left to learn from: all rows belong to 'CORAL'"):
+        predict_left_out(CORAL, lambda row: row.source, speedup_over_tau)
     with pytest.raises(CostError, match=r"row 0 \(CORAL\) has no alpha"):
         theorem_38(CORAL)
 

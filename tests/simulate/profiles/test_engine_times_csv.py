@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from simulate.profiles.engine_times import read_times
+from simulate.profiles.engine_times_csv import read_times
 from simulate.profiles.profile import load_profile, save_profile
 from tests.helpers.strategies import drawn_trace
 from treeopt.cli.commands.times import times as command
@@ -122,11 +122,14 @@ def test_a_plan_of_an_engines_times_takes_its_best_chain(tmp_path):
         ("batch,drafted,step_ms\n1,0,2\n1,600,3", "line 3: `drafted` must be at most 512, found 600"),
         ("batch,drafted,step_ms\n1,0,10,5\n1,1,11,9", "line 2 has 4 cells, the header 3 columns"),
         ("batch,drafted,step_ms,step_ms\n1,0,10,5", "there are 2 columns `step_ms`"),
-        ("batch,drafted,step_ms,tokens_s,committed\n1,0,1,1,1", "`step_ms` and `tokens_s` both tell what a step takes"),
-        ("batch;drafted;step_ms\n1;0;2", "parted by commas, its header is batch;drafted;step_ms"),
+        (
+            "batch,drafted,step_ms,tokens_s,committed\n1,0,1,1,1",
+            "`step_ms` and `tokens_s` both give the time of a step",
+        ),
+        ("batch;drafted;step_ms\n1;0;2", "separated by commas, its header is batch;drafted;step_ms"),
         ("batch,drafted,step_ms\n1,0,nan", "line 2: `step_ms` must be a number, found 'nan'"),
         ("batch,drafted,step_ms\n1,0,0", "line 2: `step_ms` must be above 0, found 0"),
-        ("batch,drafted,step_ms\n1,0,1e-9", "line 2: a step of 1e-12 seconds is none"),
+        ("batch,drafted,step_ms\n1,0,1e-9", "line 2: a step of 1e-12 seconds is not possible"),
         ("batch,drafted,step_ms\n1,0", "line 2: `step_ms` must be a number, found ''"),
         ("batch,drafted,step_ms\n1,1,2", "batch 1: there is no line with `drafted` 0"),
         ("batch,drafted,step_ms\n1,0,2\n1,2,3", "batch 1: there is no line with `drafted` 1"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulate.runs.capacity import LEAST, MOST, NEAR, carried, keeps_up
+from simulate.runs.server_capacity import LEAST, MOST, NEAR, carried, keeps_up
 from simulate.runs.service_levels import PILING
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
@@ -30,7 +30,7 @@ def test_the_highest_rate_is_found(highest):
 
 def test_what_never_or_always_holds_is_said():
     assert carried(lambda rate: False) == 0
-    with pytest.raises(UsageError, match="the limits are kept at 524288 requests a second, too"):
+    with pytest.raises(UsageError, match="the limits are met even at 524288 requests per second"):
         carried(lambda rate: True)
 
 

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.profiles.basis import TERMS, Basis, fit_basis, terms_of
-from simulate.profiles.calibrate import ENOUGH, Cell, drafting, profile_of
+from simulate.profiles.calibration import profile_of
+from simulate.profiles.cell_tables import fit_drafting
+from simulate.profiles.dynamic_tree_overhead import fit_growing
 from simulate.profiles.jackknife import jackknife_plus
-from simulate.profiles.policy_overhead import fit_growing
+from simulate.profiles.left_out_sizes import ENOUGH
+from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import BETWEEN_RUNS
-from simulate.roofline.kernels import SAME_CLASS_ERROR
+from simulate.roofline.fitted_constants import SAME_CLASS_ERROR
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 
@@ -348,7 +351,7 @@ def test_widths_that_matter_are_kept():
 def test_widths_that_do_not_matter_are_not(seed):
     """Noise of 1 % of the drafting is far below 1 % of a step, whatever the F test thinks of it."""
     cells = [c for c in cells_of(STAIRS, noise=0.01, seed=seed, widths=wide) if c.batch == 1 and c.widths]
-    draft, widths = drafting(cells)
+    draft, widths = fit_drafting(cells)
     assert widths == ()
     assert draft[0][1] == pytest.approx(1e-4, rel=0.1)
 

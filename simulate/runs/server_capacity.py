@@ -1,4 +1,4 @@
-"""What a server carries: the highest rate of arrivals at which its requests are served as they should be."""
+"""Server capacity: the highest arrival rate at which requests stay within their limits, by bisection."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -6,19 +6,20 @@ from collections.abc import Callable, Mapping
 from simulate.runs.service_levels import PILING
 from treeopt.errors import UsageError
 
-NEAR = 0.01  # how closely a rate is found
-LEAST, MOST = 1e-6, 1e6  # requests a second that are looked at
+NEAR = 0.01  # relative precision of a rate
+LEAST, MOST = 1e-6, 1e6  # range of rates that are tried, requests per second
 
 
 def keeps_up(figures: Mapping[str, float], *, share: float) -> bool:
-    """Whether of a day's figures that share is within the limits, and next to nothing piles up."""
+    """Return whether at least `share` of a day's requests are within the limits and almost none pile up."""
     return figures["within"] >= share and figures["piled"] <= PILING
 
 
 def carried(holds: Callable[[float], bool]) -> float:
-    """The highest rate at which `holds` is true, requests a second, at most `NEAR` too low.
+    """Return the highest rate at which `holds` is true, in requests per second, at most `NEAR` too low.
 
-    By doubling from 1 and bisection, as if it were true up to some rate and false beyond. 0: not even at `LEAST`.
+    Found by doubling from 1 and bisection, assuming that it is true up to some rate and false above. 0: false even at
+    `LEAST`.
 
     Raises:
         UsageError: it is true at `MOST`, too.
@@ -35,7 +36,7 @@ def carried(holds: Callable[[float], bool]) -> float:
     while holds(high):
         low, high = high, 2 * high
         if high > MOST:
-            raise UsageError(f"the limits are kept at {low:.0f} requests a second, too: nothing is asked of the server")
+            raise UsageError(f"the limits are met even at {low:.0f} requests per second: set tighter limits")
     while high > (1 + NEAR) * low:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if holds(middle) else (low, middle)

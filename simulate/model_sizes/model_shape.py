@@ -1,0 +1,181 @@
+"""The sizes of a decoder-only transformer, and what follows from them: parameters, K/V bytes, FLOP. No time.
+
+Covers the models of `hf_config`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulate.model_sizes.hf_config import parsed, positive, sizes_of, true_or_false
+from simulate.model_sizes.mixture_of_experts import Experts
+from treeopt.errors import CostError, UsageError
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a decoder-only transformer from which its cost follows.
+
+    Attributes:
+        layers: decoder layers.
+        hidden: width of the residual stream.
+        intermediate: width inside the MLP, or inside each expert.
+        heads: query heads.
+        kv_heads: key and value heads; divides `heads`.
+        head_dim: width of a head.
+        vocab: rows of the embedding and of the LM head.
+        tied: the LM head is the embedding matrix.
+        qkv_bias: query, key and value projections have biases.
+        output_bias: the attention's output projection has one.
+        mlp_bias: the MLP's projections have biases.
+        qk_norm: queries and keys are normalised per head, with `head_dim` weights each.
+        gated: the MLP has a gate beside its up projection.
+        window: positions that a layer with a sliding window sees; None without such layers.
+        experts: the experts that take the MLP's place in every layer; None without.
+
+    Raises:
+        CostError: names the first field that is wrong.
+
+    >>> shape = Shape(layers=2, hidden=8, intermediate=16, heads=4, kv_heads=2, head_dim=2, vocab=32)
+    >>> shape.parameters, shape.step_parameters, shape.kv_bytes()
+    (1704, 1448, 32)
+    """
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    gated: bool = True
+    window: int | None = None
+    experts: Experts | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is bool:
+                true_or_false(field.name, value)
+            elif field.name == "experts":
+                if value is not None and not isinstance(value, Experts):
+                    raise CostError(f"experts must be Experts or None, got {value!r:.80}")
+            elif field.name != "window" or value is not None:
+                positive(field.name, value)
+        if self.heads % self.kv_heads:
+            raise CostError(f"kv_heads must divide heads, got {self.kv_heads} and {self.heads}")
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | Path | str) -> "Shape":
+        """Return the shape that a config.json describes: the parsed file, its path, or the path of its folder.
+
+        Raises:
+            CostError: a field is wrong, missing or not covered; names file and field.
+
+        >>> sizes = {"num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16, "vocab_size": 32}
+        >>> Shape.from_config({"model_type": "llama", "num_attention_heads": 4, **sizes}).head_dim
+        2
+        """
+        return parsed(config, lambda content: cls(**sizes_of(content)))
+
+    @property
+    def layer_matrices(self) -> dict[str, tuple[int, int]]:
+        """(outputs, inputs) of a layer's matrices; q-k-v and gate-up are one each, as engines fuse them.
+
+        With experts, gate-up and down are those of one expert.
+        """
+        attention, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "qkv": (attention + 2 * keys, self.hidden),
+            "output": (self.hidden, attention),
+            "gate_up": ((1 + self.gated) * self.intermediate, self.hidden),
+            "down": (self.hidden, self.intermediate),
+        }
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one decoder layer: matrices, biases, router, two norms and those of queries and keys."""
+        return self._layer_weights(1 if self.experts is None else self.experts.count)
+
+    def _layer_weights(self, mlps: int) -> int:
+        """Return the weights of one decoder layer with `mlps` MLPs: all experts, or only those that are read."""
+        outputs = {name: rows for name, (rows, _) in self.layer_matrices.items()}
+        biases = self.qkv_bias * outputs["qkv"] + self.output_bias * outputs["output"]
+        biases += mlps * self.mlp_bias * (outputs["gate_up"] + outputs["down"])
+        return self._layer_products(mlps) + biases + 2 * self.hidden + self.qk_norm * 2 * self.head_dim
+
+    def _layer_products(self, mlps: int) -> int:
+        """Return the multiply-adds of one token with the matrices of one layer that has `mlps` MLPs."""
+        products = {name: rows * columns for name, (rows, columns) in self.layer_matrices.items()}
+        router = 0 if self.experts is None else self.experts.count * self.hidden
+        return products["qkv"] + products["output"] + router + mlps * (products["gate_up"] + products["down"])
+
+    @property
+    def _active(self) -> int:
+        return 1 if self.experts is None else self.experts.active
+
+    @property
+    def step_parameters(self) -> int:
+        """Weights that a decoding step reads: the LM head, tied or not, but no embedding (CORAL, Table 1).
+
+        Counts only the experts that one token picks.
+        """
+        return self.layers * self._layer_weights(self._active) + self.hidden + self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the model, including all experts; those of a tied LM head count once."""
+        layers = self.layers * self.layer_parameters
+        return layers + self.hidden + (2 - self.tied) * self.vocab * self.hidden
+
+    def kv_bytes(self, *, element_bytes: int = 2) -> int:
+        """Return the bytes of one token's keys and values in all layers; `element_bytes` is 2 for bf16.
+
+        Raises:
+            CostError: `element_bytes` is not a positive integer.
+        """
+        return 2 * self.layers * self.kv_heads * self.head_dim * positive("element_bytes", element_bytes)
+
+    def flops(
+        self, tokens: ArrayLike, *, context: ArrayLike = 0, logits: ArrayLike | None = None
+    ) -> float | NDArray[np.float64]:
+        """Return the FLOP of one sequence's forward, a multiply-add being 2; a float64 array for arrays.
+
+        Counts matrix products only. Every token meets every key of `context` and `tokens`, as a masked tree forward
+        computes it; a causal kernel that skips blocks does less.
+
+        Args:
+            tokens: tokens fed.
+            context: tokens whose keys and values are cached.
+            logits: tokens whose logits are computed; None: all that are fed.
+
+        Raises:
+            UsageError: tokens below 1, or context or logits below 0.
+            CostError: a sliding window would hide part of the context.
+
+        >>> shape = Shape(layers=1, hidden=4, intermediate=8, heads=2, kv_heads=1, head_dim=2, vocab=16)
+        >>> shape.flops(1, context=9)
+        576.0
+        """
+        fed, cached = np.asarray(tokens, dtype=np.float64), np.asarray(context, dtype=np.float64)
+        rows = fed if logits is None else np.asarray(logits, dtype=np.float64)
+        for name, value, minimum in (("tokens", fed, 1), ("context", cached, 0), ("logits", rows, 0)):
+            if not np.all((value >= minimum) & np.isfinite(value)):
+                raise UsageError(f"{name} must be {minimum} or more, got {value}")
+        if self.window is not None and np.any(fed + cached > self.window):
+            longest = np.max(fed + cached)
+            raise CostError(f"context + tokens must fit the sliding window, {self.window}, got {longest:g}")
+        attention = 2 * self.heads * self.head_dim * (cached + fed)
+        layers = self.layers * (self._layer_products(self._active) + attention) * fed
+        total = 2 * (layers + self.vocab * self.hidden * rows)
+        return float(total) if np.ndim(total) == 0 else np.asarray(total)

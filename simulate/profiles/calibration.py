@@ -1,0 +1,99 @@
+"""Calibration: the profile that measured cells make, with the error to expect from it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.profiles.cell_tables import CellTables
+from simulate.profiles.dynamic_tree_overhead import Growing, fit_growing
+from simulate.profiles.left_out_sizes import LeftOut, leave_out_sizes
+from simulate.profiles.measured_cells import Cell, at_committed, commit_seconds
+from simulate.profiles.profile import NORMAL_95, Profile
+from treeopt.cost_model import StepShape
+from treeopt.policies import GROWTHS
+
+
+def profile_of(
+    cells: Sequence[Cell],
+    *,
+    context: tuple[int, int],
+    experts: Experts | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Profile:
+    """Calibrate a profile from measured cells.
+
+    The basis is used if it predicts left-out sizes better than straight lines do; see `shrink_to_basis`.
+    `relative_error` is half the jackknife+ interval of step / plain step, each token count of a batch size and context
+    left out in turn, plus a share for the uncertainty of the plain step. A batch size with `ENOUGH` left-out cells has
+    its own. Fewer than `ENOUGH` cells in all make no 95 % interval: then its outermost ends are used, which hold every
+    error seen, and at least the error of a data sheet's constants on another device of their class.
+
+    Provenance records under `left_out_sizes` how many cells were left out and their median error, and under `growths`
+    how many cells each kind of dynamic tree was fitted to, and the median error of each predicted from the others.
+
+    Args:
+        cells: for every batch size and context a plain one, and chains from 1 token deep.
+        context: fewest and most tokens per sequence in the cache while measuring.
+        experts: the target's experts.
+        meta: provenance.
+
+    Raises:
+        UsageError: a batch size and context without a plain cell, or without a speculative one.
+    """
+    tables, left_out = _better_tables(cells, context, experts)
+    pooled, own = left_out.half_widths()
+    plain_error = {cell.batch: NORMAL_95 * cell.error for cell in tables.cells if not cell.widths}
+    pooled = float(np.hypot(pooled, np.median(list(plain_error.values()))))
+    errors = {batch: float(np.hypot(half, plain_error[batch])) for batch, half in own.items()}
+    median = float(np.median(left_out.residual)) if len(left_out.residual) else None
+    record = {"cells": len(left_out.residual), "median_error": median}
+    profile = tables.profile(tables.tables, pooled, errors, {**(meta or {}), "left_out_sizes": record})
+    return _with_dynamic_trees(profile, [cell for cell in cells if cell.growth is not None])
+
+
+def _better_tables(
+    cells: Sequence[Cell], context: tuple[int, int], experts: Experts | None
+) -> tuple[CellTables, LeftOut]:
+    """Return the tables that predict left-out sizes better, straight lines or basis, and these predictions."""
+    static = [cell for cell in cells if not cell.forced and cell.growth is None]
+    ordered = sorted(static, key=lambda cell: (cell.batch, cell.context))
+    committed = float(np.mean([cell.committed for cell in ordered if cell.widths] or [1.0]))
+    commit_s = commit_seconds(cells)
+    level = [at_committed(cell, committed, commit_s[cell.batch]) for cell in ordered]
+    straight = CellTables(level, context, experts, committed, commit_s, use_basis=False)
+    fitted = replace(straight, use_basis=True)
+    left_out_straight, left_out_fitted = leave_out_sizes(straight), leave_out_sizes(fitted)
+    if len(left_out_fitted.residual) and np.mean(left_out_fitted.residual) < np.mean(left_out_straight.residual):
+        return fitted, left_out_fitted
+    return straight, left_out_straight
+
+
+def _with_dynamic_trees(profile: Profile, cells: Sequence[Cell]) -> Profile:
+    """Return the profile with the additional time of dynamic trees over static ones; see `fit_growing`."""
+    if not cells:
+        return profile
+    overheads: dict[int, dict[str, Growing]] = {times.batch: {} for times in profile.batches}
+    missed: dict[str, list[float]] = {growth: [] for growth in GROWTHS}
+    for batch, growth in dict.fromkeys((cell.batch, str(cell.growth)) for cell in cells):
+        same = [cell for cell in cells if (cell.batch, cell.growth) == (batch, growth)]
+        shapes = [StepShape(cell.batch, cell.tokens, cell.widths, None, cell.committed) for cell in same]
+        step_s = np.array([cell.step_s for cell in same])
+        overheads[batch][growth], errors = fit_growing(shapes, step_s - profile.step_s(shapes), step_s)
+        missed[growth].extend(errors.tolist())
+    record = {
+        growth: {"cells": len(errors), "median_error": float(np.median(errors))}
+        for growth, errors in missed.items()
+        if errors
+    }
+    spread = float(np.sqrt(np.mean(np.concatenate(list(missed.values())) ** 2)))
+    batches = tuple(
+        replace(
+            times,
+            growth={growth: replace(known, spread=spread) for growth, known in overheads[times.batch].items()},
+        )
+        for times in profile.batches
+    )
+    return replace(profile, batches=batches, meta={**profile.meta, "growths": record})

@@ -1,0 +1,206 @@
+"""Step times of an inference engine, read from a CSV table: a profile of chains.
+
+Comma-separated values under a header, one measurement per line:
+
+* `batch`, requests that are decoded at a time; `drafted`, tokens of the chain, 0 for plain decoding; every batch size
+  and context has lines for 0 and 1;
+* either `step_ms`, the time between a request's outputs, or `tokens_s`, output tokens per second of all requests while
+  they are decoded, prompt time excluded, and `committed`, tokens per request and step, bonus counted (for plain
+  decoding 1, or empty): a step then takes batch x committed / tokens_s;
+* `context`, mean tokens per request in the cache; optional.
+
+Other columns are ignored. Lines of the same batch, chain and context are repetitions.
+
+Such times do not separate drafting from verification; for a chain this makes no difference, and all time counts as
+verification. A branching tree is therefore priced as the chain with the same number of nodes, which has more levels.
+"""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulate.profiles.calibration import profile_of
+from simulate.profiles.measured_cells import Cell
+from simulate.profiles.profile import Profile
+from simulate.profiles.step_tables import BatchTimes
+from treeopt.errors import CostError, UsageError
+from treeopt.storage.atomic_files import checksum, why
+from treeopt.storage.provenance import this_run
+
+ALWAYS = ("batch", "drafted")
+STEP = ("step_ms",)
+RATE = ("tokens_s", "committed")
+MOST = {"batch": 2**20, "drafted": 512, "context": 1e9, "step_ms": 1e9, "tokens_s": 1e12, "committed": 513}
+LEAST_S = 1e-9  # shortest step that is accepted
+HERE = ("processor", "cores", "software")  # provenance of the machine that reads the table; not recorded
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One measurement; `context` is None if the table does not state it."""
+
+    batch: int
+    drafted: int
+    step_s: float
+    context: float | None
+
+
+def read_times(path: Path, *, device: str, context: tuple[int, int] | None = None) -> Profile:
+    """Read a table of step times and return the profile that it makes.
+
+    Args:
+        path: the table.
+        device: the device that was measured, in words.
+        context: fewest and most tokens per request in the cache; None if the table has a column for it.
+
+    Raises:
+        CostError: names file, line and column; or a batch size and context without plain decoding, or a chain of 1.
+        UsageError: the context is given nowhere, or twice.
+    """
+    lines = _lines(path)
+    low, high = _context_range(path, lines, context)
+    cells = _cells(lines, middle=(low + high) / 2)
+    meta = {
+        "imported": {"format": "times", "file": path.name, "sha256": checksum(path)},
+        "device": device,
+        "provenance": {name: value for name, value in this_run().items() if name not in HERE},
+    }
+    _check_chains(path, lines)
+    profile = profile_of(cells, context=(low, high), meta=meta)
+    return replace(profile, batches=tuple(map(_without_drafting, profile.batches)))
+
+
+def _context_range(path: Path, lines: Sequence[_Line], context: tuple[int, int] | None) -> tuple[int, int]:
+    """Return the range of contexts, from `context` or from the column; raise UsageError unless exactly one is given."""
+    has_column = {line.context is not None for line in lines}
+    if has_column == {True} and context is not None:
+        raise UsageError(f"{path} has a column `context`: do not give the context a second time")
+    if has_column == {False} and context is None:
+        raise UsageError(f"{path} does not say at which context it was measured: add a column, or give a range")
+    contexts = [line.context for line in lines if line.context is not None]
+    return context or (math.floor(min(contexts)), math.ceil(max(contexts)))
+
+
+def _cells(lines: Sequence[_Line], *, middle: float) -> list[Cell]:
+    """Return one cell per batch size, chain and context: the median of its repetitions.
+
+    Args:
+        lines: the measurements.
+        middle: context of lines that do not state one.
+    """
+    cells = []
+    for batch, drafted, context in dict.fromkeys((line.batch, line.drafted, line.context) for line in lines):
+        same = [line.step_s for line in lines if (line.batch, line.drafted, line.context) == (batch, drafted, context)]
+        error = float(np.std(np.log(same), ddof=1)) / len(same) ** 0.5 if len(same) > 1 else 0.0
+        place, widths = middle if context is None else context, (1,) * drafted
+        cells.append(Cell(batch, place, drafted + 1, widths, 0.0, float(np.median(same)), error=error))
+    return cells
+
+
+def _check_chains(path: Path, lines: Sequence[_Line]) -> None:
+    """Raise CostError unless every batch size and context has plain decoding and a chain of 1, which searches need."""
+    for batch, context in dict.fromkeys((line.batch, line.context) for line in lines):
+        chains = {line.drafted for line in lines if (line.batch, line.context) == (batch, context)}
+        if not {0, 1} <= chains:
+            named = "" if context is None else f", context {context:g} (only lines of equal context are compared)"
+            raise CostError(f"{path}: batch {batch}{named}: there is no line with `drafted` {min({0, 1} - chains)}")
+
+
+def _without_drafting(times: BatchTimes) -> BatchTimes:
+    """Return the table with drafting that costs nothing, from depth 1 on."""
+    deepest = times.rest[-1][0] - 1
+    return replace(times, draft=tuple((depth, 0.0) for depth in sorted({1, deepest})), widths_told=None)
+
+
+def _lines(path: Path) -> list[_Line]:
+    """Read the measurements of a table."""
+    try:
+        text = path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CostError(f"{path}: cannot be read: {why(error)}") from error
+    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    names = [name.strip() for name in reader.fieldnames or ()]
+    reader.fieldnames = names
+    columns = _columns(path, names)
+    lines = []
+    try:
+        for row in reader:
+            if None in row:
+                count = len(names) + len(row[None])
+                raise CostError(f"{path}: line {reader.line_num} has {count} cells, the header {len(names)} columns")
+            if any(row.values()):
+                lines.append(_line(row, f"{path}: line {reader.line_num}", columns))
+    except csv.Error as error:
+        raise CostError(f"{path}: line {reader.line_num}: {error}") from error
+    if not lines:
+        raise CostError(f"{path}: holds no measurement")
+    return lines
+
+
+def _columns(path: Path, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that give a step's time; raise CostError if a column is missing or there twice."""
+    columns = STEP if STEP[0] in names else RATE
+    if missing := [name for name in (*ALWAYS, *columns) if name not in names]:
+        shown = ", ".join(names) or "nothing"
+        wanted = f"{', '.join(ALWAYS)} and {STEP[0]}, or {' and '.join(RATE)}, separated by commas"
+        raise CostError(
+            f"{path}: there is no column {', '.join(missing)}; it needs {wanted}, its header is {shown:.80}"
+        )
+    if STEP[0] in names and RATE[0] in names:
+        raise CostError(f"{path}: `{STEP[0]}` and `{RATE[0]}` both give the time of a step: remove one of them")
+    for name in (*ALWAYS, *columns, "context"):
+        if names.count(name) > 1:
+            raise CostError(f"{path}: there are {names.count(name)} columns `{name}`")
+    return columns
+
+
+def _line(row: Mapping[str, Any], where: str, columns: tuple[str, ...]) -> _Line:
+    """Return the measurement of a row; `where` starts the messages of its errors."""
+    batch, drafted = (int(_number(row, name, where, whole=True)) for name in ALWAYS)
+    if batch < 1:
+        raise CostError(f"{where}: `batch` must be at least 1, found {batch}")
+    if drafted < 0:
+        raise CostError(f"{where}: `drafted` must be 0 or more, found {drafted}")
+    context = _number(row, "context", where) if "context" in row else None
+    if context is not None and context < 0:
+        raise CostError(f"{where}: `context` must be 0 or more, found {context:g}")
+    if columns == STEP:
+        return _Line(batch, drafted, _plausible(_positive(row, STEP[0], where) / 1e3, where), context)
+    committed = 1.0 if drafted == 0 and not (row[RATE[1]] or "").strip() else _number(row, RATE[1], where)
+    if not 1 <= committed <= drafted + 1:
+        raise CostError(f"{where}: `committed` must be 1 to {drafted + 1}, found {committed:g}")
+    return _Line(batch, drafted, _plausible(batch * committed / _positive(row, RATE[0], where), where), context)
+
+
+def _plausible(step_s: float, where: str) -> float:
+    """Return the seconds if a step could take them; raise CostError otherwise."""
+    if not LEAST_S <= step_s < math.inf:
+        raise CostError(f"{where}: a step of {step_s:g} seconds is not possible")
+    return step_s
+
+
+def _positive(row: Mapping[str, Any], name: str, where: str) -> float:
+    """Return a number of a row that must be above 0."""
+    value = _number(row, name, where)
+    if value <= 0:
+        raise CostError(f"{where}: `{name}` must be above 0, found {value:g}")
+    return value
+
+
+def _number(row: Mapping[str, Any], name: str, where: str, *, whole: bool = False) -> float:
+    """Return a finite number of a row, `whole`: an integer."""
+    text = (row[name] or "").strip()
+    try:
+        value = float(int(text)) if whole else float(text)
+    except (ValueError, OverflowError):
+        value = np.nan
+    if not np.isfinite(value):
+        raise CostError(f"{where}: `{name}` must be {'an integer' if whole else 'a number'}, found {text!r:.40}")
+    if value > MOST[name]:
+        raise CostError(f"{where}: `{name}` must be at most {MOST[name]:g}, found {value:g}")
+    return value

@@ -1,0 +1,131 @@
+"""Seconds of a forward on a device: its matrix products, its attention, and what several devices exchange.
+
+Rates come from the data sheet and from the constants fitted to the device's class (`data/hardware.json`).
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulate.model_sizes.forward_pass import Forward
+from simulate.roofline.attention_time import Attention
+from simulate.roofline.data_sheets import Fitted, Hardware
+from simulate.roofline.fitted_constants import fitted_for, stated_error
+from simulate.roofline.fixed_and_work import Split
+from simulate.roofline.matrix_products import ACTIVATION_BYTES, MatrixProducts
+
+Floats = NDArray[np.float64]
+
+HEAD_BYTES = 2  # quantised models (AWQ, GPTQ) keep their LM heads in bf16
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """A device that runs forwards, one layer after the other.
+
+    Attributes:
+        device: data sheet.
+        like: a device whose fitted constants are used if `device` and its class have none.
+        attention_s: seconds of a layer's attention beyond its bytes and FLOP.
+        layer_s: seconds of a layer's norms, rotations and activations.
+        weight_bytes: bytes per weight, of an LM head at least 2; arithmetic counts as bf16 at any size.
+        kv_bytes: bytes of a number in the cache.
+        spread: lambda of `Experts.touched`.
+    """
+
+    device: Hardware
+    like: Hardware | None = None
+    attention_s: float = 0.0
+    layer_s: float = 0.0
+    weight_bytes: float = 2.0
+    kv_bytes: float = 2.0
+    spread: float = 1.0
+
+    @cached_property
+    def constants(self) -> Fitted:
+        """Fitted constants; see `fitted_for`.
+
+        Raises:
+            CostError: says which constants are missing.
+        """
+        return fitted_for(self.device, self.like)
+
+    def error(self, rows: int, *, experts: bool = False, devices: int = 1) -> float:
+        """Return the stated error of forwards of `rows` rows, 95 %, as a share; see `stated_error`."""
+        return stated_error(self.device, self.like, rows, experts=experts, devices=devices)
+
+    @property
+    def head_bytes(self) -> float:
+        """Bytes of a weight of an LM head."""
+        return max(self.weight_bytes, HEAD_BYTES)
+
+    @property
+    def byte_rate(self) -> float:
+        """B/s that products reach."""
+        return self.device.bandwidth * self.constants.bandwidth_share
+
+    @property
+    def kv_rate(self) -> float:
+        """B/s that attention reaches."""
+        share = self.constants.kv_bandwidth_share
+        assert share is not None
+        return self.device.bandwidth * share
+
+    @property
+    def flop_rate(self) -> float:
+        """FLOP/s that products reach."""
+        return self.device.flops * self.constants.flops_share
+
+    @cached_property
+    def products(self) -> MatrixProducts:
+        """Matrix products with the weights of layers."""
+        return MatrixProducts(self.weight_bytes, self.byte_rate, self.flop_rate, self.constants.gemm_overhead_s)
+
+    @cached_property
+    def attention(self) -> Attention:
+        """Attention of all layers."""
+        return Attention(self.kv_bytes, self.kv_rate, self.flop_rate)
+
+    def forward(self, forward: Forward, rows: Floats, logits: Floats, *, batch: int, context: int) -> Split:
+        """Return the seconds of a forward.
+
+        Args:
+            forward: the forward.
+            rows: tokens of the whole batch; float64.
+            logits: tokens whose logits are computed, and read twice more; of the same shape.
+            batch: sequences.
+            context: tokens of each sequence in the cache.
+
+        Raises:
+            CostError: a sliding window would hide part of the context.
+        """
+        total = Split.fixed(forward.layers * (self.attention_s + self.layer_s), rows)
+        for copies, outputs, inputs in (*forward.matrices, *forward.whole):
+            total += self.products.seconds(copies, outputs, inputs, rows)
+        if forward.experts is not None:
+            touched, active = forward.experts.touched(rows, spread=self.spread), forward.experts.active
+            for outputs, inputs in forward.expert_matrices:
+                total += self.products.seconds(forward.layers, outputs, inputs, rows, matrices=touched, active=active)
+        if forward.head is not None:
+            outputs, inputs = forward.head
+            read_again = 2 * logits * outputs * ACTIVATION_BYTES / self.byte_rate
+            total += replace(self.products, weight_bytes=self.head_bytes).seconds(1, outputs, inputs, logits)
+            total += Split(np.zeros_like(rows), read_again)
+        if forward.devices > 1:
+            total += self._exchange(forward, rows, logits)
+        attention_s = self.attention.work_s(forward, rows / batch, batch=batch, context=context)
+        return total + Split(np.zeros_like(rows), attention_s)
+
+    def _exchange(self, forward: Forward, rows: Floats, logits: Floats) -> Split:
+        """Return the seconds of exchange: a sum after each layer's attention and MLP, and the parts of the logits."""
+        link, devices = self.device.link, forward.devices
+        assert link is not None
+        sum_s = link.sum_s(rows * forward.hidden * ACTIVATION_BYTES, devices=devices)
+        exchanges, total_s = 2 * forward.layers, 2 * forward.layers * sum_s
+        if forward.head is not None:
+            logit_bytes = logits * forward.head[0] * devices * ACTIVATION_BYTES
+            exchanges, total_s = exchanges + 1, total_s + link.gather_s(logit_bytes, devices=devices)
+        fixed_s = np.full_like(rows, exchanges * link.latency_s)
+        return Split(fixed_s, total_s - fixed_s)
