@@ -11,8 +11,8 @@ from torch import Tensor
 
 from executor.checkpoints.detect_layout import plain
 from executor.checkpoints.eagle import EMBEDDINGS, FREQUENCIES, HEAD, one_layer
-from executor.checkpoints.eagle3_layers import INPUTS, OUTPUTS, counted, taps_of
-from executor.checkpoints.eagle3_vocabulary import drafted_ids, vocabulary_tensors
+from executor.checkpoints.eagle3_d2t_vocabulary import drafted_ids, vocabulary_tensors
+from executor.checkpoints.eagle3_target_layers import INPUTS, OUTPUTS, counted, taps_of
 from executor.checkpoints.layer_config import SCALED, config_of, fields, is_scaled
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.checkpoints.tensors.parameter_names import LAYER, STORED_LAYER, filled, layer_name, named

@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from executor.target.kv_cache import Layout, TreeCache
-from executor.target.tree_attention import TreeMasks, attend
+from executor.target.tree_attention_mask import TreeMasks, attend
 from executor.verification.tree_tensors import below
 
 # Queries (b, heads, tokens, width), keys and values (b, key heads, tokens, width) -> (b, tokens, heads, width).

@@ -22,7 +22,7 @@ from executor.target.features import Features, Taps, picked
 from executor.target.kv_cache import Layout, TreeCache, layout_of
 from executor.target.logit_scaling import head_scaling
 from executor.target.packed_linears import unpack_linears
-from executor.target.tree_attention import (
+from executor.target.tree_attention_mask import (
     KINDS,
     TreeMasks,
     additive,

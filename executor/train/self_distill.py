@@ -26,7 +26,7 @@ from executor.target.tensor_parallel import launched
 from executor.train.text_files import Text
 from executor.train.token_rows import tokenizer_hash
 from executor.verification.acceptance_rules import Rule, make_rule
-from executor.verification.warp import Warp, seeded
+from executor.verification.temperature_top_k_top_p import Warp, seeded
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.storage.atomic_files import write_text
 from treeopt.storage.json_lines import appended, read_lines

@@ -32,8 +32,8 @@ from executor.recording.collect_trace import collect
 from executor.target.load_hf_model import load_tokenizer
 from executor.train.count_ngrams import build, main
 from executor.verification.acceptance_rules import Greedy, Rule, make_rule
+from executor.verification.temperature_top_k_top_p import Warp
 from executor.verification.tree_tensors import Draft
-from executor.verification.warp import Warp
 from tests.executor.decoding.test_cuda_graphs import Recorder
 from tests.helpers.models import VOCABULARY, generated, random_prompts, small_model, small_target
 from treeopt.errors import ExecutorError, TreeoptError, UsageError

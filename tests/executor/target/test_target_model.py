@@ -19,7 +19,7 @@ from transformers import (
 )
 
 import executor.target.target_model
-import executor.target.tree_attention
+import executor.target.tree_attention_mask
 from executor.decoding.decoder import Decoder
 from executor.decoding.greedy_audit import audit_text
 from executor.device.free_memory import free_bytes
@@ -43,13 +43,14 @@ def break_compaction(target, monkeypatch):
 
 
 def break_mask(target, monkeypatch):  # the nodes before a node instead of its ancestors
-    seen, table = executor.target.target_model.tree_seen, executor.target.tree_attention.tree_table
+    seen, table = executor.target.target_model.tree_seen, executor.target.tree_attention_mask.tree_table
     monkeypatch.setattr(
         "executor.target.target_model.tree_seen",
         lambda n, d, above, *rest: seen(n, d, torch.ones_like(above).tril(), *rest),
     )
     monkeypatch.setattr(
-        "executor.target.tree_attention.tree_table", lambda above, *rest: table(torch.ones_like(above).tril(), *rest)
+        "executor.target.tree_attention_mask.tree_table",
+        lambda above, *rest: table(torch.ones_like(above).tril(), *rest),
     )
 
 
@@ -75,7 +76,7 @@ def break_window_of_positions(target, monkeypatch):  # counted in rows
 
 
 def break_window_of_branches(target, monkeypatch):  # it cuts the text, but not a node's ancestors
-    monkeypatch.setattr(executor.target.tree_attention, "near", lambda ancestors, window: ancestors)
+    monkeypatch.setattr(executor.target.tree_attention_mask, "near", lambda ancestors, window: ancestors)
 
 
 ALWAYS = [break_compaction, break_mask, break_positions]
@@ -111,13 +112,13 @@ def test_other_attentions_write_the_same(name, attention):
 def test_grouped_heads_share_one_product(monkeypatch):
     """Packed attention hands keys on as they lie in the cache, and its mask is made once for all layers."""
     target, seen = family("llama").target(), []
-    plain = executor.target.tree_attention.scaled_dot_product_attention
+    plain = executor.target.tree_attention_mask.scaled_dot_product_attention
 
     def noted(query, key, value, *, attn_mask, **words):
         seen.append((tuple(query.shape), key, attn_mask))
         return plain(query, key, value, attn_mask=attn_mask, **words)
 
-    monkeypatch.setattr(executor.target.tree_attention, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(executor.target.tree_attention_mask, "scaled_dot_product_attention", noted)
     target.allocate(3, 32)
     one = Topology.from_parents(torch.tensor([[0, 0, 1, 1, 0]]), 3)
     target.verify(torch.zeros(3, 5, dtype=torch.long), torch.tensor([0, 2, 4]), one.depth, one.ancestors, 16)
@@ -341,7 +342,7 @@ def test_making_blocks_reads_nothing_back(window):
     """All that FlexAttention adds; on CPU the product itself runs in an interpreter of its own."""
     topology, lengths = Topology.from_parents(torch.tensor([[0, 0, 1, 1, 2]]), 3), torch.tensor([3, 1])
     with NoHostReads():
-        executor.target.tree_attention.tree_blocks(lengths, topology.depth, topology.ancestors, 128, window)
+        executor.target.tree_attention_mask.tree_blocks(lengths, topology.depth, topology.ancestors, 128, window)
 
 
 def test_the_mode_notices_a_read():

@@ -19,8 +19,9 @@ from executor.target.target_model import Target
 from executor.validation import compare_live
 from executor.validation.compare_live import Requests, blocks_of, compare, pieces, runs_of
 from executor.validation.weight_reads import weights_read
-from executor.verification.acceptance_rules import Greedy, SampleAndMatch
-from executor.verification.warp import Warp, seeded
+from executor.verification.acceptance_rules import Greedy
+from executor.verification.sample_and_match import SampleAndMatch
+from executor.verification.temperature_top_k_top_p import Warp, seeded
 from simulate.model_sizes.hf_config import Shape
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import BatchTimes, Profile
