@@ -1,70 +1,57 @@
-"""What sees what, and the attention that runs it: masks of trees and of chunks, packed and block-sparse attention.
+"""Attention masks: a tree's nodes attend to the committed text, their ancestors and themselves; also chunks of prompts.
 
-A mask is made once a forward and handed to all layers of a kind. `ATTENTION` is registered with transformers; the
-kind of mask decides what it does:
-
-* additive tensor (batch, 1, group * tokens, view): query heads that share a key head are folded into the query
-  length, so that keys and values are read once and never copied;
-* BlockMask: FlexAttention, which skips blocks and splits long contexts;
-* anything else is transformers' own: no mask means causal.
+A mask is made once per forward and handed to all layers of a kind. `tree_seen` is the definition; `TreeMasks` makes
+the same as additive masks, cut from a table per tree; `tree_blocks` makes it for FlexAttention.
 """
 
-import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 from weakref import ref
 
 import torch
-from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from torch.nn.functional import pad, scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.functional import pad
 
-from executor.target.architectures import eager_reason
-from treeopt.errors import ExecutorError
+BLOCK = 128  # FlexAttention reads the cache in blocks of this many columns
 
-ATTENTION = "treeopt"
-KINDS = ("packed", "flex", "sdpa", "eager")
-KEPT_SHAPES = 1024  # views of 256 tokens, and trees: compiled code is kept for so many
-BLOCK = 128  # FlexAttention looks at the cache in blocks of this many columns
+Mask = Tensor | BlockMask
 
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where `seen`, the lowest finite number elsewhere; same shape, `dtype`."""
+    """Return 0 where `seen`, the lowest finite number elsewhere; same shape, `dtype`."""
     mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
     return mask.masked_fill_(~seen, torch.finfo(dtype).min)
 
 
 def chunk_seen(start: int, count: int, view: int, window: int | None, device: torch.device) -> Tensor:
-    """Tokens `start`, ..., of a text see themselves and what stands before them; bool (1, count, view)."""
+    """Return what tokens `start`, ... of a text see: themselves and the text before them; bool (1, count, view)."""
     back = torch.arange(start, start + count, device=device)[:, None] - torch.arange(view, device=device)
     return ((back >= 0) if window is None else (back >= 0) & (back < window))[None]
 
 
 def near(ancestors: Tensor, window: int | None) -> Tensor:
-    """Those ancestors less than `window` positions up; bool (b, fed, count) as given.
+    """Keep the ancestors less than `window` positions up; bool (b, fed, count), same shape as given.
 
-    Ancestors are counted, not looked up: all of a node's are among the columns, and parents stand before children.
+    Ancestors are counted: all ancestors of a node are among the columns, and parents stand before children.
     """
     if window is None:
         return ancestors
-    behind = ancestors.sum(-1, keepdim=True) - ancestors.cumsum(-1)
-    return ancestors & (behind < window)
+    levels_up = ancestors.sum(-1, keepdim=True) - ancestors.cumsum(-1)
+    return ancestors & (levels_up < window)
 
 
 def tree_seen(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, window: int | None = None) -> Tensor:
-    """Every node sees its sequence's committed tokens, its ancestors and itself; bool (batch, fed, view).
+    """Return what tree nodes see: the committed tokens of their sequence, their ancestors, themselves.
 
-    A window is one of positions: `lengths + depths` for nodes, the column for committed tokens.
+    The result is bool (batch, fed, view). A window counts positions: `lengths + depths` for nodes, the column for
+    committed tokens.
 
     Args:
         lengths: int64 (batch,), committed tokens in the cache; node n lies in column `lengths + n`.
         depths: int64 (b, fed), 0 for the root; b is 1 or batch.
         ancestors: bool (b, fed, count), row is below or equal to column.
-        view: columns of the cache that are looked at.
-        window: how many positions back a node sees, itself included; None for all.
+        view: columns of the cache that are read.
+        window: positions that a node sees, itself included; None for all.
     """
     batch, (_, fed, count) = len(lengths), ancestors.shape
     node = torch.arange(view, device=lengths.device) - lengths[:, None]
@@ -77,31 +64,32 @@ def tree_seen(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, win
 
 
 def tree_table(ancestors: Tensor, dtype: torch.dtype, reach: int, group: int = 1) -> Tensor:
-    """What a tree's nodes see of any text up to `reach` tokens: additive (b, group * fed, reach + count + reach).
+    """Return a table of masks for texts of up to `reach` tokens: additive (b, group * fed, reach + count + reach).
 
-    `reach` columns stand for committed tokens, then come the nodes, then what lies beyond the tree: seen from the
-    first column of a text of n tokens, that is from column `reach` - n, it is the mask. Rows are repeated for `group`
-    query heads, heads outermost.
+    `reach` columns stand for committed tokens, then come the nodes, then columns beyond the tree. From column
+    `reach` - n on, the first column of a text of n tokens, the table is the mask. Rows are repeated for `group` query
+    heads, heads outermost.
     """
     tree = additive(ancestors, dtype).repeat(1, group, 1)
     return pad(pad(tree, (reach, 0)), (0, reach), value=torch.finfo(dtype).min)
 
 
 class TreeMasks:
-    """`tree_seen` without a window as additive masks, folded for `group` query heads.
+    """Makes `tree_seen` without a window as additive masks, folded for `group` query heads.
 
     A mask is `view` columns of the tree's table, which is made once for a static tree: its tensor comes again in
-    every step. Tables stay while that tensor does; a captured graph goes on reading them.
+    every step. A table lives as long as that tensor; a captured graph continues to read it.
     """
 
     def __init__(self, dtype: torch.dtype, group: int = 1) -> None:
-        """None made yet."""
+        """Start without tables."""
         self._dtype, self._group = dtype, group
         self._known: dict[int, tuple[ref[Tensor], dict[int, tuple[Tensor, Tensor]]]] = {}  # by id, then by reach
 
     def __call__(self, lengths: Tensor, ancestors: Tensor, view: int) -> Tensor:
-        """Masks (batch, 1, group * fed, view); for the arguments see `tree_seen`. Those of rows that are longer than
-        `view`, as rows without a request may be, have no meaning.
+        """Return masks (batch, 1, group * fed, view); for the arguments see `tree_seen`.
+
+        Masks of rows that are longer than `view`, as rows without a request may be, have no meaning.
         """
         reach = 1 << (view - 1).bit_length()
         windows, places = self._windows(ancestors, reach)
@@ -114,15 +102,15 @@ class TreeMasks:
         known = self._known.get(key)
         if known is None or known[0]() is not ancestors:
             known = self._known[key] = ref(ancestors, lambda _: self._known.pop(key, None)), {}
-        made = known[1]
-        if reach not in made:
-            made[reach] = _windows(tree_table(ancestors, self._dtype, reach, self._group), reach)
-        return made[reach]
+        tables = known[1]
+        if reach not in tables:
+            tables[reach] = _windows(tree_table(ancestors, self._dtype, reach, self._group), reach)
+        return tables[reach]
 
 
 def _windows(table: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-    """Whatever `reach` columns of a table are a mask, (places, 1, group * fed, reach), as views of it; and the place
-    of each tree's mask for no text, int64 (b,): that for n tokens stands n places before.
+    """Return all windows of `reach` columns of a table as views, (places, 1, group * fed, reach), and the place of each
+    tree's mask for an empty text, int64 (b,); the mask for n tokens stands n places before it.
     """
     trees, rows, width = table.shape
     places = (trees - 1) * rows * width + width - reach + 1
@@ -131,7 +119,10 @@ def _windows(table: Tensor, reach: int) -> tuple[Tensor, Tensor]:
 
 
 def tree_blocks(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, window: int | None = None) -> BlockMask:
-    """The same for FlexAttention: blocks of committed tokens are full, those with nodes or a window's edge partial."""
+    """Return `tree_seen` for FlexAttention.
+
+    Blocks of committed tokens are full, blocks with nodes or a window's edge are partial.
+    """
     batch, (_, fed, count) = len(lengths), ancestors.shape
     tree = near(ancestors, window).expand(batch, -1, -1)
     depths = depths.expand(batch, -1)
@@ -168,80 +159,57 @@ def tree_blocks(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, w
 
 
 def folded(mask: Tensor, group: int) -> Tensor:
-    """A mask (b, 1, tokens, view) for `group` query heads folded into the tokens, heads outermost."""
+    """Fold a mask (b, 1, tokens, view) for `group` query heads into the tokens, heads outermost."""
     return mask if group == 1 else mask.repeat(1, 1, group, 1)
 
 
-def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | BlockMask | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: query (batch, heads, tokens, width) -> (batch, tokens, heads, width).
+class ForwardMasks:
+    """Makes the masks of a model's forwards: one for all layers, or one for each kind of layer."""
 
-    Raises:
-        ExecutorError: the layer asks for something that this attention does not compute.
-    """
-    for name in ("softcap", "s_aux", "position_bias"):
-        if others.get(name) is not None:
-            raise ExecutorError(f"{type(module).__name__} passes {name}: use eager attention")
-    batch, heads, count, width = query.shape
-    shared = key.shape[1]
-    if isinstance(attention_mask, BlockMask):
-        out = _flex(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=heads != shared)
-        return out.transpose(1, 2).contiguous(), None
-    if attention_mask is None or attention_mask.shape[2] * shared != heads * count:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
-        )
-    query = query.reshape(batch, shared, heads // shared * count, width)
-    out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling)
-    return out.reshape(batch, heads, count, value.shape[3]).transpose(1, 2).contiguous(), None
+    def __init__(self, windows: Mapping[str, int | None], *, flex: bool, dtype: torch.dtype, group: int) -> None:
+        """Take the model's kinds of layers.
 
+        Args:
+            windows: kind of layer -> positions that it sees, see `architectures.windows`.
+            flex: make block masks for FlexAttention.
+            dtype: of additive masks.
+            group: query heads that are folded into the tokens.
+        """
+        self.windows = dict(windows)
+        self._flex, self._dtype, self._group = flex, dtype, group
+        self._trees = TreeMasks(dtype, group)
 
-def set_attention(model: PreTrainedModel, wanted: str) -> tuple[str, str | None]:
-    """Give the model the attention that is wanted, or what it can do; which, and why another."""
-    reason = eager_reason(model)
-    if reason is not None:
-        model.set_attn_implementation("eager")
-        return "eager", None if wanted == "eager" else reason
-    implementation = ATTENTION if wanted in ("packed", "flex") else wanted
-    if not model._can_set_attn_implementation():
-        found = str(model.config._attn_implementation)
-        return found, None if found == wanted else "its attention is fixed when it is loaded"
-    model.set_attn_implementation(implementation)
-    return wanted, None
+    def chunk(
+        self, start: int, count: int, view: int, batch: int, device: torch.device
+    ) -> Mask | dict[str, Mask] | None:
+        """Masks of `count` tokens of prompts from position `start`.
 
+        None for the first chunk: without a mask the model is causal, by its fast path where it has one.
+        """
+        if start == 0:
+            return None
 
-def keep_shapes() -> None:
-    """Let compiled code be kept for every shape that a run comes to; torch keeps that of 8 unless told."""
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, KEPT_SHAPES)
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, KEPT_SHAPES)
+        def build(window: int | None) -> Mask:
+            mask = self._additive(chunk_seen(start, count, view, window, device))
+            return mask.expand(batch, -1, -1, -1)
 
+        return self._for_each_kind(build)
 
-_compiled: list[Callable[..., Any]] = []
+    def tree(self, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int) -> Mask | dict[str, Mask]:
+        """Masks of tree nodes; for the arguments see `tree_seen`."""
 
+        def build(window: int | None) -> Mask:
+            if self._flex:
+                return tree_blocks(lengths, depths, ancestors, view, window)
+            if window is None:
+                return self._trees(lengths, ancestors, view)
+            return self._additive(tree_seen(lengths, depths, ancestors, view, window))
 
-def _flex(*tensors: Tensor, **words: Any) -> Any:
-    """FlexAttention, compiled by itself or with the forward it is in; on CPU as it is, slow but sure to run."""
-    flex: Any = flex_attention
-    if torch.compiler.is_compiling():
-        return flex(*tensors, **words)
-    if tensors[0].device.type == "cpu":
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-            return flex(*tensors, **words)
-    if not _compiled:
-        keep_shapes()
-        _compiled.append(torch.compile(flex, dynamic=False))
-    return _compiled[0](*tensors, **words)
+        return self._for_each_kind(build)
 
+    def _for_each_kind(self, build: Callable[[int | None], Mask]) -> Mask | dict[str, Mask]:
+        masks = {kind: build(window) for kind, window in self.windows.items()}
+        return masks.get("", masks)
 
-AttentionInterface.register(ATTENTION, attend)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    def _additive(self, seen: Tensor) -> Tensor:
+        return folded(additive(seen, self._dtype)[:, None], self._group)

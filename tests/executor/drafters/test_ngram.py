@@ -29,7 +29,7 @@ from executor.drafters.prompt_lookup import RATIO, PromptLookup, looked_up
 from executor.models.fingerprint import weights_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
-from executor.target.load_hf_model import load_tokenizer
+from executor.target.tokenizer import load_tokenizer
 from executor.train.count_ngrams import build, main
 from executor.verification.acceptance_rules import Greedy, Rule, make_rule
 from executor.verification.temperature_top_k_top_p import Warp
@@ -381,18 +381,18 @@ def put(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], object]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tables: tables.pop("counts.1"), "counts.1 must be there"),
-        (lambda tables: tables.pop("grams.2"), "grams.2 must be there"),
-        (lambda tables: tables.pop("counts.2"), "counts.2 must be there"),
+        (lambda tables: tables.pop("counts.1"), "counts.1 must be present"),
+        (lambda tables: tables.pop("grams.2"), "grams.2 must be present"),
+        (lambda tables: tables.pop("counts.2"), "counts.2 must be present"),
         (put("weight", torch.zeros(1)), "weight must be absent"),
-        (put("counts.1", torch.zeros(60, dtype=torch.int64)), "counts.1 must count one token at least"),
+        (put("counts.1", torch.zeros(60, dtype=torch.int64)), "counts.1 must count at least one token"),
         (put("counts.1", torch.ones(60, dtype=torch.int64)), r"grams.2 must hold tokens of the vocabulary of 60"),
         (put("counts.1", torch.ones(62, dtype=torch.int64)), r"counts.1 must be \(61,\), found \(62,\)"),
         (put("counts.1", torch.full((61,), -1)), "counts.1 must be 0 or more: entry 0 is not"),
         (put("counts.1", torch.full((61,), 2**60)), r"counts.1 must add up to no more than 2\*\*53"),
         (put("counts.1", torch.ones(61)), r"counts.1 must be int32 or int64 \(n,\), found torch.float32 \(61,\)"),
         (put("counts.2", torch.tensor([1, 0, 1])), "counts.2 must be 1 or more: entry 1 is not"),
-        (put("counts.2", torch.tensor([1, 1])), r"counts.2 must be \(3,\) as grams.2 is, found \(2,\)"),
+        (put("counts.2", torch.tensor([1, 1])), r"counts.2 must be \(3,\) to match grams.2, found \(2,\)"),
         (
             put("grams.2", torch.zeros(3, 3).int()),
             r"grams.2 must be int16 or int32 \(n, 2\), found torch.int32 \(3, 3\)",
@@ -401,7 +401,7 @@ def put(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], object]:
         (put("grams.2", torch.tensor([[0, 1], [1, -1], [1, 2]]).int()), "grams.2 must hold tokens .* entry 1 is not"),
         (put("grams.2", torch.tensor([[0, 1], [2, 0], [1, 60]]).int()), "grams.2 must be sorted.*: entry 2 is not"),
         (put("grams.2", torch.tensor([[0, 1], [0, 1], [1, 60]]).int()), "grams.2 must be sorted.*: entry 1 is not"),
-        (put("grams.3", torch.tensor([[0, 2, 1]]).int()), "grams.3 must continue what stands in grams.2: entry 0"),
+        (put("grams.3", torch.tensor([[0, 2, 1]]).int()), "grams.3 must continue the sequences of grams.2: entry 0"),
     ],
 )
 def test_tensors_that_are_not_counts_are_named(tmp_path, target, change, message):
@@ -446,7 +446,7 @@ def test_refusals(target, tmp_path):
         Decoder(target, other, tree=Tree.chain(1)).generate([[1]], new_tokens=2)
     with pytest.raises(ExecutorError, match="text 1 holds tokens outside the vocabulary of 5"):
         NGram.count([[1], [5]], vocabulary=5)
-    with pytest.raises(ExecutorError, match=r"counts\.1 must count one token at least"):
+    with pytest.raises(ExecutorError, match=r"counts\.1 must count at least one token"):
         NGram.count([[]], vocabulary=5)
     with pytest.raises(ExecutorError, match="there is no text to count"):
         build(shipped("models/stdlib-llama"), ["", " "], tmp_path)

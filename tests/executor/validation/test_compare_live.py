@@ -342,7 +342,7 @@ def test_fewer_layers_of_a_configuration_of_several_parts():
     assert (small.num_hidden_layers, len(small.layer_types)) == (2, 2)
     assert small.layer_types == config.get_text_config().layer_types[:2]
     assert len(AutoModelForCausalLM.from_config(small).model.layers) == 2
-    with pytest.raises(UsageError, match="layers:5: a model whose layers differ has 4"):
+    with pytest.raises(UsageError, match="layers:5: the model has 4 layers that differ"):
         _of_layers(config, 5)
     ends = LlamaConfig(**SMALL | {"num_hidden_layers": 2, "eos_token_id": [1, 2]})
     alike = Qwen2Config(**SMALL | {"num_hidden_layers": 2, "num_key_value_heads": 2})
