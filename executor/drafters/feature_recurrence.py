@@ -56,7 +56,7 @@ class Recurrent(nn.Module, ABC):
 
     @abstractmethod
     def guess(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, attention: Attend) -> Tensor:
-        """Map pairs, E(x_{t+1}) and f_t or a guess of it, (b, tokens, hidden) each, at positions t, to guesses of f_{t+1}."""
+        """Map pairs, E(x_{t+1}) and f_t or its guess, at t, to guesses of f_{t+1}: (b, tokens, hidden) each."""
 
     @abstractmethod
     def scores(self, target: Target, guess: Tensor) -> Tensor:
