@@ -28,8 +28,8 @@ from executor.checkpoints.eagle3_layouts import eagle3_content
 from executor.checkpoints.hydra import hydra_content, read_hydra
 from executor.checkpoints.medusa import MEDUSA_FILE, medusa_content, read_medusa
 from executor.checkpoints.ngram import NGRAM_FILE, ngram_content, read_ngram
-from executor.checkpoints.tensors.find_tensor_files import config_beside, opened
-from executor.checkpoints.tensors.lazy_tensors import Stored, facts_of, some
+from executor.checkpoints.tensors.find_tensor_files import config_beside, open_checkpoint
+from executor.checkpoints.tensors.lazy_tensors import Stored, facts_of, shorten
 from executor.checkpoints.tensors.write_tensors import Written, write
 from executor.drafters.drafter import Drafter
 from executor.drafters.eagle import Eagle
@@ -75,7 +75,7 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
     lookup = _LOOKUP.fullmatch(str(path))
     if lookup:
         return _prompt_lookup(str(path), lookup[1]).to(target.device)
-    stored = opened(Path(path))
+    stored = open_checkpoint(Path(path))
     if stored is None:
         raise ExecutorError(
             f"{path}: holds neither {MEDUSA_FILE} nor {NGRAM_FILE} nor other safetensors, .pt or .bin files"
@@ -85,7 +85,7 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
         return read_ngram(stored, target).to(target.device).eval()
     if kind is None:
         if "model_type" not in stored.config:
-            names = some(sorted(stored.entries)) or "no tensors"
+            names = shorten(sorted(stored.entries)) or "no tensors"
             raise ExecutorError(
                 f"{stored.path}: neither a drafter's tensors nor a language model's config.json: {names}"
             )

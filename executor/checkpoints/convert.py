@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from executor.checkpoints import load_drafter, save_drafter
-from executor.checkpoints.tensors.find_tensor_files import opened
+from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
 from executor.drafters.drafter import Drafter
 from executor.target.load_hf_model import DTYPES, dtype_name, load_target, prepare
 from treeopt.errors import ExecutorError, TreeoptError
@@ -33,7 +33,7 @@ def rewrite(source: Path, target: Path, output: Path, *, layout: str | None = No
         raise ExecutorError(f"{output}: this folder is read from; write to another one")
     model = load_target(target, dtype=dtype)
     drafter = load_drafter(source, model)
-    stored = opened(source)
+    stored = open_checkpoint(source)
     facts = {} if stored is None else stored.facts
     meta = {"target": model.name} | facts | {"converted_from": source.name}
     save_drafter(output, drafter, dtype=dtype_name(model.dtype), meta=meta, layout=layout, target=model)

@@ -10,8 +10,8 @@ import torch
 
 from executor.checkpoints.detect_layout import plain
 from executor.checkpoints.layer_config import SCALED, config_of, fields, is_scaled
-from executor.checkpoints.tensors.lazy_tensors import Stored, some
-from executor.checkpoints.tensors.parameter_names import STORED_LAYER, filled, layer_name, named
+from executor.checkpoints.tensors.lazy_tensors import Stored, shorten
+from executor.checkpoints.tensors.parameter_names import STORED_LAYER, fill_module, layer_name, named
 from executor.checkpoints.tensors.target_copies import embedding_of, is_embedding, is_head
 from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.eagle import Eagle
@@ -34,7 +34,7 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
     one_layer(stored)
     norms = [entry.key for name, entry in stored.entries.items() if _is_norm(name)]
     if norms:
-        raise ExecutorError(f"{stored.path}: {some(norms)}: EAGLE with these norms is not supported")
+        raise ExecutorError(f"{stored.path}: {shorten(norms)}: EAGLE with these norms is not supported")
     config = config_of(stored, STORED_LAYER, target, hidden=target.hidden)
     groups = 0
     if "router.w2.weight" in stored.entries:
@@ -44,7 +44,7 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
         raise ExecutorError(f"{stored.where}: active_groups must be 1 or more, found {active!r}")
     if groups > target.vocabulary:
         raise ExecutorError(f"{stored.path}: router.w2.weight: {groups} groups of {target.vocabulary} tokens")
-    drafter = filled(
+    drafter = fill_module(
         lambda: Eagle(config, bias="fc.bias" in stored.entries, router_groups=groups, active_groups=active),
         stored,
         layer_name,
@@ -63,7 +63,7 @@ def one_layer(stored: Stored) -> None:
     """
     others = [e.key for name, e in stored.entries.items() if name.startswith("layers.") and name[7:9] != "0."]
     if others:
-        raise ExecutorError(f"{stored.path}: {some(others)}: drafters of more than one layer are not supported")
+        raise ExecutorError(f"{stored.path}: {shorten(others)}: drafters of more than one layer are not supported")
 
 
 def _is_norm(name: str) -> bool:

@@ -14,7 +14,7 @@ from executor.checkpoints.eagle3_specforge import feeds_normed
 from executor.checkpoints.eagle3_target_layers import taps_of
 from executor.checkpoints.layer_config import config_of
 from executor.checkpoints.tensors.lazy_tensors import Stored
-from executor.checkpoints.tensors.parameter_names import STORED_LAYER, filled, layer_name
+from executor.checkpoints.tensors.parameter_names import STORED_LAYER, fill_module, layer_name
 from executor.checkpoints.tensors.target_copies import head_of, is_embedding
 from executor.drafters.eagle3 import Eagle3
 from executor.target.target_model import Target
@@ -47,7 +47,7 @@ def read_eagle3(stored: Stored, target: Target) -> Eagle3:
             f"{target.hidden}, and {EMBEDDINGS} is missing"
         )
     options = _options(stored)
-    return filled(
+    return fill_module(
         lambda: Eagle3(
             config,
             taps=taps,

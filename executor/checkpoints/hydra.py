@@ -16,8 +16,8 @@ from torch import Tensor
 
 from executor.checkpoints.detect_layout import plain_name
 from executor.checkpoints.layer_config import config_of, fields
-from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, some
-from executor.checkpoints.tensors.parameter_names import filled, named
+from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, shorten
+from executor.checkpoints.tensors.parameter_names import fill_module, named
 from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.hydra import Hydra
 from executor.target.target_model import Target
@@ -58,7 +58,7 @@ def read_hydra(stored: Stored, target: Target) -> Hydra:
     if not skipping:
         renamed = _without_skips(renamed, len(places), layers, target.hidden)
     first = renamed.entries.get("heads.0.first.weight")
-    drafter = filled(
+    drafter = fill_module(
         lambda: Hydra(
             target.hidden,
             target.vocabulary,
@@ -85,11 +85,11 @@ def _places(stored: Stored) -> dict[int, list[int]]:
     if not places or kind not in (None, "mlp", "prefix-mlp"):
         raise ExecutorError(
             f"{stored.path}: Hydra heads must be MLPs (hydra_head_arch mlp or prefix-mlp, found {kind!r}), with "
-            f"hydra_mlp.* among the tensors; found {some(sorted(stored.entries)) or 'none'}"
+            f"hydra_mlp.* among the tensors; found {shorten(sorted(stored.entries)) or 'none'}"
         )
     if sorted(places) != list(range(len(places))):
         raise ExecutorError(
-            f"{stored.path}: heads must be numbered from 0, hydra_mlp has {some(list(map(str, places)))}"
+            f"{stored.path}: heads must be numbered from 0, hydra_mlp has {shorten(list(map(str, places)))}"
         )
     other = next((head for head in places if len(places[head]) != len(places[0])), None)
     if other is not None:

@@ -44,7 +44,7 @@ class Committed:
 
 @dataclass(frozen=True, eq=False)
 class Forced:
-    """One depth k of a teacher-forced pass.
+    """Scores of a depth k in a teacher-forced pass.
 
     Attributes:
         own: (batch, length or rows, n); row t scores x_{t+1+k}, -inf for tokens that are never proposed.

@@ -23,7 +23,7 @@ from executor.target.target_model import Target
 
 
 class Head(nn.Module):
-    """One head; `inputs` is the number of vectors side by side in its input."""
+    """A head; `inputs` is the number of vectors side by side in its input."""
 
     def __init__(self, inputs: int, hidden: int, vocabulary: int, *, layers: int, dropout: float) -> None:
         """Initialise A with zeros and S at random, as published."""
@@ -130,7 +130,7 @@ class Hydra(nn.Module):
 
     @property
     def max_depth(self) -> int:
-        """One level per head."""
+        """The number of heads: each drafts a level."""
         return len(self.heads)
 
     @property

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 MISSING = -1  # stands before the beginning of the text
-FALL = 2**-20  # scores fall by this from one token id to the next, so that every sort ranks equals by id
+RANK_STEP = 2**-20  # scores fall by this from one token id to the next, so that every sort ranks equals by id
 
 
 def suffixes(text: Tensor, ends: Tensor, length: int) -> Tensor:

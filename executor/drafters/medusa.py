@@ -51,7 +51,7 @@ class MedusaHeads(nn.Module):
 
     @property
     def max_depth(self) -> int:
-        """One level per head."""
+        """The number of heads: each drafts a level."""
         return self.weight.shape[0]
 
     def forward(self, target: Target, features: Tensor, depth: int) -> Tensor:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from executor.drafters.drafter import Committed, Forced
-from executor.drafters.last_tokens import FALL, MISSING, continued, suffixes
+from executor.drafters.last_tokens import MISSING, RANK_STEP, continued, suffixes
 from executor.drafters.token_counts import MAX_ORDER, Grams, counts_of, order_of, refuse
 from executor.target.features import picked
 from executor.target.target_model import Target
@@ -173,9 +173,9 @@ class NGram(nn.Module):
         return node, known
 
     def scores(self, context: Tensor) -> Tensor:
-        """Return log q up to a constant, with `FALL` to order equals; see `forward`."""
+        """Return log q up to a constant, with `RANK_STEP` to order equals; see `forward`."""
         q: Tensor = self(context)
-        return q.log() - FALL * torch.arange(self.vocabulary, device=context.device)
+        return q.log() - RANK_STEP * torch.arange(self.vocabulary, device=context.device)
 
     def cache_bytes(self, batch: int, capacity: int) -> int:
         """Return 0: it stores only a few tokens; see `Drafter.cache_bytes`."""

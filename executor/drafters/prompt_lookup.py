@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.drafters.drafter import Committed, Forced
-from executor.drafters.last_tokens import FALL, continued, suffixes
+from executor.drafters.last_tokens import RANK_STEP, continued, suffixes
 from executor.target.target_model import Target
 from treeopt.errors import UsageError
 from treeopt.traces.trace_checks import MAX_DEPTH
@@ -107,7 +107,7 @@ class PromptLookup(nn.Module):
             continued(state.suffix, tokens, parents) if state.level else suffixes(text, lengths, self.longest)
         )
         state.level += 1
-        return looked_up(text, lengths, state.suffix, state.vocabulary)
+        return lookup_scores(text, lengths, state.suffix, state.vocabulary)
 
     def teacher_forced(
         self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
@@ -116,10 +116,10 @@ class PromptLookup(nn.Module):
         anchor = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens) if rows is None else rows
         for k in range(1, depth + 1):
             suffix = suffixes(tokens, anchor + k + 1, self.longest)  # the last k rows have no meaning
-            yield Forced(looked_up(tokens, anchor + 2, suffix, target.vocabulary))
+            yield Forced(lookup_scores(tokens, anchor + 2, suffix, target.vocabulary))
 
 
-def looked_up(text: Tensor, lengths: Tensor, suffix: Tensor, vocabulary: int) -> Tensor:
+def lookup_scores(text: Tensor, lengths: Tensor, suffix: Tensor, vocabulary: int) -> Tensor:
     """Return the logarithms of the weights, float32 (batch, nodes, vocabulary).
 
     Args:
@@ -139,6 +139,6 @@ def looked_up(text: Tensor, lengths: Tensor, suffix: Tensor, vocabulary: int) ->
     place = torch.arange(columns, device=text.device)
     weight = matched * math.log(RATIO) + torch.log1p(place / lengths[..., None])
     weight = torch.where(place < lengths[..., None], weight, -torch.inf)
-    unseen = -math.log(vocabulary) - FALL * torch.arange(vocabulary, device=text.device)
+    unseen = -math.log(vocabulary) - RANK_STEP * torch.arange(vocabulary, device=text.device)
     scores = unseen.expand(*suffix.shape[:2], -1).clone()
     return scores.scatter_reduce_(2, text[:, None].expand_as(weight), weight, "amax")

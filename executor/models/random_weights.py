@@ -11,7 +11,7 @@ from executor.drafters.drafter import Drafter
 from executor.drafters.eagle import Eagle
 from executor.drafters.language_model import LanguageModel
 from executor.drafters.medusa import MedusaHeads
-from executor.target.load_hf_model import verifiable
+from executor.target.load_hf_model import read_verifiable_config
 from executor.target.packed_linears import pack_where_it_fits
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError, UsageError
@@ -63,7 +63,7 @@ def random_target(
         return _make_target(shape_config(str(source)), f"random-{source}", dtype, device, packed)
     if not (Path(source) / "config.json").is_file():
         raise ExecutorError(f"{source}: neither a shape ({', '.join(SHAPES)}) nor a folder with a config.json")
-    return _make_target(verifiable(source), f"random-{Path(source).resolve().name}", dtype, device, packed)
+    return _make_target(read_verifiable_config(source), f"random-{Path(source).resolve().name}", dtype, device, packed)
 
 
 def random_drafter(source: str, target: Target, *, packed: bool = False) -> Drafter:

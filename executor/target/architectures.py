@@ -65,7 +65,7 @@ def refusal(config: Any) -> str | None:
     return None
 
 
-def check(model: PreTrainedModel) -> None:
+def check_architecture(model: PreTrainedModel) -> None:
     """Refuse a model that cannot verify trees.
 
     Raises:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from executor.target.architectures import check, context_limit
+from executor.target.architectures import check_architecture, context_limit
 from executor.target.attention_backends import KINDS, set_attention
 from executor.target.features import Features, Taps, picked
 from executor.target.logit_scaling import head_scaling
@@ -49,7 +49,7 @@ class CausalModel:
         """
         if attention not in KINDS:
             raise ExecutorError(f"attention must be one of {', '.join(KINDS)}, got {attention}")
-        check(model)
+        check_architecture(model)
         self.model = model
         model.eval().requires_grad_(False)
         self.name = name or str(model.config.model_type)

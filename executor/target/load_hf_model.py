@@ -66,7 +66,7 @@ def load_target(
         raise ExecutorError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype}")
     if not Path(path).is_dir():
         raise ExecutorError(f"{path}: no model folder here")
-    config = verifiable(path)
+    config = read_verifiable_config(path)
     settings = _settings(path, config, dtype, device, quantize, tensor_parallel)
     with _explained(path):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -115,7 +115,7 @@ def read_config(path: Path | str) -> PretrainedConfig:
     return config
 
 
-def verifiable(path: Path | str) -> PretrainedConfig:
+def read_verifiable_config(path: Path | str) -> PretrainedConfig:
     """Read the configuration of a model that can verify trees.
 
     Raises:

@@ -29,7 +29,7 @@ def chunk_seen(start: int, count: int, view: int, window: int | None, device: to
     return ((back >= 0) if window is None else (back >= 0) & (back < window))[None]
 
 
-def near(ancestors: Tensor, window: int | None) -> Tensor:
+def within_window(ancestors: Tensor, window: int | None) -> Tensor:
     """Keep the ancestors less than `window` positions up; bool (b, fed, count), same shape as given.
 
     Ancestors are counted: all ancestors of a node are among the columns, and parents stand before children.
@@ -58,7 +58,7 @@ def tree_seen(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, win
     committed, inside = (node < 0)[:, None], (node >= 0) & (node < count)
     if window is not None:
         committed = committed & (depths[:, :, None] - node[:, None] < window)
-    tree = near(ancestors, window).expand(batch, -1, -1)
+    tree = within_window(ancestors, window).expand(batch, -1, -1)
     seen = tree.gather(2, node.clamp(0, count - 1)[:, None].expand(-1, fed, -1))
     return (seen & inside[:, None]) | committed
 
@@ -124,7 +124,7 @@ def tree_blocks(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, w
     Blocks of committed tokens are full, blocks with nodes or a window's edge are partial.
     """
     batch, (_, fed, count) = len(lengths), ancestors.shape
-    tree = near(ancestors, window).expand(batch, -1, -1)
+    tree = within_window(ancestors, window).expand(batch, -1, -1)
     depths = depths.expand(batch, -1)
 
     def seen(b: Tensor, h: Tensor, q: Tensor, column: Tensor) -> Tensor:

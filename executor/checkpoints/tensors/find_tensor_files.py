@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, some
+from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, shorten
 from executor.checkpoints.tensors.torch_save import check_tensor, load_saved
 from treeopt.errors import ExecutorError
 from treeopt.storage.atomic_files import why
@@ -41,7 +41,7 @@ _TYPES = {
 }
 
 
-def opened(path: Path) -> Stored | None:
+def open_checkpoint(path: Path) -> Stored | None:
     """Return the tensors of a checkpoint folder, or of one file; None if there are none.
 
     Raises:
@@ -56,9 +56,9 @@ def opened(path: Path) -> Stored | None:
         if file is None and index is not None:
             return Stored(index, _sharded(index), config_beside(path))
         if file is None and len(present) > 1:
-            raise ExecutorError(f"{path}: which of {some([p.name for p in present])} is the drafter? name the file")
+            raise ExecutorError(f"{path}: which of {shorten([p.name for p in present])} is the drafter? name the file")
         if file is not None or present:
-            return opened(file or present[0])
+            return open_checkpoint(file or present[0])
     return None
 
 
@@ -97,7 +97,7 @@ def _sharded(index: Path) -> dict[str, Entry]:
         entries |= {key: entry for key, entry in shard.items() if file_of.get(key) == name}
     missing = [key for key in file_of if key not in entries]
     if missing:
-        raise ExecutorError(f"{index}: {some(missing)} not in the files that weight_map names")
+        raise ExecutorError(f"{index}: {shorten(missing)} not in the files that weight_map names")
     return entries
 
 

@@ -16,7 +16,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor that is not read yet; `key` is its name in the file, `dtype` None for an unknown type."""
+    """A tensor that is not read yet; `key` is its name in the file, `dtype` None for an unknown type."""
 
     key: str
     shape: tuple[int, ...]
@@ -85,9 +85,9 @@ class Stored:
             elif entry is not None and entry.dtype not in DTYPES.values():
                 wrong.append(f"{entry.key} must hold floating-point numbers, found {_type(entry)}")
         problems = [
-            some(wrong),
-            some([f"{self.spelt(n)} {wanted[n]}" for n in missing], f"{len(missing)} missing: "),
-            some([f"{self.entries[n].key} {self.entries[n].shape}" for n in unknown], f"{len(unknown)} unknown: "),
+            shorten(wrong),
+            shorten([f"{self.spelt(n)} {wanted[n]}" for n in missing], f"{len(missing)} missing: "),
+            shorten([f"{self.entries[n].key} {self.entries[n].shape}" for n in unknown], f"{len(unknown)} unknown: "),
         ]
         if any(problems):
             raise ExecutorError(f"{self.path}: " + "; ".join(filter(None, problems)))
@@ -128,10 +128,10 @@ def facts_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def some(items: list[str], lead: str = "") -> str:
+def shorten(items: list[str], lead: str = "") -> str:
     """Return the first few of a list and the number of the others; nothing for an empty list.
 
-    >>> some(["a", "b", "c", "d", "e"], "5 missing: ")
+    >>> shorten(["a", "b", "c", "d", "e"], "5 missing: ")
     '5 missing: a, b, c and 2 more'
     """
     others = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""

@@ -12,7 +12,7 @@ M = TypeVar("M", bound=nn.Module)
 LAYER, STORED_LAYER = "layer.", "layers.0."
 
 
-def filled(
+def fill_module(
     make: Callable[[], M],
     stored: Stored,
     name_of: Callable[[str], str],

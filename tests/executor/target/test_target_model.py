@@ -76,7 +76,7 @@ def break_window_of_positions(target, monkeypatch):  # counted in rows
 
 
 def break_window_of_branches(target, monkeypatch):  # it cuts the text, but not a node's ancestors
-    monkeypatch.setattr(executor.target.tree_attention_mask, "near", lambda ancestors, window: ancestors)
+    monkeypatch.setattr(executor.target.tree_attention_mask, "within_window", lambda ancestors, window: ancestors)
 
 
 ALWAYS = [break_compaction, break_mask, break_positions]

@@ -9,10 +9,10 @@ from executor.target.tree_attention_mask import (
     additive,
     chunk_seen,
     folded,
-    near,
     tree_blocks,
     tree_seen,
     tree_table,
+    within_window,
 )
 from executor.verification.tree_tensors import Topology
 
@@ -96,7 +96,7 @@ def test_a_piece_of_a_text_sees_like_the_whole(window):
 
 
 def test_an_endless_window_is_none():
-    assert torch.equal(near(TOPOLOGY.ancestors, 99), near(TOPOLOGY.ancestors, None))
+    assert torch.equal(within_window(TOPOLOGY.ancestors, 99), within_window(TOPOLOGY.ancestors, None))
 
 
 @pytest.mark.parametrize("window", [None, 3, 100, 300])
