@@ -107,7 +107,7 @@ class PromptLookup(nn.Module):
             continued(state.suffix, tokens, parents) if state.level else suffixes(text, lengths, self.longest)
         )
         state.level += 1
-        return lookup_scores(text, lengths, state.suffix, state.vocabulary)
+        return match_scores(text, lengths, state.suffix, state.vocabulary)
 
     def teacher_forced(
         self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
@@ -116,10 +116,10 @@ class PromptLookup(nn.Module):
         anchor = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens) if rows is None else rows
         for k in range(1, depth + 1):
             suffix = suffixes(tokens, anchor + k + 1, self.longest)  # the last k rows have no meaning
-            yield Forced(lookup_scores(tokens, anchor + 2, suffix, target.vocabulary))
+            yield Forced(match_scores(tokens, anchor + 2, suffix, target.vocabulary))
 
 
-def lookup_scores(text: Tensor, lengths: Tensor, suffix: Tensor, vocabulary: int) -> Tensor:
+def match_scores(text: Tensor, lengths: Tensor, suffix: Tensor, vocabulary: int) -> Tensor:
     """Return the logarithms of the weights, float32 (batch, nodes, vocabulary).
 
     Args:

@@ -25,7 +25,7 @@ from executor.decoding.tree_growth import DynamicGrowth, StaticGrowth
 from executor.drafters.drafter import Committed
 from executor.drafters.last_tokens import RANK_STEP
 from executor.drafters.ngram import NGram
-from executor.drafters.prompt_lookup import RATIO, PromptLookup, lookup_scores
+from executor.drafters.prompt_lookup import RATIO, PromptLookup, match_scores
 from executor.models.fingerprint import weights_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
@@ -108,7 +108,7 @@ texts_of = st.lists(st.integers(0, 3), min_size=1, max_size=14)
 def test_lookup_equals_the_slow_one(text, path, longest):
     """Vocabulary 6, of which 4 and 5 are in no text."""
     context = [-1] * longest + text + path
-    scores = lookup_scores(
+    scores = match_scores(
         torch.tensor([[*text, 0, 0]]), torch.tensor([[len(text)]]), torch.tensor([[context[-longest:]]]), 6
     )[0, 0]
     torch.testing.assert_close(scores, torch.tensor(lookup_scores(text, path, longest, 6)), atol=1e-5, rtol=0)
@@ -137,7 +137,7 @@ def test_counts_equal_the_slow_ones(texts, context, order):
 def test_equal_counts_are_ranked_by_id():
     scores = NGram.count([[5, 1, 5, 3, 5, 2]], order=2, vocabulary=4096).scores(torch.tensor([5]))
     assert Greedy().candidates(scores, 40).tolist() == [1, 2, 3, 5, 0, 4, *range(6, 40)]
-    lookup = lookup_scores(torch.tensor([[7]]), torch.tensor([[1]]), torch.tensor([[[7]]]), 200_000)[0, 0]
+    lookup = match_scores(torch.tensor([[7]]), torch.tensor([[1]]), torch.tensor([[[7]]]), 200_000)[0, 0]
     assert Greedy().candidates(lookup, 40).tolist() == [7, *range(7), *range(8, 40)]
     assert len(lookup.unique()) == 200_000
 
