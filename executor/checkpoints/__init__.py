@@ -1,4 +1,18 @@
-"""Drafters on disk, in the layouts people have. Tensors decide; configuration files are not believed."""
+"""Drafter checkpoints: load and save them in the layouts of their projects and of engines.
+
+The tensors decide what a checkpoint is; its configuration is only read for what tensors cannot show.
+
+* this file: `load_drafter`, `save_drafter`, `save_ngram`, `trained_for`.
+* `detect_layout`: which drafter a checkpoint holds, by its tensors' names and shapes.
+* `medusa`, `hydra`, `eagle`, `ngram`: reading and writing each family.
+* `eagle3`: reading EAGLE-3. `eagle3_layouts`: writing it for the reference, vLLM, SpecForge and speculators.
+* `eagle3_specforge`: how SpecForge's EAGLE-3 checkpoints differ.
+* `eagle3_d2t_vocabulary`: EAGLE-3's `d2t` and `t2d` vocabulary mapping.
+* `eagle3_target_layers`: which of the target's layers an EAGLE-3 checkpoint reads.
+* `layer_config`: the configuration of a drafter's decoder layer.
+* `convert`: `python -m executor.checkpoints.convert`.
+* `tensors/`: the tensor files themselves.
+"""
 
 import re
 from collections.abc import Callable
@@ -9,12 +23,13 @@ from torch import nn
 
 from executor.checkpoints.detect_layout import kind_of
 from executor.checkpoints.eagle import eagle_content, read_eagle
-from executor.checkpoints.eagle3 import eagle3_content, read_eagle3
+from executor.checkpoints.eagle3 import read_eagle3
+from executor.checkpoints.eagle3_layouts import eagle3_content
 from executor.checkpoints.hydra import hydra_content, read_hydra
 from executor.checkpoints.medusa import MEDUSA_FILE, medusa_content, read_medusa
 from executor.checkpoints.ngram import NGRAM_FILE, ngram_content, read_ngram
-from executor.checkpoints.tensors.find_tensor_files import config_beside, opened
-from executor.checkpoints.tensors.lazy_tensors import Stored, facts_of, some
+from executor.checkpoints.tensors.find_tensor_files import config_beside, open_checkpoint
+from executor.checkpoints.tensors.lazy_tensors import Stored, facts_of, shorten
 from executor.checkpoints.tensors.write_tensors import Written, write
 from executor.drafters.drafter import Drafter
 from executor.drafters.eagle import Eagle
@@ -45,22 +60,22 @@ _LOOKUP = re.compile(rf"{PromptLookup.kind}(?::(.*))?")
 
 
 def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> Drafter:
-    """Read a drafter for `target`, in the target's type and place.
+    """Load a drafter for `target`, in the target's number type and on its device.
 
     Args:
-        path: a folder, or one file, of Medusa or Hydra heads, of EAGLE of any kind or of n-gram counts, or the folder
-            of a whole language model; or `prompt-lookup`, or `prompt-lookup:5` to match up to 5 tokens.
-        target: what it drafts for.
+        path: a folder, or one file, of Medusa or Hydra heads, any kind of EAGLE or n-gram counts, or the folder of a
+            whole language model; or `prompt-lookup`, or `prompt-lookup:5` to match up to 5 tokens.
+        target: the model that it drafts for.
         packed: see `load_target`.
 
     Raises:
-        ExecutorError: no drafter here, an unknown layout, or tensors that do not fit the target; names the keys.
-        UsageError: prompt lookup that matches no such number of tokens.
+        ExecutorError: no drafter at `path`, an unknown layout, or tensors that do not fit the target; names the keys.
+        UsageError: prompt lookup with an invalid number of tokens.
     """
     lookup = _LOOKUP.fullmatch(str(path))
     if lookup:
         return _prompt_lookup(str(path), lookup[1]).to(target.device)
-    stored = opened(Path(path))
+    stored = open_checkpoint(Path(path))
     if stored is None:
         raise ExecutorError(
             f"{path}: holds neither {MEDUSA_FILE} nor {NGRAM_FILE} nor other safetensors, .pt or .bin files"
@@ -70,12 +85,12 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
         return read_ngram(stored, target).to(target.device).eval()
     if kind is None:
         if "model_type" not in stored.config:
-            held = some(sorted(stored.entries)) or "no tensors"
+            names = shorten(sorted(stored.entries)) or "no tensors"
             raise ExecutorError(
-                f"{stored.path}: neither a drafter's tensors nor a language model's config.json: {held}"
+                f"{stored.path}: neither a drafter's tensors nor a language model's config.json: {names}"
             )
-        own = load_target(path, dtype=dtype_name(target.dtype), device=str(target.device), packed=packed)
-        return LanguageModel(own)
+        model = load_target(path, dtype=dtype_name(target.dtype), device=str(target.device), packed=packed)
+        return LanguageModel(model)
     drafter = READERS[kind](stored, target).to(target.device, target.dtype)
     check_finite(stored.path, drafter)  # in the target's type too
     drafter.eval().requires_grad_(False)
@@ -85,21 +100,21 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
 
 
 def trained_for(path: Path | str) -> str | None:
-    """The name of the target that a drafter was made for, where treeopt wrote it; None where its files do not say.
+    """Return the name of the target that a drafter was made for, as treeopt recorded it; None if it is not recorded.
 
     Raises:
         ExecutorError: the drafter's configuration is not a JSON object.
     """
     folder = Path(path).parent if Path(path).is_file() else Path(path)
-    named = facts_of(config_beside(folder)).get("target")
-    return named if isinstance(named, str) and named else None
+    name = facts_of(config_beside(folder)).get("target")
+    return name if isinstance(name, str) and name else None
 
 
 def _prompt_lookup(name: str, longest: str | None) -> PromptLookup:
     if longest is None:
         return PromptLookup()
     if not longest.isdecimal():
-        raise UsageError(f"{name}: must be {PromptLookup.kind} or, say, {PromptLookup.kind}:5")
+        raise UsageError(f"{name}: must be {PromptLookup.kind} or {PromptLookup.kind}:N, such as {PromptLookup.kind}:5")
     return PromptLookup(int(longest))
 
 
@@ -112,28 +127,28 @@ def save_drafter(
     layout: str | None = None,
     target: Target | None = None,
 ) -> None:
-    """Write a drafter with `meta` beside, under `treeopt_drafter` in config.json; each file whole or not at all.
+    """Write a drafter, and `meta` under `treeopt_drafter` in config.json; each file whole or not at all.
 
     Args:
         path: the folder.
         drafter: Medusa or Hydra heads, EAGLE or EAGLE-3.
         dtype: float32, bfloat16, float16 or float64.
-        meta: what else is to be known of it: target, recipe.
-        layout: whose names and files, for engines that read these: medusa-v1, medusa-v2, vllm-medusa; hydra; eagle;
-            eagle3 (the reference's), eagle3-specforge, eagle3-vllm, speculators-eagle3. Without one, the reference's
-            names in safetensors.
+        meta: facts about the drafter: target, recipe.
+        layout: names and files for the engines that read them: medusa-v1, medusa-v2, vllm-medusa; hydra; eagle;
+            eagle3 (the reference's), eagle3-specforge, eagle3-vllm, speculators-eagle3. Default: the reference's names
+            in safetensors.
         target: needed by layouts that hold copies of its LM head or embeddings.
 
     Raises:
         UsageError: not a layout of this drafter.
-        ExecutorError: the layout cannot hold what this drafter is.
+        ExecutorError: the layout cannot express this drafter.
     """
     content = CONTENTS.get(type(drafter))
     if content is None:
-        raise ExecutorError(f"a {type(drafter).__name__} has no layout of its own on disk")
+        raise ExecutorError(f"a {type(drafter).__name__} has no layout on disk")
     write(Path(path), content(drafter, layout, target, str(meta.get("target", ""))), dtype=dtype, meta=meta)
 
 
 def save_ngram(path: Path, drafter: NGram, *, meta: dict[str, Any]) -> None:
-    """Write counts with `meta` beside; each file whole or not at all."""
+    """Write n-gram counts, and `meta` in config.json; each file whole or not at all."""
     write(Path(path), ngram_content(drafter), dtype="float32", meta=meta)

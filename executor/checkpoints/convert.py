@@ -1,4 +1,4 @@
-"""A drafter from one layout into another: `python -m executor.checkpoints.convert SOURCE TARGET OUTPUT --layout L`.
+"""Convert a drafter to another layout: `python -m executor.checkpoints.convert SOURCE TARGET OUTPUT --layout L`.
 
 The target is loaded, since checkpoints are checked against it, and some layouts hold copies of its tensors.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from executor.checkpoints import load_drafter, save_drafter
-from executor.checkpoints.tensors.find_tensor_files import opened
+from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
 from executor.drafters.drafter import Drafter
 from executor.target.load_hf_model import DTYPES, dtype_name, load_target, prepare
 from treeopt.errors import ExecutorError, TreeoptError
@@ -20,43 +20,45 @@ def rewrite(source: Path, target: Path, output: Path, *, layout: str | None = No
 
     Args:
         source: a folder or file in any layout.
-        target: a Hugging Face checkpoint.
+        target: folder of a Hugging Face checkpoint.
         output: another folder.
         layout: see `save_drafter`.
-        dtype: of what is written; `auto` is what the target's checkpoint says.
+        dtype: number type of the output; `auto` is the type of the target's checkpoint.
 
     Raises:
-        ExecutorError: either cannot be loaded, or `output` is where the drafter is read from.
+        ExecutorError: target or drafter cannot be loaded, or `output` is read from.
         UsageError: not a layout of this drafter.
     """
     if output.resolve() in (source.resolve(), source.resolve().parent, target.resolve()):
-        raise ExecutorError(f"{output}: is read from; write to another folder")
+        raise ExecutorError(f"{output}: this folder is read from; write to another one")
     model = load_target(target, dtype=dtype)
     drafter = load_drafter(source, model)
-    stored = opened(source)
+    stored = open_checkpoint(source)
     facts = {} if stored is None else stored.facts
     meta = {"target": model.name} | facts | {"converted_from": source.name}
     save_drafter(output, drafter, dtype=dtype_name(model.dtype), meta=meta, layout=layout, target=model)
     return drafter
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Convert as the words of the command line say; the exit code."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m executor.checkpoints.convert", description="Convert a drafter.")
     parser.add_argument("source", type=Path, help="folder or file of the drafter")
     parser.add_argument("target", type=Path, help="folder of its target")
     parser.add_argument("output", type=Path, help="folder to write")
-    parser.add_argument("--layout", help="such as medusa-v1, eagle3-vllm; without it treeopt's own")
-    parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES], help="as the target's unless given")
-    asked = parser.parse_args(words)
+    parser.add_argument("--layout", help="layout to write, such as medusa-v1 or eagle3-vllm; default: treeopt's own")
+    parser.add_argument(
+        "--dtype", default="auto", choices=["auto", *DTYPES], help="number type to write; default: the target's"
+    )
+    options = parser.parse_args(arguments)
     try:
         prepare("cpu")
-        drafter = rewrite(asked.source, asked.target, asked.output, layout=asked.layout, dtype=asked.dtype)
+        drafter = rewrite(options.source, options.target, options.output, layout=options.layout, dtype=options.dtype)
     except (TreeoptError, OSError) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
-    stored = "in the type of the target's checkpoint (--dtype)" if asked.dtype == "auto" else f"in {asked.dtype}"
-    print(f"{asked.output}: {drafter.kind}, {asked.layout or 'own layout'}, {stored}", file=sys.stderr)
+    stored = "in the type of the target's checkpoint (--dtype)" if options.dtype == "auto" else f"in {options.dtype}"
+    print(f"{options.output}: {drafter.kind}, {options.layout or 'own layout'}, {stored}", file=sys.stderr)
     return 0
 
 

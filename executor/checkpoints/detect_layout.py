@@ -1,4 +1,4 @@
-"""Which drafter a checkpoint holds, by the names and shapes of its tensors; the spellings of projects made one."""
+"""Detect which drafter a checkpoint holds, by the names and shapes of its tensors, and unify the projects' names."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import replace
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 
 PREFIXES = ("module.", "model.", "medusa_heads.")
-LAYERS = ("midlayer.", "transformer.")  # of which there is one
+LAYERS = ("midlayer.", "transformer.")  # names of the only layer
 _COUNTS = re.compile(r"(counts|grams)\.\d+")
 _MEDUSA = re.compile(r"medusa_head\.|\d+\.\d+\.linear\.|blocks\.\d+\.layers\.\d+\.")
 _HYDRA = re.compile(r"hydra_mlp\.|hydra_lm_head\.|prefix_embeding_layer\.")
@@ -15,7 +15,7 @@ _LAYER = re.compile(r"layers\.\d+\.")
 
 
 def unwrapped(name: str) -> str:
-    """A tensor's name without what wrappers put in front of it.
+    """Return a tensor's name without the prefixes of wrappers.
 
     >>> unwrapped("module.model.fc.weight")
     'fc.weight'
@@ -26,7 +26,7 @@ def unwrapped(name: str) -> str:
 
 
 def plain_name(name: str) -> str:
-    """A tensor's name without what wrappers put in front of it, in the spelling that the readers here use.
+    """Return a tensor's name without the prefixes of wrappers, in the spelling that the readers here use.
 
     >>> plain_name("module.model.midlayer.mlp.up_proj.weight")
     'layers.0.mlp.up_proj.weight'
@@ -40,38 +40,38 @@ def plain_name(name: str) -> str:
 
 
 def plain(stored: Stored) -> Stored:
-    """The same under plain names.
+    """Return the tensors under plain names.
 
     Raises:
-        ExecutorError: two tensors come to have one name.
+        ExecutorError: two tensors would have the same name.
     """
-    found = stored.renamed(plain_name)
+    renamed = stored.renamed(plain_name)
     layer = next((layer for layer in LAYERS if any(layer in name for name in stored.entries)), "layers.0.")
-    return replace(found, spelt=lambda name: name.replace("layers.0.", layer, 1))
+    return replace(renamed, spelt=lambda name: name.replace("layers.0.", layer, 1))
 
 
 def kind_of(stored: Stored) -> str | None:
-    """The family of layouts: ngram, medusa, hydra, eagle or eagle3; None for none of them.
+    """Return the family of layouts: ngram, medusa, hydra, eagle or eagle3; None for none of them.
 
-    What a configuration says is not looked at: EAGLE's calls itself the target's own class.
+    The configuration is not read: EAGLE's names the target's own class.
     """
     names = [name.removeprefix("module.") for name in stored.entries]
-    plainly = {plain_name(name): entry for name, entry in stored.entries.items()}
+    by_plain_name = {plain_name(name): entry for name, entry in stored.entries.items()}
     if any(map(_COUNTS.fullmatch, names)):
         return "ngram"
-    if any(_MEDUSA.match(name) for name in [*names, *plainly]):
+    if any(_MEDUSA.match(name) for name in [*names, *by_plain_name]):
         return "medusa"
-    if any(map(_HYDRA.match, plainly)):
+    if any(map(_HYDRA.match, by_plain_name)):
         return "hydra"
-    if plainly.keys() & {"d2t", "t2d", "layers.0.hidden_norm.weight"} or _reads_twice(plainly):
+    if by_plain_name.keys() & {"d2t", "t2d", "layers.0.hidden_norm.weight"} or _reads_pairs(by_plain_name):
         return "eagle3"
-    if any(name.startswith(("fc.", "router.")) for name in plainly) and any(map(_LAYER.match, plainly)):
+    if any(name.startswith(("fc.", "router.")) for name in by_plain_name) and any(map(_LAYER.match, by_plain_name)):
         return "eagle"
     return _named(stored)
 
 
-def _reads_twice(names: Mapping[str, Entry]) -> bool:
-    """Whether the queries are made of an embedding and a feature side by side, as EAGLE-3's are."""
+def _reads_pairs(names: Mapping[str, Entry]) -> bool:
+    """Return whether the queries read an embedding and a feature side by side, as EAGLE-3's do."""
     query = names.get("layers.0.self_attn.q_proj.weight")
     output = names.get("layers.0.self_attn.o_proj.weight")
     if query is None or output is None or len(query.shape) != 2 or len(output.shape) != 2:
@@ -80,7 +80,7 @@ def _reads_twice(names: Mapping[str, Entry]) -> bool:
 
 
 def _named(stored: Stored) -> str | None:
-    """The family that the file's own name states; whoever reads it says what is wrong with the tensors."""
+    """Return the family that the file's name states; its reader reports what is wrong with the tensors."""
     for word in ("ngram", "medusa", "hydra"):
         if stored.path.name.startswith((f"{word}.", f"{word}_")):
             return word

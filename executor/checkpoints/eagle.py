@@ -1,7 +1,7 @@
-"""EAGLE on disk, which is EAGLE-2, HASS and CORAL too: `fc.weight`, `fc.bias` or none, and `layers.0.*`.
+"""Read and write EAGLE checkpoints (also EAGLE-2, HASS, CORAL): `fc.weight`, optionally `fc.bias`, and `layers.0.*`.
 
-vLLM's copies have the target's `lm_head.weight` as well, speculators writes `fusion_fc` and `transformer.*`; CORAL's
-router is `router.w1.{weight,bias}` and `router.w2.weight`. Whether there are biases and a router, tensors say.
+vLLM's copies also hold the target's `lm_head.weight`; speculators writes `fusion_fc` and `transformer.*`; CORAL's
+router is `router.w1.{weight,bias}` and `router.w2.weight`. The tensors decide whether there are biases and a router.
 """
 
 from typing import Any
@@ -10,8 +10,8 @@ import torch
 
 from executor.checkpoints.detect_layout import plain
 from executor.checkpoints.layer_config import SCALED, config_of, fields, is_scaled
-from executor.checkpoints.tensors.lazy_tensors import Stored, some
-from executor.checkpoints.tensors.parameter_names import STORED_LAYER, filled, layer_name, named
+from executor.checkpoints.tensors.lazy_tensors import Stored, shorten
+from executor.checkpoints.tensors.parameter_names import STORED_LAYER, fill_module, layer_name, named
 from executor.checkpoints.tensors.target_copies import embedding_of, is_embedding, is_head
 from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.eagle import Eagle
@@ -24,17 +24,17 @@ FREQUENCIES = ("rotary_emb.inv_freq", f"{STORED_LAYER}self_attn.rotary_emb.inv_f
 
 
 def read_eagle(stored: Stored, target: Target) -> Eagle:
-    """EAGLE of any of the layouts.
+    """Read EAGLE in any of the layouts.
 
     Raises:
-        ExecutorError: names the tensors that do not fit, or of which this drafter knows nothing: norms that it has not,
-            an LM head or embeddings other than the target's, more than one layer.
+        ExecutorError: names the tensors that do not fit or are not supported: further norms, an LM head or embeddings
+            other than the target's, more than one layer.
     """
     stored = plain(stored)
     one_layer(stored)
     norms = [entry.key for name, entry in stored.entries.items() if _is_norm(name)]
     if norms:
-        raise ExecutorError(f"{stored.path}: {some(norms)}: EAGLE with these norms is not supported")
+        raise ExecutorError(f"{stored.path}: {shorten(norms)}: EAGLE with these norms is not supported")
     config = config_of(stored, STORED_LAYER, target, hidden=target.hidden)
     groups = 0
     if "router.w2.weight" in stored.entries:
@@ -44,7 +44,7 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
         raise ExecutorError(f"{stored.where}: active_groups must be 1 or more, found {active!r}")
     if groups > target.vocabulary:
         raise ExecutorError(f"{stored.path}: router.w2.weight: {groups} groups of {target.vocabulary} tokens")
-    drafter = filled(
+    drafter = fill_module(
         lambda: Eagle(config, bias="fc.bias" in stored.entries, router_groups=groups, active_groups=active),
         stored,
         layer_name,
@@ -56,14 +56,14 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
 
 
 def one_layer(stored: Stored) -> None:
-    """Refuse drafters of more than one decoder layer.
+    """Refuse drafters with more than one decoder layer.
 
     Raises:
         ExecutorError: names tensors of the other layers.
     """
     others = [e.key for name, e in stored.entries.items() if name.startswith("layers.") and name[7:9] != "0."]
     if others:
-        raise ExecutorError(f"{stored.path}: {some(others)}: drafters of more than one layer are not supported")
+        raise ExecutorError(f"{stored.path}: {shorten(others)}: drafters of more than one layer are not supported")
 
 
 def _is_norm(name: str) -> bool:
@@ -71,14 +71,14 @@ def _is_norm(name: str) -> bool:
 
 
 def _check_shared(stored: Stored, target: Target) -> None:
-    """What a checkpoint may hold twice must be the target's own."""
+    """Refuse an LM head or embeddings that are not copies of the target's."""
     if CHOSEN in stored.entries:
         chosen = stored.integers(CHOSEN, stored.entries[CHOSEN].shape)
         if not torch.equal(chosen, torch.arange(target.vocabulary)):
             share = f"{chosen.numel()} of {target.vocabulary}"
             raise ExecutorError(f"{stored.path}: {CHOSEN}: EAGLE that scores only {share} tokens is not supported")
-    for name, same in ((EMBEDDINGS, is_embedding), (HEAD, is_head)):
-        if name in stored.entries and not same(stored.read(name), target):
+    for name, is_copy in ((EMBEDDINGS, is_embedding), (HEAD, is_head)):
+        if name in stored.entries and not is_copy(stored.read(name), target):
             raise ExecutorError(
                 f"{stored.path}: {stored.entries[name].key} {stored.entries[name].shape} is not the target's, which "
                 "EAGLE uses: was it trained for another model?"
@@ -86,16 +86,16 @@ def _check_shared(stored: Stored, target: Target) -> None:
 
 
 def eagle_content(drafter: Eagle, layout: str | None, target: Target | None, name: str) -> Written:
-    """What is written of EAGLE; the layout `eagle` is the reference's file, which has the target's embeddings too.
+    """Return the file contents for EAGLE; the layout `eagle` is the reference's file, with the target's embeddings.
 
     Raises:
         UsageError: not a layout of EAGLE.
-        ExecutorError: the embeddings are wanted and no target is given, or the layout cannot say what this drafter is.
+        ExecutorError: the layout needs embeddings and no target is given, or it cannot express this drafter.
     """
     if layout not in (None, *LAYOUTS):
         raise UsageError(f"layout of EAGLE must be {', '.join(LAYOUTS)}, got {layout}")
     if layout and is_scaled(drafter.config):
-        raise ExecutorError(f"{layout} cannot say {SCALED}: the reference's code refuses them")
+        raise ExecutorError(f"{layout} cannot express {SCALED}: the reference's code refuses them")
     tensors = named(drafter, layer_name)
     if layout:
         tensors[EMBEDDINGS] = embedding_of(target, layout)

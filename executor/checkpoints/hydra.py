@@ -1,8 +1,9 @@
-"""Hydra heads on disk, as published: `hydra_mlp.{i}.{place}.*`, `hydra_lm_head.{i}.*`, `prefix_embeding_layer.*`.
+"""Read and write Hydra heads: `hydra_mlp.{i}.{place}.*`, `hydra_lm_head.{i}.*`, `prefix_embeding_layer.*`.
 
-The first block of a head has `linear` and `res_connection`, further ones `linear` alone and are copies of one. With
-Hydra++'s layer in front there are dropouts between, so that blocks stand at odd places and outputs at
-`hydra_lm_head.{i}.1`. Heads that do not read drafted tokens have no `res_connection`, and one block for all.
+The first block of a head has `linear` and `res_connection`; further blocks have only `linear` and are copies of one
+block. With Hydra++'s layer before the heads there are dropouts between the blocks, so blocks stand at odd places and
+outputs at `hydra_lm_head.{i}.1`. Heads that do not read drafted tokens have no `res_connection`, and all their blocks
+are one.
 """
 
 import re
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from executor.checkpoints.detect_layout import plain_name
 from executor.checkpoints.layer_config import config_of, fields
-from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, some
-from executor.checkpoints.tensors.parameter_names import filled, named
+from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, shorten
+from executor.checkpoints.tensors.parameter_names import fill_module, named
 from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.hydra import Hydra
 from executor.target.target_model import Target
@@ -30,14 +31,15 @@ _BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|
 _OUTPUT = re.compile(r"hydra_lm_head\.(\d+)\.(?:1\.)?(weight|bias)")
 _HEAD = re.compile(r"heads\.(\d+)\.(first|skip|block|output)\.(weight|bias)")
 PARTS = ("weight", "bias")
-MAX_LAYERS = 64  # believed of a configuration
+MAX_LAYERS = 64  # the most that a configuration may claim
 
 
 def read_hydra(stored: Stored, target: Target) -> Hydra:
-    """Hydra or Hydra++; how many heads and layers, and what they read, tensors say.
+    """Read Hydra or Hydra++; the tensors decide the numbers of heads and layers, and what the heads read.
 
     Raises:
-        ExecutorError: names the tensors that do not fit, blocks that should be copies and are not, other architectures.
+        ExecutorError: names tensors that do not fit, blocks that should be copies and are not, or an unsupported
+            architecture.
     """
     stored = stored.renamed(lambda name: plain_name(name).removeprefix("hydra_head."))
     if stored.config.get("hidden_state_offset"):
@@ -47,16 +49,16 @@ def read_hydra(stored: Stored, target: Target) -> Hydra:
     if any(name.startswith(PREFIX) for name in stored.entries):
         config = config_of(stored, LAYER, target, hidden=target.hidden)
     layers = len(places[0])
-    said = stored.config.get("hydra_num_layers")
-    if layers == 2 and type(said) is int and 2 < said <= MAX_LAYERS:  # tensors that are copies were left out
-        layers = said
-    own = stored.renamed(lambda name: _own_name(name, places))
-    own = replace(own, spelt=partial(_file_name, spread=places[0][0] > 0))
-    skipping = any(".skip." in name for name in own.entries)
+    claimed = stored.config.get("hydra_num_layers")
+    if layers == 2 and type(claimed) is int and 2 < claimed <= MAX_LAYERS:  # tensors that are copies were left out
+        layers = claimed
+    renamed = stored.renamed(lambda name: _parameter_name(name, places))
+    renamed = replace(renamed, spelt=partial(_file_name, spread=places[0][0] > 0))
+    skipping = any(".skip." in name for name in renamed.entries)
     if not skipping:
-        own = _without_skips(own, len(places), layers, target.hidden)
-    first = own.entries.get("heads.0.first.weight")
-    drafter = filled(
+        renamed = _without_skips(renamed, len(places), layers, target.hidden)
+    first = renamed.entries.get("heads.0.first.weight")
+    drafter = fill_module(
         lambda: Hydra(
             target.hidden,
             target.vocabulary,
@@ -65,7 +67,7 @@ def read_hydra(stored: Stored, target: Target) -> Hydra:
             prefix=config,
             grounded=skipping and (first is None or first.shape != (target.hidden, target.hidden)),
         ),
-        own,
+        renamed,
         str,
         ignored=UNUSED,
     )
@@ -74,32 +76,32 @@ def read_hydra(stored: Stored, target: Target) -> Hydra:
 
 
 def _places(stored: Stored) -> dict[int, list[int]]:
-    """Head -> where in it blocks stand, at least one."""
-    found: dict[int, set[int]] = {}
+    """Return head -> places of its blocks, at least one."""
+    places: dict[int, set[int]] = {}
     for name in stored.entries:
         if (part := _BLOCK.fullmatch(name)) is not None:
-            found.setdefault(int(part[1]), set()).add(int(part[2]))
+            places.setdefault(int(part[1]), set()).add(int(part[2]))
     kind = stored.config.get("hydra_head_arch")
-    if not found or kind not in (None, "mlp", "prefix-mlp"):
+    if not places or kind not in (None, "mlp", "prefix-mlp"):
         raise ExecutorError(
             f"{stored.path}: Hydra heads must be MLPs (hydra_head_arch mlp or prefix-mlp, found {kind!r}), with "
-            f"hydra_mlp.* among the tensors; found {some(sorted(stored.entries)) or 'none'}"
+            f"hydra_mlp.* among the tensors; found {shorten(sorted(stored.entries)) or 'none'}"
         )
-    if sorted(found) != list(range(len(found))):
+    if sorted(places) != list(range(len(places))):
         raise ExecutorError(
-            f"{stored.path}: heads must be numbered from 0, hydra_mlp has {some(list(map(str, found)))}"
+            f"{stored.path}: heads must be numbered from 0, hydra_mlp has {shorten(list(map(str, places)))}"
         )
-    other = next((head for head in found if len(found[head]) != len(found[0])), None)
+    other = next((head for head in places if len(places[head]) != len(places[0])), None)
     if other is not None:
         raise ExecutorError(
-            f"{stored.path}: heads must have as many blocks: hydra_mlp.0 has {len(found[0])}, hydra_mlp.{other} "
-            f"{len(found[other])}"
+            f"{stored.path}: all heads must have the same number of blocks: hydra_mlp.0 has {len(places[0])}, "
+            f"hydra_mlp.{other} has {len(places[other])}"
         )
-    return {head: sorted(found[head]) for head in sorted(found)}
+    return {head: sorted(places[head]) for head in sorted(places)}
 
 
-def _own_name(name: str, places: dict[int, list[int]]) -> str | None:
-    """Under which name our module has this tensor; None for the copies of a block."""
+def _parameter_name(name: str, places: dict[int, list[int]]) -> str | None:
+    """Return the name of the module's parameter for this tensor; None for the copies of a block."""
     if (part := _BLOCK.fullmatch(name)) is not None:
         head, number = int(part[1]), places[int(part[1])].index(int(part[2]))
         if part[3] == "linear" and number > 1:
@@ -114,11 +116,11 @@ def _own_name(name: str, places: dict[int, list[int]]) -> str | None:
     return name
 
 
-def _file_name(own: str, *, spread: bool) -> str:
-    """The name in a file of one of our parameters; `spread`: dropouts stand between the blocks."""
-    part = _HEAD.fullmatch(own)
+def _file_name(parameter: str, *, spread: bool) -> str:
+    """Return the name in a file of one of the module's parameters; `spread`: dropouts stand between the blocks."""
+    part = _HEAD.fullmatch(parameter)
     if part is None:
-        inner = own.removeprefix("prefix.")
+        inner = parameter.removeprefix("prefix.")
         return PREFIX + inner if inner == "norm.weight" else LAYER + inner
     if part[2] == "output":
         return f"hydra_lm_head.{part[1]}.{'1.' if spread else ''}{part[3]}"
@@ -126,41 +128,41 @@ def _file_name(own: str, *, spread: bool) -> str:
     return f"hydra_mlp.{part[1]}.{place}.{'res_connection' if part[2] == 'skip' else 'linear'}.{part[3]}"
 
 
-def _without_skips(own: Stored, heads: int, layers: int, hidden: int) -> Stored:
-    """Blocks that add to their own input, and of which all are the first."""
-    entries = dict(own.entries)
+def _without_skips(renamed: Stored, heads: int, layers: int, hidden: int) -> Stored:
+    """Add the skip connections of blocks that add to their own input, and use the first block for all."""
+    entries = dict(renamed.entries)
     for i in range(heads):
         entries[f"heads.{i}.skip.weight"] = Entry("", (hidden, hidden), torch.float32, lambda: torch.eye(hidden))
         entries[f"heads.{i}.skip.bias"] = Entry("", (hidden,), torch.float32, lambda: torch.zeros(hidden))
         for part in PARTS:
             if layers > 1 and f"heads.{i}.first.{part}" in entries:
                 entries[f"heads.{i}.block.{part}"] = entries[f"heads.{i}.first.{part}"]
-    return replace(own, entries=entries)
+    return replace(renamed, entries=entries)
 
 
 def _check_copies(stored: Stored, places: dict[int, list[int]], *, since: int) -> None:
-    """The published code repeats one block: were they different, another network would be meant."""
+    """Refuse blocks that differ: the published code repeats one block, so they would be another network."""
     for head, at in places.items():
         for copy in at[since:]:
             for part in PARTS:
                 one, other = (f"hydra_mlp.{head}.{place}.linear.{part}" for place in (at[since - 1], copy))
-                if not _alike(stored, one, other):
+                if not _equal(stored, one, other):
                     raise ExecutorError(
                         f"{stored.path}: {other} must equal {one}: further layers of a head are one layer, repeated"
                     )
 
 
-def _alike(stored: Stored, one: str, other: str) -> bool:
+def _equal(stored: Stored, one: str, other: str) -> bool:
     kinds = [(e.shape, e.dtype) for name in (one, other) if (e := stored.entries.get(name)) is not None]
     return len(kinds) == 2 and kinds[0] == kinds[1] and torch.equal(stored.read(one), stored.read(other))
 
 
 def hydra_content(drafter: Hydra, layout: str | None, target: Target | None, name: str) -> Written:
-    """What is written of heads; the layout `hydra` is the published one's file, else its names in safetensors.
+    """Return the file contents for Hydra heads; the layout `hydra` is the published file, else safetensors.
 
     Raises:
         UsageError: not a layout of Hydra heads.
-        ExecutorError: heads that do not read drafted tokens, which are published without their skip connections.
+        ExecutorError: heads that do not read drafted tokens, which are published without skip connections.
     """
     if layout not in (None, *LAYOUTS):
         raise UsageError(f"layout of Hydra heads must be {', '.join(LAYOUTS)}, got {layout}")

@@ -1,7 +1,7 @@
-"""The configuration of a drafter's decoder layer: widths as its tensors have them, the rest as its config.json says.
+"""The configuration of a drafter's decoder layer: widths from its tensors, the rest from its config.json.
 
-What a configuration of a layer leaves out is as Llama has it, since the projects' own code and every engine take it so.
-Where there is none, as beside heads, rotary positions, epsilon and context are the target's.
+Fields that a layer's configuration leaves out have Llama's defaults, as in the projects' own code and in every engine.
+Without a configuration, as beside heads, rotary positions, epsilon and context are the target's.
 """
 
 import math
@@ -18,7 +18,7 @@ from treeopt.errors import ExecutorError
 
 LLAMA_EPSILON, LLAMA_BASE = 1e-6, 10000.0
 SCALED = "scaled rotary positions"  # in messages
-# Where speculators and vLLM have the layer's configuration; without these it is the whole.
+# Fields in which speculators and vLLM nest the layer's configuration; otherwise it is the whole file.
 NESTED = ("transformer_layer_config", "model")
 FIELDS = (
     "hidden_size",
@@ -36,50 +36,42 @@ FIELDS = (
 
 
 def config_of(stored: Stored, layer: str, target: Target, *, hidden: int) -> LlamaConfig:
-    """What the decoder layer whose tensors' names begin with `layer` is built from.
+    """Return the configuration of the decoder layer whose tensors' names begin with `layer`.
 
     Args:
         stored: the checkpoint.
         layer: such as `layers.0.`.
-        target: says what the checkpoint does not.
+        target: gives what the checkpoint leaves out.
         hidden: the layer's width.
 
     Raises:
-        ExecutorError: the tensors are no such layer's, or contradict what only the configuration can say.
+        ExecutorError: the tensors are no such layer's, or contradict the configuration.
     """
-    said = _said(stored)
-    query, key = (_rows(stored, f"{layer}self_attn.{part}_proj.weight") for part in "qk")
+    given = _layer_fields(stored)
     usual = layer_config(target.model.config)
-    if "hidden_size" in said or "num_attention_heads" in said:
+    if "hidden_size" in given or "num_attention_heads" in given:
         usual.rms_norm_eps, usual.rope_parameters = LLAMA_EPSILON, {"rope_type": "default", "rope_theta": LLAMA_BASE}
-    width = _head_width(stored, said, query, int(usual.head_dim or 0))
-    if query % width or key % width or not key or query % key or width % 2:
-        raise ExecutorError(
-            f"{stored.path}: {query} rows of {layer}self_attn.q_proj.weight and {key} of k_proj are not whole heads of "
-            f"{width} (head_dim in config.json)"
-        )
-    if hidden % (query // width):  # transformers' own condition
-        raise ExecutorError(f"{stored.path}: width {hidden} must be a multiple of the {query // width} attention heads")
-    epsilon = _number(stored, said, "rms_norm_eps", float(usual.rms_norm_eps))
-    limit = _number(stored, said, "max_position_embeddings", float(usual.max_position_embeddings))
-    activation = said.get("hidden_act") or "silu"
+    heads, key_heads, width = _attention_heads(stored, given, layer, hidden, int(usual.head_dim or 0))
+    epsilon = _number(stored, given, "rms_norm_eps", float(usual.rms_norm_eps))
+    limit = _number(stored, given, "max_position_embeddings", float(usual.max_position_embeddings))
+    activation = given.get("hidden_act") or "silu"
     if not isinstance(activation, str) or activation not in ACT2FN:
         raise ExecutorError(f"{stored.where}: hidden_act {activation!r} is not known")
-    if "sliding_attention" in str(said.get("layer_types")):
+    if "sliding_attention" in str(given.get("layer_types")):
         raise ExecutorError(f"{stored.where}: layer_types: a drafter that attends to a window is not supported")
     try:
         config = LlamaConfig(
             vocab_size=target.vocabulary,
             hidden_size=hidden,
             intermediate_size=_rows(stored, f"{layer}mlp.gate_proj.weight"),
-            num_attention_heads=query // width,
-            num_key_value_heads=key // width,
+            num_attention_heads=heads,
+            num_key_value_heads=key_heads,
             head_dim=width,
             num_hidden_layers=1,
             hidden_act=activation,
             rms_norm_eps=epsilon,
             max_position_embeddings=int(limit),
-            rope_parameters=_rotary(stored, said, usual),
+            rope_parameters=_rotary(stored, given, usual),
             attention_bias=any(f"{layer}self_attn.{part}_proj.bias" in stored.entries for part in "qkv"),
             mlp_bias=any(f"{layer}mlp.{part}_proj.bias" in stored.entries for part in ("gate", "up", "down")),
         )
@@ -90,8 +82,24 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int) -> Lla
     return config
 
 
+def _attention_heads(
+    stored: Stored, given: dict[str, Any], layer: str, hidden: int, usual: int
+) -> tuple[int, int, int]:
+    """Return the attention heads, the key heads and their width, checked; `usual` is the default width."""
+    query, key = (_rows(stored, f"{layer}self_attn.{part}_proj.weight") for part in "qk")
+    width = _head_width(stored, given, query, usual)
+    if query % width or key % width or not key or query % key or width % 2:
+        raise ExecutorError(
+            f"{stored.path}: {query} rows of {layer}self_attn.q_proj.weight and {key} of k_proj are not whole heads of "
+            f"{width} (head_dim in config.json)"
+        )
+    if hidden % (query // width):  # transformers' own condition
+        raise ExecutorError(f"{stored.path}: width {hidden} must be a multiple of the {query // width} attention heads")
+    return query // width, key // width, width
+
+
 def fields(config: LlamaConfig) -> dict[str, Any]:
-    """What config.json says of the layer, rotary positions in both spellings that transformers has had."""
+    """Return the layer's fields for config.json, rotary positions in both spellings that transformers has had."""
     rope = dict(config.rope_parameters or {})
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     plain = rope.get("rope_type", "default") == "default"
@@ -105,15 +113,15 @@ def fields(config: LlamaConfig) -> dict[str, Any]:
 
 
 def is_scaled(config: LlamaConfig) -> bool:
-    """Whether rotary positions are other than plain ones, which the reference's EAGLE mostly cannot take.
+    """Return whether rotary positions are scaled, which the reference's EAGLE mostly cannot read.
 
-    It refuses what transformers says of them today (`rope_type`), knows linear and dynamic scaling alone, and has base
-    10000 with these.
+    It refuses transformers' present spelling (`rope_type`), knows only linear and dynamic scaling, and uses base 10000
+    with these.
     """
     return (config.rope_parameters or {}).get("rope_type", "default") != "default"
 
 
-def _said(stored: Stored) -> dict[str, Any]:
+def _layer_fields(stored: Stored) -> dict[str, Any]:
     parts = [stored.facts.get("layer"), *(stored.config.get(name) for name in NESTED)]
     return next((part for part in parts if isinstance(part, dict)), stored.config)
 
@@ -127,8 +135,8 @@ def _rows(stored: Stored, name: str) -> int:
     return shape[0]
 
 
-def _number(stored: Stored, said: dict[str, Any], name: str, usual: float) -> float:
-    value = said.get(name)
+def _number(stored: Stored, given: dict[str, Any], name: str, usual: float) -> float:
+    value = given.get(name)
     if value is None:
         return usual
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
@@ -136,38 +144,40 @@ def _number(stored: Stored, said: dict[str, Any], name: str, usual: float) -> fl
     return float(value)
 
 
-def _head_width(stored: Stored, said: dict[str, Any], rows: int, usual: int) -> int:
-    """`head_dim`, else what `num_attention_heads` makes of the query's rows, else the target's."""
-    heads = int(_number(stored, said, "num_attention_heads", 0))
-    if said.get("head_dim") is not None:
-        width = int(_number(stored, said, "head_dim", usual))
+def _head_width(stored: Stored, given: dict[str, Any], rows: int, usual: int) -> int:
+    """Return `head_dim`, else the query's rows over `num_attention_heads`, else the target's width."""
+    heads = int(_number(stored, given, "num_attention_heads", 0))
+    if given.get("head_dim") is not None:
+        width = int(_number(stored, given, "head_dim", usual))
     else:
         width = rows // heads if heads else usual
     if not width or (heads and heads * width != rows):
         raise ExecutorError(
             f"{stored.path}: the {rows} rows of q_proj contradict config.json's {heads} heads"
-            + (f" of {width}" if said.get("head_dim") is not None else "")
+            + (f" of {width}" if given.get("head_dim") is not None else "")
         )
     return width
 
 
-def _rotary(stored: Stored, said: dict[str, Any], usual: LlamaConfig) -> dict[str, Any]:
-    """In one dictionary, as transformers 5 has it; older configurations say `rope_theta` and `rope_scaling`."""
+def _rotary(stored: Stored, given: dict[str, Any], usual: LlamaConfig) -> dict[str, Any]:
+    """Return transformers 5's dictionary of rotary positions; older files have `rope_theta` and `rope_scaling`."""
     base = dict(usual.rope_parameters or {})
-    if isinstance(said.get("rope_parameters"), dict):
-        found = dict(said["rope_parameters"])
-    elif "rope_theta" not in said and "rope_scaling" not in said:
+    if isinstance(given.get("rope_parameters"), dict):
+        rope = dict(given["rope_parameters"])
+    elif "rope_theta" not in given and "rope_scaling" not in given:
         return base
     else:
-        scaling = said.get("rope_scaling") or {}
+        scaling = given.get("rope_scaling") or {}
         if not isinstance(scaling, dict):
             raise ExecutorError(f"{stored.where}: rope_scaling must be an object, found {scaling!r}")
-        found = {"rope_theta": said.get("rope_theta")} | scaling
-    if found.pop("partial_rotary_factor", None) not in (None, 1):
-        raise ExecutorError(f"{stored.where}: partial_rotary_factor: a drafter that rotates a part is not supported")
-    kind = found.pop("type", "default")
-    kind = found.get("rope_type") or kind
-    # Positions in a picture and in time; of text all are one.
-    found["rope_type"] = "default" if kind == "mrope" else kind
-    found["rope_theta"] = _number(stored, found, "rope_theta", float(base["rope_theta"]))
-    return found
+        rope = {"rope_theta": given.get("rope_theta")} | scaling
+    if rope.pop("partial_rotary_factor", None) not in (None, 1):
+        raise ExecutorError(
+            f"{stored.where}: partial_rotary_factor: a drafter that rotates only a part of its heads is not supported"
+        )
+    kind = rope.pop("type", "default")
+    kind = rope.get("rope_type") or kind
+    # mrope: positions in an image and in time; for text they are all equal.
+    rope["rope_type"] = "default" if kind == "mrope" else kind
+    rope["rope_theta"] = _number(stored, rope, "rope_theta", float(base["rope_theta"]))
+    return rope

@@ -1,7 +1,7 @@
-"""Medusa heads on disk: version 1 and 2, inside a full model (Medusa-2), and as vLLM has them.
+"""Read and write Medusa heads: version 1 and 2, inside a full model (Medusa-2), and vLLM's layout.
 
 `{k}.{l}.linear.weight|bias` are the residual layers of head k, `{k}.{L}.weight` its output layer, which version 2
-lacks; Medusa-2 has `medusa_head.` before them. vLLM: `blocks.{k}.layers.{l}.weight[|bias]`, `lm_heads.{k}.weight`.
+lacks; Medusa-2 puts `medusa_head.` before them. vLLM: `blocks.{k}.layers.{l}.weight[|bias]`, `lm_heads.{k}.weight`.
 """
 
 import re
@@ -26,16 +26,16 @@ LAYOUTS = ("medusa-v1", "medusa-v2", "vllm-medusa")
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a layout calls layer n of head k (`part`: weight or bias) and the output layer of head k."""
+    """A layout's names of layer n of head k (`part`: weight or bias) and of the output layer of head k."""
 
     layer: str
     output: str
 
     def heads(self, names: Iterable[str]) -> tuple[int, int]:
-        """Heads and layers named; (0, 0) for none."""
+        """Return the numbers of heads and layers by the names; (0, 0) for none."""
         pattern = re.escape(self.layer).replace(r"\{k\}", r"(\d+)").replace(r"\{n\}", r"(\d+)")
-        found = [m for name in names if (m := re.fullmatch(pattern.replace(r"\{part\}", "(?:weight|bias)"), name))]
-        return max((int(m[1]) + 1 for m in found), default=0), max((int(m[2]) + 1 for m in found), default=0)
+        matches = [m for name in names if (m := re.fullmatch(pattern.replace(r"\{part\}", "(?:weight|bias)"), name))]
+        return max((int(m[1]) + 1 for m in matches), default=0), max((int(m[2]) + 1 for m in matches), default=0)
 
 
 REFERENCE = Spelling("{k}.{n}.linear.{part}", "{k}.{layers}.weight")
@@ -43,7 +43,7 @@ VLLM = Spelling("blocks.{k}.layers.{n}.{part}", "lm_heads.{k}.weight")
 
 
 def read_medusa(stored: Stored, target: Target) -> MedusaHeads:
-    """Heads of any of the layouts; how many, and whether they have output layers, tensors say.
+    """Read Medusa heads in any of the layouts; the tensors decide their number and whether they have output layers.
 
     Raises:
         ExecutorError: names the tensors that do not fit.
@@ -59,7 +59,7 @@ def read_medusa(stored: Stored, target: Target) -> MedusaHeads:
         raise ExecutorError(f"{stored.path}: not Medusa heads: unknown keys {unknown or 'only, no 0.0.linear.weight'}")
     if heads * layers > len(stored.entries):
         raise ExecutorError(
-            f"{stored.path}: {heads} heads of {layers} layers are named, {len(stored.entries)} tensors are there"
+            f"{stored.path}: {heads} heads of {layers} layers are named, but only {len(stored.entries)} tensors exist"
         )
     outputs = _outputs(stored, target, spelling, heads, layers)
     biased = spelling is REFERENCE or any(name.endswith(".bias") for name in stored.entries)
@@ -73,24 +73,24 @@ def read_medusa(stored: Stored, target: Target) -> MedusaHeads:
     shapes |= dict.fromkeys(outputs, (target.vocabulary, target.hidden))
     stored.fit(shapes, ignored=["token_map"])
     shared = len(set(outputs)) == 1 < heads and is_head(stored.read(outputs[0]), target)
-    own = [] if shared else outputs
-    drafter = MedusaHeads(heads, target.hidden, layers=layers, vocabulary=target.vocabulary if own else None)
+    own_outputs = [] if shared else outputs
+    drafter = MedusaHeads(heads, target.hidden, layers=layers, vocabulary=target.vocabulary if own_outputs else None)
     with torch.no_grad():
         for k in range(heads):
             for n in range(layers):
                 drafter.weight[k, n] = stored.read(spelling.layer.format(k=k, n=n, part="weight"))
                 if biased:
                     drafter.bias[k, n] = stored.read(spelling.layer.format(k=k, n=n, part="bias"))
-            if own and drafter.output is not None:
-                drafter.output[k] = stored.read(own[k])
+            if own_outputs and drafter.output is not None:
+                drafter.output[k] = stored.read(own_outputs[k])
     return drafter
 
 
 def _outputs(stored: Stored, target: Target, spelling: Spelling, heads: int, layers: int) -> list[str]:
-    """Names of the heads' output layers, one a head; [] where they share the target's."""
+    """Return the names of the heads' output layers, one per head; [] if they share the target's."""
     if spelling is REFERENCE:
-        there = any(re.fullmatch(r"\d+\.\d+\.weight", name) for name in stored.entries)
-        return [spelling.output.format(k=k, layers=layers) for k in range(heads) if there]
+        present = any(re.fullmatch(r"\d+\.\d+\.weight", name) for name in stored.entries)
+        return [spelling.output.format(k=k, layers=layers) for k in range(heads) if present]
     if "token_map" in stored.entries:
         count = stored.entries["token_map"].shape[:1]
         chosen = stored.integers("token_map", count)
@@ -104,11 +104,11 @@ def _outputs(stored: Stored, target: Target, spelling: Spelling, heads: int, lay
 
 
 def medusa_content(drafter: MedusaHeads, layout: str | None, target: Target | None, name: str) -> Written:
-    """What is written of heads; without a layout, version 1 or 2 as they have output layers or share the target's.
+    """Return the file contents for Medusa heads; the default layout is version 1 for heads with output layers, else 2.
 
     Raises:
         UsageError: not a layout of Medusa heads.
-        ExecutorError: version 2 of heads with output layers, or a layout that copies the target's without a target.
+        ExecutorError: version 2 for heads with output layers, or a layout with copies of the target's and no target.
     """
     layout = layout or ("medusa-v2" if drafter.output is None else "medusa-v1")
     if layout not in LAYOUTS:

@@ -1,4 +1,4 @@
-"""N-gram counts on disk: `counts.k` and `grams.k` in ngram.safetensors, treeopt's own layout."""
+"""Read and write n-gram counts: `counts.k` and `grams.k` in ngram.safetensors, treeopt's own layout."""
 
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.checkpoints.tensors.write_tensors import Written
@@ -10,7 +10,7 @@ NGRAM_FILE = "ngram.safetensors"
 
 
 def read_ngram(stored: Stored, target: Target) -> NGram:
-    """The counts, checked.
+    """Read the counts and check them.
 
     Raises:
         ExecutorError: names the table that does not fit.
@@ -25,6 +25,6 @@ def read_ngram(stored: Stored, target: Target) -> NGram:
 
 
 def ngram_content(drafter: NGram) -> Written:
-    """What is written of counts."""
+    """Return the file contents for counts."""
     facts = {"kind": drafter.kind, "order": drafter.order, "vocabulary": drafter.vocabulary}
     return Written(NGRAM_FILE, drafter.tables(), {}, facts)

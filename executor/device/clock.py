@@ -1,4 +1,4 @@
-"""What time it is where the work is done: on the host, or on a CUDA device that works through a queue behind it."""
+"""Timestamps where the work is done: on the host, or on a CUDA stream that runs behind the host."""
 
 import time
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ Mark = float | torch.cuda.Event
 
 @dataclass(frozen=True)
 class Clock:
-    """Marks on the time line of a device; a mark on CUDA is one of its queue, and nobody waits for it to be passed."""
+    """Makes timestamps of a device; on CUDA a timestamp is an event on the stream, and making it does not wait."""
 
     device: torch.device
 
     @property
     def queued(self) -> bool:
-        """Whether the device runs behind the host, so that what the host does meanwhile takes no time of its."""
+        """True if the device runs behind the host, so that work of the host meanwhile takes none of its time."""
         return self.device.type == "cuda"
 
     def mark(self) -> Mark:
-        """Now, on the host's clock; on CUDA when all that it was given so far is done."""
+        """Return the host's time; on CUDA an event that is reached when all work submitted so far is done."""
         if not self.queued:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -29,7 +29,7 @@ class Clock:
 
 
 def elapsed_s(start: Mark, end: Mark) -> float:
-    """Seconds from mark to mark of one clock; on CUDA both must have been passed.
+    """Return the seconds between two marks of one clock; on CUDA both must have been reached.
 
     >>> elapsed_s(1.0, 3.5)
     2.5

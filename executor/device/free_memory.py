@@ -1,11 +1,11 @@
-"""How much memory is left: the device's, the machine's, and what containers and batch systems allow of it."""
+"""Free memory of the device or the machine, within the limits of containers and batch systems."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-# Of version 2 and 1: where groups lie, then in a group its limit, what it uses, and what of that can be given back.
+# Control groups, version 2 and 1: their folder; files with the limit and the use; the part of it that can be reclaimed.
 GROUPS = {
     "": (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     "memory": (
@@ -18,7 +18,7 @@ GROUPS = {
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that can still be allocated on the device; None where nobody says."""
+    """Return the bytes that can still be allocated on the device; None if the system does not report it."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
@@ -29,26 +29,26 @@ def free_bytes(device: torch.device) -> int | None:
     return min([int(sizes["MemAvailable"].split()[0]) * 1024, *allowed(Path("/proc/self/cgroup"))])
 
 
-def allowed(own: Path) -> Iterator[int]:
-    """Bytes that each control group around a process still allows.
+def allowed(groups: Path) -> Iterator[int]:
+    """Yield the bytes that each control group around a process still allows.
 
     Args:
-        own: says in which groups the process is, as /proc/self/cgroup.
+        groups: the file that lists the groups of the process, such as /proc/self/cgroup.
     """
     try:
-        lines = [line.split(":", 2) for line in own.read_text("utf-8").splitlines()]
+        lines = [line.split(":", 2) for line in groups.read_text("utf-8").splitlines()]
     except OSError:
         return
     for _, kind, path in lines:
         if kind not in GROUPS:
             continue
-        root, most, now, idle = GROUPS[kind]
+        root, limit_file, usage_file, idle = GROUPS[kind]
         place = root / path.strip("/")
         while place != root.parent:
             try:
-                used = int((place / now).read_text("ascii"))
+                used = int((place / usage_file).read_text("ascii"))
                 stats = dict(line.split() for line in (place / "memory.stat").read_text("ascii").splitlines())
-                yield max(0, int((place / most).read_text("ascii")) - used + int(stats.get(idle, 0)))
-            except (OSError, ValueError):  # not there, or `max`
+                yield max(0, int((place / limit_file).read_text("ascii")) - used + int(stats.get(idle, 0)))
+            except (OSError, ValueError):  # no such file, or `max`
                 pass
             place = place.parent

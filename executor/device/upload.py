@@ -1,4 +1,4 @@
-"""Numbers from the host put on a device, without anybody waiting for the copy."""
+"""Uploads: copy numbers from the host to a device without waiting for the copy."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def uploaded(values: Any, device: torch.device) -> Tensor:
-    """Nested lists of equally long rows as a tensor on the device.
+    """Return nested lists of equally long rows as a tensor on the device.
 
-    On CUDA through pinned memory, which torch gives to nobody else before the copy is done: from any other memory the
-    host would wait until the device is through with all that it was given before.
+    On CUDA the copy goes through pinned memory, which torch does not reuse before the copy is done: from other memory
+    the host would wait until the device has finished all work submitted before.
     """
     if device.type != "cuda":
         return torch.tensor(values, device=device)

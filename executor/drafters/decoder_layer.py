@@ -1,7 +1,7 @@
-"""One decoder layer as drafters use it: Llama's, fed with features, with a cache of its own.
+"""A Llama decoder layer as drafters use it: fed with features, with its own key/value cache.
 
-A layer projects, and is handed the attention that stands for what it is doing: reading prompts and committed tokens,
-drafting a level of a tree (`LayerCache`), or going through all depths of a text at once (`Unrolled`).
+The layer makes projections; the caller passes the attention for the task: reading prompts and committed tokens or
+drafting a level of a tree (`LayerCache`), or all depths of a text (`Unrolled`, EAGLE-3's training-time test).
 """
 
 import math
@@ -19,8 +19,9 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
+from executor.target.attention_backends import attend
 from executor.target.kv_cache import Layout, TreeCache
-from executor.target.tree_attention import TreeMasks, attend
+from executor.target.tree_attention_mask import TreeMasks
 from executor.verification.tree_tensors import below
 
 # Queries (b, heads, tokens, width), keys and values (b, key heads, tokens, width) -> (b, tokens, heads, width).
@@ -28,12 +29,12 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class SelfAttention(nn.Module):
-    """Projections with rotary positions; `width` is that of the input where it is not the layer's own."""
+    """Projections with rotary positions; `width` is the input's width, by default the layer's."""
 
     is_causal = True
 
     def __init__(self, config: LlamaConfig, width: int | None = None) -> None:
-        """Of `config.num_attention_heads` heads; biases of queries, keys and values as `attention_bias` says."""
+        """Make `config.num_attention_heads` heads; `attention_bias` gives queries, keys and values a bias."""
         super().__init__()
         self.heads = int(config.num_attention_heads)
         self.key_heads = int(config.num_key_value_heads or self.heads)
@@ -44,10 +45,12 @@ class SelfAttention(nn.Module):
         self.k_proj = nn.Linear(width, self.key_heads * self.head_width, bias=bias)
         self.v_proj = nn.Linear(width, self.key_heads * self.head_width, bias=bias)
         self.o_proj = nn.Linear(self.heads * self.head_width, config.hidden_size, bias=False)
-        self._rotary = [LlamaRotaryEmbedding(config)]  # in a list: a cast of the drafter leaves its frequencies be
+        self._rotary = [
+            LlamaRotaryEmbedding(config)
+        ]  # in a list: a cast of the drafter does not change its frequencies
 
     def forward(self, x: Tensor, positions: Tensor, attention: Attend) -> Tensor:
-        """Of x (b, tokens, width) at positions int64 (b or 1, tokens)."""
+        """Attend over x (b, tokens, width) at positions int64 (b or 1, tokens)."""
         query, key, value = (
             project(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -60,36 +63,36 @@ class SelfAttention(nn.Module):
         return out
 
     def layout(self, dtype: torch.dtype) -> Layout:
-        """What a token leaves in the cache."""
+        """Return the cache entries of one token."""
         return Layout(1, self.key_heads, self.head_width, self.head_width, dtype)
 
 
 class Layer(nn.Module):
-    """Attention and MLP around a residual; what is normalised before is the drafter's affair."""
+    """Attention and MLP around a residual; the drafter normalises the inputs."""
 
     def __init__(self, config: LlamaConfig, width: int | None = None) -> None:
-        """Parameters are named as in Llama; `width` as of `SelfAttention`."""
+        """Make a layer with Llama's parameter names; for `width` see `SelfAttention`."""
         super().__init__()
         self.self_attn = SelfAttention(config, width)
         self.mlp = LlamaMLP(config)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, residual: Tensor, x: Tensor, positions: Tensor, attention: Attend) -> Tensor:
-        """`residual` (b, tokens, hidden) goes around the attention over `x`."""
+        """Add to `residual`, (b, tokens, hidden), the attention over `x`, then the MLP."""
         residual = residual + self.self_attn(x, positions, attention)
         out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
         return out
 
 
 class LayerCache:
-    """A layer's keys and values: those of committed positions, and behind them those of a step's nodes.
+    """A layer's keys and values: those of committed positions, and after them those of a step's nodes.
 
     Attributes:
         lengths: int64 (batch,), committed positions.
     """
 
     def __init__(self, attention: SelfAttention, batch: int, capacity: int, like: Tensor) -> None:
-        """Room for `batch` sequences of `capacity` positions, of the type and on the device of `like`."""
+        """Make room for `batch` sequences of `capacity` positions, with the type and device of `like`."""
         self._module, self._masks = attention, TreeMasks(like.dtype, attention.num_key_value_groups)
         self.cache = TreeCache(attention.layout(like.dtype), batch, capacity, like.device)
         self.lengths = torch.zeros(batch, dtype=torch.long, device=like.device)
@@ -100,13 +103,13 @@ class LayerCache:
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
 
     def prompts(self, rows: Tensor, lengths: Tensor) -> Attend:
-        """These rows begin anew with so many positions, right-padded to the longest."""
+        """Restart these rows with prompts of `lengths` positions, padded on the right; return their attention."""
         self.cache.fill(rows, 0, 0)
         self.lengths[rows] = lengths
         return partial(self._attend, None)
 
     def committed(self, steps: int, view: int) -> tuple[Tensor, Attend]:
-        """Up to `steps` positions more; `advance` says how many count. Their positions, and how they attend."""
+        """Read up to `steps` more positions, of which `advance` sets how many count; return positions and attention."""
         self._view = view
         self._above, self._fed, self._level = self._start, 0, 0
         if torch.compiler.is_compiling():
@@ -116,17 +119,17 @@ class LayerCache:
         return self._placed(0, self._chains[steps])
 
     def advance(self, counts: Tensor) -> None:
-        """So many of the positions read last are there to stay, int64 (batch,)."""
+        """Commit the first `counts`, int64 (batch,), of the positions read last."""
         self.lengths.add_(counts)
 
     def nodes(self, parents: Tensor) -> tuple[Tensor, Attend]:
-        """The next level of trees; parents int64 (b, nodes) are places in the level before. As `committed`."""
+        """Read the next level of trees; parents, int64 (b, nodes), are places in the level before. See `committed`."""
         compiling = torch.compiler.is_compiling()
         known = None if compiling else self._known.get(self._level)
         if known is None or known[0] is not parents:
             known = parents, below(self._above, parents)
             if not compiling:
-                self._known[self._level] = known  # a static tree's come again in every step
+                self._known[self._level] = known  # a static tree's parents come again in every step
         _, self._above = known
         _, attention = self._placed(self._fed, self._above)
         positions = (self.lengths + self._level)[:, None].expand(-1, parents.shape[1])
@@ -147,28 +150,27 @@ class LayerCache:
 
 
 class Unrolled:
-    """Attention of all anchors of a text at one depth after the other ("training-time test", EAGLE-3, Li et al. 2025).
+    """Attention of all anchors of a text, one depth after the other ("training-time test", EAGLE-3, Li et al. 2025).
 
-    At depth k the query of anchor t sees the text's keys up to t, and its own of depths 2 .. k: what it would see if
-    it were drafted step by step. Scores that it must not see are minus infinity. Takes memory of length^2 a head and
-    depth.
+    At depth k the query of anchor t sees the text's keys up to t, and its own keys of depths 2 .. k: the same as if it
+    were drafted step by step. Hidden scores are minus infinity. Memory is length^2 per head and depth.
     """
 
     def __init__(self) -> None:
-        """Nothing read yet."""
+        """Start before the first depth."""
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The next depth; see `Attend`."""
+        """Attend at the next depth; see `Attend`."""
         self._keys.append(key)
         self._values.append(value)
         batch, shared, length, width = key.shape
         grouped = query.reshape(batch, shared, -1, length, width) * width**-0.5
         hidden = torch.ones(length, length, dtype=torch.bool, device=key.device).triu(1)
         text = (grouped @ self._keys[0][:, :, None].transpose(-1, -2)).masked_fill(hidden, -torch.inf)
-        own = [(grouped * k[:, :, None]).sum(-1, keepdim=True) for k in self._keys[1:]]
-        weights = torch.cat([text, *own], -1).softmax(-1, dtype=torch.float32).to(query.dtype)
+        drafted = [(grouped * k[:, :, None]).sum(-1, keepdim=True) for k in self._keys[1:]]
+        weights = torch.cat([text, *drafted], -1).softmax(-1, dtype=torch.float32).to(query.dtype)
         out = weights[..., :length] @ self._values[0][:, :, None]
         for i, v in enumerate(self._values[1:]):
             out = out + weights[..., length + i, None] * v[:, :, None]
@@ -176,22 +178,22 @@ class Unrolled:
 
 
 def layer_config(model: Any, **changes: Any) -> LlamaConfig:
-    """A layer of the shape that the model's own have.
+    """Return the configuration of a Llama layer with the shape of the model's own layers.
 
     Args:
-        model: a Hugging Face configuration, or one of several parts whose text part counts.
-        changes: fields of a LlamaConfig that shall differ.
+        model: a Hugging Face configuration; if it has several parts, its text part counts.
+        changes: fields of the LlamaConfig to override.
     """
     text = model.get_text_config()
     hidden, heads = int(text.hidden_size), int(text.num_attention_heads)
     shared = int(getattr(text, "num_key_value_heads", None) or heads)
     between = getattr(text, "intermediate_size", None) or 4 * hidden
     width = int(getattr(text, "head_dim", None) or hidden // heads)
-    if hidden % heads:  # as GLM-4.5 has it, and transformers' Llama does not: the most heads that divide the width
+    if hidden % heads:  # GLM-4.5, which transformers' Llama refuses: take the most heads that divide the width
         step = 1 if shared == heads else math.gcd(shared, hidden)
         heads = next(n for n in range(heads, 0, -1) if hidden % n == 0 and n % step == 0)
         shared = heads if step == 1 else step
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "vocab_size": int(text.vocab_size),
         "hidden_size": hidden,
         "intermediate_size": int(max(between) if isinstance(between, list | tuple) else between),
@@ -203,6 +205,6 @@ def layer_config(model: Any, **changes: Any) -> LlamaConfig:
         "num_hidden_layers": 1,
     }
     rope = getattr(text, "rope_parameters", None)
-    if isinstance(rope, dict) and "rope_type" in rope:  # not one a kind of layer
-        found["rope_parameters"] = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
-    return LlamaConfig(**found | changes)
+    if isinstance(rope, dict) and "rope_type" in rope:  # not one per kind of layer
+        fields["rope_parameters"] = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
+    return LlamaConfig(**fields | changes)

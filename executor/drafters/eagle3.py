@@ -1,8 +1,8 @@
-"""EAGLE-3's drafter (Li et al. 2025, arXiv 2503.01840): three of the target's layers in, an LM head of its own out.
+"""EAGLE-3's drafter (Li et al. 2025, arXiv 2503.01840): it reads three of the target's layers and has its own LM head.
 
-g_t = W [h_low; h_mid; h_high]_t stands for the feature; a decoder layer attends over [norm(E(x_{t+1})); norm(g_t)]
-around the residual g_t. What it puts out is the next pair's g, before the last norm; after it, the head scores a
-reduced vocabulary.
+g_t = W [h_low; h_mid; h_high]_t takes the place of the feature; a decoder layer attends over
+[norm(E(x_{t+1})); norm(g_t)] around the residual g_t. Its output is the next pair's g, before the last norm; after the
+norm, the head scores a reduced vocabulary.
 """
 
 from collections.abc import Mapping
@@ -20,17 +20,17 @@ from executor.target.target_model import Target
 
 
 class PairLayer(Layer):
-    """A decoder layer over pairs; each side has a norm of its own."""
+    """A decoder layer over pairs; each side has its own norm."""
 
     def __init__(self, config: LlamaConfig) -> None:
-        """Of `config`'s shape, with attention twice as wide at its input."""
+        """Make a layer of `config`'s shape, whose attention input is twice as wide."""
         super().__init__(config, 2 * config.hidden_size)
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
 class Eagle3(Recurrent):
-    """EAGLE-3, with the variants that are found in checkpoints.
+    """EAGLE-3, with the variants found in checkpoints.
 
     Attributes:
         draft_ids: int64 (drafted,), token of each row of the LM head, increasing; None for all tokens in order.
@@ -52,18 +52,18 @@ class Eagle3(Recurrent):
         own_embeddings: bool = False,
         norms: Literal["none", "fc", "input"] = "none",
     ) -> None:
-        """Untrained.
+        """Make an untrained drafter.
 
         Args:
             config: the layer's shape.
-            taps: the target's layers that are read, as Hugging Face's `hidden_states` counts them.
-            target_hidden: width of each.
+            taps: the target's layers that are read, numbered as Hugging Face's `hidden_states`.
+            target_hidden: width of each tapped layer.
             vocabulary: of the target.
             draft_ids: the tokens that can be drafted; None for all.
             norm_before_residual: the residual is the normalised feature (speculators' option).
-            feeds_normed: the next pair is given the output after the last norm (speculators' `norm_output`).
-            own_embeddings: embeddings are the drafter's own, not the target's.
-            norms: "fc": each tapped layer is normalised by itself (`fc_norm`); "input": all together (`input_norm`).
+            feeds_normed: the next pair reads the output after the last norm (speculators' `norm_output`).
+            own_embeddings: the drafter has its own embeddings instead of the target's.
+            norms: "fc": each tapped layer has its own norm (`fc_norm`); "input": one norm for all (`input_norm`).
         """
         super().__init__()
         self.config, self.taps, self.vocabulary = config, tuple(taps), vocabulary
@@ -98,7 +98,7 @@ class Eagle3(Recurrent):
         return self.layer.self_attn
 
     def given(self, features: Tensor) -> Tensor:
-        """The tapped layers side by side, made one feature."""
+        """Merge the tapped layers, side by side, into one feature."""
         features = features.to(self.fc.weight.dtype)
         if self.norms == "fc":
             parts = features.chunk(len(self.taps), -1)
@@ -120,7 +120,7 @@ class Eagle3(Recurrent):
         return self.forced(target, guess).scores
 
     def forced(self, target: Target, guess: Tensor) -> Forced:
-        """See `Recurrent.forced`: of the tokens alone that can be drafted."""
+        """See `Recurrent.forced`; scores only the tokens that can be drafted."""
         return Forced(self.lm_head(self.norm(guess)), guess, self.draft_ids, self.vocabulary)
 
     def carried(self, guess: Tensor) -> Tensor:
@@ -131,12 +131,12 @@ class Eagle3(Recurrent):
         """See `Recurrent.embed`."""
         if self.embed_tokens is None:
             return super().embed(target, tokens)
-        found: Tensor = self.embed_tokens(tokens)
-        return found
+        embeddings: Tensor = self.embed_tokens(tokens)
+        return embeddings
 
 
 def usual_taps(layers: int) -> tuple[int, int, int]:
-    """The layers that EAGLE-3 reads of a target of so many: (2, L // 2, L - 3), of one below 7 (1, L // 2, L - 1).
+    """Return EAGLE-3's usual taps for L layers: (2, L // 2, L - 3), for L < 7 (1, L // 2, L - 1).
 
     >>> usual_taps(32)
     (2, 16, 29)

@@ -1,7 +1,7 @@
-"""Drafters that guess the target's next feature and go on from their guess: EAGLE and its successors.
+"""The recurrence over features that EAGLE and EAGLE-3 share: guess the target's next feature, continue from the guess.
 
 A pair (f_t, x_{t+1}) becomes a guess of f_{t+1}, from which x_{t+2} is scored. Pairs of committed tokens hold the
-target's own features and stay in the cache; those of drafted nodes hold their parent's guess and are forgotten when
+target's own features and stay in the cache; pairs of drafted nodes hold their parent's guess and are forgotten when
 the step ends.
 """
 
@@ -21,11 +21,11 @@ from treeopt.traces.trace_checks import MAX_DEPTH
 
 @dataclass
 class RecurrentState:
-    """Where each sequence stands.
+    """The state of each sequence.
 
     Attributes:
-        target: whose embeddings and LM head are used.
-        cache: keys and values of all pairs, that of the root included.
+        target: the model whose embeddings and LM head are used.
+        cache: keys and values of all pairs, the root's included.
         guess: (batch, hidden), after the pair of each root.
         above: (batch, nodes, hidden), after the pairs of the last level's nodes.
         level: levels drafted in this step.
@@ -39,7 +39,7 @@ class RecurrentState:
 
 
 class Recurrent(nn.Module, ABC):
-    """The loop that these drafters share; what one pair becomes is theirs to say."""
+    """The loop that these drafters share; a subclass defines what one pair becomes."""
 
     kind: str
     taps: tuple[int, ...] = ()
@@ -48,30 +48,30 @@ class Recurrent(nn.Module, ABC):
     @property
     @abstractmethod
     def attention(self) -> SelfAttention:
-        """The one layer's attention."""
+        """The attention of the drafter's only layer."""
 
     @abstractmethod
     def given(self, features: Tensor) -> Tensor:
-        """What takes the target's side of a pair: (b, tokens, features) -> (b, tokens, hidden)."""
+        """Map the target's features to their side of a pair: (b, tokens, features) -> (b, tokens, hidden)."""
 
     @abstractmethod
     def guess(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, attention: Attend) -> Tensor:
-        """Pairs to guesses: E(x_{t+1}) and f_t or a guess of it, (b, tokens, hidden) each, at feature positions t."""
+        """Map pairs, E(x_{t+1}) and f_t or its guess, at t, to guesses of f_{t+1}: (b, tokens, hidden) each."""
 
     @abstractmethod
     def scores(self, target: Target, guess: Tensor) -> Tensor:
-        """(b, tokens, hidden) -> (b, tokens, vocabulary)."""
+        """Score guesses: (b, tokens, hidden) -> (b, tokens, vocabulary)."""
 
     def forced(self, target: Target, guess: Tensor) -> Forced:
-        """The same of a teacher-forced pass."""
+        """Return the scores for a teacher-forced pass."""
         return Forced(self.scores(target, guess), guess)
 
     def carried(self, guess: Tensor) -> Tensor:
-        """What the next pair is given of a guess."""
+        """Return the feature that the next pair reads after a guess."""
         return guess
 
     def embed(self, target: Target, tokens: Tensor) -> Tensor:
-        """Embeddings of tokens, the target's own."""
+        """Return the target's embeddings of tokens."""
         return target.embed(tokens).to(self.attention.o_proj.weight.dtype)
 
     def cache_bytes(self, batch: int, capacity: int) -> int:
@@ -82,7 +82,7 @@ class Recurrent(nn.Module, ABC):
         """See `Drafter.begin`."""
         weight = self.attention.o_proj.weight
         guess = torch.zeros(batch, weight.shape[0], dtype=weight.dtype, device=weight.device)
-        self.scores(target, guess[:1, None])  # what that takes is known from now on: a step asks the model nothing
+        self.scores(target, guess[:1, None])  # measures the head's scaling now, so that no step has to
         return RecurrentState(target, LayerCache(self.attention, batch, capacity, guess), guess)
 
     def lasting(self, state: RecurrentState) -> Sequence[Tensor]:
@@ -91,9 +91,9 @@ class Recurrent(nn.Module, ABC):
 
     @torch.no_grad()
     def admit(self, state: RecurrentState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
-        """Read all pairs; a prompt of one token has none, and is drafted from a zero guess. See `Drafter.admit`."""
+        """Read all pairs; a prompt of one token has none and starts from a zero guess. See `Drafter.admit`."""
         attention = state.cache.prompts(rows, lengths - 1)
-        guess = features  # none where no prompt has pairs
+        guess = features  # empty where no prompt has pairs
         if features.shape[1]:
             positions = torch.arange(features.shape[1], device=rows.device)[None]
             pairs = self.embed(state.target, prompts[:, 1:]), self.given(features)
@@ -113,7 +113,7 @@ class Recurrent(nn.Module, ABC):
 
     @torch.no_grad()
     def level(self, state: RecurrentState, tokens: Tensor, parents: Tensor) -> Tensor:
-        """The root's pair was read with the committed ones; later levels are one forward; see `Drafter.level`."""
+        """Run one forward per level; the root's pair was read with the committed ones. See `Drafter.level`."""
         if state.level:
             place = parents.expand(len(tokens), -1)[..., None].expand(-1, -1, state.above.shape[2])
             hidden = self.carried(state.above).gather(1, place)

@@ -1,8 +1,9 @@
-"""Hydra heads (Ankner et al. 2024, arXiv 2402.05109): each also reads the tokens drafted before it.
+"""Hydra heads (Ankner et al. 2024, arXiv 2402.05109): each head also reads the tokens drafted before it.
 
-Head i (from 0) is given u = [h; E(x_{t+1}); ...; E(x_{t+1+i})], h the target's feature f_t and E its input embeddings:
-z = S u + s + SiLU(A u + a), then z = z + SiLU(B z + b) for each further layer, all of them the same one as in the
-published code, then logits U z + c. In Hydra++, h is what a decoder layer of the drafter's own makes of f_0 ... f_t.
+Head i (from 0) reads u = [h; E(x_{t+1}); ...; E(x_{t+1+i})], h the target's feature f_t and E its input embeddings:
+z = S u + s + SiLU(A u + a), then z = z + SiLU(B z + b) for each further layer (as in the published code, all of them
+share B and b), then logits U z + c. In Hydra++, h is the output of the drafter's own decoder layer over f_0 ... f_t
+(see `hydra_prefix_attention`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,34 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from executor.drafters.decoder_layer import Attend, Layer, LayerCache, Unrolled
+from executor.drafters.decoder_layer import LayerCache, Unrolled
 from executor.drafters.drafter import Committed, Forced
+from executor.drafters.hydra_prefix_attention import Prefix
 from executor.target.features import keep_last, picked, put_last
 from executor.target.target_model import Target
 
 
-class Prefix(Layer):
-    """Hydra++'s layer over the target's features: causal, normalised before and after."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        """A whole one-layer Llama but for its embeddings."""
-        super().__init__(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-    def read(self, features: Tensor, positions: Tensor, attention: Attend) -> Tensor:
-        """Features (b, tokens, hidden) to what the heads are given."""
-        out: Tensor = self.norm(self(features, self.input_layernorm(features), positions, attention))
-        return out
-
-
 class Head(nn.Module):
-    """One head; `inputs` is the number of vectors side by side in what it is given."""
+    """A head; `inputs` is the number of vectors side by side in its input."""
 
     def __init__(self, inputs: int, hidden: int, vocabulary: int, *, layers: int, dropout: float) -> None:
-        """A starts at zero, S anyhow, as published."""
+        """Initialise A with zeros and S at random, as published."""
         super().__init__()
         self.first = nn.Linear(inputs * hidden, hidden)
         self.skip = nn.Linear(inputs * hidden, hidden)
@@ -52,7 +38,7 @@ class Head(nn.Module):
                 nn.init.zeros_(linear.weight)
 
     def forward(self, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Given (..., inputs x hidden): logits (..., vocabulary) and z (..., hidden)."""
+        """Map (..., inputs x hidden) to logits (..., vocabulary) and z (..., hidden)."""
         given = self._dropped(given)
         z = self.skip(given) + F.silu(self.first(given))
         for _ in range(self.layers - 1):
@@ -67,13 +53,13 @@ class Head(nn.Module):
 
 @dataclass
 class HydraState:
-    """What the heads are given: h of each sequence, (batch, hidden), and of the last level's nodes what they read.
+    """The inputs of the heads.
 
     Attributes:
-        target: whose embeddings are read.
+        target: the model whose embeddings are read.
         given: (batch, hidden), h before each root.
         cache: of Hydra++'s layer.
-        above: (batch, nodes, inputs x hidden), read by the nodes of the last level.
+        above: (batch, nodes, inputs x hidden), the inputs of the last level's nodes.
         level: levels drafted in this step.
     """
 
@@ -101,16 +87,16 @@ class Hydra(nn.Module):
         grounded: bool = True,
         dropout: float = 0.0,
     ) -> None:
-        """Untrained heads.
+        """Make untrained heads.
 
         Args:
             hidden: width of a feature.
             vocabulary: of the target.
-            heads: levels.
-            layers: of each head, from the second on the same one.
+            heads: number of heads, one per level.
+            layers: layers of each head; all from the second on are the same one.
             prefix: shape of Hydra++'s layer; None for Hydra.
-            grounded: heads read drafted tokens; without it they are Medusa-like.
-            dropout: probability, in training, before each layer.
+            grounded: heads read drafted tokens; False makes them Medusa-like.
+            dropout: dropout probability before each layer, in training.
         """
         super().__init__()
         self.hidden, self.grounded, self.dropout, self.layers = hidden, grounded, dropout, layers
@@ -122,7 +108,7 @@ class Hydra(nn.Module):
 
     @torch.no_grad()
     def start_from(self, target: Target) -> None:
-        """Let every head's output layer begin as the target's LM head, as published, with the factor after it."""
+        """Initialise every head's output layer with the target's LM head, as published, times the factor after it."""
         factor, weight = target.head_scaling[0], target.head.weight
         assert isinstance(weight, Tensor)
         for head in self.heads:
@@ -136,7 +122,7 @@ class Hydra(nn.Module):
                 output.bias.copy_(bias * factor)
 
     def set_dropout(self, dropout: float) -> None:
-        """Another probability, from now on."""
+        """Change the dropout probability."""
         self.dropout = dropout
         for head in self.heads:
             assert isinstance(head, Head)
@@ -144,7 +130,7 @@ class Hydra(nn.Module):
 
     @property
     def max_depth(self) -> int:
-        """One level a head."""
+        """The number of heads: each drafts a level."""
         return len(self.heads)
 
     @property
@@ -170,7 +156,7 @@ class Hydra(nn.Module):
 
     @torch.no_grad()
     def admit(self, state: HydraState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
-        """Keep h before the root, zero for a prompt of one token; see `Drafter.admit`."""
+        """Store h before the root, zero for a prompt of one token; see `Drafter.admit`."""
         if self.prefix is not None and state.cache is not None:
             attention = state.cache.prompts(rows, lengths - 1)
             if features.shape[1]:
@@ -180,7 +166,7 @@ class Hydra(nn.Module):
 
     @torch.no_grad()
     def extend(self, state: HydraState, committed: Committed, *, view: int, all_fed: bool) -> None:
-        """Keep h of the last committed position; see `Drafter.extend`."""
+        """Store h of the last committed position; see `Drafter.extend`."""
         features, counts = committed.features, committed.counts
         if self.prefix is not None and state.cache is not None:
             positions, attention = state.cache.committed(features.shape[1], view)
@@ -191,7 +177,7 @@ class Hydra(nn.Module):
 
     @torch.no_grad()
     def level(self, state: HydraState, tokens: Tensor, parents: Tensor) -> Tensor:
-        """One head over the level's nodes; see `Drafter.level`."""
+        """Run one head over the level's nodes; see `Drafter.level`."""
         if self.grounded:
             place = parents.expand(len(tokens), -1)[..., None].expand(-1, -1, state.above.shape[2])
             state.above = torch.cat([state.above.gather(1, place), state.target.embed(tokens)], 2)

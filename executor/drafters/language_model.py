@@ -1,8 +1,8 @@
-"""A small language model as the drafter (Leviathan et al. 2023): it reads what the target reads, only faster.
+"""A small language model as the drafter (Leviathan et al. 2023).
 
 Its cache holds every committed token but the root. A step feeds the root, then each level of the tree; after the
-verdict the accepted nodes' keys and values are moved into place, and only a kept leaf, which was never fed, is fed
-late, in front of the next root.
+verdict the accepted nodes' keys and values are moved into place. Only an accepted leaf, which was not fed, is fed late,
+before the next root.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,20 +23,20 @@ from treeopt.traces.trace_checks import MAX_DEPTH
 
 @dataclass
 class LanguageModelState:
-    """Where each sequence stands in the draft model's cache, and the levels of the current step.
+    """The position of each sequence in the draft model's cache, and the levels of the current step.
 
     Attributes:
         vocabulary: of the target.
-        cache: of the draft model.
+        cache: the draft model's cache.
         lengths: int64 (batch,), committed tokens before the root.
         root: int64 (batch, 1), the root that was fed last.
         leaf: int64 (batch, 1), the token before the root.
-        view: columns of the cache that are looked at.
-        late: the leaf is fed in front of the root.
+        view: columns of the cache that are read.
+        late: the leaf is fed before the root.
         level: levels drafted in this step.
         fed: nodes fed in this step.
         above: bool (b, last level, fed), ancestors of the nodes fed last.
-        known: level -> parents that were asked for last, and what follows of them: ancestors, depths.
+        known: level -> the parents of the last call, with the ancestors and depths computed from them.
     """
 
     vocabulary: int
@@ -53,7 +53,7 @@ class LanguageModelState:
 
 
 class LanguageModel(nn.Module):
-    """Any causal language model with the target's token ids; ids that it lacks are never proposed."""
+    """Any causal language model with the target's token ids; ids that it lacks are not proposed."""
 
     kind = "language-model"
     taps = None
@@ -102,19 +102,19 @@ class LanguageModel(nn.Module):
         state.leaf[rows] = prompts.gather(1, (lengths - 2).clamp(min=0)[:, None])
 
     def extend(self, state: LanguageModelState, committed: Committed, *, view: int, all_fed: bool) -> None:
-        """Move the kept nodes' keys and values into place; see `Drafter.extend`."""
+        """Move the accepted nodes' keys and values into place; see `Drafter.extend`."""
         if self.target.cache is not state.cache:
             raise ExecutorError("another decoder took the drafter's cache: run one after the other, or load it twice")
         if committed.tokens.shape[1] > 1 and not committed.in_place:
             state.cache.compact(state.lengths, committed.fed.clamp(min=0))
         state.view, state.late, state.level, state.fed = view, not all_fed, 0, 0
-        if state.late:  # else no leaf is fed in this step, and the next one has another
+        if state.late:  # otherwise no leaf is fed in this step, and the next step has another leaf
             text = torch.cat([state.leaf, state.root, committed.tokens], 1)
             state.leaf.copy_(text.gather(1, committed.counts[:, None]))
         state.lengths.add_(committed.counts)
 
     def level(self, state: LanguageModelState, tokens: Tensor, parents: Tensor) -> Tensor:
-        """One forward over the level; see `Drafter.level`."""
+        """Run one forward over the level; see `Drafter.level`."""
         logits = self._root(state, tokens) if state.level == 0 else self._nodes(state, tokens, parents)
         state.level += 1
         known = logits.shape[-1]
@@ -139,7 +139,7 @@ class LanguageModel(nn.Module):
             depths = torch.full((1, parents.shape[1]), state.level, device=parents.device)
             known = parents, below(state.above, parents), depths
             if not torch.compiler.is_compiling():
-                state.known[state.level] = known  # a static tree's come again in every step
+                state.known[state.level] = known  # a static tree's parents come again in every step
         _, state.above, depths = known
         logits = self._feed(state, tokens, state.lengths, depths, state.above, state.fed)
         state.fed += tokens.shape[1]
@@ -161,7 +161,7 @@ class LanguageModel(nn.Module):
     def teacher_forced(
         self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
     ) -> Iterator[Forced]:
-        """See `Drafter.teacher_forced`; the model's own features take the place of the target's."""
+        """See `Drafter.teacher_forced`; uses the model's own features instead of the target's."""
         known = torch.where(tokens < self.target.vocabulary, tokens, 0)
         logits = self.target.features(known).logits[..., : target.vocabulary]
         if logits.shape[-1] < target.vocabulary:

@@ -29,17 +29,17 @@ class MedusaState:
 
 
 class MedusaHeads(nn.Module):
-    """`heads` residual networks of `layers` layers each; weights are stacked so that all heads are one product."""
+    """`heads` residual networks of `layers` layers each; weights are stacked, so all heads are one product."""
 
     kind = "medusa"
     taps: tuple[int, ...] = ()
     settings: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, heads: int, hidden: int, *, layers: int = 1, vocabulary: int | None = None) -> None:
-        """Heads that start as the target's own next-token guess.
+        """Make heads that start as the target's own next-token guess.
 
         Args:
-            heads: K.
+            heads: number of heads, K.
             hidden: width of a feature.
             layers: residual layers of each head.
             vocabulary: width of the heads' own output layers; None shares the target's LM head.
@@ -51,11 +51,11 @@ class MedusaHeads(nn.Module):
 
     @property
     def max_depth(self) -> int:
-        """One level a head."""
+        """The number of heads: each drafts a level."""
         return self.weight.shape[0]
 
     def forward(self, target: Target, features: Tensor, depth: int) -> Tensor:
-        """Logits of the first `depth` heads; features (rows, hidden) -> (depth, rows, vocabulary)."""
+        """Return logits of the first `depth` heads; features (rows, hidden) -> (depth, rows, vocabulary)."""
         z = features.to(self.weight.dtype).expand(depth, *features.shape)
         for layer in range(self.weight.shape[1]):
             weight, bias = self.weight[:depth, layer], self.bias[:depth, layer, None]
@@ -65,14 +65,14 @@ class MedusaHeads(nn.Module):
         return z @ self.output[:depth].transpose(1, 2)
 
     def cache_bytes(self, batch: int, capacity: int) -> int:
-        """None: heads see one feature; see `Drafter.cache_bytes`."""
+        """Return 0: heads read one feature; see `Drafter.cache_bytes`."""
         return 0
 
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> MedusaState:
         """See `Drafter.begin`."""
         feature = torch.zeros(batch, target.hidden, dtype=target.dtype, device=target.device)
         if self.output is None:
-            target.scored(feature[:1])  # what that takes is known from now on: a step asks the model nothing
+            target.scored(feature[:1])  # measures the head's scaling now, so that no step has to
         return MedusaState(target, feature, depth)
 
     def lasting(self, state: MedusaState) -> Sequence[Tensor]:
@@ -80,17 +80,17 @@ class MedusaHeads(nn.Module):
         return (state.feature,)
 
     def admit(self, state: MedusaState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
-        """Keep the feature before the root, zero for a prompt of one token; see `Drafter.admit`."""
+        """Store the feature before the root, zero for a prompt of one token; see `Drafter.admit`."""
         put_last(state.feature, rows, features, lengths - 1)
 
     def extend(self, state: MedusaState, committed: Committed, *, view: int, all_fed: bool) -> None:
-        """Keep the feature of the last committed position; see `Drafter.extend`."""
+        """Store the feature of the last committed position; see `Drafter.extend`."""
         state.logits, state.level = None, 0
         keep_last(state.feature, committed.features, committed.counts)
 
     @torch.no_grad()
     def level(self, state: MedusaState, tokens: Tensor, parents: Tensor) -> Tensor:
-        """One row for all nodes of a level: heads do not see drafted tokens; see `Drafter.level`."""
+        """Return one row for all nodes of a level: heads do not read drafted tokens; see `Drafter.level`."""
         if state.logits is None:
             state.logits = self(state.target, state.feature, state.depth)
         scores = state.logits[state.level, :, None]
@@ -101,7 +101,7 @@ class MedusaHeads(nn.Module):
         self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
     ) -> Iterator[Forced]:
         """See `Drafter.teacher_forced`."""
-        wanted = picked(features, rows)
-        logits = self(target, wanted.flatten(0, 1), depth)
+        anchors = picked(features, rows)
+        logits = self(target, anchors.flatten(0, 1), depth)
         for scores in logits:
-            yield Forced(scores.unflatten(0, wanted.shape[:2]))
+            yield Forced(scores.unflatten(0, anchors.shape[:2]))

@@ -1,12 +1,12 @@
-"""Counts of short token sequences as the drafter: a proper q(x | last tokens), learnt by counting a corpus.
+"""The n-gram drafter: a proper distribution q(x | last tokens) from counts of short token sequences in a corpus.
 
 Interpolated Witten-Bell smoothing (Witten and Bell 1991, method C; as in Chen and Goodman 1998): with c(h x) how often
 x followed the context h, c(h) their sum and T(h) how many different x there were,
 
     q_k(x | h) = (c(h x) + T(h) q_{k-1}(x | h without its first token)) / (c(h) + T(h)),
 
-down to q_0 = 1 / vocabulary; a context that was never seen has T = c = 0 and says what the shorter one says. Order 1
-is the unigram and order 2 the bigram drafter of Leviathan et al. 2023, table 3.
+down to q_0 = 1 / vocabulary; a context that was never seen has T = c = 0 and uses the shorter one. Order 1 is
+the unigram and order 2 the bigram drafter of Leviathan et al. 2023, table 3.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from executor.drafters.drafter import Committed, Forced
-from executor.drafters.last_tokens import FALL, MISSING, continued, suffixes
+from executor.drafters.last_tokens import MISSING, RANK_STEP, continued, suffixes
 from executor.drafters.token_counts import MAX_ORDER, Grams, counts_of, order_of, refuse
 from executor.target.features import picked
 from executor.target.target_model import Target
@@ -33,8 +33,8 @@ class NGramState:
     """The last tokens of each sequence, root included, and of the nodes scored last; int64 (batch, nodes, order - 1).
 
     Attributes:
-        recent: of the text, nodes = 1.
-        suffix: of the text and the path to each node.
+        recent: last tokens of the text, nodes = 1.
+        suffix: last tokens of the text and the path to each node.
         level: levels drafted in this step.
     """
 
@@ -44,7 +44,7 @@ class NGramState:
 
 
 class NGram(nn.Module):
-    """Counts up to `order`, sorted, looked up on the device."""
+    """Sorted counts of sequences of up to `order` tokens, looked up on the device."""
 
     kind = "ngram"
     taps = None
@@ -53,21 +53,21 @@ class NGram(nn.Module):
     unigrams: Tensor
 
     def __init__(self, tables: Mapping[str, Tensor]) -> None:
-        """Take counts as a checkpoint holds them.
+        """Take the tables of counts of a checkpoint.
 
         Args:
             tables: `counts.1`, int32 or int64 (vocabulary,); for k = 2 ... order `grams.k`, int16 or int32 (n, k),
                 token sequences in lexicographic order, each once, and `counts.k`, int32 or int64 (n,), 1 or more.
 
         Raises:
-            ExecutorError: names the table that is not so.
+            ExecutorError: names the table that is not valid.
         """
         super().__init__()
         self.order = order_of(tables)
         unigrams = counts_of(tables, "counts.1", least=0)
         self.vocabulary = len(unigrams)
         if not int(unigrams.sum()):
-            raise ExecutorError("counts.1 must count one token at least, found none")
+            raise ExecutorError("counts.1 must count at least one token, found none")
         self.register_buffer("unigrams", unigrams)
         self.longer = nn.ModuleList()
         contexts = self.vocabulary
@@ -75,7 +75,7 @@ class NGram(nn.Module):
             counts = counts_of(tables, f"counts.{k}", least=1)
             keys = self._keys(f"grams.{k}", tables[f"grams.{k}"], k)
             if len(keys) != len(counts):
-                raise ExecutorError(f"counts.{k} must be ({len(keys)},) as grams.{k} is, found ({len(counts)},)")
+                raise ExecutorError(f"counts.{k} must be ({len(keys)},) to match grams.{k}, found ({len(counts)},)")
             self.longer.append(Grams(keys, counts, contexts, self.vocabulary))
             contexts = len(keys)
 
@@ -86,18 +86,18 @@ class NGram(nn.Module):
         grams = grams.int()
         outside = ((grams < 0) | (grams >= self.vocabulary)).any(1)
         refuse(outside, f"{name} must hold tokens of the vocabulary of {self.vocabulary}")
-        node, found = self._find(grams[:, :-1].long())
-        refuse(~found, f"{name} must continue what stands in grams.{length - 1}")
+        node, known = self._find(grams[:, :-1].long())
+        refuse(~known, f"{name} must continue the sequences of grams.{length - 1}")
         keys = node * self.vocabulary + grams[:, -1]
         refuse(keys[1:] <= keys[:-1], f"{name} must be sorted, without repeats", first=1)
         return keys
 
     @classmethod
     def count(cls, texts: Sequence[Sequence[int] | NDArray[np.integer]], *, order: int = 3, vocabulary: int) -> "NGram":
-        """Count token sequences; none reaches from one text into the next.
+        """Count token sequences; no sequence reaches from one text into the next.
 
         Raises:
-            ExecutorError: order out of range, no text at all, or tokens outside the vocabulary.
+            ExecutorError: order out of range, no text, or tokens outside the vocabulary.
 
         >>> NGram.count([[0, 1, 0, 1, 1]], order=2, vocabulary=3).tables()["grams.2"].tolist()
         [[0, 1], [1, 0], [1, 1]]
@@ -110,7 +110,7 @@ class NGram(nn.Module):
                 raise ExecutorError(f"text {number} holds tokens outside the vocabulary of {vocabulary}")
         stream = np.concatenate([np.empty(0, dtype=np.int64), *pieces])
         tables = {"counts.1": torch.from_numpy(np.bincount(stream[stream >= 0], minlength=vocabulary))}
-        known, grams = stream, np.arange(vocabulary)[:, None]  # at each place the gram that begins there
+        known, grams = stream, np.arange(vocabulary)[:, None]  # the gram that begins at each place
         for k in range(2, order + 1):
             before, last = known[:-1], stream[k - 1 :]
             there = (before >= 0) & (last >= 0)
@@ -125,23 +125,23 @@ class NGram(nn.Module):
         return cls(tables)
 
     def tables(self) -> dict[str, Tensor]:
-        """The counts as `__init__` takes them, on the CPU, in the narrowest types that hold them."""
+        """Return the tables of counts as `__init__` takes them, on the CPU, in the narrowest types that hold them."""
         counted = [self.unigrams, *(longer.counts for longer in self.longer if isinstance(longer, Grams))]
         narrow = torch.int32 if max(int(counts.max()) for counts in counted if len(counts)) < 2**31 else torch.int64
-        found = {"counts.1": self.unigrams.to("cpu", narrow)}
+        tables = {"counts.1": self.unigrams.to("cpu", narrow)}
         grams = torch.arange(self.vocabulary)[:, None]
         for k, longer in enumerate(self.longer, 2):
             assert isinstance(longer, Grams)
             keys = longer.keys.cpu()
             grams = torch.cat([grams[keys // self.vocabulary], keys[:, None] % self.vocabulary], 1)
-            found |= {
+            tables |= {
                 f"grams.{k}": grams.to(torch.int16 if self.vocabulary <= 2**15 else torch.int32),
                 f"counts.{k}": longer.counts.to("cpu", narrow),
             }
-        return found
+        return tables
 
     def forward(self, context: Tensor) -> Tensor:
-        """q(. | context), float32 (..., vocabulary); context int64 (..., order - 1), MISSING before the text begins."""
+        """Return q(. | context), float32 (..., vocabulary); context int64 (..., order - 1), MISSING before the text."""
         types = (self.unigrams > 0).sum()
         q = (self.unigrams + types / self.vocabulary) / (self.unigrams.sum() + types)
         q = q.expand(*context.shape[:-1], -1).clone()
@@ -149,10 +149,10 @@ class NGram(nn.Module):
             assert isinstance(grams, Grams)
             if not grams.widest:
                 break
-            node, found = self._find(context[..., -length:])
+            node, known = self._find(context[..., -length:])
             start = grams.starts[node]
-            kinds = torch.where(found, grams.starts[node + 1] - start, 0)[..., None]
-            total = (torch.where(found, grams.totals[node], 0)[..., None] + kinds).clamp(min=1)
+            kinds = torch.where(known, grams.starts[node + 1] - start, 0)[..., None]
+            total = (torch.where(known, grams.totals[node], 0)[..., None] + kinds).clamp(min=1)
             column = torch.arange(grams.widest, device=context.device)
             there = column < kinds
             place = torch.where(there, start[..., None] + column, 0)
@@ -162,23 +162,23 @@ class NGram(nn.Module):
         return q
 
     def _find(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Place of each context (..., length) among the sequences of its length, and whether it is there."""
-        node, found = context[..., 0].clamp(min=0), (context != MISSING).all(-1)
+        """Return each context's place, (..., length), among the sequences of its length, and whether it was counted."""
+        node, known = context[..., 0].clamp(min=0), (context != MISSING).all(-1)
         for grams, token in zip(self.longer, context[..., 1:].unbind(-1), strict=False):
             assert isinstance(grams, Grams)
             if not len(grams.keys):
-                return node, torch.zeros_like(found)
-            node, here = grams.find(node * self.vocabulary + token)
-            found = found & here
-        return node, found
+                return node, torch.zeros_like(known)
+            node, present = grams.find(node * self.vocabulary + token)
+            known = known & present
+        return node, known
 
     def scores(self, context: Tensor) -> Tensor:
-        """log q, but for a constant and what keeps equals apart; see `forward`."""
+        """Return log q up to a constant, with `RANK_STEP` to order equals; see `forward`."""
         q: Tensor = self(context)
-        return q.log() - FALL * torch.arange(self.vocabulary, device=context.device)
+        return q.log() - RANK_STEP * torch.arange(self.vocabulary, device=context.device)
 
     def cache_bytes(self, batch: int, capacity: int) -> int:
-        """None: a few tokens are kept; see `Drafter.cache_bytes`."""
+        """Return 0: it stores only a few tokens; see `Drafter.cache_bytes`."""
         return 0
 
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> NGramState:

@@ -1,10 +1,10 @@
-"""Prompt lookup as the drafter: what followed the last tokens when they stood in this text before. It has no weights.
+"""Prompt lookup: propose the tokens that followed earlier occurrences of the last tokens in this text. No weights.
 
-After A. Saxena's prompt lookup decoding (2023), made a law over the whole vocabulary. A token's candidates are its
-places i in the committed text of n tokens; m(i) is how many tokens before i equal the last ones of text and drafted
-path, `longest` at most. The token has weight max over i of RATIO^m(i) (1 + i / n): the longer match is before the
-shorter, the later before the earlier. Tokens that are not in the text share the weight 1, smaller ids first. q is
-weight over all weights, and scores are logarithms of weights.
+After A. Saxena's prompt lookup decoding (2023), extended to a distribution over the whole vocabulary. A token has the
+places i where it stands in the committed text of n tokens; m(i) is the number of tokens before i that equal the last
+tokens of text and drafted path, at most `longest`. The token's weight is the maximum over i of RATIO^m(i) (1 + i / n):
+longer matches rank before shorter, later ones before earlier. Tokens that are not in the text share the weight 1,
+smaller ids first. q is the normalised weight, and scores are logarithms of weights.
 """
 
 import math
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from executor.drafters.drafter import Committed, Forced
-from executor.drafters.last_tokens import FALL, continued, suffixes
+from executor.drafters.last_tokens import RANK_STEP, continued, suffixes
 from executor.target.target_model import Target
 from treeopt.errors import UsageError
 from treeopt.traces.trace_checks import MAX_DEPTH
 
-LONGEST = 16  # further back float32 scores could not tell places apart
-# Roughly fitted to greedy text of the shipped target, 130 tokens a text: 8 has the best likelihood, and 16 costs 0.08
-# nats a token; a longer text has more short matches to be outweighed.
+LONGEST = 16  # with longer matches float32 scores could not distinguish places
+# Roughly fitted to greedy text of the shipped target, 130 tokens per text: 8 has the best likelihood, and 16 costs
+# 0.08 nats per token; a longer text has more short matches to outweigh.
 RATIO = 16.0
 
 
@@ -36,8 +36,8 @@ class PromptLookupState:
         vocabulary: of the target.
         text: int64 (batch, capacity).
         lengths: int64 (batch,), tokens of the text, the root included.
-        suffix: int64 (batch, nodes, longest), of text and path.
-        view: no text is longer.
+        suffix: int64 (batch, nodes, longest), last tokens of text and path.
+        view: upper bound of the lengths.
         level: levels drafted in this step.
     """
 
@@ -50,7 +50,7 @@ class PromptLookupState:
 
 
 class PromptLookup(nn.Module):
-    """Continuations of earlier occurrences of the last 1 to `longest` tokens."""
+    """Proposes continuations of earlier occurrences of the last 1 to `longest` tokens."""
 
     kind = "prompt-lookup"
     taps = None
@@ -58,7 +58,7 @@ class PromptLookup(nn.Module):
     settings: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, longest: int = 3) -> None:
-        """Match so many tokens at most.
+        """Match at most `longest` tokens.
 
         Raises:
             UsageError: `longest` out of range.
@@ -67,10 +67,12 @@ class PromptLookup(nn.Module):
         if not 1 <= longest <= LONGEST:
             raise UsageError(f"prompt lookup matches 1 to {LONGEST} tokens, got {longest}")
         self.longest = longest
-        self.register_buffer("setting", torch.tensor([longest]))  # all there is to tell two of them apart
+        self.register_buffer(
+            "setting", torch.tensor([longest])
+        )  # the only difference between two of them, for the weights hash
 
     def cache_bytes(self, batch: int, capacity: int) -> int:
-        """The texts; see `Drafter.cache_bytes`."""
+        """Return the bytes of the texts; see `Drafter.cache_bytes`."""
         return 8 * batch * capacity
 
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> PromptLookupState:
@@ -93,7 +95,7 @@ class PromptLookup(nn.Module):
         column = torch.arange(committed.tokens.shape[1], device=state.text.device)
         place = (state.lengths[:, None] + column).clamp(max=state.text.shape[1] - 1)
         new = torch.where(column < committed.counts[:, None], committed.tokens, 0)
-        state.text.scatter_(1, place, new)  # what is written beyond the text is no part of it
+        state.text.scatter_(1, place, new)  # entries beyond the text are no part of it
         state.lengths.add_(committed.counts)
         state.view, state.level = view, 0
 
@@ -105,7 +107,7 @@ class PromptLookup(nn.Module):
             continued(state.suffix, tokens, parents) if state.level else suffixes(text, lengths, self.longest)
         )
         state.level += 1
-        return looked_up(text, lengths, state.suffix, state.vocabulary)
+        return match_scores(text, lengths, state.suffix, state.vocabulary)
 
     def teacher_forced(
         self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
@@ -114,16 +116,16 @@ class PromptLookup(nn.Module):
         anchor = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens) if rows is None else rows
         for k in range(1, depth + 1):
             suffix = suffixes(tokens, anchor + k + 1, self.longest)  # the last k rows have no meaning
-            yield Forced(looked_up(tokens, anchor + 2, suffix, target.vocabulary))
+            yield Forced(match_scores(tokens, anchor + 2, suffix, target.vocabulary))
 
 
-def looked_up(text: Tensor, lengths: Tensor, suffix: Tensor, vocabulary: int) -> Tensor:
-    """Logarithms of the weights, float32 (batch, nodes, vocabulary).
+def match_scores(text: Tensor, lengths: Tensor, suffix: Tensor, vocabulary: int) -> Tensor:
+    """Return the logarithms of the weights, float32 (batch, nodes, vocabulary).
 
     Args:
         text: int64 (batch, columns).
-        lengths: int64 (batch, n), tokens of it that are looked at; n is 1 or nodes.
-        suffix: int64 (batch, nodes, longest), the last token last, negative where there is none.
+        lengths: int64 (batch, n), tokens of the text that are read; n is 1 or nodes.
+        suffix: int64 (batch, nodes, longest), the last token last, negative for a missing token.
         vocabulary: of the target.
     """
     columns, longest = text.shape[1], suffix.shape[2]
@@ -137,6 +139,6 @@ def looked_up(text: Tensor, lengths: Tensor, suffix: Tensor, vocabulary: int) ->
     place = torch.arange(columns, device=text.device)
     weight = matched * math.log(RATIO) + torch.log1p(place / lengths[..., None])
     weight = torch.where(place < lengths[..., None], weight, -torch.inf)
-    unseen = -math.log(vocabulary) - FALL * torch.arange(vocabulary, device=text.device)
+    unseen = -math.log(vocabulary) - RANK_STEP * torch.arange(vocabulary, device=text.device)
     scores = unseen.expand(*suffix.shape[:2], -1).clone()
     return scores.scatter_reduce_(2, text[:, None].expand_as(weight), weight, "amax")

@@ -1,4 +1,4 @@
-"""Sorted counts of token sequences of one length, looked up on the device, and what counts from a file must be."""
+"""Sorted counts of token sequences, looked up on the device, and checks of counts from a file."""
 
 from collections.abc import Mapping
 
@@ -11,14 +11,14 @@ MAX_ORDER = 8
 
 
 class Grams(nn.Module):
-    """The sequences of one length, sorted, so that those of one context lie side by side.
+    """The sequences of one length, sorted, so that the sequences of one context lie side by side.
 
     Attributes:
         keys: int64 (n,), place of the context among the sequences one shorter, times the vocabulary, plus the token.
-        counts: int64 (n,), how often each stood in the corpus.
-        starts: int64 (contexts + 1,), where those of each context begin.
-        totals: int64 (contexts,), their counts added up.
-        widest: most of one context.
+        counts: int64 (n,), occurrences of each sequence in the corpus.
+        starts: int64 (contexts + 1,), where the sequences of each context begin.
+        totals: int64 (contexts,), sum of the counts of each context.
+        widest: largest number of sequences of one context.
     """
 
     keys: Tensor
@@ -38,31 +38,32 @@ class Grams(nn.Module):
         self.widest = int(starts.diff().max()) if contexts else 0
 
     def find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Places of `keys`, and whether they are there."""
+        """Return the places of `keys`, and whether they exist."""
         place = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
         return place, self.keys[place] == keys
 
 
 def order_of(tables: Mapping[str, Tensor]) -> int:
-    """The order that the tables' names make up.
+    """Return the order of the tables, by their names.
 
     Raises:
-        ExecutorError: names a table that is missing or too many.
+        ExecutorError: names a table that is missing or unexpected.
     """
     order = sum(name.startswith("counts.") for name in tables)
-    due = {"counts.1"} | {f"{part}.{k}" for part in ("grams", "counts") for k in range(2, order + 1)}
-    for name in sorted(due ^ set(tables)):
-        raise ExecutorError(f"{name} must be {'there' if name in due else 'absent'} beside {sorted(tables)[:8]}")
+    expected = {"counts.1"} | {f"{part}.{k}" for part in ("grams", "counts") for k in range(2, order + 1)}
+    for name in sorted(expected ^ set(tables)):
+        state = "present" if name in expected else "absent"
+        raise ExecutorError(f"{name} must be {state} in a file with {sorted(tables)[:8]}")
     if order > MAX_ORDER:
-        raise ExecutorError(f"counts.{order} must be absent: the order is {MAX_ORDER} at most")
+        raise ExecutorError(f"counts.{order} must be absent: the order is at most {MAX_ORDER}")
     return order
 
 
 def counts_of(tables: Mapping[str, Tensor], name: str, *, least: int) -> Tensor:
-    """The table `name`, checked, int64.
+    """Return the table `name`, checked, as int64.
 
     Raises:
-        ExecutorError: of another shape or type, or with counts below `least`.
+        ExecutorError: another shape or type, or counts below `least`.
     """
     counts = tables[name]
     if counts.dtype not in (torch.int32, torch.int64) or counts.ndim != 1:
@@ -74,11 +75,11 @@ def counts_of(tables: Mapping[str, Tensor], name: str, *, least: int) -> Tensor:
     return counts
 
 
-def refuse(wrong: Tensor, what: str, *, first: int = 0) -> None:
-    """Refuse the first entry that is marked, if any; entries are counted from `first`.
+def refuse(wrong: Tensor, requirement: str, *, first: int = 0) -> None:
+    """Refuse the first entry that is marked as wrong, if any; entries are counted from `first`.
 
     Raises:
-        ExecutorError: `what` must be, and which entry is not.
+        ExecutorError: names the requirement and the entry that breaks it.
     """
     if bool(wrong.any()):
-        raise ExecutorError(f"{what}: entry {first + int(wrong.int().argmax())} is not")
+        raise ExecutorError(f"{requirement}: entry {first + int(wrong.int().argmax())} is not")

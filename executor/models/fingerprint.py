@@ -1,4 +1,4 @@
-"""Who a target and a drafter are: names, number types, weights and devices, as files record them to be matched by."""
+"""Fingerprints of target, drafter, texts and device: the names and hashes by which recorded files are matched."""
 
 import hashlib
 import json
@@ -18,12 +18,12 @@ from executor.target.tensor_parallel import processes, whole
 
 
 def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
-    """Who they are, by name, number type, weights and settings: what traces, profiles and validations are matched by.
+    """Return the names, number types and hashes by which traces, profiles and validations are matched.
 
-    Quantised weights are named too. Where several processes share the target, all must ask.
+    Quantisation is named too. If several processes share the target, all must call.
     """
     kind = quantization_of(target.model)
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "target": {
             "name": target.name,
             "weights": weights_hash(target.model),
@@ -34,12 +34,12 @@ def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     }
     if drafter is not None:
         heads = {"heads": drafter.max_depth} if drafter.kind == "medusa" else {}
-        who = {"weights": weights_hash(drafter), "settings": settings_hash(drafter.settings)}
-        found["drafter"] = {"kind": drafter.kind, **heads, **who}
-    return found
+        hashes = {"weights": weights_hash(drafter), "settings": settings_hash(drafter.settings)}
+        record["drafter"] = {"kind": drafter.kind, **heads, **hashes}
+    return record
 
 
-# Words in the names of what a configuration says that changes no output.
+# Parts of the names of configuration fields that change no output.
 _HARMLESS = re.compile(
     r"^_|architectures|version|dtype|use_cache|token_id|dropout|initializer|output_|return_dict|chunk_size|label"
     r"|problem_type|quantization_config|path"
@@ -47,22 +47,22 @@ _HARMLESS = re.compile(
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
-    """16 hex digits of the SHA-256 over what changes a model's output beside its weights.
+    """Return 16 hex digits of the SHA-256 over the settings that change a model's output beside its weights.
 
     Args:
-        settings: by name; of a Hugging Face configuration what its text part says counts.
+        settings: by name; for a Hugging Face configuration its text part counts.
     """
-    found = {name: _said(value) if isinstance(value, PretrainedConfig) else value for name, value in settings.items()}
-    return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    plain = {name: _fields(value) if isinstance(value, PretrainedConfig) else value for name, value in settings.items()}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _said(config: PretrainedConfig) -> dict[str, Any]:
-    told = config.get_text_config().to_dict()
-    return {name: value for name, value in told.items() if value is not None and not _HARMLESS.search(name)}
+def _fields(config: PretrainedConfig) -> dict[str, Any]:
+    fields = config.get_text_config().to_dict()
+    return {name: value for name, value in fields.items() if value is not None and not _HARMLESS.search(name)}
 
 
 def weights_hash(module: Any) -> str:
-    """16 hex digits of the SHA-256 over names, types and values of a module's weights, shared out or not."""
+    """Return 16 hex digits of the SHA-256 over names, types and values of a module's weights, sharded or not."""
     digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         for part, tensor in plain_tensors(name, value):
@@ -72,7 +72,7 @@ def weights_hash(module: Any) -> str:
 
 
 def tokens_hash(texts: Sequence[Sequence[int]]) -> str:
-    """16 hex digits of the SHA-256 over texts as token ids.
+    """Return 16 hex digits of the SHA-256 over texts as token ids.
 
     >>> tokens_hash([[1, 2], [3]])
     '192f318fa6690229'
@@ -81,7 +81,7 @@ def tokens_hash(texts: Sequence[Sequence[int]]) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """What the device is called: the accelerator's name, or cpu with its threads; and how many share the model."""
+    """Return the accelerator's name, or cpu with its threads; with the number of processes that share the model."""
     name = f"{device.type}, {torch.get_num_threads()} threads"
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -89,7 +89,7 @@ def device_name(device: torch.device) -> str:
 
 
 def clock_mhz(device: torch.device) -> float | None:
-    """The processors' clock at this moment, in MHz, the mean of all cores; None where nobody says."""
+    """Return the processor's current clock in MHz, the mean of all cores; None if the system does not report it."""
     try:
         if device.type == "cuda":
             return float(torch.cuda.clock_rate(device))

@@ -1,4 +1,4 @@
-"""Models of a given shape with random weights: what a forward takes depends on the shape alone."""
+"""Targets and drafters of a given shape with random weights: the time of a forward depends only on the shape."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from executor.drafters.drafter import Drafter
 from executor.drafters.eagle import Eagle
 from executor.drafters.language_model import LanguageModel
 from executor.drafters.medusa import MedusaHeads
-from executor.target.load_hf_model import verifiable
+from executor.target.load_hf_model import read_verifiable_config
 from executor.target.packed_linears import pack_where_it_fits
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError, UsageError
@@ -28,7 +28,7 @@ DRAFTERS = "medusa:K (heads), layers:N (a language model of the target's layers)
 
 
 def shape_config(shape: str) -> LlamaConfig:
-    """A Llama of that shape, one of `SHAPES`, without tokens that end a text."""
+    """Return a Llama configuration of a shape, one of `SHAPES`, without tokens that end a text."""
     hidden, intermediate, layers, heads, shared, vocabulary = SHAPES[shape]
     return LlamaConfig(
         hidden_size=hidden,
@@ -48,34 +48,34 @@ def shape_config(shape: str) -> LlamaConfig:
 def random_target(
     source: Path | str, *, dtype: torch.dtype = torch.float32, device: str = "cpu", packed: bool = False
 ) -> Target:
-    """A target with random weights, the same ones each time.
+    """Return a target with random weights, the same ones each time.
 
     Args:
         source: one of `SHAPES`, or a folder with a config.json.
         dtype: of the weights.
-        device: where they are drawn and stay.
+        device: where they are made and stay.
         packed: see `executor.target.load_hf_model.load_target`.
 
     Raises:
-        ExecutorError: neither, or an architecture that cannot verify trees.
+        ExecutorError: neither a shape nor a folder, or an architecture that cannot verify trees.
     """
     if str(source) in SHAPES:
-        return _drawn(shape_config(str(source)), f"random-{source}", dtype, device, packed)
+        return _make_target(shape_config(str(source)), f"random-{source}", dtype, device, packed)
     if not (Path(source) / "config.json").is_file():
         raise ExecutorError(f"{source}: neither a shape ({', '.join(SHAPES)}) nor a folder with a config.json")
-    return _drawn(verifiable(source), f"random-{Path(source).resolve().name}", dtype, device, packed)
+    return _make_target(read_verifiable_config(source), f"random-{Path(source).resolve().name}", dtype, device, packed)
 
 
 def random_drafter(source: str, target: Target, *, packed: bool = False) -> Drafter:
-    """A drafter for the target with random weights, of its number type and on its device.
+    """Return a drafter for the target with random weights, in its number type and on its device.
 
     Args:
         source: `medusa:K`, `layers:N`, or `eagle`.
-        target: whose shape it takes.
-        packed: of `layers:N`, see `random_target`.
+        target: the target, whose shape it takes.
+        packed: for `layers:N`, see `random_target`.
 
     Raises:
-        UsageError: another source.
+        UsageError: unknown source.
     """
     kind, _, count = source.partition(":")
     config = target.model.config
@@ -83,7 +83,7 @@ def random_drafter(source: str, target: Target, *, packed: bool = False) -> Draf
     if kind == "layers" and count.isdecimal() and int(count) >= 1:
         small = _of_layers(config, int(count))
         name = f"{target.name}-{count}-layers"
-        return LanguageModel(_drawn(small, name, target.dtype, str(target.device), packed))
+        return LanguageModel(_make_target(small, name, target.dtype, str(target.device), packed))
     drafter: nn.Module
     if kind == "medusa" and count.isdecimal() and int(count) >= 1:
         drafter = MedusaHeads(int(count), target.hidden)
@@ -92,24 +92,24 @@ def random_drafter(source: str, target: Target, *, packed: bool = False) -> Draf
         drafter = Eagle(layer_config(config))
     else:
         raise UsageError(f"a drafter of random weights must be {DRAFTERS}, got {source!r}")
-    found: Drafter = drafter.to(target.device, target.dtype).eval().requires_grad_(False)
-    return found
+    made: Drafter = drafter.to(target.device, target.dtype).eval().requires_grad_(False)
+    return made
 
 
 def _of_layers(config: PretrainedConfig, count: int) -> PretrainedConfig:
-    """The same with fewer layers, the first ones; of a configuration of several parts, its text part."""
+    """Return the text part of a configuration with `count` layers, the first ones (repeated if they are all alike)."""
     text = config.get_text_config()
-    had = int(text.num_hidden_layers)
+    present = int(text.num_hidden_layers)
     fields = text.to_dict()
-    lists = {name for name, value in fields.items() if isinstance(value, list) and len(value) == had}
-    each = {name for name in lists if not name.endswith("token_id")}  # several end tokens are no layers
-    cut = {name: (fields[name] * count)[:count] for name in each}
-    if count > had and any(value != fields[name][0] for name in each for value in fields[name]):
-        raise UsageError(f"layers:{count}: a model whose layers differ has {had}")
+    lists = {name for name, value in fields.items() if isinstance(value, list) and len(value) == present}
+    per_layer = {name for name in lists if not name.endswith("token_id")}  # several end tokens are no layers
+    cut = {name: (fields[name] * count)[:count] for name in per_layer}
+    if count > present and any(value != fields[name][0] for name in per_layer for value in fields[name]):
+        raise UsageError(f"layers:{count}: the model has {present} layers that differ, so none can be added")
     return type(text).from_dict(fields | cut | {"num_hidden_layers": count})
 
 
-def _drawn(config: PretrainedConfig, name: str, dtype: torch.dtype, device: str, packed: bool) -> Target:
+def _make_target(config: PretrainedConfig, name: str, dtype: torch.dtype, device: str, packed: bool) -> Target:
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()

@@ -1,8 +1,8 @@
-"""Conversations: the forms in which people keep them, and what a tokenizer's chat template makes of them.
+"""Conversations: the JSON forms that are in use, and rendering them with a tokenizer's chat template.
 
 {"conversations": [{"from": "human", "value": ...}, ...]}    ShareGPT; or with `role` and `content`, as SpecForge has it
 {"messages": [{"role": "user", "content": ...}, ...]}
-{"turns": [...]}                                             Spec-Bench: what a user says, without answers
+{"turns": [...]}                                             Spec-Bench: the user's turns, without answers
 """
 
 import json
@@ -23,9 +23,9 @@ ROLES = {
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bing", "bard"), "assistant"),
     **dict.fromkeys(("system", "developer"), "system"),
 }
-SPELT = (("from", "value"), ("role", "content"))  # of a turn
+SPELT = (("from", "value"), ("role", "content"))  # the names of a turn's role and text
 
-# What templates that name today are told, so that tokens do not depend on when they are made: Llama 3's own default.
+# The date that templates print as today, so that tokens do not depend on the day: Llama 3's own default.
 TODAY = date(2024, 7, 26)
 _NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
@@ -33,17 +33,17 @@ Turns = tuple[tuple[str, str], ...]
 
 
 def records(path: Path) -> Iterator[tuple[Any, str]]:
-    """The records of a JSON list (`.json`) or of JSON lines (any other name), each with where it stands.
+    """Yield the records of a JSON list (`.json`) or of JSON lines (any other name), each with its place in the file.
 
     Raises:
-        ExecutorError: it cannot be read, or is something else; names file and line.
+        ExecutorError: the file cannot be read, or is something else; names file and line.
     """
     content = read_text(path)
     if path.suffix == ".json":
-        found = _json(content, str(path))
-        if not isinstance(found, list):
-            raise ExecutorError(f"{path}: must be a list of records, found {type(found).__name__}")
-        yield from ((record, f"{path}, record {number}") for number, record in enumerate(found))
+        entries = _json(content, str(path))
+        if not isinstance(entries, list):
+            raise ExecutorError(f"{path}: must be a list of records, found {type(entries).__name__}")
+        yield from ((record, f"{path}, record {number}") for number, record in enumerate(entries))
         return
     for number, line in enumerate(content.split("\n"), 1):  # other line ends may stand inside a text
         if line.strip():
@@ -51,10 +51,10 @@ def records(path: Path) -> Iterator[tuple[Any, str]]:
 
 
 def read_text(path: Path) -> str:
-    """A file's text.
+    """Return a file's text.
 
     Raises:
-        ExecutorError: it cannot be read, or is not UTF-8.
+        ExecutorError: the file cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text("utf-8-sig")
@@ -70,7 +70,7 @@ def _json(text: str, where: str) -> Any:
 
 
 def turns_of(record: dict[str, Any], where: str) -> Turns:
-    """The turns of a record, each a role (system, user or assistant) and what is said; none if it has no such form.
+    """Return the turns of a record, each a role (system, user or assistant) and a text; () if it has no such form.
 
     Raises:
         ExecutorError: names `where`, turn and field.
@@ -79,16 +79,16 @@ def turns_of(record: dict[str, Any], where: str) -> Turns:
         if record.get(key) is not None:
             return tuple(_turn(turn, f"{where}: {key}[{i}]") for i, turn in enumerate(list_of(record, key, where)))
     if record.get("turns") is not None:
-        said = list_of(record, "turns", where)
-        return tuple(("user", string(x, f"{where}: turns[{i}]")) for i, x in enumerate(said))
+        texts = list_of(record, "turns", where)
+        return tuple(("user", string(text, f"{where}: turns[{i}]")) for i, text in enumerate(texts))
     return ()
 
 
 def _turn(turn: Any, place: str) -> tuple[str, str]:
     spelt = next((names for names in SPELT if isinstance(turn, dict) and set(names) <= turn.keys()), None)
     if spelt is None:
-        ways = " or ".join(f"`{role}` and `{content}`" for role, content in SPELT)
-        raise ExecutorError(f"{place}: must be an object with {ways}")
+        names = " or ".join(f"`{role}` and `{content}`" for role, content in SPELT)
+        raise ExecutorError(f"{place}: must be an object with {names}")
     role, content = spelt
     known = ROLES.get(turn[role]) if isinstance(turn[role], str) else None
     if known is None:
@@ -97,7 +97,7 @@ def _turn(turn: Any, place: str) -> tuple[str, str]:
 
 
 def _joined(content: Any) -> Any:
-    """What is said in several parts, as one, if all of them are texts."""
+    """Join a content of several parts, if all of them are texts."""
     if not (isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content)):
         return content
     texts = [part.get("text") for part in content]
@@ -105,15 +105,15 @@ def _joined(content: Any) -> Any:
 
 
 def list_of(record: dict[str, Any], key: str, where: str) -> list[Any]:
-    """A list that is not empty, from a field."""
-    found = record[key]
-    if not (isinstance(found, list) and found):
-        raise ExecutorError(f"{where}: `{key}` must be a list that is not empty, found {type(found).__name__}")
-    return found
+    """Return the list in a field, which must not be empty."""
+    value = record[key]
+    if not (isinstance(value, list) and value):
+        raise ExecutorError(f"{where}: `{key}` must be a list that is not empty, found {type(value).__name__}")
+    return value
 
 
 def string(value: Any, name: str, *, empty: bool = False) -> str:
-    """A string in Unicode."""
+    """Check that a value is a Unicode string, and return it."""
     if not isinstance(value, str) or not (value or empty):
         raise ExecutorError(f"{name} must be a string{'' if empty else ' that is not empty'}")
     try:
@@ -124,41 +124,41 @@ def string(value: Any, name: str, *, empty: bool = False) -> str:
 
 
 def messages_of(turns: Turns) -> list[dict[str, str]]:
-    """Turns as chat templates take them."""
+    """Return turns in the form that chat templates take."""
     return [{"role": role, "content": content} for role, content in turns]
 
 
 def rendered(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], where: str, *, answer: bool = False
 ) -> str:
-    """A conversation through the chat template; with `answer`, up to where the assistant's begins.
+    """Render a conversation with the chat template; with `answer`, up to where the assistant's answer begins.
 
     Raises:
-        ExecutorError: the template refuses it.
+        ExecutorError: the template raises an error.
     """
     try:
         template = _NOW.sub(lambda call: repr(TODAY.strftime(call[2])), tokenizer.get_chat_template())
-        whole = tokenizer.apply_chat_template(
+        text = tokenizer.apply_chat_template(
             list(messages), chat_template=template, tokenize=False, add_generation_prompt=answer
         )
-        str(whole).encode()
+        str(text).encode()
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ExecutorError(f"{where}: the tokenizer's chat template refuses this conversation: {reason}") from error
-    return str(whole)
+    return str(text)
 
 
 def up_to_answer(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], where: str) -> list[int]:
-    """Tokens of a conversation up to where the answer begins; without a template turns are joined by line ends.
+    """Return the tokens of a conversation up to the answer; without a template, turns are joined by line ends.
 
     Raises:
-        ExecutorError: the template refuses it.
+        ExecutorError: the template raises an error or returns nothing.
     """
     if tokenizer.chat_template:
-        whole = rendered(tokenizer, messages, where, answer=True)
-        if not whole:
-            raise ExecutorError(f"{where}: the tokenizer's chat template makes nothing of this conversation")
-        return list(tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"])
+        text = rendered(tokenizer, messages, where, answer=True)
+        if not text:
+            raise ExecutorError(f"{where}: the tokenizer's chat template renders this conversation as nothing")
+        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     end = tokenizer.eos_token or ""
-    whole = "".join(m["content"] + (end if m["role"] == "assistant" else "") + "\n" for m in messages)
-    return list(tokenizer(whole, add_special_tokens=True, verbose=False)["input_ids"])
+    text = "".join(m["content"] + (end if m["role"] == "assistant" else "") + "\n" for m in messages)
+    return list(tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"])

@@ -1,4 +1,4 @@
-"""Prompts: texts to continue and conversations to answer, read from and written to JSON lines."""
+"""Files of prompts: texts to continue and conversations to answer, as JSON lines."""
 
 import json
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ class Prompt:
     """A text to continue, or a conversation whose next answer is wanted.
 
     Attributes:
-        text: continued as it stands.
-        domain: the label of where it comes from; empty: none.
-        turns: what was said so far, the user last; empty for a text.
+        text: the text to continue; empty for a conversation.
+        domain: a label of its origin; empty: none.
+        turns: the conversation so far, the user last; empty for a text.
         where: file and line, for messages.
     """
 
@@ -31,11 +31,11 @@ class Prompt:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a file of JSON lines, or of a JSON list (`.json`).
+    """Read the prompts of a file of JSON lines, or of a JSON list (`.json`).
 
-    A prompt is a `text` or a conversation (see `conversations`). Answers at a conversation's end are left out,
-    and of Spec-Bench's `turns`, which have no answers between them, all but the first. `domain` is optional; of a
-    conversation Spec-Bench's `category` takes its place.
+    A prompt is a `text` or a conversation (see `conversations`). Answers at a conversation's end are dropped. Only the
+    first of Spec-Bench's `turns` is used, because there are no answers between them. `domain` is optional; a
+    conversation may have Spec-Bench's `category` instead.
 
     Raises:
         ExecutorError: a record is no prompt; the message names file, line and field.
@@ -47,28 +47,28 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def _prompt(record: Any, where: str) -> Prompt:
-    told = {key for key, value in record.items() if value is not None} if isinstance(record, dict) else set()
-    if not {"text", *FORMS} & told:
+    fields = {key for key, value in record.items() if value is not None} if isinstance(record, dict) else set()
+    if not {"text", *FORMS} & fields:
         raise ExecutorError(f"{where}: must be a JSON object with `text`, `{'`, `'.join(FORMS[:-1])}` or `{FORMS[-1]}`")
-    label = "domain" if "domain" in told or "text" in told else "category"
-    domain = string(record[label], f"{where}: `{label}`", empty=True) if label in told else ""
-    if "text" in told:
+    label = "domain" if "domain" in fields or "text" in fields else "category"
+    domain = string(record[label], f"{where}: `{label}`", empty=True) if label in fields else ""
+    if "text" in fields:
         return Prompt(string(record["text"], f"{where}: `text`"), domain, where=where)
     turns = turns_of(record, where)
-    if not {"conversations", "messages"} & told:
+    if not {"conversations", "messages"} & fields:
         turns = turns[:1]
     while turns and turns[-1][0] == "assistant":
         turns = turns[:-1]
     if not (turns and turns[-1][0] == "user"):
-        raise ExecutorError(f"{where}: the user must have the last word before an answer")
+        raise ExecutorError(f"{where}: the last turn before an answer must be the user's")
     return Prompt(domain=domain, turns=turns, where=where)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Token ids of each: of a text with the tokenizer's special tokens, of a conversation up to the answer.
+    """Return the token ids of each prompt: a text with the tokenizer's special tokens, a conversation up to the answer.
 
     Raises:
-        ExecutorError: the chat template refuses a conversation.
+        ExecutorError: the chat template raises an error for a conversation.
     """
     texts = [p.text for p in prompts if not p.turns]
     plain = iter(tokenizer(texts, add_special_tokens=True, verbose=False)["input_ids"] if texts else ())

@@ -20,7 +20,7 @@ from executor.recording.teacher_forced import rank_of as rank_of
 from executor.recording.typical_nodes import nodes_kept
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import is_main_rank
-from executor.verification.acceptance_rules import Typical
+from executor.verification.typical_acceptance import Typical
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.storage.provenance import this_run
 from treeopt.traces.candidates import Candidates

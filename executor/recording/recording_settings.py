@@ -12,9 +12,11 @@ from executor.recording.record_candidates import check_candidates
 from executor.recording.sibling_acceptance import manner
 from executor.recording.teacher_forced import Wanted
 from executor.target.target_model import Target
-from executor.verification.acceptance_rules import Greedy, Rule, SampleAndMatch, Typical, make_rule, told
-from executor.verification.rejection_rules import BlockVerification
-from executor.verification.warp import Warp, seeded
+from executor.verification.acceptance_rules import Greedy, Rule, make_rule, told
+from executor.verification.block_verification import BlockVerification
+from executor.verification.sample_and_match import SampleAndMatch
+from executor.verification.temperature_top_k_top_p import Warp, seeded
+from executor.verification.typical_acceptance import Typical
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.traces.trace import MAX_WIDTH

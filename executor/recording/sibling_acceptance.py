@@ -23,9 +23,12 @@ least i tokens are kept with probability min over j <= i of prod_{d <= j} q(x_d)
 import torch
 from torch import Tensor
 
-from executor.verification.acceptance_rules import PointMass, Rule, SampleAndMatch
-from executor.verification.rejection_rules import BlockVerification, Leviathan, Rounds, Sequoia, SpecInfer
-from executor.verification.warp import pick
+from executor.verification.acceptance_rules import Rule
+from executor.verification.block_verification import BlockVerification
+from executor.verification.leviathan import Leviathan
+from executor.verification.multi_round_rejection import Rounds, Sequoia, SpecInfer
+from executor.verification.sample_and_match import PointMass, SampleAndMatch
+from executor.verification.temperature_top_k_top_p import pick
 
 
 def manner(rule: Rule, width: int, draws: int) -> str:

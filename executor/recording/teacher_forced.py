@@ -11,9 +11,10 @@ from torch import Tensor
 
 from executor.drafters.drafter import Drafter
 from executor.recording.sibling_acceptance import Kept, chances
-from executor.target.target_model import Outputs, Target
+from executor.target.causal_model import Outputs
+from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Rule
-from executor.verification.rejection_rules import Rounds
+from executor.verification.multi_round_rejection import Rounds
 from treeopt.traces.trace import MISSED, PAST_END
 
 Arrays = dict[str, NDArray[Any]]

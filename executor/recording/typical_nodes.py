@@ -13,9 +13,9 @@ from torch import Tensor
 from executor.decoding.decoder import Decoder
 from executor.drafters.drafter import Drafter
 from executor.target.target_model import Target
-from executor.verification.acceptance_rules import Typical
-from executor.verification.longest_path import Accepted
+from executor.verification.longest_accepted_path import Accepted
 from executor.verification.tree_tensors import Draft
+from executor.verification.typical_acceptance import Typical
 from treeopt.tree import Tree
 
 

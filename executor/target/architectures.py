@@ -1,7 +1,7 @@
-"""What is known of model families: which cannot verify trees and why, whose layers see a window, who needs eager.
+"""Model architectures: which are refused because they cannot verify trees; sliding windows, context limits, eager.
 
-Nothing here computes. A family that is not named is taken as it comes: its forward must accept positions and a
-four-dimensional mask, and its layers must be of kinds known here.
+Nothing here computes. A family that is not named is accepted if its forward takes positions and a four-dimensional mask
+and its layers are of kinds known here.
 """
 
 import inspect
@@ -18,12 +18,12 @@ _ALIBI = "its ALiBi bias is built from a two-dimensional mask"
 _STATE = "it keeps a recurrent state"
 _LINEAR = "its linear-attention layers keep a recurrent state"
 
-# Positions enter these models through a two-dimensional mask, a state or the cache; a tree cannot be expressed.
+# Refused: positions enter these models through a two-dimensional mask, a state or the cache, so a tree cannot be fed.
 REFUSED = {
     "bloom": _ALIBI,
     "mpt": _ALIBI,
-    "doge": "its attention makes a mask of its own from the values",
-    "gpt_neo": "its local attention layers cut their window from cache rows, in a buffer of their own",
+    "doge": "its attention makes its own mask from the values",
+    "gpt_neo": "its local attention layers cut their window from cache rows",
     "llama4": "its chunked attention needs a third mask",
     "llama4_text": "its chunked attention needs a third mask",
     "qwen3_next": _LINEAR,
@@ -50,7 +50,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def refusal(config: Any) -> str | None:
-    """Why models of this configuration cannot verify trees; None when nothing speaks against it."""
+    """Return why models with this configuration cannot verify trees; None if they can."""
     text = config.get_text_config()
     for kind in (config.model_type, text.model_type):
         if kind in REFUSED:
@@ -59,13 +59,13 @@ def refusal(config: Any) -> str | None:
         return _ALIBI
     if getattr(config, "is_encoder_decoder", False):
         return "it has an encoder"
-    strange = set(getattr(text, "layer_types", None) or ()) - {FULL, SLIDING}
-    if strange:
-        return f"layers of type {', '.join(sorted(strange))} are not supported"
+    unknown = set(getattr(text, "layer_types", None) or ()) - {FULL, SLIDING}
+    if unknown:
+        return f"layers of type {', '.join(sorted(unknown))} are not supported"
     return None
 
 
-def check(model: PreTrainedModel) -> None:
+def check_architecture(model: PreTrainedModel) -> None:
     """Refuse a model that cannot verify trees.
 
     Raises:
@@ -86,15 +86,18 @@ def check(model: PreTrainedModel) -> None:
 
 
 def looks_at_positions(model: PreTrainedModel) -> bool:
-    """Whether a forward asks the device how long its longest sequence is, which no CUDA graph can."""
+    """Return whether a forward reads the longest sequence's length from the device, which no CUDA graph can."""
     return "dynamic" in _rope_types(model.config)
 
 
 def windows(model: PreTrainedModel) -> dict[str, int | None]:
-    """The masks that a forward is given: kind of layer -> how many positions it sees, itself included; None: all.
+    """Return the masks that a forward needs: kind of layer -> positions that a token sees, itself included; None: all.
 
-    A single entry named "" stands for models that take one mask for all layers; the others take a mask by the
-    name of each kind. A family whose code makes no sliding mask sees the whole text, whatever its configuration says.
+    A single entry named "" stands for models that take one mask for all layers; other models take one mask per kind,
+    by its name. A family whose code makes no sliding mask sees the whole text, whatever its configuration says.
+
+    Raises:
+        ExecutorError: sliding layers without a window.
     """
     config = model.config
     text = config.get_text_config()
@@ -113,13 +116,13 @@ def windows(model: PreTrainedModel) -> dict[str, int | None]:
 
 
 def context_limit(config: Any) -> int | None:
-    """See `hf_config.context_limit`; reads the text part of a configuration, whose field names may differ."""
+    """Return `hf_config.context_limit` of the text part of a configuration, whose field names may differ."""
     text, names = config.get_text_config(), ("max_position_embeddings", "rope_parameters", "model_max_length")
     return hf_config.context_limit({name: getattr(text, name, None) for name in names})
 
 
 def eager_reason(model: PreTrainedModel) -> str | None:
-    """Why this model runs with its own eager attention; None when scaled-dot-product attention does."""
+    """Return why this model needs its own eager attention; None if it runs with scaled-dot-product attention."""
     text = model.config.get_text_config()
     if getattr(text, "attn_logit_softcapping", None) is not None:
         return "it caps attention logits, which scaled-dot-product attention does not"
@@ -129,20 +132,20 @@ def eager_reason(model: PreTrainedModel) -> str | None:
 
 
 def query_group(model: PreTrainedModel) -> int:
-    """Query heads that share a key head; 1 also where layers differ."""
-    found: Iterator[Any] = (getattr(module, "num_key_value_groups", None) for module in model.modules())
-    groups = {int(group) for group in found if group is not None}
+    """Return the number of query heads that share a key head; 1 also where layers differ."""
+    sizes: Iterator[Any] = (getattr(module, "num_key_value_groups", None) for module in model.modules())
+    groups = {int(size) for size in sizes if size is not None}
     return groups.pop() if len(groups) == 1 else 1
 
 
 def _rope_types(config: Any) -> set[str]:
-    """Kinds of rotary embedding that the configuration names, per layer type or for all."""
+    """Return the kinds of rotary embedding that the configuration names, per layer type or for all layers."""
     text = config.get_text_config()
-    found = set()
-    waiting = [getattr(text, "rope_parameters", None), getattr(text, "rope_scaling", None)]
-    while waiting:
-        here = waiting.pop()
-        if isinstance(here, dict):
-            found |= {str(here[key]) for key in ("rope_type", "type") if key in here}
-            waiting.extend(here.values())
-    return found
+    types = set()
+    queue = [getattr(text, "rope_parameters", None), getattr(text, "rope_scaling", None)]
+    while queue:
+        settings = queue.pop()
+        if isinstance(settings, dict):
+            types |= {str(settings[key]) for key in ("rope_type", "type") if key in settings}
+            queue.extend(settings.values())
+    return types

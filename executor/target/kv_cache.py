@@ -1,7 +1,7 @@
-"""The key/value cache: preallocated, ragged, with the accepted path of a tree moved into place.
+"""The key/value cache: preallocated, for ragged batches; the accepted path of a tree is moved into place.
 
-Row s of a sequence is position s. Sequences are padded on the right only, and what lies beyond a
-sequence's length is garbage that masks hide.
+Row s of a sequence is position s. Sequences are padded on the right only; rows beyond a sequence's length are garbage
+that masks hide.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from treeopt.errors import ExecutorError
 
 @dataclass(frozen=True)
 class Layout:
-    """What one token leaves in the cache: `layers` times `heads` keys and values, which may differ in width."""
+    """The cache entries of one token: `layers` times `heads` keys and values, which may differ in width."""
 
     layers: int
     heads: int
@@ -28,7 +28,7 @@ class Layout:
     dtype: torch.dtype
 
     def bytes(self, batch: int, capacity: int) -> int:
-        """Memory for `batch` sequences of `capacity` tokens.
+        """Return the bytes for `batch` sequences of `capacity` tokens.
 
         >>> Layout(32, 8, 128, 128, torch.bfloat16).bytes(batch=1, capacity=1)  # Llama 3.1 8B
         131072
@@ -37,7 +37,7 @@ class Layout:
 
 
 class _Probe(Cache):
-    """Stores nothing: notes what one forward would write."""
+    """Stores nothing; records the shapes that one forward would write."""
 
     def __init__(self) -> None:
         super().__init__(layer_class_to_replicate=DynamicLayer)
@@ -52,10 +52,10 @@ class _Probe(Cache):
 
 @torch.no_grad()
 def layout_of(model: PreTrainedModel) -> Layout:
-    """What a forward of one token would write, whatever the configuration says (MLA caches less than its heads).
+    """Return what a forward of one token writes, by running it (MLA caches less than its configuration's heads).
 
     Raises:
-        ExecutorError: layers differ, or the decoder's output is not what the LM head is given.
+        ExecutorError: layers differ, or the decoder's output is not the input of the LM head.
     """
     probe, passed = _Probe(), list[Tensor]()
     hooks = (
@@ -81,15 +81,13 @@ def layout_of(model: PreTrainedModel) -> Layout:
 class TreeCache(Cache):
     """Keys and values of `batch` sequences, each one tensor (layers, batch, heads, capacity, width).
 
-    `columns` counts 0, 1, ..., capacity.
-
-    Whoever was handed a cache owns its memory until `succeed` or `release` takes it away.
+    `columns` counts 0, 1, ..., capacity. A cache owns its memory until `succeed` or `release` takes it away.
     """
 
     def __init__(
         self, layout: Layout, batch: int, capacity: int, device: torch.device, stores: tuple[Tensor, ...] = ()
     ) -> None:
-        """Room for `batch` sequences of `capacity` tokens, in new memory or in `stores`."""
+        """Make room for `batch` sequences of `capacity` tokens, in new memory or in `stores`."""
         super().__init__(layer_class_to_replicate=DynamicLayer)
         self.layout, self.batch, self.capacity, self.device = layout, batch, capacity, device
         self.stores = stores or tuple(
@@ -108,19 +106,19 @@ class TreeCache(Cache):
         self._view = capacity
 
     def succeed(self, *, clear: bool = True) -> "TreeCache":
-        """A new owner of the same memory, cleared unless it is known to hold numbers; this one has none left."""
+        """Return a new owner of the same memory, by default cleared; release this one."""
         stores = self.stores
         self.release()
         for store in stores if clear else ():
-            store.zero_()  # a number that is none would come through a mask
+            store.zero_()  # a NaN would come through a mask
         return TreeCache(self.layout, self.batch, self.capacity, self.device, stores)
 
     def release(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self.stores = ()
 
     def fill(self, rows: Sequence[int] | Tensor, start: int, view: int) -> None:
-        """The next forward is a prefill of these rows from position `start`; from 0 it attends to itself alone."""
+        """Make the next forward a prefill of these rows from position `start`; from 0 it attends only to itself."""
         if isinstance(rows, Tensor):
             self._rows = rows
         else:
@@ -128,13 +126,13 @@ class TreeCache(Cache):
         self._start, self._slots, self._view = start, None, view
 
     def place(self, slots: Tensor, view: int) -> None:
-        """The next forward writes at `slots`, int64 (batch, tokens), and attends to the first `view` positions."""
+        """Make the next forward write at `slots`, int64 (batch, tokens), and attend to the first `view` positions."""
         self._slots, self._view = slots, view
 
     def update(  # type: ignore[override]
         self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store one layer's new keys and values (sequences, heads, tokens, width); return what to attend to."""
+        """Store one layer's new keys and values (sequences, heads, tokens, width); return those to attend to."""
         keys, values = self.stores
         if self._slots is None:
             return self._prefilled(keys[layer_idx], key), self._prefilled(values[layer_idx], value)
@@ -167,5 +165,5 @@ class TreeCache(Cache):
             entries.index_copy_(0, goal, entries.index_select(0, source))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Always 0: positions and masks are explicit, the model must not derive them from the cache."""
+        """Return 0: positions and masks are explicit, the model must not derive them from the cache."""
         return 0

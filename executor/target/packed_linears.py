@@ -1,10 +1,10 @@
-"""Weights laid out for small products on CPU.
+"""Packed linear layers: weights laid out by oneDNN for products with few rows on CPU.
 
-A decoding step multiplies a few tokens with every weight, and torch's own kernels for so few rows read plain weights
-at a third to two thirds of the speed at which they read blocks that oneDNN has laid out once (`make bench` prints the
-ratio). The plain weights stay where they are: they are what is saved, hashed and trained on. Where autograd counts a
-change of them they are used again; changes that it does not see (through `.data`, numpy, a cast) leave the packed copy
-behind. A packed model cannot be copied, pickled or cast: `unpack_linears` first.
+A decoding step multiplies a few tokens with every weight. For few rows, torch's own kernels read plain weights at a
+third to two thirds of the speed at which oneDNN's packed blocks are read (`make bench` prints the ratio). The plain
+weights stay: they are what is saved, hashed and trained. When autograd has counted a change of them, they are used
+instead of the packed copy; changes that it does not see (through `.data`, numpy, a cast) leave the packed copy
+outdated. A packed model cannot be copied, pickled or cast: `unpack_linears` first.
 """
 
 from functools import partial
@@ -21,10 +21,10 @@ SMALLEST = 2**18
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Give the linear layers of a model packed copies of their weights; returns the bytes that these take.
+    """Give the linear layers of a model packed copies of their weights; return the bytes of these copies.
 
-    Layers that are quantised, sharded or not on CPU, types that this processor does not multiply natively, and small
-    layers that would gain nothing stay as they are.
+    Unchanged: layers that are quantised, sharded or not on CPU, types that this processor does not multiply natively,
+    and small layers that would gain nothing.
     """
     taken = 0
     for module in model.modules():
@@ -43,7 +43,7 @@ def pack_where_it_fits(model: nn.Module) -> None:
 
 
 def packable_bytes(model: nn.Module) -> int:
-    """Memory that `pack_linears` will take."""
+    """Return the memory that `pack_linears` will take."""
     return sum(m.weight.nbytes for m in model.modules() if type(m) is nn.Linear and _packable(m.weight))
 
 
@@ -55,7 +55,7 @@ def unpack_linears(model: nn.Module) -> None:
 
 
 def multiplies_bf16(device: torch.device) -> bool:
-    """Whether a device has instructions for bfloat16 products; only oneDNN says that one has none.
+    """Return whether a device has instructions for bfloat16 products; False only if oneDNN reports that it has none.
 
     A processor that lacks them takes longer than in float32: twice for one row, 7 times for 64 (torch 2.13, AVX2).
     """

@@ -1,8 +1,8 @@
-"""Weights of 8 and 4 bits: which quantisation is asked of transformers, what a model's is called, what it is made of.
+"""Quantisation of weights to 8 and 4 bits: the settings for transformers, its name in provenance, its tensors.
 
-Both are weight-only: what a layer computes for a token does not depend on the tokens beside it, so verifying a tree
-equals plain decoding of the same quantised model to rounding. (LLM.int8 is not like this: which columns it leaves in
-half precision depends on the whole batch.)
+Both are weight-only: the result of a layer for a token does not depend on the other tokens, so verifying a tree equals
+plain decoding of the same quantised model to rounding. (LLM.int8 is different: the whole batch decides which columns
+stay in half precision.)
 """
 
 import re
@@ -22,13 +22,13 @@ GROUP = 32  # weights that share a scale at 4 bits
 
 
 def quantizer(kind: str, config: Any, *, dtype: torch.dtype, device: str) -> TorchAoConfig:
-    """The transformers configuration that stores a model's linear layers, the LM head excepted, in `kind`.
+    """Return the transformers configuration that stores a model's linear layers, except the LM head, as `kind`.
 
     int8 keeps one scale per output. int4 keeps one per 32 inputs; on CUDA it is packed two to a byte for PyTorch's
-    tinygemm kernel, elsewhere each weight still takes a byte (the numbers are those of 4 bits, the memory is not).
+    tinygemm kernel, elsewhere each weight still takes a byte (values of 4 bits in memory of 8).
 
     Raises:
-        ExecutorError: no such kind, torchao is not installed, or the model's numbers or sizes do not fit it.
+        ExecutorError: no such kind, torchao is not installed, or the model's number type or sizes do not fit.
     """
     if kind not in KINDS:
         raise ExecutorError(f"quantize must be one of {', '.join(KINDS)}, got {kind}")
@@ -37,14 +37,14 @@ def quantizer(kind: str, config: Any, *, dtype: torch.dtype, device: str) -> Tor
     packed = kind == "int4" and torch.device(device).type == "cuda"
     fitting = (torch.bfloat16,) if packed else (torch.float32, torch.bfloat16, torch.float16)
     if dtype not in fitting:
-        names = " or ".join(str(each).removeprefix("torch.") for each in fitting)
+        names = " or ".join(str(number).removeprefix("torch.") for number in fitting)
         raise ExecutorError(f"{kind} weights on {device} compute in {names}, got {str(dtype).removeprefix('torch.')}")
     if kind == "int4":
         text = config.get_text_config()
         for name in ("hidden_size", "intermediate_size"):
             size = getattr(text, name, None)
             if size is not None and size % GROUP:
-                raise ExecutorError(f"int4 weights share a scale by {GROUP}s; the model's {name} is {size}")
+                raise ExecutorError(f"int4 needs sizes that are multiples of {GROUP}; the model's {name} is {size}")
     # torchao takes seconds to import.
     from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup
 
@@ -55,18 +55,18 @@ def quantizer(kind: str, config: Any, *, dtype: torch.dtype, device: str) -> Tor
     return TorchAoConfig(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(GROUP)))  # type: ignore[attr-defined]
 
 
-def stored(config: Any) -> dict[str, Any] | None:
-    """The quantisation that a configuration speaks of, if any."""
-    found = getattr(config, "quantization_config", None)
-    if found is None or isinstance(found, dict):
-        return found
-    settings: dict[str, Any] = found.to_dict()
+def stored_quantization(config: Any) -> dict[str, Any] | None:
+    """Return the quantisation settings in a model's configuration, None without any."""
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None or isinstance(quantization, dict):
+        return quantization
+    settings: dict[str, Any] = quantization.to_dict()
     return settings
 
 
 def quantization_of(model: PreTrainedModel) -> str | None:
-    """What provenance calls the quantisation of a model's weights, such as `int8 (torchao)`; None without one."""
-    settings = stored(model.config)
+    """Return the name of a model's quantisation in provenance, such as `int8 (torchao)`; None without one."""
+    settings = stored_quantization(model.config)
     if settings is None:
         return None
     method = settings.get("quant_method", "unknown")
@@ -79,8 +79,8 @@ def quantization_of(model: PreTrainedModel) -> str | None:
 
 
 def plain_tensors(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """What a weight is made of: itself, or numbers, scales and zero points of a quantised one, by name."""
-    # The protocol by which torch.compile looks into tensor subclasses.
+    """Yield the plain tensors of a weight by name: itself, or the values, scales and zero points of a quantised one."""
+    # The protocol by which torch.compile reads tensor subclasses.
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None or isinstance(tensor, DTensor):
         yield name, tensor

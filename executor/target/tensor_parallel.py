@@ -1,7 +1,7 @@
-"""Several processes that hold one model: who speaks for them, what can be shared out, and that all see the same.
+"""Tensor parallelism: one model split over several processes, and checks that all of them compute the same.
 
 The sharding is transformers' own (tensor parallelism under torchrun); nothing is sharded here. Every process runs the
-same program on the same inputs and must take the same decisions, so each needs the whole logits, bit for bit.
+same program on the same inputs and must make the same decisions, so each needs the whole logits, bit for bit.
 """
 
 import os
@@ -17,18 +17,18 @@ from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
 
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-# Their outputs are heads: cut between two of them, never through one.
+# Their outputs are attention heads: split between heads, never through one.
 ATTENTION_INPUTS = ("k_proj", "qkv_proj", "query_key_value")
 PROBE_TOKENS = 4
 
 
 def launched() -> int:
-    """How many processes torchrun started, this one included; 1 without torchrun."""
+    """Return the number of processes that torchrun started, this one included; 1 without torchrun."""
     return int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
 
 
 def local_device(device: str) -> str:
-    """The device of this process: of several that torchrun started, cuda is that of its local rank.
+    """Return the device of this process: under torchrun, cuda is the device of its local rank.
 
     >>> local_device("cpu")
     'cpu'
@@ -37,12 +37,12 @@ def local_device(device: str) -> str:
 
 
 def processes() -> int:
-    """How many processes hold the model together; 1 when there is no group."""
+    """Return the number of processes that hold the model together; 1 without a group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def is_main_rank() -> bool:
-    """Whether this process prints and writes for all; true when it is the only one.
+    """Return whether this process prints and writes for all; True when it is the only one.
 
     >>> is_main_rank()
     True
@@ -51,11 +51,11 @@ def is_main_rank() -> bool:
 
 
 def sharding(path: Any, config: Any, device: str) -> DistributedConfig:
-    """How transformers is to share a model of this configuration out over the processes of torchrun.
+    """Return the setting with which transformers splits a model of this configuration over torchrun's processes.
 
     Raises:
-        ExecutorError: there are no other processes, they are to run on a device that transformers would not take, or
-            the model cannot be cut into so many parts.
+        ExecutorError: there are no other processes, transformers would use another device, or the model cannot be
+            split into this number of parts.
     """
     if any(name not in os.environ for name in LAUNCHER) or (size := int(os.environ["WORLD_SIZE"])) < 2:
         raise ExecutorError(
@@ -76,22 +76,20 @@ def sharding(path: Any, config: Any, device: str) -> DistributedConfig:
     if any(name.endswith(ATTENTION_INPUTS) and style == "colwise" for name, style in plan.items()):
         for kind, count in heads.items():
             if count % size:
-                raise ExecutorError(
-                    f"{path}: its {count} {kind} heads cannot be shared out evenly over {size} processes"
-                )
+                raise ExecutorError(f"{path}: its {count} {kind} heads cannot be split evenly over {size} processes")
     return DistributedConfig(tp_plan="auto")
 
 
 def check_agreement(target: Target) -> None:
-    """Refuse a sharded model whose processes do not see the same, whole logits and features.
+    """Refuse a sharded model whose processes do not compute the same, whole logits and features.
 
     Raises:
-        ExecutorError: what is partial, or differs from the main process's.
+        ExecutorError: logits or features are partial, or differ from the main process's.
     """
-    found = target.features(torch.arange(PROBE_TOKENS, device=target.device)[None] % target.vocabulary)
+    outputs = target.features(torch.arange(PROBE_TOKENS, device=target.device)[None] % target.vocabulary)
     for name, value, width in (
-        ("logits", found.logits, target.vocabulary),
-        ("features", found.features, target.hidden),
+        ("logits", outputs.logits, target.vocabulary),
+        ("features", outputs.features, target.hidden),
     ):
         if isinstance(value, DTensor) or value.shape[-1] != width:
             raise ExecutorError(f"{target.name}: its tensor-parallel plan leaves the {name} in parts")
@@ -104,15 +102,15 @@ def check_agreement(target: Target) -> None:
 
 
 def leave() -> None:
-    """End this process's part in the group, if it is in one; the last thing that a program does when all went well.
+    """Leave the process group, if there is one; the last call of a program that succeeded.
 
     PyTorch now and then aborts a process that ends within its group (github.com/pytorch/pytorch/issues/190489). After
-    an error nobody need leave: others may still wait for this process, and its launcher stops them.
+    an error do not leave: others may still wait for this process, and the launcher stops them.
     """
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole of a tensor of which each process may hold a part; every process must ask."""
+    """Return the whole tensor, of which each process may hold a part; every process must call."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

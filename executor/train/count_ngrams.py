@@ -16,7 +16,8 @@ from executor.drafters.ngram import NGram
 from executor.drafters.token_counts import MAX_ORDER
 from executor.prompts.conversations import read_text
 from executor.prompts.prompt_files import read_prompts
-from executor.target.load_hf_model import load_tokenizer, read_config
+from executor.target.load_hf_model import read_config
+from executor.target.tokenizer import load_tokenizer
 from executor.train.token_rows import tokenizer_hash
 from treeopt.errors import ExecutorError, TreeoptError
 from treeopt.storage.provenance import this_run

@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from executor.models.fingerprint import identity
+from executor.target.causal_model import Outputs
 from executor.target.features import HEAD, Taps
-from executor.target.target_model import Outputs, Target
+from executor.target.target_model import Target
 from executor.train.text_files import Rows
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.storage.atomic_files import whole, why, write_text

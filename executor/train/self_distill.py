@@ -20,13 +20,13 @@ from transformers import PreTrainedTokenizerBase
 from executor.decoding.decoder import Decoder
 from executor.models.fingerprint import identity
 from executor.prompts.conversations import messages_of, up_to_answer
-from executor.target.load_hf_model import stop_tokens
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import launched
+from executor.target.tokenizer import stop_tokens
 from executor.train.text_files import Text
 from executor.train.token_rows import tokenizer_hash
 from executor.verification.acceptance_rules import Rule, make_rule
-from executor.verification.warp import Warp, seeded
+from executor.verification.temperature_top_k_top_p import Warp, seeded
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.storage.atomic_files import write_text
 from treeopt.storage.json_lines import appended, read_lines

@@ -1,11 +1,11 @@
-"""Imposed acceptance: steps keep what a trace says they keep, whatever the models drafted; the work is all done."""
+"""Imposed acceptance: steps accept the tokens that a trace says, whatever the models drafted; all work is done."""
 
 import torch
 from torch import Tensor
 
 from executor.device.upload import uploaded
 from executor.verification.acceptance_rules import Greedy, Rule
-from executor.verification.longest_path import Accepted
+from executor.verification.longest_accepted_path import Accepted
 from executor.verification.tree_tensors import Draft
 from treeopt.errors import ExecutorError
 from treeopt.replay.static_tree import deepest
@@ -14,71 +14,71 @@ from treeopt.tree import Tree
 
 
 class Imposed:
-    """Another rule judges, then the path is kept that the tree keeps at this position of the trace's request.
+    """Runs another rule, then accepts the path that the tree accepts at this position of the trace's request.
 
-    Each row walks along one request of the trace, as `visit` does, so what steps cost can be measured
-    with any models, also of random weights. The text means nothing. Request i of a run is request i of the trace;
-    its tokens are those of the trace if it is told to end where the trace's does.
+    Each row walks along one request of the trace, as `visit` does, so step costs can be measured with any models,
+    also with random weights. The text is meaningless. Request i of a run is request i of the trace and has as many
+    tokens, if its token limit is the trace's.
 
     Attributes:
-        rule: judges first; its time counts, and its bonus token is committed, but not its path.
-        tree: the only tree that this will do for.
-        nodes: int64 (P + 1,), entry of the deepest node kept by a step from each anchor, the root (0) at the end.
+        rule: judges first; its time counts, and its bonus token is committed, but its path is not.
+        tree: the only tree that this instance supports.
+        nodes: int64 (P + 1,), entry of the deepest node accepted by a step from each anchor, the root (0) at the end.
         anchor: int64 (batch,), where the next step of each row starts; changed in place.
     """
 
     lossless = False
 
     def __init__(self, trace: Trace, tree: Tree, *, rule: Rule | None = None) -> None:
-        """Look every anchor up.
+        """Find the deepest accepted node of every anchor.
 
         Args:
-            trace: whose requests are walked.
-            tree: static; the empty one decodes plainly.
+            trace: the trace whose requests are walked.
+            tree: static; the empty tree is plain decoding.
             rule: default greedy.
 
         Raises:
-            TraceError: the tree is deeper than the trace, or looks at ranks that were not recorded.
+            TraceError: the tree is deeper than the trace, or uses ranks that were not recorded.
         """
         self.rule: Rule = Greedy() if rule is None else rule
         self.tree = tree
         self.needs_scores, self.sampled_candidates = self.rule.needs_scores, self.rule.sampled_candidates
-        self._starts, self._found = trace.starts, deepest(tree, trace) + 1
+        self._starts, self._entries = trace.starts, deepest(tree, trace) + 1
         self.nodes = self.anchor = torch.zeros(0, dtype=torch.long)
 
     def check(self, tree: Tree) -> None:
         """Refuse any other tree.
 
         Raises:
-            ExecutorError: it is not the one whose acceptance is known; or the rule's own reason.
+            ExecutorError: not the tree whose acceptance is known, or the rule refuses it.
         """
         if tree != self.tree:
             raise ExecutorError(f"acceptance is imposed for tree {self.tree.id}, got tree {tree.id}")
         self.rule.check(tree)
 
     def candidates(self, scores: Tensor, width: int) -> Tensor:
-        """As the rule draws them."""
+        """Return the rule's candidates."""
         return self.rule.candidates(scores, width)
 
     def begin(self, batch: int, device: torch.device) -> None:
-        """A run begins: `batch` rows without requests."""
-        self.nodes = torch.tensor([*self._found.tolist(), 0], device=device)
-        self.anchor = torch.full((batch,), len(self._found), device=device)
+        """Start a run with `batch` rows without requests."""
+        self.nodes = torch.tensor([*self._entries.tolist(), 0], device=device)
+        self.anchor = torch.full((batch,), len(self._entries), device=device)
 
     def admit(self, rows: Tensor, requests: list[int]) -> None:
-        """These requests of the trace begin in these rows.
+        """Start these requests of the trace in these rows.
 
         Raises:
-            ExecutorError: the trace has fewer.
+            ExecutorError: the trace has fewer requests.
         """
         if max(requests) >= len(self._starts):
             raise ExecutorError(f"request {max(requests)} is not in the trace, which has {len(self._starts)} requests")
         self.anchor[rows] = uploaded(self._starts[requests].tolist(), rows.device)
 
     def accept(self, logits: Tensor, draft: Draft) -> Accepted:
-        """The path of the trace, and the bonus that the rule gives; each row moves on."""
+        """Return the path of the trace and the rule's bonus token; each row advances."""
         bonus = self.rule.accept(logits, draft).emitted[:, -1:]
         node = self.nodes[self.anchor]
         count = draft.topology.depth[0, node]
-        self.anchor.add_(count + 1).clamp_(max=len(self._found))
+        self.anchor.add_(count + 1).clamp_(max=len(self._entries))
         return Accepted.of(draft, count, draft.topology.path[0, node], bonus)

@@ -1,4 +1,4 @@
-"""Trees as tensors on the device: what is needed to mask, accept and commit without asking the host."""
+"""Draft trees as tensors on the device, so that masking, accepting and committing need no host synchronisation."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from treeopt.tree import Tree
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """Trees of `count` = nodes + 1 entries, the root first: one for all sequences (b = 1) or one each (b = batch).
+    """Trees of `count` = nodes + 1 entries, root first: one for all sequences (b = 1) or one per sequence (b = batch).
 
     Attributes:
         parent: int64 (b, count), before its children; the root is its own parent.
         depth: int64 (b, count), 0 for the root.
-        ancestors: bool (b, count, count), row is below or equal to column.
+        ancestors: bool (b, count, count), the mask of ancestors: True where the row is the column or below it.
         below: bool (b, count, count), the same without the root's column, which every row is below.
         path: int64 (b, count, depth + 1), a node's ancestors by depth, then itself repeated.
-        children: int64 (b, count, width), a node's children in the order of their entries, which is that of their
-            ranks; 0 where there are no more (the root is nobody's child).
+        children: int64 (b, count, width), a node's children in the order of their entries, which is the order of
+            their ranks; 0 for an absent child (the root is no child).
         inner: int64 (b, inner), all entries that have children, in order, and perhaps some that have none.
-        which: int64 (b,), 0, 1, ...: an index that gives each sequence its tree.
-        present: bool (b, count), False for entries that only fill the shape; None when there are none.
+        which: int64 (b,), 0, 1, ...: the index of each sequence's tree.
+        present: bool (b, count), False for entries that only fill the shape; None if every entry is present.
     """
 
     parent: Tensor
@@ -38,7 +38,7 @@ class Topology:
 
     @classmethod
     def of(cls, tree: Tree, device: torch.device) -> "Topology":
-        """One static tree for all sequences."""
+        """Return the topology of one static tree for all sequences."""
         parents = torch.tensor([[0, *(parent + 1 for parent in tree.parents)]], device=device)
         widest = max(Counter(tree.parents).values(), default=1)
         return cls.from_parents(parents, tree.depth, width=widest, inner=sum(tree.fed_widths))
@@ -53,18 +53,18 @@ class Topology:
         width: int | None = None,
         inner: int | None = None,
     ) -> "Topology":
-        """Trees known by their parents; no host read.
+        """Return the trees with these parents; reads nothing on the host.
 
         Args:
-            parent: int64 (b, count), before its children; of an absent entry any.
-            deepest: no entry is deeper.
-            present: bool (b, count), None for all.
-            width: no entry has more children; they would be lost.
-            inner: no more entries have children. Verification looks at these only, so a close bound saves time;
-                one that does not hold would bias the rules.
+            parent: int64 (b, count), before its children; arbitrary for an absent entry.
+            deepest: upper bound of the depth.
+            present: bool (b, count), None if all are.
+            width: upper bound of an entry's children; children beyond it would be lost.
+            inner: upper bound of the number of entries with children. Verification reads only these, so a close bound
+                saves time; a bound that does not hold would bias the rules.
         """
-        own = torch.arange(parent.shape[1], device=parent.device).expand_as(parent)
-        above = [own]  # above[h]: the ancestor h levels up, the root above the root
+        entry = torch.arange(parent.shape[1], device=parent.device).expand_as(parent)
+        above = [entry]  # above[h]: the ancestor h levels up, the root above the root
         for _ in range(deepest):
             above.append(parent.gather(1, above[-1]))
         lines = torch.stack(above, -1)
@@ -73,62 +73,62 @@ class Topology:
         ancestors.scatter_(2, lines, True)
         column = torch.arange(deepest + 1, device=parent.device)
         path = lines.gather(2, (depth[..., None] - column).clamp(min=0))
-        children = _children(parent, own, present, width or max(1, parent.shape[1] - 1))
+        children = _children(parent, entry, present, width or max(1, parent.shape[1] - 1))
         if inner is None:
-            nodes = own[:, : max(1, parent.shape[1] - 1)]  # the last entry has no children
+            nodes = entry[:, : max(1, parent.shape[1] - 1)]  # the last entry has no children
         else:
             nodes = (children[..., 0] == 0).to(torch.int8).argsort(dim=1, stable=True)[:, : max(1, inner)]
         which = torch.arange(len(parent), device=parent.device)
-        return cls(parent, depth, ancestors, ancestors & (own != 0)[:, None], path, children, nodes, which, present)
+        return cls(parent, depth, ancestors, ancestors & (entry != 0)[:, None], path, children, nodes, which, present)
 
     @property
     def count(self) -> int:
-        """Entries of each tree, the root and fillers included."""
+        """Entries of each tree, root and fillers included."""
         return self.parent.shape[1]
 
     @property
     def width(self) -> int:
-        """No entry has more children."""
+        """Upper bound of an entry's children."""
         return self.children.shape[2]
 
     def expand(self, batch: int) -> "Topology":
-        """The same with b = batch; copies nothing."""
+        """Return the same trees with b = batch; copies nothing."""
         if len(self.parent) == batch:
             return self
 
-        def grown(part: Tensor) -> Tensor:
+        def expanded(part: Tensor) -> Tensor:
             return part.expand(batch, *part.shape[1:])
 
         return Topology(
-            grown(self.parent),
-            grown(self.depth),
-            grown(self.ancestors),
-            grown(self.below),
-            grown(self.path),
-            grown(self.children),
-            grown(self.inner),
+            expanded(self.parent),
+            expanded(self.depth),
+            expanded(self.ancestors),
+            expanded(self.below),
+            expanded(self.path),
+            expanded(self.children),
+            expanded(self.inner),
             self.which,
-            None if self.present is None else grown(self.present),
+            None if self.present is None else expanded(self.present),
         )
 
 
-def _children(parent: Tensor, own: Tensor, present: Tensor | None, width: int) -> Tensor:
-    """Each entry's children in order, 0 for none: int64 (b, count, width)."""
-    child = own != 0 if present is None else (own != 0) & present
+def _children(parent: Tensor, entry: Tensor, present: Tensor | None, width: int) -> Tensor:
+    """Return each entry's children in order, 0 for none: int64 (b, count, width)."""
+    child = entry != 0 if present is None else (entry != 0) & present
     sibling = (parent[:, :, None] == parent[:, None]) & child[:, None]
-    rank = (sibling & (own[:, None] < own[:, :, None])).sum(-1)
-    slot = torch.where(child, rank, width).clamp(max=width)  # the last column takes what is nobody's child
+    rank = (sibling & (entry[:, None] < entry[:, :, None])).sum(-1)
+    slot = torch.where(child, rank, width).clamp(max=width)  # the last column takes entries that are no child
     table = torch.zeros(parent.shape[0], parent.shape[1] * (width + 1), dtype=torch.int64, device=parent.device)
-    table.scatter_(1, parent * (width + 1) + slot, own)
+    table.scatter_(1, parent * (width + 1) + slot, entry)
     return table.view(*parent.shape, width + 1)[..., :width]
 
 
 def below(above: Tensor, parents: Tensor) -> Tensor:
-    """What one level's nodes see of a step's fed nodes, themselves at the end: bool (b, nodes, fed + nodes).
+    """Return which fed nodes one level's nodes see, themselves at the end: bool (b, nodes, fed + nodes).
 
     Args:
-        above: bool (b, nodes of the level before, fed), the same of their parents.
-        parents: int64 (b, nodes), places in the level before.
+        above: bool (b, nodes of the level before, fed), the same for the level before.
+        parents: int64 (b, nodes), places of their parents in the level before.
     """
     batch, nodes = parents.shape
     lines = above.expand(batch, -1, -1).gather(1, parents[..., None].expand(-1, -1, above.shape[2]))
@@ -138,14 +138,14 @@ def below(above: Tensor, parents: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """What a step proposes.
+    """The drafted tokens and trees of one step.
 
     Attributes:
         tokens: int64 (batch, count), the root first.
         topology: the trees.
-        fed: int64 (b, count), place of each node in the order in which they were fed to the drafter (the root is
-            0), -1 for nodes that never were.
-        scores: (batch, fed nodes, vocabulary), the drafter's scores after each fed node, when the rule asks for them.
+        fed: int64 (b, count), place of each node in the order in which nodes were fed to the drafter (the root is
+            0), -1 for nodes that were not fed.
+        scores: (batch, fed nodes, vocabulary), the drafter's scores after each fed node, if the rule needs them.
     """
 
     tokens: Tensor

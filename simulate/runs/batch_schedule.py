@@ -11,7 +11,7 @@ import numpy as np
 
 from simulate.runs.timeline import Emissions, Ints
 from treeopt.errors import UsageError
-from treeopt.replay.static_tree import walked
+from treeopt.replay.walk import walked
 from treeopt.traces.trace import Trace
 
 

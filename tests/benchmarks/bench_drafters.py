@@ -112,7 +112,8 @@ def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]
     """The chosen tree of each batch size: predicted from half of the trace and the profile, and as the loop ran it."""
     from executor.checkpoints import load_drafter
     from executor.prompts.prompt_files import read_prompts
-    from executor.target.load_hf_model import load_target, load_tokenizer, prepare
+    from executor.target.load_hf_model import load_target, prepare
+    from executor.target.tokenizer import load_tokenizer
     from executor.validation.compare_live import Requests, compare
     from treeopt.planning.search_pipeline import search
 

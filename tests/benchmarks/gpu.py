@@ -36,8 +36,9 @@ from executor.profiling.measure_steps import measure_profile
 from executor.profiling.timed_block import block
 from executor.prompts.prompt_files import read_prompts
 from executor.recording.collect_trace import collect, device_name
-from executor.target.load_hf_model import load_target, load_tokenizer
+from executor.target.load_hf_model import load_target
 from executor.target.target_model import Target
+from executor.target.tokenizer import load_tokenizer
 from executor.validation.compare_live import Requests, compare, runs_of
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import save_profile

@@ -34,7 +34,7 @@ from executor.recording.collect_trace import collect
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import make_rule
 from executor.verification.replayed_acceptance import Imposed
-from executor.verification.warp import Warp
+from executor.verification.temperature_top_k_top_p import Warp
 from tests.executor.decoding.test_host_reads import TREES
 from tests.helpers.drafters import MAKE, random_drafter
 from tests.helpers.models import VOCABULARY, random_heads, random_prompts, small_model, small_target

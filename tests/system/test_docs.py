@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from executor.verification.acceptance_rules import RULES, make_rule
-from executor.verification.warp import Warp
+from executor.verification.temperature_top_k_top_p import Warp
 from treeopt.cli import main
 
 ROOT = Path(__file__).parent.parent.parent

@@ -20,7 +20,7 @@ from executor.device.clock import Clock, Mark
 from executor.drafters.language_model import LanguageModel
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import make_rule
-from executor.verification.warp import Warp, seeded
+from executor.verification.temperature_top_k_top_p import Warp, seeded
 from tests.helpers.models import noisy, random_heads, small_model, small_target
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree

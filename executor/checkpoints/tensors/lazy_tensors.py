@@ -1,4 +1,4 @@
-"""Tensors that were not read yet: names, shapes and types first, values when they are known to fit."""
+"""Lazy tensors of a checkpoint: names, shapes and types first, values only when they are known to fit."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor that was not read yet; `key` is its name in the file, `dtype` None for a type unknown here."""
+    """A tensor that is not read yet; `key` is its name in the file, `dtype` None for an unknown type."""
 
     key: str
     shape: tuple[int, ...]
@@ -26,13 +26,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a checkpoint holds.
+    """The tensors and the configuration of a checkpoint.
 
     Attributes:
-        path: the file that messages name; of shards, their index.
-        entries: name, as a layout calls it -> tensor.
+        path: the file that messages name; for shards, their index.
+        entries: the layout's name -> tensor.
         config: config.json beside it, {} if there is none.
-        spelt: how messages call a tensor that is missing.
+        spelt: maps a missing tensor's name to the name that messages use.
     """
 
     path: Path
@@ -47,33 +47,33 @@ class Stored:
 
     @property
     def where(self) -> Path:
-        """The configuration's file, for messages."""
+        """The path of config.json, for messages."""
         return self.path.parent / "config.json"
 
     def renamed(self, name_of: Callable[[str], str | None]) -> "Stored":
-        """The same under other names; None leaves a tensor out.
+        """Return the tensors under other names; None leaves a tensor out.
 
         Raises:
-            ExecutorError: two tensors come to have one name.
+            ExecutorError: two tensors would have the same name.
         """
-        found: dict[str, Entry] = {}
+        renamed: dict[str, Entry] = {}
         for name, entry in self.entries.items():
             new = name_of(name)
-            if new is not None and new in found:
-                raise ExecutorError(f"{self.path}: {found[new].key} and {entry.key} name the same tensor")
+            if new is not None and new in renamed:
+                raise ExecutorError(f"{self.path}: {renamed[new].key} and {entry.key} name the same tensor")
             if new is not None:
-                found[new] = entry
-        return replace(self, entries=found)
+                renamed[new] = entry
+        return replace(self, entries=renamed)
 
     def fit(self, wanted: Mapping[str, tuple[int, ...]], *, ignored: Iterable[str] = ()) -> None:
-        """Refuse tensors that are not these, in these shapes, of floating-point numbers; nothing is read.
+        """Check that the tensors are these, in these shapes, with floating-point numbers; reads nothing.
 
         Args:
             wanted: name -> shape.
-            ignored: names that may be there; their shapes are not looked at.
+            ignored: names that may be present; their shapes are not checked.
 
         Raises:
-            ExecutorError: names what differs, what is missing and what nobody knows.
+            ExecutorError: names tensors that differ, are missing or are unknown.
         """
         unknown = [n for n in self.entries if n not in wanted and n not in set(ignored)]
         missing = [n for n in wanted if n not in self.entries]
@@ -85,15 +85,15 @@ class Stored:
             elif entry is not None and entry.dtype not in DTYPES.values():
                 wrong.append(f"{entry.key} must hold floating-point numbers, found {_type(entry)}")
         problems = [
-            some(wrong),
-            some([f"{self.spelt(n)} {wanted[n]}" for n in missing], f"{len(missing)} missing: "),
-            some([f"{self.entries[n].key} {self.entries[n].shape}" for n in unknown], f"{len(unknown)} unknown: "),
+            shorten(wrong),
+            shorten([f"{self.spelt(n)} {wanted[n]}" for n in missing], f"{len(missing)} missing: "),
+            shorten([f"{self.entries[n].key} {self.entries[n].shape}" for n in unknown], f"{len(unknown)} unknown: "),
         ]
         if any(problems):
             raise ExecutorError(f"{self.path}: " + "; ".join(filter(None, problems)))
 
     def read(self, name: str) -> Tensor:
-        """The values of one tensor, on the CPU.
+        """Read the values of one tensor, on the CPU.
 
         Raises:
             ExecutorError: they are not finite.
@@ -105,10 +105,10 @@ class Stored:
         return values
 
     def integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor of whole numbers or truth values, as int64.
+        """Read a tensor of integers or booleans, as int64.
 
         Raises:
-            ExecutorError: it has another shape, or holds other things.
+            ExecutorError: it has another shape or another type.
         """
         entry = self.entries[name]
         if entry.shape != shape:
@@ -119,24 +119,24 @@ class Stored:
 
 
 def facts_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What treeopt itself said in a configuration; {} of other projects' files.
+    """Return the facts that treeopt recorded in a configuration; {} for other projects' files.
 
     >>> facts_of({"treeopt_drafter": {"kind": "medusa"}, "vocab_size": 4096})
     {'kind': 'medusa'}
     """
-    found = config.get("treeopt_drafter")
-    return found if isinstance(found, dict) else {}
+    facts = config.get("treeopt_drafter")
+    return facts if isinstance(facts, dict) else {}
 
 
-def some(items: list[str], lead: str = "") -> str:
-    """The first few of a list, and how many more there are; nothing for none.
+def shorten(items: list[str], lead: str = "") -> str:
+    """Return the first few of a list and the number of the others; nothing for an empty list.
 
-    >>> some(["a", "b", "c", "d", "e"], "5 missing: ")
+    >>> shorten(["a", "b", "c", "d", "e"], "5 missing: ")
     '5 missing: a, b, c and 2 more'
     """
-    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return f"{lead}{', '.join(items[:SHOWN])}{more}" if items else ""
+    others = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return f"{lead}{', '.join(items[:SHOWN])}{others}" if items else ""
 
 
 def _type(entry: Entry) -> str:
-    return "a type unknown here" if entry.dtype is None else str(entry.dtype)
+    return "an unknown type" if entry.dtype is None else str(entry.dtype)

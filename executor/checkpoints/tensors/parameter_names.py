@@ -1,4 +1,4 @@
-"""From tensors to a drafter's module, and back: which parameter has which name in a file."""
+"""Parameter names: fill a drafter's module from the tensors of a file, and name its parameters for a file."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
@@ -12,7 +12,7 @@ M = TypeVar("M", bound=nn.Module)
 LAYER, STORED_LAYER = "layer.", "layers.0."
 
 
-def filled(
+def fill_module(
     make: Callable[[], M],
     stored: Stored,
     name_of: Callable[[str], str],
@@ -21,15 +21,15 @@ def filled(
     zero: Collection[str] = (),
     given: Mapping[str, Tensor] | None = None,
 ) -> M:
-    """The module that `make` returns, with its parameters read; no memory is taken before all of them fit.
+    """Return the module that `make` makes, with its parameters read; allocates nothing before all of them fit.
 
     Args:
         make: called twice, the first time only for the shapes.
-        stored: where the tensors are.
+        stored: the tensors.
         name_of: name of a parameter -> name in `stored`.
-        ignored: names that may be there and are not read.
-        zero: names that, if they are not there, stand for zeros.
-        given: what stands in the place of names that are not there.
+        ignored: names that may be present and are not read.
+        zero: names that are zeros if they are absent.
+        given: values for names that are absent.
 
     Raises:
         ExecutorError: names the tensors that do not fit.
@@ -47,12 +47,12 @@ def filled(
 
 
 def named(module: nn.Module, name_of: Callable[[str], str]) -> dict[str, Tensor]:
-    """Parameters under their names in a file."""
+    """Return the parameters under their names in a file."""
     return {name_of(name): value for name, value in module.named_parameters()}
 
 
 def layer_name(name: str) -> str:
-    """A parameter of the one decoder layer, as Hugging Face's models call it; others keep their names.
+    """Return a layer parameter's name as Hugging Face's models call it; other names are unchanged.
 
     >>> layer_name("layer.mlp.up_proj.weight"), layer_name("fc.weight")
     ('layers.0.mlp.up_proj.weight', 'fc.weight')

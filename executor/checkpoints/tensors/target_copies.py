@@ -1,4 +1,4 @@
-"""Copies of the target's embeddings and LM head that checkpoints carry: whether they are copies."""
+"""Copies of the target's embeddings and LM head in checkpoints: recognise them, and make them."""
 
 import torch
 from torch import Tensor
@@ -13,17 +13,17 @@ RELATIVE, ABSOLUTE = 2**-7, 2**-14
 
 
 def is_head(values: Tensor, target: Target) -> bool:
-    """Whether this is the weight of the target's LM head, (vocabulary, hidden), up to rounding to half precision."""
+    """Return whether this is the weight of the target's LM head, (vocabulary, hidden), up to rounding to 16 bits."""
     return _equal(values, target.head.weight)
 
 
 def is_embedding(values: Tensor, target: Target) -> bool:
-    """Whether this is what the target's input embeddings give, (vocabulary, hidden), up to rounding."""
+    """Return whether these are the target's input embeddings, (vocabulary, hidden), up to rounding."""
     return _equal(values, _embedding(target))
 
 
 def head_of(target: Target | None, layout: str) -> Tensor:
-    """The weight of the target's LM head, which the layout holds a copy of.
+    """Return the weight of the target's LM head, which the layout holds a copy of.
 
     Raises:
         ExecutorError: no target was given.
@@ -36,7 +36,7 @@ def head_of(target: Target | None, layout: str) -> Tensor:
 
 
 def embedding_of(target: Target | None, layout: str) -> Tensor:
-    """The target's input embeddings, which the layout holds a copy of.
+    """Return the target's input embeddings, which the layout holds a copy of.
 
     Raises:
         ExecutorError: no target was given.
@@ -48,20 +48,20 @@ def embedding_of(target: Target | None, layout: str) -> Tensor:
 
 @torch.no_grad()
 def _embedding(target: Target) -> Tensor:
-    """What a look-up gives for every token: Gemma's is its table times the square root of the width."""
+    """Return the embedding of every token; Gemma's is its table times the square root of the width."""
     weight = target.model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     table = whole(weight)
     some = torch.arange(min(16, len(table)), device=target.device)
-    found, held = target.embed(some).double(), table[: len(some)].double().to(target.device)
-    factor = float((found * held).sum() / held.square().sum().clamp(min=1e-30))
+    embedded, plain = target.embed(some).double(), table[: len(some)].double().to(target.device)
+    factor = float((embedded * plain).sum() / plain.square().sum().clamp(min=1e-30))
     return table if not factor or abs(factor - 1) < 2**-6 else table * factor
 
 
 def _equal(values: Tensor, weight: Tensor | torch.nn.Module) -> bool:
     assert isinstance(weight, Tensor)
-    held = whole(weight)
-    return held.shape == values.shape and all(
+    full = whole(weight)
+    return full.shape == values.shape and all(
         torch.allclose(a.float(), b.cpu().float(), rtol=RELATIVE, atol=ABSOLUTE)
-        for a, b in zip(values.split(ROWS), held.split(ROWS), strict=True)
+        for a, b in zip(values.split(ROWS), full.split(ROWS), strict=True)
     )

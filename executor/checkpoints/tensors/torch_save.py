@@ -1,4 +1,4 @@
-"""What `torch.save` wrote: read by torch's reader of plain values only, so that no code is run, and as numpy."""
+"""Read files of `torch.save` with torch's reader of plain values, which runs no code; tensors or numpy arrays."""
 
 import re
 import zipfile
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from treeopt.errors import ExecutorError
 
-OTHERS_LIMIT = 2**24  # bytes of what is no tensor
-NESTED = 8  # lists in lists; the formats read here have three
+OTHERS_LIMIT = 2**24  # bytes that are no tensors
+NESTED = 8  # levels of nested lists; the formats read here have three
 _GLOBAL = re.compile(r"(?:GLOBAL|class) ([\w.]+)")
 
 
 def load_saved(file: Path) -> Any:
-    """What the file holds, tensors mapped into memory on the CPU.
+    """Return the file's content, with tensors mapped into memory on the CPU.
 
     Raises:
-        ExecutorError: not such a file; compressed records, since a small file could then fill the memory; code, or
-            objects of other classes than tensors.
+        ExecutorError: no file of `torch.save`; compressed records, because a small file could then fill the memory;
+            code, or objects of other classes than tensors.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -42,10 +42,10 @@ def load_saved(file: Path) -> Any:
 
 
 def check_tensor(value: Any, name: str, file: Path) -> Tensor:
-    """`value`, which is a plain tensor whose data are there.
+    """Check that `value` is a plain tensor with all its data, and return it.
 
     Raises:
-        ExecutorError: names what it is instead.
+        ExecutorError: names its class, or the shape that it claims.
     """
     if type(value) not in (Tensor, torch.nn.Parameter) or value.is_sparse:
         raise ExecutorError(f"{file}: {name} must be a plain tensor, found {type(value).__name__}")
@@ -55,10 +55,10 @@ def check_tensor(value: Any, name: str, file: Path) -> Tensor:
 
 
 def read_saved(file: Path) -> Any:
-    """What the file holds as plain values: arrays for tensors, in the lists and dictionaries that it has.
+    """Return the file's content as plain values: arrays for tensors, in the file's lists and dictionaries.
 
     Raises:
-        ExecutorError: see `load_saved`; or other values than tensors, numbers and texts.
+        ExecutorError: see `load_saved`; or values other than tensors, numbers and texts.
     """
     return _plain(load_saved(file), "it", file, NESTED)
 
@@ -67,7 +67,7 @@ def _plain(value: Any, name: str, file: Path, nested: int) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if nested == 0:
-        raise ExecutorError(f"{file}: {name} lies {NESTED} lists deep")
+        raise ExecutorError(f"{file}: {name} is nested more than {NESTED} levels deep")
     if isinstance(value, list | tuple):
         return [_plain(part, f"{name}[{i}]", file, nested - 1) for i, part in enumerate(value)]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a drafter's checkpoint is to hold, and how it comes to disk: plain tensors and a config.json."""
+"""Write a drafter's checkpoint: plain tensors and a config.json."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ from treeopt.storage.atomic_files import whole, write_text
 
 @dataclass(frozen=True)
 class Written:
-    """One checkpoint: its file, its tensors under the layout's names, and what the layout's config.json says.
+    """The contents of one checkpoint: its file, its tensors under the layout's names, and the layout's config.json.
 
     Attributes:
-        facts: what config.json says under `treeopt_drafter`, beside what the caller adds.
+        facts: fields of config.json under `treeopt_drafter`, beside those that the caller adds.
     """
 
     file: str
@@ -29,12 +29,12 @@ class Written:
 
 
 def write(folder: Path, content: Written, *, dtype: str, meta: dict[str, Any]) -> None:
-    """Write both files into `folder`; floating-point tensors as `dtype`, none sharing memory with another.
+    """Write both files into `folder`; floating-point tensors as `dtype`, no two sharing memory.
 
-    `meta` is written beside the facts; of what both say, the facts count.
+    `meta` is written beside the facts; where both have a field, the fact is written.
 
     Raises:
-        ExecutorError: no such type, or values that are not finite in it; nothing is written.
+        ExecutorError: unknown type, or values that are not finite in it; then nothing is written.
     """
     if dtype not in DTYPES:
         raise ExecutorError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")

@@ -32,8 +32,9 @@ from transformers import (
 
 from executor.checkpoints import load_drafter
 from executor.prompts.prompt_files import write_prompts
-from executor.target.load_hf_model import load_target, load_tokenizer, prepare
+from executor.target.load_hf_model import load_target, prepare
 from executor.target.target_model import Target
+from executor.target.tokenizer import load_tokenizer
 from executor.train.count_ngrams import build as count_ngrams
 from executor.train.new_drafter import begun
 from executor.train.recipes import RECIPES, replaced

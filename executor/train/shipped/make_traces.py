@@ -13,7 +13,8 @@ from typing import Any
 from executor.checkpoints import load_drafter
 from executor.prompts.prompt_files import encode, read_prompts
 from executor.recording.collect_trace import collect
-from executor.target.load_hf_model import load_target, load_tokenizer
+from executor.target.load_hf_model import load_target
+from executor.target.tokenizer import load_tokenizer
 from executor.train.shipped.make_models import NAME
 from treeopt.errors import UsageError
 from treeopt.policies import DynamicTree

@@ -61,7 +61,7 @@ def refused(path: Path, target, *words: str) -> str:
     return message
 
 
-# Tensors whose absence says that the drafter has no such thing, or, of the only ones that tell, is none.
+# Tensors that may be absent: the drafter then lacks the part, or the checkpoint is none of its kind.
 OPTIONAL = {
     "medusa": r".*bias",
     "eagle-qkv-bias": "fc.weight",
@@ -154,7 +154,7 @@ def test_another_models_drafter_is_refused(tmp_path, good, name):
             "hydra++",
             "hydra_mlp.1.9.linear.bias",
             torch.ones(32),
-            "heads must have as many blocks: hydra_mlp.0 has 4, hy",
+            "all heads must have the same number of blocks: hydra_mlp.0 has 4, hydra_mlp.1 has 5",
         ),
         ("hydra", "hydra_mlp.7.0.linear.bias", torch.ones(32), "heads must be numbered from 0"),
     ],
@@ -179,7 +179,7 @@ def changed(place: int, value: int):
         (changed(-1, 61), "d2t must lead to tokens 0 to 60"),
         (changed(3, 2**62), "d2t must lead to tokens 0 to 60"),
         (changed(4, 7), "d2t must lead to ever larger tokens, entry 5 leads to 6"),
-        (changed(1, 0), "row 1 of lm_head is token 1, t2d has it not"),
+        (changed(1, 0), "row 1 of lm_head is token 1, which t2d lacks"),
     ],
 )
 def test_offsets_that_are_none(tmp_path, target, good, change, message):
@@ -251,7 +251,7 @@ def test_configurations_that_contradict(tmp_path, target, good, said, message):
             "must name layers of the target's 7, found [2, 2, 9]",
         ),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": [2, -1, 2]}, "must name layers of the target's 7"),
-        ("eagle3", {"speculators_model_type": "eagle3"}, "speculators takes that for false, vLLM for true"),
+        ("eagle3", {"speculators_model_type": "eagle3"}, "speculators reads that as false, vLLM as true"),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": "all"}, "must be a list of layers, found 'all'"),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 1, True]}, "must be a list of layers"),
         ("eagle3", {"norm_before_residual": "no"}, "norm_before_residual must be true or false, found 'no'"),
@@ -366,8 +366,8 @@ def test_shards(tmp_path, target, good):
         ({"weight_map": everywhere | {"more": "part.safetensors"}}, "more not in the files that weight_map names"),
         ({"weight_map": everywhere | {"more": "../part.safetensors"}}, "weight_map must name files beside it"),
         ({"weight_map": everywhere | {"more": "gone.safetensors"}}, "gone.safetensors"),
-        ({"weight_map": {"a": 3}}, "weight_map must say in which file"),
-        ({}, "weight_map must say in which file"),
+        ({"weight_map": {"a": 3}}, "weight_map must name the file of each tensor"),
+        ({}, "weight_map must name the file of each tensor"),
     ]:
         index.write_text(json.dumps(held))
         if message is None:

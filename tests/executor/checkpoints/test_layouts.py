@@ -443,7 +443,7 @@ def test_numbers_of_specforge_come_back(tmp_path, target):
     for taps in ((2, 6, 9), (3, 6, 9), (1, 7, 12), (3, 7, 10)):
         drafter = Eagle3(config, taps=taps, target_hidden=HIDDEN, vocabulary=VOCABULARY)
         if taps == (3, 7, 10):
-            with pytest.raises(ExecutorError, match=r"cannot say layers \(3, 7, 10\), whose numbers there"):
+            with pytest.raises(ExecutorError, match=r"cannot express layers \(3, 7, 10\), whose numbers there"):
                 save_drafter(tmp_path / "no", drafter, dtype="float32", meta={}, layout="eagle3-specforge", target=deep)
             continue
         folder = tmp_path / str(taps)
@@ -479,9 +479,9 @@ def test_what_the_references_code_cannot_run_is_not_written_for_it(tmp_path, tar
     for drafter in scaled:
         drafter.config.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
     for drafter, layout, why in (
-        (taps, "eagle3", r"eagle3 cannot say layers \(1, 3, 4\)"),
-        (scaled[0], "eagle", "eagle cannot say scaled rotary positions"),
-        (scaled[1], "eagle3", "eagle3 cannot say scaled rotary positions"),
+        (taps, "eagle3", r"eagle3 cannot express layers \(1, 3, 4\)"),
+        (scaled[0], "eagle", "eagle cannot express scaled rotary positions"),
+        (scaled[1], "eagle3", "eagle3 cannot express scaled rotary positions"),
     ):
         with pytest.raises(ExecutorError, match=why):
             save_drafter(tmp_path / "out", drafter, dtype="float32", meta={}, layout=layout, target=target)
@@ -548,7 +548,7 @@ def test_types_and_places_are_the_targets(tmp_path, eagle):
     assert not any(value.requires_grad for value in found.parameters())
 
 
-# --- what a layout cannot say
+# --- what a layout cannot express
 
 
 def test_layouts_that_cannot_say_it(tmp_path, target):
@@ -572,7 +572,9 @@ def test_layouts_that_cannot_say_it(tmp_path, target):
         save(made("eagle", target), "eagle")
     with pytest.raises(ExecutorError, match="hydra: heads that do not read drafted tokens"):
         save(made("hydra-ungrounded", target), "hydra")
-    with pytest.raises(ExecutorError, match="eagle3 cannot say norm_before_residual, norm_output, fc_norm: write spec"):
+    with pytest.raises(
+        ExecutorError, match="eagle3 cannot express norm_before_residual, norm_output, fc_norm: write spec"
+    ):
         save(made("eagle3-variants", target), "eagle3")
     with pytest.raises(ExecutorError, match="dtype must be one of float32"):
         save_drafter(tmp_path, made("eagle", target), dtype="int8", meta={})
@@ -605,4 +607,4 @@ def test_converting(tmp_path, target, capsys):
     assert convert([*words, "--layout", "eagle3"]) == 2
     assert "layout of Medusa heads must be one of" in capsys.readouterr().err
     assert convert([words[0], words[1], words[0]]) == 1
-    assert "is read from" in capsys.readouterr().err
+    assert "folder is read from" in capsys.readouterr().err

@@ -12,9 +12,9 @@ from executor.decoding.cuda_graphs import WARM_UP, Graphs, state_of
 from executor.decoding.decoder import Decoder
 from executor.drafters.language_model import LanguageModel
 from executor.target.target_model import Target
-from executor.verification.acceptance_rules import SampleAndMatch
 from executor.verification.replayed_acceptance import Imposed
-from executor.verification.warp import Warp, seeded
+from executor.verification.sample_and_match import SampleAndMatch
+from executor.verification.temperature_top_k_top_p import Warp, seeded
 from tests.helpers.drafters import MAKE, random_drafter
 from tests.helpers.models import generated, noisy, random_heads, random_prompts, small_model, small_target
 from tests.helpers.slow_growth import CALIBRATION

@@ -25,7 +25,7 @@ from executor.drafters.language_model import LanguageModel
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import RULES, Greedy, make_rule
 from executor.verification.replayed_acceptance import Imposed
-from executor.verification.warp import Warp, seeded
+from executor.verification.temperature_top_k_top_p import Warp, seeded
 from tests.helpers.drafters import MAKE, random_drafter
 from tests.helpers.models import random_heads, random_prompts, small_target
 from tests.helpers.slow_growth import CALIBRATION

@@ -10,8 +10,8 @@ from executor.drafters.drafter import Committed
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
 from executor.target.features import picked
-from executor.verification.acceptance_rules import SampleAndMatch
-from executor.verification.warp import Warp
+from executor.verification.sample_and_match import SampleAndMatch
+from executor.verification.temperature_top_k_top_p import Warp
 from tests.helpers.drafters import DRAFTERS, MAKE, fitted_drafter, random_drafter
 from tests.helpers.models import VOCABULARY, random_prompts, small_target
 from treeopt.policies import DynamicTree

@@ -23,17 +23,17 @@ from executor.decoding.cuda_graphs import Graphs
 from executor.decoding.decoder import Decoder
 from executor.decoding.tree_growth import DynamicGrowth, StaticGrowth
 from executor.drafters.drafter import Committed
-from executor.drafters.last_tokens import FALL
+from executor.drafters.last_tokens import RANK_STEP
 from executor.drafters.ngram import NGram
-from executor.drafters.prompt_lookup import RATIO, PromptLookup, looked_up
+from executor.drafters.prompt_lookup import RATIO, PromptLookup, match_scores
 from executor.models.fingerprint import weights_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
-from executor.target.load_hf_model import load_tokenizer
+from executor.target.tokenizer import load_tokenizer
 from executor.train.count_ngrams import build, main
 from executor.verification.acceptance_rules import Greedy, Rule, make_rule
+from executor.verification.temperature_top_k_top_p import Warp
 from executor.verification.tree_tensors import Draft
-from executor.verification.warp import Warp
 from tests.executor.decoding.test_cuda_graphs import Recorder
 from tests.helpers.models import VOCABULARY, generated, random_prompts, small_model, small_target
 from treeopt.errors import ExecutorError, TreeoptError, UsageError
@@ -61,7 +61,7 @@ Scores = Callable[[Text, Text], list[float]]  # of each token, given the committ
 
 def lookup_scores(text: Text, path: Text, longest: int, vocabulary: int) -> list[float]:
     context = [*text, *path]
-    found = [-math.log(vocabulary) - FALL * token for token in range(vocabulary)]
+    found = [-math.log(vocabulary) - RANK_STEP * token for token in range(vocabulary)]
     for i, token in enumerate(text):
         matched = 0
         while matched < min(longest, i, len(context)) and text[i - 1 - matched] == context[-1 - matched]:
@@ -97,7 +97,7 @@ def counted(texts: Sequence[Text], context: Text, order: int, vocabulary: int) -
 
 
 def counted_scores(texts: Sequence[Text], context: Text, order: int, vocabulary: int) -> list[float]:
-    return [math.log(q) - FALL * x for x, q in enumerate(counted(texts, context, order, vocabulary))]
+    return [math.log(q) - RANK_STEP * x for x, q in enumerate(counted(texts, context, order, vocabulary))]
 
 
 texts_of = st.lists(st.integers(0, 3), min_size=1, max_size=14)
@@ -108,7 +108,7 @@ texts_of = st.lists(st.integers(0, 3), min_size=1, max_size=14)
 def test_lookup_equals_the_slow_one(text, path, longest):
     """Vocabulary 6, of which 4 and 5 are in no text."""
     context = [-1] * longest + text + path
-    scores = looked_up(
+    scores = match_scores(
         torch.tensor([[*text, 0, 0]]), torch.tensor([[len(text)]]), torch.tensor([[context[-longest:]]]), 6
     )[0, 0]
     torch.testing.assert_close(scores, torch.tensor(lookup_scores(text, path, longest, 6)), atol=1e-5, rtol=0)
@@ -137,7 +137,7 @@ def test_counts_equal_the_slow_ones(texts, context, order):
 def test_equal_counts_are_ranked_by_id():
     scores = NGram.count([[5, 1, 5, 3, 5, 2]], order=2, vocabulary=4096).scores(torch.tensor([5]))
     assert Greedy().candidates(scores, 40).tolist() == [1, 2, 3, 5, 0, 4, *range(6, 40)]
-    lookup = looked_up(torch.tensor([[7]]), torch.tensor([[1]]), torch.tensor([[[7]]]), 200_000)[0, 0]
+    lookup = match_scores(torch.tensor([[7]]), torch.tensor([[1]]), torch.tensor([[[7]]]), 200_000)[0, 0]
     assert Greedy().candidates(lookup, 40).tolist() == [7, *range(7), *range(8, 40)]
     assert len(lookup.unique()) == 200_000
 
@@ -381,18 +381,18 @@ def put(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], object]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tables: tables.pop("counts.1"), "counts.1 must be there"),
-        (lambda tables: tables.pop("grams.2"), "grams.2 must be there"),
-        (lambda tables: tables.pop("counts.2"), "counts.2 must be there"),
+        (lambda tables: tables.pop("counts.1"), "counts.1 must be present"),
+        (lambda tables: tables.pop("grams.2"), "grams.2 must be present"),
+        (lambda tables: tables.pop("counts.2"), "counts.2 must be present"),
         (put("weight", torch.zeros(1)), "weight must be absent"),
-        (put("counts.1", torch.zeros(60, dtype=torch.int64)), "counts.1 must count one token at least"),
+        (put("counts.1", torch.zeros(60, dtype=torch.int64)), "counts.1 must count at least one token"),
         (put("counts.1", torch.ones(60, dtype=torch.int64)), r"grams.2 must hold tokens of the vocabulary of 60"),
         (put("counts.1", torch.ones(62, dtype=torch.int64)), r"counts.1 must be \(61,\), found \(62,\)"),
         (put("counts.1", torch.full((61,), -1)), "counts.1 must be 0 or more: entry 0 is not"),
         (put("counts.1", torch.full((61,), 2**60)), r"counts.1 must add up to no more than 2\*\*53"),
         (put("counts.1", torch.ones(61)), r"counts.1 must be int32 or int64 \(n,\), found torch.float32 \(61,\)"),
         (put("counts.2", torch.tensor([1, 0, 1])), "counts.2 must be 1 or more: entry 1 is not"),
-        (put("counts.2", torch.tensor([1, 1])), r"counts.2 must be \(3,\) as grams.2 is, found \(2,\)"),
+        (put("counts.2", torch.tensor([1, 1])), r"counts.2 must be \(3,\) to match grams.2, found \(2,\)"),
         (
             put("grams.2", torch.zeros(3, 3).int()),
             r"grams.2 must be int16 or int32 \(n, 2\), found torch.int32 \(3, 3\)",
@@ -401,7 +401,7 @@ def put(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], object]:
         (put("grams.2", torch.tensor([[0, 1], [1, -1], [1, 2]]).int()), "grams.2 must hold tokens .* entry 1 is not"),
         (put("grams.2", torch.tensor([[0, 1], [2, 0], [1, 60]]).int()), "grams.2 must be sorted.*: entry 2 is not"),
         (put("grams.2", torch.tensor([[0, 1], [0, 1], [1, 60]]).int()), "grams.2 must be sorted.*: entry 1 is not"),
-        (put("grams.3", torch.tensor([[0, 2, 1]]).int()), "grams.3 must continue what stands in grams.2: entry 0"),
+        (put("grams.3", torch.tensor([[0, 2, 1]]).int()), "grams.3 must continue the sequences of grams.2: entry 0"),
     ],
 )
 def test_tensors_that_are_not_counts_are_named(tmp_path, target, change, message):
@@ -446,7 +446,7 @@ def test_refusals(target, tmp_path):
         Decoder(target, other, tree=Tree.chain(1)).generate([[1]], new_tokens=2)
     with pytest.raises(ExecutorError, match="text 1 holds tokens outside the vocabulary of 5"):
         NGram.count([[1], [5]], vocabulary=5)
-    with pytest.raises(ExecutorError, match=r"counts\.1 must count one token at least"):
+    with pytest.raises(ExecutorError, match=r"counts\.1 must count at least one token"):
         NGram.count([[]], vocabulary=5)
     with pytest.raises(ExecutorError, match="there is no text to count"):
         build(shipped("models/stdlib-llama"), ["", " "], tmp_path)

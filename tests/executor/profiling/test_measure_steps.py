@@ -23,7 +23,7 @@ from executor.target.target_model import Target
 from executor.validation.compare_live import Requests, compare
 from executor.verification.acceptance_rules import Greedy, make_rule
 from executor.verification.replayed_acceptance import Imposed
-from executor.verification.warp import Warp
+from executor.verification.temperature_top_k_top_p import Warp
 from simulate.validation.agreement import Figures, comparison_record
 from simulate.validation.predictions import ways_of
 from tests.helpers.models import random_heads, random_prompts, small_target

@@ -62,8 +62,8 @@ def test_conversations_end_with_what_the_user_says(tmp_path):
     [
         ({"messages": []}, "`messages` must be a list that is not empty"),
         ({"messages": [{"role": "judge", "content": "a"}]}, r"messages\[0\]: `role` must be one of"),
-        ({"messages": [{"role": "system", "content": "a"}]}, "the user must have the last word"),
-        ({"messages": ANSWERED[1:]}, "the user must have the last word"),
+        ({"messages": [{"role": "system", "content": "a"}]}, "the last turn before an answer must be the user's"),
+        ({"messages": ANSWERED[1:]}, "the last turn before an answer must be the user's"),
         ({"turns": [5]}, r"turns\[0\] must be a string"),
         ({"turns": ["a"], "category": 5}, "`category` must be a string"),
         ({"prompt": "a"}, "must be a JSON object with `text`, `conversations`, `messages` or `turns`"),
@@ -112,7 +112,7 @@ def test_templates_that_name_today_give_the_same_on_every_day():
     [
         ("{{ 1 // (messages|length - 1) }}", "p, line 1: .* refuses this conversation: .*zero"),
         ("{{ '{0}{1}'.format('a') }}", "p, line 1: .* refuses this conversation"),
-        ("{% for m in messages %}{% endfor %}", "p, line 1: .* makes nothing of this conversation"),
+        ("{% for m in messages %}{% endfor %}", "p, line 1: .* renders this conversation as nothing"),
     ],
 )
 def test_templates_that_fail_are_errors(template, message):

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.recording.sibling_acceptance import Kept, chances
-from executor.verification.rejection_rules import BlockVerification, Leviathan, Sequoia, SpecInfer
+from executor.verification.block_verification import BlockVerification
+from executor.verification.leviathan import Leviathan
+from executor.verification.multi_round_rejection import Sequoia, SpecInfer
 from tests.executor.verification.test_lossless import FORK, SIX, WIDE, Tables, continued, rule_of, stops_of
 from tests.helpers.strategies import traces, trees, with_lengths
 from treeopt.errors import TraceError

@@ -11,8 +11,8 @@ from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
 from executor.recording.record_candidates import candidate_trees
 from executor.recording.teacher_forced import Texts
-from executor.verification.acceptance_rules import SampleAndMatch
-from executor.verification.warp import Warp
+from executor.verification.sample_and_match import SampleAndMatch
+from executor.verification.temperature_top_k_top_p import Warp
 from tests.helpers.drafters import DRAFTERS
 from tests.helpers.models import random_heads, random_prompts, small_target
 from treeopt.errors import ExecutorError, TraceError, UsageError

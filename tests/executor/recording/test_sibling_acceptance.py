@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from executor.recording.sibling_acceptance import chances, in_rounds, manner
+from executor.verification.acceptance_probabilities import Siblings
 from executor.verification.acceptance_rules import make_rule
-from executor.verification.longest_path import Siblings
-from executor.verification.rejection_rules import rounds
-from executor.verification.warp import Warp
+from executor.verification.multi_round_rejection import rounds
+from executor.verification.temperature_top_k_top_p import Warp
 
 VOCABULARY, WIDTH = 4, 3
 

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig
 
 from executor.models.fingerprint import identity, settings_hash, weights_hash
-from executor.target.load_hf_model import DTYPES, check_finite, load_target, load_tokenizer, prepare
+from executor.target.load_hf_model import DTYPES, check_finite, load_target, prepare
 from executor.target.quantization import KINDS, plain_tensors, quantization_of
 from executor.target.target_model import Target
+from executor.target.tokenizer import load_tokenizer
 from executor.verification.tree_tensors import Topology
 from tests.helpers.models import CONFIGS, SMALL, generated, random_heads, random_prompts, small_model
 from tests.helpers.sharded import TREE, decoded
@@ -353,8 +354,8 @@ def test_a_shared_target_is_the_same_model_with_its_heads_apart(shared):
             target = load_target(shared / name)
             heads = getattr(target.model.config, "num_key_value_heads", target.model.config.num_attention_heads)
             assert each[name] == {"heads": heads // 2, "identity": identity(target, random_heads())["target"]}
-        assert "1 key/value heads cannot be shared out evenly over 2 processes" in each["one_head"]
-        assert "quantised weights cannot be shared out" in each["quantize"]
+        assert "1 key/value heads cannot be split evenly over 2 processes" in each["one_head"]
+        assert "quantised weights cannot be split over" in each["quantize"]
         assert "give cpu" in each["device refused"]
 
 

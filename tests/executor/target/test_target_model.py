@@ -18,8 +18,8 @@ from transformers import (
     Phi3Config,
 )
 
-import executor.target.target_model
-import executor.target.tree_attention
+import executor.target.attention_backends
+import executor.target.tree_attention_mask
 from executor.decoding.decoder import Decoder
 from executor.decoding.greedy_audit import audit_text
 from executor.device.free_memory import free_bytes
@@ -43,13 +43,14 @@ def break_compaction(target, monkeypatch):
 
 
 def break_mask(target, monkeypatch):  # the nodes before a node instead of its ancestors
-    seen, table = executor.target.target_model.tree_seen, executor.target.tree_attention.tree_table
+    seen, table = executor.target.tree_attention_mask.tree_seen, executor.target.tree_attention_mask.tree_table
     monkeypatch.setattr(
-        "executor.target.target_model.tree_seen",
+        "executor.target.tree_attention_mask.tree_seen",
         lambda n, d, above, *rest: seen(n, d, torch.ones_like(above).tril(), *rest),
     )
     monkeypatch.setattr(
-        "executor.target.tree_attention.tree_table", lambda above, *rest: table(torch.ones_like(above).tril(), *rest)
+        "executor.target.tree_attention_mask.tree_table",
+        lambda above, *rest: table(torch.ones_like(above).tril(), *rest),
     )
 
 
@@ -63,19 +64,19 @@ def break_positions(target, monkeypatch):  # a node's position is its row instea
 
 
 def break_window(target, monkeypatch):  # none
-    target.windows = dict.fromkeys(target.windows)
+    target.masks.windows = dict.fromkeys(target.masks.windows)
 
 
 def break_window_of_positions(target, monkeypatch):  # counted in rows
-    seen = executor.target.target_model.tree_seen
+    seen = executor.target.tree_attention_mask.tree_seen
     monkeypatch.setattr(
-        "executor.target.target_model.tree_seen",
+        "executor.target.tree_attention_mask.tree_seen",
         lambda n, d, *rest: seen(n, torch.arange(d.shape[1]).expand_as(d), *rest),
     )
 
 
 def break_window_of_branches(target, monkeypatch):  # it cuts the text, but not a node's ancestors
-    monkeypatch.setattr(executor.target.tree_attention, "near", lambda ancestors, window: ancestors)
+    monkeypatch.setattr(executor.target.tree_attention_mask, "within_window", lambda ancestors, window: ancestors)
 
 
 ALWAYS = [break_compaction, break_mask, break_positions]
@@ -111,13 +112,13 @@ def test_other_attentions_write_the_same(name, attention):
 def test_grouped_heads_share_one_product(monkeypatch):
     """Packed attention hands keys on as they lie in the cache, and its mask is made once for all layers."""
     target, seen = family("llama").target(), []
-    plain = executor.target.tree_attention.scaled_dot_product_attention
+    plain = executor.target.attention_backends.scaled_dot_product_attention
 
     def noted(query, key, value, *, attn_mask, **words):
         seen.append((tuple(query.shape), key, attn_mask))
         return plain(query, key, value, attn_mask=attn_mask, **words)
 
-    monkeypatch.setattr(executor.target.tree_attention, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(executor.target.attention_backends, "scaled_dot_product_attention", noted)
     target.allocate(3, 32)
     one = Topology.from_parents(torch.tensor([[0, 0, 1, 1, 0]]), 3)
     target.verify(torch.zeros(3, 5, dtype=torch.long), torch.tensor([0, 2, 4]), one.depth, one.ancestors, 16)
@@ -341,7 +342,7 @@ def test_making_blocks_reads_nothing_back(window):
     """All that FlexAttention adds; on CPU the product itself runs in an interpreter of its own."""
     topology, lengths = Topology.from_parents(torch.tensor([[0, 0, 1, 1, 2]]), 3), torch.tensor([3, 1])
     with NoHostReads():
-        executor.target.tree_attention.tree_blocks(lengths, topology.depth, topology.ancestors, 128, window)
+        executor.target.tree_attention_mask.tree_blocks(lengths, topology.depth, topology.ancestors, 128, window)
 
 
 def test_the_mode_notices_a_read():
@@ -514,7 +515,7 @@ def test_a_window_that_the_code_does_not_know_is_none():
     for given in (words, SMALL | {"sliding_window": 4}):
         model = LlamaForCausalLM._from_config(LlamaConfig(**given, num_key_value_heads=2))
         target = Target(model)
-        assert target.windows == {"": None}
+        assert target.masks.windows == {"": None}
         prompt = random_prompts((12,))[0]
         found = Decoder(target).generate([prompt], new_tokens=8)[0].tokens
         assert audit_text(target, prompt, found).unexcused == 0

@@ -19,8 +19,9 @@ from executor.target.target_model import Target
 from executor.validation import compare_live
 from executor.validation.compare_live import Requests, blocks_of, compare, pieces, runs_of
 from executor.validation.weight_reads import weights_read
-from executor.verification.acceptance_rules import Greedy, SampleAndMatch
-from executor.verification.warp import Warp, seeded
+from executor.verification.acceptance_rules import Greedy
+from executor.verification.sample_and_match import SampleAndMatch
+from executor.verification.temperature_top_k_top_p import Warp, seeded
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import BatchTimes, Profile
@@ -341,7 +342,7 @@ def test_fewer_layers_of_a_configuration_of_several_parts():
     assert (small.num_hidden_layers, len(small.layer_types)) == (2, 2)
     assert small.layer_types == config.get_text_config().layer_types[:2]
     assert len(AutoModelForCausalLM.from_config(small).model.layers) == 2
-    with pytest.raises(UsageError, match="layers:5: a model whose layers differ has 4"):
+    with pytest.raises(UsageError, match="layers:5: the model has 4 layers that differ"):
         _of_layers(config, 5)
     ends = LlamaConfig(**SMALL | {"num_hidden_layers": 2, "eos_token_id": [1, 2]})
     alike = Qwen2Config(**SMALL | {"num_hidden_layers": 2, "num_key_value_heads": 2})

@@ -13,7 +13,7 @@ from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
 from executor.verification.acceptance_rules import make_rule
 from executor.verification.replayed_acceptance import Imposed
-from executor.verification.warp import Warp
+from executor.verification.temperature_top_k_top_p import Warp
 from tests.executor.decoding.test_cuda_graphs import Recorder
 from tests.helpers.models import noisy, random_heads, random_prompts, small_model, small_target
 from tests.helpers.strategies import drawn_trace, traces, trees

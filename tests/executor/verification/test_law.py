@@ -25,9 +25,10 @@ from executor.drafters.language_model import LanguageModel
 from executor.drafters.medusa import MedusaHeads
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
-from executor.target.tree_attention import tree_table
-from executor.verification.acceptance_rules import SAMPLING, Typical, make_rule
-from executor.verification.warp import Warp, seeded
+from executor.target.tree_attention_mask import tree_table
+from executor.verification.acceptance_rules import SAMPLING, make_rule
+from executor.verification.temperature_top_k_top_p import Warp, seeded
+from executor.verification.typical_acceptance import Typical
 from tests.helpers.models import noisy
 from tests.helpers.slow_growth import AWARE, CALIBRATION
 from treeopt.errors import ExecutorError
@@ -179,7 +180,7 @@ def causal(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     def table(ancestors: Tensor, *words: Any) -> Tensor:
         return tree_table(torch.ones_like(ancestors).tril(ancestors.shape[2] - ancestors.shape[1]), *words)
 
-    monkeypatch.setattr("executor.target.tree_attention.tree_table", table)
+    monkeypatch.setattr("executor.target.tree_attention_mask.tree_table", table)
 
 
 def by_row(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:

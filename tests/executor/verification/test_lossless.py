@@ -18,12 +18,16 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from executor.verification import acceptance_rules, longest_path, rejection_rules
-from executor.verification.acceptance_rules import Greedy, PointMass, Rule, SampleAndMatch, Typical
-from executor.verification.longest_path import CoinRule
-from executor.verification.rejection_rules import BlockVerification, Leviathan, Rounds, Sequoia, SpecInfer
+from executor.verification import acceptance_probabilities, block_verification, multi_round_rejection, sample_and_match
+from executor.verification.acceptance_probabilities import CoinRule
+from executor.verification.acceptance_rules import Greedy, Rule
+from executor.verification.block_verification import BlockVerification
+from executor.verification.leviathan import Leviathan
+from executor.verification.multi_round_rejection import Rounds, Sequoia, SpecInfer
+from executor.verification.sample_and_match import PointMass, SampleAndMatch
+from executor.verification.temperature_top_k_top_p import Warp
 from executor.verification.tree_tensors import Draft, Topology
-from executor.verification.warp import Warp
+from executor.verification.typical_acceptance import Typical
 from treeopt.tree import Tree
 
 CPU = torch.device("cpu")
@@ -439,30 +443,30 @@ def test_a_drafter_at_another_temperature_is_noticed(kind):
 
 @pytest.mark.parametrize("kind", [SpecInfer, Sequoia])
 def test_a_missing_renormalisation_of_p_is_noticed(kind, monkeypatch):
-    mutant(monkeypatch, rejection_rules, "rounds", "mass = torch.addcmul(", "torch.addcmul(")
+    mutant(monkeypatch, multi_round_rejection, "rounds", "mass = torch.addcmul(", "torch.addcmul(")
     noticed(rule_of(kind), WIDE)
 
 
 def test_a_missing_renormalisation_of_q_is_noticed(monkeypatch):
-    mutant(monkeypatch, rejection_rules, "rounds", "undrawn = left.sum(-1, keepdim=True)", "pass")
+    mutant(monkeypatch, multi_round_rejection, "rounds", "undrawn = left.sum(-1, keepdim=True)", "pass")
     noticed(rule_of(Sequoia), WIDE)
 
 
 @pytest.mark.parametrize("kind", [SpecInfer, Sequoia])
 def test_a_residual_of_which_q_is_not_taken_is_noticed(kind, monkeypatch):
-    mutant(monkeypatch, rejection_rules, "Rounds", "(p - spent * q).clamp(min=0)", "p")
-    faulty = type("Faulty", (rejection_rules.Rounds,), {"replacement": kind.replacement})
+    mutant(monkeypatch, multi_round_rejection, "Rounds", "(p - spent * q).clamp(min=0)", "p")
+    faulty = type("Faulty", (multi_round_rejection.Rounds,), {"replacement": kind.replacement})
     noticed(rule_of(faulty), WIDE, draws=draws_of(rule_of(kind)))
 
 
 def test_a_residual_that_keeps_the_children_is_noticed(monkeypatch):
-    mutant(monkeypatch, acceptance_rules, "SampleAndMatch", "or_else(Siblings.of(draft, nodes).without(p), p)", "p")
-    noticed(rule_of(acceptance_rules.SampleAndMatch), FORK)
+    mutant(monkeypatch, sample_and_match, "SampleAndMatch", "or_else(Siblings.of(draft, nodes).without(p), p)", "p")
+    noticed(rule_of(sample_and_match.SampleAndMatch), FORK)
 
 
 def test_a_block_residual_without_its_prefix_is_noticed(monkeypatch):
-    mutant(monkeypatch, rejection_rules, "BlockVerification", "(prefix[..., None] * p - q)", "(p - q)")
-    noticed(rule_of(rejection_rules.BlockVerification), Tree.chain(2), draws=put_back)
+    mutant(monkeypatch, block_verification, "BlockVerification", "(prefix[..., None] * p - q)", "(p - q)")
+    noticed(rule_of(block_verification.BlockVerification), Tree.chain(2), draws=put_back)
 
 
 def test_siblings_in_another_order_are_noticed():
@@ -490,5 +494,5 @@ def test_typical_acceptance_is_noticed():
 
 def test_a_wrong_pairing_of_coins_and_children_is_noticed(monkeypatch):
     """In what only sampling sees: the walk on top of the odds."""
-    mutant(monkeypatch, longest_path, "toss", "F.pad(entries, ", "F.pad(entries.flip(-1), ")
+    mutant(monkeypatch, acceptance_probabilities, "toss", "F.pad(entries, ", "F.pad(entries.flip(-1), ")
     assert p_value(rule_of(Sequoia), WIDE) < 1e-9

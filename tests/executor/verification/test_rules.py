@@ -9,20 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.verification.acceptance_rules import (
-    RULES,
-    Greedy,
-    PointMass,
-    Rule,
-    SampleAndMatch,
-    Typical,
-    make_rule,
-    told,
-)
-from executor.verification.longest_path import CoinRule, Siblings, follow, rows, toss
-from executor.verification.rejection_rules import BlockVerification, Leviathan, Sequoia, SpecInfer
+from executor.verification.acceptance_probabilities import CoinRule, Siblings, toss
+from executor.verification.acceptance_rules import RULES, Greedy, Rule, make_rule, told
+from executor.verification.block_verification import BlockVerification
+from executor.verification.leviathan import Leviathan
+from executor.verification.longest_accepted_path import follow, rows
+from executor.verification.multi_round_rejection import Sequoia, SpecInfer
+from executor.verification.sample_and_match import PointMass, SampleAndMatch
+from executor.verification.temperature_top_k_top_p import Warp
 from executor.verification.tree_tensors import Draft, Topology
-from executor.verification.warp import Warp
+from executor.verification.typical_acceptance import Typical
 from tests.helpers.strategies import trees
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.tree import Tree
@@ -411,9 +407,9 @@ def test_typical_refuses_borders_that_are_none(kwargs):
     [
         (Leviathan, FORK, "node 1 of the tree is a sibling of 0"),
         (BlockVerification, Tree.from_paths([(0, 0), (0, 1)]), "node 2 of the tree is a sibling of 1"),
-        (Leviathan, Tree.from_paths([(1, 0)]), "node 0 has rank 1 where 0 is due"),
-        (SpecInfer, Tree.from_paths([(0,), (2,)]), "node 1 has rank 2 where 1 is due"),
-        (Sequoia, Tree.from_paths([(0, 0), (1, 1)]), "node 3 has rank 1 where 0 is due"),
+        (Leviathan, Tree.from_paths([(1, 0)]), "node 0 has rank 1, expected 0"),
+        (SpecInfer, Tree.from_paths([(0,), (2,)]), "node 1 has rank 2, expected 1"),
+        (Sequoia, Tree.from_paths([(0, 0), (1, 1)]), "node 3 has rank 1, expected 0"),
     ],
 )
 def test_trees_that_a_rule_cannot_verify_are_refused(kind, tree, says):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from executor.verification.warp import Warp, draws, pick
+from executor.verification.temperature_top_k_top_p import Warp, draws, pick
 from treeopt.errors import UsageError
 
 

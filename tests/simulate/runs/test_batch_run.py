@@ -9,7 +9,7 @@ from transformers import BloomConfig
 from executor.decoding.decoder import Decoder
 from executor.drafters.language_model import LanguageModel
 from executor.target.target_model import Target
-from executor.target.tree_attention import tree_table
+from executor.target.tree_attention_mask import tree_table
 from tests.helpers.models import (
     CONFIGS,
     SMALL,
@@ -89,7 +89,7 @@ def test_the_comparison_notices_a_broken_loop(references, monkeypatch, broken):
     elif broken == "mask":
         table = tree_table  # the nodes before a node instead of its ancestors
         monkeypatch.setattr(
-            "executor.target.tree_attention.tree_table",
+            "executor.target.tree_attention_mask.tree_table",
             lambda above, *rest: table(torch.ones_like(above).tril(), *rest),
         )
     else:  # a node's position is its row instead of its depth

@@ -18,8 +18,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from executor.target.load_hf_model import TextStream, load_target, load_tokenizer
+from executor.target.load_hf_model import load_target
 from executor.target.target_model import Target
+from executor.target.tokenizer import TextStream, load_tokenizer
 from executor.verification.acceptance_rules import RULES as ALL_RULES
 from simulate.profiles.profile import load_profile, save_profile
 from tests.helpers.command_line import (

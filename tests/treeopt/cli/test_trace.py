@@ -8,7 +8,7 @@ import pytest
 
 from executor.checkpoints import save_ngram
 from executor.drafters.ngram import NGram
-from executor.target.load_hf_model import load_tokenizer
+from executor.target.tokenizer import load_tokenizer
 from tests.helpers.command_line import (
     COLLECT,
     TEXTS,

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from executor.checkpoints import load_drafter
-from executor.target.load_hf_model import load_target, load_tokenizer
+from executor.target.load_hf_model import load_target
+from executor.target.tokenizer import load_tokenizer
 from executor.train.recipes import RECIPES
 from tests.helpers.command_line import CONTEXT, done, read_json, refused, run, write_drafter, write_target
 from treeopt.cli.commands.train import SCHEMA

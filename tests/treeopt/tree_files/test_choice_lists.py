@@ -254,7 +254,7 @@ def test_saved_values_are_read_as_numpy(tmp_path):
     for held, message in [
         (torch.zeros(1).expand(10**6, 10**6), r"it claims \(1000000, 1000000\), which is more than its data"),
         ([torch.zeros(2, 2).to_sparse()], r"it\[0\] must be a plain tensor"),
-        (deep, "lies 8 lists deep"),
+        (deep, "nested more than 8 levels deep"),
     ]:
         torch.save(held, file)
         with pytest.raises(ExecutorError, match=message):

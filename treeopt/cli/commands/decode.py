@@ -67,7 +67,7 @@ def decode(
     requests = models_and_prompts.load_prompts(models, target, prompts)
     from executor.decoding.decoder import Decoder
     from executor.decoding.step_results import Gathered
-    from executor.target.load_hf_model import TextStream
+    from executor.target.tokenizer import TextStream
     from executor.verification.acceptance_rules import told
 
     stop = [] if ignore_end else requests.stop

@@ -231,8 +231,9 @@ def _check_output(output: Path, resume: bool) -> None:
 def _load(models: models_and_prompts.Models) -> "tuple[Target, PreTrainedTokenizerBase]":
     """Target and tokenizer, on the device of this process."""
     models_and_prompts.hush()
-    from executor.target.load_hf_model import load_target, load_tokenizer, prepare
+    from executor.target.load_hf_model import load_target, prepare
     from executor.target.tensor_parallel import local_device
+    from executor.target.tokenizer import load_tokenizer
 
     if models.tensor_parallel:
         raise UsageError("--tensor-parallel: training shares out rows, not the target, over processes")

@@ -267,7 +267,7 @@ def load_prompts(models: Models, model: "Target", prompts: Prompts, *, shortest:
         ExecutorError: the chat template refuses a conversation.
     """
     from executor.prompts.prompt_files import encode
-    from executor.target.load_hf_model import load_tokenizer, stop_tokens
+    from executor.target.tokenizer import load_tokenizer, stop_tokens
 
     drawn = prompts.read()
     tokenizer = load_tokenizer(models.target, vocabulary=model.vocabulary)

@@ -45,7 +45,7 @@ class Sampling:
     def made(self, target: "Target") -> "Rule":
         """The rule."""
         from executor.verification.acceptance_rules import make_rule
-        from executor.verification.warp import Warp, seeded
+        from executor.verification.temperature_top_k_top_p import Warp, seeded
 
         if self.temperature == 0:
             return make_rule(self.name)

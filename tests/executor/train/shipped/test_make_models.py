@@ -16,7 +16,8 @@ from executor.checkpoints import load_drafter, trained_for
 from executor.decoding.decoder import Decoder
 from executor.models.fingerprint import weights_hash
 from executor.prompts.prompt_files import read_prompts
-from executor.target.load_hf_model import load_target, load_tokenizer
+from executor.target.load_hf_model import load_target
+from executor.target.tokenizer import load_tokenizer
 from executor.train.recipes import RECIPES
 from executor.train.shipped import make_models as build
 from executor.train.shipped import make_traces, stdlib_corpus

@@ -1,4 +1,4 @@
-"""The tokens that a drafter with a vocabulary of its own can draft, as EAGLE-3's checkpoints say it.
+"""EAGLE-3's d2t vocabulary mapping: the tokens that a drafter with a reduced vocabulary can draft.
 
 `d2t`, int64 (drafted,): row i of the LM head scores token i + d2t[i]. `t2d`, bool (vocabulary,): the tokens drafted.
 """
@@ -12,10 +12,10 @@ from treeopt.errors import ExecutorError
 
 
 def drafted_ids(stored: Stored, rows: int, target: Target) -> Tensor | None:
-    """The token of each of `rows` rows of the LM head, int64 (rows,), increasing; None for all tokens in order.
+    """Return the token of each of `rows` rows of the LM head, int64 (rows,), increasing; None for all tokens in order.
 
     Raises:
-        ExecutorError: d2t or t2d have other shapes, contradict each other, or do not name tokens of the target.
+        ExecutorError: d2t or t2d have wrong shapes, contradict each other, or do not name tokens of the target.
     """
     known = target.vocabulary
     chosen = stored.integers("t2d", (known,)).bool() if "t2d" in stored.entries else None
@@ -27,7 +27,7 @@ def drafted_ids(stored: Stored, rows: int, target: Target) -> Tensor | None:
         ids = _ids(stored, rows, known)
         if chosen is not None and not bool(chosen[ids].all()):
             first = int((~chosen[ids]).nonzero()[0])
-            raise ExecutorError(f"{stored.path}: row {first} of lm_head is token {int(ids[first])}, t2d has it not")
+            raise ExecutorError(f"{stored.path}: row {first} of lm_head is token {int(ids[first])}, which t2d lacks")
     elif chosen is not None:
         ids = chosen.nonzero()[:, 0]
     elif rows == known:
@@ -54,7 +54,7 @@ def _ids(stored: Stored, rows: int, known: int) -> Tensor:
 
 
 def vocabulary_tensors(ids: Tensor | None, known: int) -> dict[str, Tensor]:
-    """`d2t` and `t2d` of drafted tokens, nothing where all are drafted.
+    """Return `d2t` and `t2d` for the drafted tokens; {} if all tokens are drafted.
 
     >>> vocabulary_tensors(torch.tensor([1, 3]), 4)["d2t"]
     tensor([1, 2])

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_mask
 
-from executor.target.tree_attention import (
+from executor.target.tree_attention_mask import (
     TreeMasks,
     additive,
     chunk_seen,
     folded,
-    near,
     tree_blocks,
     tree_seen,
     tree_table,
+    within_window,
 )
 from executor.verification.tree_tensors import Topology
 
@@ -70,7 +70,7 @@ def test_looking_a_mask_up_is_the_same(part, group):
 def test_a_tree_is_laid_out_once_and_forgotten_with_its_tensor(monkeypatch):
     made = []
     monkeypatch.setattr(
-        "executor.target.tree_attention.tree_table", lambda *words: made.append(words[2]) or tree_table(*words)
+        "executor.target.tree_attention_mask.tree_table", lambda *words: made.append(words[2]) or tree_table(*words)
     )
     masks, ancestors = TreeMasks(torch.float32), TOPOLOGY.ancestors.clone()
     for length in range(70):
@@ -96,7 +96,7 @@ def test_a_piece_of_a_text_sees_like_the_whole(window):
 
 
 def test_an_endless_window_is_none():
-    assert torch.equal(near(TOPOLOGY.ancestors, 99), near(TOPOLOGY.ancestors, None))
+    assert torch.equal(within_window(TOPOLOGY.ancestors, 99), within_window(TOPOLOGY.ancestors, None))
 
 
 @pytest.mark.parametrize("window", [None, 3, 100, 300])

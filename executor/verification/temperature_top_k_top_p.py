@@ -1,6 +1,6 @@
-"""Temperature, top-k and top-p, one pipeline for target, drafter and bonus token, and draws from what it gives.
+"""Temperature, top-k and top-p: one pipeline for target, drafter and bonus token, and draws from its probabilities.
 
-Nothing here reads a tensor on the host, and all randomness comes in as uniforms or a generator.
+Nothing here reads a tensor on the host. All randomness comes in as uniforms or as a generator.
 """
 
 import math
@@ -12,17 +12,17 @@ from torch.nn import functional as F
 
 from treeopt.errors import UsageError
 
-LOWEST = 1e-4  # scores divided by less may leave the range of fp32
+LOWEST = 1e-4  # scores divided by a lower temperature may leave the range of fp32
 
 
 @dataclass(frozen=True)
 class Warp:
-    """What turns scores into the law that is sampled: temperature, then top-k, then top-p, as in Hugging Face.
+    """Turns scores into the distribution that is sampled: temperature, then top-k, then top-p, as in Hugging Face.
 
     Attributes:
         temperature: scores are divided by it.
         top_k: keep the tokens that score at least as much as the k-th best, so ties may leave more than k.
-        top_p: keep the best tokens whose mass reaches it, one at least. Of equals at the border, sorting decides.
+        top_p: keep the best tokens until their mass reaches it, at least one. Sorting decides between equal scores.
 
     >>> Warp(top_k=2).log_probabilities(torch.tensor([0.0, 0.0, -1.0])).exp()
     tensor([0.5000, 0.5000, 0.0000])
@@ -50,13 +50,13 @@ class Warp:
             raise UsageError(f"top_p must be in (0, 1], got {self.top_p}")
 
     def log_probabilities(self, logits: Tensor) -> Tensor:
-        """Logarithms of the warped law, (..., vocabulary); float64 for float64, float32 for any other dtype."""
+        """Return warped log-probabilities, (..., vocabulary); float64 for float64, float32 for any other dtype."""
         scores = logits if logits.dtype == torch.float64 else logits.float()
         if self.temperature != 1:
             scores = scores / self.temperature
         if self.top_k is not None:
-            border = scores.topk(min(self.top_k, scores.shape[-1]), dim=-1).values[..., -1:]
-            scores = scores.masked_fill(scores < border, -torch.inf)
+            lowest = scores.topk(min(self.top_k, scores.shape[-1]), dim=-1).values[..., -1:]
+            scores = scores.masked_fill(scores < lowest, -torch.inf)
         if self.top_p < 1:
             rising, order = scores.sort(dim=-1)
             dropped = rising.softmax(-1).cumsum(-1) <= 1 - self.top_p
@@ -66,21 +66,21 @@ class Warp:
 
 
 def seeded(device: torch.device, seed: int) -> torch.Generator:
-    """A generator on the device."""
+    """Return a seeded generator on the device."""
     return torch.Generator(device=device).manual_seed(seed)
 
 
 def pick(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The tokens at which the cumulated weights pass each uniform's share of the total.
+    """Return the tokens at which the cumulated weights pass each uniform's share of the total.
 
-    Blocks are summed first, so no more than one pass over the vocabulary is made and no noise of its size is drawn.
+    Blocks are summed first, so the vocabulary is read only once and no noise of its size is drawn.
 
     Args:
-        weights: (..., vocabulary), not negative, of any sum. Where all are 0 the token has no meaning.
+        weights: (..., vocabulary), not negative, with any sum. Where all are 0 the token has no meaning.
         uniforms: float64 (..., draws) in [0, 1).
 
     Returns:
-        int64 (..., draws), each of positive weight.
+        int64 (..., draws), each with a positive weight.
     """
     vocabulary = weights.shape[-1]
     size = 1 << (math.isqrt(max(0, vocabulary - 1)).bit_length())
@@ -97,10 +97,10 @@ def pick(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def draws(weights: Tensor, width: int, generator: torch.Generator, *, replacement: bool) -> Tensor:
-    """Tokens drawn one after the other, int64 (..., width), from weights (..., vocabulary).
+    """Draw tokens one after the other, int64 (..., width), from weights (..., vocabulary).
 
-    Without replacement each draw is from what the earlier ones left. Draws after the last token of positive weight
-    have no meaning; rules know them by their weight of 0.
+    Without replacement each draw is from what the earlier ones left. Draws after the last token with a positive weight
+    have no meaning; rules recognise them by their weight of 0.
     """
     shape = (*weights.shape[:-1], width)
     uniforms = torch.rand(shape, dtype=torch.float64, device=weights.device, generator=generator)
@@ -115,5 +115,5 @@ def draws(weights: Tensor, width: int, generator: torch.Generator, *, replacemen
 
 
 def _below(goal: Tensor, end: Tensor) -> Tensor:
-    """The goal, which rounding may have moved to the end, strictly below it."""
+    """Return the goal strictly below the end, to which rounding may have moved it."""
     return torch.minimum(goal, torch.nextafter(end, torch.zeros_like(end)))

@@ -1,0 +1,179 @@
+"""A Hugging Face causal language model: its sizes, embeddings and LM head, and a plain forward without a cache.
+
+The model is used through its public forward: explicit `position_ids`, a four-dimensional mask and a Cache subclass; no
+modelling code is copied.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from executor.target.architectures import check_architecture, context_limit
+from executor.target.attention_backends import KINDS, set_attention
+from executor.target.features import Features, Taps, picked
+from executor.target.logit_scaling import head_scaling
+from treeopt.errors import ExecutorError
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The results of a forward: logits (batch, tokens, vocabulary); features (batch, tokens, hidden), the input
+    of the LM head (after the final norm), or (batch, tokens, taps x hidden), the inputs of the tapped layers.
+    """
+
+    logits: Tensor
+    features: Tensor
+
+
+class CausalModel:
+    """A model in evaluation mode, with hooks that return features for drafters.
+
+    Attributes:
+        attention: the attention in use, "packed" (scaled-dot-product, grouped heads folded), "flex" (FlexAttention),
+            "sdpa" or "eager" (transformers' own).
+        attention_reason: why that is not the requested one; None when it is.
+    """
+
+    def __init__(self, model: PreTrainedModel, name: str = "", *, attention: str = "packed") -> None:
+        """Wrap `model` (in evaluation mode); `name` is what provenance calls it.
+
+        On CUDA this switches off cuDNN's attention for the whole process.
+
+        Raises:
+            ExecutorError: the model cannot verify trees, or there is no such attention.
+        """
+        if attention not in KINDS:
+            raise ExecutorError(f"attention must be one of {', '.join(KINDS)}, got {attention}")
+        check_architecture(model)
+        self.model = model
+        model.eval().requires_grad_(False)
+        self.name = name or str(model.config.model_type)
+        self.attention, self.attention_reason = set_attention(model, attention)
+        if self.device.type == "cuda":  # cuDNN makes a plan for every new shape, and views and trees make many shapes
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        self._decoder: nn.Module = model.get_decoder()
+        layers = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
+        self._features = Features(self._decoder, layers, self.name)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.model.parameters()).device
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights, and of the cache."""
+        return next(self.model.parameters()).dtype
+
+    @cached_property
+    def hidden(self) -> int:
+        """Width of a feature."""
+        return int(self._head_weight.shape[1])
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """Width of the logits."""
+        return int(self._head_weight.shape[0])
+
+    @cached_property
+    def context_limit(self) -> int | None:
+        """See `architectures.context_limit`."""
+        return context_limit(self.model.config)
+
+    def check_length(self, length: int) -> None:
+        """Refuse a sequence longer than the model's context.
+
+        Raises:
+            ExecutorError: names both lengths.
+        """
+        if self.context_limit is not None and length > self.context_limit:
+            raise ExecutorError(f"{self.name}: {length} tokens exceed the model's context of {self.context_limit}")
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the input embeddings: int64 (...) -> (..., hidden)."""
+        embeddings: Tensor = self.model.get_input_embeddings()(tokens)
+        return embeddings
+
+    # --- the LM head
+
+    @property
+    def head(self) -> nn.Module:
+        """The LM head: features to logits, without any scaling that the model applies after it."""
+        return self.model.get_output_embeddings()  # type: ignore[no-any-return]
+
+    @property
+    def _head_weight(self) -> Tensor:
+        weight = self.head.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @cached_property
+    def head_scaling(self) -> tuple[float, float | None]:
+        """A factor on the LM head's output, and a soft cap; measured once, by a forward of at most 16 tokens.
+
+        Raises:
+            ExecutorError: the model changes its logits in another way.
+        """
+        count = min(16, self.vocabulary, self.context_limit or 16)
+        outputs = self.features(torch.arange(count, device=self.device)[None])
+        with torch.no_grad():
+            return head_scaling(self.model.config, self.head(outputs.features), outputs.logits)
+
+    @cached_property
+    def _has_known_scaling(self) -> bool:
+        """True if `scored` gives the model's logits."""
+        try:
+            return bool(self.head_scaling)
+        except ExecutorError:
+            return False
+
+    def scored(self, features: Tensor) -> Tensor:
+        """Return the model's logits for features: (..., hidden) -> (..., vocabulary)."""
+        raw: Tensor = self.head(features)
+        return self.after_head(raw)
+
+    def after_head(self, raw: Tensor) -> Tensor:
+        """Apply to the LM head's output what the model applies to it, entry by entry."""
+        factor, cap = self.head_scaling
+        raw = raw if factor == 1 else raw * factor
+        return raw if cap is None else cap * torch.tanh(raw / cap)
+
+    # --- forward
+
+    def feature_width(self, taps: Taps) -> int:
+        """Return the width of the features that a drafter with these taps reads."""
+        return 0 if taps is None else self.hidden * max(1, len(taps))
+
+    def features(
+        self, tokens: Tensor, taps: Taps = (), *, learning: bool = False, rows: Tensor | None = None
+    ) -> Outputs:
+        """Run a plain causal forward without a cache, tokens int64 (batch, length), for training and recording.
+
+        Args:
+            tokens: int64 (batch, length).
+            taps: layers whose inputs are returned as features; () for the input of the LM head.
+            learning: the target itself is trained, so keep what gradients need.
+            rows: int64 (batch, n), the positions of each sequence whose logits are returned; None for all.
+        """
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
+        inputs = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
+        if rows is not None and self._has_known_scaling:
+            self._features.tap(self._decoder, taps or ())
+            with torch.no_grad():
+                last = self._decoder(**inputs)[0]
+                return Outputs(self.scored(picked(last, rows)), self._features.take(taps))
+        with torch.set_grad_enabled(learning and torch.is_grad_enabled()):
+            outputs = self._run(self.model, taps, **inputs)
+        return replace(outputs, logits=picked(outputs.logits, rows))
+
+    def _run(self, forward: Callable[..., Any], taps: Taps, **inputs: Any) -> Outputs:
+        """Call a forward and take the tapped features."""
+        if taps:
+            self._features.tap(self._decoder, taps)
+        logits = forward(**inputs).logits
+        return Outputs(logits, self._features.take(taps))

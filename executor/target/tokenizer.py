@@ -1,0 +1,70 @@
+"""The tokenizer of a target: loading it, the tokens that end a text, and text in pieces as its tokens arrive."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from executor.target.load_hf_model import first_line
+from executor.target.target_model import Target
+from treeopt.errors import ExecutorError
+
+
+def load_tokenizer(path: Path | str, *, vocabulary: int) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a local Hugging Face checkpoint folder, for a model of `vocabulary` tokens.
+
+    Tokens that were added to the tokenizer do not count: Gemma 3's smaller models have one for images, which they do
+    not know.
+
+    Raises:
+        ExecutorError: there is no tokenizer, or it has more tokens than the model.
+    """
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
+        raise ExecutorError(f"{path}: transformers cannot load a tokenizer: {first_line(error)}") from error
+    if tokenizer.vocab_size > vocabulary:
+        raise ExecutorError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model a vocabulary of {vocabulary}"
+        )
+    return tokenizer
+
+
+def stop_tokens(target: Target, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens that end a text, sorted: the tokenizer's and those of the model's generation_config.json.
+
+    Raises:
+        ExecutorError: these are no token ids.
+    """
+    ends = target.model.generation_config.eos_token_id if target.model.generation_config else None
+    tokens = [tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])]
+    if not all(token is None or type(token) is int for token in tokens):
+        raise ExecutorError(f"{target.name}: eos_token_id of generation_config.json must be ids, found {ends!r:.80}")
+    return sorted({token for token in tokens if token is not None})
+
+
+class TextStream:
+    """The text of one request in pieces, as its tokens arrive; incomplete characters are held back."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Start with no tokens."""
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        # Tokens before `read` are out; tokens from `start` on are decoded again, since a token's text may depend on
+        # the one before it.
+        self._start = self._read = 0
+
+    def put(self, tokens: Sequence[int], *, last: bool = False) -> str:
+        """Return the text that these tokens add; with `last`, also everything that was held back."""
+        self._tokens.extend(tokens)
+        out = len(self._text(self._read))
+        text = self._text(len(self._tokens))
+        if not last and (len(text) <= out or text.endswith("\ufffd")):
+            return ""
+        self._start, self._read = self._read, len(self._tokens)
+        return text[out:]
+
+    def _text(self, end: int) -> str:
+        return str(self._tokenizer.decode(self._tokens[self._start : end], skip_special_tokens=True))

@@ -1,0 +1,215 @@
+"""Attention masks: a tree's nodes attend to the committed text, their ancestors and themselves; also chunks of prompts.
+
+A mask is made once per forward and handed to all layers of a kind. `tree_seen` is the definition; `TreeMasks` makes
+the same as additive masks, cut from a table per tree; `tree_blocks` makes it for FlexAttention.
+"""
+
+from collections.abc import Callable, Mapping
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.functional import pad
+
+BLOCK = 128  # FlexAttention reads the cache in blocks of this many columns
+
+Mask = Tensor | BlockMask
+
+
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return 0 where `seen`, the lowest finite number elsewhere; same shape, `dtype`."""
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return mask.masked_fill_(~seen, torch.finfo(dtype).min)
+
+
+def chunk_seen(start: int, count: int, view: int, window: int | None, device: torch.device) -> Tensor:
+    """Return what tokens `start`, ... of a text see: themselves and the text before them; bool (1, count, view)."""
+    back = torch.arange(start, start + count, device=device)[:, None] - torch.arange(view, device=device)
+    return ((back >= 0) if window is None else (back >= 0) & (back < window))[None]
+
+
+def within_window(ancestors: Tensor, window: int | None) -> Tensor:
+    """Keep the ancestors less than `window` positions up; bool (b, fed, count), same shape as given.
+
+    Ancestors are counted: all ancestors of a node are among the columns, and parents stand before children.
+    """
+    if window is None:
+        return ancestors
+    levels_up = ancestors.sum(-1, keepdim=True) - ancestors.cumsum(-1)
+    return ancestors & (levels_up < window)
+
+
+def tree_seen(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, window: int | None = None) -> Tensor:
+    """Return what tree nodes see: the committed tokens of their sequence, their ancestors, themselves.
+
+    The result is bool (batch, fed, view). A window counts positions: `lengths + depths` for nodes, the column for
+    committed tokens.
+
+    Args:
+        lengths: int64 (batch,), committed tokens in the cache; node n lies in column `lengths + n`.
+        depths: int64 (b, fed), 0 for the root; b is 1 or batch.
+        ancestors: bool (b, fed, count), row is below or equal to column.
+        view: columns of the cache that are read.
+        window: positions that a node sees, itself included; None for all.
+    """
+    batch, (_, fed, count) = len(lengths), ancestors.shape
+    node = torch.arange(view, device=lengths.device) - lengths[:, None]
+    committed, inside = (node < 0)[:, None], (node >= 0) & (node < count)
+    if window is not None:
+        committed = committed & (depths[:, :, None] - node[:, None] < window)
+    tree = within_window(ancestors, window).expand(batch, -1, -1)
+    seen = tree.gather(2, node.clamp(0, count - 1)[:, None].expand(-1, fed, -1))
+    return (seen & inside[:, None]) | committed
+
+
+def tree_table(ancestors: Tensor, dtype: torch.dtype, reach: int, group: int = 1) -> Tensor:
+    """Return a table of masks for texts of up to `reach` tokens: additive (b, group * fed, reach + count + reach).
+
+    `reach` columns stand for committed tokens, then come the nodes, then columns beyond the tree. From column
+    `reach` - n on, the first column of a text of n tokens, the table is the mask. Rows are repeated for `group` query
+    heads, heads outermost.
+    """
+    tree = additive(ancestors, dtype).repeat(1, group, 1)
+    return pad(pad(tree, (reach, 0)), (0, reach), value=torch.finfo(dtype).min)
+
+
+class TreeMasks:
+    """Makes `tree_seen` without a window as additive masks, folded for `group` query heads.
+
+    A mask is `view` columns of the tree's table, which is made once for a static tree: its tensor comes again in
+    every step. A table lives as long as that tensor; a captured graph continues to read it.
+    """
+
+    def __init__(self, dtype: torch.dtype, group: int = 1) -> None:
+        """Start without tables."""
+        self._dtype, self._group = dtype, group
+        self._known: dict[int, tuple[ref[Tensor], dict[int, tuple[Tensor, Tensor]]]] = {}  # by id, then by reach
+
+    def __call__(self, lengths: Tensor, ancestors: Tensor, view: int) -> Tensor:
+        """Return masks (batch, 1, group * fed, view); for the arguments see `tree_seen`.
+
+        Masks of rows that are longer than `view`, as rows without a request may be, have no meaning.
+        """
+        reach = 1 << (view - 1).bit_length()
+        windows, places = self._windows(ancestors, reach)
+        return windows.narrow(3, 0, view).index_select(0, (places - lengths).clamp_(min=0))
+
+    def _windows(self, ancestors: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_compiling():
+            return _windows(tree_table(ancestors, self._dtype, reach, self._group), reach)
+        key = id(ancestors)
+        known = self._known.get(key)
+        if known is None or known[0]() is not ancestors:
+            known = self._known[key] = ref(ancestors, lambda _: self._known.pop(key, None)), {}
+        tables = known[1]
+        if reach not in tables:
+            tables[reach] = _windows(tree_table(ancestors, self._dtype, reach, self._group), reach)
+        return tables[reach]
+
+
+def _windows(table: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    """Return all windows of `reach` columns of a table as views, (places, 1, group * fed, reach), and the place of each
+    tree's mask for an empty text, int64 (b,); the mask for n tokens stands n places before it.
+    """
+    trees, rows, width = table.shape
+    places = (trees - 1) * rows * width + width - reach + 1
+    windows = table.as_strided((places, 1, rows, reach), (1, 0, width, 1))
+    return windows, torch.arange(trees, device=table.device) * (rows * width) + reach
+
+
+def tree_blocks(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, window: int | None = None) -> BlockMask:
+    """Return `tree_seen` for FlexAttention.
+
+    Blocks of committed tokens are full, blocks with nodes or a window's edge are partial.
+    """
+    batch, (_, fed, count) = len(lengths), ancestors.shape
+    tree = within_window(ancestors, window).expand(batch, -1, -1)
+    depths = depths.expand(batch, -1)
+
+    def seen(b: Tensor, h: Tensor, q: Tensor, column: Tensor) -> Tensor:
+        node = column - lengths[b]
+        row = q.clamp(max=fed - 1)
+        committed = node < 0
+        if window is not None:
+            committed = committed & (depths[b, row] - node < window)
+        return committed | ((node >= 0) & (node < count) & tree[b, row, node.clamp(0, count - 1)])
+
+    rows, columns = -(-fed // BLOCK), -(-view // BLOCK)
+    order = torch.arange(columns, dtype=torch.int32, device=lengths.device)
+    last = (lengths + count - 1) // BLOCK
+    if window is None:
+        full = first = lengths // BLOCK
+    else:
+        full, first = torch.zeros_like(lengths), (lengths - window + 1).clamp(min=0) // BLOCK
+
+    def of_all_rows(values: Tensor) -> Tensor:
+        return values[:, None, None].expand(-1, 1, rows, *values.shape[1:]).to(torch.int32).contiguous()
+
+    return BlockMask.from_kv_blocks(
+        of_all_rows(last - first + 1),
+        of_all_rows((first[:, None] + order).clamp(max=columns - 1)),
+        of_all_rows(full),
+        of_all_rows(order.expand(batch, -1)),
+        BLOCK_SIZE=(BLOCK, BLOCK),
+        mask_mod=seen,
+        seq_lengths=(fed, view),
+        compute_q_blocks=False,
+    )
+
+
+def folded(mask: Tensor, group: int) -> Tensor:
+    """Fold a mask (b, 1, tokens, view) for `group` query heads into the tokens, heads outermost."""
+    return mask if group == 1 else mask.repeat(1, 1, group, 1)
+
+
+class ForwardMasks:
+    """Makes the masks of a model's forwards: one for all layers, or one for each kind of layer."""
+
+    def __init__(self, windows: Mapping[str, int | None], *, flex: bool, dtype: torch.dtype, group: int) -> None:
+        """Take the model's kinds of layers.
+
+        Args:
+            windows: kind of layer -> positions that it sees, see `architectures.windows`.
+            flex: make block masks for FlexAttention.
+            dtype: of additive masks.
+            group: query heads that are folded into the tokens.
+        """
+        self.windows = dict(windows)
+        self._flex, self._dtype, self._group = flex, dtype, group
+        self._trees = TreeMasks(dtype, group)
+
+    def chunk(
+        self, start: int, count: int, view: int, batch: int, device: torch.device
+    ) -> Mask | dict[str, Mask] | None:
+        """Masks of `count` tokens of prompts from position `start`.
+
+        None for the first chunk: without a mask the model is causal, by its fast path where it has one.
+        """
+        if start == 0:
+            return None
+
+        def build(window: int | None) -> Mask:
+            mask = self._additive(chunk_seen(start, count, view, window, device))
+            return mask.expand(batch, -1, -1, -1)
+
+        return self._for_each_kind(build)
+
+    def tree(self, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int) -> Mask | dict[str, Mask]:
+        """Masks of tree nodes; for the arguments see `tree_seen`."""
+
+        def build(window: int | None) -> Mask:
+            if self._flex:
+                return tree_blocks(lengths, depths, ancestors, view, window)
+            if window is None:
+                return self._trees(lengths, ancestors, view)
+            return self._additive(tree_seen(lengths, depths, ancestors, view, window))
+
+        return self._for_each_kind(build)
+
+    def _for_each_kind(self, build: Callable[[int | None], Mask]) -> Mask | dict[str, Mask]:
+        masks = {kind: build(window) for kind, window in self.windows.items()}
+        return masks.get("", masks)
+
+    def _additive(self, seen: Tensor) -> Tensor:
+        return folded(additive(seen, self._dtype)[:, None], self._group)
