@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from executor.drafters.drafter import Drafter
 from executor.drafters.eagle import Eagle
-from executor.recording.collect_trace import rank_of
+from executor.recording.teacher_forced import rank_of
 from executor.target.target_model import Outputs, Target
 from executor.train.feature_store import FeatureStore
 from executor.train.loss_terms import TERMS, Anchors, hard_ce, kl

@@ -9,7 +9,7 @@ from executor.models.fingerprint import weights_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording import collect_trace
 from executor.recording.collect_trace import collect, repeated_share
-from executor.recording.typical_nodes import Led
+from executor.recording.typical_nodes import ForcedText
 from executor.verification.acceptance_rules import SampleAndMatch, make_rule
 from executor.verification.warp import Warp
 from tests.helpers.drafters import DRAFTERS
@@ -128,13 +128,13 @@ def test_acceptance_is_that_of_the_warped_laws(recorded, rule, monkeypatch):
     target, heads, tokens, _ = recorded
     warp, seen = Warp(0.7, top_k=20, top_p=0.9), {}
     ask = {"new_tokens": 6, "width": 3, "rule": rule, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "draws": 400}
-    written = collect_trace._write
+    write = collect_trace._Shard.write
 
-    def keep(*words):
-        seen["texts"] = written(*words)
+    def keep(shard):
+        seen["texts"] = write(shard)
         return seen["texts"]
 
-    monkeypatch.setattr(collect_trace, "_write", keep)
+    monkeypatch.setattr(collect_trace._Shard, "write", keep)
     trace = collect(target, heads, prompts_for(tokens), tokens, **ask, probabilities=True)
     assert trace.meta["verification"] == rule
     for t in range(6):
@@ -214,10 +214,10 @@ def test_typical_nodes_are_medusas_formula_on_plain_forwards():
 def test_texts_are_followed_however_late_the_host_reads():
     target, drafter = DRAFTERS["medusa"]()
     tokens, texts = random_prompts((9, 4), seed=3), [[5, 6, 7], [8]]
-    led = Led(make_rule("typical", warp=Warp(0.7)), torch.tensor([[5, 6, 7], [8, 0, 0]]))
-    loop = Decoder(target, drafter, tree=RECORDED, batch=2, rule=led, late=2)
+    forced = ForcedText(make_rule("typical", warp=Warp(0.7)), torch.tensor([[5, 6, 7], [8, 0, 0]]))
+    loop = Decoder(target, drafter, tree=RECORDED, batch=2, rule=forced, late=2)
     assert [list(each.tokens) for each in loop.generate(tokens, new_tokens=[3, 1])] == texts
-    assert len(led.kept) > 3
+    assert len(forced.accepted) > 3
 
 
 class Spy:
@@ -239,10 +239,10 @@ def test_typical_is_recorded_with_a_tree_and_no_other_rule_is(recorded):
     target, heads, tokens, _ = recorded
     chain = Tree.chain(2)
     for change, words in (
-        ({"rule": "typical", "temperature": 1.0}, "rule typical is recorded with a tree"),
-        ({"tree": chain}, "no other rule is"),
-        ({"tree": chain, "temperature": 1.0}, "no other rule is"),
-        ({**TYPICAL, "tree": chain, "candidates": DynamicTree(nodes=1, depth=2)}, "candidates tell of one kept sibl"),
+        ({"rule": "typical", "temperature": 1.0}, "rule typical needs a tree"),
+        ({"tree": chain}, "other rules do not take one"),
+        ({"tree": chain, "temperature": 1.0}, "other rules do not take one"),
+        ({**TYPICAL, "tree": chain, "candidates": DynamicTree(nodes=1, depth=2)}, "candidates record one accepted sib"),
         ({**TYPICAL, "tree": Tree.chain(4)}, "the tree has depth 4, depth 3 is recorded"),
         ({**TYPICAL, "tree": Tree.from_paths([(4,)])}, "the tree uses rank 4, width 4 is recorded"),
     ):

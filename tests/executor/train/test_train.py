@@ -20,7 +20,7 @@ from transformers import LlamaForCausalLM
 from executor.checkpoints import load_drafter
 from executor.drafters.eagle import Eagle
 from executor.drafters.medusa import MedusaHeads
-from executor.recording.collect_trace import rank_of
+from executor.recording.teacher_forced import rank_of
 from executor.target.target_model import Target
 from executor.train import training_run
 from executor.train.loss_module import Lesson
