@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from executor.decoding.decoder import Decoder, NewTokens
 from executor.decoding.step_results import Step
 from executor.drafters.drafter import Drafter
-from executor.profiling.drift import LOSS, centre
+from executor.profiling.drift import TRIMMED_ERROR, trimmed_mean
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Rule
 from executor.verification.replayed_acceptance import Imposed
@@ -288,5 +288,5 @@ def _measured(run: _Run, plain: _Run, middle: Callable[[Sequence[float]], Any]) 
     step_s = float(middle([seconds for piece in run.step_s for seconds in piece]))
     quotients = np.array([middle(p) / middle(s) for p, s in zip(plain.step_s, run.step_s, strict=True)])
     spread = ratio(quotients, np.ones(len(quotients)))
-    found = float(np.exp(centre(np.log(quotients).tolist())))
-    return Figures(run.tau, step_s, run.tau.times(found, relative_error=LOSS * spread.relative))
+    found = float(np.exp(trimmed_mean(np.log(quotients).tolist())))
+    return Figures(run.tau, step_s, run.tau.times(found, relative_error=TRIMMED_ERROR * spread.relative))
