@@ -17,23 +17,14 @@ from executor.profiling.measured_policies import unstopped_policies
 from executor.profiling.measured_shapes import REQUIRED, TOKENS, Configuration, ranked_configurations
 from executor.profiling.schedule import MARGIN, TOGETHER, Schedule, fit_schedule
 from executor.profiling.timed_block import Block, imposed_trace, run_block
-from executor.prompts.prompt_files import Prompt
-from executor.recording.collect_trace import collect
 from executor.target.target_model import Target
-from executor.validation.compare_live import Requests, compare
 from executor.verification.acceptance_rules import Greedy, make_rule
 from executor.verification.replayed_acceptance import Imposed
 from executor.verification.warp import Warp
-from simulate.validation.agreement import Figures, comparison_record
-from simulate.validation.predictions import ways_of
 from tests.helpers.models import random_heads, random_prompts, small_target
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, ExecutorError, UsageError
-from treeopt.planning.search_pipeline import search
-from treeopt.plans.plan_json import from_json, to_json
-from treeopt.policies import GROWTHS, DynamicTree
-from treeopt.replay.dynamic_tree import replay_policy
-from treeopt.replay.static_tree import replay_tree
+from treeopt.policies import GROWTHS
 from treeopt.tree import Tree
 
 
@@ -616,58 +607,3 @@ def test_contexts_are_measured_at_the_lengths_asked_for(models, clock):
 def test_settings_without_meaning(models, settings, message):
     with pytest.raises(UsageError, match=message):
         measure_profile(*models, random_prompts([5] * 8), **settings)
-
-
-def test_validation_measures_what_the_plan_names(models, profile):
-    target, heads = models
-    tokens = random_prompts([6] * 40, seed=4)
-    trace = collect(target, heads, [Prompt("x")] * 24, tokens[:24], new_tokens=12, width=12)
-    plan = search(trace, profile, batch=(1, 2), max_nodes=15)
-    fresh = tokens[24:]
-    cells = compare(target, heads, plan, Requests(fresh, 12), blocks=4)
-    assert {c.batch for c in cells} == {1, 2}
-    again = collect(target, heads, [Prompt("x")] * 16, fresh, new_tokens=12, width=12)
-    for cell in cells:
-        counts = replay_tree(cell.tree, again)
-        assert cell.measured.tau.value == pytest.approx(counts.tau)  # live tau is the replay of these prompts
-        entry = plan.entries[[e.batch for e in plan.entries].index(cell.batch)]
-        due = Figures.of_run(ways_of(entry)[cell.tree], judged=12, requests=16)
-        assert due == cell.predicted
-        assert due.tau.relative == pytest.approx(ways_of(entry)[cell.tree].tau.relative * (1 + 12 / 16) ** 0.5)
-        assert cell.error == pytest.approx(cell.predicted.speedup.value / cell.measured.speedup.value - 1)
-        assert cell.end_to_end > 0
-    record = comparison_record(cells)
-    errors = [abs(cell.error) for cell in cells]
-    assert record["mean_error"] == pytest.approx(np.mean(errors))
-    assert record["max_error"] == pytest.approx(max(errors))
-    with pytest.raises(UsageError, match="4 blocks at batch 2 need at least 16 prompts, got 15"):
-        compare(target, heads, plan, Requests(fresh[:15]), blocks=4)
-
-
-def test_validation_measures_policies(models, profile):
-    """Live tau is the replay of the recorded candidates; where a trace is replayed policies are left out."""
-    target, heads = models
-    tokens = random_prompts([6] * 40, seed=4)
-    more = {"new_tokens": 12, "width": 6, "candidates": DynamicTree(nodes=1, depth=3, beam=4, width=4)}
-    trace = collect(target, heads, [Prompt("x")] * 24, tokens[:24], **more)
-    kinds = ("opt-tree", "calibrated", "cost-aware")
-    plan = search(trace, profile, max_nodes=15, policies=kinds, padding="widest")
-    plan = from_json(to_json(plan))
-    fresh = tokens[24:]
-    cells = {cell.name: cell for cell in compare(target, heads, plan, Requests(fresh, 12), blocks=4)}
-    again = collect(target, heads, [Prompt("x")] * 16, fresh, **more)
-    (entry,) = plan.entries
-    policies = {choice.name: choice.grown for choice in (entry.choice, *entry.compared) if choice.grown}
-    for kind in kinds:
-        cell = cells[kind]
-        assert cell.tree is None
-        assert cell.grown == policies[kind]
-        assert cell.measured.tau.value == pytest.approx(replay_policy(cell.grown.policy, again).tau)
-        assert cell.predicted == Figures.of_run(ways_of(entry)[cell.grown.policy], judged=12, requests=16)
-    (record,) = (cell for cell in comparison_record(list(cells.values()))["cells"] if cell["name"] == "cost-aware")
-    assert record["tree"] is None
-    assert record["grown"]["nodes"] == policies["cost-aware"].nodes
-    assert set(record["grown"]["settings"]) == {"nodes", "depth", "beam", "width", "shared", "rate", "calibrated"}
-    replayed = compare(target, heads, plan, Requests(fresh, 12, replayed=again), blocks=4)
-    assert [cell.tree for cell in replayed] == list(ways_of(entry, static=True))
-    assert set(kinds) == {cell.name for cell in cells.values()} - {cell.name for cell in replayed}

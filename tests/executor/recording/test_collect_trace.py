@@ -47,32 +47,6 @@ def recorded():
     return target, heads, tokens, trace
 
 
-@pytest.fixture(scope="module", params=DRAFTERS)
-def each(request):
-    """The same of every kind of drafter."""
-    target, drafter = DRAFTERS[request.param]()
-    tokens = random_prompts((9, 4, 17, 2, 6, 12, 3), seed=8)
-    settings = {"new_tokens": 24, "width": WIDTH, "depth": 5, "stop": [7], "batch": 3}
-    return target, drafter, tokens, collect(target, drafter, prompts_for(tokens), tokens, **settings)
-
-
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("tree", TREES, ids=repr)
-def test_replay_equals_the_live_loop_step_for_step(each, tree, batch):
-    target, drafter, tokens, trace = each
-    live = Decoder(target, drafter, tree=tree, batch=batch).generate(tokens, new_tokens=24, stop=[7])
-    steps = visit(tree, trace)
-    for request, generation in enumerate(live):
-        assert steps.accepted[steps.request == request].tolist() == list(generation.accepted)
-
-
-def test_every_drafter_is_right_at_times(each):
-    """Otherwise the equality above says little."""
-    *_, trace = each
-    accepted = visit(TREES[1], trace).accepted
-    assert (accepted > 0).mean() > 0.05
-
-
 def test_the_trace_accepts_something(recorded):
     *_, trace = recorded
     assert (visit(TREES[1], trace).accepted > 0).mean() > 0.2
