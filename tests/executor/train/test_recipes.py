@@ -76,7 +76,7 @@ def test_changes_without_meaning(change, words):
 @pytest.mark.parametrize(
     ("recipe", "change", "words"),
     [
-        ("hass", "layers=2", "layers is of medusa and hydra drafters, recipe hass trains eagle"),
+        ("hass", "layers=2", "layers applies only to medusa and hydra drafters, recipe hass trains eagle"),
         ("medusa1", "dropout=0.2", "dropout is of hydra"),
         ("medusa1", "prefix=true", "prefix is of hydra"),
         ("hydra++", "detached=true", "detached is of eagle and eagle3"),
