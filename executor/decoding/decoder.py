@@ -38,7 +38,7 @@ BUCKET = 256
 
 @dataclass(frozen=True)
 class _LastStep:
-    """What the host knows of the last step: no row committed more than `tokens`; `all_fed`: see `Drafter.extend`."""
+    """The host's knowledge of the last step: no row committed more than `tokens`; `all_fed`: see `Drafter.extend`."""
 
     tokens: int
     all_fed: bool
@@ -251,7 +251,7 @@ class Decoder:
         limits = limit_each(new_tokens, len(prompts))
         for number, prompt in enumerate(prompts):
             if len(prompt) == 0:
-                raise UsageError(f"prompt {number} is empty: decoding starts from a token")
+                raise UsageError(f"prompt {number} is empty: decoding needs at least one token")
             if not 0 <= min(prompt) <= max(prompt) < self.target.vocabulary:
                 raise UsageError(f"prompt {number} holds tokens outside the vocabulary of {self.target.vocabulary}")
         length = max((len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)), default=1)

@@ -143,7 +143,7 @@ class AskingGrowth(PolicyGrowth):
 
 @dataclass(frozen=True, eq=False)
 class _HostLevel:
-    """What the host has read after a level.
+    """The values that the host has read after a level.
 
     Attributes:
         log: (batch, n), log-probabilities of the best candidates so far, the best first.

@@ -24,7 +24,7 @@ class _Waiting:
 
 @dataclass
 class _Row:
-    """One row of the batch, as far as the host knows it.
+    """A row of the batch, as far as the host knows it.
 
     Attributes:
         request: number of its request; -1: idle.
@@ -45,7 +45,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class Emitted:
-    """What each row emitted in a step, cut at the end of its request; see `Step` for the fields."""
+    """The output of each row in a step, cut at the end of its request; see `Step` for the fields."""
 
     requests: tuple[int, ...]
     committed: tuple[tuple[int, ...], ...]

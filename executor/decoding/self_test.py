@@ -33,7 +33,7 @@ TREE = Tree.from_paths([(0, 0, 0), (0, 1), (1, 0), (2,)])
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial and its result.
+    """A trial and its result.
 
     Attributes:
         name: the statement that must hold.

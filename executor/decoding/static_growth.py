@@ -15,7 +15,7 @@ from treeopt.tree import Tree
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """How one depth is drafted; the root is node 0, node n of the tree is n + 1.
+    """The drafting of one depth; the root is node 0, node n of the tree is n + 1.
 
     Attributes:
         expanded: int64 (e,), places among the candidates one depth above of the nodes whose children are drafted.

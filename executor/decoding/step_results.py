@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Generation:
-    """What one request emitted.
+    """The text of one request.
 
     Attributes:
         tokens: the new tokens, up to the limit or the first stop token (included).
@@ -20,7 +20,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the batch.
+    """A step of the batch.
 
     Attributes:
         requests: the request of each row, -1 for an idle one.
@@ -29,12 +29,12 @@ class Step:
         ended: True for each row whose request ended with this step.
         draft_s: seconds of drafting, taking in the last step's outcome included.
         rest_s: seconds of verifying, accepting and committing, and of the host's bookkeeping.
-        admit_s: seconds of prefilling the requests that joined before the step, and of steps before it that were begun
-            for requests that had all ended.
+        admit_s: seconds of prefilling the requests that joined before the step, and of earlier steps whose requests
+            had all ended.
 
-    On CUDA seconds are the device's own, from the end of one step to that of the next: what the host did meanwhile
-    counts where the device waited for it. What the caller does with a step counts nowhere, nor do captures of graphs,
-    nor a step that is under way when the last request ends.
+    On CUDA seconds are the device's own, from the end of one step to the end of the next: the host's work counts where
+    the device waited for it. The caller's work between steps does not count, nor do captures of graphs, nor a step that
+    is under way when the last request ends.
     """
 
     requests: tuple[int, ...]
@@ -59,7 +59,7 @@ class Gathered:
         ended: requests that ended.
         histogram: maps a number of accepted tokens to how often a step of a sequence accepted that number.
         committed: tokens of all sequences.
-        draft_s: seconds of drafting; rest_s, admit_s likewise.
+        draft_s, rest_s, admit_s: seconds, see `Step`.
     """
 
     def __init__(self) -> None:

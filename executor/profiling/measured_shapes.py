@@ -17,7 +17,7 @@ REQUIRED = 0  # importance of the configurations without which there is no profi
 
 @dataclass(frozen=True)
 class Configuration:
-    """One configuration of the decoding loop.
+    """A configuration of the decoding loop.
 
     Attributes:
         batch: sequences.

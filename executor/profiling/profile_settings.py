@@ -16,7 +16,7 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured, and how often.
+    """The settings of a measurement.
 
     Attributes:
         batches: batch sizes.
@@ -64,7 +64,7 @@ class Settings:
         if self.rounds < 2 or self.steps < 1:
             raise UsageError(f"at least 2 rounds of 1 step are needed, got {self.rounds} of {self.steps}")
         if not contexts and len(prompts) < batches[-1]:
-            raise UsageError(f"batch {batches[-1]} needs as many prompts, got {len(prompts)}")
+            raise UsageError(f"batch {batches[-1]} needs at least that many prompts, got {len(prompts)}")
         if self.policies and self.graphs:
             raise UsageError(
                 "some policies ask the host at each step; CUDA graphs cannot: measure policies without them"

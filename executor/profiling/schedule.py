@@ -18,7 +18,7 @@ Visit = tuple[int, int]  # index of a configuration, and which of its blocks in 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What is measured.
+    """The configurations that are measured.
 
     Attributes:
         ways: configurations in the order of importance.

@@ -32,7 +32,7 @@ class WorkFile:
         """Read the file.
 
         Args:
-            path: where finished blocks are kept; None: nowhere.
+            path: where finished blocks are stored; None: nowhere.
             settings: all that blocks depend on.
 
         Raises:

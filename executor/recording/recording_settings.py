@@ -35,7 +35,7 @@ class Rules(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """What is recorded, and how the texts are written.
+    """The settings of a collection: what is recorded, and how the texts are written.
 
     Temperature 0 writes greedily; above, the text is a sample of the target, whatever the rule. Its ranks are what
     sample-and-match accepts, just as those of greedy text are what greedy accepts. For rules that draw candidates from

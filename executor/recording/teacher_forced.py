@@ -21,7 +21,7 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class PassSettings:
-    """What the pass records.
+    """The settings of the pass.
 
     Attributes:
         depth: levels, D.

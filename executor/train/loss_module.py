@@ -34,7 +34,7 @@ class Backbone(Protocol):
 
 @dataclass(frozen=True)
 class DepthScore:
-    """One depth on held-out rows.
+    """The measurement of one depth on held-out rows.
 
     Attributes:
         anchors: number of supervised anchors.

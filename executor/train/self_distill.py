@@ -39,7 +39,7 @@ CHUNKS = 4  # batches written together
 
 @dataclass(frozen=True)
 class Writing:
-    """How the target writes.
+    """The settings of self-distillation.
 
     Attributes:
         temperature: 0 for greedy text. Medusa's authors write at 0.3.

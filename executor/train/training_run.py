@@ -1,4 +1,4 @@
-"""One training run, from rows to a folder: start or resume, train, measure, write the drafter and a log."""
+"""A training run, from rows to a folder: start or resume, train, measure, write the drafter and a log."""
 
 import hashlib
 import json

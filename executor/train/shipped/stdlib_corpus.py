@@ -36,7 +36,7 @@ HELD_OUT_SHARE = 0.15
 
 @dataclass(frozen=True)
 class Source:
-    """One file: its path inside the standard library, its text, and True if it is held out."""
+    """A file: its path inside the standard library, its text, and True if it is held out."""
 
     name: str
     text: str

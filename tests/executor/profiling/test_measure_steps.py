@@ -595,7 +595,7 @@ def test_contexts_are_measured_at_the_lengths_asked_for(models, clock):
     [
         ({"batches": (0,)}, "batch sizes must be at least 1"),
         ({"batches": ()}, "batch sizes must be at least 1"),
-        ({"batches": (9,)}, "batch 9 needs as many prompts, got 8"),
+        ({"batches": (9,)}, "batch 9 needs at least that many prompts, got 8"),
         ({"batches": (1,), "max_nodes": 64}, "max-nodes must be in 1..63"),
         ({"batches": (1,), "rounds": 1}, "at least 2 rounds"),
         ({"batches": (1,), "contexts": (1,)}, "contexts must be at least 2 tokens"),
