@@ -132,7 +132,7 @@ class Measurement:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The schedule: all configurations, or those that fit the budget after a first look at each batch size and context."""
+        """The schedule: all configurations, or those that fit the budget after a first look at each place."""
         ranked = self.settings.ranked
         every = [configuration for _, configuration in ranked]
         required = sum(importance == REQUIRED for importance, _ in ranked)
