@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -22,11 +22,12 @@ from executor.drafters.drafter import Drafter
 from executor.models.fingerprint import clock_mhz, device_name, identity, tokens_hash
 from executor.profiling.block_prompts import BlockPrompts
 from executor.profiling.drift import cell_of, remove_drift
+from executor.profiling.first_look import IMPOSED, LONG_S, Look
 from executor.profiling.measured_shapes import REQUIRED, Configuration
 from executor.profiling.prefill_times import measure_prefill
 from executor.profiling.profile_settings import Settings as Settings
-from executor.profiling.schedule import TOGETHER, Schedule, Visit, fit_schedule
-from executor.profiling.timed_block import WARM_UP, Block, Tokens, imposed_trace, run_block
+from executor.profiling.schedule import Schedule, Visit, fit_schedule
+from executor.profiling.timed_block import Block, Tokens, imposed_trace, run_block
 from executor.profiling.work_file import BlockKey, WorkFile, block_record
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes
@@ -40,10 +41,7 @@ from treeopt.errors import TreeoptError
 from treeopt.storage.provenance import this_run
 from treeopt.tree import Tree
 
-DYNAMIC = 1.2  # seconds of a step with a dynamic tree over those with a static one; EAGLE's took 1.06 to 1.39
-LONG_S = 0.3  # a block ends after this time: its steps share the machine's drift, so more blocks say more
 PREFILL = 0.05  # largest share of the budget, unless reading all prompts once takes longer
-IMPOSED = 3  # steps of a block whose acceptance is imposed, always, so that all reach one context
 
 
 def measure_profile(
@@ -73,25 +71,6 @@ def measure_profile(
     settings |= {name: tuple(settings[name]) for name in ("batches", "contexts") if name in settings}
     with Measurement(target, drafter, prompts, Settings(**settings), work=work, who=who) as measurement:
         return measurement.run(progress)
-
-
-@dataclass(frozen=True)
-class _Look:
-    """A first look at one batch size and context.
-
-    Attributes:
-        opening_s: seconds before the first step of a block, prompts included.
-        own_prompts_s: the same after prompts that only this block has.
-        plain_s: seconds of a plain step.
-        widest_s: seconds of a step of the largest tree.
-        nodes: of the largest tree.
-    """
-
-    opening_s: float
-    own_prompts_s: float
-    plain_s: float
-    widest_s: float
-    nodes: int
 
 
 class Measurement:
@@ -218,42 +197,25 @@ class Measurement:
             return Schedule(every, settings.rounds)
         places = dict.fromkeys((configuration.batch, configuration.context) for configuration in every)
         looks = {place: self._look([c for c in every if (c.batch, c.context) == place]) for place in places}
+
+        def block_s(configuration: Configuration) -> float:
+            look = looks[configuration.batch, configuration.context]
+            return look.block_s(configuration, steps=settings.steps, spare=self._block_prompts.spare)
+
         return fit_schedule(
             ranked,
             rounds=settings.rounds,
-            block_s=lambda configuration: self._block_s(
-                configuration, looks[configuration.batch, configuration.context]
-            ),
+            block_s=block_s,
             budget_s=settings.budget_s - self._looked_s,
         )
 
-    def _look(self, configurations: Sequence[Configuration]) -> _Look:
+    def _look(self, configurations: Sequence[Configuration]) -> Look:
         """Time short blocks of plain decoding and of the largest tree, at one batch size and context."""
         free = [configuration for configuration in configurations if configuration.imposed is None]
         largest = max((c for c in free if c.growth is None), key=lambda configuration: configuration.tree.nodes)
-        # Prompts are filled in twice, without and with features; the third time only the drafter reads them.
         plain, first, second = (self._block(configuration, 1, 0) for configuration in (free[0], largest, largest))
         self._looked_s += plain.took_s + sum(block.took_s for block in (first, second))
-        once_s, always_s = (max(0.0, block.took_s - (1 + WARM_UP) * block.step_s) for block in (first, second))
-        opening_s = always_s + 2 * once_s / len(free)
-        return _Look(opening_s, always_s + once_s, plain.step_s, second.step_s, largest.tree.nodes)
-
-    def _block_s(self, configuration: Configuration, look: _Look) -> float:
-        """Return the seconds that one block is expected to take."""
-        steps, nodes = self.settings.steps, configuration.tree.nodes
-        if configuration.imposed is not None:  # after prompts of its own length
-            return look.own_prompts_s + (WARM_UP + min(steps, IMPOSED)) * look.widest_s
-
-        def steps_s(step_s: float) -> float:
-            return WARM_UP * step_s + min(steps * step_s, LONG_S + step_s)
-
-        share = max(nodes, sum(configuration.widths)) / look.nodes
-        step_s = look.plain_s + max(0.0, look.widest_s - look.plain_s) * share
-        step_s *= 1.0 if configuration.growth is None else DYNAMIC
-        opening_s = look.opening_s
-        if not nodes:
-            opening_s += self._block_prompts.spare / 2 * look.plain_s  # the part of the texts that is written first
-        return opening_s + steps_s(step_s) + (opening_s + steps_s(look.plain_s)) / TOGETHER * bool(nodes)
+        return Look.of(plain, first, second, sharing=len(free), nodes=largest.tree.nodes)
 
     def _block(self, configuration: Configuration, steps: int, number: int) -> Block:
         """Time one block after the prompts of its round, which all configurations of a place share."""
