@@ -1,6 +1,6 @@
-"""The sequences of a batch on the device: where each one stands, and the step that moves them all.
+"""The sequences of a batch on the device, and the four parts of a step: draft, verify, accept, commit.
 
-Nothing here asks the device for a value, unless the growth does: the host reads `outcome` when it likes.
+No function here reads a value from the device, unless the growth does: the host reads `outcome` when it chooses to.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,9 @@ from torch import Tensor
 from executor.decoding.tree_growth import Growth
 from executor.device.upload import uploaded
 from executor.drafters.drafter import Committed, Drafter
-from executor.target.target_model import Target
+from executor.target.target_model import Outputs, Target
 from executor.verification.acceptance_rules import Rule
+from executor.verification.longest_accepted_path import Accepted
 from executor.verification.replayed_acceptance import Imposed
 from executor.verification.tree_tensors import Draft
 
@@ -26,8 +27,8 @@ class Rows:
         lengths: int64 (batch,), tokens in the cache.
         root: int64 (batch,), the last committed token, not in the cache yet; any for rows without a request.
         idle: bool (batch,), rows without a request: they are computed, and stay where they are.
-        outcome: int64 (batch, depth + 3), of the last step: drafted tokens kept; place in the order of feeding of the
-            deepest node kept, -1 if it was never fed; tokens committed, in their order.
+        outcome: int64 (batch, depth + 3), of the last step: drafted tokens accepted; place in the order of feeding of
+            the deepest accepted node, -1 if it was never fed; tokens committed, in their order.
     """
 
     def __init__(
@@ -40,18 +41,18 @@ class Rows:
         length: int,
         capacity: int,
     ) -> None:
-        """Idle rows; the target's cache is taken.
+        """Take the target's cache; all rows are idle.
 
         Args:
             target: the model that verifies.
             drafter: what proposes; None only where the growth has no levels.
-            growth: how trees come about.
+            growth: how trees are drafted.
             rule: of verification.
             batch: rows.
             length: positions that a sequence may reach.
             capacity: entries of each row's cache.
         """
-        # First the drafter, which may refuse: the target's cache is then left to whoever has it.
+        # First the drafter, which may raise: the target's cache then stays with the run that has it.
         self.state = drafter.begin(target, batch, growth.depth, length, capacity) if drafter is not None else None
         target.allocate(batch, capacity)
         device, steps = target.device, growth.depth + 1
@@ -72,14 +73,14 @@ class Rows:
         self._committed = [self.committed.first(moved) for moved in range(1, steps)] + [self.committed]
 
     def leave(self, rows: Mapping[int, int]) -> None:
-        """These rows have no request any more, and stay at these lengths."""
+        """Mark rows as idle; `rows` maps each to the length at which it stays."""
         for row, length in rows.items():  # filled, not assigned: on CUDA a number from the host is copied, which waits
             self.idle[row : row + 1].fill_(True)
             self.lengths[row : row + 1].fill_(length)
 
     @torch.no_grad()
     def admit(self, rows: Sequence[int], prompts: Sequence[Tokens], requests: Sequence[int] = ()) -> None:
-        """Requests begin in these rows: all tokens but the last go into the caches, the last is the root.
+        """Begin requests in these rows: all tokens of a prompt but the last go into the caches, the last is the root.
 
         `requests`, their numbers, matter only where acceptance is imposed.
         """
@@ -113,11 +114,20 @@ class Rows:
         return self.growth.draft(self.drafter, self.state, self.root, self.rule, idle=self.idle)
 
     @torch.no_grad()
-    def verify(self, draft: Draft, *, view: int) -> None:
-        """One forward of the target; accept, and move the cache, the lengths and the roots on."""
-        tree, last = draft.topology, self.committed
-        outputs = self.target.verify(draft.tokens, self.lengths, tree.depth, tree.ancestors, view, taps=self.taps)
-        accepted = self.rule.accept(outputs.logits, draft)
+    def verify(self, draft: Draft, *, view: int) -> Outputs:
+        """Run the step's one forward of the target, over all nodes of the trees."""
+        tree = draft.topology
+        return self.target.verify(draft.tokens, self.lengths, tree.depth, tree.ancestors, view, taps=self.taps)
+
+    @torch.no_grad()
+    def accept(self, draft: Draft, outputs: Outputs) -> Accepted:
+        """Let the rule choose the accepted path of each tree, and the bonus token."""
+        return self.rule.accept(outputs.logits, draft)
+
+    @torch.no_grad()
+    def commit(self, draft: Draft, outputs: Outputs, accepted: Accepted) -> None:
+        """Move the cache, the lengths and the roots to the end of the accepted paths, and write `outcome`."""
+        last = self.committed
         assert self.target.cache is not None
         if not self.growth.in_place:
             self.target.cache.compact(self.lengths, accepted.path)

@@ -1,4 +1,4 @@
-"""What a step's trees are chosen from: candidates drafted level by level, the most probable of each expanded."""
+"""The candidate pool that dynamic trees are chosen from: drafted level by level, the most probable nodes expanded."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from treeopt.policies.reranking import Calibration
 
 
 class Chances:
-    """A calibration as tables on the device: how often candidates of a depth, rank and probability were true."""
+    """A calibration as tables on the device: how often candidates of a depth, rank and probability were right."""
 
     def __init__(self, calibration: Calibration, drafting: Drafting, device: torch.device) -> None:
-        """Of as many depths and ranks as are drafted."""
+        """Keep the depths and ranks that are drafted."""
         curves = [depth[: drafting.width] for depth in calibration[: drafting.depth]]
         knots = 1 + max(len(curve.x) for depth in curves for curve in depth)
-        far = float("inf")  # behind the last knot a curve is flat
+        far = float("inf")  # beyond the last knot a curve is flat
 
         def table(rows: list[list[list[float]]]) -> Tensor:
             return torch.tensor(rows, dtype=torch.float64, device=device)
@@ -30,15 +30,20 @@ class Chances:
         self.last = table([[[c.x[-1]] for c in depth] for depth in curves])
 
     def logs(self, level: int, logs: Tensor) -> Tensor:
-        """What takes the place of log-probabilities given the parent, float32 (batch, e, width), on a level from 0."""
+        """Return calibrated log-probabilities given the parent, in place of `logs`.
+
+        Args:
+            level: from 0.
+            logs: float32 (batch, e, width).
+        """
         x, y = self.x[level], self.y[level]
         drafted = logs.double().exp().permute(2, 0, 1).flatten(1).contiguous()
-        there = drafted.clamp(min=x[:, :1]).clamp(max=self.last[level])
-        place = torch.searchsorted(x, there, right=True) - 1
-        above, below = y.gather(1, place), x.gather(1, place)
-        after = (place + 1).clamp(max=x.shape[1] - 1)
-        slope = (y.gather(1, after) - above) / (x.gather(1, after) - below)
-        chance = slope * (there - below) + above
+        within = drafted.clamp(min=x[:, :1]).clamp(max=self.last[level])
+        knot = torch.searchsorted(x, within, right=True) - 1
+        y_knot, x_knot = y.gather(1, knot), x.gather(1, knot)
+        following = (knot + 1).clamp(max=x.shape[1] - 1)
+        slope = (y.gather(1, following) - y_knot) / (x.gather(1, following) - x_knot)
+        chance = slope * (within - x_knot) + y_knot
         return chance.log().float().view(len(x), *logs.shape[:2]).permute(1, 2, 0)
 
 
@@ -65,14 +70,14 @@ class Pool:
     scores: Tensor | None
 
     def order(self) -> Tensor:
-        """Places of all candidates, the most probable first, equals as the drafter finds them: int64 (batch, size)."""
+        """Return the places of all candidates, int64 (batch, size): the most probable first, ties by the drafter."""
         order = sorted_places(self.value)
         if self.log is self.value:
             return order
         return order.gather(1, sorted_places(self.log.gather(1, order)))
 
 
-def drawn(
+def draft_levels(
     drafting: Drafting,
     drafter: Drafter,
     state: Any,
@@ -81,9 +86,9 @@ def drawn(
     *,
     chances: Chances | None = None,
 ) -> Iterator[tuple[Pool, ...]]:
-    """The candidates below `root`, int64 (batch,), level by level: each time all levels so far, apart.
+    """Draft the candidates below `root`, int64 (batch,), and yield after each level a tuple of all levels so far.
 
-    A level is drafted when it is asked for. Places count from the first candidate of the first level.
+    A level is drafted when the iterator is advanced. Places count from the first candidate of the first level.
     """
     zero = torch.zeros(len(root), 1, dtype=torch.long, device=root.device)
     tokens, parents, place = root[:, None], zero, zero - 1
@@ -102,29 +107,29 @@ def drawn(
         values = (value[..., None] + logs).flatten(1)
         trusted = values if chances is None else (log[..., None] + chances.logs(depth, logs)).flatten(1)
         above = place[..., None].expand(-1, -1, drafting.width).flatten(1)
-        kept = scores if rule.needs_scores else None
-        levels = (*levels, Pool(best.flatten(1), logs.flatten(1), values, trusted, above, place, kept))
+        needed = scores if rule.needs_scores else None
+        levels = (*levels, Pool(best.flatten(1), logs.flatten(1), values, trusted, above, place, needed))
         seen += expanded * drafting.width
         yield levels
 
 
-def joined(levels: Sequence[Pool]) -> Pool:
-    """All levels together."""
+def join_levels(levels: Sequence[Pool]) -> Pool:
+    """Return all levels as one pool."""
 
-    def every(name: str) -> Tensor:
+    def joined(name: str) -> Tensor:
         return torch.cat([getattr(level, name) for level in levels], 1)
 
-    value = every("value")
-    log = value if levels[0].log is levels[0].value else every("log")
-    scores = None if levels[0].scores is None else every("scores")
-    return Pool(every("tokens"), every("logs"), value, log, every("above"), every("fed"), scores)
+    value = joined("value")
+    log = value if levels[0].log is levels[0].value else joined("log")
+    scores = None if levels[0].scores is None else joined("scores")
+    return Pool(joined("tokens"), joined("logs"), value, log, joined("above"), joined("fed"), scores)
 
 
 def sorted_places(value: Tensor) -> Tensor:
-    """Places from the largest to the smallest, the first of equals first; int64, as `value` (batch, n)."""
+    """Return places from the largest to the smallest, the first of equals first; int64, as `value` (batch, n)."""
     return value.sort(dim=1, descending=True, stable=True).indices
 
 
 def best_places(value: Tensor, count: int) -> Tensor:
-    """Places of the `count` largest, the first of equals, in their own order; int64 (batch, count)."""
+    """Return the places of the `count` largest, the first of equals, in ascending order; int64 (batch, count)."""
     return sorted_places(value)[:, :count].sort(1).values

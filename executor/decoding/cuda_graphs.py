@@ -1,8 +1,8 @@
 """CUDA graphs of a batch's steps: captured once for each view of the cache, replayed after that.
 
 A replay launches all of a step's kernels at once and runs no Python, so the device does not wait for the host. What a
-graph reads and writes lies at fixed addresses: the rows' and the drafter's state, and the caches. Two graphs a view,
-drafting and verifying, keep the phases apart for whoever times them.
+graph reads and writes lies at fixed addresses: the rows' and the drafter's state, and the caches. Each view has two
+graphs, one for drafting and one for the rest of the step, so that the two phases can be timed.
 
 Not run on a CUDA device yet: the tests drive the same code with a capture that records nothing.
 """
@@ -25,35 +25,35 @@ Capture = Callable[[Callable[[], None]], Replay]
 
 
 class Graphs:
-    """Steps of some rows; shapes are the widest, since a graph cannot be told what the host has learned.
+    """Steps of some rows; shapes are the widest, since a graph cannot use what the host has read since its capture.
 
     Attributes:
-        bytes: memory that the graphs hold on the device.
+        bytes: memory of the graphs on the device.
     """
 
     def __init__(self, rows: Rows, capture: Capture | None = None) -> None:
-        """Nothing captured yet; `capture` replaces that of CUDA."""
+        """Begin with no graph; `capture` replaces that of CUDA."""
         self.rows, self.bytes, self._capture = rows, 0, capture
         self._views: dict[int, tuple[Replay, Replay, Draft]] = {}  # the draft is kept: its memory is the graphs'
         self._pool: Any = None  # of CUDA's captures
 
     def prepare(self, *, view: int) -> bool:
-        """Capture this view's steps unless they are there; whether they were not."""
+        """Capture this view's steps if they are missing; return True if they were."""
         if view in self._views:
             return False
         self._views[view] = self._captured(view)
         return True
 
     def draft(self, *, view: int) -> None:
-        """See `Rows.draft`; the view is prepared."""
+        """Replay `Rows.draft`; the view must be prepared."""
         self._views[view][0]()
 
     def verify(self, *, view: int) -> None:
-        """See `Rows.verify`, of the draft made last."""
+        """Replay `Rows.verify`, `Rows.accept` and `Rows.commit` for the last draft."""
         self._views[view][1]()
 
     def _captured(self, view: int) -> tuple[Replay, Replay, Draft]:
-        """Warm up and capture; the state is left as it was, but that the nodes kept last lie in place."""
+        """Warm up and capture; the state stays as it was, except that the last accepted nodes are moved into place."""
         rows, steps = self.rows, self.rows.growth.depth + 1
         drafts: list[Draft] = []
 
@@ -61,21 +61,22 @@ class Graphs:
             drafts[:] = [rows.draft(view=view, steps=steps, all_fed=False)]
 
         def verify() -> None:
-            rows.verify(drafts[0], view=view)
+            outputs = rows.verify(drafts[0], view=view)
+            rows.commit(drafts[0], outputs, rows.accept(drafts[0], outputs))
 
         before = [(tensor, tensor.clone()) for tensor in state_of(rows)]
         generator = _generator(rows)
-        drawn_so_far = torch.empty(0) if generator is None else generator.get_state()
-        with _where_captures_are(rows.root.device):
+        generator_state = torch.empty(0) if generator is None else generator.get_state()
+        with _on_capture_stream(rows.root.device):
             for _ in range(WARM_UP):
                 draft()
                 verify()
                 for tensor, value in before:
                     tensor.copy_(value)
-                # The first draft moved what was kept into place in the drafter's cache; from there nothing is to move.
+                # The first draft moved accepted nodes into place in the drafter's cache: later ones move nothing.
                 rows.committed.fed.copy_(torch.arange(steps, device=rows.root.device))
         if generator is not None:
-            generator.set_state(drawn_so_far)
+            generator.set_state(generator_state)
         capture = self._capture or self._cuda
         return capture(draft), capture(verify), drafts[0]
 
@@ -86,26 +87,26 @@ class Graphs:
                 self._pool = torch.cuda.graph_pool_handle()
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()  # as a capture does when it begins
-            held = torch.cuda.memory_reserved(device)
+            reserved = torch.cuda.memory_reserved(device)
             graph = torch.cuda.CUDAGraph()
             generator = _generator(self.rows)
             if generator is not None:
                 graph.register_generator_state(generator)
             with torch.cuda.graph(graph, pool=self._pool, stream=_stream(device)):
                 work()
-            self.bytes += torch.cuda.memory_reserved(device) - held
+            self.bytes += torch.cuda.memory_reserved(device) - reserved
         return graph.replay
 
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all captures: cuBLAS keeps a workspace for each stream that it has seen."""
+    """Return the one stream for all captures: cuBLAS keeps a workspace for each stream that it has seen."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
-def _where_captures_are(device: torch.device) -> Iterator[None]:
-    """On CUDA on the stream of captures, so that libraries make their workspaces outside a graph's memory."""
+def _on_capture_stream(device: torch.device) -> Iterator[None]:
+    """Use the stream of captures on CUDA, so that libraries make their workspaces outside a graph's memory."""
     if device.type != "cuda":
         yield
         return
@@ -117,19 +118,19 @@ def _where_captures_are(device: torch.device) -> Iterator[None]:
 
 
 def _generator(rows: Rows) -> torch.Generator | None:
-    """Where the rule takes its chances, if it takes any; CUDA must know, or every replay would draw the same."""
+    """Return the rule's random generator, if any; CUDA must know it, or every replay would draw the same numbers."""
     rule = rows.rule if rows.imposed is None else rows.imposed.rule
     return getattr(rule, "generator", None)
 
 
 def state_of(rows: Rows) -> list[Tensor]:
-    """Tensors that a step changes and the next one reads, besides the caches.
+    """Return the tensors that a step changes and the next one reads, besides the caches.
 
-    Those hold nothing behind each sequence's length, but for the nodes kept last: a drafter whose cache holds them
-    moves them into place when it drafts again.
+    The caches hold nothing after each sequence's length except the last accepted nodes: a drafter whose cache holds
+    them moves them into place when it drafts again.
     """
     last = rows.committed
-    found = [rows.lengths, rows.root, rows.idle, rows.outcome, last.tokens, last.features, last.fed, last.counts]
+    tensors = [rows.lengths, rows.root, rows.idle, rows.outcome, last.tokens, last.features, last.fed, last.counts]
     if rows.imposed is not None:
-        found.append(rows.imposed.anchor)
-    return found if rows.drafter is None else [*found, *rows.drafter.lasting(rows.state)]
+        tensors.append(rows.imposed.anchor)
+    return tensors if rows.drafter is None else [*tensors, *rows.drafter.lasting(rows.state)]

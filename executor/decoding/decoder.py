@@ -1,22 +1,25 @@
 """The decoding loop: draft, verify, accept, commit, for a batch whose finished requests are replaced.
 
-The host keeps the queue and reads one small tensor a step; on an accelerator it reads one step late, so that the
-device never waits; only policies that stop by what was drafted make it wait, at each level.
+The loop is `Decoder._decode`. The host keeps the queue of requests and reads one small tensor per step. On an
+accelerator it reads one step late, so that the device never waits; only policies that stop by what was drafted make it
+wait, at each level.
 """
 
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass
 
 from executor.decoding.batch_rows import Rows, Tokens
 from executor.decoding.cuda_graphs import Graphs
+from executor.decoding.dynamic_growth import AskingGrowth, DynamicGrowth
+from executor.decoding.late_steps import LaunchedStep, StepTimer, copy_to_host
+from executor.decoding.request_queue import NewTokens as NewTokens
+from executor.decoding.request_queue import RequestQueue, limit_each
+from executor.decoding.static_growth import StaticGrowth
 from executor.decoding.step_results import Gathered, Generation, Step
-from executor.decoding.tree_growth import AskingGrowth, DynamicGrowth, Growth, StaticGrowth
-from executor.device.clock import Clock, Mark, elapsed_s
+from executor.decoding.tree_growth import Growth
+from executor.device.clock import Clock, Mark
 from executor.device.free_memory import free_bytes
 from executor.drafters.drafter import Drafter
 from executor.target.architectures import looks_at_positions
@@ -29,60 +32,16 @@ from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree, Policy
 from treeopt.tree import EMPTY, Tree
 
-BUCKETS = {"cpu": 16}  # the cache is looked at in multiples of so many tokens; every size is a graph elsewhere
+BUCKETS = {"cpu": 16}  # views of the cache are multiples of this many tokens; elsewhere each size is a graph
 BUCKET = 256
-
-NewTokens = int | Sequence[int]
-
-
-@dataclass
-class _Row:
-    """The host's view of a row: which request, how far it is, how many new tokens it may have, how much further
-    steps on their way may take it, and where it stays when it idles.
-    """
-
-    request: int = -1
-    length: int = 0
-    limit: int = 0
-    ahead: int = 0
-    rest: int = 0
-    tokens: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class _Launched:
-    """A step that the device has been given: the requests of its rows, where its outcome will stand, and its marks.
+class _LastStep:
+    """The host's knowledge of the last step: no row committed more than `tokens`; `all_fed`: see `Drafter.extend`."""
 
-    Between `admitted` and `started` graphs are captured; `done` comes after the outcome. `away` are the marks between
-    which the caller had the last step, if the device's clock ran on meanwhile.
-    """
-
-    requests: tuple[int, ...]
-    outcome: Tensor
-    away: tuple[Mark, Mark] | None
-    begun: Mark
-    admitted: Mark
-    started: Mark
-    drafted: Mark
-    done: Mark
-
-    def read(self) -> list[list[int]]:
-        """The outcome; the step's one host read."""
-        if isinstance(self.done, torch.cuda.Event):
-            self.done.synchronize()
-        found: list[list[int]] = self.outcome.tolist()
-        return found
-
-    @property
-    def seconds(self) -> tuple[float, float, float]:
-        """Of admitting, drafting, and all else; the step has been read."""
-        away_s = 0.0 if self.away is None else elapsed_s(*self.away)
-        admit_s, draft_s = elapsed_s(self.begun, self.admitted), elapsed_s(self.started, self.drafted)
-        if self.admitted is not self.begun:
-            admit_s -= away_s
-        elif self.started is self.begun:
-            draft_s -= away_s
-        return admit_s, draft_s, elapsed_s(self.drafted, self.done)
+    tokens: int
+    all_fed: bool
 
 
 class Decoder:
@@ -107,7 +66,7 @@ class Decoder:
         Args:
             target: the model whose output is wanted.
             drafter: what proposes.
-            tree: a static tree, or the policy that draws one anew at each step.
+            tree: a static tree, or the policy of a dynamic one.
             batch: requests decoded together.
             rule: of verification; default greedy.
             late: steps that the host reads late; default 0 on CPU, else 1.
@@ -123,23 +82,19 @@ class Decoder:
             raise ExecutorError(f"a tree of {tree.nodes} nodes needs a drafter")
         if drafter is not None and tree.depth > drafter.max_depth:
             raise ExecutorError(f"the tree has depth {tree.depth}, the drafter drafts {drafter.max_depth} at most")
-        if graphs and target.device.type != "cuda":
-            raise UsageError(f"graphs are for CUDA devices, got {target.device.type}")
-        for model in (target.model, getattr(drafter, "model", None)):  # a language model drafts with one of its own
-            if graphs and model is not None and looks_at_positions(model):
-                raise UsageError("dynamic rotary scaling looks at the lengths in each step: leave graphs out")
-        if graphs and processes() > 1:
-            raise UsageError("graphs of a model that several processes share are not supported: leave one of them out")
+        if graphs:
+            _check_graphs(target, drafter)
         self.target, self.tree, self.batch, self.graphs = target, tree, batch, graphs
         self.drafter = drafter if tree.nodes else None
         self.rule: Rule = Greedy() if rule is None else rule
         on_cpu = target.device.type == "cpu"
         self.late = (0 if on_cpu else 1) if late is None else late
         self.bucket = BUCKETS.get(target.device.type, BUCKET)
-        self._replayed: Graphs | None = None
+        self._graphs: Graphs | None = None
         self.growth = self._growth(tree, adaptive=on_cpu and not self.late)
 
     def _growth(self, tree: Tree | Policy, *, adaptive: bool) -> Growth:
+        """Return how trees are drafted; raise what the constructor raises about the tree and the rule."""
         if isinstance(tree, Tree):
             if tree.nodes and max(tree.ranks) >= self.target.vocabulary:
                 raise ExecutorError(f"the tree uses rank {max(tree.ranks)} of a vocabulary of {self.target.vocabulary}")
@@ -157,9 +112,7 @@ class Decoder:
         if isinstance(tree, DynamicTree):
             return DynamicGrowth(tree, self.target.device, adaptive=adaptive)
         if self.graphs:
-            raise UsageError(
-                f"{type(tree).__name__} asks the host after each level, which no CUDA graph can: leave graphs out"
-            )
+            raise UsageError(f"{type(tree).__name__} asks the host after each level; CUDA graphs cannot: omit graphs")
         return AskingGrowth(tree, self.target.device)
 
     def generate(
@@ -167,19 +120,19 @@ class Decoder:
     ) -> list[Generation]:
         """Continue every prompt by up to `new_tokens`; see `steps`."""
         gathered = Gathered()
-        found = {
+        generations = {
             request: generation
             for step in self.steps(prompts, new_tokens=new_tokens, stop=stop)
             for request, generation in gathered.add(step)
         }
-        return [found[request] for request in range(len(prompts))]
+        return [generations[request] for request in range(len(prompts))]
 
     def steps(self, prompts: Sequence[Tokens], *, new_tokens: NewTokens, stop: Sequence[int] = ()) -> Iterator[Step]:
-        """Decode all prompts, in order of arrival, and yield every step; what cannot be is refused when called.
+        """Decode all prompts, in order of arrival, and yield every step; errors are raised by the call itself.
 
         Args:
             prompts: token ids of each request, at least one each.
-            new_tokens: limit of every request, or of each.
+            new_tokens: limit of every request, or one limit for each.
             stop: tokens that end a request.
 
         Raises:
@@ -187,53 +140,84 @@ class Decoder:
             ExecutorError: a request does not fit the model's context, or the caches do not fit the device.
         """
         rows = self._begin(prompts, new_tokens)
-        return self._steps(rows, self.target.cache, prompts, _each(new_tokens, len(prompts)), stop)
+        limits = limit_each(new_tokens, len(prompts))
+        queue = RequestQueue(prompts, limits, batch=self.batch, stop=stop, path_tokens=self.growth.depth + 1)
+        return self._decode(rows, queue, self.target.cache)
 
-    def _steps(
-        self, rows: Rows, cache: TreeCache | None, prompts: Sequence[Tokens], limits: list[int], stop: Sequence[int]
-    ) -> Iterator[Step]:
-        waiting = deque(_Waiting(*one) for one in zip(range(len(prompts)), prompts, limits, strict=True))
-        hosts = [_Row() for _ in range(self.batch)]
-        launched: deque[_Launched] = deque()
-        known = _Known(self.growth.depth + 1, False)
-        clock, last, away = Clock(self.target.device), None, None
-        unseen_s = 0.0  # of steps that nobody is told of
+    def _decode(self, rows: Rows, queue: RequestQueue, cache: TreeCache | None) -> Iterator[Step]:
+        """Run the loop until all requests have ended.
+
+        Each turn gives the device a step (draft, verify, accept, commit; see `_launch`), then reads the outcome of the
+        step launched `late` turns ago and hands its tokens to the requests.
+        """
+        clock = Clock(self.target.device)
+        timer, launched = StepTimer(clock), deque[LaunchedStep]()
+        last = _LastStep(self.growth.depth + 1, all_fed=False)
+        unseen_s = 0.0  # of steps that the caller does not get: all their rows had ended
         while True:
             if self.target.cache is not cache:
                 raise ExecutorError(
                     "another decoder took the target's cache: run one after the other, or load it twice"
                 )
-            # A device that runs behind the host begins a step when it is done with the last one, even if it then waits.
-            begun = last if last is not None and clock.queued else clock.mark()
-            joined = _admit(rows, hosts, waiting)
-            busy = any(host.request >= 0 for host in hosts)
-            if busy:
-                launched.append(self._launch(rows, hosts, known, clock, away, begun, clock.mark() if joined else begun))
-                last, away = launched[-1].done, None
+            begun = timer.begin()
+            joined = queue.admit(rows)
+            if queue.busy:
+                launched.append(self._launch(rows, queue, last, timer, begun, clock.mark() if joined else begun))
+                if len(launched) <= self.late:
+                    continue
             elif not launched:
                 return
-            if busy and len(launched) <= self.late:
-                continue
             step = launched.popleft()
             arrived = time.perf_counter()
             outcome = step.read()
             if self.late == 0:
-                known = _Known(1 + max(count for count, *_ in outcome), all(fed >= 0 for _, fed, *_ in outcome))
-            requests, committed, accepted = _settle(hosts, step, outcome, stop)
-            ended = tuple(host.request < 0 <= request for host, request in zip(hosts, requests, strict=True))
-            rows.leave({i: hosts[i].rest for i, over in enumerate(ended) if over})
-            admit_s, draft_s, rest_s = step.seconds
+                last = _LastStep(1 + max(count for count, *_ in outcome), all(fed >= 0 for _, fed, *_ in outcome))
+            emitted = queue.settle(step.requests, outcome)
+            rows.leave(queue.idle_lengths(emitted.ended))
+            admit_s, draft_s, rest_s = step.marks.seconds
             if not clock.queued:
                 rest_s += time.perf_counter() - arrived
-            if max(requests) < 0:  # all its rows had ended
+            if max(emitted.requests) < 0:
                 unseen_s += admit_s + draft_s + rest_s
                 continue
-            paused = clock.mark() if clock.queued else None
-            yield Step(requests, committed, accepted, ended, draft_s, rest_s, admit_s + unseen_s)
-            unseen_s, away = 0.0, None if paused is None else (paused, clock.mark())
+            timer.pause()
+            yield Step(
+                emitted.requests,
+                emitted.committed,
+                emitted.accepted,
+                emitted.ended,
+                draft_s,
+                rest_s,
+                admit_s + unseen_s,
+            )
+            timer.resume()
+            unseen_s = 0.0
+
+    def _launch(
+        self, rows: Rows, queue: RequestQueue, last: _LastStep, timer: StepTimer, begun: Mark, admitted: Mark
+    ) -> LaunchedStep:
+        """Give the device one step: draft, verify, accept, commit. What is known of the last one only saves work."""
+        requests, started = queue.requests, admitted
+        self.target.forget_prompts(queue.empty_rows)
+        view = self._rounded(queue.longest + self.growth.room)
+        if self._graphs is None:
+            draft = rows.draft(view=view, steps=last.tokens, all_fed=last.all_fed)
+            drafted = timer.clock.mark()
+            outputs = rows.verify(draft, view=view)
+            accepted = rows.accept(draft, outputs)
+            rows.commit(draft, outputs, accepted)
+        else:
+            if self._graphs.prepare(view=view):
+                started = timer.clock.mark()
+            self._graphs.draft(view=view)
+            drafted = timer.clock.mark()
+            self._graphs.verify(view=view)
+        queue.launch()
+        outcome = copy_to_host(rows.outcome, queued=timer.clock.queued, late=self.late > 0)
+        return LaunchedStep(requests, outcome, timer.finish(begun, admitted, started, drafted))
 
     def memory(self, prompts: Sequence[Tokens], *, new_tokens: NewTokens) -> str:
-        """What the caches of a run will take, in words; raises as `steps` does."""
+        """Return a sentence with the memory of the caches of such a run; raise as `steps` does."""
         _, capacity = self._checked(prompts, new_tokens)
         target = self.target.cache_bytes(self.batch, capacity)
         drafter = self._cache_bytes(capacity) - target
@@ -244,10 +228,11 @@ class Decoder:
 
     @property
     def graph_bytes(self) -> int:
-        """Device memory that the last run's graphs held."""
-        return 0 if self._replayed is None else self._replayed.bytes
+        """Device memory of the last run's graphs."""
+        return 0 if self._graphs is None else self._graphs.bytes
 
     def _begin(self, prompts: Sequence[Tokens], new_tokens: NewTokens) -> Rows:
+        """Allocate the caches of a run; all rows are idle."""
         length, capacity = self._checked(prompts, new_tokens)
         if self.target.cache is None:  # later runs use memory again; each cache is then checked alone
             needed, free = self._cache_bytes(capacity), free_bytes(self.target.device)
@@ -256,17 +241,17 @@ class Decoder:
                     f"caches for {self.batch} sequences of {capacity} tokens need {needed / 2**30:.2f} GiB, "
                     f"{self.target.device} has {free / 2**30:.2f} GiB free"
                 )
-        self._replayed = None  # the last run's graphs hold memory
+        self._graphs = None  # the last run's graphs hold memory
         rows = Rows(self.target, self.drafter, self.growth, self.rule, self.batch, length, capacity)
-        self._replayed = Graphs(rows) if self.graphs else None
+        self._graphs = Graphs(rows) if self.graphs else None
         return rows
 
     def _checked(self, prompts: Sequence[Tokens], new_tokens: NewTokens) -> tuple[int, int]:
-        """Positions that a sequence may reach, and entries of its cache; what cannot be continued is refused."""
-        limits = _each(new_tokens, len(prompts))
+        """Return the positions that a sequence may reach, and the entries of its cache; raise as `steps` does."""
+        limits = limit_each(new_tokens, len(prompts))
         for number, prompt in enumerate(prompts):
             if len(prompt) == 0:
-                raise UsageError(f"prompt {number} is empty: decoding starts from a token")
+                raise UsageError(f"prompt {number} is empty: decoding needs at least one token")
             if not 0 <= min(prompt) <= max(prompt) < self.target.vocabulary:
                 raise UsageError(f"prompt {number} holds tokens outside the vocabulary of {self.target.vocabulary}")
         length = max((len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)), default=1)
@@ -276,112 +261,20 @@ class Decoder:
         return length, self._rounded(length + beyond + self.growth.room)
 
     def _cache_bytes(self, capacity: int) -> int:
-        """Memory of the target's cache and the drafter's."""
+        """Return the memory of the target's cache and the drafter's."""
         drafter = 0 if self.drafter is None else self.drafter.cache_bytes(self.batch, capacity)
         return self.target.cache_bytes(self.batch, capacity) + drafter
 
     def _rounded(self, columns: int) -> int:
         return -(-columns // self.bucket) * self.bucket
 
-    def _launch(
-        self,
-        rows: Rows,
-        hosts: "list[_Row]",
-        known: "_Known",
-        clock: Clock,
-        away: tuple[Mark, Mark] | None,
-        begun: Mark,
-        admitted: Mark,
-    ) -> "_Launched":
-        """Give the device a step; what the host knows of the last one only saves work."""
-        requests = tuple(host.request for host in hosts)
-        self.target.forget_prompts([row for row, host in enumerate(hosts) if host.request < 0 and not host.rest])
-        view = self._rounded(max(host.length + host.ahead for host in hosts) + self.growth.room)
-        started = admitted
-        if self._replayed is None:
-            draft = rows.draft(view=view, steps=known.steps, all_fed=known.all_fed)
-            drafted = clock.mark()
-            rows.verify(draft, view=view)
-        else:
-            if self._replayed.prepare(view=view):
-                started = clock.mark()
-            self._replayed.draft(view=view)
-            drafted = clock.mark()
-            self._replayed.verify(view=view)
-        for host in hosts:
-            host.ahead += (self.growth.depth + 1) * (host.request >= 0)
-        outcome = rows.outcome
-        if clock.queued:
-            outcome = torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True)
-            outcome.copy_(rows.outcome, non_blocking=True)
-        elif self.late:
-            outcome = outcome.clone()
-        return _Launched(requests, outcome, away, begun, admitted, started, drafted, clock.mark())
 
-
-@dataclass(frozen=True)
-class _Known:
-    """What the host knows of the last step: no sequence committed more than `steps` tokens; see `Drafter.extend`."""
-
-    steps: int
-    all_fed: bool
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    """A request without a row."""
-
-    request: int
-    prompt: Tokens
-    limit: int
-
-
-def _each(new_tokens: NewTokens, requests: int) -> list[int]:
-    """The limit of each request."""
-    limits = [new_tokens] * max(1, requests) if isinstance(new_tokens, int) else list(new_tokens)
-    if min(limits, default=1) < 1:
-        raise UsageError(f"new tokens must be at least 1, got {min(limits)}")
-    if isinstance(new_tokens, int):
-        return limits[:requests]
-    if len(limits) != requests:
-        raise UsageError(f"new tokens must be given for each of {requests} requests, got {len(limits)} numbers")
-    return limits
-
-
-def _admit(rows: Rows, hosts: list[_Row], waiting: "deque[_Waiting]") -> bool:
-    """Give idle rows to waiting requests; whether there were both."""
-    joined: dict[int, _Waiting] = {}
-    for i, host in enumerate(hosts):
-        if host.request < 0 and waiting:
-            joined[i] = one = waiting.popleft()
-            filled = len(one.prompt) - 1
-            hosts[i] = _Row(one.request, filled, one.limit, rest=filled * rows.target.keeps_prompts)
-    if joined:
-        rows.admit(list(joined), [one.prompt for one in joined.values()], [one.request for one in joined.values()])
-    return bool(joined)
-
-
-def _settle(
-    hosts: list[_Row], step: _Launched, outcome: list[list[int]], stop: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Requests, committed and accepted of a step: cut what lies past each request's end, free rows that ended."""
-    requests: list[int] = []
-    committed: list[tuple[int, ...]] = []
-    kept: list[int] = []
-    for host, request, (count, _, *path) in zip(hosts, step.requests, outcome, strict=True):
-        tokens: tuple[int, ...] = ()
-        if request < 0 or request != host.request:  # idle, or its end was read after this step had begun
-            request = -1
-        else:
-            host.length += count + 1
-            host.ahead -= len(path)
-            tokens = tuple(path[: count + 1])[: host.limit - len(host.tokens)]
-            ends = next((i for i, token in enumerate(tokens) if token in stop), None)
-            tokens = tokens if ends is None else tokens[: ends + 1]
-            host.tokens.extend(tokens)
-            if ends is not None or len(host.tokens) >= host.limit:
-                host.request, host.length, host.ahead = -1, host.rest, 0
-        requests.append(request)
-        committed.append(tokens)
-        kept.append(min(count, len(tokens)))
-    return tuple(requests), tuple(committed), tuple(kept)
+def _check_graphs(target: Target, drafter: Drafter | None) -> None:
+    """Raise UsageError if steps of these models cannot be CUDA graphs."""
+    if target.device.type != "cuda":
+        raise UsageError(f"graphs are for CUDA devices, got {target.device.type}")
+    for model in (target.model, getattr(drafter, "model", None)):  # a language model drafts with a model of its own
+        if model is not None and looks_at_positions(model):
+            raise UsageError("dynamic rotary scaling reads the lengths in each step, CUDA graphs cannot: omit graphs")
+    if processes() > 1:
+        raise UsageError("graphs of a model that several processes share are not supported: use only one of the two")

@@ -1,4 +1,4 @@
-"""Is a text what the target itself would have written greedily? A second opinion, one plain forward a text.
+"""The audit of greedy texts: one plain forward per text checks that each token is the target's own argmax.
 
 Forwards of different shapes round differently, so in half precision a verified tree may choose the other of two
 nearly equal tokens. A difference is excused only within a stated margin of the target's own logits.
@@ -18,12 +18,12 @@ MARGIN = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 64, torch.float64:
 
 @dataclass(frozen=True)
 class Audit:
-    """What a plain forward says of a text.
+    """The comparison of a text with the argmax of a plain forward.
 
     Attributes:
-        tokens: tokens looked at.
-        differing: of these not the argmax, the first of equals.
-        unexcused: of these below the best by more than the margin.
+        tokens: tokens compared.
+        differing: tokens that are not the argmax (the first of equals).
+        unexcused: tokens whose logit lies below the best by more than the margin.
         worst: largest distance below the best, in units in the last place.
     """
 
@@ -34,17 +34,17 @@ class Audit:
 
     @classmethod
     def total(cls, audits: Iterable["Audit"]) -> "Audit":
-        """Counts added up.
+        """Add up the counts of several texts.
 
         >>> Audit.total([Audit(10, 1, 0, 2.0), Audit(5, 0, 0, 0.0)])
         Audit(tokens=15, differing=1, unexcused=0, worst=2.0)
         """
-        found = list(audits)
+        texts = list(audits)
         return cls(
-            sum(a.tokens for a in found),
-            sum(a.differing for a in found),
-            sum(a.unexcused for a in found),
-            max((a.worst for a in found), default=0.0),
+            sum(text.tokens for text in texts),
+            sum(text.differing for text in texts),
+            sum(text.unexcused for text in texts),
+            max((text.worst for text in texts), default=0.0),
         )
 
 
@@ -53,10 +53,10 @@ def audit_text(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> 
     text = torch.tensor([[*prompt, *tokens]], device=target.device)
     logits = target.features(text[:, :-1]).logits[0, len(prompt) - 1 :]
     written = text[0, len(prompt) :]
-    own = logits.gather(1, written[:, None])[:, 0].double()
+    chosen = logits.gather(1, written[:, None])[:, 0].double()
     scale = logits.abs().amax(1).double()
     unit = torch.exp2(torch.log2(scale.clamp(min=torch.finfo(logits.dtype).tiny)).floor())
-    distance = (logits.amax(1).double() - own) / (unit * torch.finfo(logits.dtype).eps)
+    distance = (logits.amax(1).double() - chosen) / (unit * torch.finfo(logits.dtype).eps)
     return Audit(
         tokens=len(tokens),
         differing=int((logits.argmax(1) != written).sum()),

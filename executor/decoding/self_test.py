@@ -1,6 +1,7 @@
-"""A trial of the loop on a device: a small model of random weights must write what it writes without drafts.
+"""The self test of `treeopt doctor`: a small random model must write the same text with and without drafts.
 
-It takes seconds and no files. The drafter is the target with noise on its weights, so that drafts are kept in part.
+It takes seconds and needs no files. The drafter is the target with noise on its weights, so that some drafts are
+accepted and some are not.
 """
 
 import copy
@@ -23,8 +24,8 @@ from executor.target.target_model import Target
 from treeopt.tree import Tree
 
 NOISE = 0.05  # on the drafter's weights, in their standard deviations
-SPREAD = 0.35  # of the weights: logits far enough apart that rounding does not decide
-LEAST = 1.5  # tokens a step: where few drafts are kept, nothing is tried
+SPREAD = 0.35  # standard deviation of the weights: logits lie far enough apart that rounding does not decide
+LEAST = 1.5  # tokens per step: if fewer drafts are accepted, the trial shows nothing
 PROMPTS = ([5, 17, 3, 99, 41, 7], [8], [200, 11, 12, 13, 14, 15, 16, 17, 18], [64, 64, 2])
 NEW_TOKENS = 24
 TREE = Tree.from_paths([(0, 0, 0), (0, 1), (1, 0), (2,)])
@@ -32,12 +33,12 @@ TREE = Tree.from_paths([(0, 0, 0), (0, 1), (1, 0), (2,)])
 
 @dataclass(frozen=True)
 class Trial:
-    """What was tried and how it went.
+    """A trial and its result.
 
     Attributes:
-        name: what must be so.
-        holds: whether it is.
-        told: figures, or what went wrong.
+        name: the statement that must hold.
+        holds: True if it does.
+        told: figures, or the error.
     """
 
     name: str
@@ -46,22 +47,22 @@ class Trial:
 
 
 def facts(device: str) -> dict[str, Any]:
-    """The device's name, free memory and arithmetic, and CUDA's version and capability; JSON values."""
-    here = torch.device(device)
-    found = {
-        "name": device_name(here),
-        "free_bytes": free_bytes(here),
-        "bf16_products": multiplies_bf16(here),
+    """Return the device's name, free memory and arithmetic, and CUDA's version and capability; JSON values."""
+    tested = torch.device(device)
+    values = {
+        "name": device_name(tested),
+        "free_bytes": free_bytes(tested),
+        "bf16_products": multiplies_bf16(tested),
     }
-    if here.type != "cuda":
-        return found
-    return found | {"cuda": torch.version.cuda, "capability": list(torch.cuda.get_device_capability(here))}
+    if tested.type != "cuda":
+        return values
+    return values | {"cuda": torch.version.cuda, "capability": list(torch.cuda.get_device_capability(tested))}
 
 
 def trials(device: str) -> Iterator[Trial]:
-    """Greedy texts with drafts: in fp32 against Hugging Face's `generate`, in half precision audited.
+    """Run the trials: greedy texts with drafts, in fp32 against Hugging Face's `generate`, in half precision audited.
 
-    On CUDA also from graphs. Whatever goes wrong is told as a trial that does not hold.
+    On CUDA graphs are tried too. An error is reported as a trial that does not hold.
     """
     cuda = torch.device(device).type == "cuda"
     yield _trial("fp32: the loop writes what generate does", partial(_equal, device))
@@ -71,10 +72,10 @@ def trials(device: str) -> Iterator[Trial]:
         yield _trial(f"{dtype}: tokens are the argmax but for rounding", partial(_audited, device, dtype=dtype))
 
 
-def _trial(name: str, tried: Callable[[], tuple[bool, str]]) -> Trial:
+def _trial(name: str, run: Callable[[], tuple[bool, str]]) -> Trial:
     try:
-        return Trial(name, *tried())
-    except Exception as error:  # noqa: BLE001 - a driver's, a kernel's, a compiler's: told, and the rest goes on
+        return Trial(name, *run())
+    except Exception as error:  # noqa: BLE001 - a driver's, a kernel's, a compiler's: reported, and the others still run
         return Trial(name, holds=False, told=" ".join(f"{type(error).__name__}: {error}".split())[:500])
 
 
@@ -86,30 +87,30 @@ def _equal(device: str, *, graphs: bool = False) -> tuple[bool, str]:
 
 def _audited(device: str, *, dtype: str) -> tuple[bool, str]:
     target, texts, tau = _decoded(device, dtype)
-    found = Audit.total(audit_text(target, prompt, text) for prompt, text in zip(PROMPTS, texts, strict=True))
-    told = f"{found.unexcused} of {found.tokens} tokens lie beyond the margin; tau {tau:.2f}"
-    return found.unexcused == 0 and tau > LEAST, told
+    audit = Audit.total(audit_text(target, prompt, text) for prompt, text in zip(PROMPTS, texts, strict=True))
+    figures = f"{audit.unexcused} of {audit.tokens} tokens lie beyond the margin; tau {tau:.2f}"
+    return audit.unexcused == 0 and tau > LEAST, figures
 
 
 def _decoded(device: str, dtype: str, *, graphs: bool = False) -> tuple[Target, list[list[int]], float]:
-    """The target, its texts in a ragged batch whose rows are refilled, and tokens a step."""
+    """Decode a ragged batch whose rows are refilled; return the target, its texts and the tokens per step."""
     target = random_target("toy", dtype=DTYPES[dtype], device=device)
     noisy = copy.deepcopy(target.model)
-    drawn = torch.Generator().manual_seed(0)
-    for mine, other in zip(target.model.parameters(), noisy.parameters(), strict=True):
-        values = SPREAD * torch.randn(mine.shape, generator=drawn) if mine.dim() > 1 else torch.ones(mine.shape)
-        mine.data.copy_(values)
-        other.data.copy_(values + NOISE * SPREAD * torch.randn(mine.shape, generator=drawn))
+    rng = torch.Generator().manual_seed(0)
+    for weight, noisy_weight in zip(target.model.parameters(), noisy.parameters(), strict=True):
+        values = SPREAD * torch.randn(weight.shape, generator=rng) if weight.dim() > 1 else torch.ones(weight.shape)
+        weight.data.copy_(values)
+        noisy_weight.data.copy_(values + NOISE * SPREAD * torch.randn(weight.shape, generator=rng))
     decoder = Decoder(target, LanguageModel(Target(noisy)), tree=TREE, batch=2, graphs=graphs)
-    found = decoder.generate(PROMPTS, new_tokens=NEW_TOKENS)
-    tokens, steps = (sum(map(len, part)) for part in zip(*((g.tokens, g.accepted) for g in found), strict=True))
-    return target, [list(generation.tokens) for generation in found], tokens / steps
+    generations = decoder.generate(PROMPTS, new_tokens=NEW_TOKENS)
+    tokens, steps = (sum(len(getattr(g, name)) for g in generations) for name in ("tokens", "accepted"))
+    return target, [list(generation.tokens) for generation in generations], tokens / steps
 
 
 def _generated(target: Target, prompt: list[int]) -> list[int]:
     tokens = torch.tensor([prompt], device=target.device)
     mask = torch.ones_like(tokens)
     model: Any = target.model
-    whole = model.generate(tokens, attention_mask=mask, do_sample=False, max_new_tokens=NEW_TOKENS)
-    text: list[int] = whole[0, len(prompt) :].tolist()
+    output = model.generate(tokens, attention_mask=mask, do_sample=False, max_new_tokens=NEW_TOKENS)
+    text: list[int] = output[0, len(prompt) :].tolist()
     return text

@@ -1,4 +1,4 @@
-"""What a decoding loop tells: its steps, what each request emitted, and the counts that they add up to."""
+"""Results of the decoding loop: its steps, what each request emitted, and the counts that they add up to."""
 
 import math
 from collections import Counter
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Generation:
-    """What one request emitted.
+    """The text of one request.
 
     Attributes:
         tokens: the new tokens, up to the limit or the first stop token (included).
-        accepted: drafted tokens kept in each step (those beyond the end of the text not counted).
+        accepted: drafted tokens accepted in each step (those beyond the end of the text not counted).
     """
 
     tokens: tuple[int, ...]
@@ -20,21 +20,21 @@ class Generation:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the batch.
+    """A step of the batch.
 
     Attributes:
         requests: the request of each row, -1 for an idle one.
         committed: tokens that each row emitted; idle rows none.
-        accepted: drafted tokens that each row kept; idle rows 0.
-        ended: whether each row's request ended with this step.
+        accepted: drafted tokens accepted in each row; idle rows 0.
+        ended: True for each row whose request ended with this step.
         draft_s: seconds of drafting, taking in the last step's outcome included.
         rest_s: seconds of verifying, accepting and committing, and of the host's bookkeeping.
-        admit_s: seconds of prefilling the requests that joined before the step, and of steps before it that were begun
-            for requests that had all ended.
+        admit_s: seconds of prefilling the requests that joined before the step, and of earlier steps whose requests
+            had all ended.
 
-    On CUDA seconds are the device's own, from the end of one step to that of the next: what the host did meanwhile
-    counts where the device waited for it. What the caller does with a step counts nowhere, nor do captures of graphs,
-    nor a step that is under way when the last request ends.
+    On CUDA seconds are the device's own, from the end of one step to the end of the next: the host's work counts where
+    the device waited for it. The caller's work between steps does not count, nor do captures of graphs, nor a step that
+    is under way when the last request ends.
     """
 
     requests: tuple[int, ...]
@@ -47,53 +47,53 @@ class Step:
 
     @property
     def full(self) -> bool:
-        """No row was idle."""
+        """True if no row was idle."""
         return min(self.requests) >= 0
 
 
 class Gathered:
-    """Steps added up to requests and to counts; means are for whoever prints.
+    """Steps added up to requests and to counts; the caller computes means from the counts.
 
     Attributes:
         steps: steps of the batch.
         ended: requests that ended.
-        histogram: drafted tokens kept -> how often a sequence kept so many in a step.
+        histogram: maps a number of accepted tokens to how often a step of a sequence accepted that number.
         committed: tokens of all sequences.
-        draft_s: seconds of drafting; rest_s, admit_s likewise.
+        draft_s, rest_s, admit_s: seconds, see `Step`.
     """
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Begin with no steps."""
         self.steps = self.ended = self.committed = 0
         self.histogram: Counter[int] = Counter()
         self.draft_s = self.rest_s = self.admit_s = 0.0
         self._open: dict[int, tuple[list[int], list[int]]] = {}
 
     def add(self, step: Step) -> list[tuple[int, Generation]]:
-        """Count a step; the requests that ended with it, and what they emitted."""
+        """Count a step; return the requests that ended with it, and what they emitted."""
         self.steps += 1
         self.draft_s += step.draft_s
         self.rest_s += step.rest_s
         self.admit_s += step.admit_s
-        found = []
-        for request, committed, kept, ended in zip(
+        generations = []
+        for request, committed, accepted, ended in zip(
             step.requests, step.committed, step.accepted, step.ended, strict=True
         ):
             if request < 0:
                 continue
-            tokens, accepted = self._open.setdefault(request, ([], []))
+            tokens, accepted_so_far = self._open.setdefault(request, ([], []))
             tokens.extend(committed)
-            accepted.append(kept)
+            accepted_so_far.append(accepted)
             self.committed += len(committed)
-            self.histogram[kept] += 1
+            self.histogram[accepted] += 1
             if ended:
                 del self._open[request]
                 self.ended += 1
-                found.append((request, Generation(tuple(tokens), tuple(accepted))))
-        return found
+                generations.append((request, Generation(tuple(tokens), tuple(accepted_so_far))))
+        return generations
 
     @property
     def tau(self) -> float:
-        """Tokens a step and sequence; nan before the first."""
+        """Mean tokens committed per step of a sequence; nan before the first step."""
         total = self.histogram.total()
         return self.committed / total if total else math.nan

@@ -1,75 +1,104 @@
-"""What blocks of one place come to once the machine's pace is taken off: a cell for each way to decode, and its error.
+"""Remove the machine's drift from timed blocks; return one cell per configuration, with its error.
 
-A shared machine changes its pace within seconds and within minutes. What lasts is the same for all ways, which follow
-one another in random order, and is taken off; what does not averages out over rounds.
+A shared machine changes its speed within seconds and within minutes. A change that lasts is the same for all
+configurations, which follow one another in random order, and is removed; a short one averages out over rounds.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from executor.profiling.measured_shapes import Way
+from executor.profiling.measured_shapes import Configuration
 from executor.profiling.timed_block import Block
 from simulate.profiles.measured_cells import Cell
 
 CUT = 1 / 3  # of the blocks at either end: of three the median is left
-FEWEST = 8  # ways
+FEWEST = 8  # configurations
 NEIGHBOURS = 15  # blocks, some 5 seconds
-POLISHED = 6  # times, after once with all blocks of a round for neighbours
-LOSS = 1.12  # standard error of a mean so trimmed over that of the mean, of a normal law
+POLISHED = 6  # passes, after one with all blocks of a round for neighbours
+TRIMMED_ERROR = 1.12  # standard error of the trimmed mean over that of the mean, for normal values
 
 
-def centre(values: Sequence[float]) -> float:
-    """Their mean without the lowest and highest third."""
+def trimmed_mean(values: Sequence[float]) -> float:
+    """Return the mean without the lowest and the highest third of the values.
+
+    >>> trimmed_mean([1.0, 2.0, 90.0])
+    2.0
+    """
     from scipy.stats import trim_mean
 
     return float(trim_mean(values, CUT))
 
 
-def at_one_pace(rounds: Sequence[Sequence[tuple[int, Block]]]) -> tuple[dict[int, list[Block]], float]:
-    """Blocks by way, and how far one of them still strays, as a relative standard deviation.
+def remove_drift(rounds: Sequence[Sequence[tuple[int, Block]]]) -> tuple[dict[int, list[Block]], float]:
+    """Return the blocks of each configuration without drift, and their remaining relative standard deviation.
 
-    The pace at a block is the running median over its neighbours of what each took over the centre of its way: rows
-    and columns of a two-way table, their effects by Tukey's median polish (1977), with neighbours for columns. Few
-    ways tell no pace from their own noise: it is left as it is then.
+    The drift at a block is the running median, over its neighbours, of each one's time over the trimmed mean of its
+    configuration: rows and columns of a two-way table, their effects by Tukey's median polish (1977), with neighbours
+    for columns. With few configurations drift cannot be separated from their noise, and is not removed.
 
     Args:
-        rounds: of one place, as they were measured: ways by index, and their blocks.
+        rounds: of one place, as they were measured: index of a configuration, and its block.
     """
+    configurations = [np.array([index for index, _ in blocks]) for blocks in rounds]
+    logs = [np.log([block.step_s for _, block in blocks]) for blocks in rounds]
+    drift = _drift(configurations, logs)
+    usual = float(np.mean(np.concatenate(drift)))
+    steady: dict[int, list[Block]] = {}
+    for blocks, excess in zip(rounds, drift, strict=True):
+        for (index, block), factor in zip(blocks, np.exp(usual - excess).tolist(), strict=True):
+            steady.setdefault(index, []).append(block.scaled(factor))
+    return steady, _spread(list(steady.values()))
+
+
+def _drift(configurations: list[NDArray[np.int64]], logs: list[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    """Return the logarithm of the drift at each block of each round; see `remove_drift`."""
     from scipy.ndimage import median_filter
+
+    every, drift = np.concatenate(configurations), [np.zeros(len(values)) for values in logs]
+    if len(np.unique(every)) < FEWEST:
+        return drift
+    for neighbours in (max(map(len, logs)), *[NEIGHBOURS] * POLISHED):
+        steady = np.concatenate([values - excess for values, excess in zip(logs, drift, strict=True)])
+        level = {index: trimmed_mean(steady[every == index].tolist()) for index in np.unique(every).tolist()}
+        drift = [
+            median_filter(values - [level[i] for i in indices.tolist()], min(neighbours, len(values)), mode="reflect")
+            for values, indices in zip(logs, configurations, strict=True)
+        ]
+    return drift
+
+
+def _spread(steady: Sequence[Sequence[Block]]) -> float:
+    """Return the standard deviation of the logarithms of one configuration's blocks, from the median over all."""
     from scipy.stats import chi2
 
-    ways = [np.array([way for way, _ in found]) for found in rounds]
-    logs = [np.log([block.step_s for _, block in found]) for found in rounds]
-    every, pace = np.concatenate(ways), [np.zeros(len(found)) for found in rounds]
-    enough = len(np.unique(every)) >= FEWEST
-    for neighbours in (max(map(len, rounds)), *[NEIGHBOURS] * POLISHED) if enough else ():
-        left = np.concatenate([values - slower for values, slower in zip(logs, pace, strict=True)])
-        level = {way: centre(left[every == way].tolist()) for way in np.unique(every).tolist()}
-        pace = [
-            median_filter(values - [level[way] for way in here.tolist()], min(neighbours, len(here)), mode="reflect")
-            for values, here in zip(logs, ways, strict=True)
-        ]
-    usual = float(np.mean(np.concatenate(pace)))
-    blocks: dict[int, list[Block]] = {}
-    for found, slower in zip(rounds, pace, strict=True):
-        for (way, block), factor in zip(found, np.exp(usual - slower).tolist(), strict=True):
-            blocks.setdefault(way, []).append(block.scaled(factor))
-    freedom = np.array([len(same) - 1 for same in blocks.values()])
-    variance = np.array([np.var(np.log([b.step_s for b in same]), ddof=1) for same in blocks.values()])
-    return blocks, float(np.sqrt(np.median(variance * freedom / chi2.median(freedom))))
+    freedom = np.array([len(same) - 1 for same in steady])
+    variance = np.array([np.var(np.log([b.step_s for b in same]), ddof=1) for same in steady])
+    return float(np.sqrt(np.median(variance * freedom / chi2.median(freedom))))
 
 
-def cell_of(way: Way, blocks: Sequence[Block], *, context: float, spread: float) -> Cell:
-    """What steps of a way take in the middle of its blocks, and the mean of what they committed.
+def cell_of(configuration: Configuration, blocks: Sequence[Block], *, context: float, spread: float) -> Cell:
+    """Return the trimmed mean of the step times of a configuration, and the mean of committed tokens.
 
     Args:
-        way: how they decoded.
-        blocks: at one pace.
-        context: tokens a sequence in the cache.
-        spread: of blocks, see `at_one_pace`.
+        configuration: how the blocks were decoded.
+        blocks: with drift removed.
+        context: tokens per sequence in the cache.
+        spread: of the blocks, see `remove_drift`.
     """
-    draft, rest = (centre([float(np.median(getattr(b, name))) for b in blocks]) for name in ("draft_s", "rest_s"))
-    committed, error = float(np.mean([b.committed for b in blocks])), LOSS * spread / len(blocks) ** 0.5
-    forced, tokens = way.kept is not None, way.tree.nodes + 1
-    return Cell(way.batch, context, tokens, way.widths, draft, rest, committed, error, forced, way.growth)
+    draft_s, rest_s = (
+        trimmed_mean([float(np.median(getattr(block, name))) for block in blocks]) for name in ("draft_s", "rest_s")
+    )
+    return Cell(
+        configuration.batch,
+        context,
+        configuration.tree.nodes + 1,
+        configuration.widths,
+        draft_s,
+        rest_s,
+        committed=float(np.mean([block.committed for block in blocks])),
+        error=TRIMMED_ERROR * spread / len(blocks) ** 0.5,
+        forced=configuration.imposed is not None,
+        growth=configuration.growth,
+    )

@@ -1,4 +1,4 @@
-"""Policies that stop nowhere, so that what drawing trees anew takes can be measured: one of each growth and reach."""
+"""Policies that never stop early, used to time dynamic drafting: one for each kind and size."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,17 +9,17 @@ from treeopt.policies.beam import Drafting
 from treeopt.policies.reranking import Calibration, Shortlists
 from treeopt.statistics.isotonic_regression import Curve
 
-WIDTH = 8  # children looked at of each expanded node, or as many as are expanded
+WIDTH = 8  # children of each expanded node, or as many as nodes are expanded
 KNOTS = 16  # of the curves of a calibration
 
 
-def drawn_anew(max_nodes: int, max_depth: int) -> list[Policy]:
-    """Of each of `treeopt.policies.GROWTHS` the same few: of one level and of all, narrow and wide, small and large.
+def unstopped_policies(max_nodes: int, max_depth: int) -> list[Policy]:
+    """Return the same few policies for each of `treeopt.policies.GROWTHS`: shallow and deep, narrow and wide.
 
-    None is deeper than the deepest chain of so many nodes, beside which its steps are priced.
+    None is deeper than the deepest chain of `max_nodes` nodes, against which its steps are priced.
     """
     max_depth = min(max_depth, max_nodes)
-    wanted = (
+    sizes = (  # nodes, depth, beam
         (1, 1, 1),
         (8, max_depth, 1),
         (8, max_depth, 16),
@@ -27,21 +27,21 @@ def drawn_anew(max_nodes: int, max_depth: int) -> list[Policy]:
         (16, 2, 4),
         (32, max_depth, 4),
     )
-    found: dict[Policy, None] = {}
+    policies: dict[Policy, None] = {}
     for make in _MAKERS.values():
-        for nodes, depth, beam in wanted:
+        for nodes, depth, beam in sizes:
             drafting = Drafting(min(depth, max_depth), beam, max(beam, WIDTH))
-            found[make(min(nodes, max_nodes, drafting.candidates), drafting)] = None
-    return list(found)
+            policies[make(min(nodes, max_nodes, drafting.candidates), drafting)] = None
+    return list(policies)
 
 
 class _Unstopped(OptTree):
-    """Works out what another level adds, and drafts it even if that is nothing; no threshold says so."""
+    """Computes what another level adds, and drafts it even if that is nothing; no threshold can express this."""
 
     def choose(self, lists: Shortlists) -> Chosen:
-        found = super().choose(lists)
+        stopping = super().choose(lists)
         nodes = (~np.isnan(lists.log[:, :, self.depth - 1, : self.nodes])).sum(-1)
-        return Chosen(np.full_like(found.levels, self.depth), nodes, found.known)
+        return Chosen(np.full_like(stopping.levels, self.depth), nodes, stopping.known)
 
 
 def _dynamic(nodes: int, drafting: Drafting) -> Policy:
@@ -49,7 +49,7 @@ def _dynamic(nodes: int, drafting: Drafting) -> Policy:
 
 
 def _calibrated(nodes: int, drafting: Drafting) -> Policy:
-    return DynamicTree(nodes, drafting.depth, drafting.beam, drafting.width, calibration=_straight(drafting))
+    return DynamicTree(nodes, drafting.depth, drafting.beam, drafting.width, calibration=_identity(drafting))
 
 
 def _opt_tree(nodes: int, drafting: Drafting) -> Policy:
@@ -60,11 +60,11 @@ def _cost_aware(nodes: int, drafting: Drafting) -> Policy:
     onward = (Curve((0.0,), (0.0,)),) * (drafting.depth - 1)
     free = ((0.0,) * nodes,) * drafting.depth
     reach = (drafting.depth, drafting.beam, drafting.width)
-    return CostAware(nodes, *reach, False, 0.0, free, onward, _straight(drafting))
+    return CostAware(nodes, *reach, False, 0.0, free, onward, _identity(drafting))
 
 
-def _straight(drafting: Drafting) -> Calibration:
-    """A calibration that changes nothing."""
+def _identity(drafting: Drafting) -> Calibration:
+    """Return a calibration that changes nothing."""
     line = tuple(i / (KNOTS - 1) for i in range(KNOTS))
     return ((Curve(line, line),) * drafting.width,) * drafting.depth
 

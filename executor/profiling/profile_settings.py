@@ -1,11 +1,11 @@
-"""Settings of a measurement: what is measured, how often, and how long all of it may take."""
+"""Settings of a profile measurement: what is measured, how often, and how long it may take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from executor.drafters.drafter import Drafter, usual_depth
-from executor.profiling.measured_shapes import TOKENS, Way, ranked_ways
+from executor.profiling.measured_shapes import TOKENS, Configuration, ranked_configurations
 from executor.target.tensor_parallel import processes
 from executor.verification.acceptance_rules import Greedy, Rule, told
 from treeopt.errors import ExecutorError, UsageError
@@ -16,7 +16,7 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured, and how often.
+    """The settings of a measurement.
 
     Attributes:
         batches: batch sizes.
@@ -24,13 +24,13 @@ class Settings:
         max_nodes: largest tree, at most 63.
         max_depth: deepest tree; None: all levels that the drafter has, at most 8.
         new_tokens: tokens decoded after each prompt, where prompts are as they are.
-        rounds: blocks of each way to decode, at most.
+        rounds: blocks of each configuration, at most.
         steps: steps of a block, at most.
         seed: of the order of blocks and prompts.
-        budget_s: seconds that all may take; None: as long as it takes.
-        policies: also trees that are drawn anew at each step.
+        budget_s: seconds that the measurement may take; None: no limit.
+        policies: also measure dynamic trees.
         graphs: replay steps from CUDA graphs.
-        rule: of verification, of plain decoding too; trees that it cannot verify are not measured.
+        rule: of verification, for plain decoding too; trees that it cannot verify are not measured.
     """
 
     batches: tuple[int, ...]
@@ -47,7 +47,7 @@ class Settings:
     rule: Rule = field(default_factory=Greedy)
 
     def check(self, drafter: Drafter, prompts: Sequence[Tokens]) -> "Settings":
-        """The same with sizes in order and the depth filled in.
+        """Return the same settings with sizes in order and the depth filled in.
 
         Raises:
             UsageError: settings without meaning, or too few prompts.
@@ -64,22 +64,24 @@ class Settings:
         if self.rounds < 2 or self.steps < 1:
             raise UsageError(f"at least 2 rounds of 1 step are needed, got {self.rounds} of {self.steps}")
         if not contexts and len(prompts) < batches[-1]:
-            raise UsageError(f"batch {batches[-1]} needs as many prompts, got {len(prompts)}")
+            raise UsageError(f"batch {batches[-1]} needs at least that many prompts, got {len(prompts)}")
         if self.policies and self.graphs:
-            raise UsageError("some policies ask the host at each step, which no CUDA graph can: measure them without")
+            raise UsageError(
+                "some policies ask the host at each step; CUDA graphs cannot: measure policies without them"
+            )
         if self.policies and self.rule.sampled_candidates:
             name = told(self.rule)["verification"]
-            raise UsageError(f"rule {name} draws its candidates, which policies would bias: measure them without")
+            raise UsageError(f"rule {name} draws its candidates, which policies would bias: measure without policies")
         if self.budget_s is not None and processes() > 1:
-            raise UsageError("a time budget is planned by one process; several cannot share it")
+            raise UsageError("several processes cannot share a time budget: omit it")
         depth = usual_depth(drafter) if self.max_depth is None else self.max_depth
         return replace(self, batches=tuple(batches), contexts=tuple(contexts), max_depth=depth)
 
     @property
-    def ranked(self) -> list[tuple[int, Way]]:
-        """All ways to decode, the most important first; the settings are checked."""
+    def ranked(self) -> list[tuple[int, Configuration]]:
+        """All configurations with their importance, the most important first; the settings must be checked."""
         assert self.max_depth is not None
-        return ranked_ways(
+        return ranked_configurations(
             self.batches,
             self.contexts or (None,),
             max_nodes=self.max_nodes,
@@ -97,5 +99,5 @@ class Settings:
 
     @property
     def record(self) -> dict[str, Any]:
-        """As JSON values; of the rule what traces tell of it."""
+        """The settings as JSON values; for the rule, what traces record about it."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rule"} | told(self.rule)

@@ -1,4 +1,4 @@
-"""Blocks: a few consecutive steps of one way to decode, timed."""
+"""Timed blocks: a few consecutive steps of one configuration."""
 
 import math
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive steps of one way to decode.
+    """Consecutive steps of one configuration.
 
     Attributes:
         draft_s: seconds of drafting of each step.
         rest_s: seconds of everything else.
-        committed: tokens a sequence and step, mean.
-        length: tokens a sequence in the cache, mean; of prompts as they are that of the shortest.
+        committed: tokens per sequence and step, mean.
+        length: tokens per sequence in the cache, mean; for real prompts that of the shortest.
         took_s: seconds of the whole block, prompts and warm-up included.
     """
 
@@ -40,7 +40,7 @@ class Block:
 
     @classmethod
     def of(cls, steps: Sequence[Step], *, prompt: int, took_s: float) -> "Block":
-        """What `block` found after prompts of so many tokens."""
+        """Return the block of `steps`, after prompts of `prompt` tokens."""
         committed = float(np.mean([len(row) for step in steps for row in step.committed]))
         length = prompt - 1 + committed * (WARM_UP + (len(steps) - 1) / 2)
         drafts, rests = tuple(step.draft_s for step in steps), tuple(step.rest_s for step in steps)
@@ -48,21 +48,21 @@ class Block:
 
     @classmethod
     def read(cls, record: Any) -> "Block":
-        """From the fields as JSON has them.
+        """Read a block from its JSON fields.
 
         Raises:
             RecordError: names the field.
         """
         drafts, rests = (_seconds(record, name) for name in ("draft_s", "rest_s"))
         if not rests or len(drafts) != len(rests) or min(rests) <= 0:
-            raise RecordError(f"block: `rest_s` must be as many as `draft_s` and above 0, found {list(rests)!r:.60}")
+            raise RecordError(f"block: `rest_s` must be as long as `draft_s` and above 0, found {list(rests)!r:.60}")
         committed, length, took_s = (get(record, name, float, "block") for name in ("committed", "length", "took_s"))
         if committed < 1 or min(length, took_s) < 0:
             raise RecordError(f"block: `committed`, `length` or `took_s` is too small: {committed}, {length}, {took_s}")
         return cls(drafts, rests, committed, length, took_s)
 
     def scaled(self, factor: float) -> "Block":
-        """As it would be on a machine that takes so much longer for all."""
+        """Return the block with all step times multiplied by `factor`."""
         drafts, rests = (tuple(s * factor for s in seconds) for seconds in (self.draft_s, self.rest_s))
         return replace(self, draft_s=drafts, rest_s=rests)
 
@@ -73,40 +73,39 @@ class Block:
 
 
 def _seconds(record: Any, name: str) -> tuple[float, ...]:
-    found = tuple(
-        of_kind(value, float, f"block: `{name}`[{i}]") for i, value in enumerate(get(record, name, list, "block"))
-    )
-    if any(value < 0 for value in found):
-        raise RecordError(f"block: `{name}` must be 0 or more, found {min(found)}")
-    return found
+    values = get(record, name, list, "block")
+    seconds = tuple(of_kind(value, float, f"block: `{name}`[{i}]") for i, value in enumerate(values))
+    if any(value < 0 for value in seconds):
+        raise RecordError(f"block: `{name}` must be 0 or more, found {min(seconds)}")
+    return seconds
 
 
-def block(
+def run_block(
     decoder: Decoder, prompts: Sequence[Tokens], *, steps: int, new_tokens: NewTokens, long_s: float = math.inf
 ) -> list[Step]:
-    """`steps` steps with every row busy, after one that warms up.
+    """Return `steps` steps with every row busy, after one that warms up.
 
-    They are fewer where prompts run out, and where they have taken more than `long_s`.
+    There are fewer if prompts run out, or once they have taken more than `long_s`.
     """
     full = (step for step in decoder.steps(prompts, new_tokens=new_tokens) if step.full)
-    found, took_s = list[Step](), 0.0
+    timed, took_s = list[Step](), 0.0
     for number, step in enumerate(islice(full, steps + WARM_UP)):
         if number >= WARM_UP:
-            found.append(step)
+            timed.append(step)
             took_s += step.draft_s + step.rest_s
         if took_s > long_s:
             break
-    if not found:
+    if not timed:
         longest = new_tokens if isinstance(new_tokens, int) else max(new_tokens)
         raise UsageError(f"{len(prompts)} prompts and new-tokens {longest} make fewer than 2 steps of a full batch")
-    return found
+    return timed
 
 
-def keeping(kept: int, tree: Tree, requests: int, length: int) -> Trace:
-    """A trace along which the first ranks are right for exactly `kept` levels everywhere, ends of requests apart."""
+def imposed_trace(accepted: int, tree: Tree, requests: int, length: int) -> Trace:
+    """Return a trace in which the first ranks are right for exactly `accepted` levels, except at ends of requests."""
     depth, width = tree.depth, 1 + max(tree.ranks)
     rank = np.full((requests, length, depth), -1, dtype=np.int16)
-    rank[..., :kept] = 0
+    rank[..., :accepted] = 0
     beyond = np.arange(length)[:, None] + np.arange(depth) >= length
     rank[:, beyond] = -2
     position = np.tile(np.arange(length, dtype=np.int32), requests)

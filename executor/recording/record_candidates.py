@@ -1,6 +1,6 @@
-"""Whole candidate trees at the positions of given texts: the live growth, led along what was written.
+"""Record whole candidate trees at the positions of given texts, for dynamic policies: live drafting with forced text.
 
-The drafter is handed the texts' tokens one by one, as the loop would commit them, and drafts at each position; so its
+The drafter is given the texts' tokens one by one, as the loop would commit them, and drafts at each position. So its
 state is the live one, and a recorded tree is what a step from there would have chosen from.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor.decoding.candidate_pool import Pool, drawn, joined
+from executor.decoding.candidate_pool import Pool, draft_levels, join_levels
 from executor.drafters.drafter import Committed, Drafter
 from executor.recording.teacher_forced import Arrays, Texts
 from executor.target.target_model import Target
@@ -20,38 +20,40 @@ from treeopt.policies import DynamicTree
 
 MOST_CHILDREN = 2**8  # ranks are stored in 8 bits
 MOST_CANDIDATES = 2**15  # and places in 16
-BUCKET = 64  # the caches are looked at in multiples of so many tokens
+BUCKET = 64  # views of the caches are multiples of this many tokens
 
 
 def check_candidates(target: Target, drafter: Drafter, policy: DynamicTree) -> None:
-    """Refuse trees that cannot be drafted or stored.
+    """Check that the candidates of `policy` can be drafted and stored.
 
     Raises:
-        ExecutorError: names the limit.
+        ExecutorError: names the limit that they exceed.
     """
     if policy.depth > drafter.max_depth:
         raise ExecutorError(f"candidates have depth {policy.depth}, the drafter drafts {drafter.max_depth} at most")
     limit = min(target.vocabulary, MOST_CHILDREN)
     if policy.children > limit:
         raise ExecutorError(f"candidates may have {limit} children, {policy.children} are wanted")
-    wanted = policy.drafting.candidates
-    if wanted > MOST_CANDIDATES:
-        raise ExecutorError(f"a position may have {MOST_CANDIDATES} candidates, {wanted} are wanted")
+    count = policy.drafting.candidates
+    if count > MOST_CANDIDATES:
+        raise ExecutorError(f"a position may have {MOST_CANDIDATES} candidates, {count} are wanted")
 
 
 def candidate_trees(
     target: Target, drafter: Drafter, texts: Texts, policy: DynamicTree, *, stride: int = 1
 ) -> list[Arrays]:
-    """Of each text the candidates at every `stride`-th position: `sizes` int64 (length,), and as in `Candidates`.
+    """Record each text's candidates at every `stride`-th position; return arrays by name.
+
+    They are `sizes`, int64 (length,), and those of `Candidates`.
 
     Args:
         target: what is drafted for.
         drafter: what drafts.
         texts: prompts and what was written after them.
-        policy: how far candidates go; its nodes, min_probability and budget choose among them and say nothing here.
-        stride: positions from one drafted at to the next.
+        policy: how deep and wide candidates go; its nodes, min_probability and budget have no effect here.
+        stride: positions from one recorded tree to the next.
     """
-    found: list[list[Arrays]] = [[] for _ in texts.written]
+    positions: list[list[Arrays]] = [[] for _ in texts.written]
     size = policy.drafting.candidates
     rank = np.tile(np.arange(policy.children, dtype=np.uint8), sum(policy.drafting.expanded))
     for position, pool in _pools(target, drafter, texts, policy, stride):
@@ -59,13 +61,13 @@ def candidate_trees(
         parent, logs = pool.above.to(torch.int16).cpu().numpy(), pool.logs.cpu().numpy()
         for i, length in enumerate(texts.written):
             if position < length:
-                found[i].append({"parent": parent[i], "rank": rank, "logprob": logs[i], "hit": hit[i]})
+                positions[i].append({"parent": parent[i], "rank": rank, "logprob": logs[i], "hit": hit[i]})
     return [
         {
             "sizes": np.where(np.arange(length) % stride == 0, size, 0),
-            **{name: np.concatenate([one[name] for one in each]) for name in each[0]},
+            **{name: np.concatenate([arrays[name] for arrays in trees]) for name in trees[0]},
         }
-        for length, each in zip(texts.written, found, strict=True)
+        for length, trees in zip(texts.written, positions, strict=True)
     ]
 
 
@@ -73,7 +75,7 @@ def candidate_trees(
 def _pools(
     target: Target, drafter: Drafter, texts: Texts, policy: DynamicTree, stride: int
 ) -> Iterator[tuple[int, Pool]]:
-    """Positions and the candidates there, of all texts together; of a text that is over they have no meaning."""
+    """Yield every recorded position and the candidates of all texts there; ignore those of a text that has ended."""
     tokens, features = texts.tokens, texts.outputs.features
     batch, longest = tokens.shape
     prompts, written = (torch.tensor(lengths, device=tokens.device) for lengths in (texts.prompts, texts.written))
@@ -92,8 +94,8 @@ def _pools(
         if position % stride:
             drafter.level(state, root[:, None], nothing)  # the root is fed all the same
         else:
-            *_, levels = drawn(policy.drafting, drafter, state, root, Greedy())
-            yield position, joined(levels)
+            *_, levels = draft_levels(policy.drafting, drafter, state, root, Greedy())
+            yield position, join_levels(levels)
 
 
 def _rounded(tokens: int) -> int:
@@ -101,15 +103,15 @@ def _rounded(tokens: int) -> int:
 
 
 def _hits(pool: Pool, texts: Texts, position: int, policy: DynamicTree) -> Tensor:
-    """Which candidates the texts continue through, bool (batch, size)."""
+    """Return which candidates lie on the texts' own path, bool (batch, size)."""
     tokens, device = texts.tokens, texts.tokens.device
     prompts, written = (torch.tensor(lengths, device=device)[:, None] for lengths in (texts.prompts, texts.written))
-    found = torch.ones(len(tokens), 1, dtype=torch.bool, device=device)  # the root, then the candidates
+    hits = torch.ones(len(tokens), 1, dtype=torch.bool, device=device)  # the root, then the candidates
     start = 0
     for level, expanded in enumerate(policy.drafting.expanded):
         part = slice(start, start + expanded * policy.children)
         truth = tokens.gather(1, (prompts + position + level).clamp(max=tokens.shape[1] - 1))
         true = (pool.tokens[:, part] == truth) & (position + level < written)
-        found = torch.cat([found, true & found.gather(1, pool.above[:, part] + 1)], 1)
+        hits = torch.cat([hits, true & hits.gather(1, pool.above[:, part] + 1)], 1)
         start = part.stop
-    return found[:, 1:]
+    return hits[:, 1:]

@@ -1,16 +1,16 @@
-"""What a trace is to record: the settings of a collection, what they allow and what a trace says of them."""
+"""Settings of a trace collection: what they allow, which rules they mean, and what the trace records about them."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from executor.drafters.drafter import Drafter, usual_depth
 from executor.recording.record_candidates import check_candidates
-from executor.recording.sibling_acceptance import manner
-from executor.recording.teacher_forced import Wanted
+from executor.recording.sibling_acceptance import source_of
+from executor.recording.teacher_forced import PassSettings
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Greedy, Rule, make_rule, told
 from executor.verification.block_verification import BlockVerification
@@ -23,36 +23,43 @@ from treeopt.traces.trace import MAX_WIDTH
 from treeopt.tree import EMPTY, Tree
 
 LOSSY = (
-    "text of rule typical, which has not the target's law, is as good as the target's",
-    "trees are replayed on text that the tree of the recording wrote, which others would not write",
+    "text written with rule typical, which does not follow the target's law, is as good as the target's",
+    "trees are replayed on text that was written with the recorded tree; other trees would write other text",
 )
+
+
+class Rules(NamedTuple):
+    """The rule that is recorded, and the one that writes the texts."""
+
+    verifying: Rule
+    writing: Rule
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What is recorded, and how the texts are written.
+    """The settings of a collection: what is recorded, and how the texts are written.
 
     Temperature 0 writes greedily; above, the text is a sample of the target, whatever the rule. Its ranks are what
-    sample-and-match keeps, just as those of greedy text are what greedy keeps; for rules that draw candidates from
-    the drafter's law the trace also says how likely each is to be kept, and how likely the text's own tokens were
-    (`accept` and `kept`, see odds.py). Typical acceptance writes texts that depend on what is drafted, and may keep
-    several siblings: texts are those of the live loop with `tree`, and the trace says at every position which nodes of
-    it would be kept.
+    sample-and-match accepts, just as those of greedy text are what greedy accepts. For rules that draw candidates from
+    the drafter's law the trace also holds the probability that each is accepted, and that the text's own tokens were
+    (`accept` and `kept`, see `sibling_acceptance`). Typical acceptance writes texts that depend on what is drafted, and
+    may accept several siblings: texts are written by the live loop with `tree`, and the trace records at every position
+    which of its nodes would be accepted.
 
     Attributes:
         new_tokens: tokens written after each prompt.
-        width: candidates looked at, W.
-        depth: levels looked at, D; None for all that the drafter has, at most 8.
+        width: candidates recorded, W.
+        depth: levels recorded, D; None for all that the drafter has, at most 8.
         rule: of verification; None for greedy, above temperature 0 sample-and-match.
         temperature: of the target.
         top_k: see `Warp`.
         top_p: see `Warp`.
         probabilities: also record the drafter's probabilities of its candidates, the entropies of drafter and target
-            and, above temperature 0, how likely each candidate is to be kept.
-        draws: simulated where that has no closed form.
+            and, above temperature 0, the probability that each candidate is accepted.
+        draws: simulated draws where acceptance has no closed form.
         candidates: also record whole candidate trees, as deep and wide as this policy drafts them, for dynamic trees.
-        stride: positions of a request from one with candidates to the next.
-        tree: of rule typical, and of no other: the trees that a search may choose are parts of it.
+        stride: positions from one recorded candidate tree of a request to the next.
+        tree: for rule typical only: a search can only choose parts of it.
         stop: tokens that end a request.
         batch: requests decoded together.
         seed: of the sampling.
@@ -75,7 +82,7 @@ class Recording:
     seed: int = 0
 
     def check(self, target: Target, drafter: Drafter) -> None:
-        """Refuse what has no meaning or cannot be.
+        """Check that this can be recorded with these models.
 
         Raises:
             UsageError: settings without meaning, or that do not go together.
@@ -84,80 +91,85 @@ class Recording:
         """
         if not 0 <= self.temperature < math.inf:
             raise UsageError(f"temperature must be 0 or more and finite, got {self.temperature}")
-        for name, least in (("batch", 1), ("stride", 1), ("draws", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if not 1 <= self.levels(drafter) <= drafter.max_depth:
+        for name, smallest in (("batch", 1), ("stride", 1), ("draws", 1), ("seed", 0)):
+            if getattr(self, name) < smallest:
+                raise UsageError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
+        if not 1 <= self.recorded_depth(drafter) <= drafter.max_depth:
             raise ExecutorError(f"depth must be in 1..{drafter.max_depth} (the drafter's), got {self.depth}")
         if not 1 <= self.width <= min(target.vocabulary, MAX_WIDTH):
             limit = f"{target.vocabulary} (the vocabulary)" if target.vocabulary <= MAX_WIDTH else f"{MAX_WIDTH}"
             raise ExecutorError(f"width must be in 1..{limit}, got {self.width}")
-        rule, _ = self.rules(target, 0)
-        if isinstance(rule, Typical) != (self.drawn.nodes > 0):
+        rule = self.rules(target, 0).verifying
+        tree, depth = self.writing_tree, self.recorded_depth(drafter)
+        if isinstance(rule, Typical) != (tree.nodes > 0):
             raise UsageError(
-                "rule typical is recorded with a tree, which the trees of a search are parts of; no other rule is"
+                "rule typical needs a tree (a search can only choose parts of it); other rules do not take one"
             )
-        if self.drawn.depth > self.levels(drafter):
-            raise ExecutorError(f"the tree has depth {self.drawn.depth}, depth {self.levels(drafter)} is recorded")
-        if max(self.drawn.ranks, default=0) >= self.width:
-            raise ExecutorError(f"the tree uses rank {max(self.drawn.ranks)}, width {self.width} is recorded")
+        if tree.depth > depth:
+            raise ExecutorError(f"the tree has depth {tree.depth}, depth {depth} is recorded")
+        if max(tree.ranks, default=0) >= self.width:
+            raise ExecutorError(f"the tree uses rank {max(tree.ranks)}, width {self.width} is recorded")
         if self.candidates is not None:
-            if self.drawn.nodes:
-                raise UsageError("candidates tell of one kept sibling, rule typical may keep several: leave them out")
-            check_candidates(target, drafter, self.candidates)
-            if rule.sampled_candidates:
-                raise UsageError(
-                    f"rule {self.rule} draws its candidates: a tree that keeps the best of them would bias it"
-                )
+            self._check_candidates(target, drafter, self.candidates, rule)
+
+    def _check_candidates(self, target: Target, drafter: Drafter, policy: DynamicTree, rule: Rule) -> None:
+        if self.writing_tree.nodes:
+            raise UsageError(
+                "candidates record one accepted sibling per node, but rule typical may accept several: omit candidates"
+            )
+        check_candidates(target, drafter, policy)
+        if rule.sampled_candidates:
+            raise UsageError(f"rule {self.rule} draws its candidates: a tree that keeps the best of them would bias it")
 
     @property
-    def drawn(self) -> Tree:
-        """With what texts are written; an empty tree where they do not depend on it."""
+    def writing_tree(self) -> Tree:
+        """The tree with which texts are written; empty unless they depend on it."""
         return self.tree or EMPTY
 
     @property
-    def kept_of(self) -> dict[str, Any]:
-        """What a trace with `tree_kept` says of it: the rule and the nodes."""
-        if not self.drawn.nodes:
+    def tree_meta(self) -> dict[str, Any]:
+        """The rule and the tree, as recorded in the `meta` of a trace with `tree_kept`; empty for other traces."""
+        if not self.writing_tree.nodes:
             return {}
-        return {"verification": self.rule, "tree": [list(path) for path in self.drawn.paths]}
+        return {"verification": self.rule, "tree": [list(path) for path in self.writing_tree.paths]}
 
-    def levels(self, drafter: Drafter) -> int:
-        """D."""
+    def recorded_depth(self, drafter: Drafter) -> int:
+        """Return D, the levels recorded."""
         return usual_depth(drafter) if self.depth is None else self.depth
 
-    def rules(self, target: Target, first: int) -> tuple[Rule, Rule]:
-        """The rule that is recorded, and the one that writes the requests from `first` on."""
+    def rules(self, target: Target, first: int) -> Rules:
+        """Return the rules for the requests from `first` on, each with random numbers of its own."""
         name = self.rule or ("greedy" if self.temperature == 0 else "sample-and-match")
         if self.temperature == 0:
-            return make_rule(name), Greedy()
+            return Rules(make_rule(name), Greedy())
         warp = Warp(self.temperature, self.top_k, self.top_p)
         verifying, writing = (int(n) >> 1 for n in np.random.SeedSequence([self.seed, first]).generate_state(2, "u8"))
         rule = make_rule(name, warp=warp, generator=seeded(target.device, verifying))
         if isinstance(rule, Typical):
-            return rule, rule
-        return rule, SampleAndMatch(warp, seeded(target.device, writing))
+            return Rules(rule, rule)
+        return Rules(rule, SampleAndMatch(warp, seeded(target.device, writing)))
 
-    def wanted(self, drafter: Drafter, rule: Rule) -> Wanted:
-        """What is looked at in the teacher-forced pass."""
-        drawn = rule.sampled_candidates
-        wanted = drawn or (self.probabilities and self.temperature > 0)
-        accept = wanted and not isinstance(rule, BlockVerification | Typical)  # of which `accept` says nothing
-        return Wanted(self.levels(drafter), self.width, rule, self.probabilities, accept, drawn, self.draws)
+    def pass_settings(self, drafter: Drafter, rule: Rule) -> PassSettings:
+        """Return what the teacher-forced pass records."""
+        kept = rule.sampled_candidates
+        odds = kept or (self.probabilities and self.temperature > 0)
+        accept = odds and not isinstance(rule, BlockVerification | Typical)  # which have no `accept` of single nodes
+        depth = self.recorded_depth(drafter)
+        return PassSettings(depth, self.width, rule, self.probabilities, accept, kept, self.draws)
 
     def provenance(self, target: Target, drafter: Drafter) -> dict[str, Any]:
-        """What a trace says of it."""
-        rule, _ = self.rules(target, 0)
-        policy, more = self.candidates, dict[str, Any]()
-        if self.wanted(drafter, rule).accept:
-            more["accept"] = manner(rule, self.width, self.draws)
-        if self.wanted(drafter, rule).kept:
-            more["kept"] = manner(rule, self.width, self.draws)
+        """Return what the `meta` of the trace records about these settings."""
+        rule, policy, optional = self.rules(target, 0).verifying, self.candidates, dict[str, Any]()
+        settings = self.pass_settings(drafter, rule)
+        if settings.accept:
+            optional["accept"] = source_of(rule, self.width, self.draws)
+        if settings.kept:
+            optional["kept"] = source_of(rule, self.width, self.draws)
         if self.probabilities:
-            more["draft_prob"] = "warped" if rule.sampled_candidates else "temperature 1"
+            optional["draft_prob"] = "warped" if rule.sampled_candidates else "temperature 1"
         if policy is not None:
             reach = {"depth": policy.depth, "beam": policy.beam, "width": policy.children}
-            more["candidates"] = reach | {"stride": self.stride}
-        if self.kept_of:
-            more |= {**self.kept_of, "assumed": list(LOSSY)}
-        return {**told(rule), "new_tokens": self.new_tokens, "seed": self.seed, **more}
+            optional["candidates"] = reach | {"stride": self.stride}
+        if self.tree_meta:
+            optional |= {**self.tree_meta, "assumed": list(LOSSY)}
+        return {**told(rule), "new_tokens": self.new_tokens, "seed": self.seed, **optional}

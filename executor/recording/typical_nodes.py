@@ -1,6 +1,6 @@
-"""Along given texts, which nodes of a tree a rule would keep: the live loop, led from token to token.
+"""The tree nodes that rule typical would accept along a given text: the live loop with the text forced.
 
-Every step drafts and verifies as it would from there, keeps nothing, and emits the text's own next token.
+Every step drafts and verifies as it would from there, accepts no node, and emits the text's own next token.
 """
 
 from collections.abc import Sequence
@@ -19,40 +19,40 @@ from executor.verification.typical_acceptance import Typical
 from treeopt.tree import Tree
 
 
-class Led:
-    """A rule that says of every step which nodes another one would keep, and goes on along texts.
+class ForcedText:
+    """A rule that records which nodes another rule would accept in each step, and emits given texts instead.
 
-    Row i of a run walks along text i, so all requests begin together.
+    Row i of a run follows text i, so all requests must begin together.
 
     Attributes:
-        rule: which nodes it would keep is noted.
-        kept: of each step, bool (batch, count), the root first.
+        rule: the rule whose accepted nodes are recorded.
+        accepted: per step bool (batch, count), the root first.
     """
 
     lossless = needs_scores = sampled_candidates = False
 
     def __init__(self, rule: Typical, texts: Tensor) -> None:
-        """Nothing is noted yet; `texts` are int64 (batch, longest), padded."""
+        """Begin before the first step; `texts` are int64 (batch, longest), padded."""
         self.rule, self._texts = rule, texts
-        self.kept: list[Tensor] = []
+        self.accepted: list[Tensor] = []
 
     def check(self, tree: Tree) -> None:
-        """Any tree will do."""
+        """Allow any tree."""
 
     def candidates(self, scores: Tensor, width: int) -> Tensor:
-        """As the rule draws them."""
+        """Return the candidates of the recorded rule."""
         return self.rule.candidates(scores, width)
 
     def accept(self, logits: Tensor, draft: Draft) -> Accepted:
-        """Nothing, and the texts' next tokens; their last again when they are over."""
-        step = min(len(self.kept), self._texts.shape[1] - 1)
-        self.kept.append(self.rule.kept(logits, draft))
-        nothing = torch.zeros_like(self._texts[:, :1])
-        path = nothing.expand(-1, draft.topology.path.shape[-1])
-        return Accepted.of(draft, nothing[:, 0], path, self._texts[:, step : step + 1])
+        """Accept no node, and emit the texts' next tokens; the last one is repeated when a text is over."""
+        step = min(len(self.accepted), self._texts.shape[1] - 1)
+        self.accepted.append(self.rule.kept(logits, draft))
+        root = torch.zeros_like(self._texts[:, :1])
+        path = root.expand(-1, draft.topology.path.shape[-1])
+        return Accepted.of(draft, root[:, 0], path, self._texts[:, step : step + 1])
 
 
-def nodes_kept(
+def accepted_nodes(
     target: Target,
     drafter: Drafter,
     prompts: Sequence[Sequence[int]],
@@ -61,26 +61,26 @@ def nodes_kept(
     rule: Typical,
     tree: Tree,
 ) -> list[NDArray[np.bool_]]:
-    """Of each text, bool (length, nodes): whether a step from each of its tokens would keep each node of the tree.
+    """Return for each text, bool (length, nodes), the nodes that a step from each of its tokens would accept.
 
-    What the rest of the text has no room for is not kept.
+    Nodes that reach past the end of the text are not accepted.
 
     Args:
         target: what verifies.
         drafter: what drafts.
         prompts: token ids.
         texts: what was written after each.
-        rule: that judges.
-        tree: static.
+        rule: the rule that accepts.
+        tree: a static tree.
     """
     padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
-    led = Led(rule, padded.to(target.device))
+    forced = ForcedText(rule, padded.to(target.device))
     lengths = [len(text) for text in texts]
-    for _ in Decoder(target, drafter, tree=tree, batch=len(texts), rule=led).steps(prompts, new_tokens=lengths):
+    for _ in Decoder(target, drafter, tree=tree, batch=len(texts), rule=forced).steps(prompts, new_tokens=lengths):
         pass
-    kept = torch.stack(led.kept[: max(lengths)], 1)[:, :, 1:].cpu().numpy()
+    accepted = torch.stack(forced.accepted[: max(lengths)], 1)[:, :, 1:].cpu().numpy()
     depths = np.array(tree.depths)
     return [
-        each[:length] & (depths <= np.arange(length, 0, -1)[:, None])
-        for each, length in zip(kept, lengths, strict=True)
+        nodes[:length] & (depths <= np.arange(length, 0, -1)[:, None])
+        for nodes, length in zip(accepted, lengths, strict=True)
     ]

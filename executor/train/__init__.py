@@ -1,1 +1,18 @@
-"""Training drafters, and the model that the repository ships."""
+"""Training drafters by published recipes.
+
+* `recipes`: the recipes (Medusa, Hydra, EAGLE, HASS, CORAL, EAGLE-3), and how one is changed.
+* `training_run`: one run, from rows to a folder.
+* `trainer`: the Hugging Face Trainer for drafters.
+* `new_drafter`: the drafter that training begins with.
+* `target_training`: training the target too (Medusa-2), whole or with LoRA.
+* `loss_module`: the loss of a drafter, from rows of tokens to a number.
+* `loss_terms`: the terms of the loss, by name.
+* `coral_loss`: CORAL's terms.
+* `loss_anchors`: the supervised positions that the terms read.
+* `text_files`: training texts, read from files.
+* `token_rows`: texts as rows of tokens.
+* `self_distill`: text that the target writes itself.
+* `feature_store`: the target's features on disk.
+* `count_ngrams`: count an n-gram drafter.
+* `shipped`: how the models and traces in `data/` are made.
+"""

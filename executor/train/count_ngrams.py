@@ -1,6 +1,6 @@
-"""An n-gram drafter counted from text files: `python -m executor.train.count_ngrams TARGET TEXT... OUTPUT`.
+"""Count an n-gram drafter from text files: `python -m executor.train.count_ngrams TARGET TEXT... OUTPUT`.
 
-Texts become tokens by the target's tokenizer, and each is ended by its end token, where it has one.
+Texts become tokens by the target's tokenizer, and each is followed by its end token, if it has one.
 """
 
 import argparse
@@ -24,15 +24,15 @@ from treeopt.storage.provenance import this_run
 
 
 def read_texts(path: Path) -> list[str]:
-    """The texts of a file: of JSON lines (`.jsonl`) each `text`, of any other the whole.
+    """Read the texts of a file: each `text` of JSON lines (`.jsonl`), or the whole of any other file.
 
     Raises:
-        ExecutorError: it cannot be read, is not UTF-8, or holds conversations.
+        ExecutorError: the file cannot be read, is not UTF-8, or holds conversations.
     """
     if path.suffix == ".jsonl":
         prompts = read_prompts(path)
-        if said := next((p for p in prompts if p.turns), None):
-            raise ExecutorError(f"{said.where}: a conversation; n-grams are counted from `text`")
+        if conversation := next((p for p in prompts if p.turns), None):
+            raise ExecutorError(f"{conversation.where}: a conversation; n-grams are counted from `text`")
         return [prompt.text for prompt in prompts]
     return [read_text(path)]
 
@@ -52,7 +52,7 @@ def build(target: Path, texts: Sequence[str], output: Path, *, order: int = 3) -
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
     tokens = [np.array([*text, *end], dtype=np.int64) for text in encoded]
-    found = NGram.count(tokens, order=order, vocabulary=vocabulary)
+    drafter = NGram.count(tokens, order=order, vocabulary=vocabulary)
     digest = hashlib.sha256()
     for text in tokens:
         digest.update(text.tobytes() + b";")
@@ -64,12 +64,12 @@ def build(target: Path, texts: Sequence[str], output: Path, *, order: int = 3) -
         "tokenizer_sha256": tokenizer_hash(tokenizer),
         "provenance": this_run(),
     }
-    save_ngram(output, found, meta=meta)
-    return found
+    save_ngram(output, drafter, meta=meta)
+    return drafter
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Count as the words of the command line say; the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m executor.train.count_ngrams", description="Count an n-gram drafter."
     )
@@ -77,15 +77,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("texts", type=Path, nargs="+", help="text files, or JSON lines (.jsonl) of {text}")
     parser.add_argument("output", type=Path, help="folder of the drafter")
     parser.add_argument("--order", type=int, default=3, choices=range(1, MAX_ORDER + 1), help="longest n-gram; 3")
-    asked = parser.parse_args(words)
+    options = parser.parse_args(words)
     try:
-        texts = [text for path in asked.texts for text in read_texts(path)]
-        found = build(asked.target, texts, asked.output, order=asked.order)
+        texts = [text for path in options.texts for text in read_texts(path)]
+        drafter = build(options.target, texts, options.output, order=options.order)
     except (TreeoptError, OSError) as error:
         print(f"Error: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
-    kinds = ", ".join(f"{len(found.tables()[f'counts.{k}'])}" for k in range(1, found.order + 1))
-    print(f"{asked.output}: order {found.order}, n-grams of each length: {kinds}", file=sys.stderr)
+    counts = ", ".join(f"{len(drafter.tables()[f'counts.{k}'])}" for k in range(1, drafter.order + 1))
+    print(f"{options.output}: order {drafter.order}, n-grams of each length: {counts}", file=sys.stderr)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What a target that does not learn gives for its rows, kept on disk: computed once for all epochs and drafters."""
+"""The feature store: outputs of a fixed target for its rows, on disk, computed once for all epochs and drafters."""
 
 import hashlib
 import json
@@ -26,24 +26,24 @@ WHOSE = "target.json"
 class FeatureStore:
     """A folder with a file for each row, named by its tokens; several trainings may use it at once.
 
-    A file holds, each (length, hidden), the input of the LM head as `head`, from which logits are computed again, and
-    by their numbers the inputs of the layers that were asked for.
+    A file holds tensors of (length, hidden): `head`, the input of the LM head, from which logits are computed again,
+    and by number the inputs of the layers that were asked for.
     """
 
     def __init__(self, folder: Path, target: Target, precision: str) -> None:
-        """Begin a folder, or go on with one.
+        """Begin a folder, or reuse one.
 
         Args:
-            folder: made if it is not there.
-            target: whose features they are.
-            precision: what is computed in where it is safe, see `arguments` in trainer.py.
+            folder: made if it is missing.
+            target: the model whose features are stored.
+            precision: type of the computation where it is safe, see `arguments` in trainer.py.
 
         Raises:
-            UsageError: the folder holds those of another target or precision.
-            ExecutorError: it cannot be read or written, or features do not tell the target's logits.
+            UsageError: the folder holds features of another target or precision.
+            ExecutorError: it cannot be read or written, or the target's logits do not follow from its features.
         """
         self.folder, self.target = folder, target
-        _ = target.head_scaling  # which refuses such targets
+        _ = target.head_scaling  # raises for such targets
         who = {**identity(target, None)["target"], "precision": precision}
         path = folder / WHOSE
         try:
@@ -57,19 +57,20 @@ class FeatureStore:
             raise ExecutorError(f"{path}: {error}") from error
         for key in sorted({*who, *was} - {"name"}):
             if was.get(key) != who.get(key):
-                found, due = was.get(key), who.get(key)
-                raise UsageError(f"{folder} holds features of a target whose {key} is {found}, not {due}")
+                raise UsageError(
+                    f"{folder} holds features of a target whose {key} is {was.get(key)}, not {who.get(key)}"
+                )
 
     def check_room(self, *parts: Rows, taps: Taps, at_most: int) -> None:
-        """Refuse a disk that cannot hold what is still to come.
+        """Check that the disk can hold the features that are still missing.
 
         Args:
             parts: rows that will be asked for.
-            taps: layers that will.
-            at_most: rows of the first part that will.
+            taps: layers that will be asked for.
+            at_most: most rows of the first part that will be asked for.
 
         Raises:
-            ExecutorError: says what is needed and what there is.
+            ExecutorError: names the bytes needed and those free.
         """
         layers = (HEAD, *(taps or ()))
         absent = [sum(self._read(row, layers) is None for row in rows.tokens) for rows in parts]
@@ -84,30 +85,30 @@ class FeatureStore:
 
     @torch.no_grad()
     def outputs(self, tokens: Tensor, taps: Taps) -> Outputs:
-        """What `Target.features` gives for rows of tokens, int64 (batch, length); what was not there is now.
+        """Return `Target.features` for rows of tokens, int64 (batch, length); compute and store what is missing.
 
         Raises:
             ExecutorError: a file cannot be read or written, or holds something else.
         """
         layers = (HEAD, *(taps or ()))
         rows = tokens.cpu()
-        found = [self._read(row, layers) for row in rows]
-        absent = [place for place, values in enumerate(found) if values is None]
+        by_row = [self._read(row, layers) for row in rows]
+        absent = [place for place, values in enumerate(by_row) if values is None]
         if absent:
             unscored = tokens.new_zeros(len(absent), 0)  # logits come below, for all rows alike
             computed = self.target.features(tokens[absent], layers, rows=unscored).features.cpu()
             for place, values in zip(absent, computed, strict=True):
-                found[place] = values
+                by_row[place] = values
                 self._write(rows[place], layers, values)
-        features = torch.stack([values for values in found if values is not None]).to(tokens.device)
-        head, rest = features.split((self.target.hidden, features.shape[-1] - self.target.hidden), -1)
-        return Outputs(self.target.scored(head), rest if taps else head)
+        features = torch.stack([values for values in by_row if values is not None]).to(tokens.device)
+        head, tapped = features.split((self.target.hidden, features.shape[-1] - self.target.hidden), -1)
+        return Outputs(self.target.scored(head), tapped if taps else head)
 
     def _path(self, row: Tensor) -> Path:
         return self.folder / f"{hashlib.sha256(row.numpy().tobytes()).hexdigest()[:32]}.safetensors"
 
     def _read(self, row: Tensor, layers: tuple[int, ...]) -> Tensor | None:
-        """(length, layers x hidden); None if one of them is not there."""
+        """Return the features, (length, layers x hidden); None if a layer is missing."""
         path = self._path(row)
         if not path.exists():
             return None
@@ -115,28 +116,28 @@ class FeatureStore:
             with safe_open(path, framework="pt") as file:
                 if not set(map(_name, layers)) <= set(file.keys()):
                     return None
-                found = [file.get_tensor(_name(layer)) for layer in layers]
+                by_layer = [file.get_tensor(_name(layer)) for layer in layers]
         except (OSError, SafetensorError) as error:
             raise ExecutorError(f"{path}: features cannot be read, remove the file: {error}") from error
-        for layer, values in zip(layers, found, strict=True):
-            if tuple(values.shape) != (len(row), self.target.hidden):
-                due = f"({len(row)}, {self.target.hidden})"
-                raise ExecutorError(f"{path}: {_name(layer)} must be {due}, found {tuple(values.shape)}")
-        return torch.cat(found, -1)
+        shape = (len(row), self.target.hidden)
+        for layer, values in zip(layers, by_layer, strict=True):
+            if tuple(values.shape) != shape:
+                raise ExecutorError(f"{path}: {_name(layer)} must be {shape}, found {tuple(values.shape)}")
+        return torch.cat(by_layer, -1)
 
     def _write(self, row: Tensor, layers: tuple[int, ...], values: Tensor) -> None:
-        """Beside what the file holds of other layers."""
+        """Add layers to the row's file."""
         path = self._path(row)
         try:
-            held = load_file(path) if path.exists() else {}
+            stored = load_file(path) if path.exists() else {}
             new = {_name(layer): part for layer, part in zip(layers, values.chunk(len(layers), -1), strict=True)}
             with whole(path) as temporary:
-                save_file({name: part.contiguous() for name, part in (held | new).items()}, temporary)
+                save_file({name: part.contiguous() for name, part in (stored | new).items()}, temporary)
         except (OSError, SafetensorError) as error:
             reason = why(error) if isinstance(error, OSError) else str(error)
-            raise ExecutorError(f"{path}: features cannot be kept: {reason}") from error
+            raise ExecutorError(f"{path}: features cannot be stored: {reason}") from error
 
 
 def _name(layer: int) -> str:
-    """Of a tensor in a file."""
+    """Return the name of a layer's tensor in a file."""
     return "head" if layer == HEAD else f"layer {layer}"

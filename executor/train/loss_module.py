@@ -1,7 +1,7 @@
-"""The loss of a drafter beside its target, as one module: rows of tokens in, a number out.
+"""The training loss of a drafter with its target, as one module: rows of tokens in, a number out.
 
-Anchor t of depth k (from 1) is supervised when x_{t+1} and x_{t+1+k} both are to be learnt. The target answers for
-the true text: p is the softmax of its logits at t + k, and its feature there is f_{t+k}.
+Anchor t of depth k (from 1) is supervised when x_{t+1} and x_{t+1+k} both are to be learnt. The target reads the true
+text: p is the softmax of its logits at t + k, and its feature there is f_{t+k}.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from executor.drafters.drafter import Drafter
 from executor.drafters.eagle import Eagle
-from executor.recording.collect_trace import rank_of
-from executor.target.causal_model import Outputs
-from executor.target.target_model import Target
+from executor.recording.teacher_forced import rank_of
+from executor.target.target_model import Outputs, Target
 from executor.train.feature_store import FeatureStore
-from executor.train.loss_terms import TERMS, Anchors, hard_ce, kl
+from executor.train.loss_anchors import Anchors
+from executor.train.loss_terms import TERMS, hard_ce, kl
 from executor.train.recipes import Recipe
 from treeopt.errors import ExecutorError
 
@@ -29,16 +29,16 @@ class Backbone(Protocol):
     """A target that is trained too."""
 
     def as_it_was(self) -> AbstractContextManager[Any]:
-        """While this lasts, the target answers as before its training."""
+        """Let the target answer as before its training inside the `with`."""
 
 
 @dataclass(frozen=True)
 class DepthScore:
-    """One depth on held-out rows.
+    """The measurement of one depth on held-out rows.
 
     Attributes:
-        anchors: supervised.
-        loss: the recipe's terms, as they weigh, per anchor; without the weight of the depth.
+        anchors: number of supervised anchors.
+        loss: weighted sum of the recipe's terms, per anchor; without the weight of the depth.
         hits: anchors whose true token is among the best 1, 2, 4, 8 candidates.
     """
 
@@ -48,12 +48,12 @@ class DepthScore:
 
     @property
     def accuracy(self) -> tuple[float, ...]:
-        """Shares of `anchors`; 0 of none."""
+        """Hits as shares of `anchors`; 0 without anchors."""
         return tuple(hits / max(1, self.anchors) for hits in self.hits)
 
 
 class Lesson(nn.Module):
-    """A drafter with the target and the recipe that it is trained by; what learns are this module's parameters."""
+    """A drafter with its target and recipe; the module's trainable parameters are those that learn."""
 
     def __init__(
         self,
@@ -63,7 +63,14 @@ class Lesson(nn.Module):
         backbone: Backbone | None = None,
         store: FeatureStore | None = None,
     ) -> None:
-        """Set what learns; a `backbone` is there when the target does, a `store` keeps what one gives that does not.
+        """Choose the parameters that learn.
+
+        Args:
+            drafter: what is trained.
+            target: what it drafts for.
+            recipe: the loss and what is trainable.
+            backbone: the target, if the recipe trains it.
+            store: features of a target that does not learn.
 
         Raises:
             ExecutorError: the drafter cannot be trained by this recipe.
@@ -75,7 +82,7 @@ class Lesson(nn.Module):
         if (recipe.trainable == "backbone") != (backbone is not None):
             raise ExecutorError(f"recipe {recipe.name} trains the {recipe.trainable}")
         if backbone is not None and store is not None:
-            raise ExecutorError(f"recipe {recipe.name} trains the target: its features are not to be kept")
+            raise ExecutorError(f"recipe {recipe.name} trains the target: its features cannot be stored")
         if backbone is not None:
             self.learning_target = target.model
         drafter.requires_grad_(recipe.trainable != "router")
@@ -94,11 +101,11 @@ class Lesson(nn.Module):
         return self.recipe.depths
 
     def learnt(self) -> dict[str, nn.Parameter]:
-        """What learns, by name; each once."""
+        """Return the parameters that learn, by name; each once."""
         return {name: value for name, value in self.named_parameters() if value.requires_grad}
 
     def forward(self, input_ids: Tensor, loss_mask: Tensor) -> dict[str, Tensor]:
-        """The loss of a batch; tokens int64, mask bool, both (batch, length)."""
+        """Return the loss of a batch; tokens int64, mask bool, both (batch, length)."""
         outputs = self._outputs(input_ids)
         ramp = self.recipe.ramped(self.done)
         loss = outputs.logits.new_zeros((), dtype=torch.float32)
@@ -110,7 +117,7 @@ class Lesson(nn.Module):
 
     @torch.no_grad()
     def measure(self, input_ids: Tensor, loss_mask: Tensor) -> Tensor:
-        """Sums over a batch, float64 (depths, 2 + TOPS): anchors, loss, and hits among the best 1, 2, 4, 8."""
+        """Return sums over a batch, float64 (depths, 2 + TOPS): anchors, loss, and hits among the best 1, 2, 4, 8."""
         sums = torch.zeros(self.depths, 2 + len(TOPS), dtype=torch.float64, device=input_ids.device)
         outputs = self._outputs(input_ids)
         for row, at in zip(sums, self._anchors(input_ids, loss_mask, outputs), strict=False):
@@ -131,20 +138,20 @@ class Lesson(nn.Module):
         return self.target.features(tokens, self._drafter.taps, learning=self.backbone is not None)
 
     def _reduced(self, at: Anchors) -> Tensor:
-        """The terms of one depth."""
+        """Return the weighted sum of the terms at one depth."""
         with torch.autocast(at.scores.device.type, enabled=False):
             terms = [weight * TERMS[name](at, **options) for name, weight, options in self.recipe.terms()]
             return torch.stack(terms).sum()
 
     def _anchors(self, tokens: Tensor, mask: Tensor, outputs: Outputs) -> Iterator[Anchors]:
-        """Supervised anchors of depth 1, 2, ..., as far as the rows are long enough."""
+        """Yield the supervised anchors of depth 1, 2, ..., as far as the rows are long enough."""
         logits, features = outputs.logits.detach(), outputs.features
-        given = self._noisy(features) if self.training else features
-        words: dict[str, Any] = {"detached": True} if self.recipe.detached else {}
-        if isinstance(self.drafter, Eagle):  # what learns is scored over the whole vocabulary
+        read = self._noisy(features) if self.training else features
+        options: dict[str, Any] = {"detached": True} if self.recipe.detached else {}
+        if isinstance(self.drafter, Eagle):  # in training, scores cover the whole vocabulary
             self.drafter.routed = self.drafter.router is not None and not self.training
         depths = min(self.depths, tokens.shape[1] - 2)
-        forced = self._drafter.teacher_forced(self.target, tokens, given, depths, **words)
+        forced = self._drafter.teacher_forced(self.target, tokens, read, depths, **options)
         earlier: list[Tensor] = []
         known: Tensor | None = None
         for k, level in enumerate(forced, 1):
@@ -154,30 +161,30 @@ class Lesson(nn.Module):
                 tokens, known = place[tokens], place[logits.argmax(-1)] >= 0
                 logits = logits.index_select(-1, level.ids)
             anchors = tokens.shape[1] - 1 - k
-            chosen = _Chosen(mask[:, 1 : 1 + anchors] & mask[:, 1 + k :])
+            supervised = _Supervised(mask[:, 1 : 1 + anchors] & mask[:, 1 + k :])
             same = [hidden[:, k - j : k - j + anchors] for j, hidden in enumerate(earlier, 1)]
             yield Anchors(
-                scores=chosen(level.own[:, :anchors]),
-                labels=chosen(tokens[:, 1 + k :]),
-                teacher=chosen(logits[:, k:-1]),
-                features=chosen(features[:, k:-1]).detach(),
-                hidden=None if level.hidden is None else chosen(level.hidden[:, :anchors]),
-                earlier=torch.stack([chosen(hidden) for hidden in same]) if same else None,
-                routes=self._routes(level.hidden, anchors, chosen),
-                known=None if known is None else chosen(known[:, k:-1]),
+                scores=supervised(level.own[:, :anchors]),
+                labels=supervised(tokens[:, 1 + k :]),
+                teacher=supervised(logits[:, k:-1]),
+                features=supervised(features[:, k:-1]).detach(),
+                hidden=None if level.hidden is None else supervised(level.hidden[:, :anchors]),
+                earlier=torch.stack([supervised(hidden) for hidden in same]) if same else None,
+                routes=self._routes(level.hidden, anchors, supervised),
+                known=None if known is None else supervised(known[:, k:-1]),
             )
             if level.hidden is not None and self.recipe.csra_weight:
                 earlier.append(level.hidden.detach())
 
-    def _routes(self, hidden: Tensor | None, anchors: int, chosen: "_Chosen") -> Tensor | None:
+    def _routes(self, hidden: Tensor | None, anchors: int, supervised: "_Supervised") -> Tensor | None:
         if not self.recipe.router_ce_weight or hidden is None:
             return None
         drafter: Any = self.drafter
-        routes: Tensor = drafter.route(chosen(hidden[:, :anchors]))
+        routes: Tensor = drafter.route(supervised(hidden[:, :anchors]))
         return routes
 
     def _noisy(self, features: Tensor) -> Tensor:
-        """Features as the drafter sees them in training. Sources: EAGLE's and NEFTune's (arXiv 2310.05914) code."""
+        """Return the features with the recipe's noise. Sources: EAGLE's and NEFTune's (arXiv 2310.05914) code."""
         length, width = features.shape[-2:]
         scale = self.recipe.noise_scale
         if self.recipe.noise == "none" or scale == 0:
@@ -186,31 +193,31 @@ class Lesson(nn.Module):
         return features + reach * (2 * torch.rand_like(features) - 1)
 
     def _language(self, tokens: Tensor, mask: Tensor, outputs: Outputs) -> Tensor:
-        """The target's own loss: of the true text, or from what it was before."""
+        """Return the target's own loss: cross-entropy of the text, or divergence from the untrained target."""
         assert self.backbone is not None
-        chosen, logits = _Chosen(mask[:, 1:]), outputs.logits
+        supervised, logits = _Supervised(mask[:, 1:]), outputs.logits
         teacher = logits.detach()
         if self.recipe.lm_kl:
             with torch.no_grad(), self.backbone.as_it_was():
                 teacher = self.target.features(tokens).logits
         at = Anchors(
-            scores=chosen(logits[:, :-1]),
-            labels=chosen(tokens[:, 1:]),
-            teacher=chosen(teacher[:, :-1]),
-            features=chosen(outputs.features[:, :-1]),
+            scores=supervised(logits[:, :-1]),
+            labels=supervised(tokens[:, 1:]),
+            teacher=supervised(teacher[:, :-1]),
+            features=supervised(outputs.features[:, :-1]),
         )
         with torch.autocast(logits.device.type, enabled=False):
             return kl(at) if self.recipe.lm_kl else hard_ce(at)
 
 
-class _Chosen:
-    """Picks the anchors that are supervised out of (batch, length, ...); all of them are not copied."""
+class _Supervised:
+    """Picks the supervised anchors out of (batch, length, ...); nothing is copied if all are supervised."""
 
     def __init__(self, mask: Tensor) -> None:
-        """Mask bool (batch, length)."""
+        """Take the mask, bool (batch, length)."""
         self.rows = None if bool(mask.all()) else mask.flatten().nonzero()[:, 0]
 
     def __call__(self, values: Tensor) -> Tensor:
-        """(rows, ...)."""
+        """Return the picked values, (rows, ...)."""
         values = values.flatten(0, 1)
         return values if self.rows is None else values.index_select(0, self.rows)

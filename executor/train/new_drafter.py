@@ -1,4 +1,4 @@
-"""The drafter that a recipe begins with: untrained, of the target's shape, or one that is there already."""
+"""The drafter that training begins with: a new one, untrained and of the target's shape, or an existing one."""
 
 import copy
 from typing import Any
@@ -21,18 +21,18 @@ from treeopt.errors import ExecutorError, UsageError
 
 
 def fresh_drafter(recipe: Recipe, target: Target, *, draft_ids: Tensor | None = None) -> Any:
-    """An untrained drafter, in float32 (float64 for such a target) on the target's device.
+    """Return an untrained drafter, in float32 (float64 for a float64 target) on the target's device.
 
     Args:
-        recipe: says which, and of what parts.
+        recipe: its kind and parts.
         target: what it drafts for.
         draft_ids: int64, ascending, the tokens that EAGLE-3 proposes; None for all.
     """
     drafter: nn.Module
     layer = layer_config(target.model.config)
     if recipe.kind == "medusa":
-        own = target.vocabulary if recipe.own_output else None
-        heads = drafter = MedusaHeads(recipe.depths, target.hidden, layers=recipe.layers, vocabulary=own)
+        vocabulary = target.vocabulary if recipe.own_output else None
+        heads = drafter = MedusaHeads(recipe.depths, target.hidden, layers=recipe.layers, vocabulary=vocabulary)
         if heads.output is not None:
             weight = target.head.weight
             assert isinstance(weight, Tensor)
@@ -63,12 +63,12 @@ def fresh_drafter(recipe: Recipe, target: Target, *, draft_ids: Tensor | None = 
 
 
 def begun(recipe: Recipe, target: Target, start: Drafter | None, *, rows: Rows, seed: int) -> Any:
-    """The drafter that training begins with: `start` where there is one, else an untrained one, drawn by `seed`.
+    """Return the drafter that training begins with: `start` if given, else an untrained one, drawn with `seed`.
 
-    EAGLE-3's is to propose the recipe's number of tokens, those most often learnt in `rows`.
+    An EAGLE-3 drafter proposes the recipe's number of tokens, those most often learnt in `rows`.
 
     Raises:
-        UsageError: a router of more groups than there are tokens; see also `continued`.
+        UsageError: a router with more groups than tokens; see also `continued`.
         ExecutorError: see `continued`.
     """
     if recipe.router_groups > target.vocabulary:
@@ -83,12 +83,12 @@ def begun(recipe: Recipe, target: Target, start: Drafter | None, *, rows: Rows, 
 
 
 def continued(recipe: Recipe, drafter: Drafter, target: Target) -> Any:
-    """A drafter that is there already, made ready for the recipe; a router is added where the recipe wants one.
+    """Return a copy of an existing drafter, ready for the recipe; a router is added if the recipe has one.
 
-    Its dropout and the groups that a router picks are the recipe's, its shape stays what it is.
+    Dropout and the groups that a router picks become the recipe's; the shape stays.
 
     Raises:
-        ExecutorError: it is of another kind, or does not go as deep as the recipe.
+        ExecutorError: the drafter is of another kind, or less deep than the recipe.
     """
     if drafter.kind != recipe.kind:
         raise ExecutorError(f"recipe {recipe.name} trains {recipe.kind}, this drafter is {drafter.kind}")
@@ -99,23 +99,23 @@ def continued(recipe: Recipe, drafter: Drafter, target: Target) -> Any:
             raise UsageError(
                 f"the drafter's router has {drafter.groups} groups, router_groups is {recipe.router_groups}"
             )
-        bare = drafter.state_dict()
+        weights = drafter.state_dict()
         drafter = Eagle(
             drafter.config,
             bias=drafter.fc.bias is not None,
             router_groups=recipe.router_groups,
             active_groups=recipe.active_groups,
         )
-        drafter.load_state_dict(bare, strict=False)
+        drafter.load_state_dict(weights, strict=False)
     assert isinstance(drafter, nn.Module)
-    found = _ready(copy.deepcopy(drafter), target)
-    if isinstance(found, Hydra):  # files do not say it
-        found.set_dropout(recipe.dropout)
-    if isinstance(found, Eagle) and recipe.router_groups:
-        found.active = min(recipe.active_groups, found.groups)
-    return found
+    ready = _ready(copy.deepcopy(drafter), target)
+    if isinstance(ready, Hydra):  # files do not record it
+        ready.set_dropout(recipe.dropout)
+    if isinstance(ready, Eagle) and recipe.router_groups:
+        ready.active = min(recipe.active_groups, ready.groups)
+    return ready
 
 
 def _ready(drafter: nn.Module, target: Target) -> nn.Module:
-    """In the type that weights are trained in: at least float32."""
+    """Return the drafter in the type that weights are trained in: at least float32."""
     return drafter.to(target.device, torch.promote_types(target.dtype, torch.float32))

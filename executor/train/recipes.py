@@ -1,4 +1,4 @@
-"""How each drafter is trained, as published, and how a recipe is changed by name. Knows no network and no data."""
+"""Training recipes: how each drafter is trained, as published, and how a recipe is changed by name."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,8 +8,8 @@ from typing import Any
 from treeopt.errors import UsageError
 
 RAMPS = ("constant", "linear", "sine", "sine_r")
-# What only some kinds of drafter have.
-OWN = {
+# Fields that apply only to some kinds of drafter.
+KINDS_WITH = {
     "layers": ("medusa", "hydra"),
     "own_output": ("medusa",),
     "prefix": ("hydra",),
@@ -26,34 +26,34 @@ TERMS = ("hard_ce", "soft_ce", "kl", "smooth_l1", "top_k", "csra", "router_ce")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is drafted, what is reduced and how; `replaced` changes single fields.
+    """The drafter, the loss and the optimiser of a training; `replaced` changes single fields.
 
     Attributes:
-        name: the recipe's.
+        name: of the recipe.
         kind: of the drafter.
-        depths: levels supervised; of Medusa and Hydra also the heads.
-        hard_ce_weight: of the term of that name in executor/train/losses.py, and so on.
-        top_k: tokens that the term `top_k` looks at.
+        depths: levels supervised; for Medusa and Hydra also the number of heads.
+        hard_ce_weight: weight of the term `hard_ce` in `loss_terms`; the other weights correspondingly.
+        top_k: tokens that the term `top_k` covers.
         csra_temperature: of the term `csra`.
         coefficient: weight of all depths; depth k (from 1) has coefficient * decay ** k.
-        ramp: how the coefficient grows with the share s of steps done: constant; linear, s; sine, sin(πs/2); sine_r,
-            the same reached at s = ramp_share and kept.
-        lm_weight: of the target's own loss, where the target is trained too.
-        lm_kl: that loss is the divergence from the target as it was, instead of the cross-entropy of the text.
+        ramp: growth of the coefficient with the share s of steps done: constant; linear, s; sine, sin(πs/2); sine_r,
+            the same, reached at s = ramp_share and constant from there.
+        lm_weight: weight of the target's own loss, if the target is trained too.
+        lm_kl: that loss is the divergence from the untrained target, instead of the cross-entropy of the text.
         detached: no gradient from a depth into the one above.
         noise: on the features that the drafter reads: none; uniform, ± scale / 2 · 512 / length; neftune,
             ± scale / √(length · width).
         learning_rate: peak.
-        heads_factor: times the learning rate, of the drafter where the target is trained too.
+        heads_factor: factor on the drafter's learning rate, if the target is trained too.
         warmup: steps; below 1 the share of all steps.
         schedule: after the warm-up: constant, linear (to 0) or cosine (to `floor` times the peak).
-        clip: largest norm, or largest entry, of the gradient; 0 for any.
-        trainable: drafter, router (the rest of the drafter kept) or backbone (the drafter and the target).
-        layers: of each Medusa or Hydra head.
+        clip: largest norm, or largest entry, of the gradient; 0 for no limit.
+        trainable: drafter, router (the rest of the drafter is fixed) or backbone (the drafter and the target).
+        layers: per Medusa or Hydra head.
         own_output: Medusa heads have output layers of their own.
         prefix: Hydra++'s attention layer before the heads.
         grounded: Hydra heads see the drafted tokens.
-        router_groups: of an EAGLE drafter's router, of which `active_groups` are scored; 0 for none.
+        router_groups: groups of an EAGLE drafter's router, of which `active_groups` are scored; 0 for no router.
         draft_vocabulary: tokens that EAGLE-3 proposes, those most frequent in the supervised text; 0 for all.
     """
 
@@ -99,7 +99,7 @@ class Recipe:
     draft_vocabulary: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse values without meaning, and those that would change nothing.
+        """Check that each value has a meaning and an effect.
 
         Raises:
             UsageError: names the field.
@@ -115,9 +115,11 @@ class Recipe:
             value = getattr(self, field.name)
             if field.name in choices and value not in choices[field.name]:
                 raise UsageError(f"{field.name} must be one of {', '.join(choices[field.name])}, got {value}")
-            if value != field.default and self.kind not in OWN.get(field.name, (self.kind,)):
-                kinds = " and ".join(OWN[field.name])
-                raise UsageError(f"{field.name} is of {kinds} drafters, recipe {self.name} trains {self.kind}")
+            if value != field.default and self.kind not in KINDS_WITH.get(field.name, (self.kind,)):
+                kinds = " and ".join(KINDS_WITH[field.name])
+                raise UsageError(
+                    f"{field.name} applies only to {kinds} drafters, recipe {self.name} trains {self.kind}"
+                )
             if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0):
                 raise UsageError(f"{field.name} must be a number of at least 0, got {value}")
         for name in ("depths", "top_k", "layers", "active_groups"):
@@ -135,7 +137,7 @@ class Recipe:
             raise UsageError(f"one of {', '.join(f'{term}_weight' for term in TERMS)} must be above 0, all are 0")
 
     def terms(self) -> Iterator[tuple[str, float, dict[str, Any]]]:
-        """Name, weight and options of each term of the loss that counts."""
+        """Yield name, weight and options of each term of the loss whose weight is not 0."""
         options: dict[str, dict[str, Any]] = {
             "top_k": {"count": self.top_k},
             "csra": {"temperature": self.csra_temperature},
@@ -146,11 +148,11 @@ class Recipe:
                 yield name, weight, options.get(name, {})
 
     def weight(self, depth: int) -> float:
-        """Of a depth (from 1) in the loss, once the ramp is over."""
+        """Return the weight of a depth (from 1) in the loss after the ramp."""
         return self.coefficient * self.decay**depth
 
     def ramped(self, done: float) -> float:
-        """What the weights are multiplied with when the share `done` of all steps is done.
+        """Return the factor on the weights when the share `done` of all steps is done.
 
         >>> MEDUSA2.ramped(0.25)
         1.0
@@ -164,7 +166,7 @@ class Recipe:
         return 1.0
 
     def reach(self, steps: int) -> float:
-        """How far AdamW takes a weight at most in so many steps, about: the sum of their rates.
+        """Return about how far AdamW moves a weight at most in `steps` steps: the sum of their rates.
 
         A step is seldom longer than its rate (Kingma & Ba 2015, arXiv 1412.6980, §2.1).
 
@@ -176,23 +178,23 @@ class Recipe:
 
 
 def replaced(recipe: Recipe, changes: Sequence[str]) -> Recipe:
-    """The recipe with fields changed by words such as `depths=4`, the last of a name counting.
+    """Return the recipe with fields changed by words such as `depths=4`; of several for one field the last counts.
 
     >>> replaced(HASS, ["depths=4", "top_k=5"]).top_k
     5
 
     Raises:
-        UsageError: no such field, or no such value of it.
+        UsageError: an unknown field, or a value that it cannot have.
     """
     known: dict[str, Any] = {field.name: field.type for field in fields(recipe)}
     del known["name"], known["kind"]
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for change in changes:
         name, equals, word = change.partition("=")
         if not equals or name not in known:
             raise UsageError(f"{change!r} must be NAME=VALUE, NAME one of {', '.join(known)}")
-        found[name] = _value(name, word, known[name])
-    return replace(recipe, **found)
+        values[name] = _value(name, word, known[name])
+    return replace(recipe, **values)
 
 
 def _value(name: str, word: str, kind: type) -> Any:
@@ -203,8 +205,8 @@ def _value(name: str, word: str, kind: type) -> Any:
     try:
         return kind(word)
     except ValueError as error:
-        due = "an integer" if kind is int else "a number"
-        raise UsageError(f"{name} must be {due}, got {word}") from error
+        expected = "an integer" if kind is int else "a number"
+        raise UsageError(f"{name} must be {expected}, got {word}") from error
 
 
 # Cai et al. 2024 (arXiv 2401.10774), §2.2.1: λ_k = 0.8^k, backbone frozen; the rest from the project's training script.

@@ -1,8 +1,8 @@
-"""Text that the target writes itself: answers to what users say, and continuations of how texts begin.
+"""Self-distillation: training text that the target writes itself, as answers to users and continuations of texts.
 
-A drafter is asked what its target will say, so that is the text to train it on. Texts are written chunk by chunk, each
-with random numbers of its own: a run that was interrupted goes on with the chunk that is missing, and ends with the
-same texts as one that was not.
+A drafter predicts what its target will write, so that is the text to train it on. Texts are written chunk by chunk,
+each with random numbers of its own: an interrupted run resumes with the missing chunk, and ends with the same texts as
+an uninterrupted one.
 """
 
 import hashlib
@@ -39,14 +39,15 @@ CHUNKS = 4  # batches written together
 
 @dataclass(frozen=True)
 class Writing:
-    """How the target writes.
+    """The settings of self-distillation.
 
     Attributes:
-        temperature: 0 for its first choice always. Medusa's authors write at 0.3.
-        new_tokens: of each answer or continuation, at most.
-        prompt_tokens: of a long text, how many of each stretch of `prompt_tokens` + `new_tokens` begin a text.
+        temperature: 0 for greedy text. Medusa's authors write at 0.3.
+        new_tokens: longest answer or continuation.
+        prompt_tokens: a long text is cut into stretches of `prompt_tokens` + `new_tokens`; the first `prompt_tokens`
+            of each are the prompt.
         batch: texts written together.
-        seed: of what is drawn.
+        seed: of the sampling.
     """
 
     temperature: float = 0.3
@@ -65,37 +66,37 @@ def rewrite(
     *,
     progress: Callable[[int], None] = lambda pieces: None,
 ) -> None:
-    """Let `target` write anew what `texts` ask for, into `output`, JSON lines of `messages` or of `text`, with tokens.
+    """Let `target` write answers and continuations for `texts` into `output`, JSON lines with text and tokens.
 
-    What users and the system say is kept, each answer is the target's own; a text without turns is cut into
-    stretches whose beginnings are continued. A conversation ends before the turn whose answer the target's context does
-    not hold. An unfinished file beside `output` is gone on with.
+    The turns of users and the system stay, each answer is the target's own; a text without turns is cut into stretches
+    whose beginnings are continued. A conversation ends before the turn whose answer the target's context does not
+    hold. An unfinished file beside `output` is resumed.
 
     Args:
-        target: who writes.
-        tokenizer: its own.
+        target: the model that writes.
+        tokenizer: its tokenizer.
         texts: conversations, prompts, or texts of any length.
-        output: the file; written when all is done.
-        writing: how.
+        output: the file; written when everything is done.
+        writing: the settings.
         progress: called with the number of texts finished.
 
     Raises:
-        UsageError: an unfinished file is of other texts, another target or other settings.
+        UsageError: an unfinished file belongs to other texts, another target or other settings.
         ExecutorError: not even the first answer fits the target's context, or the target lacks a token of its prompt;
             names the text.
     """
-    asked = [piece for text in texts for piece in _begun(tokenizer, text, writing)]
-    for text in asked:
+    prompts = [prompt for text in texts for prompt in _prompts(tokenizer, text, writing)]
+    for text in prompts:
         _check_room(target, tokenizer, text, writing)
-    meta = {**_meta(target, asked, writing), "provenance": this_run()}
+    meta = {**_meta(target, prompts, writing), "provenance": this_run()}
     unfinished = output.with_name(output.name + ".unfinished")
     done = _resumed(unfinished, meta)
     progress(len(done))
     size = CHUNKS * writing.batch
     with appended(unfinished, {"schema": SCHEMA, "meta": meta}) as put:
-        for start in range(len(done) // size * size, len(asked), size):
+        for start in range(len(done) // size * size, len(prompts), size):
             rule = _rule(target, writing, start // size)
-            chunk = asked[start : start + size]
+            chunk = prompts[start : start + size]
             written = _written(target, tokenizer, chunk, writing, rule)
             for record in written[max(0, len(done) - start) :]:
                 put(record)
@@ -103,9 +104,9 @@ def rewrite(
     if target.cache is not None:
         target.cache.release()
         target.cache = None
-    found = read_lines(unfinished, SCHEMA)
-    assert found is not None
-    write_text(output, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in found[1]))
+    lines = read_lines(unfinished, SCHEMA)
+    assert lines is not None
+    write_text(output, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in lines[1]))
     unfinished.unlink()
 
 
@@ -118,9 +119,9 @@ def rewritten(
     *,
     progress: Callable[[int], None] = lambda pieces: None,
 ) -> list[Path]:
-    """The files below `folder` with what `target` wrote; each of several processes writes a share, and all read all.
+    """Write the files below `folder`, see `rewrite`, and return them; each of several processes writes a share.
 
-    What is written already is not written again, see `rewrite`.
+    A finished file is not written again.
     """
     count = launched()
     rank = int(os.environ["RANK"]) if count > 1 else 0
@@ -133,22 +134,22 @@ def rewritten(
 
 
 def stretches(texts: Sequence[Text], tokenizer: PreTrainedTokenizerBase, writing: Writing) -> int:
-    """How many texts will be written."""
-    return sum(1 for text in texts for _ in _begun(tokenizer, text, writing))
+    """Return the number of texts that will be written."""
+    return sum(1 for text in texts for _ in _prompts(tokenizer, text, writing))
 
 
-def _begun(tokenizer: PreTrainedTokenizerBase, text: Text, writing: Writing) -> Iterator[Text]:
-    """What of a text is kept: its turns without answers, or the beginnings of its stretches."""
+def _prompts(tokenizer: PreTrainedTokenizerBase, text: Text, writing: Writing) -> Iterator[Text]:
+    """Yield what the target is given of a text: its turns without answers, or the beginnings of its stretches."""
     if text.turns:
-        kept = tuple(turn for turn in text.turns if turn[0] != "assistant")
-        if any(role == "user" for role, _ in kept):
-            yield Text(text.where, turns=kept)
+        turns = tuple(turn for turn in text.turns if turn[0] != "assistant")
+        if any(role == "user" for role, _ in turns):
+            yield Text(text.where, turns=turns)
         return
     if text.prompt:
         yield Text(text.where, text=text.prompt)
         return
-    found = tokenizer(text.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    spans = found["offset_mapping"]
+    encoding = tokenizer(text.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    spans = encoding["offset_mapping"]
     for start in range(0, len(spans), writing.prompt_tokens + writing.new_tokens):
         stop = min(start + writing.prompt_tokens, len(spans))
         piece = text.text[spans[start][0] : spans[stop - 1][1]]
@@ -156,24 +157,26 @@ def _begun(tokenizer: PreTrainedTokenizerBase, text: Text, writing: Writing) -> 
             yield Text(text.where, text=piece)
 
 
-def _meta(target: Target, asked: Sequence[Text], writing: Writing) -> dict[str, Any]:
-    digest = hashlib.sha256(json.dumps([[text.turns, text.text] for text in asked]).encode()).hexdigest()[:16]
-    return {**identity(target, None), "writing": vars(writing), "asked": len(asked), "asked_sha256": digest}
+def _meta(target: Target, prompts: Sequence[Text], writing: Writing) -> dict[str, Any]:
+    digest = hashlib.sha256(json.dumps([[text.turns, text.text] for text in prompts]).encode()).hexdigest()[:16]
+    return {**identity(target, None), "writing": vars(writing), "asked": len(prompts), "asked_sha256": digest}
 
 
 def _resumed(unfinished: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What was written before, by this target of these texts."""
+    """Return the records of an unfinished file; check that it belongs to this target and these texts."""
     try:
-        found = read_lines(unfinished, SCHEMA)
-        if found is None:
+        lines = read_lines(unfinished, SCHEMA)
+        if lines is None:
             return []
-        was = get(found[0], "meta", dict, "line 1")
+        was = get(lines[0], "meta", dict, "line 1")
     except RecordError as error:
         raise UsageError(f"{unfinished}: {error}") from error
     for key, value in json.loads(json.dumps(meta)).items():
         if key != "provenance" and was.get(key) != value:
-            raise UsageError(f"{unfinished}: was begun with {key} {was.get(key)}, not {value}; remove it to begin anew")
-    return found[1]
+            raise UsageError(
+                f"{unfinished}: was begun with {key} {was.get(key)}, not {value}; remove it to start again"
+            )
+    return lines[1]
 
 
 def _rule(target: Target, writing: Writing, chunk: int) -> Rule:
@@ -187,7 +190,7 @@ def _rule(target: Target, writing: Writing, chunk: int) -> Rule:
 def _written(
     target: Target, tokenizer: PreTrainedTokenizerBase, chunk: Sequence[Text], writing: Writing, rule: Rule
 ) -> list[dict[str, Any]]:
-    """A chunk's records: turn by turn, all conversations together."""
+    """Write a chunk, turn by turn, all conversations together; return its records."""
     pieces = [_Piece(tokenizer, text) for text in chunk]
     while True:
         prompts = {piece: prompt for piece in pieces if (prompt := piece.prompt()) is not None}
@@ -201,38 +204,38 @@ def _written(
 
 
 class _Piece:
-    """A text that is being written: what has been said, what is still to be asked, and the tokens of what was said."""
+    """A text that is being written: the turns so far, the turns to come, and the tokens of those so far."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, text: Text) -> None:
         self._tokenizer, self._text = tokenizer, text
-        self._said: list[dict[str, str]] = []
+        self._turns: list[dict[str, str]] = []
         self._waiting = messages_of(text.turns)
         self._continuation: dict[str, Any] = {}
         self._sequences: list[dict[str, Any]] = []
 
     def prompt(self) -> list[int] | None:
-        """The tokens after which the next answer, or the continuation, is written; None when all is."""
+        """Return the tokens after which the next answer, or the continuation, is written; None when all is done."""
         if not self._text.turns:
             done, text = self._continuation, self._text.text
             return None if done else list(self._tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"])
-        asked = next((n for n, turn in enumerate(self._waiting, 1) if turn["role"] == "user"), None)
-        if asked is None:
+        count = next((n for n, turn in enumerate(self._waiting, 1) if turn["role"] == "user"), None)
+        if count is None:
             return None
-        self._said += self._waiting[:asked]
-        self._waiting = self._waiting[asked:]
-        return up_to_answer(self._tokenizer, self._said, self._text.where)
+        self._turns += self._waiting[:count]
+        self._waiting = self._waiting[count:]
+        return up_to_answer(self._tokenizer, self._turns, self._text.where)
 
     def end(self) -> None:
-        """Ask no more, and take back what has no answer."""
+        """End the conversation after its last answer."""
         self._waiting = []
-        self._said = self._said[: 1 + max(n for n, turn in enumerate(self._said) if turn["role"] == "assistant")]
+        self._turns = self._turns[: 1 + max(n for n, turn in enumerate(self._turns) if turn["role"] == "assistant")]
 
     def answer(self, prompt: list[int], answer: list[int], *, cut: bool) -> None:
-        """What the target wrote after `prompt`; `cut` if it would have gone on."""
+        """Add what the target wrote after `prompt`; `cut` if the limit ended it."""
         if self._text.turns:
-            self._said.append({"role": "assistant", "content": self._words(answer)})
+            self._turns.append({"role": "assistant", "content": self._decoded(answer)})
         else:
-            begun, whole = self._words(prompt), self._words(prompt + answer)  # a space may stand between the two alone
+            begun, whole = self._decoded(prompt), self._decoded(prompt + answer)  # the answer alone may lack a space
             text = self._text.text
             self._continuation = {"text": text + whole[len(begun) :], "prompt": text, "cut": cut}
         sequences = self._sequences
@@ -243,11 +246,11 @@ class _Piece:
         sequences[-1]["learnt"].append([len(prompt), len(prompt) + len(answer)])
 
     def record(self) -> dict[str, Any]:
-        """See data.py."""
-        words = {"messages": self._said} if self._text.turns else self._continuation
-        return {**words, "tokenizer": tokenizer_hash(self._tokenizer), "sequences": self._sequences}
+        """Return the record of the text; see `text_files`."""
+        content = {"messages": self._turns} if self._text.turns else self._continuation
+        return {**content, "tokenizer": tokenizer_hash(self._tokenizer), "sequences": self._sequences}
 
-    def _words(self, tokens: list[int]) -> str:
+    def _decoded(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
 
@@ -258,7 +261,7 @@ def _fits(target: Target, prompt: Sequence[int], writing: Writing) -> bool:
 def _check_room(target: Target, tokenizer: PreTrainedTokenizerBase, text: Text, writing: Writing) -> None:
     prompt = _Piece(tokenizer, text).prompt() or []
     if max(prompt, default=0) >= target.vocabulary:
-        raise ExecutorError(f"{text.where}: token {max(prompt)}, the target knows {target.vocabulary}")
+        raise ExecutorError(f"{text.where}: token {max(prompt)}, the target's vocabulary has {target.vocabulary}")
     if not _fits(target, prompt, writing):
         raise ExecutorError(
             f"{text.where}: its {len(prompt)} tokens and {writing.new_tokens} more exceed the target's context of "
@@ -273,7 +276,7 @@ def _continued(
     writing: Writing,
     rule: Rule,
 ) -> dict[_Piece, tuple[list[int], bool]]:
-    """The tokens that are written after each prompt, and whether the limit cut them."""
+    """Return the tokens written after each prompt, and True if the limit cut them."""
     stop = stop_tokens(target, tokenizer)
     decoder = Decoder(target, batch=min(writing.batch, len(prompts)), rule=rule)
     written = decoder.generate(list(prompts.values()), new_tokens=writing.new_tokens, stop=stop)

@@ -1,4 +1,4 @@
-"""The target as part of what learns (Medusa-2): all of its weights, or LoRA adapters that are merged at the end."""
+"""Training the target too (Medusa-2): all of its weights, or LoRA adapters that are merged at the end."""
 
 import warnings
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from treeopt.errors import UsageError
 
 @dataclass(frozen=True)
 class Lora:
-    """Adapters on every linear layer, the LM head's too where it is not tied. Defaults: Medusa's own script."""
+    """LoRA adapters on every linear layer, the LM head included unless it is tied. Defaults: Medusa's own script."""
 
     rank: int = 32
     alpha: int = 16
@@ -23,10 +23,10 @@ class Lora:
 
 
 def check_whole(target: Target) -> None:
-    """Refuse a target that cannot learn with all of its weights.
+    """Check that all weights of a target can be trained.
 
     Raises:
-        UsageError: they are in float16, whose gradients no scaling holds.
+        UsageError: they are in float16, whose gradients cannot be scaled.
     """
     if target.dtype == torch.float16:
         raise UsageError("weights in float16 cannot learn: give --dtype float32 or bfloat16, or --lora")
@@ -36,13 +36,13 @@ class WholeBackbone:
     """All of the target's weights learn."""
 
     def __init__(self, target: Target) -> None:
-        """From now on; see `check_whole`."""
+        """Make the weights trainable; see `check_whole`."""
         check_whole(target)
         target.model.requires_grad_(True)
         self.target = target
 
     def as_it_was(self) -> AbstractContextManager[None]:
-        """Refused: nothing is kept of what the weights were.
+        """Raise an error: the original weights are not kept.
 
         Raises:
             UsageError: always.
@@ -50,12 +50,12 @@ class WholeBackbone:
         raise UsageError("lm_kl compares with the target as it was, which only LoRA keeps: give --lora")
 
     def finish(self) -> None:
-        """Nothing learns any more."""
+        """End the training of the weights."""
         self.target.model.eval().requires_grad_(False)
 
 
 class LoraBackbone:
-    """Adapters learn, the target's own weights stay as they were."""
+    """Adapters learn; the target's own weights stay fixed."""
 
     def __init__(self, target: Target, lora: Lora) -> None:
         """Put adapters into the target's model.
@@ -83,13 +83,13 @@ class LoraBackbone:
 
     @contextmanager
     def as_it_was(self) -> Iterator[None]:
-        """While this lasts, the target answers without its adapters."""
+        """Let the target answer without its adapters inside the `with`."""
         with self._adapted.disable_adapter():
             yield
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Merge the adapters into the weights; the target's model is again one without them."""
+        """Merge the adapters into the weights, and remove them from the target's model."""
         merged = self._adapted.merge_and_unload()
         assert merged is self.target.model
         merged.eval().requires_grad_(False)

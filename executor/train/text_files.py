@@ -1,11 +1,12 @@
-"""Texts to learn from, as people have them, made into rows of tokens with a mask of what is to be learnt.
+"""Training text files: conversations and texts to learn from, and rows of tokens with a mask of what is learnt.
 
 JSON lines (`.jsonl`) or a JSON list (`.json`) hold records of one of these forms; any other file is one text:
 
-    {"conversations": ...}, {"messages": ...}, {"turns": ...}    see executor/conversations.py
+    {"conversations": ...}, {"messages": ...}, {"turns": ...}    see executor/prompts/conversations.py
     {"text": ..., "prompt": ..., "cut": true}                    `prompt` and `cut` are optional, see `Text`
 
-Learnt are the assistant's turns, and of a text what follows its prompt. What a target wrote itself also has its tokens:
+The assistant's turns are learnt, and in a text everything after its prompt. Text that a target wrote also has its
+tokens:
 
     {..., "tokenizer": ..., "sequences": [{"tokens": [...], "learnt": [[start, stop], ...]}, ...]}
 """
@@ -29,7 +30,7 @@ LISTS = (".jsonl", ".json")  # files of records
 
 @dataclass(frozen=True)
 class Written:
-    """Tokens as a target was given them and wrote them; `learnt` are the stretches [start, stop) that it wrote."""
+    """Tokens that a target was given and wrote; `learnt` are the spans [start, stop) that it wrote."""
 
     tokens: tuple[int, ...]
     learnt: tuple[tuple[int, int], ...]
@@ -42,11 +43,11 @@ class Text:
     Attributes:
         where: file and line, for messages.
         turns: (role, content), the role being system, user or assistant.
-        text: of a text without turns.
-        prompt: how that text begins, and what is not learnt of it.
-        cut: that text would have gone on, so no end token follows it.
-        written: the same as tokens, where a target wrote it: templates and decoders do not always give them back.
-        tokenizer: whose tokens these are, see `tokenizer_hash`.
+        text: a text without turns.
+        prompt: the beginning of that text, which is not learnt.
+        cut: the text was cut off, so no end token follows it.
+        written: the tokens, if a target wrote the text: templates and decoders do not always reproduce them.
+        tokenizer: hash of the tokenizer that these tokens belong to, see `tokenizer_hash`.
     """
 
     where: str
@@ -59,46 +60,46 @@ class Text:
 
     @property
     def answered(self) -> bool:
-        """Whether there is something to learn: an assistant's turn, or text after the prompt."""
+        """True if there is something to learn: an assistant's turn, or text after the prompt."""
         return any(role == "assistant" for role, _ in self.turns) or len(self.text) > len(self.prompt)
 
 
 class Rows(Dataset[dict[str, Tensor]]):
-    """Token rows, int64 (rows, length), and what of them is to be learnt, bool of the same shape."""
+    """Token rows, int64 (rows, length), and a mask of what is to be learnt, bool of the same shape."""
 
     def __init__(self, tokens: NDArray[np.int64], mask: NDArray[np.bool_] | None = None) -> None:
-        """Wrap them; without a mask everything is learnt."""
+        """Wrap the arrays; without a mask everything is learnt."""
         self.tokens = torch.from_numpy(tokens)
         self.mask = torch.ones_like(self.tokens, dtype=torch.bool) if mask is None else torch.from_numpy(mask)
 
     def __len__(self) -> int:
-        """Rows."""
+        """Return the number of rows."""
         return len(self.tokens)
 
     def __getitem__(self, index: Any) -> dict[str, Tensor]:
-        """A row, or several, as a lesson takes them."""
+        """Return a row, or several, as `Lesson` takes them."""
         return {"input_ids": self.tokens[index], "loss_mask": self.mask[index]}
 
     def anchors(self, depth: int) -> int:
-        """How many are supervised at a depth (from 1); see `Lesson`."""
+        """Return the number of supervised anchors at a depth (from 1); see `loss_module`."""
         return int((self.mask[:, 1:-depth] & self.mask[:, 1 + depth :]).sum()) if depth < self.mask.shape[1] else 0
 
     def split(self, share: float) -> "tuple[Rows, Rows]":
-        """All but the last `share` of the rows, and those; at least one row on either side where there are two."""
-        held = min(len(self) - 1, max(1, round(len(self) * share))) if share else 0
-        cut, tokens, mask = len(self) - held, self.tokens.numpy(), self.mask.numpy()
+        """Split off the last `share` of the rows; each part has at least one row if there are two."""
+        held_out = min(len(self) - 1, max(1, round(len(self) * share))) if share else 0
+        cut, tokens, mask = len(self) - held_out, self.tokens.numpy(), self.mask.numpy()
         return Rows(tokens[:cut], mask[:cut]), Rows(tokens[cut:], mask[cut:])
 
 
 def read_texts(paths: Sequence[Path]) -> list[Text]:
-    """The texts of files and of all files below folders, in order.
+    """Read the texts of files and of all files below folders, in order.
 
-    Below folders hidden and binary files are passed over; of ShareGPT's dumps, conversations in which nothing is said.
+    Below folders hidden and binary files are skipped; so are empty conversations, which ShareGPT's dumps hold.
 
     Raises:
-        ExecutorError: one cannot be read, or a record is of no known form; names file, line and field.
+        ExecutorError: a file cannot be read, or a record has no known form; names file, line and field.
     """
-    found: list[Text] = []
+    texts: list[Text] = []
     for path in paths:
         files = [path]
         if path.is_dir():
@@ -107,19 +108,19 @@ def read_texts(paths: Sequence[Path]) -> list[Text]:
             files = [p for p in shown if not _binary(p)]
         for file in files:
             if file.suffix in LISTS:
-                found += (_whole(record, where) for record, where in records(file) if not _silent(record))
+                texts += (_text(record, where) for record, where in records(file) if not _silent(record))
             else:
-                found += _plain(file)
-    if not found:
+                texts += _plain(file)
+    if not texts:
         raise ExecutorError(f"{', '.join(map(str, paths))}: no text here")
-    return found
+    return texts
 
 
 def answered(texts: Sequence[Text]) -> Sequence[Text]:
-    """The texts, if in each there is something to learn.
+    """Return the texts after checking that each has something to learn.
 
     Raises:
-        ExecutorError: names the first without.
+        ExecutorError: names the first text without.
     """
     for text in texts:
         if not text.answered:
@@ -132,12 +133,12 @@ def _silent(record: Any) -> bool:
 
 
 def _binary(path: Path) -> bool:
-    """As git tells: by a zero byte near the beginning."""
+    """Return True if there is a zero byte near the beginning, as git does."""
     try:
         with path.open("rb") as file:
             return b"\0" in file.read(8000)
     except OSError:
-        return False  # whoever reads it says why it cannot be read
+        return False  # reading it will report the error
 
 
 def _plain(path: Path) -> list[Text]:
@@ -145,13 +146,12 @@ def _plain(path: Path) -> list[Text]:
     return [Text(str(path), text=text)] if text.strip() else []
 
 
-def _whole(record: Any, where: str) -> Text:
+def _text(record: Any, where: str) -> Text:
     text = _record(record, where)
-    if not {"sequences", "tokenizer"} <= record.keys():  # other people's `sequences` are something else
+    if not {"sequences", "tokenizer"} <= record.keys():  # elsewhere `sequences` may mean something else
         return text
-    written = tuple(
-        _sequence(each, f"{where}: sequences[{i}]") for i, each in enumerate(list_of(record, "sequences", where))
-    )
+    sequences = list_of(record, "sequences", where)
+    written = tuple(_sequence(sequence, f"{where}: sequences[{i}]") for i, sequence in enumerate(sequences))
     return replace(text, written=written, tokenizer=string(record.get("tokenizer"), f"{where}: `tokenizer`"))
 
 

@@ -1,4 +1,4 @@
-"""Texts as tokens: what a tokenizer makes of them, which of the tokens are learnt, and how they fill rows."""
+"""Token rows: texts as tokens, with a mask of the tokens to be learnt, packed or padded into rows."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -14,44 +14,44 @@ from treeopt.errors import ExecutorError
 
 @dataclass(frozen=True)
 class Encoded:
-    """A text's tokens, and for each whether it is to be learnt."""
+    """The tokens of a text, and for each True if it is to be learnt."""
 
     tokens: list[int]
     learnt: list[bool]
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[Text]) -> list[Encoded]:
-    """Tokens of every text, conversations through the tokenizer's chat template where it has one.
+    """Return the tokens of every text, conversations through the tokenizer's chat template if it has one.
 
-    Without a template the contents of a conversation are joined by line ends. What the assistant says is learnt
-    together with the special token that ends it, and after a text comes the tokenizer's end token. What a target wrote
-    with this tokenizer and chat template is taken as it was written.
+    Without a template the contents of a conversation are joined by line ends. The assistant's turns are learnt together
+    with the special token that ends them, and a text ends with the tokenizer's end token. Text that a target wrote with
+    this tokenizer and chat template keeps its tokens.
 
     Raises:
-        ExecutorError: a template that changes what was said, or a tokenizer that does not tell where its tokens stand.
+        ExecutorError: a template that changes the turns, or a tokenizer that does not report where its tokens stand.
     """
     if not tokenizer.is_fast:
-        raise ExecutorError("the tokenizer does not tell where in a text its tokens stand: a fast one is needed")
-    own = tokenizer_hash(tokenizer)
-    found: list[Encoded] = []
+        raise ExecutorError("the tokenizer does not report where in a text its tokens stand: a fast one is needed")
+    this_tokenizer = tokenizer_hash(tokenizer)
+    encoded: list[Encoded] = []
     for text in texts:
-        as_written = text.written and text.tokenizer == own
-        found += map(_taken, text.written) if as_written else [_encoded(tokenizer, text)]
-    return found
+        as_written = text.written and text.tokenizer == this_tokenizer
+        encoded += map(_as_written, text.written) if as_written else [_encoded(tokenizer, text)]
+    return encoded
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 over a tokenizer's tokens, their ids and its chat templates, in hex."""
+    """Return the SHA-256 over a tokenizer's tokens, their ids and its chat templates, in hex."""
     template = repr(tokenizer.chat_template) if tokenizer.chat_template else ""
     return hashlib.sha256((repr(sorted(tokenizer.get_vocab().items())) + template).encode()).hexdigest()
 
 
 def shuffled(texts: Sequence[Text], seed: int) -> list[Text]:
-    """All texts in an order drawn by `seed`."""
+    """Return all texts in an order drawn with `seed`."""
     return [texts[i] for i in np.random.default_rng(seed).permutation(len(texts))]
 
 
-def _taken(written: Written) -> Encoded:
+def _as_written(written: Written) -> Encoded:
     learnt = [False] * len(written.tokens)
     for start, stop in written.learnt:
         learnt[start:stop] = [True] * (stop - start)
@@ -66,33 +66,33 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, text: Text) -> Encoded:
         end = tokenizer.eos_token or ""
         whole, learnt = _joined(text, end)
         special = True
-    found = tokenizer(whole, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+    encoding = tokenizer(whole, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
     spans = iter(learnt)
     start, stop = next(spans, (len(whole), len(whole)))
     mask = []
-    for first, last in found["offset_mapping"]:
+    for first, last in encoding["offset_mapping"]:
         while first >= stop and stop < len(whole):
             start, stop = next(spans, (len(whole), len(whole)))
         mask.append(last > start and first < stop)
-    return Encoded(list(found["input_ids"]), mask)
+    return Encoded(list(encoding["input_ids"]), mask)
 
 
 def _joined(text: Text, end: str) -> tuple[str, list[tuple[int, int]]]:
-    """The text, or the contents of its turns, and the stretches of characters that are learnt."""
+    """Return the text, or the contents of its turns, and the spans of characters that are learnt."""
     if not text.turns:
         end = "" if text.cut else end
         return text.text + end, [(len(text.prompt), len(text.text) + len(end))]
     whole, learnt = "", []
     for role, content in text.turns:
-        said = content + (end if role == "assistant" else "")
+        turn = content + (end if role == "assistant" else "")
         if role == "assistant":
-            learnt.append((len(whole), len(whole) + len(said)))
-        whole += said + "\n"
+            learnt.append((len(whole), len(whole) + len(turn)))
+        whole += turn + "\n"
     return whole, learnt
 
 
 def _templated(tokenizer: PreTrainedTokenizerBase, text: Text) -> tuple[str, list[tuple[int, int]]]:
-    """The same through the chat template."""
+    """Return the same as `_joined`, through the chat template."""
     messages = messages_of(text.turns)
     whole = rendered(tokenizer, messages, text.where)
     learnt: list[tuple[int, int]] = []
@@ -102,7 +102,7 @@ def _templated(tokenizer: PreTrainedTokenizerBase, text: Text) -> tuple[str, lis
         start = _answer(tokenizer, messages[:index], whole, learnt[-1][1] if learnt else 0, text.where)
         at = whole.find(content.strip(), start)
         if start < 0 or at < 0:
-            raise ExecutorError(f"{text.where}: the tokenizer's chat template changes what turn {index} says")
+            raise ExecutorError(f"{text.where}: the tokenizer's chat template changes the text of turn {index}")
         stop = at + len(content.strip())
         learnt.append((start if index else at, stop + _ending(tokenizer, whole[stop:])))
     return whole, learnt
@@ -111,33 +111,33 @@ def _templated(tokenizer: PreTrainedTokenizerBase, text: Text) -> tuple[str, lis
 def _answer(
     tokenizer: PreTrainedTokenizerBase, before: Sequence[dict[str, str]], whole: str, after: int, where: str
 ) -> int:
-    """Where the answer to `before` begins in the whole conversation; -1 if that cannot be told."""
+    """Return where the answer to `before` begins in the whole conversation; -1 if it cannot be found."""
     try:
-        asked = rendered(tokenizer, before, where, answer=True)
+        question = rendered(tokenizer, before, where, answer=True)
     except ExecutorError:
         if before:
             raise
-        return 0  # templates need not know conversations that the assistant opens
-    if whole.startswith(asked):
-        return len(asked)
-    # Some templates open the last answer in another way than earlier ones: take what follows the question.
+        return 0  # templates need not support conversations that the assistant opens
+    if whole.startswith(question):
+        return len(question)
+    # Some templates open the last answer differently from earlier ones: take what follows the last turn.
     if not before:
         return 0
-    question = before[-1]["content"].strip()
-    at = whole.find(question, after)
-    return -1 if at < 0 else at + len(question)
+    last_turn = before[-1]["content"].strip()
+    at = whole.find(last_turn, after)
+    return -1 if at < 0 else at + len(last_turn)
 
 
-def _ending(tokenizer: PreTrainedTokenizerBase, rest: str) -> int:
-    """Characters up to the end of the special token that follows next, blanks before it passed over; 0 without one."""
-    blanks = len(rest) - len(rest.lstrip())
+def _ending(tokenizer: PreTrainedTokenizerBase, following: str) -> int:
+    """Return the characters up to the end of the special token that comes next, blanks included; 0 without one."""
+    blanks = len(following) - len(following.lstrip())
     marked = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    special = marked | set(tokenizer.all_special_tokens)  # which knows only those that have a part to play
-    return max((blanks + len(t) for t in special if rest.startswith(t, blanks)), default=0)
+    special = marked | set(tokenizer.all_special_tokens)  # these alone are only the ones that have a role
+    return max((blanks + len(t) for t in special if following.startswith(t, blanks)), default=0)
 
 
 def packed(texts: Sequence[Encoded], *, length: int) -> Rows:
-    """All texts one after the other, cut into rows; the remainder is dropped unless it is all there is."""
+    """Join all texts and cut them into rows; the remainder is dropped unless there is no full row."""
     tokens = np.fromiter((t for e in texts for t in e.tokens), dtype=np.int64)
     learnt = np.fromiter((t for e in texts for t in e.learnt), dtype=np.bool_)
     rows = len(tokens) // length
@@ -148,7 +148,7 @@ def packed(texts: Sequence[Encoded], *, length: int) -> Rows:
 
 
 def padded(texts: Sequence[Encoded], *, length: int) -> Rows:
-    """A row for each text, its end cut off, or filled up with token 0, which is never learnt."""
+    """Return a row for each text, cut at `length` or filled up with token 0, which is never learnt."""
     tokens = np.zeros((len(texts), length), dtype=np.int64)
     learnt = np.zeros((len(texts), length), dtype=np.bool_)
     for row, text in enumerate(texts):
@@ -158,6 +158,6 @@ def padded(texts: Sequence[Encoded], *, length: int) -> Rows:
 
 
 def frequent_tokens(rows: Rows, count: int, vocabulary: int) -> list[int]:
-    """The `count` tokens that are learnt most often, in ascending order; ties go to the lower id."""
+    """Return the `count` tokens that are learnt most often, in ascending order; ties go to the lower id."""
     seen = np.bincount(rows.tokens[rows.mask].numpy(), minlength=vocabulary)
     return sorted(np.argsort(-seen, kind="stable")[:count].tolist())

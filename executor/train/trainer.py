@@ -1,4 +1,4 @@
-"""Training a drafter on the Hugging Face Trainer: its optimiser, checkpoints, resumption and processes."""
+"""The Hugging Face Trainer for drafters: optimiser, checkpoints, resumption and processes."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Report = Callable[[int, dict[str, Any]], None]
 
 
 class DrafterTrainer(Trainer):
-    """Trains a drafter by a recipe; checkpoints hold only what learns."""
+    """Trains a drafter by a recipe; checkpoints hold only the trained weights."""
 
     def __init__(
         self,
@@ -29,11 +29,11 @@ class DrafterTrainer(Trainer):
         report: Report | None = None,
         **settings: Any,
     ) -> None:
-        """Prepare; `settings` go to the Trainer (args, train_dataset, eval_dataset: `Rows`).
+        """Prepare the training; `settings` go to the Trainer (args, train_dataset, eval_dataset: `Rows`).
 
         Args:
-            lesson: what is trained and how, its target on the device of training.
-            report: called with the step and what is logged there.
+            lesson: drafter, target and recipe, on the device of the training.
+            report: called with the step and its log.
         """
         self.lesson, self.recipe = lesson, lesson.recipe
         super().__init__(model=lesson, **settings)
@@ -41,7 +41,7 @@ class DrafterTrainer(Trainer):
         self.add_callback(_Steps(self, report))
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """AdamW; decay for weights alone, and the recipe's factor for the drafter's rate beside a backbone's."""
+        """Return AdamW, with decay only for weights; next to a backbone the drafter's rate has the recipe's factor."""
         if self.optimizer is None:
             decayed = set(self.get_decay_parameter_names(self.lesson))
             joint = self.recipe.trainable == "backbone"
@@ -61,7 +61,7 @@ class DrafterTrainer(Trainer):
         return self.optimizer
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write what learns, as safetensors, where the Trainer looks for it when it goes on."""
+        """Write the trained weights, as safetensors, where the Trainer looks for them when it resumes."""
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir or ".")
             folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class DrafterTrainer(Trainer):
                 save_file(tensors, temporary, metadata={"format": "pt"})
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
-        """Loss, and by depth the anchors and the shares of true tokens among the best 1, 2, 4, 8 candidates."""
+        """Return the loss, and per depth the anchors and shares of true tokens among the best 1, 2, 4, 8 candidates."""
         rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         scores = self.measure(rows)
         weights = [self.recipe.weight(k) for k in range(1, len(scores) + 1)]
@@ -86,17 +86,17 @@ class DrafterTrainer(Trainer):
         return metrics
 
     def measure(self, rows: Rows) -> list[DepthScore]:
-        """Every depth on `rows`, shared out over the processes."""
-        was = self.lesson.training
+        """Measure every depth on `rows`, which the processes share."""
+        was_training = self.lesson.training
         self.lesson.eval()
         sums = torch.zeros(self.lesson.depths, 2 + len(TOPS), dtype=torch.float64, device=self.args.device)
         share = range(self.args.process_index, len(rows), self.args.world_size)
         for start in range(0, len(share), self.args.per_device_eval_batch_size):
-            chosen = list(share[start : start + self.args.per_device_eval_batch_size])
-            batch = {name: values.to(self.args.device) for name, values in rows[chosen].items()}
+            numbers = list(share[start : start + self.args.per_device_eval_batch_size])
+            batch = {name: values.to(self.args.device) for name, values in rows[numbers].items()}
             with self.accelerator.autocast():
                 sums += self.lesson.measure(**batch)
-        self.lesson.train(was)
+        self.lesson.train(was_training)
         total: Tensor = self.accelerator.reduce(sums, "sum")
         return [
             DepthScore(int(anchors), loss / max(1.0, anchors), tuple(int(x) for x in hits))
@@ -105,7 +105,7 @@ class DrafterTrainer(Trainer):
 
 
 class _Steps(TrainerCallback):
-    """What a step does beyond the Trainer's: the ramp, clipping by value, and the report."""
+    """Additions to the Trainer's steps: the ramp, clipping by value, and the report."""
 
     def __init__(self, trainer: DrafterTrainer, report: Report | None) -> None:
         self.trainer, self.report = trainer, report
@@ -138,18 +138,18 @@ def arguments(
     save_every: int | None = None,
     eval_every: int | None = None,
 ) -> TrainingArguments:
-    """The Trainer's settings for a recipe.
+    """Return the Trainer's settings for a recipe.
 
     Args:
         output: folder of the checkpoints.
         recipe: its schedule, clipping and learning rate.
-        steps: of the optimiser. A warm-up given in steps is cut to a tenth of them.
+        steps: of the optimiser; a warm-up given in steps is cut to a tenth of them.
         batch: rows at once in each process.
-        accumulate: batches to a step.
+        accumulate: batches per step.
         seed: of the order of rows, of dropout and of noise.
         device: cpu, or cuda for the device of the process.
         precision: bfloat16 or float16 to compute in that type where it is safe (autocast).
-        save_every: steps between checkpoints, the last alone being kept; None for none.
+        save_every: steps between checkpoints, of which only the last is kept; None for none.
         eval_every: steps between evaluations; None for none.
     """
     schedule, options = {
@@ -157,7 +157,7 @@ def arguments(
         "linear": ("linear", {}),
         "cosine": ("cosine_with_min_lr", {"min_lr_rate": recipe.floor}),
     }[recipe.schedule]
-    found = TrainingArguments(
+    settings = TrainingArguments(
         output_dir=str(output),
         max_steps=steps,
         per_device_train_batch_size=batch,
@@ -173,7 +173,7 @@ def arguments(
         fp16=precision == "float16",
         use_cpu=device == "cpu",
         logging_steps=max(1, steps // 40),
-        logging_nan_inf_filter=False,  # which would log 0 instead
+        logging_nan_inf_filter=False,  # the filter would log 0 instead
         disable_tqdm=True,
         save_strategy="no" if save_every is None else "steps",
         save_steps=save_every or steps,
@@ -185,5 +185,5 @@ def arguments(
         dataloader_pin_memory=False,
         remove_unused_columns=False,
     )
-    found._n_gpu = min(1, found.n_gpu)  # one device a process: the target is not replicated
-    return found
+    settings._n_gpu = min(1, settings.n_gpu)  # one device per process: the target is not replicated
+    return settings

@@ -1,4 +1,4 @@
-"""One training from rows to a folder: start or go on, train, measure, write drafter and where it comes from."""
+"""A training run, from rows to a folder: start or resume, train, measure, write the drafter and a log."""
 
 import hashlib
 import json
@@ -31,29 +31,29 @@ from treeopt.storage.atomic_files import write_text
 from treeopt.storage.provenance import this_run
 
 LOG = "training.json"
-SETTINGS = "settings.json"  # of a training that is under way
+SETTINGS = "settings.json"  # while the training is under way
 TARGET = "target"  # folder of a trained target, below the drafter's
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be done.
+    """The settings of a run.
 
     Attributes:
-        recipe: how.
-        output: folder of the drafter; checkpoints, and a target that was trained, go below it.
+        recipe: how the drafter is trained.
+        output: folder of the drafter; checkpoints, and a trained target, go below it.
         steps: of the optimiser.
         batch: rows at once in each process.
-        accumulate: batches to a step.
+        accumulate: batches per step.
         seed: of every random choice.
         device: cpu or cuda.
-        precision: computed in where it is safe, see `arguments`.
+        precision: type of the computation, where it is safe; see `arguments`.
         save_every: steps between checkpoints; None for none.
-        eval_every: steps between evaluations; None for none but the last.
-        resume: go on from the last checkpoint below `output`.
-        lora: adapters in place of the target's own weights, where the recipe trains the target.
-        features: folder in which the target's features are kept; None: each step computes its own.
-        dtype: that the drafter, and a target that was trained, are stored in.
+        eval_every: steps between evaluations; None for only the last.
+        resume: resume from the last checkpoint below `output`.
+        lora: adapters in place of the target's own weights, if the recipe trains the target.
+        features: folder in which the target's features are stored; None: each step computes them.
+        dtype: type in which the drafter, and a trained target, are stored.
         meta: goes into the log.
     """
 
@@ -76,7 +76,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of it: each depth on the held-out rows before and after, and seconds of training."""
+    """The result of a run: each depth on the held-out rows before and after, and seconds of training."""
 
     before: list[DepthScore]
     after: list[DepthScore]
@@ -84,7 +84,7 @@ class Trained:
 
     @property
     def acceptance(self) -> tuple[float, float]:
-        """Mean over depths of the share of true tokens that are the drafter's first choice, before and after."""
+        """Share of true tokens that are the drafter's first choice, mean over depths, before and after."""
         means = [
             sum(score.accuracy[0] for score in scores) / max(1, len(scores)) for scores in (self.before, self.after)
         ]
@@ -97,31 +97,17 @@ def run(
     """Train `drafter` on `rows`, and write it; every process of a launch calls this.
 
     Raises:
-        UsageError: nothing to go on from, or settings that do not go together.
-        ExecutorError: the recipe does not fit the drafter, rows hold nothing to learn, or the loss is not finite.
+        UsageError: no checkpoint to resume from, or settings that do not go together.
+        ExecutorError: the recipe does not fit the drafter, the rows hold nothing to learn, or the loss is not finite.
     """
     recipe = job.recipe
-    if job.lora is not None and recipe.trainable != "backbone":
-        raise UsageError(f"--lora is for recipes that train the target, {recipe.name} does not")
-    if recipe.lm_kl and job.lora is None:
-        raise UsageError("lm_kl compares with the target as it was, which only LoRA keeps: give --lora")
-    if job.features is not None and recipe.trainable == "backbone":
-        raise UsageError(f"--features keeps those of a target that does not learn, recipe {recipe.name} trains it")
+    _check_job(job)
     last = checkpoint(job.output) if job.resume else None
     if job.resume and last is None:
         raise UsageError(f"--resume: no checkpoint in {job.output}")
-    who = identity(target, None)
-    what = json.loads(json.dumps({**_what(job, rows, held_out), **who}))
-    for depth in range(1, recipe.depths + 1):
-        if not rows.anchors(depth):
-            raise ExecutorError(
-                f"nothing to learn at depth {depth}: no row of {rows.tokens.shape[1]} tokens holds a learnt one and "
-                f"another {depth} after it"
-            )
-    for tokens in (rows.tokens, held_out.tokens):
-        if tokens.numel() and int(tokens.max()) >= target.vocabulary:
-            raise ExecutorError(f"the rows hold token {int(tokens.max())}, the target knows {target.vocabulary}")
-    settings = arguments(
+    settings = json.loads(json.dumps({**_settings(job, rows, held_out), **identity(target, None)}))
+    _check_rows(recipe, rows, held_out, target.vocabulary)
+    trainer_arguments = arguments(
         job.output,
         recipe,
         steps=job.steps,
@@ -137,53 +123,96 @@ def run(
     backbone = None
     if recipe.trainable == "backbone":
         backbone = WholeBackbone(target) if job.lora is None else LoraBackbone(target, job.lora)
-    store = None if job.features is None else FeatureStore(job.features, target, job.precision)
-    if store is not None:
-        taken = job.steps * job.batch * job.accumulate * launched()
-        store.check_room(rows, held_out, taps=getattr(drafter, "taps", ()), at_most=taken)
+    store = None if job.features is None else _store(job, job.features, target, drafter, rows, held_out)
     lesson = Lesson(drafter, target, recipe, backbone, store)
-    trainer = DrafterTrainer(lesson, report=report, args=settings, train_dataset=rows, eval_dataset=held_out)
-    _kept(job, what)
+    trainer = DrafterTrainer(lesson, report=report, args=trainer_arguments, train_dataset=rows, eval_dataset=held_out)
+    _store_settings(job, settings)
     before = trainer.measure(held_out)
     started = time.monotonic()
     trainer.train(resume_from_checkpoint=last)
     train_s = time.monotonic() - started
-    found = Trained(before, trainer.measure(held_out), train_s)
+    trained = Trained(before, trainer.measure(held_out), train_s)
     drafter.eval().requires_grad_(False)
     if backbone is not None:
         backbone.finish()
     if is_main_rank():
-        record = {
-            **this_run(),
-            **job.meta,
-            **what,
-            "train_s": round(train_s, 1),
-            "device": device_name(target.device),
-            "held_out_before": [_figures(score) for score in before],
-            "held_out": [_figures(score) for score in found.after],
-            "log": trainer.state.log_history,
-        }
-        if backbone is not None:
-            target.model.to(dtype=DTYPES[job.dtype]).save_pretrained(job.output / TARGET)  # type: ignore[call-arg]
-        meta = {"target": target.name, "recipe": recipe.name}
-        save_drafter(job.output, drafter, dtype=job.dtype, meta=meta)
-        write_text(job.output / LOG, json.dumps(record, indent=1) + "\n")
-        (job.output / SETTINGS).unlink()
+        _write(job, target, drafter, trained, settings, trainer.state.log_history)
     trainer.accelerator.wait_for_everyone()
-    return found
+    return trained
+
+
+def _check_job(job: Job) -> None:
+    """Raise UsageError if settings do not go together."""
+    recipe = job.recipe
+    if job.lora is not None and recipe.trainable != "backbone":
+        raise UsageError(f"--lora is for recipes that train the target, {recipe.name} does not")
+    if recipe.lm_kl and job.lora is None:
+        raise UsageError("lm_kl compares with the target as it was, which only LoRA keeps: give --lora")
+    if job.features is not None and recipe.trainable == "backbone":
+        raise UsageError(f"--features stores those of a target that does not learn, recipe {recipe.name} trains it")
+
+
+def _check_rows(recipe: Recipe, rows: Rows, held_out: Rows, vocabulary: int) -> None:
+    """Raise ExecutorError if a depth has nothing to learn, or a token is outside the vocabulary."""
+    for depth in range(1, recipe.depths + 1):
+        if not rows.anchors(depth):
+            raise ExecutorError(
+                f"nothing to learn at depth {depth}: no row of {rows.tokens.shape[1]} tokens holds a learnt one and "
+                f"another {depth} after it"
+            )
+    for tokens in (rows.tokens, held_out.tokens):
+        if tokens.numel() and int(tokens.max()) >= vocabulary:
+            raise ExecutorError(f"the rows hold token {int(tokens.max())}, the target's vocabulary has {vocabulary}")
+
+
+def _store(job: Job, folder: Path, target: Target, drafter: nn.Module, rows: Rows, held_out: Rows) -> FeatureStore:
+    """Open the feature store, and check that the disk has room."""
+    store = FeatureStore(folder, target, job.precision)
+    used = job.steps * job.batch * job.accumulate * launched()
+    store.check_room(rows, held_out, taps=getattr(drafter, "taps", ()), at_most=used)
+    return store
+
+
+def _write(
+    job: Job,
+    target: Target,
+    drafter: nn.Module,
+    trained: Trained,
+    settings: Mapping[str, Any],
+    history: list[dict[str, float]],
+) -> None:
+    """Write the drafter, a trained target, and the log."""
+    record = {
+        **this_run(),
+        **job.meta,
+        **settings,
+        "train_s": round(trained.train_s, 1),
+        "device": device_name(target.device),
+        "held_out_before": [_figures(score) for score in trained.before],
+        "held_out": [_figures(score) for score in trained.after],
+        "log": history,
+    }
+    if job.recipe.trainable == "backbone":
+        target.model.to(dtype=DTYPES[job.dtype]).save_pretrained(job.output / TARGET)  # type: ignore[call-arg]
+    save_drafter(job.output, drafter, dtype=job.dtype, meta={"target": target.name, "recipe": job.recipe.name})
+    write_text(job.output / LOG, json.dumps(record, indent=1) + "\n")
+    (job.output / SETTINGS).unlink()
 
 
 def checkpoint(output: Path) -> str | None:
-    """The last whole checkpoint below a folder; the Trainer, which may be killed, writes its state after all else."""
+    """Return the last complete checkpoint below a folder, if any.
+
+    The Trainer, which may be killed, writes its state after everything else.
+    """
     steps = {
         int(number): folder
         for folder in output.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-        if (number := folder.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")).isdecimal() and _is_whole(folder)
+        if (number := folder.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")).isdecimal() and _is_complete(folder)
     }
     return str(steps[max(steps)]) if steps else None
 
 
-def _is_whole(checkpoint: Path) -> bool:
+def _is_complete(checkpoint: Path) -> bool:
     try:
         for weights in checkpoint.glob("*.safetensors"):
             with safe_open(weights, framework="pt"):
@@ -193,25 +222,25 @@ def _is_whole(checkpoint: Path) -> bool:
         return False
 
 
-def _kept(job: Job, what: dict[str, Any]) -> None:
-    """Write down what a new training is made of; one that is gone on with must be made of the same."""
+def _store_settings(job: Job, settings: dict[str, Any]) -> None:
+    """Write the settings of a new training; check that a resumed one has the same."""
     path = job.output / SETTINGS
     if not job.resume:
         if is_main_rank():
             job.output.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(what, indent=1) + "\n")
+            write_text(path, json.dumps(settings, indent=1) + "\n")
         return
     try:
         was = json.loads(path.read_text("utf-8"))
-        changed = [key for key in what if was.get(key) != what[key]]
+        changed = [key for key in settings if was.get(key) != settings[key]]
     except (OSError, ValueError, AttributeError) as error:
         raise UsageError(f"--resume: {path} cannot be read: {error}") from error
     if changed:
         key = changed[0]
-        raise UsageError(f"--resume: {job.output} was begun with {key} {was.get(key)}, not {what[key]}")
+        raise UsageError(f"--resume: {job.output} was begun with {key} {was.get(key)}, not {settings[key]}")
 
 
-def _what(job: Job, rows: Rows, held_out: Rows) -> dict[str, Any]:
+def _settings(job: Job, rows: Rows, held_out: Rows) -> dict[str, Any]:
     return {
         "recipe": asdict(job.recipe),
         "steps": job.steps,
@@ -235,7 +264,7 @@ def _figures(score: DepthScore) -> dict[str, Any]:
 
 
 def step_count(rows: int, *, epochs: float, batch: int, accumulate: int, processes: int) -> int:
-    """Steps that go over all rows `epochs` times.
+    """Return the number of steps that pass over all rows `epochs` times.
 
     >>> step_count(100, epochs=2, batch=8, accumulate=1, processes=1)
     26
@@ -244,5 +273,5 @@ def step_count(rows: int, *, epochs: float, batch: int, accumulate: int, process
 
 
 def precision_of(target: Target) -> str:
-    """What a target's type asks of its drafter's training: half precision is computed with autocast."""
+    """Return the precision to train a target's drafter in: half precision is computed with autocast."""
     return {torch.bfloat16: "bfloat16", torch.float16: "float16"}.get(target.dtype, "float32")

@@ -1,4 +1,4 @@
-"""Predicted against measured: a plan's ways in the real loop, live on fresh prompts or with acceptance of a trace."""
+"""Compare a plan's predictions with the real loop, live on fresh prompts or with the acceptance of a trace imposed."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from executor.decoding.decoder import Decoder, NewTokens
 from executor.decoding.step_results import Step
 from executor.drafters.drafter import Drafter
-from executor.profiling.drift import LOSS, centre
+from executor.profiling.drift import TRIMMED_ERROR, trimmed_mean
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Rule
 from executor.verification.replayed_acceptance import Imposed
@@ -26,22 +26,22 @@ from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
 
-MOST = 8  # pieces of a block: each begins with a prefill
-PASSES = 4  # over a block, at most, of a batch size at which it is done sooner
-WARM_UP = 3  # steps of each way before any is measured: libraries allocate, processors wake
+MAX_PIECES = 8  # of a block: each begins with a prefill
+MAX_PASSES = 4  # over a block, at batch sizes that finish it sooner than others
+WARM_UP = 3  # steps of each configuration before any is measured: libraries allocate, processors wake
 
 
 @dataclass(frozen=True)
 class Requests:
-    """What is decoded, and how.
+    """The requests of a comparison, and how they are decoded.
 
     Attributes:
-        prompts: token ids; every request is decoded once by every way.
-        new_tokens: decoded after every prompt, or after each.
+        prompts: token ids; every configuration decodes every request.
+        new_tokens: limit for every prompt, or one limit for each.
         stop: tokens that end a request.
-        replayed: a trace of as many requests, whose acceptance is imposed over the rule's; None: the rule decides.
+        replayed: a trace of the same number of requests, whose acceptance is imposed; None: the rule decides.
         graphs: replay steps from CUDA graphs.
-        rule: of verification, of plain decoding too; None: greedy.
+        rule: of verification, for plain decoding too; None: greedy.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -52,7 +52,7 @@ class Requests:
     rule: Rule | None = None
 
     def __post_init__(self) -> None:
-        """Check that trace and prompts go together.
+        """Check that trace and prompts have the same number of requests.
 
         Raises:
             UsageError: their numbers differ.
@@ -62,7 +62,7 @@ class Requests:
 
     @property
     def limits(self) -> list[int]:
-        """Most new tokens of each request: no more than the trace has, where one is replayed."""
+        """The limit of each request; if a trace is replayed, no more tokens than it has."""
         given = self.new_tokens
         limits = [given] * len(self.prompts) if isinstance(given, int) else list(given)
         if self.replayed is None:
@@ -72,20 +72,20 @@ class Requests:
 
     @property
     def context(self) -> int:
-        """Tokens a sequence in the cache, about, the mean over a run in which no text ends early."""
+        """Approximate tokens per sequence in the cache, the mean over a run in which no text ends early."""
         return round(float(np.mean([len(prompt) for prompt in self.prompts]) + np.mean(self.limits) / 2))
 
     def part(self, which: NDArray[np.int64]) -> "Requests":
-        """Some of them, given by rising numbers."""
-        chosen, limits = which.tolist(), self.limits
+        """Return some of the requests, given by ascending numbers."""
+        numbers, limits = which.tolist(), self.limits
         trace = None if self.replayed is None else self.replayed.select(which)
-        prompts, limits = [self.prompts[i] for i in chosen], [limits[i] for i in chosen]
+        prompts, limits = [self.prompts[i] for i in numbers], [limits[i] for i in numbers]
         return replace(self, prompts=prompts, new_tokens=limits, replayed=trace)
 
 
 @dataclass
 class _Run:
-    """What the blocks of one way to decode added up to."""
+    """Sums over the blocks of one configuration; step times piece by piece."""
 
     steps_of: dict[int, int] = field(default_factory=dict)
     committed_of: dict[int, int] = field(default_factory=dict)
@@ -112,17 +112,17 @@ class _Run:
 
 
 def check_run(target: Target, drafter: Drafter, plan: Plan, requests: Requests, *, blocks: int) -> None:
-    """Refuse what could not be measured to its end.
+    """Check that `compare` can run to its end.
 
     Raises:
         UsageError: a plan without trees, or too few prompts to fill the largest batch in every block.
         ExecutorError: a tree that the drafter cannot draft, or requests beyond the target's context.
         TraceError: a tree that the replayed trace does not cover.
     """
-    if not any(_ways(entry, requests) for entry in plan.entries):
+    if not any(_configurations(entry, requests) for entry in plan.entries):
         raise UsageError("the plan holds no tree: there is nothing to validate")
     for entry in plan.entries:
-        for tree, choice in _ways(entry, requests).items():
+        for tree, choice in _configurations(entry, requests).items():
             try:
                 _decoder(target, drafter, tree, entry.batch, requests)
             except ExecutorError as error:
@@ -132,7 +132,8 @@ def check_run(target: Target, drafter: Drafter, plan: Plan, requests: Requests, 
         raise UsageError(
             f"{blocks} blocks at batch {largest} need at least {2 * blocks * largest} prompts, got {count}"
         )
-    largest_tree = max((tree for entry in plan.entries for tree in _ways(entry, requests)), key=lambda tree: tree.nodes)
+    trees = (tree for entry in plan.entries for tree in _configurations(entry, requests))
+    largest_tree = max(trees, key=lambda tree: tree.nodes)
     _decoder(target, drafter, largest_tree, 1, requests).memory(requests.prompts, new_tokens=requests.limits)
 
 
@@ -150,74 +151,77 @@ def compare(
 ) -> list[Comparison]:
     """Decode the requests plainly and with every tree and policy of each entry of the plan, in shuffled blocks.
 
-    Where a trace is replayed policies are left out.
+    If a trace is replayed, policies are left out.
 
-    In each block the batch sizes come in random order, and within each so do plain decoding and the trees, which
-    thereby share what the machine does at the time. Small batch sizes decode a block in several pieces, all ways one
-    piece before the next; those that the plan expects to be done in two thirds of the longest time or less decode it
-    several times over.
+    In each block the batch sizes come in random order, and within each so do plain decoding and the trees, so that the
+    machine's drift falls on all of them. Small batch sizes decode a block in several pieces, one piece with all
+    configurations before the next. Batch sizes that the plan expects to finish in two thirds of the longest time or
+    less decode it several times.
 
     Args:
-        target: the model that the plan's trace was recorded with; any where a trace is replayed.
+        target: the model that the plan's trace was recorded with; any model if a trace is replayed.
         drafter: its drafter.
-        plan: what is to be checked.
-        requests: what is decoded; none of them in the trace that the plan was made of.
+        plan: the plan to be checked.
+        requests: what is decoded; none of them in the trace that the plan was made from.
         blocks: parts that the prompts are cut into; every part is decoded at all batch sizes before the next.
         seed: of the order.
-        forms: closed forms to keep with each tree, by batch size and tree id.
-        whole: what was predicted of whole runs, likewise.
-        progress: told every finished piece of one way.
+        forms: closed forms to report with each tree, by batch size and tree id.
+        whole: predictions of whole runs, by batch size and tree id.
+        progress: called with 1 after every piece of one configuration.
 
     Raises:
         UsageError, ExecutorError, TraceError: see `check_run`.
     """
     check_run(target, drafter, plan, requests, blocks=blocks)
     rng = np.random.default_rng(seed)
-    ways: dict[int, list[Tree | Policy]] = {entry.batch: [EMPTY, *_ways(entry, requests)] for entry in plan.entries}
-    runs = {(batch, tree): _Run() for batch, trees in ways.items() for tree in trees}
+    trees: dict[int, list[Tree | Policy]] = {
+        entry.batch: [EMPTY, *_configurations(entry, requests)] for entry in plan.entries
+    }
+    runs = {(batch, tree): _Run() for batch, at_batch in trees.items() for tree in at_batch}
     parts = _parts(requests, blocks)
     for batch, tree in runs:
         _warm(target, drafter, tree, batch, requests.part(parts[0]))
     cuts = pieces(plan, replayed=requests.replayed is not None)
     for part in parts:
-        for batch in rng.permutation(list(ways)).tolist():
+        for batch in rng.permutation(list(trees)).tolist():
             number, passes = cuts[batch]
             for piece in np.array_split(part, number) * passes:
-                drawn = requests.part(piece)
-                for index in rng.permutation(len(ways[batch])).tolist():
-                    tree = ways[batch][index]
-                    decoder = _decoder(target, drafter, tree, batch, drawn)
-                    steps = list(decoder.steps(drawn.prompts, new_tokens=drawn.limits, stop=drawn.stop))
+                some = requests.part(piece)
+                for index in rng.permutation(len(trees[batch])).tolist():
+                    tree = trees[batch][index]
+                    decoder = _decoder(target, drafter, tree, batch, some)
+                    steps = list(decoder.steps(some.prompts, new_tokens=some.limits, stop=some.stop))
                     runs[batch, tree].add(steps, int(piece[0]))
                     progress(1)
-    due = partial(Figures.of_run, judged=judged_on(plan), requests=len(requests.prompts))
+    predicted = partial(Figures.of_run, judged=judged_on(plan), requests=len(requests.prompts))
     return [
-        found
+        comparison
         for entry in plan.entries
-        for found in _compared(
-            entry, {t: runs[entry.batch, t] for t in ways[entry.batch]}, due, forms or {}, whole or {}
+        for comparison in _compared(
+            entry, {tree: runs[entry.batch, tree] for tree in trees[entry.batch]}, predicted, forms or {}, whole or {}
         )
     ]
 
 
 def pieces(plan: Plan, *, replayed: bool = False) -> dict[int, tuple[int, int]]:
-    """By batch size, in how many pieces `compare` decodes each of its blocks, and how many times over."""
+    """Return, by batch size, the number of pieces that `compare` cuts a block into, and of passes over the block."""
     largest = max(entry.batch for entry in plan.entries)
-    due = {entry.batch: _due_s(entry, replayed=replayed) for entry in plan.entries}
+    token_s = {entry.batch: _token_s(entry, replayed=replayed) for entry in plan.entries}
+    longest = max(token_s.values())
     return {
-        batch: (min(largest // batch, MOST), min(round(max(due.values()) / seconds), PASSES) if seconds else 1)
-        for batch, seconds in due.items()
+        batch: (min(largest // batch, MAX_PIECES), min(round(longest / seconds), MAX_PASSES) if seconds else 1)
+        for batch, seconds in token_s.items()
     }
 
 
-def _due_s(entry: PlanEntry, *, replayed: bool) -> float:
-    """Seconds that a token of every way takes, all together; 0 where the plan names neither plain steps nor a tree."""
+def _token_s(entry: PlanEntry, *, replayed: bool) -> float:
+    """Return the expected seconds per token, summed over all configurations; 0 if the plan has none of them."""
     plain = [choice for choice in (entry.choice, *entry.compared) if choice.plain][:1]
     return sum(1 / choice.tokens_s(entry.batch) for choice in (*plain, *ways_of(entry, static=replayed).values()))
 
 
 def runs_of(target: Target, plan: Plan, requests: Requests, *, blocks: int) -> Runs:
-    """The runs that `compare` makes."""
+    """Return the sizes of the runs that `compare` makes."""
     cuts = pieces(plan, replayed=requests.replayed is not None)
     sizes = {
         batch: tuple(len(piece) for part in _parts(requests, blocks) for piece in np.array_split(part, number))
@@ -229,19 +233,19 @@ def runs_of(target: Target, plan: Plan, requests: Requests, *, blocks: int) -> R
 
 
 def _parts(requests: Requests, blocks: int) -> list[NDArray[np.int64]]:
-    """Numbers of the requests of each block."""
+    """Return the numbers of the requests of each block."""
     return np.array_split(np.arange(len(requests.prompts)), blocks)
 
 
 def blocks_of(plan: Plan, blocks: int, *, replayed: bool = False) -> int:
-    """Pieces of blocks that `compare` decodes, all ways together."""
+    """Return the number of pieces that `compare` decodes, over all configurations and passes."""
     cuts = pieces(plan, replayed=replayed)
-    ways = {entry.batch: 1 + len(ways_of(entry, static=replayed)) for entry in plan.entries}
-    return blocks * sum(math.prod(cuts[batch]) * count for batch, count in ways.items())
+    configurations = {entry.batch: 1 + len(ways_of(entry, static=replayed)) for entry in plan.entries}
+    return blocks * sum(math.prod(cuts[batch]) * count for batch, count in configurations.items())
 
 
-def _ways(entry: PlanEntry, requests: Requests) -> dict[Tree | Policy, Choice]:
-    """What is measured of an entry: acceptance can be replayed in static trees only."""
+def _configurations(entry: PlanEntry, requests: Requests) -> dict[Tree | Policy, Choice]:
+    """Return what is measured for an entry; if a trace is replayed, only static trees."""
     return ways_of(entry, static=requests.replayed is not None)
 
 
@@ -266,27 +270,38 @@ def _compared(
     forms: Mapping[tuple[int, str], ClosedForms],
     whole: Mapping[tuple[int, str], Estimate],
 ) -> list[Comparison]:
-    plain, found = runs[EMPTY], []
-    due = next((choice.step_s for choice in (entry.choice, *entry.compared) if choice.plain), None)
-    plain_s = None if due is None else (due, float(np.median(np.concatenate(plain.step_s))))
-    for way, choice in ways_of(entry).items():
-        if way not in runs:
+    """Return the comparisons of one entry, with plain decoding as the baseline."""
+    plain, comparisons = runs[EMPTY], []
+    predicted_s = next((choice.step_s for choice in (entry.choice, *entry.compared) if choice.plain), None)
+    plain_s = None if predicted_s is None else (predicted_s, float(np.median(np.concatenate(plain.step_s))))
+    for tree, choice in ways_of(entry).items():
+        if tree not in runs:
             continue
-        run, tree = runs[way], way if isinstance(way, Tree) else None
-        end_to_end = run.tokens / run.wall_s * plain.wall_s / plain.tokens
-        form, due_whole = ClosedForms(), None
-        if tree is not None:
-            form, due_whole = forms.get((entry.batch, tree.id), form), whole.get((entry.batch, tree.id))
-        measured = _measured(run, plain, np.median if tree else np.mean)
-        told = (predicted(choice), measured, end_to_end, form, plain_s, choice.grown, due_whole)
-        found.append(Comparison(entry.batch, choice.name, tree, *told))
-    return found
+        run, static = runs[tree], tree if isinstance(tree, Tree) else None
+        key = None if static is None else (entry.batch, static.id)
+        comparison = Comparison(
+            entry.batch,
+            choice.name,
+            static,
+            predicted(choice),
+            _measured(run, plain, np.median if static else np.mean),
+            end_to_end=run.tokens / run.wall_s * plain.wall_s / plain.tokens,
+            forms=ClosedForms() if key is None else forms.get(key, ClosedForms()),
+            plain_s=plain_s,
+            grown=choice.grown,
+            whole=None if key is None else whole.get(key),
+        )
+        comparisons.append(comparison)
+    return comparisons
 
 
 def _measured(run: _Run, plain: _Run, middle: Callable[[Sequence[float]], Any]) -> Figures:
-    """Step times are compared piece by piece, since a piece's runs follow one another on a machine that drifts."""
+    """Return tau, step time and speedup.
+
+    Step times are compared piece by piece, since the runs of a piece follow one another on a machine that drifts.
+    """
     step_s = float(middle([seconds for piece in run.step_s for seconds in piece]))
     quotients = np.array([middle(p) / middle(s) for p, s in zip(plain.step_s, run.step_s, strict=True)])
     spread = ratio(quotients, np.ones(len(quotients)))
-    found = float(np.exp(centre(np.log(quotients).tolist())))
-    return Figures(run.tau, step_s, run.tau.times(found, relative_error=LOSS * spread.relative))
+    quotient = float(np.exp(trimmed_mean(np.log(quotients).tolist())))
+    return Figures(run.tau, step_s, run.tau.times(quotient, relative_error=TRIMMED_ERROR * spread.relative))

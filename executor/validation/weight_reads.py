@@ -1,4 +1,4 @@
-"""Weights that a plain step of a target and one forward of a drafter read, where shapes tell (CORAL, Table 1)."""
+"""Weights read by a plain step of the target and by one forward of the drafter, from shapes (CORAL, Table 1)."""
 
 from executor.drafters.drafter import Drafter
 from executor.drafters.eagle import Eagle
@@ -12,10 +12,10 @@ from treeopt.errors import CostError
 
 
 def weights_read(target: Target, drafter: Drafter) -> tuple[int, int] | None:
-    """Of the drafter, then of the target; LM heads counted, embeddings not.
+    """Return the weights that the drafter and the target read; LM heads are counted, embeddings are not.
 
-    None for models that `hf_config` does not cover, quantised ones, and drafters other than language models,
-    Medusa heads (one head a level) and EAGLE's layer without a router.
+    Return None for models that `hf_config` does not cover, for quantised ones, and for drafters other than language
+    models, Medusa heads (one head per level) and EAGLE's layer without a router.
     """
     try:
         shape = Shape.from_config(target.model.config.to_dict())

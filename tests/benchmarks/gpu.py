@@ -33,7 +33,7 @@ from executor.checkpoints import load_drafter
 from executor.decoding.decoder import Decoder
 from executor.drafters.medusa import MedusaHeads
 from executor.profiling.measure_steps import measure_profile
-from executor.profiling.timed_block import block
+from executor.profiling.timed_block import run_block
 from executor.prompts.prompt_files import read_prompts
 from executor.recording.collect_trace import collect, device_name
 from executor.target.load_hf_model import load_target
@@ -148,7 +148,7 @@ def _times(
     for name, tree in _ways().items():
         graphs = target.device.type == "cuda"
         decoder = Decoder(target, heads if tree.nodes else None, tree=tree, batch=batch, graphs=graphs)
-        steps = block(decoder, prompts, steps=8 if tiny else 48, new_tokens=NEW)
+        steps = run_block(decoder, prompts, steps=8 if tiny else 48, new_tokens=NEW)
         draft_s, rest_s = (float(np.median([getattr(step, part) for step in steps])) for part in ("draft_s", "rest_s"))
         plain_s = cells[0]["draft_s"] + cells[0]["rest_s"] if cells else draft_s + rest_s
         cells.append(
@@ -228,7 +228,7 @@ def attention(shape: str, device: str, keep: Keep, *, tiny: bool) -> dict[str, A
                 prompts = [rng.integers(0, target.vocabulary, context).tolist()] * batch
                 for name, tree in _ways().items():
                     decoder = Decoder(target, heads if tree.nodes else None, tree=tree, batch=batch, graphs=graphs)
-                    steps = block(decoder, prompts, steps=4 if tiny else 24, new_tokens=NEW)
+                    steps = run_block(decoder, prompts, steps=4 if tiny else 24, new_tokens=NEW)
                     cell[f"{name}, {kind}"] = float(np.median([step.rest_s for step in steps]))
                 del target, heads, decoder
                 _tidied(device)

@@ -16,7 +16,7 @@ from executor.drafters.drafter import Drafter
 from executor.models.fingerprint import identity
 from executor.models.random_weights import random_drafter, random_target
 from executor.profiling.measure_steps import measure_profile
-from executor.profiling.timed_block import WARM_UP, block, keeping
+from executor.profiling.timed_block import WARM_UP, imposed_trace, run_block
 from executor.target.target_model import Target
 from executor.validation.compare_live import Requests, compare
 from executor.verification.replayed_acceptance import Imposed
@@ -112,9 +112,9 @@ def _verify_s(
     target: Target, heads: Drafter, tree: Tree, prompts: list[list[int]], batch: int, *, graphs: bool, steps: int
 ) -> float:
     new_tokens = steps + WARM_UP + 1
-    rule = Imposed(keeping(0, tree, len(prompts), new_tokens), tree)
+    rule = Imposed(imposed_trace(0, tree, len(prompts), new_tokens), tree)
     decoder = Decoder(target, heads, tree=tree, batch=batch, rule=rule, graphs=graphs)
-    found = block(decoder, prompts, steps=steps, new_tokens=new_tokens)
+    found = run_block(decoder, prompts, steps=steps, new_tokens=new_tokens)
     return float(np.median([step.rest_s for step in found]))
 
 

@@ -23,7 +23,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
-from executor.decoding.tree_growth import AskingGrowth
+from executor.decoding.dynamic_growth import AskingGrowth
 from executor.drafters.drafter import Drafter
 from executor.drafters.language_model import LanguageModel
 from executor.drafters.ngram import NGram
@@ -263,7 +263,8 @@ def main() -> None:
     generator = torch.Generator
     torch.Generator = lambda device="cpu": generator()  # type: ignore[assignment,misc]  # chances come from the host's
     drafting = Rows.draft
-    Rows.draft, Rows.verify = guarded(Rows.draft), guarded(Rows.verify)  # type: ignore[method-assign]
+    for name in ("draft", "verify", "accept", "commit"):
+        setattr(Rows, name, guarded(getattr(Rows, name)))
     results = []
     for job, settings in json.load(sys.stdin):
         try:

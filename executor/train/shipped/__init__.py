@@ -1,1 +1,6 @@
-"""How the models and traces in `data/` are made."""
+"""The shipped models and traces: how everything in `data/` is made.
+
+* `make_models`: the target, its drafters and the prompts.
+* `make_traces`: a trace of every drafter.
+* `stdlib_corpus`: the text that both are made from.
+"""

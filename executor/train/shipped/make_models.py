@@ -1,9 +1,9 @@
-"""The models in `data/models`, made from nothing.
+"""Make the shipped models in `data/models`, from nothing.
 
 Usage: `python -m executor.train.shipped.make_models data NAME... [--features FOLDER]`.
 
-`target` is the tokenizer, the language model and the prompts; all other names are drafters beside it. `make models`
-makes them all, two drafters at a time; traces follow in executor/train/traces.py.
+`target` is the tokenizer, the language model and the prompts; all other names are drafters for it. `make models`
+makes them all, two drafters at a time; `make_traces` makes the traces.
 """
 
 import argparse
@@ -52,7 +52,7 @@ LENGTH = 256
 BATCH = 16
 TARGET_STEPS = 1100
 PROMPTS = 1300
-# Deep and narrow: on a CPU a forward then costs much that does not grow with its tokens, as on a GPU.
+# Deep and narrow: most of a forward's time on a CPU then does not grow with its tokens, as on a GPU.
 TARGET: dict[str, Any] = {
     "hidden_size": 160,
     "intermediate_size": 432,
@@ -67,16 +67,16 @@ CORPUS = "Python standard library source files"
 
 @dataclass(frozen=True)
 class Shipped:
-    """A drafter beside the target: its folder, steps, and what a target of 4 million weights changes in its recipe."""
+    """A shipped drafter: its folder, steps, and changes to its recipe for a target of 4 million weights."""
 
     folder: str
     steps: int
     changes: tuple[str, ...] = ()
-    start: str = ""  # the recipe whose drafter it goes on from
+    start: str = ""  # the recipe whose drafter it starts from
 
 
-# The published rates are for targets a thousand times as large and a hundred times as many steps. All but Medusa-1,
-# which sees more, see the same rows as often, so that they can be compared.
+# The published rates are for targets a thousand times larger and a hundred times more steps. All drafters see the same
+# rows equally often, so that they can be compared, except Medusa-1, which sees more.
 _RATE = "learning_rate=3e-3"
 DRAFTERS: Mapping[str, Shipped] = {
     "medusa1": Shipped("stdlib-medusa", 600),
@@ -95,10 +95,10 @@ NGRAMS = {"unigram": 1, "bigram": 2}  # Leviathan et al. 2023, table 3
 
 
 def build(data: Path, name: str, *, features: Path | None = None) -> None:
-    """Make one of them: `target`, or one of `NGRAMS` or `DRAFTERS`; see `train_drafter`.
+    """Make `target`, or one of `NGRAMS` or `DRAFTERS`; see `train_drafter`.
 
     Raises:
-        UsageError: no such name.
+        UsageError: an unknown name.
     """
     started = time.monotonic()
     if name == "target":
@@ -132,16 +132,16 @@ def build_target(data: Path, *, steps: int = TARGET_STEPS) -> None:
 
 
 def train_drafter(data: Path, name: str, *, steps: int | None = None, features: Path | None = None) -> Trained:
-    """Train one of `DRAFTERS` for the target below `data/models`, computed in what that was, and write it beside.
+    """Train one of `DRAFTERS` for the target below `data/models`, with the target's precision, and write it.
 
     Args:
         data: the folder.
         name: of the recipe.
-        steps: other than in the table.
-        features: folder in which the target's features are kept for the other drafters, where they can be of use.
+        steps: instead of those in the table.
+        features: folder in which the target's features are stored for the other drafters, if these can use them.
 
     Raises:
-        UsageError: no such recipe.
+        UsageError: an unknown recipe.
     """
     if name not in DRAFTERS:
         raise UsageError(f"the name must be target or one of {', '.join([*NGRAMS, *DRAFTERS])}, got {name}")
@@ -167,18 +167,18 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None, features: 
         dtype="bfloat16",
         meta=meta,
     )
-    found = run(job, target, drafter, rows, held_out)
+    trained = run(job, target, drafter, rows, held_out)
     if recipe.trainable == "backbone":
         tokenizer.save_pretrained(job.output / TRAINED)
-    return found
+    return trained
 
 
 def quicker_precision(config: LlamaConfig, device: torch.device, *, rounds: int = 3) -> str:
-    """What training is computed in where it is safe: bfloat16 where steps of this shape are quicker in it, measured.
+    """Return the precision of training: bfloat16 if steps of this shape are measured to be quicker in it.
 
-    Of processors the instructions do not tell: float32 for bfloat16 came to 1.1 to 1.2 on a Xeon with tiles (AMX),
-    0.55 on one with AVX-512's bfloat16 products and no tiles, 1.28 on an EPYC with these (steps of the target, two
-    threads, torch 2.13).
+    A processor's instructions do not settle this: seconds in float32 over those in bfloat16 were 1.1 to 1.2 on a Xeon
+    with tiles (AMX), 0.55 on one with AVX-512's bfloat16 products and no tiles, 1.28 on an EPYC with those products
+    (steps of the target, two threads, torch 2.13).
     """
     if device.type == "cuda":
         return "bfloat16"
@@ -200,7 +200,7 @@ def quicker_precision(config: LlamaConfig, device: torch.device, *, rounds: int 
 
 
 def _target(data: Path) -> tuple[Target, PreTrainedTokenizerBase]:
-    """As it is stored: rounded to bfloat16."""
+    """Load the target as it is stored, rounded to bfloat16, and its tokenizer."""
     prepare("cpu")
     target = load_target(data / "models" / NAME)
     return target, load_tokenizer(data / "models" / NAME, vocabulary=target.vocabulary)
@@ -228,7 +228,7 @@ def train_target(
     meta: dict[str, Any],
     learning_rate: float = 3e-3,
 ) -> None:
-    """A language model from nothing, stored in bfloat16 with its log; rows int64 (rows, length)."""
+    """Train a language model from nothing, and store it in bfloat16 with its log; rows int64 (rows, length)."""
     precision = quicker_precision(config, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     set_seed(SEED)
     model = LlamaForCausalLM(config)
@@ -256,15 +256,15 @@ def train_target(
 
 
 class _Labelled(Rows):
-    """Rows as a language model is trained on them."""
+    """Rows in the form that language models are trained on."""
 
     def __getitem__(self, index: Any) -> dict[str, torch.Tensor]:
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
 def _arguments(folder: Path, steps: int, learning_rate: float, precision: str) -> TrainingArguments:
-    """Of the target: AdamW, cosine, no checkpoints."""
-    found = TrainingArguments(
+    """Return the Trainer's settings for the target: AdamW, cosine, no checkpoints."""
+    settings = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
         per_device_train_batch_size=BATCH,
@@ -283,8 +283,8 @@ def _arguments(folder: Path, steps: int, learning_rate: float, precision: str) -
         dataloader_pin_memory=False,
         remove_unused_columns=False,
     )
-    found._n_gpu = min(1, found.n_gpu)
-    return found
+    settings._n_gpu = min(1, settings.n_gpu)
+    return settings
 
 
 if __name__ == "__main__":
@@ -292,6 +292,6 @@ if __name__ == "__main__":
     parser.add_argument("data", type=Path)
     parser.add_argument("names", nargs="+")
     parser.add_argument("--features", type=Path)
-    asked = parser.parse_args()
-    for one in asked.names:
-        build(asked.data, one, features=asked.features)
+    options = parser.parse_args()
+    for name in options.names:
+        build(options.data, name, features=options.features)

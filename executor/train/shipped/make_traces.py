@@ -1,8 +1,8 @@
-"""Traces of the drafters in `data/models`, all of one text.
+"""Make the shipped traces: one of each drafter in `data/models`, all on the same text.
 
 Usage: `python -m executor.train.shipped.make_traces data [NAME...]`.
 
-What the target writes does not depend on who drafts, so it is written once for all drafters of a target.
+The target's text does not depend on the drafter, so it is written once for all drafters of a target.
 """
 
 import sys
@@ -20,7 +20,7 @@ from treeopt.errors import UsageError
 from treeopt.policies import DynamicTree
 from treeopt.traces.trace import save_trace
 
-# The name of a drafter's traces, and the drafter below data/models or in words.
+# The name of a drafter's traces, and its folder below data/models or its name.
 DRAFTERS = {
     "prompt-lookup": "prompt-lookup",
     "unigram": "stdlib-unigram",
@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "t0": {"requests": 1000, "new_tokens": 32},
     "t1": {"requests": 600, "new_tokens": 64, "temperature": 1.0, "seed": 1},
 }
-# With whole candidate trees, for policies that choose at run time; they take some 100 times the space of ranks.
+# With whole candidate trees, for dynamic policies; they take about 100 times the space of ranks.
 CANDIDATES: dict[str, dict[str, Any]] = {
     "candidates-t0": {
         "requests": 200,
@@ -53,31 +53,31 @@ WITH_CANDIDATES = ("eagle",)
 
 
 def place_of(data: Path, name: str) -> Path | str:
-    """Where the drafter of this name is, as `load_drafter` takes it."""
+    """Return the drafter of this name, as `load_drafter` takes it."""
     folder = data / "models" / DRAFTERS[name]
     return folder if folder.is_dir() else DRAFTERS[name]
 
 
 def target_of(data: Path, name: str) -> Path:
-    """The target that it drafts for."""
+    """Return the folder of the target that it drafts for."""
     return data / "models" / OWN_TARGET.get(name, NAME)
 
 
 def kinds_of(name: str) -> dict[str, dict[str, Any]]:
-    """The traces of a drafter and their settings."""
+    """Return the traces of a drafter, with their settings."""
     return SETTINGS | (CANDIDATES if name in WITH_CANDIDATES else {})
 
 
 def _names(drafter: str, kind: str) -> set[str]:
-    """What a trace of a drafter may be asked for by."""
+    """Return the names by which a trace of a drafter can be asked for."""
     return {drafter, kind, f"{drafter}-{kind}"}
 
 
 def record(data: Path, names: Sequence[str] = tuple(DRAFTERS)) -> None:
     """Write `data/traces/NAME-t0.npz` (greedy) and `NAME-t1.npz` (sampled, for sample-and-match) of each drafter.
 
-    Of some also `NAME-candidates-t0.npz`: fewer requests, with whole candidate trees. A name may be that of a drafter,
-    of one of its traces, or what follows it there: "t1" is that trace of every drafter.
+    Some get `NAME-candidates-t0.npz` too: fewer requests, with whole candidate trees. `names` may hold drafters
+    ("eagle"), traces ("eagle-t1"), or kinds of traces ("t1": that trace of every drafter).
 
     Raises:
         UsageError: there is no such drafter or trace.
@@ -88,21 +88,21 @@ def record(data: Path, names: Sequence[str] = tuple(DRAFTERS)) -> None:
     prompts = read_prompts(data / "prompts" / "stdlib.jsonl")
     written: dict[tuple[Path, str], dict[int, list[list[int]]]] = {}
     for name in DRAFTERS:
-        wanted = [kind for kind in kinds_of(name) if _names(name, kind) & set(names)]
-        if not wanted:
+        kinds = [kind for kind in kinds_of(name) if _names(name, kind) & set(names)]
+        if not kinds:
             continue
         folder = target_of(data, name)
         target = load_target(folder, packed=True)
         drafter = load_drafter(place_of(data, name), target, packed=True)
         tokens = encode(load_tokenizer(folder, vocabulary=target.vocabulary), prompts)
-        for kind in wanted:
+        for kind in kinds:
             settings = dict(kinds_of(name)[kind])
             count = settings.pop("requests")
             texts = written.setdefault((folder, kind), {})
             settings |= {"written": texts, "width": 16, "stop": [0]}
-            found = collect(target, drafter, prompts[:count], tokens[:count], **settings)
-            save_trace(found, data / "traces" / f"{name}-{kind}.npz")
-            print(f"{name}-{kind}: {found.anchors} anchors", file=sys.stderr)
+            trace = collect(target, drafter, prompts[:count], tokens[:count], **settings)
+            save_trace(trace, data / "traces" / f"{name}-{kind}.npz")
+            print(f"{name}-{kind}: {trace.anchors} anchors", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The text that every machine has: source files of Python's standard library, as tokens.
+"""The training corpus that every machine has: source files of Python's standard library, as tokens and prompts.
 
-Knows which files are used, which are held out, how they become tokens and prompts. Knows nothing of models.
+It defines which files are used, which are held out, and how they become tokens and prompts.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from executor.prompts.prompt_files import Prompt
 
-# Not read as program text: test data, generated tables, vendored wheels.
+# Not used as program text: test data, generated tables, vendored wheels.
 EXCLUDED = frozenset(
     [
         "test",
@@ -36,7 +36,7 @@ HELD_OUT_SHARE = 0.15
 
 @dataclass(frozen=True)
 class Source:
-    """One file: its path inside the standard library, its text, and whether it is held out."""
+    """A file: its path inside the standard library, its text, and True if it is held out."""
 
     name: str
     text: str
@@ -44,7 +44,7 @@ class Source:
 
 
 def standard_library(root: Path | None = None) -> list[Source]:
-    """All used files below `root` (default: the running Python's library), sorted by name.
+    """Return all used files below `root` (default: the running Python's library), sorted by name.
 
     A file is held out when the SHA-256 of its name falls in the lowest `HELD_OUT_SHARE`; so the split does
     not move when files come or go.
@@ -61,7 +61,7 @@ def standard_library(root: Path | None = None) -> list[Source]:
 
 
 def fingerprint(sources: list[Source]) -> str:
-    """SHA-256 over names and texts: two corpora with the same one are the same."""
+    """Return the SHA-256 over names and texts: equal corpora have equal fingerprints."""
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.name.encode() + b"\0" + source.text.encode() + b"\0")
@@ -69,7 +69,7 @@ def fingerprint(sources: list[Source]) -> str:
 
 
 def train_tokenizer(sources: list[Source], *, vocabulary: int = 4096) -> Tokenizer:
-    """A byte-level BPE tokenizer fitted to the files that are not held out."""
+    """Train a byte-level BPE tokenizer on the files that are not held out."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -84,7 +84,7 @@ def train_tokenizer(sources: list[Source], *, vocabulary: int = 4096) -> Tokeniz
 
 
 def pack(tokenizer: Tokenizer, sources: list[Source], *, length: int) -> NDArray[np.int64]:
-    """All files joined by the end token and cut into rows; int64 (rows, length), the remainder dropped."""
+    """Join all files by the end token and cut them into rows; int64 (rows, length), the remainder dropped."""
     end = tokenizer.token_to_id(END)
     stream = [t for e in tokenizer.encode_batch([s.text for s in sources]) for t in (*e.ids, end)]
     rows = len(stream) // length
@@ -94,13 +94,13 @@ def pack(tokenizer: Tokenizer, sources: list[Source], *, length: int) -> NDArray
 def prompts(
     tokenizer: Tokenizer, sources: list[Source], *, count: int, shortest: int, longest: int, seed: int
 ) -> list[Prompt]:
-    """`count` pieces of held-out files, each starting at the start of a line, in shuffled order.
+    """Return `count` pieces of held-out files, each starting at the start of a line, in shuffled order.
 
     Every file is cut into consecutive stretches of `2 * longest` tokens; a prompt is the beginning of one,
     between `shortest` and `longest` tokens long, so prompts never overlap and leave room for what follows.
     """
     rng = np.random.default_rng(seed)
-    found = []
+    pieces = []
     for source in sources:
         if not source.held_out:
             continue
@@ -110,6 +110,6 @@ def prompts(
             text = source.text[encoding.offsets[start][0] : encoding.offsets[stop - 1][1]]
             text = text[text.find("\n") + 1 :] if start else text
             if len(tokenizer.encode(text).ids) >= shortest // 2:
-                found.append(Prompt(text=text, domain=source.name.split("/")[0].removesuffix(".py")))
-    order = rng.permutation(len(found))[:count]
-    return [found[i] for i in order]
+                pieces.append(Prompt(text=text, domain=source.name.split("/")[0].removesuffix(".py")))
+    order = rng.permutation(len(pieces))[:count]
+    return [pieces[i] for i in order]

@@ -143,7 +143,7 @@ def test_a_step_reads_nothing(rule, tree, kind):
             continue
         rows.committed.counts.clamp_(max=steps)  # what the host would have to know to say so
         with NoHostReads() as mode:
-            rows.verify(rows.draft(view=64, steps=steps, all_fed=all_fed), view=64)
+            step(rows, steps=steps, all_fed=all_fed)
         assert mode.calls > 50
 
 
@@ -222,7 +222,7 @@ def test_a_planted_read_is_noticed(monkeypatch, planted):
 
     monkeypatch.setattr(type(rows.rule), "accept", reading)
     with NoHostReads(), pytest.raises(HostReadError):
-        rows.verify(rows.draft(view=64, steps=1, all_fed=False), view=64)
+        step(rows, steps=1)
 
 
 def test_an_adaptive_growth_reads_and_is_for_cpu_only():
@@ -236,8 +236,10 @@ def test_an_adaptive_growth_reads_and_is_for_cpu_only():
         rows.draft(view=64, steps=1, all_fed=False)
 
 
-def step(rows: Rows) -> None:
-    rows.verify(rows.draft(view=64, steps=rows.growth.depth + 1, all_fed=False), view=64)
+def step(rows: Rows, *, steps: int | None = None, all_fed: bool = False) -> None:
+    draft = rows.draft(view=64, steps=rows.growth.depth + 1 if steps is None else steps, all_fed=all_fed)
+    outputs = rows.verify(draft, view=64)
+    rows.commit(draft, outputs, rows.accept(draft, outputs))
 
 
 @pytest.mark.parametrize("kind", ["medusa", "language-model"])

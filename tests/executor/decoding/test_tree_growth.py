@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from executor.decoding.candidate_pool import Chances
-from executor.decoding.tree_growth import AskingGrowth, DynamicGrowth, StaticGrowth
+from executor.decoding.dynamic_growth import AskingGrowth, DynamicGrowth
+from executor.decoding.static_growth import StaticGrowth
 from executor.verification.acceptance_rules import Greedy
 from executor.verification.tree_tensors import Topology
 from tests.helpers.strategies import trees

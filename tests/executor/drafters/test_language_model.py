@@ -6,7 +6,8 @@ from torch import Tensor
 
 from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
-from executor.decoding.tree_growth import DynamicGrowth, StaticGrowth
+from executor.decoding.dynamic_growth import DynamicGrowth
+from executor.decoding.static_growth import StaticGrowth
 from executor.drafters.language_model import LanguageModel, LanguageModelState
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
@@ -81,22 +82,22 @@ def compare_trees(
     prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, lm: LanguageModel, tree: Tree | DynamicTree, late: int
 ) -> None:
     texts, checked = {}, 0
-    admit, verify = Rows.admit, Rows.verify
+    admit, commit = Rows.admit, Rows.commit
 
     def admitting(self: Rows, rows, prompts, requests) -> None:
         texts.update({row: list(prompt) for row, prompt in zip(rows, prompts, strict=True)})
         admit(self, rows, prompts, requests)
 
-    def verifying(self: Rows, draft: Draft, *, view: int) -> None:
+    def committing(self: Rows, draft: Draft, *outcome: object) -> None:
         nonlocal checked
         for row, text in texts.items():
             checked += 0 if self.idle[row] else _agree(lm, self.growth, text[:-1], draft, row)
-        verify(self, draft, view=view)
+        commit(self, draft, *outcome)
         for row, text in texts.items():
             text.extend(self.committed.tokens[row, : int(self.committed.counts[row])].tolist())
 
     monkeypatch.setattr(Rows, "admit", admitting)
-    monkeypatch.setattr(Rows, "verify", verifying)
+    monkeypatch.setattr(Rows, "commit", committing)
     Decoder(small_target(), lm, tree=tree, batch=2, late=late).generate(prompts, new_tokens=16)
     assert checked >= 20
 

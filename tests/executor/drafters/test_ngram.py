@@ -21,7 +21,8 @@ from executor.checkpoints import NGRAM_FILE, load_drafter, save_ngram
 from executor.decoding.batch_rows import Rows
 from executor.decoding.cuda_graphs import Graphs
 from executor.decoding.decoder import Decoder
-from executor.decoding.tree_growth import DynamicGrowth, StaticGrowth
+from executor.decoding.dynamic_growth import DynamicGrowth
+from executor.decoding.static_growth import StaticGrowth
 from executor.drafters.drafter import Committed
 from executor.drafters.last_tokens import RANK_STEP
 from executor.drafters.ngram import NGram
@@ -187,24 +188,24 @@ def test_drafted_trees_equal_the_slow_ones(references, monkeypatch, shape, name,
     """Three ragged requests in two rows, so that one is replaced; every tree of every step."""
     prompts, _, learnt = references
     drafter, texts, checked = drafter_of(name, learnt), {}, 0
-    slow, admit, verify = scores_of(drafter, learnt), Rows.admit, Rows.verify
+    slow, admit, commit = scores_of(drafter, learnt), Rows.admit, Rows.commit
 
     def admitting(self: Rows, rows, prompts, requests) -> None:
         texts.update({row: list(prompt) for row, prompt in zip(rows, prompts, strict=True)})
         admit(self, rows, prompts, requests)
 
-    def verifying(self: Rows, draft: Draft, *, view: int) -> None:
+    def committing(self: Rows, draft: Draft, *outcome: object) -> None:
         nonlocal checked
         for row in [row for row in texts if not self.idle[row]]:
             text = texts[row]
             assert int(draft.tokens[row, 0]) == text[-1]
             checked += _agree(slow, self.growth, text, draft, row)
-        verify(self, draft, view=view)
+        commit(self, draft, *outcome)
         for row, text in texts.items():
             text.extend(self.committed.tokens[row, : int(self.committed.counts[row])].tolist())
 
     monkeypatch.setattr(Rows, "admit", admitting)
-    monkeypatch.setattr(Rows, "verify", verifying)
+    monkeypatch.setattr(Rows, "commit", committing)
     asked = [prompts[0], prompts[2], prompts[3]]
     Decoder(small_target(), drafter, tree=SHAPES[shape], batch=2, late=late).generate(asked, new_tokens=8)
     assert checked >= 12

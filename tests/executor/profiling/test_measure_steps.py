@@ -11,29 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.decoding.decoder import Decoder
-from executor.profiling.drift import at_one_pace, cell_of, centre
+from executor.profiling.drift import cell_of, remove_drift, trimmed_mean
 from executor.profiling.measure_steps import measure_profile
-from executor.profiling.measured_policies import drawn_anew
-from executor.profiling.measured_shapes import LEAST, TOKENS, Way, ranked_ways
-from executor.profiling.schedule import MARGIN, TOGETHER, Schedule, fitted
-from executor.profiling.timed_block import Block, block, keeping
-from executor.prompts.prompt_files import Prompt
-from executor.recording.collect_trace import collect
+from executor.profiling.measured_policies import unstopped_policies
+from executor.profiling.measured_shapes import REQUIRED, TOKENS, Configuration, ranked_configurations
+from executor.profiling.schedule import MARGIN, TOGETHER, Schedule, fit_schedule
+from executor.profiling.timed_block import Block, imposed_trace, run_block
 from executor.target.target_model import Target
-from executor.validation.compare_live import Requests, compare
 from executor.verification.acceptance_rules import Greedy, make_rule
 from executor.verification.replayed_acceptance import Imposed
 from executor.verification.temperature_top_k_top_p import Warp
-from simulate.validation.agreement import Figures, comparison_record
-from simulate.validation.predictions import ways_of
 from tests.helpers.models import random_heads, random_prompts, small_target
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, ExecutorError, UsageError
-from treeopt.planning.search_pipeline import search
-from treeopt.plans.plan_json import from_json, to_json
-from treeopt.policies import GROWTHS, DynamicTree
-from treeopt.replay.dynamic_tree import replay_policy
-from treeopt.replay.static_tree import replay_tree
+from treeopt.policies import GROWTHS
 from treeopt.tree import Tree
 
 
@@ -75,10 +66,10 @@ def test_profile_knows_what_prompts_take(models, profile):
 
 
 def test_ways_reach_every_size_depth_and_width():
-    found = ranked_ways((1, 4), (None,), max_nodes=63, max_depth=5)
+    found = ranked_configurations((1, 4), (None,), max_nodes=63, max_depth=5)
     assert [importance for importance, _ in found] == sorted(importance for importance, _ in found)
     for batch in (1, 4):
-        trees = [way.tree for _, way in found if way.batch == batch and way.kept is None]
+        trees = [way.tree for _, way in found if way.batch == batch and way.imposed is None]
         assert len(set(trees)) == len(trees)
         assert {tree.nodes for tree in trees} >= {0, *(n - 1 for n in TOKENS)}
         assert {Tree.chain(depth) for depth in range(1, 6)} <= set(trees)
@@ -88,9 +79,9 @@ def test_ways_reach_every_size_depth_and_width():
         for edge in (16, 32, 64, 128):  # tokens of the batch
             assert edge > 64 * batch or edge // batch in sizes
             assert edge >= 64 * batch or edge // batch + 1 in sizes
-    least = {way.tree.nodes for importance, way in found if importance == LEAST}
+    least = {way.tree.nodes for importance, way in found if importance == REQUIRED}
     assert least == {0, 1, 5, 63}
-    assert {way.kept for _, way in found if way.tree == Tree.chain(5)} == {None, 0, 5}
+    assert {way.imposed for _, way in found if way.tree == Tree.chain(5)} == {None, 0, 5}
     assert [way.batch for _, way in found[:4]] == [1, 4, 1, 4]  # none is left out before the other
 
 
@@ -99,10 +90,12 @@ def test_trees_drawn_anew_lie_within_the_profile(max_nodes, max_depth):
     """All of them or none are measured, at each batch size; static trees are measured as without."""
     deepest = min(max_depth, max_nodes)  # of the chains
     given = ((1, 4), (None, 512))
-    ranked = ranked_ways(*given, max_nodes=max_nodes, max_depth=max_depth, policies=True)
+    ranked = ranked_configurations(*given, max_nodes=max_nodes, max_depth=max_depth, policies=True)
     anew = [way for _, way in ranked if way.growth is not None]
-    assert [r for r in ranked if r[1].growth is None] == ranked_ways(*given, max_nodes=max_nodes, max_depth=max_depth)
-    assert {importance for importance, way in ranked if way.growth is not None} == {LEAST}
+    assert [r for r in ranked if r[1].growth is None] == ranked_configurations(
+        *given, max_nodes=max_nodes, max_depth=max_depth
+    )
+    assert {importance for importance, way in ranked if way.growth is not None} == {REQUIRED}
     for growth in GROWTHS:
         for batch in (1, 4):
             mine = [way for way in anew if (way.growth, way.batch) == (growth, batch)]
@@ -115,7 +108,7 @@ def test_trees_drawn_anew_lie_within_the_profile(max_nodes, max_depth):
     assert {str(way) for way in anew if way.batch == 4} >= {"batch 4: 2 tokens, depth 1, opt-tree"}
 
 
-@pytest.mark.parametrize("policy", drawn_anew(12, 3), ids=lambda policy: policy.growth)
+@pytest.mark.parametrize("policy", unstopped_policies(12, 3), ids=lambda policy: policy.growth)
 def test_trees_drawn_anew_to_be_measured_stop_nowhere(models, policy, monkeypatch):
     """They draft all levels and verify all nodes, whatever the drafter says."""
     target, heads = models
@@ -208,20 +201,20 @@ def test_measuring_policies_goes_on_after_an_interruption(models, tmp_path):
 
 
 def test_ways_stay_small_and_shallow():
-    assert max(way.tree.depth for _, way in ranked_ways((1,), (None,), max_nodes=63, max_depth=2)) == 2
-    assert max(way.tree.nodes for _, way in ranked_ways((1,), (None,), max_nodes=7, max_depth=5)) == 7
-    assert {way.tree.nodes for _, way in ranked_ways((1,), (None,), max_nodes=1, max_depth=5)} == {0, 1}
+    assert max(way.tree.depth for _, way in ranked_configurations((1,), (None,), max_nodes=63, max_depth=2)) == 2
+    assert max(way.tree.nodes for _, way in ranked_configurations((1,), (None,), max_nodes=7, max_depth=5)) == 7
+    assert {way.tree.nodes for _, way in ranked_configurations((1,), (None,), max_nodes=1, max_depth=5)} == {0, 1}
 
 
 def test_further_contexts_are_measured_at_fewer_sizes():
-    found = [way for _, way in ranked_ways((2,), (64, 512), max_nodes=63, max_depth=5)]
+    found = [way for _, way in ranked_configurations((2,), (64, 512), max_nodes=63, max_depth=5)]
     near, far = ([way for way in found if way.context == context] for context in (64, 512))
     assert len(far) < len(near) / 2
     assert {way.tree.nodes for way in far} >= {0, 1, 63}
     assert {way.tree for way in far} <= {way.tree for way in near}
 
 
-RANKED = ranked_ways((1, 2), (None,), max_nodes=31, max_depth=4)
+RANKED = ranked_configurations((1, 2), (None,), max_nodes=31, max_depth=4)
 
 
 @given(st.integers(2, 9), st.floats(1, 1e4))
@@ -229,9 +222,9 @@ def test_a_schedule_fits_its_budget(rounds, budget_s):
     def block_s(way):
         return 0.5 + 0.1 * way.batch * (way.tree.nodes + 1)
 
-    least = sum(importance == LEAST for importance, _ in RANKED)
+    least = sum(importance == REQUIRED for importance, _ in RANKED)
     try:
-        found = fitted(RANKED, rounds=rounds, block_s=block_s, budget_s=budget_s)
+        found = fit_schedule(RANKED, rounds=rounds, block_s=block_s, budget_s=budget_s)
     except UsageError:
         assert 2 * MARGIN * sum(block_s(way) for _, way in RANKED[:least]) > budget_s
         return
@@ -248,7 +241,7 @@ def test_a_schedule_fits_its_budget(rounds, budget_s):
 
 
 def test_every_place_has_plain_steps_among_its_trees():
-    ways = tuple(way for _, way in ranked_ways((1, 4), (None, 64), max_nodes=31, max_depth=4))
+    ways = tuple(way for _, way in ranked_configurations((1, 4), (None, 64), max_nodes=31, max_depth=4))
     schedule = Schedule(ways, 2)
     order = schedule.order([0, 1])
     assert sorted(index for place in order for index, _ in place if ways[index].tree.nodes) == [
@@ -312,12 +305,12 @@ def test_a_machine_that_changes_during_an_interruption_changes_no_ratio(models, 
 def test_a_cell_is_the_centre_of_its_blocks():
     tree = Tree.from_paths([(0, 0), (1,)])
     blocks = [Block((0.5 + d,) * 3, (2.0 + d,) * 3, 1.5, 9.0, 1.0) for d in (0.0, 5.0, 0.1)]  # one outlying block
-    cell = cell_of(Way(3, 7, tree), blocks, context=7, spread=0.03)
+    cell = cell_of(Configuration(3, 7, tree), blocks, context=7, spread=0.03)
     assert (cell.batch, cell.context, cell.tokens, cell.widths, cell.committed) == (3, 7, 4, (1, 1), 1.5)
     assert (cell.draft_s, cell.rest_s) == (pytest.approx(0.6), pytest.approx(2.1))
     assert cell.error == pytest.approx(1.12 * 0.03 / 3**0.5)
     assert not cell.forced
-    assert cell_of(Way(3, 7, tree, 2), blocks, context=7, spread=0.0).forced
+    assert cell_of(Configuration(3, 7, tree, 2), blocks, context=7, spread=0.0).forced
 
 
 def one_step(seconds):
@@ -335,8 +328,8 @@ def test_a_pace_that_lasts_is_taken_off(rounds):
         for pace in paces:
             order = rng.permutation(40)
             made.append([(i, one_step(own[i] * slower)) for i, slower in zip(order.tolist(), pace, strict=True)])
-        blocks, spread = at_one_pace(made)
-        found = np.array([centre([b.step_s for b in blocks[i]]) for i in range(40)]) / own
+        blocks, spread = remove_drift(made)
+        found = np.array([trimmed_mean([b.step_s for b in blocks[i]]) for i in range(40)]) / own
         assert found / np.median(found) == pytest.approx(np.ones(40), rel=0.03)
         assert spread < 0.01
 
@@ -344,7 +337,7 @@ def test_a_pace_that_lasts_is_taken_off(rounds):
 def test_few_ways_tell_no_pace():
     rng = np.random.default_rng(0)
     rounds = [[(way, one_step(s)) for way, s in enumerate(np.exp(rng.normal(0, 0.05, 4)))] for _ in range(60)]
-    blocks, spread = at_one_pace(rounds)
+    blocks, spread = remove_drift(rounds)
     assert blocks == {way: [here[way][1] for here in rounds] for way in range(4)}
     assert spread == pytest.approx(0.05, rel=0.25)
 
@@ -375,7 +368,7 @@ def test_blocks_stray_as_far_as_they_do():
     """Normal logarithms of known deviation: the spread is theirs, less what a running median of 15 takes of it."""
     rng = np.random.default_rng(0)
     logs = rng.normal(0, 0.08, (200, 101)) + np.linspace(0, 2, 101)
-    _, spread = at_one_pace([[(i, one_step(s)) for i, s in enumerate(row)] for row in np.exp(logs)])
+    _, spread = remove_drift([[(i, one_step(s)) for i, s in enumerate(row)] for row in np.exp(logs)])
     assert spread == pytest.approx(0.08, rel=0.08)
 
 
@@ -383,9 +376,9 @@ def test_blocks_stray_as_far_as_they_do():
 def test_imposed_steps_keep_what_they_are_told(models, kept):
     target, heads = models
     tree = Tree.from_paths([(0, 0, 0), (1,)])
-    rule = Imposed(keeping(kept, tree, 2, 40), tree)
+    rule = Imposed(imposed_trace(kept, tree, 2, 40), tree)
     decoder = Decoder(target, heads, tree=tree, batch=2, rule=rule)
-    steps = block(decoder, random_prompts([6, 6]), steps=5, new_tokens=40)
+    steps = run_block(decoder, random_prompts([6, 6]), steps=5, new_tokens=40)
     assert [step.accepted for step in steps] == [(kept, kept)] * 5
 
 
@@ -496,7 +489,7 @@ def test_a_work_file_of_other_settings_is_refused(models, clock, tmp_path):
     with pytest.raises(UsageError, match="line 4 is no block"):
         measure_profile(*models, prompts, work=work, **TOLD)
     work.write_text("{}\n", "utf-8")
-    with pytest.raises(UsageError, match="remove it to begin anew"):
+    with pytest.raises(UsageError, match="remove it to start again"):
         measure_profile(*models, prompts, work=work, **TOLD)
 
 
@@ -512,7 +505,7 @@ BROKEN = [
     (3, {"way": 999}, "line 4 is no block: way 999, round 0, turn 0 is not in the schedule"),
     (3, {"turn": "0"}, "line 4 is no block: visit: `turn` must be an integer"),
     (3, {"block": {"draft_s": [0.1, None]}}, r"line 4 is no block: block: `draft_s`\[1\] must be a finite number"),
-    (3, {"block": {"rest_s": []}}, "line 4 is no block: block: `rest_s` must be as many as `draft_s`"),
+    (3, {"block": {"rest_s": []}}, "line 4 is no block: block: `rest_s` must be as long as `draft_s`"),
     (3, {"block": {"draft_s": [0.1, -0.1]}}, "line 4 is no block: block: `draft_s` must be 0 or more, found -0.1"),
     (3, {"block": {"committed": 0}}, "line 4 is no block: block: `committed`, `length` or `took_s` is too small"),
     (0, {"settings": []}, "line 1: `settings` must be an object"),
@@ -553,7 +546,7 @@ def test_a_budget_leaves_out_what_does_not_fit(models, clock):
             StepShape(batch, tokens, (1,), context) for batch in (1, 2) for tokens in (2, 6) for context in (6, 24)
         ]
         assert (profile.step_s(shapes) > 0).all()
-    with pytest.raises(UsageError, match=r"the least that makes a profile takes about \d+\.\d s"):
+    with pytest.raises(UsageError, match=r"the smallest profile takes about \d+\.\d s"):
         measure_profile(*models, prompts, **(TOLD | {"budget_s": 0.3}))
 
 
@@ -573,13 +566,13 @@ def test_imposed_acceptance_is_compared_at_one_context(models, clock, tmp_path):
     """Steps that keep more move on faster: what they take longer must not be the context's."""
     work = tmp_path / "work"
     measure_profile(*models, random_prompts([5] * 4), work=work, **(TOLD | {"steps": 3}))
-    ways_here = [way for _, way in ranked_ways((1, 2), (6, 24), max_nodes=5, max_depth=3)]
+    ways_here = [way for _, way in ranked_configurations((1, 2), (6, 24), max_nodes=5, max_depth=3)]
     lengths: dict[tuple[int, Tree], dict[int, float]] = {}
     for record in blocks_in(work):
         way = ways_here[record["way"]]
-        if way.kept is not None:
-            assert record["block"]["committed"] == 1 + way.kept
-            lengths.setdefault((way.batch, way.tree), {})[way.kept] = record["block"]["length"]
+        if way.imposed is not None:
+            assert record["block"]["committed"] == 1 + way.imposed
+            lengths.setdefault((way.batch, way.tree), {})[way.imposed] = record["block"]["length"]
     assert {len(found) for found in lengths.values()} == {2}
     assert all(len(set(found.values())) == 1 for found in lengths.values())
 
@@ -602,7 +595,7 @@ def test_contexts_are_measured_at_the_lengths_asked_for(models, clock):
     [
         ({"batches": (0,)}, "batch sizes must be at least 1"),
         ({"batches": ()}, "batch sizes must be at least 1"),
-        ({"batches": (9,)}, "batch 9 needs as many prompts, got 8"),
+        ({"batches": (9,)}, "batch 9 needs at least that many prompts, got 8"),
         ({"batches": (1,), "max_nodes": 64}, "max-nodes must be in 1..63"),
         ({"batches": (1,), "rounds": 1}, "at least 2 rounds"),
         ({"batches": (1,), "contexts": (1,)}, "contexts must be at least 2 tokens"),
@@ -614,58 +607,3 @@ def test_contexts_are_measured_at_the_lengths_asked_for(models, clock):
 def test_settings_without_meaning(models, settings, message):
     with pytest.raises(UsageError, match=message):
         measure_profile(*models, random_prompts([5] * 8), **settings)
-
-
-def test_validation_measures_what_the_plan_names(models, profile):
-    target, heads = models
-    tokens = random_prompts([6] * 40, seed=4)
-    trace = collect(target, heads, [Prompt("x")] * 24, tokens[:24], new_tokens=12, width=12)
-    plan = search(trace, profile, batch=(1, 2), max_nodes=15)
-    fresh = tokens[24:]
-    cells = compare(target, heads, plan, Requests(fresh, 12), blocks=4)
-    assert {c.batch for c in cells} == {1, 2}
-    again = collect(target, heads, [Prompt("x")] * 16, fresh, new_tokens=12, width=12)
-    for cell in cells:
-        counts = replay_tree(cell.tree, again)
-        assert cell.measured.tau.value == pytest.approx(counts.tau)  # live tau is the replay of these prompts
-        entry = plan.entries[[e.batch for e in plan.entries].index(cell.batch)]
-        due = Figures.of_run(ways_of(entry)[cell.tree], judged=12, requests=16)
-        assert due == cell.predicted
-        assert due.tau.relative == pytest.approx(ways_of(entry)[cell.tree].tau.relative * (1 + 12 / 16) ** 0.5)
-        assert cell.error == pytest.approx(cell.predicted.speedup.value / cell.measured.speedup.value - 1)
-        assert cell.end_to_end > 0
-    record = comparison_record(cells)
-    errors = [abs(cell.error) for cell in cells]
-    assert record["mean_error"] == pytest.approx(np.mean(errors))
-    assert record["max_error"] == pytest.approx(max(errors))
-    with pytest.raises(UsageError, match="4 blocks at batch 2 need at least 16 prompts, got 15"):
-        compare(target, heads, plan, Requests(fresh[:15]), blocks=4)
-
-
-def test_validation_measures_policies(models, profile):
-    """Live tau is the replay of the recorded candidates; where a trace is replayed policies are left out."""
-    target, heads = models
-    tokens = random_prompts([6] * 40, seed=4)
-    more = {"new_tokens": 12, "width": 6, "candidates": DynamicTree(nodes=1, depth=3, beam=4, width=4)}
-    trace = collect(target, heads, [Prompt("x")] * 24, tokens[:24], **more)
-    kinds = ("opt-tree", "calibrated", "cost-aware")
-    plan = search(trace, profile, max_nodes=15, policies=kinds, padding="widest")
-    plan = from_json(to_json(plan))
-    fresh = tokens[24:]
-    cells = {cell.name: cell for cell in compare(target, heads, plan, Requests(fresh, 12), blocks=4)}
-    again = collect(target, heads, [Prompt("x")] * 16, fresh, **more)
-    (entry,) = plan.entries
-    policies = {choice.name: choice.grown for choice in (entry.choice, *entry.compared) if choice.grown}
-    for kind in kinds:
-        cell = cells[kind]
-        assert cell.tree is None
-        assert cell.grown == policies[kind]
-        assert cell.measured.tau.value == pytest.approx(replay_policy(cell.grown.policy, again).tau)
-        assert cell.predicted == Figures.of_run(ways_of(entry)[cell.grown.policy], judged=12, requests=16)
-    (record,) = (cell for cell in comparison_record(list(cells.values()))["cells"] if cell["name"] == "cost-aware")
-    assert record["tree"] is None
-    assert record["grown"]["nodes"] == policies["cost-aware"].nodes
-    assert set(record["grown"]["settings"]) == {"nodes", "depth", "beam", "width", "shared", "rate", "calibrated"}
-    replayed = compare(target, heads, plan, Requests(fresh, 12, replayed=again), blocks=4)
-    assert [cell.tree for cell in replayed] == list(ways_of(entry, static=True))
-    assert set(kinds) == {cell.name for cell in cells.values()} - {cell.name for cell in replayed}

@@ -5,8 +5,7 @@ import itertools
 import pytest
 import torch
 
-from executor.recording.sibling_acceptance import chances, in_rounds, manner
-from executor.verification.acceptance_probabilities import Siblings
+from executor.recording.sibling_acceptance import accept_odds, in_rounds, source_of
 from executor.verification.acceptance_rules import make_rule
 from executor.verification.multi_round_rejection import rounds
 from executor.verification.temperature_top_k_top_p import Warp
@@ -76,8 +75,8 @@ def test_manners_are_told():
     }
     for name, manner_told in told.items():
         rule = make_rule(name, warp=warp, generator=generator)
-        assert manner(rule, 4, 7) == manner_told
-        found = chances(rule, torch.randn(3, 9), torch.randn(3, 9), 4, draws=7)
+        assert source_of(rule, 4, 7) == manner_told
+        found = accept_odds(rule, torch.randn(3, 9), torch.randn(3, 9), 4, draws=7)
         assert found.shape == (3, 4)
         assert ((found >= 0) & (found.sum(-1, keepdim=True) <= 1 + 1e-5)).all()
-    assert manner(make_rule("sequoia", warp=warp, generator=generator), 1, 7) == "closed form"
+    assert source_of(make_rule("sequoia", warp=warp, generator=generator), 1, 7) == "closed form"

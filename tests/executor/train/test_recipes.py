@@ -76,12 +76,12 @@ def test_changes_without_meaning(change, words):
 @pytest.mark.parametrize(
     ("recipe", "change", "words"),
     [
-        ("hass", "layers=2", "layers is of medusa and hydra drafters, recipe hass trains eagle"),
-        ("medusa1", "dropout=0.2", "dropout is of hydra"),
-        ("medusa1", "prefix=true", "prefix is of hydra"),
-        ("hydra++", "detached=true", "detached is of eagle and eagle3"),
-        ("hydra", "router_ce_weight=1", "router_ce_weight is of eagle"),
-        ("eagle", "draft_vocabulary=100", "draft_vocabulary is of eagle3"),
+        ("hass", "layers=2", "layers applies only to medusa and hydra drafters, recipe hass trains eagle"),
+        ("medusa1", "dropout=0.2", "dropout applies only to hydra"),
+        ("medusa1", "prefix=true", "prefix applies only to hydra"),
+        ("hydra++", "detached=true", "detached applies only to eagle and eagle3"),
+        ("hydra", "router_ce_weight=1", "router_ce_weight applies only to eagle"),
+        ("eagle", "draft_vocabulary=100", "draft_vocabulary applies only to eagle3"),
         ("eagle", "router_groups=4", "only router_ce_weight above 0 trains"),
     ],
 )

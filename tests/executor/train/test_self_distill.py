@@ -118,7 +118,7 @@ def test_a_token_that_the_target_lacks_is_named(target, tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens([f"<{i}>" for i in range(60)])
     texts = [Text("", text="fine", prompt="fine"), Text("a.jsonl, line 2", text="<59>", prompt="<59>")]
-    with pytest.raises(ExecutorError, match=r"a.jsonl, line 2: token \d+, the target knows 300"):
+    with pytest.raises(ExecutorError, match=r"a.jsonl, line 2: token \d+, the target's vocabulary has 300"):
         rewrite(target, tokenizer, texts, tmp_path / "o.jsonl", WRITING)
     assert not list(tmp_path.iterdir())
 

@@ -20,11 +20,12 @@ from transformers import LlamaForCausalLM
 from executor.checkpoints import load_drafter
 from executor.drafters.eagle import Eagle
 from executor.drafters.medusa import MedusaHeads
-from executor.recording.collect_trace import rank_of
+from executor.recording.teacher_forced import rank_of
 from executor.target.target_model import Target
 from executor.train import training_run
+from executor.train.loss_anchors import Anchors
 from executor.train.loss_module import Lesson
-from executor.train.loss_terms import TERMS, Anchors
+from executor.train.loss_terms import TERMS
 from executor.train.new_drafter import begun, continued, fresh_drafter
 from executor.train.recipes import EAGLE, HASS, HYDRA, MEDUSA1, MEDUSA2, RECIPES, Recipe, replaced
 from executor.train.shipped import stdlib_corpus

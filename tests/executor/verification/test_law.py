@@ -19,7 +19,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from executor.decoding.decoder import Decoder
-from executor.decoding.tree_growth import DynamicGrowth, StaticGrowth
+from executor.decoding.dynamic_growth import DynamicGrowth
+from executor.decoding.static_growth import StaticGrowth
 from executor.drafters.drafter import Drafter
 from executor.drafters.language_model import LanguageModel
 from executor.drafters.medusa import MedusaHeads

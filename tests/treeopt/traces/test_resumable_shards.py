@@ -52,16 +52,16 @@ def models():
 
 def interrupted(models, folder, monkeypatch, settings, *, after):
     """A collection that ends in the middle of shard `after`."""
-    made, shard = [], collect_trace._shard
+    made, record = [], collect_trace._Shard.record
 
     def failing(*words):
         if len(made) == after:
             raise KeyboardInterrupt
-        made.append(shard(*words))
+        made.append(record(*words))
         return made[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(collect_trace, "_shard", failing)
+        patch.setattr(collect_trace._Shard, "record", failing)
         with pytest.raises(KeyboardInterrupt):
             collect(*models, PROMPTS, TOKENS, folder=folder, **settings)
     return len(made)

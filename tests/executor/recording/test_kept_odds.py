@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.recording.sibling_acceptance import Kept, chances
+from executor.recording.sibling_acceptance import KeptOdds, accept_odds
 from executor.verification.block_verification import BlockVerification
 from executor.verification.leviathan import Leviathan
 from executor.verification.multi_round_rejection import Sequoia, SpecInfer
@@ -45,11 +45,11 @@ def along_all_texts(rule, tree, target, drafter, *, draws=1):
     width = max(tree.ranks) + 1
     code = torch.arange(VOCABULARY ** (tree.depth + 1))
     texts = torch.stack(torch.unravel_index(code, [VOCABULARY] * (tree.depth + 1)), 1)
-    kept, prefix, levels, accept = Kept(rule, width, draws=draws), torch.zeros_like(code), [], []
+    kept, prefix, levels, accept = KeptOdds(rule, width, draws=draws), torch.zeros_like(code), [], []
     for depth in range(tree.depth):
         logits, scores = target.levels[depth][prefix], drafter.levels[depth][prefix]
         levels.append(kept.level(logits, scores, texts[:, depth]))
-        accept.append(chances(rule, logits, scores, width, draws=draws))
+        accept.append(accept_odds(rule, logits, scores, width, draws=draws))
         prefix = prefix * VOCABULARY + texts[:, depth]
     return torch.stack(levels, 1).numpy(), torch.stack(accept, 1).numpy()
 

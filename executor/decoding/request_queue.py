@@ -1,0 +1,161 @@
+"""The request queue: which requests wait, which row of the batch each one has, and where its text ends.
+
+This is the host's view; `batch_rows` holds the same sequences on the device.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from executor.decoding.batch_rows import Rows, Tokens
+from treeopt.errors import UsageError
+
+NewTokens = int | Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A request without a row."""
+
+    request: int
+    prompt: Tokens
+    limit: int
+
+
+@dataclass
+class _Row:
+    """A row of the batch, as far as the host knows it.
+
+    Attributes:
+        request: number of its request; -1: idle.
+        length: tokens in the cache, as far as outcomes were read.
+        limit: new tokens that its request may have.
+        in_flight: tokens that launched steps may still add.
+        idle_length: length at which the row stays while it is idle.
+        tokens: what its request has emitted.
+    """
+
+    request: int = -1
+    length: int = 0
+    limit: int = 0
+    in_flight: int = 0
+    idle_length: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """The output of each row in a step, cut at the end of its request; see `Step` for the fields."""
+
+    requests: tuple[int, ...]
+    committed: tuple[tuple[int, ...], ...]
+    accepted: tuple[int, ...]
+    ended: tuple[bool, ...]
+
+
+class RequestQueue:
+    """Requests in order of arrival, and the rows of a batch that they pass through."""
+
+    def __init__(
+        self, prompts: Sequence[Tokens], limits: Sequence[int], *, batch: int, stop: Sequence[int], path_tokens: int
+    ) -> None:
+        """Queue all requests; every row is idle.
+
+        Args:
+            prompts: token ids of each request.
+            limits: new tokens that each may have.
+            batch: rows.
+            stop: tokens that end a request.
+            path_tokens: most tokens that a step commits per row.
+        """
+        self.stop, self.path_tokens = stop, path_tokens
+        self._waiting = deque(_Waiting(*one) for one in zip(range(len(prompts)), prompts, limits, strict=True))
+        self._rows = [_Row() for _ in range(batch)]
+
+    @property
+    def requests(self) -> tuple[int, ...]:
+        """The request of each row, -1 for idle ones."""
+        return tuple(row.request for row in self._rows)
+
+    @property
+    def busy(self) -> bool:
+        """True if any row has a request."""
+        return any(row.request >= 0 for row in self._rows)
+
+    @property
+    def longest(self) -> int:
+        """Most tokens that a row may have in the cache once all launched steps are done."""
+        return max(row.length + row.in_flight for row in self._rows)
+
+    @property
+    def empty_rows(self) -> list[int]:
+        """Idle rows that hold no prompt."""
+        return [i for i, row in enumerate(self._rows) if row.request < 0 and not row.idle_length]
+
+    def admit(self, rows: Rows) -> bool:
+        """Give idle rows to waiting requests; return True if any request joined."""
+        joined: dict[int, _Waiting] = {}
+        for i, row in enumerate(self._rows):
+            if row.request < 0 and self._waiting:
+                joined[i] = first = self._waiting.popleft()
+                filled = len(first.prompt) - 1
+                idle_length = filled * rows.target.keeps_prompts
+                self._rows[i] = _Row(first.request, filled, first.limit, idle_length=idle_length)
+        if joined:
+            rows.admit(list(joined), [one.prompt for one in joined.values()], [one.request for one in joined.values()])
+        return bool(joined)
+
+    def launch(self) -> None:
+        """Count the tokens that a step just launched may add to each busy row."""
+        for row in self._rows:
+            row.in_flight += self.path_tokens * (row.request >= 0)
+
+    def settle(self, requests: Sequence[int], outcome: Sequence[Sequence[int]]) -> Emitted:
+        """Take in the outcome of a step: cut what lies past each request's end, and free the rows that ended.
+
+        Args:
+            requests: the request that each row had when the step was launched.
+            outcome: see `Rows.outcome`.
+        """
+        emitted = [self._settle_row(*one) for one in zip(self._rows, requests, outcome, strict=True)]
+        numbers, committed, accepted, ended = zip(*emitted, strict=True)
+        return Emitted(numbers, committed, accepted, ended)
+
+    def _settle_row(self, row: _Row, request: int, outcome: Sequence[int]) -> tuple[int, tuple[int, ...], int, bool]:
+        """Return the request, committed tokens, accepted tokens, and True if the request ended."""
+        if request < 0 or request != row.request:  # idle, or its end was read after this step had been launched
+            return -1, (), 0, False
+        accepted, _, *path = outcome
+        row.length += accepted + 1
+        row.in_flight -= len(path)
+        tokens = tuple(path[: accepted + 1])[: row.limit - len(row.tokens)]
+        stop = next((i for i, token in enumerate(tokens) if token in self.stop), None)
+        tokens = tokens if stop is None else tokens[: stop + 1]
+        row.tokens.extend(tokens)
+        ended = stop is not None or len(row.tokens) >= row.limit
+        if ended:
+            row.request, row.length, row.in_flight = -1, row.idle_length, 0
+        return request, tokens, min(accepted, len(tokens)), ended
+
+    def idle_lengths(self, ended: Sequence[bool]) -> dict[int, int]:
+        """Return the rows whose requests ended, and the length at which each stays."""
+        return {i: self._rows[i].idle_length for i, over in enumerate(ended) if over}
+
+
+def limit_each(new_tokens: NewTokens, requests: int) -> list[int]:
+    """Return the limit of each request.
+
+    >>> limit_each(8, requests=2)
+    [8, 8]
+
+    Raises:
+        UsageError: a limit below 1, or not one for each request.
+    """
+    limits = [new_tokens] * max(1, requests) if isinstance(new_tokens, int) else list(new_tokens)
+    if min(limits, default=1) < 1:
+        raise UsageError(f"new tokens must be at least 1, got {min(limits)}")
+    if isinstance(new_tokens, int):
+        return limits[:requests]
+    if len(limits) != requests:
+        raise UsageError(f"new tokens must be given for each of {requests} requests, got {len(limits)} numbers")
+    return limits
