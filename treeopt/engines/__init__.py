@@ -10,8 +10,8 @@
 from collections.abc import Callable, Mapping
 
 from treeopt.engines import medusa, sglang, vllm
-from treeopt.engines.engine_rules import ENGINE_RULES
-from treeopt.engines.export import EngineProfile, Export
+from treeopt.engines.engine_rules import RULES_WITHOUT_EXPORTER
+from treeopt.engines.export import EngineRules, Export
 
 ENGINES: Mapping[str, Callable[..., Export]] = {
     "medusa": medusa.export,
@@ -20,10 +20,10 @@ ENGINES: Mapping[str, Callable[..., Export]] = {
 }
 
 # Engine name, as `--engine` takes it -> its rules. A drafter with n heads also drafts no deeper than n.
-PROFILES: Mapping[str, EngineProfile] = {
-    **ENGINE_RULES,
-    "medusa": EngineProfile(medusa.ENGINE, medusa.constraints(heads=None)),
-    "vllm-0.20": EngineProfile(vllm.ENGINE_WITH_TREES, vllm.TREES),
-    "vllm": EngineProfile(vllm.ENGINE, vllm.CONSTRAINTS),
-    "sglang": EngineProfile(sglang.ENGINE, sglang.CHAINS),
+ENGINE_RULES: Mapping[str, EngineRules] = {
+    **RULES_WITHOUT_EXPORTER,
+    "medusa": EngineRules(medusa.ENGINE, medusa.constraints(heads=None)),
+    "vllm-0.20": EngineRules(vllm.ENGINE_WITH_TREES, vllm.TREES),
+    "vllm": EngineRules(vllm.ENGINE, vllm.CONSTRAINTS),
+    "sglang": EngineRules(sglang.ENGINE, sglang.CHAINS),
 }

@@ -16,7 +16,7 @@ Nearest = Literal["chain", "triple"]
 
 
 @dataclass(frozen=True)
-class EngineProfile:
+class EngineRules:
     """Which static trees an engine can run.
 
     Attributes:

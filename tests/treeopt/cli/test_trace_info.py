@@ -7,7 +7,8 @@ import pytest
 
 from tests.helpers.command_line import done, read_json, refused, run
 from tests.helpers.strategies import drawn_trace
-from treeopt.planning.learning_curve import advice, learning_curves
+from treeopt.planning.learning_curve import learning_curves
+from treeopt.planning.search_warnings import advice
 from treeopt.traces.resumable_shards import Shards, note
 from treeopt.traces.trace import load_trace, save_trace
 

@@ -13,7 +13,8 @@ from scipy import stats
 
 from tests.helpers.strategies import drawn_trace, trace_of, traces, with_lengths
 from treeopt.errors import TraceError, UsageError
-from treeopt.planning.learning_curve import LearningCurve, Point, advice, learning_curves, requests_needed, resemblance
+from treeopt.planning.learning_curve import LearningCurve, Point, learning_curves, requests_needed
+from treeopt.planning.search_warnings import advice, resemblance
 from treeopt.replay.static_tree import replay_tree
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import Estimate, paired_difference, ratio

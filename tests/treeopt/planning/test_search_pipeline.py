@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from tests.helpers.strategies import drawn_trace, traces, with_lengths
 from treeopt.constraints import ChainOnly, DepthAtLeast, DepthAtMost, NodesAtMost, broken
 from treeopt.cost_model import CostParts, StepShape, covered
-from treeopt.engines import PROFILES
+from treeopt.engines import ENGINE_RULES
 from treeopt.errors import CostError, EngineError, InfeasibleError, TraceError, UsageError
 from treeopt.planning import search_pipeline
 from treeopt.planning.baselines import STATIC, Rivals
 from treeopt.planning.evaluator import Judge
-from treeopt.planning.search_pipeline import BASELINES, UNPRICED, search
-from treeopt.planning.search_request import Ask
+from treeopt.planning.search_pipeline import BASELINES, search
+from treeopt.planning.search_settings import SearchSettings
+from treeopt.planning.search_warnings import UNPRICED
 from treeopt.planning.tree_candidates import Proposals
 from treeopt.plans.plan import Choice, Proof
 from treeopt.plans.plan_json import from_json, load_plan, save_plan, to_json
@@ -225,8 +226,8 @@ def test_refining_is_not_believed_on_few_requests():
     # Improved trees of 31 nodes gain 3 to 5 % where they are found and lose on other requests.
     trace = two_regimes(0.85, 0.35)
     fit, held = parts(trace)
-    ask = Ask((1,), "renewal", nodes=31, depth=6)
-    proposals = Proposals(Judge(fit, held, Cost(draft=0.0), THROUGHPUT), ask, ())
+    limits = SearchSettings((1,), nodes=31, depth=6, near=0.0, solver_work=0.0)
+    proposals = Proposals(Judge(fit, held, Cost(draft=0.0), THROUGHPUT), limits, ())
     start = count_prefixes(fit, nodes=31, depth=6).tree(31, 6)
     better = improve(fit, nodes=31, depth=6).tree
     assert replay_tree(better, fit).tau > 1.02 * replay_tree(start, fit).tau
@@ -248,7 +249,8 @@ def test_the_shortlist_holds_a_tree_close_to_the_best_of_all_where_requests_diff
 def test_what_is_priced_are_the_trees(name, method):
     fit, held = parts(MIXED)
     judge = Judge(fit, held, COSTS[name], THROUGHPUT, context=777)
-    proposals = Proposals(judge, Ask((3,), method, nodes=12, depth=4, shrink=0), ())
+    limits = SearchSettings((3,), nodes=12, depth=4, method=method, near=0.0, shrink=0, solver_work=0.0)
+    proposals = Proposals(judge, limits, ())
     options, seconds = proposals.options, proposals.seconds(3)
     trees = [options.tree(i) for i in range(len(seconds))]
     assert len(set(trees)) == len(trees) >= 12
@@ -642,9 +644,9 @@ def test_a_proof_and_a_plan_say_what_was_not_measured(known):
 # --- rules
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", ENGINE_RULES)
 def test_what_an_engine_cannot_run_is_not_chosen(name):
-    rules = PROFILES[name].rules
+    rules = ENGINE_RULES[name].rules
     batches = (1, 8)
     free = search(MIXED, Cost(), batch=batches, max_nodes=31, near=0, shrink=0)
     plan = search(MIXED, Cost(), batch=batches, max_nodes=31, near=0, shrink=0, rules=rules, solver_work=0.05)
