@@ -1,10 +1,12 @@
-"""Engines: hand a plan to one, and know which trees each of 17 can run.
+"""Engines: export a plan to one, and the rules on trees of each of 17.
 
-* `export`: what every exporter returns and checks.
+* `export`: what all exporters share: their result, the planned entries, the replacement of a tree that breaks a rule.
 * `medusa`, `sglang`, `vllm`: exporters, each with its engine's rules.
 * `engine_rules`: rules of the engines without an exporter: Hydra, EAGLE-1, Sequoia, UMbreLLa, SpecInfer, TensorRT-LLM,
   MLC-LLM, llama.cpp, LMDeploy, TGI, transformers.
-* `imposed_acceptance`: acceptance rates that vLLM and SGLang can be told to reproduce.
+* `imposed_acceptance`: acceptance rates of a trace, for vLLM and SGLang to simulate.
+
+`treeopt.constraints.broken` returns the rule that a tree breaks.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +21,7 @@ ENGINES: Mapping[str, Callable[..., Export]] = {
     "vllm": vllm.export,
 }
 
-# Engine name, as `--engine` takes it -> its rules. A drafter with n heads also drafts no deeper than n.
+# Engine name, as in `--engine` -> its rules. A drafter with n heads also drafts no deeper than n.
 ENGINE_RULES: Mapping[str, EngineRules] = {
     **RULES_WITHOUT_EXPORTER,
     "medusa": EngineRules(medusa.ENGINE, medusa.constraints(heads=None)),
