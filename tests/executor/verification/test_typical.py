@@ -19,7 +19,7 @@ from treeopt.planning.trees_of_size import parse_sizes, sized_trees
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.sampled_rules import accepted_odds
 from treeopt.replay.static_tree import accepted_lengths, covers, deepest, replay_tree
-from treeopt.report.plan_tables import describe
+from treeopt.report.trace_tables import describe
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.hydra_growth import grow
 from treeopt.searchers.static_trees.renewal import improve

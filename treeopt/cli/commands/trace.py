@@ -152,7 +152,7 @@ def split(trace_file: Path, output: Path, rest: Path, share: float, seed: int) -
 def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: int, as_json: bool) -> None:
     """Say what a trace or a folder of shards holds: size, models, acceptance by depth, repeated text, what to mind."""
     from treeopt.report.learning_curve_tables import curve_record, show_curves
-    from treeopt.report.plan_tables import describe, show_trace
+    from treeopt.report.trace_tables import describe, show_trace
 
     found = ranks_of(trace_file) if trace_file.is_dir() else load_trace(trace_file)
     try:

@@ -48,7 +48,7 @@ def conditions(
     trace: Trace, found: "tuple[Scenario, ...]", profile: "Profile | None", kind: str, engine: str | None
 ) -> list[str]:
     """What the figures hold for, in sentences."""
-    from treeopt.report.plan_tables import models_told, rule_told
+    from treeopt.report.terminal_text import models_told, rule_told
 
     several = dict.fromkeys((each.device, each.exchange) for each in found if each.exchange)
     errors: dict[str, set[str]] = {}
