@@ -128,8 +128,8 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
     written, prompts = (look(trace.meta, "repeated_4grams", part) for part in ("written", "prompts"))
     if isinstance(written, float) and isinstance(prompts, float) and written > prompts + REPEATED:
         warnings.append(
-            f"{written:.1%} of the written 4-grams are repeated (prompts: {prompts:.1%}): the target loops, which "
-            "flatters every drafter; record prompts on which it loops less"
+            f"{written:.1%} of the written 4-grams are repeated (prompts: {prompts:.1%}): looping text flatters every "
+            "drafter; record prompts on which the target loops less"
         )
     repeated = look(trace.meta, "repeated_prompts")
     if type(repeated) is int and repeated > 0:

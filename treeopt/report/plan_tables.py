@@ -89,8 +89,10 @@ def _together(plan: Plan) -> list[str]:
     if plan.best is not None:
         lines.append(_preferred(plan, next(entry for entry in plan.entries if entry.batch == plan.best)))
     if plan.switches:
-        points = (f"batch {s.small}'s to batch {s.large}'s at {s.up}, back at {s.down}" for s in plan.switches)
-        lines.append(f"Changes of configuration (in between keep the running one): {'; '.join(points)}")
+        points = (f"to batch {s.large}'s at {s.up}, back to batch {s.small}'s at {s.down}" for s in plan.switches)
+        lines.append(
+            f"Switch as the batch size varies (in between keep the running configuration): {'; '.join(points)}"
+        )
     if len(plan.entries) > 1:
         shapes = ", ".join(f"{batch} x {tokens}" for batch, tokens in plan.captures)
         lines.append(f"Verify forwards to capture (batch x tokens per sequence): {shapes}")

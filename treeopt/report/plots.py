@@ -69,9 +69,7 @@ def draw_comparison(ax: "Axes", record: Mapping[str, Any]) -> None:
     ax.axhline(1.0, color="grey", linewidth=1, linestyle="--")
     names = [contest["name"] if contest["batch"] is None else f"batch {contest['batch']}" for contest in contests]
     ax.set_xticks(range(len(contests)), names, fontsize="small")
-    ax.set(
-        ylabel=f"ratio to {_named(record['first'])}:\ntau of trees of one size, speedup of the best tree at a batch size"
-    )
+    ax.set(ylabel=f"ratio to {_named(record['first'])}:\ntau with trees of one size, speedup with its best tree")
     _legend(ax)
 
 

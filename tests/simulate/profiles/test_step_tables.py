@@ -237,7 +237,7 @@ def test_show_plan_says_what_holds_for_all_batch_sizes():
     )
     text = "\n".join(shown(show_plan, whole))
     assert "Best for latency below 20 ms per token: batch 4, 716 tokens/s, 5.59 ms per token and sequence" in text
-    assert "(in between keep the running one): batch 4's to batch 32's at 32, back at 4" in text
+    assert "(in between keep the running configuration): to batch 32's at 32, back to batch 4's at 4" in text
     assert "Warning: assumed: depths are independent." in text
     assert "tokens counted for latency" in text
 

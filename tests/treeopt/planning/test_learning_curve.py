@@ -159,7 +159,7 @@ def test_enough_data_need_no_advice():
         (
             plain(40, repeated_4grams={"written": 0.25, "prompts": 0.05}),
             1,
-            "25.0% of the written 4-grams .* loops, which",
+            "25.0% of the written 4-grams .* flatters every drafter",
         ),
         (with_lengths(np.zeros((440, 1)), [45] + [5] * 79, width=1), 1, "request 0 holds 10% of the anchors"),
     ],
