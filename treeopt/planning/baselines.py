@@ -122,10 +122,10 @@ class Rivals:
 
     def _bound(self, judge: Judge, batch: int) -> "_Row":
         prices = Prices(judge.cost, batch, self.padding, judge.context)
-        held = upper_bound(judge.held, prices, nodes=self.max_nodes, depth=self.max_depth)
-        steps = float(held.steps.sum())
-        grown = Grown(BOUND, {}, float(held.nodes.sum()) / steps, float(held.levels.sum()) / steps)
-        return _grown(judge, held, grown, batch)
+        bound = upper_bound(judge.held, prices, nodes=self.max_nodes, depth=self.max_depth)
+        steps = float(bound.steps.sum())
+        grown = Grown(BOUND, {}, float(bound.nodes.sum()) / steps, float(bound.levels.sum()) / steps)
+        return _grown(judge, bound, grown, batch)
 
 
 @dataclass(frozen=True, eq=False)

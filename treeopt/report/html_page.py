@@ -1,4 +1,4 @@
-"""One self-contained HTML page of results: the tables as printed on the terminal, and plots as SVG."""
+"""The HTML page of results, which needs no other file: tables as printed on the terminal, and plots as SVG."""
 
 import io
 from collections.abc import Callable, Sequence

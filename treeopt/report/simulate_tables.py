@@ -34,13 +34,13 @@ def show_runs(record: Mapping[str, Any], console: Console | None = None) -> None
     console = console or terminal()
     table = Table(title=f"batch {record['batch']}, {record['mode']}", title_justify="left", title_style="bold")
     table.add_column("")
-    for way in record["ways"]:
-        table.add_column(Text(way["name"]), justify="right")
+    for configuration in record["ways"]:
+        table.add_column(Text(configuration["name"]), justify="right")
     for label, key, digits in (("tokens/s", "tokens_s", 1), ("tau", "tau", 3), ("mean occupancy", "occupancy", 2)):
-        table.add_row(label, *(_value(way[key], digits) for way in record["ways"]))
+        table.add_row(label, *(_value(configuration[key], digits) for configuration in record["ways"]))
     for key, label in LATENCIES.items():
         for percent in PERCENTS:
-            values = (way[key][f"p{percent}"] for way in record["ways"])
+            values = (configuration[key][f"p{percent}"] for configuration in record["ways"])
             table.add_row(f"{label}, p{percent}, ms", *("" if v is None else _value(v, 1, 1e3) for v in values))
     console.print(table)
     for label, key in (("tokens/s over plain decoding's", "throughput"), ("mean over requests", "per_request")):
@@ -54,9 +54,9 @@ def show_serving(record: Mapping[str, Any], console: Console | None = None) -> N
     console = console or terminal()
     table = Table(title=f"server of {record['rows']} rows", title_justify="left", title_style="bold")
     table.add_column("")
-    for way in record["ways"]:
-        table.add_column(Text(way["name"]), justify="right")
-    figures = [way["figures"] for way in record["ways"]]
+    for configuration in record["ways"]:
+        table.add_column(Text(configuration["name"]), justify="right")
+    figures = [configuration["figures"] for configuration in record["ways"]]
 
     def row(label: str, key: str, digits: int, unit: float = 1.0) -> None:
         values = [figure.get(key) for figure in figures]
@@ -64,20 +64,23 @@ def show_serving(record: Mapping[str, Any], console: Console | None = None) -> N
 
     for label, key, digits, unit in SERVED:
         row(label, key, digits, unit)
-    for number in range(max(len(way["trees"]) for way in record["ways"])):
+    for number in range(max(len(configuration["trees"]) for configuration in record["ways"])):
         row(f"time of steps with tree {number + 1}, %", f"way_{number}", 1, 100)
     for key, label in (LATENCIES | {"e2e_s": "arrival to end"}).items():
         for percent in PERCENTS:
             row(f"{label}, p{percent}, ms", f"{key}_p{percent}", 1, 1e3)
     console.print(table)
-    for way in record["ways"]:
-        nodes = [0 if tree is None else len(tree) for tree in way["trees"]]
+    for configuration in record["ways"]:
+        nodes = [0 if tree is None else len(tree) for tree in configuration["trees"]]
         if len(nodes) > 1:
             changes = [
-                f"{up} requests or more, back at {down}" for up, down in zip(way["up"], way["down"], strict=True)
+                f"{up} requests or more, back at {down}"
+                for up, down in zip(configuration["up"], configuration["down"], strict=True)
             ]
             trees = "; ".join(f"{n} nodes from {change}" for n, change in zip(nodes[1:], changes, strict=True))
-            console.print(f"Trees of the {way['name']}: {nodes[0]} nodes; {trees}.", markup=False, soft_wrap=True)
+            console.print(
+                f"Trees of the {configuration['name']}: {nodes[0]} nodes; {trees}.", markup=False, soft_wrap=True
+            )
     console.print(Text("\n".join(record["conditions"])), style="dim", soft_wrap=True)
 
 
@@ -88,9 +91,9 @@ def show_capacity(record: Mapping[str, Any], console: Console | None = None) -> 
     names = ("configuration", "requests/s carried", f"ratio to {record['ways'][-1]['name']}")
     for name in names:
         table.add_column(name, justify="left" if name == names[0] else "right")
-    for way in record["ways"]:
-        over = "" if way["over"] is None else interval(Estimate(**way["over"]))
-        table.add_row(Text(way["name"]), _value(way["requests_s"], 2), over)
+    for configuration in record["ways"]:
+        over = "" if configuration["over"] is None else interval(Estimate(**configuration["over"]))
+        table.add_row(Text(configuration["name"]), _value(configuration["requests_s"], 2), over)
     console.print(table)
     console.print(Text("\n".join(record["conditions"])), style="dim", soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""What-if predictions for other devices as tables on the terminal."""
+"""Predictions for other devices (`treeopt whatif`) as tables on the terminal."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -38,7 +38,7 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """One sibling's part: `below`, the nodes given to its children, and `chosen`, True where the sibling is taken."""
+    """The part of a sibling: `below`, the nodes given to its children, and `chosen`, True where it is taken."""
 
     below: NDArray[np.int16]
     chosen: NDArray[np.bool_]

@@ -25,7 +25,7 @@ GROWTH = 16  # a tree grown from nothing begins with 1/GROWTH of the nodes
 
 
 class Climb:
-    """One local search.
+    """A local search.
 
     Attributes:
         best: bool (C,), nodes of the best tree that was replayed.
