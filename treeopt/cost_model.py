@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,4 +179,22 @@ class CostModel(Protocol):
 
         Raises:
             CostError: a batch size or context outside what the model was calibrated for.
+        """
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A cost model that was measured, and reports what the measurement leaves open."""
+
+    @property
+    def widths_known(self) -> bool:
+        """True if the measurement covers how the number of nodes fed to a level changes its drafting time."""
+
+    def priced_at(self, context: int | None = None) -> int | None:
+        """Return the context, in cached tokens per sequence, that steps are priced at; None where it is unknown."""
+
+    def caveats(self, *, context: int | None = None, trace: Any = None) -> Sequence[str]:
+        """Return what it does not know about steps at this context, one sentence each, for a plan's warnings.
+
+        `trace` is the provenance of the trace whose steps are priced.
         """

@@ -17,7 +17,8 @@ import click
 from simulate.profiles.profile import Profile, load_profile
 from treeopt.cost_model import StepShape
 from treeopt.planning.evaluator import Judge
-from treeopt.planning.search_pipeline import hold_out, search
+from treeopt.planning.held_out_split import hold_out
+from treeopt.planning.search_pipeline import search
 from treeopt.plans.plan import Choice, Grown, Plan
 from treeopt.policies import DynamicTree
 from treeopt.replay.objective import THROUGHPUT

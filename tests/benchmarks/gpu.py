@@ -47,7 +47,8 @@ from simulate.validation.end_to_end import whole_runs
 from tests.benchmarks.bench_executor import compare_ways, models, show
 from tests.benchmarks.gpu_drafters import trained_drafters
 from tests.benchmarks.gpu_replay import PLACES, TINY, Keep, replayed
-from treeopt.planning.search_pipeline import hold_out, search
+from treeopt.planning.held_out_split import hold_out
+from treeopt.planning.search_pipeline import search
 from treeopt.storage.atomic_files import shipped, write_text
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import save_trace

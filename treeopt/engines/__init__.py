@@ -1,17 +1,19 @@
-"""Engines: hand a plan to one, and know which trees each of 17 can run.
+"""Engines: export a plan to one, and the rules on trees of each of 17.
 
-* `export`: what every exporter returns and checks.
+* `export`: what all exporters share: their result, the planned entries, the replacement of a tree that breaks a rule.
 * `medusa`, `sglang`, `vllm`: exporters, each with its engine's rules.
 * `engine_rules`: rules of the engines without an exporter: Hydra, EAGLE-1, Sequoia, UMbreLLa, SpecInfer, TensorRT-LLM,
   MLC-LLM, llama.cpp, LMDeploy, TGI, transformers.
-* `imposed_acceptance`: acceptance rates that vLLM and SGLang can be told to reproduce.
+* `imposed_acceptance`: acceptance rates of a trace, for vLLM and SGLang to simulate.
+
+`treeopt.constraints.broken` returns the rule that a tree breaks.
 """
 
 from collections.abc import Callable, Mapping
 
 from treeopt.engines import medusa, sglang, vllm
-from treeopt.engines.engine_rules import ENGINE_RULES
-from treeopt.engines.export import EngineProfile, Export
+from treeopt.engines.engine_rules import RULES_WITHOUT_EXPORTER
+from treeopt.engines.export import EngineRules, Export
 
 ENGINES: Mapping[str, Callable[..., Export]] = {
     "medusa": medusa.export,
@@ -19,11 +21,11 @@ ENGINES: Mapping[str, Callable[..., Export]] = {
     "vllm": vllm.export,
 }
 
-# Engine name, as `--engine` takes it -> its rules. A drafter with n heads also drafts no deeper than n.
-PROFILES: Mapping[str, EngineProfile] = {
-    **ENGINE_RULES,
-    "medusa": EngineProfile(medusa.ENGINE, medusa.constraints(heads=None)),
-    "vllm-0.20": EngineProfile(vllm.ENGINE_WITH_TREES, vllm.TREES),
-    "vllm": EngineProfile(vllm.ENGINE, vllm.CONSTRAINTS),
-    "sglang": EngineProfile(sglang.ENGINE, sglang.CHAINS),
+# Engine name, as in `--engine` -> its rules. A drafter with n heads also drafts no deeper than n.
+ENGINE_RULES: Mapping[str, EngineRules] = {
+    **RULES_WITHOUT_EXPORTER,
+    "medusa": EngineRules(medusa.ENGINE, medusa.constraints(heads=None)),
+    "vllm-0.20": EngineRules(vllm.ENGINE_WITH_TREES, vllm.TREES),
+    "vllm": EngineRules(vllm.ENGINE, vllm.CONSTRAINTS),
+    "sglang": EngineRules(sglang.ENGINE, sglang.CHAINS),
 }

@@ -1,4 +1,4 @@
-"""Rules of engines that treeopt does not export to: which static trees each can run, with the source of every rule.
+"""Rules of the engines without an exporter: the static trees that each can run, with the source of every rule.
 
 A drafter with n heads also drafts no deeper than n; the caller adds that rule.
 """
@@ -18,16 +18,17 @@ from treeopt.constraints import (
     RootRanksContiguous,
     UniformBranching,
 )
-from treeopt.engines.export import EngineProfile
+from treeopt.engines.export import EngineRules
 
-# A growmap names no ranks: the b children of a node are its first b samples without replacement.
+# A growmap has no ranks: the b children of a node are its first b samples without replacement.
 _GROWMAP_RULES = (ContiguousRanks(source="`branches` of a growmap"),)
 
-ENGINE_RULES: Mapping[str, EngineProfile] = {
-    "treeopt": EngineProfile("treeopt's own loop", ()),
-    # The children of a node are always its best candidates, and only the first siblings are continued, as many as the
-    # list continues (comment at hydra/model/utils.py:114). Another list is built as another tree without a warning.
-    "hydra": EngineProfile(
+RULES_WITHOUT_EXPORTER: Mapping[str, EngineRules] = {
+    "treeopt": EngineRules("treeopt's own loop", ()),
+    # The children of a node are always its best candidates, and of the siblings only the first are continued, in the
+    # number that the list continues (comment at hydra/model/utils.py:114). Hydra silently builds another tree from any
+    # other list.
+    "hydra": EngineRules(
         "Hydra 3f39fbd",
         (
             RanksBelow(10, source="hydra/model/utils.py, TOPK"),
@@ -36,18 +37,18 @@ ENGINE_RULES: Mapping[str, EngineProfile] = {
         ),
     ),
     # Candidates are numbered rank + 5 * (number of the parent), so rank 5 would silently be another parent's best
-    # token; a tree of one level ends in an IndexError.
-    "eagle-1": EngineProfile(
+    # token. A tree of one level raises an IndexError.
+    "eagle-1": EngineRules(
         "EAGLE v1",
         (
             RanksBelow(5, source="modeling_eagle.py, TOPK"),
             DepthAtLeast(2, source="generate_tree_buffers in modeling_eagle.py"),
         ),
     ),
-    "sequoia": EngineProfile("Sequoia 0ff3ff7", _GROWMAP_RULES),
-    "umbrella": EngineProfile("UMbreLLa ff1ac17", _GROWMAP_RULES),
-    # flexflow-serve@9105e45. Masks are 64 bits wide, one bit for each token, the root among them.
-    "specinfer": EngineProfile(
+    "sequoia": EngineRules("Sequoia 0ff3ff7", _GROWMAP_RULES),
+    "umbrella": EngineRules("UMbreLLa ff1ac17", _GROWMAP_RULES),
+    # flexflow-serve@9105e45. Masks are 64 bits wide, one bit for each token including the root.
+    "specinfer": EngineRules(
         "SpecInfer 9105e45",
         (
             UniformBranching(source="push_spec_infer_tree_width in spec_infer.cc:328"),
@@ -56,22 +57,20 @@ ENGINE_RULES: Mapping[str, EngineProfile] = {
             DepthAtMost(8, source="batch_config.h:197"),
         ),
     ),
-    # With other ranks at the first level it declares another number of nodes than it builds.
-    "tensorrt-llm-medusa": EngineProfile(
+    # With other ranks at the first level it declares a number of nodes that differs from the number it builds.
+    "tensorrt-llm-medusa": EngineRules(
         "TensorRT-LLM, TensorRT backend",
         (RootRanksContiguous(source="_medusa_setup in tensorrt_llm/runtime/medusa_utils.py"),),
     ),
     # `eagle_choices` were only checked to be connected, which every tree is.
-    "tensorrt-llm-eagle": EngineProfile("TensorRT-LLM before #18210", ()),
-    "mlc": EngineProfile("MLC-LLM 2026-07", (FullTree(source="spec_tree_width of EngineConfig"),)),
+    "tensorrt-llm-eagle": EngineRules("TensorRT-LLM before #18210", ()),
+    "mlc": EngineRules("MLC-LLM 2026-07", (FullTree(source="spec_tree_width of EngineConfig"),)),
     # Branches exist only in the demonstration `examples/speculative`.
-    "llama.cpp": EngineProfile(
+    "llama.cpp": EngineRules(
         "llama.cpp (llama-cpp-python 0.3.36)",
-        (ChainOnly(source="--spec-draft-n-max is all that llama-server takes"),),
+        (ChainOnly(source="llama-server takes only --spec-draft-n-max"),),
     ),
-    "lmdeploy": EngineProfile("LMDeploy 0.18.0", (ChainOnly(source="num_speculative_tokens of SpeculativeConfig"),)),
-    "tgi": EngineProfile("TGI 3.3.7", (ChainOnly(source="--speculate is a length"),)),
-    "transformers": EngineProfile(
-        "transformers 5.23.0", (ChainOnly(source="num_assistant_tokens of GenerationConfig"),)
-    ),
+    "lmdeploy": EngineRules("LMDeploy 0.18.0", (ChainOnly(source="num_speculative_tokens of SpeculativeConfig"),)),
+    "tgi": EngineRules("TGI 3.3.7", (ChainOnly(source="--speculate is a length"),)),
+    "transformers": EngineRules("transformers 5.23.0", (ChainOnly(source="num_assistant_tokens of GenerationConfig"),)),
 }

@@ -1,7 +1,7 @@
-"""Acceptance that an engine is told, whatever its drafter proposes: what the steps of a chain keep along a trace.
+"""Imposed acceptance: acceptance rates of a chain along a trace, for an engine to simulate with any drafter.
 
-Engines have this for their own benchmarks: drafting and verification do their work, only what is kept is decided
-beforehand. So the speed that a plan predicts can be measured on them whatever their drafter has learnt, on any texts.
+Engines offer this for their own benchmarks: drafting and verification do their full work, and only the number of
+accepted tokens is fixed beforehand. So the speed that a plan predicts can be measured with any drafter, on any texts.
 """
 
 from collections.abc import Iterable
@@ -12,14 +12,15 @@ from treeopt.replay.static_tree import visit
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
-DIGITS = 6
+DIGITS = 6  # decimal places of the rates
 
 
 def kept_rates(tree: Tree, trace: Trace) -> list[float]:
-    """How often a step of the tree's walk keeps 1, 2, ... drafted tokens or more, texts never ending; never rising.
+    """Return how often a step of the tree's walk accepts at least 1, 2, ... drafted tokens of an endless text.
 
-    Products of how often the next token is kept where it is reached and the text goes on: the engine cuts at the end of
-    a text by itself. That is exact where acceptance does not depend on how near the end is.
+    The rates never rise. Each is a product of how often the next token is accepted where it is reached and the text
+    continues; the engine itself cuts steps at the end of a text. This is exact if acceptance does not depend on the
+    distance to the end.
 
     Raises:
         TraceError: the trace does not cover the tree.
@@ -34,24 +35,24 @@ def kept_rates(tree: Tree, trace: Trace) -> list[float]:
 
 
 def imposed_notes(entries: Iterable[PlanEntry], fits: Iterable[Fit], trace: Trace, rates: list[float]) -> list[str]:
-    """What to measure, and what the plan predicts of it, where all batch sizes keep a share of the same chain's."""
+    """Return notes on what to measure and what the plan predicts for it, if all batch sizes run parts of one chain."""
     length = round(float(trace.lengths.mean()))
     notes = [
-        f"what steps keep is imposed: texts mean nothing, so let requests ignore ends of text and ask for {length} "
-        "tokens, as many as the trace's have in the mean: the end of a request cuts its last step",
-        "compare the time per output token after the first, as many requests being decoded throughout, with that "
-        "without speculation: the plan's speedup is of steps, prompts and draining left out",
+        f"acceptance is imposed, so texts are meaningless: ignore end-of-text and generate {length} tokens "
+        "per request, the trace's average, because the end of a request cuts its last step",
+        "compare the time per output token after the first with that without speculation, at a constant number of "
+        "running requests: the plan's speedup is that of steps, without prefill and draining",
     ]
     for entry, at in zip(entries, fits, strict=True):
         if at.tree is None:
             continue
-        due = _choice(entry, at.tree)
-        told = f"batch {at.batch}: uncut steps commit {1 + sum(rates[: at.depth]):.3f} tokens in the mean"
+        choice = _choice(entry, at.tree)
+        committed = f"batch {at.batch}: uncut steps commit {1 + sum(rates[: at.depth]):.3f} tokens on average"
         if at.depth < len(rates):
-            own = 1 + sum(kept_rates(at.tree, trace))
-            told += f" ({own:.3f} along the trace: rates are those of the chain of {len(rates)})"
-        speedup = f"speedup {due.speedup.value:.2f} [{due.speedup.low:.2f}, {due.speedup.high:.2f}]"
-        notes.append(f"{told}; the plan predicts tau {due.tau.value:.2f} and {speedup}")
+            walked = 1 + sum(kept_rates(at.tree, trace))
+            committed += f" ({walked:.3f} along the trace: rates are those of the chain of {len(rates)})"
+        speedup = f"speedup {choice.speedup.value:.2f} [{choice.speedup.low:.2f}, {choice.speedup.high:.2f}]"
+        notes.append(f"{committed}; the plan predicts tau {choice.tau.value:.2f} and {speedup}")
     return notes
 
 

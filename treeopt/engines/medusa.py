@@ -1,6 +1,6 @@
-"""Medusa, the reference code at FasterDecoding/Medusa@e2a5d20: a static list of rank paths.
+"""The export to Medusa, the reference code at FasterDecoding/Medusa@e2a5d20: a static list of rank paths.
 
-The list excludes the root, as `Tree` does, and must hold every prefix, as `Tree.paths` does; order is free.
+The list excludes the root, like `Tree`, and must hold every prefix, like `Tree.paths`; order is free.
 Rank r at depth d becomes candidate r + 10 * (d - 1) + 1 of the heads' concatenated top tens
 (`generate_medusa_buffers`), so rank 10 would silently be the next head's best token.
 """
@@ -27,7 +27,7 @@ RANKS = RanksBelow(10, source="medusa/model/utils.py, TOPK")
 
 
 def constraints(*, heads: int | None) -> tuple[Constraint, ...]:
-    """What the list can express with so many heads; None where the number is not known.
+    """Return the rules of a checkpoint with `heads` heads; None if the number is not known.
 
     >>> [type(rule).__name__ for rule in constraints(heads=4)]
     ['RanksBelow', 'DepthAtMost']
@@ -36,17 +36,17 @@ def constraints(*, heads: int | None) -> tuple[Constraint, ...]:
 
 
 def export(plan: Plan, *, batch: int | None = None, heads: int | None = None, nearest: Nearest | None = None) -> Export:
-    """The list to pass as `medusa_choices` to `medusa_generate`, as JSON.
+    """Return the list to pass as `medusa_choices` to `medusa_generate`, as JSON.
 
     Args:
         plan: what to export.
-        batch: which of the plan's batch sizes; needed when there are several.
-        heads: of the checkpoint; default what the plan's trace says of its drafter.
-        nearest: "chain" takes the plan's best chain where the tree cannot be expressed.
+        batch: one of the plan's batch sizes; needed when there are several.
+        heads: heads of the checkpoint; default the number recorded in the plan's trace.
+        nearest: "chain" uses the plan's best chain where the tree breaks a rule.
 
     Raises:
         UsageError: no such batch size, or a setting without meaning.
-        EngineError: a rank of 10 or more, a path longer than there are heads, or nothing to speculate with.
+        EngineError: a rank of 10 or more, a path longer than the number of heads, or a plan without speculation.
     """
     if nearest == "triple":
         raise UsageError(f"{ENGINE} has no dynamic tree: nearest must be chain")
@@ -62,7 +62,7 @@ def export(plan: Plan, *, batch: int | None = None, heads: int | None = None, ne
     notes = [fitted.note] if fitted.note else []
     notes += drafter_notes(plan, engine=ENGINE, kinds=KINDS)
     if heads is None:
-        notes.append(f"the number of heads is not known: the checkpoint must have at least {fitted.depth}")
+        notes.append(f"the number of heads is not recorded: use a checkpoint with at least {fitted.depth}")
     if entry.batch > 1:
         notes.append(f"planned for batch {entry.batch}, but Medusa's own code decodes one sequence at a time")
     notes.append(origin_note([fitted]))

@@ -1,14 +1,14 @@
-"""SGLang 0.5.23: a chain as launch flags, chains by batch size as an adaptive config, or a dynamic tree.
+"""The export to SGLang 0.5.23: a chain as launch flags, chains by batch size as an adaptive config, or a dynamic tree.
 
 There is no option for a static tree. `--speculative-num-draft-tokens` counts the root, `Tree.nodes` does not.
-With topk 1 it is overwritten by steps + 1; with more, a tree is drawn anew at every step from K + (D - 1) K²
-candidates, and asking for more crashes at run time (`organize_draft_results`).
+With topk 1 it is overwritten by steps + 1. With a larger topk, a dynamic tree is built at every step from
+K + (D - 1) K² candidates, and more draft tokens than that crash at run time (`organize_draft_results`).
 
 The adaptive config is keyed by batch size since 0.5.13 (srt/speculative/adaptive_spec_params.py): a batch is
-padded to the next CUDA-graph size, then takes the largest key that it reaches, or the smallest key below all.
-A batch between two planned sizes thus takes the smaller's steps, as long as it is not padded to the larger.
-Keys that are no integers are not read as tiers, so provenance stands there under "treeopt". A tier with one
-candidate never moves; 0 steps decode plainly.
+padded to the next CUDA-graph size, then uses the largest key that it reaches, or below all keys the smallest.
+A batch between two planned sizes thus uses the smaller one's steps, as long as it is not padded to the larger.
+Keys that are no integers are not read as tiers, so provenance is stored there under "treeopt". A tier with one
+candidate never changes; 0 steps decode plainly.
 """
 
 import json
@@ -40,7 +40,7 @@ from treeopt.tree import Tree
 ENGINE = "SGLang 0.5.23"
 ROUTER = "srt/speculative/adaptive_spec_params.py"
 SIMULATED = "_sample_simulated_acc_len in srt/speculative/spec_utils.py"
-DRAWN_FOR_ALL = f"{ENGINE} draws how many are kept once a step for the whole batch, the mean rounded down or up"
+ONE_LENGTH = f"{ENGINE} draws one accepted length per step for the whole batch, the mean rounded down or up"
 CHAINS = (ChainOnly(source="no tree option in srt/arg_groups/fields/spec.py"),)
 TRIPLES = (FitsPool(source="organize_draft_results in srt/speculative/eagle_utils.py, sglang#24054"),)
 
@@ -53,10 +53,10 @@ ALGORITHMS: Mapping[str, frozenset[str]] = {
 """Algorithms that obey steps, topk and draft tokens, and the kinds of treeopt's drafters that each runs."""
 
 ADAPTIVE = frozenset({"EAGLE", "EAGLE3", "NEXTN"})
-"""Algorithms whose steps may change by batch size; NEXTN is another name of EAGLE."""
+"""Algorithms whose steps may change by batch size; NEXTN is another name for EAGLE."""
 
 MAX_RUNNING = 48
-"""Requests at a time that SGLang allows when it speculates, unless told otherwise."""
+"""Default limit of running requests in SGLang when it speculates."""
 
 
 def export(
@@ -69,22 +69,22 @@ def export(
     file: str = "treeopt_sglang.json",
     replay: Trace | None = None,
 ) -> Export:
-    """Launch flags where one chain or triple serves, else the adaptive config and the flags that go with it.
+    """Return launch flags if one chain or triple is enough, else the adaptive config and the flags that go with it.
 
     Args:
         plan: what to export.
         batch: one of the plan's batch sizes; default all of them.
-        nearest: what takes the place of a tree that branches: the plan's best "chain", or the "triple" of a
-            dynamic tree as deep, as wide and as large, which needs a single batch size.
+        nearest: replacement for a tree that branches: the plan's best "chain", or the "triple" (steps, topk, draft
+            tokens) of a dynamic tree of the same depth, width and size, which needs a single batch size.
         method: SGLang's algorithm; default none, to be added by the caller.
         model: the drafter's checkpoint; default none.
-        file: where the adaptive config will lie, for the flags.
-        replay: a trace whose mean number of tokens a step is imposed; of one chain alone.
+        file: path of the adaptive config, for the flags.
+        replay: a trace whose mean number of tokens per step is imposed; only with one chain.
 
     Raises:
         UsageError: no such batch size.
         EngineError: a branching tree and no `nearest`, a triple that SGLang cannot fill, an algorithm that
-            does not fit, acceptance imposed on more than one chain, or nothing to speculate with.
+            does not fit, acceptance imposed on more than one chain, or a plan without speculation.
         TraceError: a chain that the replayed trace does not cover.
     """
     algorithm = _algorithm(method)
@@ -93,12 +93,14 @@ def export(
     words += [f"--speculative-draft-model-path {shlex.quote(model)}"] if model else []
     notes = _notes(plan, algorithm, largest=entries[-1].batch)
     if replay is not None and nearest != "chain" and any(entry.choice.grown or _branches(entry) for entry in entries):
-        raise EngineError(f"{ENGINE} imposes acceptance on chains alone ({SIMULATED}); nearest: `chain`")
+        raise EngineError(f"{ENGINE} imposes acceptance only on chains ({SIMULATED}); nearest: `chain`")
     if nearest != "chain" and any(entry.choice.grown for entry in entries):
         return _grown(entries, words, notes)
     if nearest == "triple" and any(_branches(entry) for entry in entries):
         return _dynamic(entries, words, notes)
-    fits = [fit(entry, engine=ENGINE, rules=CHAINS, nearest=nearest, others=_triple_words(entry)) for entry in entries]
+    fits = [
+        fit(entry, engine=ENGINE, rules=CHAINS, nearest=nearest, others=_describe_triple(entry)) for entry in entries
+    ]
     steps = tiers(fits)
     longest = max(length for _, length in steps)
     if longest == 0:
@@ -107,10 +109,10 @@ def export(
     environment = ""
     if replay is not None:
         if len(steps) > 1:
-            every = f"{ENGINE} imposes one acceptance on all batch sizes ({SIMULATED}), here chains differ"
-            raise EngineError(f"{every}; nearest: one batch size of {listed([at for at in fits if at.tree])}")
+            reason = f"{ENGINE} imposes one acceptance on all batch sizes ({SIMULATED}), but the chains differ"
+            raise EngineError(f"{reason}; nearest: one batch size of {listed([at for at in fits if at.tree])}")
         rates = kept_rates(Tree.chain(longest), replay)
-        notes += [*imposed_notes(entries, fits, replay, rates), DRAWN_FOR_ALL]
+        notes += [*imposed_notes(entries, fits, replay, rates), ONE_LENGTH]
         environment = simulated(1 + sum(rates))
     if len(steps) == 1:
         text = " ".join([*words, flags(steps=longest, topk=1, nodes=longest)])
@@ -128,7 +130,7 @@ def export(
 
 
 def flags(*, steps: int, topk: int, nodes: int) -> str:
-    """The three launch flags; the last counts the root.
+    """Return the three launch flags; the last counts the root.
 
     >>> flags(steps=5, topk=4, nodes=15)
     '--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16'
@@ -137,7 +139,7 @@ def flags(*, steps: int, topk: int, nodes: int) -> str:
 
 
 def simulated(tokens: float) -> str:
-    """Variables that make steps commit so many tokens in the mean, the bonus counted.
+    """Return variables that make steps commit this many tokens on average, the bonus counted.
 
     >>> simulated(2.5).split()[:2]
     ['SGLANG_SIMULATE_ACC_LEN=2.500', 'SGLANG_SIMULATE_ACC_METHOD=match-expected']
@@ -147,7 +149,7 @@ def simulated(tokens: float) -> str:
 
 
 def adaptive_config(fits: Sequence[Fit]) -> str:
-    """The JSON of `--speculative-adaptive-config`: one candidate a tier, the first from batch 1.
+    """Return the JSON of `--speculative-adaptive-config`: one candidate per tier, the first from batch 1.
 
     >>> list(json.loads(adaptive_config([Fit(4, None), Fit(16, None)])))
     ['1', 'treeopt']
@@ -159,35 +161,35 @@ def adaptive_config(fits: Sequence[Fit]) -> str:
 
 
 def _grown(entries: Sequence[PlanEntry], words: Sequence[str], notes: Sequence[str]) -> Export:
-    """The planned policy itself, where it is the one that SGLang has."""
+    """Return the flags of the planned policy itself, if it is the one that SGLang has."""
     entry = _only(entries)
     assert entry.choice.grown is not None
     policy = entry.choice.grown.policy
     if not isinstance(policy, DynamicTree) or _more_than_a_triple(policy):
         raise EngineError(
-            f"{ENGINE} cannot run policy {entry.choice.grown.kind} (batch {entry.batch}): it expands and re-ranks by "
-            "steps, topk and draft tokens alone; nearest: policy eagle2, or `chain`"
+            f"{ENGINE} cannot run policy {entry.choice.grown.kind} (batch {entry.batch}): it offers only steps, topk "
+            "and draft tokens; nearest: policy eagle2, or `chain`"
         )
     text = " ".join([*words, flags(steps=policy.depth, topk=policy.beam, nodes=policy.nodes)])
-    return Export(text, ".txt", "", (*notes, *_many_topk(policy.beam), f"planned for batch {entry.batch} alone"))
+    return Export(text, ".txt", "", (*notes, *_topk_note(policy.beam), f"planned for batch {entry.batch} only"))
 
 
 def _more_than_a_triple(policy: DynamicTree) -> bool:
-    more = policy.min_probability or policy.budget or policy.calibration
-    return bool(more) or policy.children != policy.beam
+    settings = policy.min_probability or policy.budget or policy.calibration
+    return bool(settings) or policy.children != policy.beam
 
 
 def _only(entries: Sequence[PlanEntry]) -> PlanEntry:
     if len(entries) > 1:
         raise EngineError(
-            f"{ENGINE} cannot change a dynamic tree by batch size, adaptive steps need topk 1 "
+            f"{ENGINE} cannot change a dynamic tree by batch size, because adaptive steps need topk 1 "
             f"({ROUTER}); nearest: one batch size of {listed(entries)}, or `chain`"
         )
     return entries[0]
 
 
-def _many_topk(topk: int) -> tuple[str, ...]:
-    return ("topk above 1 with pages above 1 needs attention by flashinfer, fa3 or triton",) if topk > 1 else ()
+def _topk_note(topk: int) -> tuple[str, ...]:
+    return ("topk above 1 with a page size above 1 needs attention by flashinfer, fa3 or triton",) if topk > 1 else ()
 
 
 def _dynamic(entries: Sequence[PlanEntry], words: Sequence[str], notes: Sequence[str]) -> Export:
@@ -195,10 +197,10 @@ def _dynamic(entries: Sequence[PlanEntry], words: Sequence[str], notes: Sequence
     tree = whole.tree
     assert tree is not None
     replaced = (
-        f"batch {whole.batch}: tree {tree.id} gave way to a dynamic tree of as many nodes, drawn anew "
-        "at every step: the plan's prediction no longer holds"
+        f"batch {whole.batch}: tree {tree.id} was replaced by a dynamic tree of the same size, so "
+        "the plan's prediction no longer holds"
     )
-    notes = [replaced, *notes, coverage_note([whole]), origin_note([whole]), *_many_topk(branching(tree))]
+    notes = [replaced, *notes, coverage_note([whole]), origin_note([whole]), *_topk_note(branching(tree))]
     text = " ".join([*words, flags(steps=tree.depth, topk=branching(tree), nodes=tree.nodes)])
     return Export(text, ".txt", "", tuple(notes))
 
@@ -208,8 +210,8 @@ def _branches(entry: PlanEntry) -> bool:
     return tree is not None and broken(tree, CHAINS) is not None
 
 
-def _triple_words(entry: PlanEntry) -> list[str]:
-    """The triple as a refusal mentions it; nothing where it would not fit."""
+def _describe_triple(entry: PlanEntry) -> list[str]:
+    """Return the triple for an error message; empty if it does not fit."""
     tree = entry.choice.tree
     if tree is None or broken(tree, TRIPLES):
         return []
@@ -233,17 +235,17 @@ def _notes(plan: Plan, algorithm: str | None, *, largest: int) -> list[str]:
         notes.append("add --speculative-algorithm and --speculative-draft-model-path to the flags")
     if largest > MAX_RUNNING:
         notes.append(
-            f"{ENGINE} runs at most {MAX_RUNNING} requests when it speculates: set --max-running-requests {largest}"
+            f"{ENGINE} runs at most {MAX_RUNNING} requests when it speculates; set --max-running-requests {largest}"
         )
     return notes
 
 
 def _adaptive_notes(steps: Sequence[tuple[int, int]], longest: int) -> list[str]:
-    """When tiers begin early (a batch is padded to the next key), and when SGLang drops them."""
+    """Return notes on when tiers begin early (a batch is padded to the next key), and when SGLang drops them."""
     before = ", ".join(str(start - 1) for start, _ in steps[1:])
     return [
-        f"{ENGINE} pads a batch to the next CUDA-graph size before it looks for a tier: tiers begin where "
-        f"planned if --cuda-graph-bs holds {before}, else earlier",
+        f"{ENGINE} pads a batch to the next CUDA-graph size before it selects a tier, so tiers begin early unless "
+        f"--cuda-graph-bs holds {before}",
         f"{ENGINE} drops the tiers with a warning under attention DP, multi-layer EAGLE, two-batch overlap "
-        f"or PDMux: steps are {longest} at every batch then",
+        f"or PDMux; steps are then {longest} at every batch",
     ]

@@ -1,14 +1,18 @@
-"""vLLM 0.33.0: a chain, whose length may depend on the batch size; the JSON of `--speculative-config`.
+"""The export to vLLM 0.33.0: a chain whose length may depend on the batch size, as JSON of `--speculative-config`.
 
-K counts drafted tokens without the root, as `Tree.depth` does. Static trees left in 0.21.0 (vllm#42121): until
-0.20.2 `speculative_token_tree` took a list of paths, of which it drafted as many children for each node of a level
-as that level has nodes for each node above, so that any other tree was silently another one. Medusa left after
-0.32.0. A schedule is a list of inclusive batch ranges [start, end, K]; vLLM checks it in its scheduler alone
-(vllm/v1/spec_decode/dynamic/utils.py): the first range starts at 1, ranges are sorted and apart, gaps and the tail
-keep the K before them, K above `num_speculative_tokens` is clamped in silence. A batch between two planned sizes takes
-the smaller's K, one below all takes the smallest's. Synthetic acceptance takes P(the first i are kept), i = 1 .. K, as
-many as `num_speculative_tokens` and never rising (`_resolve_synthetic_acceptance_rates`). Unknown keys are
-rejected, so provenance goes to the notes.
+K counts drafted tokens without the root, like `Tree.depth`.
+
+Static trees were removed in 0.21.0 (vllm#42121). Until 0.20.2 `speculative_token_tree` took a list of paths, but gave
+each node of a level the same number of children (nodes of the level below over nodes of the level), so that any
+non-uniform tree silently became another one. Medusa was removed after 0.32.0.
+
+A schedule is a list of inclusive batch ranges [start, end, K]. Only vLLM's scheduler checks it
+(vllm/v1/spec_decode/dynamic/utils.py): the first range starts at 1, ranges are sorted and do not overlap, gaps and the
+tail keep the K before them, K above `num_speculative_tokens` is silently clamped. A batch between two planned sizes
+uses the smaller one's K, a batch below all planned sizes that of the smallest.
+
+Synthetic acceptance takes `num_speculative_tokens` rates P(the first i are accepted), i = 1 .. K, never rising
+(`_resolve_synthetic_acceptance_rates`). Unknown keys raise an error, so provenance goes to the notes.
 """
 
 import json
@@ -40,7 +44,7 @@ ENGINE = "vLLM 0.33.0"
 CONSTRAINTS = (ChainOnly(source="static trees removed in 0.21.0, vllm#42121"),)
 ENGINE_WITH_TREES = "vLLM 0.20.2"
 RATES = "acceptance by position needs vLLM 0.20 or later"
-SCHEDULES = "a length for each range of batch sizes needs vLLM 0.24 or later"
+SCHEDULES = "a length per range of batch sizes needs vLLM 0.24 or later"
 TREES = (UniformBranching(source="child_drafts_per_level, 0.10.1 to 0.20.2"),)
 
 METHODS: Mapping[str, frozenset[str]] = {
@@ -55,13 +59,13 @@ METHODS: Mapping[str, frozenset[str]] = {
     "ngram_gpu": frozenset({"prompt-lookup"}),
     "suffix": frozenset({"suffix"}),
 }
-"""Methods that draft, and the kinds of treeopt's drafters that each runs (vllm/config/speculative.py)."""
+"""Drafting methods, and the kinds of treeopt's drafters that each runs (vllm/config/speculative.py)."""
 
 WITHOUT_MODEL = frozenset({"dspark", "mtp", "ngram", "ngram_gpu", "suffix"})
 """Methods for which vLLM fills in `model` itself (`SpeculativeConfig.__post_init__`)."""
 
 SCHEDULED_ON_V1 = frozenset({"dflash", "draft_model", "eagle", "eagle3", "mtp", "ngram"})
-"""Methods whose schedule model runner V1 honours."""
+"""Methods whose schedule model runner V1 follows."""
 
 REMOVED = frozenset({"medusa", "mlp_speculator"})
 
@@ -75,19 +79,19 @@ def export(
     nearest: Nearest | None = None,
     replay: Trace | None = None,
 ) -> Export:
-    """The JSON of `--speculative-config`: one chain length, or one a range of batch sizes.
+    """Return the JSON of `--speculative-config`: one chain length, or one per range of batch sizes.
 
     Args:
         plan: what to export.
-        method: how vLLM drafts; has no default, because a plan does not name a drafter of vLLM's.
-        model: the drafter's checkpoint; only methods that have none of their own may leave it out.
+        method: vLLM's drafting method; has no default, because a plan does not name it.
+        model: the drafter's checkpoint; optional only for methods that need none.
         batch: one of the plan's batch sizes; default all of them.
-        nearest: "chain" takes the plan's best chain where a tree branches.
-        replay: a trace whose acceptance is imposed (vllm#40662): that of the longest chain's walk.
+        nearest: "chain" uses the plan's best chain where a tree branches.
+        replay: a trace whose acceptance, on the longest chain's walk, is imposed (vllm#40662).
 
     Raises:
         UsageError: no method, no model, or no such batch size.
-        EngineError: a method that vLLM lacks, a branching tree, or nothing to speculate with.
+        EngineError: a method that vLLM lacks, a branching tree, or a plan without speculation.
         TraceError: a chain that the replayed trace does not cover.
     """
     if nearest == "triple":
@@ -107,31 +111,31 @@ def export(
     notes += drafter_notes(plan, engine=f"{ENGINE} {method}", kinds=METHODS[method])
     if len(ranges) > 1:
         config["num_speculative_tokens_per_batch_size"] = ranges
-        notes.append(f"{SCHEDULES}: earlier releases refuse the key; --batch exports one length")
-        notes.append(f"{ENGINE} ignores the schedule under data parallelism: K is {longest} throughout then")
+        notes.append(f"{SCHEDULES}: earlier releases reject the key; --batch exports one length")
+        notes.append(f"{ENGINE} ignores the schedule under data parallelism; K is then always {longest}")
         if method in SCHEDULED_ON_V1:
-            notes.append("model runner V1 runs a schedule without full CUDA graphs, V2 has one set for each K")
+            notes.append("model runner V1 runs a schedule without full CUDA graphs, V2 with one set of graphs per K")
         else:
             notes.append(f"{ENGINE} ignores the schedule of method {method} on model runner V1")
     if method in ("ngram", "ngram_gpu"):
         notes.append(
-            "set prompt_lookup_max to the drafter's longest match, N of prompt-lookup:N, 3 without one, and "
-            "prompt_lookup_min to 1: where one is left out it is as the other, and matches are of exactly that length"
+            "set prompt_lookup_max to the drafter's longest match (N of prompt-lookup:N, default 3) and "
+            "prompt_lookup_min to 1: if one is missing it equals the other, and only matches of that length count"
         )
-        notes.append(f"{ENGINE} drafts nothing where nothing matches, treeopt's prompt lookup always something")
+        notes.append(f"{ENGINE} drafts nothing where nothing matches, treeopt's prompt lookup always drafts something")
     if method == "mtp":
-        notes.append(f"{ENGINE} wants K at most the model's n_predict, or a multiple of it: check {longest}")
+        notes.append(f"{ENGINE} needs K at most the model's n_predict, or a multiple of it; check {longest}")
     if replay is not None:
         rates = kept_rates(Tree.chain(longest), replay)
         config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
-        notes += [*imposed_notes(entries, fits, replay, rates), f"{RATES}: earlier releases refuse the key"]
+        notes += [*imposed_notes(entries, fits, replay, rates), f"{RATES}: earlier releases reject the key"]
     notes += [coverage_note(fits), origin_note(fits)]
     text = json.dumps(config)
     return Export(text, ".json", f"--speculative-config {shlex.quote(text)}", tuple(notes))
 
 
 def schedule(fits: Sequence[Fit]) -> list[list[int]]:
-    """Inclusive ranges [start, end, K] from batch 1 to the largest planned, without gaps.
+    """Return inclusive ranges [start, end, K] from batch 1 to the largest planned, without gaps.
 
     >>> from treeopt.tree import Tree
     >>> schedule([Fit(1, Tree.chain(5)), Fit(8, Tree.chain(3)), Fit(32, None)])

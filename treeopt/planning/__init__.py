@@ -1,1 +1,17 @@
-"""From a trace and a cost model to a plan."""
+"""Planning: from a trace and a cost model to a plan.
+
+* `search_pipeline`: `search`, the whole way from trace and step times to a plan.
+* `search_settings`: the settings of a search with their defaults, such as the largest tree.
+* `held_out_split`: the split of the requests into a part to choose on and a part held out to report on.
+* `evaluator`: tokens, speed and error of trees, by replay on either part.
+* `tree_candidates`: the trees that a search considers, enumerated, grown or refined.
+* `choose_trees`: the choice per batch size, the smallest of equally fast trees; what each rule costs.
+* `few_shapes`: at most N different trees for many batch sizes, and where a running engine changes between them.
+* `baselines`: what the choice is compared with: no speculation, best chain, published trees, dynamic policies.
+* `proof`: what was searched, what is proved about a choice, and what is not.
+* `search_warnings`: warnings about data, limits, contexts and step times.
+* `learning_curve`: tau by the number of requests that trees are chosen on; requests needed for a narrow interval.
+* `trees_of_size`: chains and best trees of given sizes, such as `chain:4` or `best:31`.
+* `compare_drafters`: several drafters on the same prompts.
+* `same_prompts`: the check that traces cover the same prompts, and what else differs between them.
+"""

@@ -1,4 +1,4 @@
-"""An entry of a plan: the chosen tree of a batch size beside all that it is compared with."""
+"""The baselines of a plan: best chain, published trees and dynamic policies beside the chosen tree, as a plan entry."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, TraceError
 from treeopt.planning.evaluator import PLAIN, Judge
+from treeopt.planning.proof import with_policy
 from treeopt.plans.plan import Choice, Grown, PlanEntry, Price, Proof
 from treeopt.policies import DynamicTree, Policy, settings
 from treeopt.searchers.dynamic_trees.choose_policy import Judged, best_policy
@@ -26,17 +27,17 @@ BOUND = "bound on any policy"
 
 @dataclass(frozen=True)
 class Rivals:
-    """What is compared with the chosen tree.
+    """The configurations that are compared with the chosen tree.
 
     Attributes:
-        chains: of which the best is shown.
-        trees: others, by name.
+        chains: chains, of which the best is shown.
+        trees: other trees, by name.
         policies: kinds of `treeopt.searchers.dynamic_trees.choose_policy`, each swept.
-        padding: of the policies' trees, see `treeopt.searchers.dynamic_trees.step_prices`.
-        max_nodes: of the policies' trees.
-        max_depth: of the policies' trees.
-        seed: of the order in which policies meet requests.
-        take_policies: whether one may be chosen: rules and shapes are of static trees.
+        padding: padding of the policies' trees, see `treeopt.searchers.dynamic_trees.step_prices`.
+        max_nodes: largest tree of the policies.
+        max_depth: deepest tree of the policies.
+        seed: seed of the order in which policies meet requests.
+        take_policies: True if a policy may be chosen; False with rules or `shapes`, which apply only to static trees.
         near: share by which a policy must be faster on the fitted requests to be chosen.
     """
 
@@ -51,58 +52,56 @@ class Rivals:
     near: float
 
     def entry(self, judge: Judge, batch: int, best: Tree | None, proof: Proof, prices: tuple[Price, ...]) -> PlanEntry:
-        """The entry of a batch size.
+        """Return the plan entry of a batch size.
 
-        A policy takes the place of the tree where it is faster on the fitted requests, and neither rules nor a number
-        of shapes are asked for, nor forwards of one shape by a policy that changes it. The best static way, plain
+        A policy takes the place of the tree where it is faster on the fitted requests, unless rules or a number of
+        shapes are given, or forwards have one shape and the policy changes it. The best static configuration, plain
         decoding included, is then compared with it.
         """
-        plain, own = _static(judge, PLAIN, None, batch), _static(judge, CHOSEN, best, batch)
+        plain, static = _static(judge, PLAIN, None, batch), _static(judge, CHOSEN, best, batch)
         policies = [self._judged(judge, kind, batch) for kind in self.policies]
-        able = [each for each in policies if self.take_policies and self._runs(each)]
-        fastest = max(able, key=_fitted, default=None)
-        ways, skipped = self._trees(judge, batch)
-        ways = [plain, *ways]
+        eligible = [policy for policy in policies if self.take_policies and self._runs(policy)]
+        fastest = max(eligible, key=_fitted, default=None)
+        trees, skipped = self._trees(judge, batch)
+        table = [plain, *trees]
         if fastest is not None and _fitted(fastest) > judge.rate(best, batch) / (1 - self.near):
             chosen = _swept(judge, fastest, batch)
-            tried = f"{len(fastest.tried)} settings on the fitted requests"
-            swept = f"policy {fastest.kind} is the fastest of {tried}, not proved"
-            proof = replace(proof, statement=f"{swept}; of static trees, {proof.statement}")
-            ways[1:1] = [replace(own, choice=replace(own.choice, name=STATIC))]
+            proof = with_policy(proof, kind=fastest.kind, tried=len(fastest.tried))
+            table[1:1] = [replace(static, choice=replace(static.choice, name=STATIC))]
         else:
-            fastest, chosen = None, plain if best is None else own
-        ways += [_swept(judge, each, batch) for each in policies if each is not fastest]
-        ways += [self._bound(judge, batch)] if policies else []
+            fastest, chosen = None, plain if best is None else static
+        table += [_swept(judge, policy, batch) for policy in policies if policy is not fastest]
+        table += [self._bound(judge, batch)] if policies else []
         compared = [
-            replace(way.choice, behind=judge.loss(way.seconds, chosen.seconds)) for way in ways if way is not chosen
+            replace(row.choice, behind=judge.loss(row.seconds, chosen.seconds)) for row in table if row is not chosen
         ]
-        chain = next((way for way in ways if way.choice.name == CHAIN), None)
+        chain = next((row for row in table if row.choice.name == CHAIN), None)
         gain = None
         if chain is not None and not chosen.choice.plain and chain.choice.tree != chosen.choice.tree:
             gain = paired_difference((chosen.committed, chosen.steps), (chain.committed, chain.steps))
         return PlanEntry(batch, chosen.choice, gain, tuple(compared), skipped, proof, prices)
 
-    def rate(self, judge: Judge, way: Tree | Policy | None, batch: int) -> float:
-        """Tokens a second and sequence on the fitted requests; 0 where trace or cost model do not cover it."""
+    def rate(self, judge: Judge, configuration: Tree | Policy | None, batch: int) -> float:
+        """Return tokens per second and sequence on the fitted requests; 0 where trace or cost model do not cover it."""
         try:
-            if way is None or isinstance(way, Tree):
-                return judge.rate(way, batch)
+            if configuration is None or isinstance(configuration, Tree):
+                return judge.rate(configuration, batch)
             prices = Prices(judge.cost, batch, self.padding, judge.context)
-            return Bench(judge.fit, prices, seed=self.seed).replayed(way).rate
+            return Bench(judge.fit, prices, seed=self.seed).replayed(configuration).rate
         except (TraceError, CostError):
             return 0.0
 
-    def _trees(self, judge: Judge, batch: int) -> tuple[list["_Way"], dict[str, str]]:
-        """The best chain and the trees by name, and why some of these cannot be judged."""
-        found, skipped = [], {}
+    def _trees(self, judge: Judge, batch: int) -> tuple[list["_Row"], dict[str, str]]:
+        """Return the best chain and the named trees, and by name the reason why a tree cannot be replayed or priced."""
+        rows, skipped = [], {}
         if self.chains:
-            found.append(_static(judge, CHAIN, max(self.chains, key=lambda tree: judge.rate(tree, batch)), batch))
+            rows.append(_static(judge, CHAIN, max(self.chains, key=lambda tree: judge.rate(tree, batch)), batch))
         for name, tree in self.trees.items():
             try:
-                found.append(_static(judge, name, tree, batch))
+                rows.append(_static(judge, name, tree, batch))
             except (TraceError, CostError) as error:  # too deep, too wide or too large for what was recorded
                 skipped[name] = str(error)
-        return found, skipped
+        return rows, skipped
 
     def _judged(self, judge: Judge, kind: str, batch: int) -> Judged:
         return best_policy(
@@ -118,20 +117,20 @@ class Rivals:
             seed=self.seed,
         )
 
-    def _runs(self, each: Judged) -> bool:
-        return self.padding != "full" or isinstance(each.policy, DynamicTree)
+    def _runs(self, judged: Judged) -> bool:
+        return self.padding != "full" or isinstance(judged.policy, DynamicTree)
 
-    def _bound(self, judge: Judge, batch: int) -> "_Way":
+    def _bound(self, judge: Judge, batch: int) -> "_Row":
         prices = Prices(judge.cost, batch, self.padding, judge.context)
-        held = upper_bound(judge.held, prices, nodes=self.max_nodes, depth=self.max_depth)
-        steps = float(held.steps.sum())
-        grown = Grown(BOUND, {}, float(held.nodes.sum()) / steps, float(held.levels.sum()) / steps)
-        return _grown(judge, held, grown, batch)
+        bound = upper_bound(judge.held, prices, nodes=self.max_nodes, depth=self.max_depth)
+        steps = float(bound.steps.sum())
+        grown = Grown(BOUND, {}, float(bound.nodes.sum()) / steps, float(bound.levels.sum()) / steps)
+        return _grown(judge, bound, grown, batch)
 
 
 @dataclass(frozen=True, eq=False)
-class _Way:
-    """A way of decoding and what it counted on the requests held out, arrays (R,)."""
+class _Row:
+    """A configuration and its counts on the requests held out, arrays (R,)."""
 
     choice: Choice
     seconds: NDArray[np.float64]
@@ -139,18 +138,18 @@ class _Way:
     steps: NDArray[np.int64]
 
 
-def _static(judge: Judge, name: str, tree: Tree | None, batch: int) -> _Way:
+def _static(judge: Judge, name: str, tree: Tree | None, batch: int) -> _Row:
     committed = judge.held.lengths
     steps = committed if tree is None else judge.counts(tree).steps
-    return _Way(judge.choice(name, tree, batch), judge.seconds(tree, batch), committed, steps)
+    return _Row(judge.choice(name, tree, batch), judge.seconds(tree, batch), committed, steps)
 
 
-def _swept(judge: Judge, each: Judged, batch: int) -> _Way:
-    grown = Grown(each.kind, settings(each.policy), each.nodes, each.levels, each.policy)
-    return _grown(judge, each.held, grown, batch)
+def _swept(judge: Judge, best: Judged, batch: int) -> _Row:
+    grown = Grown(best.kind, settings(best.policy), best.nodes, best.levels, best.policy)
+    return _grown(judge, best.held, grown, batch)
 
 
-def _grown(judge: Judge, held: Timed, grown: Grown, batch: int) -> _Way:
+def _grown(judge: Judge, held: Timed, grown: Grown, batch: int) -> _Row:
     usual = StepShape(
         batch,
         1 + max(1, round(grown.nodes)),
@@ -160,9 +159,9 @@ def _grown(judge: Judge, held: Timed, grown: Grown, batch: int) -> _Way:
     )
     speedup = held.tokens_s.times(judge.plain_s(batch), relative_error=judge.cost.error(usual))
     choice = Choice(grown.kind, None, held.tau, float(held.seconds.sum() / held.steps.sum()), speedup, grown)
-    return _Way(choice, held.seconds, held.committed, held.steps)
+    return _Row(choice, held.seconds, held.committed, held.steps)
 
 
-def _fitted(each: Judged) -> float:
-    """Tokens a second on the requests that the policy was chosen on."""
-    return dict(each.tried)[each.policy]
+def _fitted(best: Judged) -> float:
+    """Return tokens per second on the requests that the policy was chosen on."""
+    return dict(best.tried)[best.policy]

@@ -1,4 +1,4 @@
-"""Which tree serves which batch size, under rules or none, and what each condition costs by itself."""
+"""The choice of the tree for each batch size, the smallest of equally fast ones, and what each rule costs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from treeopt.constraints import broken
 from treeopt.errors import CostError
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.few_shapes import assign, switches
-from treeopt.planning.search_request import Ask
+from treeopt.planning.search_settings import SearchSettings
 from treeopt.planning.tree_candidates import Proposals
 from treeopt.plans.plan import Price, Switch
 from treeopt.policies import Policy
@@ -17,95 +17,104 @@ from treeopt.replay.objective import THROUGHPUT
 from treeopt.tree import Tree
 
 Chosen = Mapping[int, Tree | None]  # by batch size; None decodes plainly
-Way = Tree | Policy | None
+Configuration = Tree | Policy | None
 
 
-def choose(judge: Judge, ask: Ask, proposals: Proposals) -> Chosen:
-    """The tree of each batch size; None where not speculating is better."""
-    tried = {size: proposals.trees(size) for size in ask.batches}
-    own = {size: _fastest(judge, trees, size, ask) for size, trees in tried.items()}
-    if ask.shapes is None or len(set(own.values()) - {None}) <= ask.shapes:
-        return own
+def choose(judge: Judge, settings: SearchSettings, proposals: Proposals) -> Chosen:
+    """Return the tree of each batch size; None where not speculating is better."""
+    tried = {size: proposals.trees(size) for size in settings.batches}
+    fastest = {size: _fastest(judge, trees, size, settings) for size, trees in tried.items()}
+    if settings.shapes is None or len(set(fastest.values()) - {None}) <= settings.shapes:
+        return fastest
     pool = list(dict.fromkeys(tree for trees in tried.values() for tree in trees))
     rates = np.array([[_rate(judge, tree, size) for tree in pool] for size in tried])
     plain = np.array([judge.rate(None, size) for size in tried])
-    picked = dict(zip(tried, assign(rates, plain, shapes=ask.shapes), strict=True))
+    picked = dict(zip(tried, assign(rates, plain, shapes=settings.shapes), strict=True))
     chosen: dict[int, Tree | None] = dict.fromkeys(tried)
     for j in set(picked.values()) - {-1}:
-        served = [size for size, each in picked.items() if each == j]
-        chosen |= dict.fromkeys(served, _smallest(judge, pool, pool[j], served, ask))
+        served = [size for size, shape in picked.items() if shape == j]
+        chosen |= dict.fromkeys(served, _smallest(judge, pool, pool[j], served, settings))
     return chosen
 
 
-def prices(judge: Judge, ask: Ask) -> dict[int, tuple[Price, ...]]:
-    """By batch size, what each binding rule costs by itself, and the objective against plain throughput.
+def prices(judge: Judge, settings: SearchSettings) -> dict[int, tuple[Price, ...]]:
+    """Return by batch size what each binding rule costs by itself, and the objective against plain throughput.
 
-    Trees that conditions are priced with are not refined, for their walk or by integer programme, on either side.
+    The trees that are compared for this are not refined, neither for their walk nor by integer programme.
     """
-    ask = replace(ask, method="best-first", solver_work=0.0)
-    found: dict[int, list[Price]] = {size: [] for size in ask.batches}
+    settings = replace(settings, method="best-first", solver_work=0.0)
+    costs: dict[int, list[Price]] = {size: [] for size in settings.batches}
     free: Chosen = {}
-    if ask.rules:
-        free = choose(judge, ask, Proposals(judge, ask, ()))
-        for rule in ask.rules:
+    if settings.rules:
+        free = choose(judge, settings, Proposals(judge, settings, ()))
+        for rule in settings.rules:
             binding = [size for size, tree in free.items() if tree is not None and broken(tree, [rule])]
-            alone = choose(judge, ask, Proposals(judge, ask, (rule,))) if binding else {}
+            alone = choose(judge, settings, Proposals(judge, settings, (rule,))) if binding else {}
             for size in binding:
                 share = judge.loss(judge.seconds(alone[size], size), judge.seconds(free[size], size))
-                found[size].append(Price(rule.name, rule.source, share))
-    several = [size for size, each in found.items() if len(each) > 1]
-    kept = choose(judge, ask, Proposals(judge, ask, ask.rules)) if several or judge.objective is not THROUGHPUT else {}
+                costs[size].append(Price(rule.name, rule.source, share))
+    several = [size for size, rule_costs in costs.items() if len(rule_costs) > 1]
+    ruled: Chosen = {}
+    if several or judge.objective is not THROUGHPUT:
+        ruled = choose(judge, settings, Proposals(judge, settings, settings.rules))
     for size in several:
-        share = judge.loss(judge.seconds(kept[size], size), judge.seconds(free[size], size))
-        found[size].append(Price("all rules together", "trees not refined", share))
+        share = judge.loss(judge.seconds(ruled[size], size), judge.seconds(free[size], size))
+        costs[size].append(Price("all rules together", "trees not refined", share))
     if judge.objective is not THROUGHPUT:
         average = Judge(judge.fit, judge.held, judge.cost, THROUGHPUT, context=judge.context)
-        fastest = choose(average, ask, Proposals(average, ask, ask.rules))
-        for size, tree in kept.items():
+        fastest = choose(average, settings, Proposals(average, settings, settings.rules))
+        for size, tree in ruled.items():
             share = average.loss(average.seconds(tree, size), average.seconds(fastest[size], size))
-            found[size].append(Price(f"objective {judge.objective.name}", "against throughput", share))
-    return {size: tuple(each) for size, each in found.items()}
+            costs[size].append(Price(f"objective {judge.objective.name}", "against throughput", share))
+    return {size: tuple(rule_costs) for size, rule_costs in costs.items()}
 
 
-def changes(chosen: Mapping[int, Way], rate: Callable[[Way, int], float], *, near: float) -> tuple[Switch, ...]:
-    """Where a running engine changes from way to way; `rate` is tokens a second of one at a batch size."""
+def changes(
+    chosen: Mapping[int, Configuration], rate: Callable[[Configuration, int], float], *, near: float
+) -> tuple[Switch, ...]:
+    """Return where a running engine changes its configuration; `rate` is tokens per second of one at a batch size."""
     sizes = sorted(chosen)
-    ways = list(dict.fromkeys(chosen[size] for size in sizes))
-    rates = np.array([[rate(way, size) for way in ways] for size in sizes])
-    return switches(sizes, [ways.index(chosen[size]) for size in sizes], rates, margin=near)
+    configurations = list(dict.fromkeys(chosen[size] for size in sizes))
+    rates = np.array([[rate(configuration, size) for configuration in configurations] for size in sizes])
+    return switches(sizes, [configurations.index(chosen[size]) for size in sizes], rates, margin=near)
 
 
 def _rate(judge: Judge, tree: Tree | None, batch: int) -> float:
-    """0 where the cost model does not cover the tree."""
+    """Return `judge.rate`, or 0 where the cost model does not cover the tree."""
     try:
         return judge.rate(tree, batch)
     except CostError:
         return 0.0
 
 
-def _fastest(judge: Judge, trees: Sequence[Tree], batch: int, ask: Ask) -> Tree | None:
-    """The smallest of the ways that are as good as the fastest; not speculating is the smallest of all."""
+def _fastest(judge: Judge, trees: Sequence[Tree], batch: int, settings: SearchSettings) -> Tree | None:
+    """Return the smallest of the trees that are as fast as the fastest; not speculating is the smallest of all."""
     rates = {tree: judge.rate(tree, batch) for tree in trees}
     best, plain = max(trees, key=lambda tree: rates[tree], default=None), judge.rate(None, batch)
     if best is None or rates[best] <= plain:
         return None
-    if plain >= _least(rates[best], ask) and judge.fitted(best, batch).low <= 1:
+    if plain >= _lowest_rate(rates[best], settings) and judge.fitted(best, batch).low <= 1:
         return None
-    return _smallest(judge, trees, best, [batch], ask)
+    return _smallest(judge, trees, best, [batch], settings)
 
 
-def _smallest(judge: Judge, trees: Sequence[Tree], best: Tree, sizes: Sequence[int], ask: Ask) -> Tree:
-    """The smallest of the trees that are as good as `best` at all these batch sizes."""
-    least = {size: max(_least(judge.rate(best, size), ask), judge.rate(None, size)) for size in sizes}
+def _smallest(judge: Judge, trees: Sequence[Tree], best: Tree, sizes: Sequence[int], settings: SearchSettings) -> Tree:
+    """Return the smallest of the trees that are as fast as `best` at all these batch sizes.
+
+    "As fast" means within `near` with overlapping intervals, within `max_tpot_s` if `best` is, and no slower than plain
+    decoding. Ties go to the shallower tree, then to the faster one.
+    """
+    lowest = {size: max(_lowest_rate(judge.rate(best, size), settings), judge.rate(None, size)) for size in sizes}
     low = {size: judge.fitted(best, size).low for size in sizes}
 
-    def close(tree: Tree) -> bool:
-        return all(_rate(judge, tree, s) >= least[s] and judge.fitted(tree, s).high >= low[s] for s in sizes)
+    def as_fast(tree: Tree) -> bool:
+        return all(_rate(judge, tree, s) >= lowest[s] and judge.fitted(tree, s).high >= low[s] for s in sizes)
 
-    same = [tree for tree in trees if tree == best or close(tree)]
-    return min(same, key=lambda tree: (tree.nodes, tree.depth, -sum(judge.rate(tree, size) for size in sizes)))
+    equal = [tree for tree in trees if tree == best or as_fast(tree)]
+    return min(equal, key=lambda tree: (tree.nodes, tree.depth, -sum(judge.rate(tree, size) for size in sizes)))
 
 
-def _least(rate: float, ask: Ask) -> float:
-    """Tokens a second that count as good as `rate`."""
-    return max((1 - ask.near) * rate, 0 if ask.max_tpot_s is None else min(1 / ask.max_tpot_s, rate))
+def _lowest_rate(rate: float, settings: SearchSettings) -> float:
+    """Return the lowest rate, in tokens per second, that counts as fast as `rate`."""
+    ceiling = 0 if settings.max_tpot_s is None else min(1 / settings.max_tpot_s, rate)
+    return max((1 - settings.near) * rate, ceiling)

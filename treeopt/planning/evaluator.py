@@ -1,4 +1,4 @@
-"""Two parts of a trace, one to choose on and one to judge on, and what replays on them say of ways to decode."""
+"""Evaluate trees by replay on two parts of a trace: one to choose on, one held out to report on."""
 
 from functools import cached_property
 
@@ -18,49 +18,49 @@ PLAIN = "no speculation"
 
 
 class Judge:
-    """What is known of trees; every replay is done once.
+    """The evaluator: tokens, rate, speedup and error of trees; every tree is replayed once per part.
 
     Attributes:
         fit: requests that choices are made on.
         held: requests that predictions are made on.
         cost: seconds of steps.
-        objective: how tokens a step are counted.
-        context: tokens a sequence in the cache; None leaves it to the cost model.
+        objective: how tokens per step are counted.
+        context: cached tokens per sequence; None leaves it to the cost model.
     """
 
     def __init__(
         self, fit: Trace, held: Trace, cost: CostModel, objective: Objective, *, context: int | None = None
     ) -> None:
-        """Without replays."""
+        """Store the parts; nothing is replayed yet."""
         self.fit, self.held, self.cost, self.objective, self.context = fit, held, cost, objective, context
         self._fitted, self._judged = _Replays(fit), _Replays(held)
 
     def expect(self, pool: Tree) -> None:
-        """Trees to come are mostly closed parts of this one: makes their replays fast."""
+        """Set the tree that the next trees are mostly subtrees of, which makes their replays fast."""
         self._fitted.pool = self._judged.pool = pool
 
     def step_s(self, tree: Tree, batch: int) -> float:
-        """Seconds of a step, committing what it does on the requests that choices are made on."""
+        """Return the seconds of a step that commits what the tree commits on the fitted requests."""
         return float(self.cost.step_s([self._shape(tree, batch)])[0])
 
     def plain_s(self, batch: int) -> float:
-        """Seconds of a plain step."""
+        """Return the seconds of a plain step."""
         return self.cost.plain_s(batch=batch, context=self.context)
 
     def tokens(self, tree: Tree) -> float:
-        """Tokens a step as the objective counts them, on the requests that choices are made on."""
+        """Return tokens per step as the objective counts them, on the fitted requests."""
         return self.objective.tokens(self._fitted[tree].steps, self.fit)
 
     def rate(self, tree: Tree | None, batch: int) -> float:
-        """Tokens a second and sequence, on the requests that choices are made on."""
+        """Return tokens per second and sequence, on the fitted requests; None decodes plainly."""
         return 1 / self.plain_s(batch) if tree is None else self.tokens(tree) / self.step_s(tree, batch)
 
     def fitted(self, tree: Tree, batch: int) -> Estimate:
-        """Speedup on the requests that choices are made on."""
+        """Return the speedup on the fitted requests."""
         return self._speedup(tree, batch, self._fitted[tree], self.fit)
 
     def choice(self, name: str, tree: Tree | None, batch: int) -> Choice:
-        """A way to decode with its prediction on the requests held out."""
+        """Return a configuration with its prediction on the requests held out."""
         if tree is None:
             one = Estimate(1.0, 1.0, 1.0)
             return Choice(name, None, one, self.plain_s(batch), one)
@@ -69,28 +69,28 @@ class Judge:
         return Choice(name, tree, tau, self.step_s(tree, batch), self._speedup(tree, batch, counts, self.held))
 
     def counts(self, tree: Tree) -> StepCounts:
-        """On the requests held out."""
+        """Return the counts of a tree on the requests held out."""
         return self._judged[tree]
 
     def error(self, tree: Tree | None, batch: int) -> float:
-        """What the cost model leaves open of a step over a plain one, a share (95 % half-width)."""
+        """Return the relative error of the tree's step time over a plain step (95 % half-width)."""
         return 0.0 if tree is None else self.cost.error(self._shape(tree, batch))
 
     def seconds(self, tree: Tree | None, batch: int) -> NDArray[np.float64]:
-        """Of each request held out, float64 (R,)."""
+        """Return the seconds of each request held out, float64 (R,)."""
         if tree is None:
             return np.float64(self.plain_s(batch)) * self.held.lengths
         return np.float64(self.step_s(tree, batch)) * self._judged[tree].steps
 
     def loss(self, own_s: NDArray[np.float64], best_s: NDArray[np.float64]) -> Estimate:
-        """Share of the tokens a second of one way that another loses, on the requests held out, paired.
+        """Return the share of tokens per second that one configuration loses to another, paired by request.
 
         Args:
             own_s: float64 (R,), seconds of each request held out.
-            best_s: the same of the way that is lost to.
+            best_s: float64 (R,), the same for the configuration that it is compared with.
         """
-        kept = self.objective.share(own_s, best_s, self.held)
-        return Estimate(1 - kept.value, 1 - kept.high, 1 - kept.low)
+        share = self.objective.share(own_s, best_s, self.held)
+        return Estimate(1 - share.value, 1 - share.high, 1 - share.low)
 
     def _speedup(self, tree: Tree, batch: int, counts: StepCounts, part: Trace) -> Estimate:
         tokens = self.objective.estimate(counts.steps, part)

@@ -1,7 +1,7 @@
-"""Few shapes for many batch sizes: which ones to keep, and where a running engine changes between them.
+"""Few tree shapes for many batch sizes: the best ones to keep, and where a running engine changes between them.
 
 Every shape that an engine runs costs memory (a CUDA graph for each batch size it is captured for), so fewer shapes
-than batch sizes may be wanted. Not speculating needs none.
+than batch sizes may be wanted. Plain decoding needs none.
 """
 
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ UNITS = 10**9  # CP-SAT counts in whole numbers: shares of a batch size's best r
 
 
 def assign(rates: NDArray[np.float64], plain: NDArray[np.float64], *, shapes: int) -> tuple[int, ...]:
-    """The shape of each batch size, at most `shapes` different ones; proved best.
+    """Return the shape of each batch size, at most `shapes` different ones; proved best.
 
-    What is maximised is the mean over batch sizes of the rate as a share of the best that the size could have.
+    The objective is the mean over batch sizes of the rate as a share of the best rate of that size.
 
     Args:
-        rates: float64 (batch sizes, S), tokens a second of each shape; 0 where it cannot be used.
-        plain: float64 (batch sizes,), tokens a second without speculation.
-        shapes: most shapes to keep.
+        rates: float64 (batch sizes, S), tokens per second of each shape; 0 where it cannot be used.
+        plain: float64 (batch sizes,), tokens per second without speculation.
+        shapes: largest number of shapes to keep.
 
     Returns:
-        index of the shape for each batch size, NONE where not speculating is better than all that are kept.
+        index of the shape for each batch size, NONE where plain decoding is better than all shapes that are kept.
 
     >>> assign(np.array([[3.0, 2.5], [1.0, 2.0]]), np.array([1.0, 1.5]), shapes=1)
     (1, 1)
@@ -59,24 +59,24 @@ def assign(rates: NDArray[np.float64], plain: NDArray[np.float64], *, shapes: in
 def switches(
     batches: Sequence[int], chosen: Sequence[int], rates: NDArray[np.float64], *, margin: float
 ) -> tuple[Switch, ...]:
-    """Where to change between the ways of neighbouring batch sizes, with a dead band against flutter.
+    """Return where to change between the configurations of neighbouring batch sizes, with a dead band against flutter.
 
     Args:
         batches: planned batch sizes, rising.
-        chosen: way of each, an index into the columns of `rates`.
-        rates: float64 (batch sizes, ways), tokens a second of every way, plain decoding one of them.
-        margin: share by which a way must be better before it is changed to.
+        chosen: configuration of each, an index into the columns of `rates`.
+        rates: float64 (batch sizes, configurations), tokens per second of each, plain decoding among them.
+        margin: share by which a configuration must be better before it is changed to.
 
     >>> rates = np.array([[3.0, 2.0], [2.01, 2.0], [1.0, 1.2]])
     >>> switches([1, 2, 4], [0, 0, 1], rates, margin=0.01)
     (Switch(small=2, large=4, up=4, down=1),)
     """
-    found = []
+    points = []
     for i in range(len(batches) - 1):
         if chosen[i] == chosen[i + 1]:
             continue
         gain = rates[:, chosen[i + 1]] / rates[:, chosen[i]] - 1
         up = next((j for j in range(i + 1, len(batches)) if gain[j] > margin), i + 1)
         down = next((j for j in range(i, -1, -1) if gain[j] < -margin), i)
-        found.append(Switch(small=batches[i], large=batches[i + 1], up=batches[up], down=batches[down]))
-    return tuple(found)
+        points.append(Switch(small=batches[i], large=batches[i + 1], up=batches[up], down=batches[down]))
+    return tuple(points)

@@ -1,4 +1,4 @@
-"""Trees asked for by size: chains, and the best tree of so many nodes on given requests."""
+"""Trees by size, as `chain:4` or `best:31`: chains, and the best tree of N nodes on given requests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from treeopt.errors import UsageError
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.static_tree import replay_tree
 from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.searchers.static_trees.renewal import grow
+from treeopt.searchers.static_trees.hydra_growth import grow
 from treeopt.searchers.static_trees.shrinkage import fitted
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -17,10 +17,10 @@ KINDS = {"chain": "chain of", "best": "best tree of"}
 
 @dataclass(frozen=True)
 class Size:
-    """A wish such as `chain:4` or `best:31`.
+    """A tree size such as `chain:4` or `best:31`.
 
     Attributes:
-        kind: `chain`, or `best`, the tree of most tokens a step.
+        kind: `chain`, or `best`, the tree with the most tokens per step.
         nodes: drafted nodes.
     """
 
@@ -29,7 +29,7 @@ class Size:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """The name in tables."""
         return f"{KINDS[self.kind]} {self.nodes}"
 
 
@@ -37,50 +37,50 @@ USUAL = tuple(Size(kind, nodes) for kind, sizes in (("chain", (2, 4)), ("best", 
 
 
 def parse_sizes(text: str) -> tuple[Size, ...]:
-    """Sizes between commas.
+    """Parse sizes between commas.
 
     Raises:
-        UsageError: names the first that is none.
+        UsageError: names the first part that is no size.
 
     >>> [size.name for size in parse_sizes("chain:2,best:7")]
     ['chain of 2', 'best tree of 7']
     """
-    found = []
+    sizes = []
     for word in text.split(","):
         kind, _, nodes = word.strip().partition(":")
         if kind not in KINDS or not nodes.isdecimal() or int(nodes) < 1:
             raise UsageError(f"a size must be chain:N or best:N, N at least 1, got {word.strip()!r}")
-        found.append(Size(kind, int(nodes)))
-    return tuple(dict.fromkeys(found))
+        sizes.append(Size(kind, int(nodes)))
+    return tuple(dict.fromkeys(sizes))
 
 
 def sized_trees(
     sizes: Sequence[Size], trace: Trace, *, covered: Callable[[Tree], bool] = lambda tree: True
 ) -> dict[str, Tree]:
-    """The trees of these sizes, by name.
+    """Return the trees of these sizes, by name.
 
-    The best of a size is, of the most frequent rank paths under each depth cap, the tree of most tokens a step when
-    replayed; it may have fewer nodes where the trace knows no more. Where several siblings may be kept, trees are grown
-    by replay under each cap; where none can be, sizes have no best tree.
+    The best tree of a size is the one with the most replayed tokens per step among the most frequent rank paths under
+    each depth cap; it has fewer nodes where the trace holds no more paths. Where several siblings may be accepted,
+    trees are grown by replay under each cap; where none can be grown, sizes have no best tree.
 
     Args:
-        sizes: what is wanted.
+        sizes: sizes wanted.
         trace: the requests that the best trees are chosen on.
-        covered: trees that can be priced; others are taken only where a size has no such tree.
+        covered: True for trees that can be priced; others are taken only where a size has no such tree.
 
     >>> import numpy as np
     >>> trace = Trace(np.int32([0, 0, 0]), np.int32([0, 1, 2]), np.int16([[0, 1], [1, 0], [0, -2]]), 2)
     >>> sized_trees(parse_sizes("chain:1,best:2"), trace)["best tree of 2"].paths
     ((0,), (1,))
     """
-    found = {size.name: Tree.chain(size.nodes) for size in sizes if size.kind == "chain"}
+    trees = {size.name: Tree.chain(size.nodes) for size in sizes if size.kind == "chain"}
     largest = max((size.nodes for size in sizes if size.kind == "best"), default=0)
     if largest and trace.tree_kept is not None:
         caps = [grow(trace, nodes=largest, depth=depth) for depth in range(1, trace.depth + 1)]
         for size in sizes:
             if size.kind == "best" and caps[0]:
                 capped = [grown[min(size.nodes, len(grown)) - 1] for grown in caps]
-                found[size.name] = _best(capped, covered, lambda tree: replay_tree(tree, trace).tau)
+                trees[size.name] = _best(capped, covered, lambda tree: replay_tree(tree, trace).tau)
     elif largest:
         shrink = fitted(trace, nodes=largest, depth=trace.depth)
         frontier = count_prefixes(trace, nodes=largest, depth=trace.depth, shrink=shrink)
@@ -88,12 +88,12 @@ def sized_trees(
         for size in sizes:
             if size.kind == "best":
                 capped = [frontier.tree(size.nodes, depth) for depth in range(1, trace.depth + 1)]
-                found[size.name] = _best(capped, covered, lambda tree: replayer.replay(tree).tau)
-    return {size.name: found[size.name] for size in sizes if size.name in found}
+                trees[size.name] = _best(capped, covered, lambda tree: replayer.replay(tree).tau)
+    return {size.name: trees[size.name] for size in sizes if size.name in trees}
 
 
 def _best(capped: Sequence[Tree], covered: Callable[[Tree], bool], tau: Callable[[Tree], float]) -> Tree:
-    """Of the trees that can be priced, if any, and of these of the largest, that of most tokens a step."""
+    """Return the tree with the most tokens per step among the largest that can be priced (among all, if none can)."""
     options = [tree for tree in capped if covered(tree)] or list(capped)
-    most = max(tree.nodes for tree in options)
-    return max((tree for tree in options if tree.nodes == most), key=tau)
+    largest = max(tree.nodes for tree in options)
+    return max((tree for tree in options if tree.nodes == largest), key=tau)

@@ -9,41 +9,47 @@ from rich.table import Table
 from rich.text import Text
 
 from treeopt.planning.compare_drafters import Comparison, Standing
-from treeopt.report.plan_tables import interval, measured_told, models_told, rule_told, terminal
+from treeopt.report.terminal_text import interval, measured_told, models_told, rule_told, terminal
 from treeopt.statistics.clustered_estimate import Estimate
 
 SCHEMA = "treeopt.comparison/1"
 PAIRED = {
     "texts": "paired by request: the target wrote the same texts",
-    "prompts": "paired by prompt; texts may be each drafter's own",
+    "prompts": "paired by prompt; texts may differ between drafters",
     "told": "paired by request",
     None: "not paired",
 }
 
 
-def comparison_record(found: Comparison) -> dict[str, Any]:
-    """A comparison as JSON values."""
+def comparison_record(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as JSON values."""
     contests = [
         {
             "name": contest.name,
             "batch": contest.batch,
-            "standings": [_standing(each) for each in contest.standings],
+            "standings": [_standing(standing) for standing in contest.standings],
             "skipped": dict(contest.skipped),
         }
-        for contest in found.contests
+        for contest in comparison.contests
     ]
-    parts = {"first": found.first, "pairing": found.pairing, "contests": contests, "warnings": list(found.warnings)}
-    return {"schema": SCHEMA, **parts, "meta": dict(found.meta)}
+    return {
+        "schema": SCHEMA,
+        "first": comparison.first,
+        "pairing": comparison.pairing,
+        "contests": contests,
+        "warnings": list(comparison.warnings),
+        "meta": dict(comparison.meta),
+    }
 
 
-def _standing(each: Standing) -> dict[str, Any]:
-    tree = each.tree
-    told = None if tree is None else {"id": tree.id, "nodes": tree.nodes, "depth": tree.depth, "paths": tree.paths}
-    return asdict(each) | {"tree": told}
+def _standing(standing: Standing) -> dict[str, Any]:
+    tree = standing.tree
+    record = None if tree is None else {"id": tree.id, "nodes": tree.nodes, "depth": tree.depth, "paths": tree.paths}
+    return asdict(standing) | {"tree": record}
 
 
 def show_comparison(record: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a table for each contest, what to beware of and the conditions; `record` is of `comparison_record`."""
+    """Print a table for each contest, warnings and conditions; `record` is what `comparison_record` returns."""
     console = console or terminal()
     for contest in record["contests"]:
         console.print(_table(contest))
@@ -62,19 +68,19 @@ def _table(contest: Mapping[str, Any]) -> Table:
     times = ("step ms", "plain ms", "speedup") if priced else ()
     for name in ("nodes", "depth", "tau", *times, f"{'speedup' if priced else 'tau'}\nover the first's"):
         table.add_column(name, justify="right")
-    for each in contest["standings"]:
-        tree = each["tree"] or {"nodes": 0, "depth": 0}
-        cells = [each["drafter"], str(tree["nodes"]), str(tree["depth"]), _shown(each["tau"], plain=not each["tree"])]
+    for standing in contest["standings"]:
+        plain, tree = not standing["tree"], standing["tree"] or {"nodes": 0, "depth": 0}
+        cells = [standing["drafter"], str(tree["nodes"]), str(tree["depth"]), _estimate(standing["tau"], plain=plain)]
         if priced:
-            cells += [f"{each[name] * 1e3:.2f}" for name in ("step_s", "plain_s")]
-            cells.append(_shown(each["speedup"], plain=not each["tree"]))
-        table.add_row(*map(Text, cells), "" if each["over"] is None else _shown(each["over"]))
+            cells += [f"{standing[name] * 1e3:.2f}" for name in ("step_s", "plain_s")]
+            cells.append(_estimate(standing["speedup"], plain=plain))
+        table.add_row(*map(Text, cells), "" if standing["over"] is None else _estimate(standing["over"]))
     for drafter, reason in contest["skipped"].items():
-        table.add_row(Text(drafter), *[""] * (len(table.columns) - 2), Text(f"not judged: {reason}"), style="dim")
+        table.add_row(Text(drafter), *[""] * (len(table.columns) - 2), Text(f"not compared: {reason}"), style="dim")
     return table
 
 
-def _shown(estimate: Mapping[str, float], *, plain: bool = False) -> str:
+def _estimate(estimate: Mapping[str, float], *, plain: bool = False) -> str:
     return "1" if plain else interval(Estimate(**estimate))
 
 
@@ -82,9 +88,9 @@ def _conditions(record: Mapping[str, Any]) -> str:
     meta, text = record["meta"], record["meta"]["trace"][record["first"]]
     lines = [
         f"By replay on {meta['requests_judged_on']} requests held out, trees chosen on {meta['requests_chosen_on']} "
-        f"others (seed {meta['seed']}); 95 % intervals, clustered by request, each for itself; what is "
-        f"over the first's is {PAIRED[record['pairing']]}.",
-        f"Texts: {rule_told(text)}; {text.get('new_tokens', '?')} new tokens a request.",
+        f"others (seed {meta['seed']}).",
+        f"Intervals: 95 %, clustered by request; ratios to the first drafter are {PAIRED[record['pairing']]}.",
+        f"Texts: {rule_told(text)}; {text.get('new_tokens', '?')} new tokens per request.",
         *(f"{name}: {models_told(trace)}." for name, trace in meta["trace"].items()),
         *(
             f"Step times of {name}: {measured_told(cost)}; priced at {cost.get('priced_at') or '?'} tokens of context."
@@ -93,7 +99,7 @@ def _conditions(record: Mapping[str, Any]) -> str:
     ]
     if meta["cost"]:
         lines.append(
-            "Speedups are over plain decoding by the drafter's own step times, and hold the error of these; one over "
-            "another holds both errors, as if they were independent."
+            "Speedups are over plain decoding with the drafter's own step times and include their error; ratios of "
+            "speedups include both errors as if independent."
         )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What `treeopt doctor` found, on the terminal."""
+"""The results of `treeopt doctor` as tables on the terminal."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from treeopt.report.plan_tables import terminal
+from treeopt.report.terminal_text import terminal
 
 GIB = 2**30
 
@@ -21,7 +21,7 @@ def show_health(record: Mapping[str, Any], console: Console | None = None) -> No
     console.print(f"{run['processor']}, {run['cores']} cores for this process")
     console.print(_packages(record["packages"]))
     if "trials" not in record:
-        console.print("No decoding loop to try: pip install 'treeopt[executor]'", markup=False)
+        console.print("The decoding loop is not installed: pip install 'treeopt[executor]'", markup=False)
         return
     if "device" in record:
         console.print(_device(record["device"]))
@@ -31,7 +31,7 @@ def show_health(record: Mapping[str, Any], console: Console | None = None) -> No
 
 
 def _device(device: Mapping[str, Any]) -> str:
-    free = "not told" if device["free_bytes"] is None else f"{device['free_bytes'] / GIB:.1f} GiB"
+    free = "unknown" if device["free_bytes"] is None else f"{device['free_bytes'] / GIB:.1f} GiB"
     cuda = f", CUDA {device['cuda']}, capability {'.'.join(map(str, device['capability']))}" if "cuda" in device else ""
     return f"Device {device['name']}{cuda}: {free} free, {'' if device['bf16_products'] else 'no '}bf16 products"
 
@@ -40,9 +40,9 @@ def _packages(packages: list[Mapping[str, Any]]) -> Table:
     table = Table()
     for name in ("package", "version", "needed for", ""):
         table.add_column(name)
-    for each in packages:
-        absent = "" if each["version"] or each["trouble"] else f"pip install 'treeopt[{each['extra']}]'"
-        trouble = each["trouble"] or absent
-        style = "bold red" if each["trouble"] else "dim" if absent else None
-        table.add_row(each["name"], each["version"] or "-", each["extra"] or "all", trouble, style=style)
+    for package in packages:
+        absent = "" if package["version"] or package["trouble"] else f"pip install 'treeopt[{package['extra']}]'"
+        trouble = package["trouble"] or absent
+        style = "bold red" if package["trouble"] else "dim" if absent else None
+        table.add_row(package["name"], package["version"] or "-", package["extra"] or "all", trouble, style=style)
     return table

@@ -1,4 +1,4 @@
-"""One HTML page of results that needs nothing else: the terminal's tables as they are there, and plots as SVG."""
+"""The HTML page of results, which needs no other file: tables as printed on the terminal, and plots as SVG."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from treeopt.report.plan_tables import PLAIN
+from treeopt.report.terminal_text import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH = 200  # columns, enough for the widest table
-INCHES = (7.0, 4.2)  # of a plot
+INCHES = (7.0, 4.2)  # size of a plot
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 82rem; margin: 2rem auto; padding: 0 1rem; }
@@ -28,13 +28,13 @@ footer, .from { color: #777; font-size: 13px; }
 
 @dataclass(frozen=True)
 class Section:
-    """A result.
+    """A section of the page: one result.
 
     Attributes:
-        title: what it is.
-        source: where it stands: the file, its checksum.
-        show: prints it.
-        draws: plots of it, each into its own axes.
+        title: its title.
+        source: its file, with the checksum.
+        show: prints its tables.
+        draws: functions that draw its plots, each into its own axes.
     """
 
     title: str
@@ -44,9 +44,9 @@ class Section:
 
 
 def as_html(title: str, sections: Sequence[Section], *, footer: str) -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [_section(number, section) for number, section in enumerate(sections, 1)]
-    titles = (f'<li><a href="#s{n}">{escape(each.title)}</a></li>' for n, each in enumerate(sections, 1))
+    titles = (f'<li><a href="#s{n}">{escape(section.title)}</a></li>' for n, section in enumerate(sections, 1))
     contents = f"<ol>{''.join(titles)}</ol>" if len(sections) > 1 else ""
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>\n'
@@ -64,14 +64,14 @@ def _section(number: int, section: Section) -> str:
 
 
 def _printed(show: Callable[[Console], None]) -> str:
-    """What is printed, as HTML."""
+    """Return the printed tables as HTML."""
     console = Console(record=True, file=io.StringIO(), width=WIDTH, color_system="truecolor", **PLAIN)
     show(console)
     return console.export_html(inline_styles=True, code_format="{code}")
 
 
 def _svg(draw: Callable[["Axes"], None]) -> str:
-    """A plot, the same for the same data."""
+    """Return a plot as SVG, byte for byte the same for the same data."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

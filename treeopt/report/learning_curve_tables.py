@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 
 from treeopt.planning.learning_curve import WIDE, LearningCurve
-from treeopt.report.plan_tables import interval, terminal
+from treeopt.report.terminal_text import interval, terminal
 
 
 def curve_record(curve: LearningCurve) -> dict[str, Any]:
-    """A curve as JSON values."""
+    """Return a curve as JSON values."""
     points = [
         {
             "requests": point.requests,
@@ -29,7 +29,7 @@ def curve_record(curve: LearningCurve) -> dict[str, Any]:
 
 
 def show_curves(curves: Sequence[LearningCurve], console: Console | None = None) -> None:
-    """Print a table for each size and where its curve is flat."""
+    """Print a table for each size, and from where its curve is flat."""
     console = console or terminal()
     for curve in curves:
         last = curve.points[-1]
@@ -54,13 +54,13 @@ def _verdict(curve: LearningCurve) -> str:
     if curve.vague:
         loss = curve.points[-2].loss
         return (
-            "Too small a trace to tell whether the curve is flat: the interval of the last loss is "
-            f"{(loss.high - loss.low) / last.held_out.value:.1%} of tau wide, {WIDE:.0%} at most would do. Record more."
+            "The trace is too small to show whether the curve is flat: the interval of the last loss is "
+            f"{(loss.high - loss.low) / last.held_out.value:.1%} of tau wide, more than {WIDE:.0%}. Record more."
         )
     if curve.flat is None:
         return f"Not flat: {last.requests} requests find better trees than fewer do. Record more."
-    least = max(point.loss.high for point in curve.points[curve.points.index(curve.flat) : -1])
+    gain = max(point.loss.high for point in curve.points[curve.points.index(curve.flat) : -1])
     return (
-        f"Flat from {curve.flat.requests} requests: what more of them gain, up to {last.requests}, is within the noise "
-        f"(at most {max(least, 0) / last.held_out.value:.1%} of tau)."
+        f"Flat from {curve.flat.requests} requests: the gain from more requests, up to {last.requests}, is within the "
+        f"noise (at most {max(gain, 0) / last.held_out.value:.1%} of tau)."
     )

@@ -1,4 +1,4 @@
-"""Plots of plans, traces and records; each draws into the axes it is given, and returns nothing."""
+"""Plots of plans, traces and records; each draws into the axes that it is given."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ LONGEST = 40  # letters of a name in a plot
 
 
 def draw_speedups(ax: "Axes", plan: Plan) -> None:
-    """Predicted speedup by batch size, a line a way of decoding, with 95 % intervals."""
+    """Draw predicted speedup by batch size, one line per configuration, with 95 % intervals."""
     frame = plan.frame()
     frame = frame[frame["nodes"] > 0]
     for name, rows in frame.groupby("name", sort=False):
@@ -29,7 +29,7 @@ def draw_speedups(ax: "Axes", plan: Plan) -> None:
 
 
 def draw_tau(ax: "Axes", trace: Trace, *, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 63)) -> None:
-    """tau of the best trees by size: averaged over positions, and replayed along the walk."""
+    """Draw tau of the best trees by size: averaged over positions, and replayed along the walk."""
     frontier = count_prefixes(trace, nodes=max(sizes), depth=trace.depth)
     averaged = frontier.tokens(trace.depth)
     reached = [size for size in sizes if size < len(averaged)]
@@ -38,53 +38,51 @@ def draw_tau(ax: "Axes", trace: Trace, *, sizes: Sequence[int] = (1, 2, 4, 8, 16
     ax.plot(reached, replayed, marker="o", label="replayed: positions a decoder visits")
     ax.set_xscale("log", base=2)
     ax.set_xticks(reached, [str(size) for size in reached])
-    ax.set(xlabel="nodes", ylabel="tokens a step")
+    ax.set(xlabel="nodes", ylabel="tokens per step")
     _legend(ax)
 
 
 def draw_scenarios(ax: "Axes", record: Mapping[str, Any]) -> None:
-    """Speedup of the best way by batch size, a line a device and context, with intervals; of a what-if."""
+    """Draw the best speedup by batch size, one line per device and context, with intervals; for a what-if."""
     cells = record["cells"]
     for device, context in dict.fromkeys((cell["device"], cell["context"]) for cell in cells):
-        here = [c for c in cells if (c["device"], c["context"]) == (device, context) and c["fits"] is not False]
-        if here:
+        line = [c for c in cells if (c["device"], c["context"]) == (device, context) and c["fits"] is not False]
+        if line:
             label = f"{device}, {context} tokens of context"
-            _with_bars(ax, [cell["batch"] for cell in here], [cell["speedup"] for cell in here], label)
+            _with_bars(ax, [cell["batch"] for cell in line], [cell["speedup"] for cell in line], label)
     _over_batches(ax, sorted({cell["batch"] for cell in cells}))
     _legend(ax)
 
 
 def draw_comparison(ax: "Axes", record: Mapping[str, Any]) -> None:
-    """How many times the first drafter's each drafter's tau or speedup is, with intervals, by contest."""
+    """Draw the ratio of each drafter's tau or speedup to the first one's, with intervals, by contest."""
     contests = record["contests"]
-    for drafter in dict.fromkeys(each["drafter"] for contest in contests for each in contest["standings"]):
-        found = [
-            (place, each["over"])
+    for drafter in dict.fromkeys(standing["drafter"] for contest in contests for standing in contest["standings"]):
+        points = [
+            (place, standing["over"])
             for place, contest in enumerate(contests)
-            for each in contest["standings"]
-            if each["drafter"] == drafter and each["over"] is not None
+            for standing in contest["standings"]
+            if standing["drafter"] == drafter and standing["over"] is not None
         ]
-        if found:
-            _with_bars(ax, [place for place, _ in found], [over for _, over in found], drafter, line="")
+        if points:
+            _with_bars(ax, [place for place, _ in points], [over for _, over in points], drafter, line="")
     ax.axhline(1.0, color="grey", linewidth=1, linestyle="--")
     names = [contest["name"] if contest["batch"] is None else f"batch {contest['batch']}" for contest in contests]
     ax.set_xticks(range(len(contests)), names, fontsize="small")
-    ax.set(
-        ylabel=f"over {_named(record['first'])}'s:\ntau of trees of one size, speedup of its own best at a batch size"
-    )
+    ax.set(ylabel=f"ratio to {_named(record['first'])}:\ntau with trees of one size, speedup with its best tree")
     _legend(ax)
 
 
 def draw_agreement(ax: "Axes", record: Mapping[str, Any]) -> None:
-    """Measured over predicted speedups, with the intervals of both, a colour a batch size; of a validation."""
+    """Draw measured against predicted speedups with intervals, one colour per batch size; for a validation."""
     for batch in dict.fromkeys(cell["batch"] for cell in record["cells"]):
-        here = [cell for cell in record["cells"] if cell["batch"] == batch]
-        said, found = ([cell[side]["speedup"] for cell in here] for side in ("predicted", "measured"))
+        cells = [cell for cell in record["cells"] if cell["batch"] == batch]
+        predicted, measured = ([cell[side]["speedup"] for cell in cells] for side in ("predicted", "measured"))
         ax.errorbar(
-            [each["value"] for each in said],
-            [each["value"] for each in found],
-            xerr=_bars(said),
-            yerr=_bars(found),
+            [estimate["value"] for estimate in predicted],
+            [estimate["value"] for estimate in measured],
+            xerr=_bars(predicted),
+            yerr=_bars(measured),
             label=f"batch {batch}",
             marker="o",
             linestyle="",
@@ -106,18 +104,19 @@ def _over_batches(ax: "Axes", sizes: Sequence[int]) -> None:
 def _with_bars(
     ax: "Axes", places: Sequence[float], estimates: Sequence[Mapping[str, float]], label: str, *, line: str = "-"
 ) -> None:
-    values = [each["value"] for each in estimates]
+    values = [estimate["value"] for estimate in estimates]
     ax.errorbar(places, values, yerr=_bars(estimates), label=_named(label), marker="o", capsize=3, linestyle=line)
 
 
 def _bars(estimates: Sequence[Mapping[str, float]]) -> "NDArray[np.float64]":
-    """Lengths of the bars below and above, float64 (2, n)."""
-    ends = ([each["value"] - each["low"] for each in estimates], [each["high"] - each["value"] for each in estimates])
-    return np.abs(np.array(ends, dtype=np.float64))
+    """Return the lengths of the bars below and above, float64 (2, n)."""
+    below = [estimate["value"] - estimate["low"] for estimate in estimates]
+    above = [estimate["high"] - estimate["value"] for estimate in estimates]
+    return np.abs(np.array((below, above), dtype=np.float64))
 
 
 def _named(text: str) -> str:
-    """As it is shown: no formula, nor, for its first letter, hidden; of a long one its end."""
+    """Return a name that matplotlib neither reads as a formula nor hides for its underscore; only the end if long."""
     short = text if len(text) <= LONGEST else f"...{text[3 - LONGEST :]}"
     return f" {short}".replace("$", r"\$") if short.startswith("_") else short.replace("$", r"\$")
 

@@ -1,4 +1,4 @@
-"""Validations on the terminal: predicted beside measured, closed forms beside both, and how well they agree."""
+"""Validations as tables on the terminal: predicted beside measured, closed forms beside both, and their errors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from treeopt.report.plan_tables import interval, measured_told, terminal
+from treeopt.report.terminal_text import interval, measured_told, terminal
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.provenance import look, rule_in
 
 WIDTH = 220
 FORMS = {"leviathan": "Leviathan\nThm 3.8", "coral": "CORAL\nEq. 6"}
-PACE = 0.1  # by which plain steps may differ from the profile before that is remarked on
+DRIFT = 0.1  # share by which plain steps may differ from the profile without a warning
 
 
 def show_validation(record: Mapping[str, Any], console: Console | None = None) -> None:
@@ -32,12 +32,12 @@ def _table(record: Mapping[str, Any]) -> Table:
     for name in ("tau", "step ms", "speedup"):
         table.add_column(f"{name}\npredicted", justify="right")
         table.add_column("\nmeasured", justify="right")
-    whole = record.get("end_to_end") is not None  # records of before have none
+    whole = record.get("end_to_end") is not None  # missing in older records
     ends = ("end to end\npredicted", "\nmeasured") if whole else ("end to\nend",)
     for name in ("error", "in the\ninterval", *FORMS.values(), *ends):
         table.add_column(name, justify="right")
     for cell in record["cells"]:
-        due = cell["end_to_end_predicted"] if whole else None
+        end_to_end = cell["end_to_end_predicted"] if whole else None
         p, m = cell["predicted"], cell["measured"]
         table.add_row(
             str(cell["batch"]),
@@ -49,7 +49,7 @@ def _table(record: Mapping[str, Any]) -> Table:
             f"{cell['error']:+.1%}",
             "yes" if cell["covered"] else "no",
             *("" if cell["closed_forms"][form] is None else f"{cell['closed_forms'][form]:.2f}" for form in FORMS),
-            *(["" if due is None else interval(Estimate(**due))] if whole else []),
+            *(["" if end_to_end is None else interval(Estimate(**end_to_end))] if whole else []),
             f"{cell['end_to_end']:.2f}",
         )
     return table
@@ -57,24 +57,24 @@ def _table(record: Mapping[str, Any]) -> Table:
 
 def _errors(record: Mapping[str, Any]) -> list[str]:
     lines = [f"Error of the predicted speedup: mean {record['mean_error']:.1%}, largest {record['max_error']:.1%}."]
-    told = [(FORMS[name].replace("\n", " "), each) for name, each in record["closed_forms"].items() if each]
-    if told:
-        words = (f"{name}: mean {e['mean_error']:.1%}, largest {e['max_error']:.1%}" for name, e in told)
-        lines.append(f"Errors of the closed forms: {'; '.join(words)}.")
-    if whole := record.get("end_to_end"):  # records of before have none
+    forms = [(FORMS[name].replace("\n", " "), errors) for name, errors in record["closed_forms"].items() if errors]
+    if forms:
+        parts = (f"{name}: mean {e['mean_error']:.1%}, largest {e['max_error']:.1%}" for name, e in forms)
+        lines.append(f"Errors of the closed forms: {'; '.join(parts)}.")
+    if whole := record.get("end_to_end"):  # missing in older records
         lines.append(
             f"Error of whole runs, prefill and draining included: mean {whole['mean_error']:.1%}, largest "
-            f"{whole['max_error']:.1%}; {whole['covered']} of {whole['cells']} intervals hold what was measured."
+            f"{whole['max_error']:.1%}; {whole['covered']} of {whole['cells']} intervals contain the measured value."
         )
     return lines
 
 
 def _coverage(record: Mapping[str, Any]) -> list[str]:
     coverage = record["coverage"]
-    kept = coverage["covered"]
+    covered = coverage["covered"]
     return [
-        f"Predicted {coverage['nominal']:.0%} intervals hold what was measured in {kept['cells']} of "
-        f"{coverage['cells']} cells, {kept['value']:.0%} [{kept['low']:.0%}, {kept['high']:.0%}]."
+        f"Predicted {coverage['nominal']:.0%} intervals contain the measured value in {covered['cells']} of "
+        f"{coverage['cells']} cells, {covered['value']:.0%} [{covered['low']:.0%}, {covered['high']:.0%}]."
     ]
 
 
@@ -90,14 +90,14 @@ def _best(record: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(record: Mapping[str, Any]) -> list[str]:
-    steps = record.get("plain")  # records of before have none
+    steps = record.get("plain")  # missing in older records
     if not steps:
         return []
-    words = (f"{p['predicted_s'] * 1e3:.2f} | {p['measured_s'] * 1e3:.2f} at batch {p['batch']}" for p in steps)
-    line = f"Plain steps, ms predicted | measured: {', '.join(words)}."
-    if any(abs(p["measured_s"] / p["predicted_s"] - 1) > PACE for p in steps):
-        line += " The machine is not as it was when profiled, and trees need not slow down as plain steps do."
-    return [line]
+    pairs = (f"{p['predicted_s'] * 1e3:.2f} | {p['measured_s'] * 1e3:.2f} at batch {p['batch']}" for p in steps)
+    lines = [f"Plain steps, ms predicted | measured: {', '.join(pairs)}."]
+    if any(abs(p["measured_s"] / p["predicted_s"] - 1) > DRIFT for p in steps):
+        lines.append("The machine's speed has changed since it was profiled, for trees perhaps by another factor.")
+    return lines
 
 
 def _skipped(record: Mapping[str, Any]) -> list[str]:
@@ -111,14 +111,14 @@ def _skipped(record: Mapping[str, Any]) -> list[str]:
 
 def _conditions(meta: Mapping[str, Any]) -> str:
     replayed = look(meta, "acceptance") == "replay"
-    prompts = "prompts, which keep what as many requests of a trace keep" if replayed else "prompts besides the trace's"
+    prompts = "prompts with the acceptance of a trace's requests" if replayed else "prompts that are not in the trace"
     sha256 = look(meta, "predictions", "sha256")
     rule = f" by {rule_in(meta)}" if look(meta, "temperature") else ""
-    fixed = f" Predictions fixed before: sha256 {sha256:.16}." if sha256 else ""
+    fixed = f"\nPredictions fixed beforehand: sha256 {sha256:.16}." if sha256 else ""
     return (
         f"{meta['prompts']} {prompts}, {meta['new_tokens']} new tokens each{rule}, in "
-        f"{meta['blocks']} blocks of shuffled order; {measured_told(meta)}. Medians of steps with all rows busy, "
-        "means where each step draws its tree anew; end to end counts prefill and draining too. 95 % intervals, "
-        "predicted ones of a run of so many requests, those of coverage as if cells were independent."
-        f"{fixed}"
+        f"{meta['blocks']} blocks of shuffled order; {measured_told(meta)}.\n"
+        "Steps: medians with all rows busy, means for dynamic trees; end to end includes prefill and draining.\n"
+        "Intervals: 95 %; predicted ones are for a run of the same number of requests, that of coverage takes cells as "
+        f"independent.{fixed}"
     )

@@ -553,15 +553,15 @@ def _without_first(trace):
 def test_questions_without_meaning():
     trace = grown_trace([3, 3], depth=1, width=2, rng=np.random.default_rng(0))
     with pytest.raises(UsageError, match=r"kind must be one of eagle2, opt-tree, .* got 'eagle3'"):
-        best_policy(trace, trace, Stairs(0), kind="eagle3")
+        best_policy(trace, trace, Stairs(0), kind="eagle3", max_nodes=63)
     with pytest.raises(UsageError, match="max-nodes and max-depth must be at least 1, got 0 and None"):
         best_policy(trace, trace, Stairs(0), kind="eagle2", max_nodes=0)
     with pytest.raises(UsageError, match="batch must be at least 1, got 0"):
-        best_policy(trace, trace, Stairs(0), kind="eagle2", batch=0)
+        best_policy(trace, trace, Stairs(0), kind="eagle2", batch=0, max_nodes=63)
     with pytest.raises(TraceError, match="the trace has none"):
-        best_policy(replace(trace, candidates=None), trace, Stairs(0), kind="eagle2")
+        best_policy(replace(trace, candidates=None), trace, Stairs(0), kind="eagle2", max_nodes=63)
     with pytest.raises(TraceError, match=r"no eagle2 policy can be replayed .*: tokens 2: at most 1"):
-        best_policy(trace, trace, Stairs(0, most=1), kind="eagle2")
+        best_policy(trace, trace, Stairs(0, most=1), kind="eagle2", max_nodes=63)
     with pytest.raises(TreeError, match="threshold must be 0 or more, got -1"):
         OptTree(1, 1, -1)
     with pytest.raises(TreeError, match="nodes must be at most the 4 candidates that are drafted, got 5"):

@@ -16,7 +16,7 @@ from tests.helpers.drafters import DRAFTERS
 from tests.helpers.models import random_heads, random_prompts, small_model, small_target
 from tests.helpers.strategies import assert_equal_traces
 from treeopt.errors import ExecutorError, TraceError, UsageError
-from treeopt.planning.learning_curve import advice
+from treeopt.planning.search_warnings import advice
 from treeopt.policies import DynamicTree
 from treeopt.replay.sampled_rules import drawn_ranks, expected_replay
 from treeopt.replay.static_tree import accepted_lengths, replay_tree, visit
@@ -330,11 +330,11 @@ def test_repeated_prompts_are_told(recorded):
     """Of a recording, and of what is merged: two of the same prompts with other random numbers."""
     target, heads, tokens, once = recorded
     assert "repeated_prompts" not in once.meta
-    assert not any("repetitions" in each for each in advice(once, 4))
+    assert not any("repeat others" in each for each in advice(once, 4))
     again = tokens + tokens[:3]
     trace = collect(target, heads, prompts_for(again), again, new_tokens=8, width=4)
     assert trace.meta["repeated_prompts"] == 3
-    assert any(each.startswith("3 prompts of the recording are repetitions") for each in advice(trace, 4))
+    assert any(each.startswith("3 prompts of the recording repeat others") for each in advice(trace, 4))
     how = {"new_tokens": 12, "width": 4, "temperature": 1.0, "rule": "sample-and-match"}
     two = [collect(target, heads, prompts_for(tokens), tokens, **how, seed=seed) for seed in (1, 2)]
     whole = merged(two)

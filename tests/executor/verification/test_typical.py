@@ -13,14 +13,16 @@ from tests.treeopt.planning.test_search_pipeline import Cost
 from treeopt import search
 from treeopt.constraints import ContiguousRanks, broken
 from treeopt.errors import EngineError, TraceError, UsageError
-from treeopt.planning.learning_curve import learning_curves, resemblance
+from treeopt.planning.learning_curve import learning_curves
+from treeopt.planning.search_warnings import resemblance
 from treeopt.planning.trees_of_size import parse_sizes, sized_trees
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.sampled_rules import accepted_odds
 from treeopt.replay.static_tree import accepted_lengths, covers, deepest, replay_tree
-from treeopt.report.plan_tables import describe
+from treeopt.report.trace_tables import describe
 from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.searchers.static_trees.renewal import grow, improve
+from treeopt.searchers.static_trees.hydra_growth import grow
+from treeopt.searchers.static_trees.renewal import improve
 from treeopt.traces.merge_split import halves, joined, merged
 from treeopt.traces.trace import Trace, load_trace, save_trace
 from treeopt.tree import Tree

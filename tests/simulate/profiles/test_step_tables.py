@@ -14,7 +14,8 @@ from simulate.validation.agreement import Comparison, Figures, comparison_record
 from simulate.validation.predictions import ClosedForms
 from tests.helpers.strategies import trace_of, traces
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
-from treeopt.report.plan_tables import describe, show_plan, show_trace
+from treeopt.report.plan_tables import show_plan
+from treeopt.report.trace_tables import describe, show_trace
 from treeopt.report.validate_tables import WIDTH, show_validation
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.traces.trace import Trace
@@ -200,9 +201,8 @@ def test_show_plan_says_which_tree_and_why():
     first, second = "\n".join(lines[:start]), "\n".join(lines[start:])
     assert f"Tree {TREE.id}, levels 3/2/1: {[list(path) for path in TREE.paths]}" in first
     assert "tau over the best chain: +0.845 [+0.700, +0.990]" in first
-    assert "Proof: best found, not proved." in first
-    assert "Medusa's tree" in first
-    assert "not judged: too deep" in first
+    assert "Not compared (batch 4): Medusa's tree: too deep" in second
+    assert "\n".join(lines).count("Proof: best found, not proved.") == 1  # as earlier versions wrote it
     assert "Do not speculate" in second
     assert "tau over" not in second
     assert "more" not in first
@@ -213,7 +213,7 @@ def test_show_plan_says_which_tree_and_why():
     [
         (0.1, 0.3, ""),
         (-0.1, 0.3, ": within the noise, the chain may be as good"),
-        (-0.3, -0.1, ": fewer tokens a step, in shorter steps"),
+        (-0.3, -0.1, ": fewer tokens per step, in shorter steps"),
     ],
 )
 def test_show_plan_says_what_a_gain_in_tau_means(low, high, words):
@@ -224,8 +224,8 @@ def test_show_plan_says_what_a_gain_in_tau_means(low, high, words):
 
 def test_show_plan_says_what_holds_for_all_batch_sizes():
     text = "\n".join(shown(show_plan, PLAN))
-    assert "Verify forwards to capture (batch x tokens a sequence): 4 x 7, 32 x 1" in text
-    assert "Most tokens a second" not in text
+    assert "Verify forwards to capture (batch x tokens per sequence): 4 x 7, 32 x 1" in text
+    assert "Most tokens per second" not in text
     assert "Warning" not in text
     search = PLAN.meta["search"] | {"objective": "latency", "max_tpot_s": 0.02}
     whole = replace(
@@ -236,8 +236,8 @@ def test_show_plan_says_what_holds_for_all_batch_sizes():
         meta=PLAN.meta | {"search": search},
     )
     text = "\n".join(shown(show_plan, whole))
-    assert "Best for latency below 20 ms a token: batch 4, 716 tokens/s, 5.59 ms a token and sequence" in text
-    assert "From batch 4's way to batch 32's: change at 32, back at 4, between them keep what runs" in text
+    assert "Best for latency below 20 ms per token: batch 4, 716 tokens/s, 5.59 ms per token and sequence" in text
+    assert "(in between keep the running configuration): to batch 32's at 32, back to batch 4's at 4" in text
     assert "Warning: assumed: depths are independent." in text
     assert "tokens counted for latency" in text
 
@@ -249,9 +249,26 @@ def test_show_plan_shows_policies_and_prices():
     lines = shown(show_plan, replace(PLAN, entries=(replace(PLAN.entries[0], choice=policy, prices=(price,)),)))
     assert row(lines, "eagle2")[1:4] == ["7.5", "3.25", "2.35 [2.10, 2.60]"]
     text = "\n".join(lines)
-    assert "Trees drawn anew at each step: eagle2 with nodes=8, beam=4; nodes and depth are means" in text
-    assert "contiguous ranks (engine.py): costs 0.8 [-0.1, 1.7] % of tokens a second by itself" in text
+    assert "Dynamic tree, built at each step: eagle2 with nodes=8, beam=4" in text
+    assert "nodes and depth are means" in text
+    assert "contiguous ranks (engine.py) alone costs 0.8 [-0.1, 1.7] % of tokens per second" in text
     assert "Do not speculate" not in text
+
+
+def test_show_plan_prints_each_line_of_a_proof_once():
+    """Lines that differ between batch sizes name theirs; labels stay in order."""
+    searched, chosen = "Searched: trees of up to 63 nodes and depth 5.", "Not proved: the choice is the best one found."
+    proved = "Proved: by integer programme, one candidate is the best tree."
+    statements = [f"{searched}\n{chosen}", f"{searched}\n{proved}\n{chosen}"]
+    proofs = [replace(PROOF, statement=statement) for statement in statements]
+    entries = tuple(replace(entry, proof=proof) for entry, proof in zip(PLAN.entries, proofs, strict=True))
+    lines = shown(show_plan, replace(PLAN, entries=entries))
+    start = lines.index(searched)
+    assert lines[start + 1 : start + 3] == [
+        "Proved (batch 32): by integer programme, one candidate is the best tree.",
+        chosen,
+    ]
+    assert "Proof" not in "\n".join(lines)
 
 
 def test_show_plan_cuts_long_trees():
@@ -268,7 +285,7 @@ def test_show_plan_cuts_long_trees():
 
 
 def test_show_plan_names_the_conditions():
-    (conditions,) = ["\n".join(lines[-3:]) for lines in [shown(show_plan, PLAN)]]
+    (conditions,) = ["\n".join(lines[-5:]) for lines in [shown(show_plan, PLAN)]]
     for words in (
         "11 requests held out",
         "13 others",
@@ -363,11 +380,11 @@ def test_show_validation_shows_predicted_beside_measured():
         assert words in text, words
     for words in (
         "Leviathan Thm 3.8: mean 20.0%, largest 20.0%; CORAL Eq. 6: mean 50.0%, largest 50.0%",
-        "Predicted 95% intervals hold what was measured in 2 of 2 cells, 100% [16%, 100%].",
+        "Predicted 95% intervals contain the measured value in 2 of 2 cells, 100% [16%, 100%].",
         "Batch 4: chosen tree was predicted to be the fastest, chosen tree was; 0.0% apart, within 2%.",
         "Batch 8: best tree of 63 not measured: too large.",
-        "24 prompts, which keep what as many requests of a trace keep",
-        "Predictions fixed before: sha256 0123456789abcdef.",
+        "24 prompts with the acceptance of a trace's requests",
+        "Predictions fixed beforehand: sha256 0123456789abcdef.",
     ):
         assert words in text, words
     assert "none" not in text.lower()
@@ -381,9 +398,7 @@ def test_whole_runs_stand_beside_their_predictions():
     lines = shown(show_validation, {**RECORD, **comparison_record(cells)}, width=WIDTH)
     assert row(lines, "chosen tree")[-2:] == ["1.80 [1.70, 1.90]", "1.44"]
     assert row(lines, "best chain")[-2:] == ["", "0.98"]
-    said = (
-        "Error of whole runs, prefill and draining included: mean 25.0%, largest 25.0%; 0 of 1 intervals hold what was"
-    )
+    said = "Error of whole runs, prefill and draining included: mean 25.0%, largest 25.0%; 0 of 1 intervals contain the"
     assert said in "\n".join(lines)
 
 
@@ -393,7 +408,7 @@ def test_plain_steps_tell_whether_the_machine_is_as_it_was(measured_s, remarked)
     assert record["plain"] == [{"batch": batch, "predicted_s": 0.01, "measured_s": measured_s} for batch in (4, 8)]
     text = "\n".join(shown(show_validation, record, width=200))
     assert f"Plain steps, ms predicted | measured: 10.00 | {measured_s * 1e3:.2f} at batch 4, 10.00" in text
-    assert ("not as it was when profiled" in text) == remarked
+    assert ("speed has changed since it was profiled" in text) == remarked
 
 
 # --- names with brackets
@@ -408,7 +423,7 @@ def test_names_are_shown_as_they_are(capsys):
     entry = replace(PLAN.entries[0], choice=replace(CHOSEN, name=name), skipped={name: name})
     conditions = {**PLAN.meta, "trace": meta, "cost": {"device": name}}
     show_plan(Plan((entry,), conditions), checks={4: name})
-    # The choice, the skipped way, its reason, the check, the target, the device.
+    # The choice, the skipped tree, its reason, the check, the target, the device.
     assert capsys.readouterr().out.count(name) == 6
     show_validation({**RECORD, "cells": [{**RECORD["cells"][0], "name": name}]})
     assert name in capsys.readouterr().out

@@ -70,10 +70,8 @@ def test_the_command_prices_every_cell_and_finds_the_cheapest(files):  # noqa: F
         plain = min(here, key=lambda cell: prices[cell["device"]] * cell["plain_s"] / cell["batch"])
         assert (best["plain"]["device"], best["plain"]["batch"]) == (plain["device"], plain["batch"])
     shown = done(*words(files, *settings, "--max-tpot-ms", "1e-3")).stdout
-    assert "a million ┃" in shown
-    told = (
-        "Context 8192, at most 0.001 ms a token: tokens are the cheapest on none of these; without speculation on none"
-    )
+    assert "per million ┃" in shown
+    told = "Context 8192, at most 0.001 ms per token: tokens are cheapest on none of these; without speculation on none"
     assert told in shown
     assert "A million tokens: the price of an hour over the tokens of an hour in which every row is busy" in shown
     free = done(*words(files, "--batch", "1", "--max-nodes", "9")).stdout

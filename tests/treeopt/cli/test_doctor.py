@@ -69,7 +69,7 @@ SOUND = {"name": "cpu, 1 threads", "free_bytes": None, "bf16_products": False}
 def test_without_the_executor(monkeypatch):
     real = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name, *more: None if name == "torch" else real(name, *more))
-    assert "No decoding loop to try: pip install 'treeopt[executor]'" in done("doctor").stdout
+    assert "The decoding loop is not installed: pip install 'treeopt[executor]'" in done("doctor").stdout
 
 
 def test_a_device_that_is_not_there():

@@ -32,7 +32,7 @@ def test_search_prints_a_table(trace_file, profile_file):
     result = done("search", "--trace", trace_file, "--profile", profile_file, "--batch", "4,1")
     assert result.stderr == ""
     assert re.findall(r"(?m)^batch (\d+)", result.stdout) == ["4", "1"]
-    for words in ("chosen tree", "no speculation", "best chain", "Proof: ", "4 requests held out", "seed 0"):
+    for words in ("chosen tree", "no speculation", "best chain", "Not proved: ", "4 requests held out", "seed 0"):
         assert words in result.stdout, words
 
 

@@ -100,7 +100,7 @@ def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
     trace = collected(tiny, tmp_path / "t.npz", *more)
     assert trace.tree_kept.shape == (trace.anchors, 6)
     told = run("trace", "info", tmp_path / "t.npz")
-    assert "kept by the recorded" in told.stdout
+    assert "accepted by the recorded" in told.stdout
     assert "assumed: trees are replayed on text that the tree of the recording wrote" in told.stdout
     refused(run("trace", "info", tmp_path / "t.npz", "--learning-curve"), "rank paths do not tell", code=1)
 

@@ -7,7 +7,8 @@ import pytest
 
 from tests.helpers.command_line import done, read_json, refused, run
 from tests.helpers.strategies import drawn_trace
-from treeopt.planning.learning_curve import advice, learning_curves
+from treeopt.planning.learning_curve import learning_curves
+from treeopt.planning.search_warnings import advice
 from treeopt.traces.resumable_shards import Shards, note
 from treeopt.traces.trace import load_trace, save_trace
 
@@ -31,7 +32,9 @@ def test_curves_are_printed_and_told(trace_file):
         assert f"best trees of {curve.nodes} nodes" in shown
         assert told["flat_from"] == (curve.flat and curve.flat.requests)
         if curve.flat:
-            assert f"Flat from {curve.flat.requests} requests: what more of them gain, up to 20, is within" in shown
+            assert (
+                f"Flat from {curve.flat.requests} requests: the gain from more requests, up to 20, is within" in shown
+            )
         for point, values in zip(curve.points, told["points"], strict=True):
             assert (values["requests"], values["anchors"]) == (point.requests, point.anchors)
             assert [tuple(path) for path in values["tree"]] == list(point.tree.paths)
@@ -51,7 +54,7 @@ def test_a_curve_of_few_requests_is_not_called_flat(trace_file, tmp_path):
     curves = learning_curves(few, nodes=(5, 20), depth=3, seed=0)
     assert any(curve.vague for curve in curves)
     shown = done(*words).stdout
-    assert shown.count("Too small a trace to tell whether") == sum(curve.vague for curve in curves)
+    assert shown.count("The trace is too small to show whether") == sum(curve.vague for curve in curves)
     assert shown.count("Flat from") == sum(curve.flat is not None for curve in curves)
     told = read_json(done(*words, "--json").stdout)["learning_curves"]
     assert [each["vague"] for each in told] == [curve.vague for curve in curves]
@@ -66,7 +69,7 @@ def test_advice_is_printed_and_told(trace_file, tmp_path):
     assert "Beware" not in done("trace", "info", trace_file, "--nodes", "20").stdout
     save_trace(trace.select(np.arange(2)), tmp_path / "few.npz")
     few = done("trace", "info", tmp_path / "few.npz").stdout
-    assert "Beware: trees need at least 4 requests" in few
+    assert "Beware: a trace needs at least 4 requests" in few
     refused(run("trace", "info", tmp_path / "few.npz", "--learning-curve"), "at least 4 requests")
     refused(run("trace", "info", trace_file, "--nodes", "4,x"), "tree sizes", "'4,x'", code=2)
     refused(run("trace", "info", trace_file, "--nodes", "0"), "tree sizes, whole numbers in 1..", "'0'", code=2)

@@ -3,7 +3,7 @@
 import pytest
 
 from treeopt.constraints import broken
-from treeopt.engines import ENGINES, PROFILES
+from treeopt.engines import ENGINE_RULES, ENGINES
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import published_trees
 
@@ -13,7 +13,7 @@ CHAINS = ("vllm", "sglang", "llama.cpp", "lmdeploy", "tgi", "transformers")
 
 @pytest.mark.parametrize("name", published_trees())
 def test_projects_can_run_what_they_published(name: str) -> None:
-    assert broken(published_trees()[name], PROFILES[PUBLISHED[name.split("/")[0]]].rules) is None
+    assert broken(published_trees()[name], ENGINE_RULES[PUBLISHED[name.split("/")[0]]].rules) is None
 
 
 @pytest.mark.parametrize(
@@ -39,16 +39,16 @@ def test_projects_can_run_what_they_published(name: str) -> None:
     ],
 )
 def test_engines_run_these_and_not_those(engine: str, paths: list[tuple[int, ...]], runs: bool) -> None:
-    assert (broken(Tree.from_paths(paths), PROFILES[engine].rules) is None) == runs
+    assert (broken(Tree.from_paths(paths), ENGINE_RULES[engine].rules) is None) == runs
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", ENGINE_RULES)
 def test_every_engine_runs_a_chain(name: str) -> None:
-    assert broken(Tree.chain(3), PROFILES[name].rules) is None
-    assert (broken(Tree.full(2, 2), PROFILES[name].rules) is not None) == (name in CHAINS)
+    assert broken(Tree.chain(3), ENGINE_RULES[name].rules) is None
+    assert (broken(Tree.full(2, 2), ENGINE_RULES[name].rules) is not None) == (name in CHAINS)
 
 
-def test_profiles_name_their_engines() -> None:
-    assert set(ENGINES) <= set(PROFILES)
-    assert len({profile.engine for profile in PROFILES.values()}) == len(PROFILES)
-    assert all(rule.source and rule.name for profile in PROFILES.values() for rule in profile.rules)
+def test_rules_name_their_engines() -> None:
+    assert set(ENGINES) <= set(ENGINE_RULES)
+    assert len({engine.engine for engine in ENGINE_RULES.values()}) == len(ENGINE_RULES)
+    assert all(rule.source and rule.name for engine in ENGINE_RULES.values() for rule in engine.rules)

@@ -588,11 +588,11 @@ def test_sglang_commits_what_the_trace_commits(trace: Trace) -> None:
 def test_notes_of_imposed_acceptance_tell_what_to_compare(trace: Trace) -> None:
     said = "\n".join(vllm.export(GOLDEN, **EAGLE3, replay=trace).notes)
     rates = kept_rates(Tree.chain(5), trace)
-    assert f"batch 1: uncut steps commit {1 + sum(rates):.3f} tokens in the mean; the plan predicts tau 2.00" in said
+    assert f"batch 1: uncut steps commit {1 + sum(rates):.3f} tokens on average; the plan predicts tau 2.00" in said
     own = 1 + sum(kept_rates(Tree.chain(3), trace))
-    assert f"batch 8: uncut steps commit {1 + sum(rates[:3]):.3f} tokens in the mean ({own:.3f} along the " in said
+    assert f"batch 8: uncut steps commit {1 + sum(rates[:3]):.3f} tokens on average ({own:.3f} along the " in said
     assert "batch 64: uncut" not in said
-    assert "ask for 60 tokens" in said
+    assert "generate 60 tokens" in said
     bushy = plan_of(entry(1, BUSHY))
     replaced = "\n".join(sglang.export(bushy, nearest="chain", replay=trace).notes)
     assert "the plan predicts tau 2.00 and speedup 1.40 [1.30, 1.50]" in replaced  # the best chain's, not the tree's
@@ -602,7 +602,7 @@ def test_sglang_imposes_one_acceptance_on_chains(trace: Trace) -> None:
     with pytest.raises(EngineError, match=r"on all batch sizes .*nearest: one batch size of 1, 8, 32$"):
         sglang.export(GOLDEN, replay=trace)
     for nearest in (None, "triple"):
-        with pytest.raises(EngineError, match=r"on chains alone .*nearest: `chain`"):
+        with pytest.raises(EngineError, match=r"only on chains .*nearest: `chain`"):
             sglang.export(plan_of(entry(1, BUSHY)), nearest=nearest, replay=trace)
     with pytest.raises(TraceError):
         vllm.export(plan_of(entry(1, Tree.chain(6))), **EAGLE3, replay=trace)
@@ -638,7 +638,7 @@ def grown(batch: int, policy: DynamicTree | OptTree) -> PlanEntry:
 def test_sglang_runs_the_policy_that_it_has() -> None:
     result = sglang.export(plan_of(grown(2, DynamicTree(nodes=15, depth=5, beam=4))))
     assert sglang_triple(result.text) == (5, 4, 16)
-    assert "planned for batch 2 alone" in result.notes
+    assert "planned for batch 2 only" in result.notes
 
 
 @pytest.mark.parametrize(
@@ -654,7 +654,7 @@ def test_sglang_runs_the_policy_that_it_has() -> None:
 def test_sglang_refuses_other_policies(policy: DynamicTree | OptTree) -> None:
     with pytest.raises(EngineError, match=r"SGLang .* cannot run policy (eagle2|opt-tree) \(batch 2\).*nearest"):
         sglang.export(plan_of(grown(2, policy)))
-    assert "gave way to a chain of 3" in sglang.export(plan_of(grown(2, policy)), nearest="chain").notes[0]
+    assert "was replaced by a chain of 3" in sglang.export(plan_of(grown(2, policy)), nearest="chain").notes[0]
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -663,7 +663,7 @@ def test_a_policy_is_never_taken_for_no_speculation(name: str) -> None:
     plan = plan_of(grown(2, OPT_TREE))
     with pytest.raises(EngineError, match=r"cannot run policy opt-tree .*nearest"):
         ENGINES[name](plan, **needed)
-    assert "policy opt-tree (7.5 nodes) gave way" in ENGINES[name](plan, **needed, nearest="chain").notes[0]
+    assert "policy opt-tree (7.5 nodes) was replaced" in ENGINES[name](plan, **needed, nearest="chain").notes[0]
 
 
 def test_a_plans_warnings_are_passed_on(tmp_path: Path) -> None:

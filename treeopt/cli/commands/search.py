@@ -12,7 +12,7 @@ from treeopt.cli.options import general
 from treeopt.cli.options.matching_files import live_checks, profile_for, warn_unless_same
 from treeopt.cli.options.what_to_draft import NamedTree
 from treeopt.constraints import Constraint, ContiguousRanks, DepthAtMost, broken
-from treeopt.engines import PROFILES
+from treeopt.engines import ENGINE_RULES
 from treeopt.errors import UsageError
 from treeopt.planning.learning_curve import requests_needed
 from treeopt.planning.search_pipeline import baselines
@@ -30,7 +30,7 @@ from treeopt.tree_files.paper_trees import published_trees
 
 engine_rules = click.option(
     "--engine",
-    type=click.Choice(list(PROFILES)),
+    type=click.Choice(list(ENGINE_RULES)),
     help="Only trees that this engine can run; plans say what each binding rule costs.",
 )
 
@@ -214,12 +214,12 @@ def rules_of(engine: str | None, trace: Trace) -> tuple[Constraint, ...]:
     A rank of Sequoia's vectors is worth what they say only where the ranks before it are drafted, too.
     """
     if look(trace.meta, "imported", "format") == "sequoia-vector":
-        return (ContiguousRanks(source="the vector's own"), *(() if engine is None else PROFILES[engine].rules))
+        return (ContiguousRanks(source="the vector's own"), *(() if engine is None else ENGINE_RULES[engine].rules))
     if engine is None:
         return ()
     heads = look(trace.meta, "drafter", "heads")
     deep = (DepthAtMost(heads, source="one head a depth"),) if type(heads) is int and heads < trace.depth else ()
-    return (*PROFILES[engine].rules, *deep)
+    return (*ENGINE_RULES[engine].rules, *deep)
 
 
 def missing(plan: Plan, target: float) -> list[str]:

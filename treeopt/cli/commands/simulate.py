@@ -289,7 +289,7 @@ def _seen(plan: Plan, trace: Trace) -> list[str]:
 
 
 def _conditions(trace: Trace, cost: "Profile", read: str, pad: bool) -> list[str]:
-    from treeopt.report.plan_tables import measured_told, models_told, rule_told
+    from treeopt.report.terminal_text import measured_told, models_told, rule_told
 
     return [
         read + ("; batches that were not measured cost what the nearest above does." if pad else "."),

@@ -10,7 +10,8 @@ from treeopt.cli.commands import trace_import
 from treeopt.cli.commands.search import kept_ranks
 from treeopt.cli.options import general, models_and_prompts, verification_rule, what_to_draft
 from treeopt.errors import TraceError, UsageError
-from treeopt.planning.learning_curve import advice, learning_curves, resemblance
+from treeopt.planning.learning_curve import learning_curves
+from treeopt.planning.search_warnings import advice, resemblance
 from treeopt.storage.provenance import assumed_in, look
 from treeopt.traces.merge_split import halves, merged
 from treeopt.traces.resumable_shards import Shards, optional_in, ranks_of
@@ -151,7 +152,7 @@ def split(trace_file: Path, output: Path, rest: Path, share: float, seed: int) -
 def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: int, as_json: bool) -> None:
     """Say what a trace or a folder of shards holds: size, models, acceptance by depth, repeated text, what to mind."""
     from treeopt.report.learning_curve_tables import curve_record, show_curves
-    from treeopt.report.plan_tables import describe, show_trace
+    from treeopt.report.trace_tables import describe, show_trace
 
     found = ranks_of(trace_file) if trace_file.is_dir() else load_trace(trace_file)
     try:
@@ -161,7 +162,7 @@ def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: i
     replayed = kept_ranks(found, seed)
     if replayed is not found:
         warnings += ("its rule draws candidates: the ranks shown are the drafter's, not what steps keep",)
-    warnings += tuple(f"of the requests, {each}" for each in resemblance(replayed))
+    warnings += resemblance(replayed)
     if learning_curve and look(found.meta, "verification") in CHAINS:
         raise TraceError("no learning curve: curves are of trees, and the trace's rule verifies chains alone")
     curves = learning_curves(replayed, nodes=nodes, depth=found.depth, seed=seed) if learning_curve else ()

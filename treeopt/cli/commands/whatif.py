@@ -15,7 +15,7 @@ from treeopt.cli.options.devices import KINDS, WITHOUT_SIZES, kind_of, prices_of
 from treeopt.cli.options.matching_files import warn_unless_same
 from treeopt.cli.options.whatif_record import RENTED, cell, conditions
 from treeopt.errors import UsageError
-from treeopt.planning.search_pipeline import USUAL_NODES
+from treeopt.planning.search_settings import DEFAULT_MAX_NODES
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import SCHEMA as PLAN
 from treeopt.plans.plan_json import save_plan
@@ -207,7 +207,7 @@ def whatif(
             click.echo(f"plan written to {plans / name}", err=True)
     if tables is not None:
         tables.mkdir(exist_ok=True)
-        sizes = {"batches": batch, "nodes": max_nodes or USUAL_NODES, "depth": max_depth or trace.depth}
+        sizes = {"batches": batch, "nodes": max_nodes or DEFAULT_MAX_NODES, "depth": max_depth or trace.depth}
         for name, times in zip(_files(settings), _profiles(settings, sizes, target, kind), strict=True):
             save_profile(times, tables / name)
             click.echo(f"step times written to {tables / name}", err=True)

@@ -12,7 +12,8 @@ from treeopt.cli.options.matching_files import profile_for
 from treeopt.cli.options.prompt_lengths import FEW
 from treeopt.cost_model import StepShape, far
 from treeopt.errors import CostError, UsageError
-from treeopt.planning.search_pipeline import hold_out, search
+from treeopt.planning.held_out_split import hold_out
+from treeopt.planning.search_pipeline import search
 from treeopt.planning.trees_of_size import USUAL, parse_sizes, sized_trees
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import load_plan

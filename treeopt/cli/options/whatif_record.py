@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from treeopt.engines import PROFILES
+from treeopt.engines import ENGINE_RULES
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 
@@ -48,7 +48,7 @@ def conditions(
     trace: Trace, found: "tuple[Scenario, ...]", profile: "Profile | None", kind: str, engine: str | None
 ) -> list[str]:
     """What the figures hold for, in sentences."""
-    from treeopt.report.plan_tables import models_told, rule_told
+    from treeopt.report.terminal_text import models_told, rule_told
 
     several = dict.fromkeys((each.device, each.exchange) for each in found if each.exchange)
     errors: dict[str, set[str]] = {}
@@ -71,7 +71,7 @@ def conditions(
         *(f"{device} share every layer of target and drafter; their exchange: {source}." for device, source in several),
         *([known + unfit * (False in fits)] if fits != {None} else []),
         *(f"{device}: its memory is not known, whether a batch fits was not looked at." for device in unknown),
-        *([] if engine is None else [f"Only trees that {PROFILES[engine].engine} runs."]),
+        *([] if engine is None else [f"Only trees that {ENGINE_RULES[engine].engine} runs."]),
         "Of trees within 1 % of the fastest the smallest is taken, none at all included.",
         "Break-even acceptance: of each drafted token, independently, at which the best chain pays at all.",
         f"Trace: {models_told(trace.meta)}; {rule_told(trace.meta)}; "

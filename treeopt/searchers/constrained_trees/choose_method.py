@@ -1,10 +1,10 @@
-"""Trees that keep rules, for every size and depth cap, fast; what an engine offers to choose from.
+"""The best trees of every size and depth that keep an engine's rules, by the fastest method that the rules allow.
 
-Proves: for rules that leave out ranks, depths or sizes, for rules on the order of siblings, and for uniform trees,
-the tree of each size and depth is the most valuable one of the pool. For level caps and caps of children, for
-siblings continued in order without contiguous ranks, and for a least depth beside an order of siblings, trees grow
-by the most valuable required set a node, and nothing is proved. `Fitting.exact` says which it was. Where rules ask for
-sizes or depths that the pool does not fill, nodes without value do.
+Proves: for rules that exclude ranks, depths or sizes, for rules on the order of siblings, and for uniform trees, the
+tree of each size and depth is the most valuable one of the pool. For caps on levels or children, for siblings continued
+in order without contiguous ranks, and for a minimum depth together with an order of siblings, trees grow greedily by
+the value per node of each required set, and nothing is proved. `Fitting.exact` records which case applied. Where rules
+require sizes or depths that the pool cannot fill, nodes without value are added.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,20 +24,20 @@ from treeopt.searchers.static_trees.best_first import Frontier
 from treeopt.tree import EMPTY, Path, Tree
 
 TRIED = 4
-"""Trees that are filled up for each size and depth, besides the empty one."""
+"""Number of trees that are filled up for each size and depth, besides the empty one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fitting:
-    """Trees that keep the rules, of at least one node.
+    """Trees of at least one node that keep the rules.
 
     Attributes:
-        tokens: float64 (n,), expected tokens a step averaged over anchors, bonus counted.
+        tokens: float64 (n,), expected tokens per step averaged over anchors, bonus counted.
         nodes: int64 (n,), sizes.
         widths: int64 (n, levels), as `Tree.fed_widths`, 0 below a tree's deepest level.
-        branching: int64 (n,), children of the node that has most of them.
-        exact: whether no tree that keeps the rules, within the asked size, depth and ranks, has more tokens than the
-            best of these that is neither larger nor deeper. Nodes outside the pool count as worth nothing.
+        branching: int64 (n,), largest number of children of a node.
+        exact: True if no tree within the rules, size, depth and ranks has more tokens than the best of these that is
+            neither larger nor deeper. Nodes outside the pool count as worth nothing.
         tree: the i-th topology.
     """
 
@@ -52,27 +52,27 @@ class Fitting:
 def fitting(
     frontier: Frontier, rules: Sequence[Constraint], *, nodes: int, depth: int, width: int | None = None
 ) -> Fitting:
-    """Good trees of a pool that keep the rules: one of each size and depth that has any.
+    """Return good trees of a pool that keep the rules: one for each size and depth that has any.
 
-    Nodes of no value fill up what allowed sizes and the least depth require; without such rules only if there is no
+    Nodes without value fill trees up to allowed sizes and the minimum depth; without such rules only if there is no
     other tree.
 
     Args:
-        frontier: the pool of nodes to choose from; others are worth nothing here.
-        rules: all of which must be kept.
+        frontier: the pool of nodes to choose from; other nodes are worth nothing here.
+        rules: rules, all of which must be kept.
         nodes: largest size wanted.
         depth: deepest level wanted.
-        width: ranks that the drafter has, 0 to `width` − 1; None for any that the rules allow.
+        width: number of ranks that the drafter has, 0 to `width` − 1; None for any that the rules allow.
 
     Raises:
         UsageError: a size, depth or width below 1.
-        EngineError: no tree keeps the rules; names the one that cannot be kept with those before it.
+        EngineError: no tree keeps the rules; names the first rule that cannot be kept together with those before it.
     """
     if nodes < 1 or depth < 1:
         raise UsageError(f"nodes and depth must be at least 1, got {nodes} and {depth}")
-    found = within(frontier, offered(joined(rules), width), nodes=nodes, depth=depth)
-    if len(found.tokens):
-        return found
+    trees = within(frontier, offered(joined(rules), width), nodes=nodes, depth=depth)
+    if len(trees.tokens):
+        return trees
     sizes = f"of at most {nodes} nodes and depth {depth}"
     for last, rule in enumerate(rules):
         limits = offered(joined(rules[: last + 1]), width)
@@ -84,7 +84,7 @@ def fitting(
 
 
 def offered(limits: Limits, width: int | None) -> Limits:
-    """The limits of a drafter that has so many ranks; None for any number.
+    """Return the limits for a drafter that has `width` ranks; None for any number.
 
     Raises:
         UsageError: a width below 1.
@@ -97,15 +97,15 @@ def offered(limits: Limits, width: int | None) -> Limits:
 
 
 def within(frontier: Frontier, limits: Limits, *, nodes: int, depth: int, padded: bool = False) -> Fitting:
-    """As `fitting`, for limits; none where there is none. `padded` as `branchings` has it."""
+    """Return what `fitting` returns, but for limits, and empty if there is no tree; `padded` as in `branchings`."""
     size = min(nodes, limits.nodes)
     if limits.sizes is not None:
         size = min(size, max(limits.sizes, default=0))
     deepest = min(depth, limits.depth, size)
     if limits.uniform:
-        found = _filtered(_uniform(frontier, limits, size, deepest, padded), limits)
-        if padded or len(found.tokens):
-            return found
+        trees = _filtered(_uniform(frontier, limits, size, deepest, padded), limits)
+        if padded or len(trees.tokens):
+            return trees
         return _filtered(_uniform(frontier, limits, size, deepest, True), limits)
     depth = min(deepest, int(frontier.depth.max(initial=0)))
     candidates = Nodes.of(frontier, limits, depth=depth)
@@ -113,15 +113,15 @@ def within(frontier: Frontier, limits: Limits, *, nodes: int, depth: int, padded
         solved = limits if limits.contiguous else replace(limits, expand_prefix=False)
         taken = select(candidates, solved, size=size, depth=depth).taken
     else:
-        taken = _most_valuable(candidates, size=size, depth=depth, least=limits.min_depth)
-    kept = _kept(candidates, limits, taken)
-    exact = bool(kept.all())
+        taken = _most_valuable(candidates, size=size, depth=depth, min_depth=limits.min_depth)
+    valid = _valid(candidates, limits, taken)
+    exact = bool(valid.all())
     if not exact:
-        taken = np.where(kept, taken, grow(candidates, limits, size=size, depth=depth))
+        taken = np.where(valid, taken, grow(candidates, limits, size=size, depth=depth))
     flat = _flat(taken)
     widths = candidates.fed_widths(flat)
     caps = np.repeat(np.arange(1, depth + 1), size + 1)
-    new = np.flatnonzero((widths > 0).sum(axis=1) == caps)  # trees that do not reach their cap are found at a lower one
+    new = np.flatnonzero((widths > 0).sum(axis=1) == caps)  # shallower trees are found at a lower cap
     flat = flat[:, new]
     pool_trees = Fitting(
         1 + candidates.value @ flat,
@@ -131,29 +131,29 @@ def within(frontier: Frontier, limits: Limits, *, nodes: int, depth: int, padded
         exact,
         lambda i: candidates.tree(flat[:, i]),
     )
-    found = _filtered(pool_trees, limits)
-    if len(found.tokens) and limits.sizes is None and limits.min_depth <= 1:
-        return found
-    return _completed(frontier, limits, pool_trees, found, size, deepest)
+    trees = _filtered(pool_trees, limits)
+    if len(trees.tokens) and limits.sizes is None and limits.min_depth <= 1:
+        return trees
+    return _completed(frontier, limits, pool_trees, trees, size, deepest)
 
 
 def _flat(taken: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """One column a tree."""
+    """Return one column per tree."""
     return taken.reshape(len(taken), taken.shape[1] * taken.shape[2])
 
 
-def _kept(nodes: Nodes, limits: Limits, taken: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which trees keep the limits that were left aside, and where the cap is the least depth reach it: bool."""
+def _valid(nodes: Nodes, limits: Limits, taken: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return bool (caps, size + 1): trees that keep the other limits too, and reach the minimum depth at its cap."""
     flat = _flat(taken)
-    kept = nodes.branching(flat) <= limits.children
+    valid = nodes.branching(flat) <= limits.children
     levels = nodes.level_widths(flat)
     for level, width in enumerate(levels.T, 1):
-        kept &= width <= limits.level(level)
+        valid &= width <= limits.level(level)
     if limits.expand_prefix:
         expanded = nodes.expanded(flat)
         after = np.flatnonzero(nodes.rank > 0)
-        kept &= ~(expanded[after] & ~expanded[after - 1]).any(axis=0)
-    by_cap = kept.reshape(taken.shape[1], taken.shape[2])
+        valid &= ~(expanded[after] & ~expanded[after - 1]).any(axis=0)
+    by_cap = valid.reshape(taken.shape[1], taken.shape[2])
     if 1 < limits.min_depth <= len(by_cap) and limits.min_depth <= levels.shape[1]:
         reached = (levels[:, limits.min_depth - 1] > 0).reshape(*by_cap.shape)[limits.min_depth - 1, :]
         too_few = np.arange(by_cap.shape[1]) < limits.min_depth
@@ -161,16 +161,16 @@ def _kept(nodes: Nodes, limits: Limits, taken: NDArray[np.bool_]) -> NDArray[np.
     return by_cap
 
 
-def _most_valuable(nodes: Nodes, *, size: int, depth: int, least: int) -> NDArray[np.bool_]:
-    """The most valuable nodes of each cap and size, bool (n, caps, size + 1); at cap `least` it is reached."""
+def _most_valuable(nodes: Nodes, *, size: int, depth: int, min_depth: int) -> NDArray[np.bool_]:
+    """Return the most valuable nodes of each cap and size, bool (n, caps, size + 1); cap `min_depth` is reached."""
     taken = np.zeros((len(nodes.value), depth, size + 1), dtype=np.bool_)
     sizes = np.arange(size + 1)
     for cap in range(1, depth + 1):
         order = np.flatnonzero(nodes.depth <= cap)
         order = order[np.argsort(-nodes.value[order], kind="stable")]
         taken[order, cap - 1] = (np.arange(len(order))[:, None] < sizes) & (sizes <= len(order))
-        if cap == least > 1:
-            for count in range(least, min(size, len(order)) + 1):
+        if cap == min_depth > 1:
+            for count in range(min_depth, min(size, len(order)) + 1):
                 if nodes.depth[order[:count]].max() == cap:
                     break
                 taken[:, cap - 1, count] = False
@@ -179,16 +179,16 @@ def _most_valuable(nodes: Nodes, *, size: int, depth: int, least: int) -> NDArra
 
 
 def _reaching(nodes: Nodes, order: NDArray[np.int64], depth: int, count: int) -> NDArray[np.int64]:
-    """The best `count` nodes of an order that hold one of this depth: its path, and the best of the others."""
-    best, most = np.empty(0, np.int64), -1.0
+    """Return the best `count` nodes of an order that reach this depth: a path to it, and the best of the others."""
+    best, value = np.empty(0, np.int64), -1.0
     for last in np.flatnonzero(nodes.depth == depth).tolist():
         path = [last]
         while nodes.parent[path[-1]] >= 0:
             path.append(int(nodes.parent[path[-1]]))
         first = order[:count]
         chosen = np.append(path, first[~np.isin(first, path)][: count - depth])
-        if nodes.value[chosen].sum() > most:
-            best, most = chosen, float(nodes.value[chosen].sum())
+        if nodes.value[chosen].sum() > value:
+            best, value = chosen, float(nodes.value[chosen].sum())
     return best
 
 
@@ -205,21 +205,29 @@ def _uniform(frontier: Frontier, limits: Limits, size: int, depth: int, padded: 
 
 
 def _completed(
-    frontier: Frontier, limits: Limits, pool_trees: Fitting, found: Fitting, size: int, depth: int
+    frontier: Frontier, limits: Limits, pool_trees: Fitting, valid: Fitting, size: int, depth: int
 ) -> Fitting:
-    """Trees that keep all limits, with such as nodes without value fill up where that is better or the only way.
+    """Return trees that keep all limits, adding trees with filler nodes where that is better or the only way.
 
-    Of a size and depth no tree has more tokens than the best of the pool that is neither larger nor deeper: whatever
-    reaches that is proved.
+    No tree of a size and depth has more tokens than the best of the pool that is neither larger nor deeper; a tree that
+    reaches this bound is proved best.
+
+    Args:
+        frontier: the pool.
+        limits: limits to keep.
+        pool_trees: best trees of the pool, whether or not they keep sizes, minimum depth and candidate pools.
+        valid: those of them that keep all limits.
+        size: largest tree.
+        depth: deepest tree.
     """
-    most, have = np.maximum(_best(pool_trees, size, depth), 1.0), _best(found, size, depth)
+    bound, have = np.maximum(_best(pool_trees, size, depth), 1.0), _best(valid, size, depth)
     depths = (pool_trees.widths > 0).sum(axis=1)
     value: dict[Path, float] = dict(zip(frontier.paths, frontier.value.tolist(), strict=True))
     added: dict[Tree, float] = {}
     exact = pool_trees.exact
     for cap in range(max(limits.min_depth, 1), depth + 1):
         for count in range(1, size + 1) if limits.sizes is None else sorted(limits.sizes):
-            if count > size or have[count, cap] >= most[count, cap]:
+            if count > size or have[count, cap] >= bound[count, cap]:
                 continue
             inside = np.flatnonzero((pool_trees.nodes <= count) & (depths <= cap))
             first = inside[np.argsort(-pool_trees.tokens[inside], kind="stable")[:TRIED]].tolist()
@@ -230,62 +238,62 @@ def _completed(
             if best is not None and worth[best] > have[count, cap]:
                 added[best] = worth[best]
                 have[count:, cap:] = np.maximum(have[count:, cap:], worth[best])
-            exact = exact and (best is None or have[count, cap] >= most[count, cap] - 1e-12)
+            exact = exact and (best is None or have[count, cap] >= bound[count, cap] - 1e-12)
             exact = exact and not (best is None and limits.pool)
     if not added:
-        return replace(found, exact=exact)
+        return replace(valid, exact=exact)
     trees = list(added)
     widths = np.zeros((len(trees), depth), dtype=np.int64)
     for row, tree in zip(widths, trees, strict=True):
         row[: tree.depth] = tree.fed_widths
-    known = np.zeros((len(found.tokens), depth), dtype=np.int64)
-    known[:, : found.widths.shape[1]] = found.widths[:, :depth]
+    known = np.zeros((len(valid.tokens), depth), dtype=np.int64)
+    known[:, : valid.widths.shape[1]] = valid.widths[:, :depth]
     return Fitting(
-        np.append(found.tokens, list(added.values())),
-        np.append(found.nodes, [tree.nodes for tree in trees]),
+        np.append(valid.tokens, list(added.values())),
+        np.append(valid.nodes, [tree.nodes for tree in trees]),
         np.concatenate([known, widths]),
-        np.append(found.branching, [branching(tree) for tree in trees]),
+        np.append(valid.branching, [branching(tree) for tree in trees]),
         exact,
-        lambda i: found.tree(i) if i < len(found.tokens) else trees[i - len(found.tokens)],
+        lambda i: valid.tree(i) if i < len(valid.tokens) else trees[i - len(valid.tokens)],
     )
 
 
-def _best(found: Fitting, size: int, depth: int) -> NDArray[np.float64]:
-    """Most tokens of trees no larger and no deeper, float64 (size + 1, depth + 1); 0 where there are none."""
+def _best(trees: Fitting, size: int, depth: int) -> NDArray[np.float64]:
+    """Return the most tokens of trees no larger and no deeper, float64 (size + 1, depth + 1); 0 if there are none."""
     best = np.zeros((size + 1, depth + 1))
-    np.maximum.at(best, (found.nodes, (found.widths > 0).sum(axis=1)), found.tokens)
+    np.maximum.at(best, (trees.nodes, (trees.widths > 0).sum(axis=1)), trees.tokens)
     return np.maximum.accumulate(np.maximum.accumulate(best, axis=0), axis=1)
 
 
 def _fill(tree: Tree, limits: Limits, nodes: int, depth: int) -> Tree | None:
-    """The tree filled up within all limits, made deeper where the pool of candidates asks for it."""
+    """Return the tree filled up within all limits, made deeper where the pool of candidates requires it."""
     for reached in range(max(limits.min_depth, 1), (depth if limits.pool else max(limits.min_depth, 1)) + 1):
-        found = filled(tree, replace(limits, min_depth=reached), nodes=nodes, depth=depth)
-        if found and not (limits.pool and found.nodes > pool(depth=found.depth, width=branching(found))):
-            return found
+        full = filled(tree, replace(limits, min_depth=reached), nodes=nodes, depth=depth)
+        if full and not (limits.pool and full.nodes > pool(depth=full.depth, width=branching(full))):
+            return full
     return None
 
 
-def _filtered(found: Fitting, limits: Limits) -> Fitting:
-    """The trees whose size, depth and branching are allowed."""
-    depth = (found.widths > 0).sum(axis=1)
-    allowed = (depth >= limits.min_depth) & (found.nodes > 0)
+def _filtered(trees: Fitting, limits: Limits) -> Fitting:
+    """Return the trees whose size, depth and branching are allowed."""
+    depth = (trees.widths > 0).sum(axis=1)
+    allowed = (depth >= limits.min_depth) & (trees.nodes > 0)
     if limits.sizes is not None:
-        allowed &= np.isin(found.nodes, list(limits.sizes))
-    exact = found.exact
+        allowed &= np.isin(trees.nodes, list(limits.sizes))
+    exact = trees.exact
     if limits.pool:
-        offered = np.array(
-            [pool(depth=d, width=w) for d, w in zip(depth.tolist(), found.branching.tolist(), strict=True)]
+        candidates = np.array(
+            [pool(depth=d, width=w) for d, w in zip(depth.tolist(), trees.branching.tolist(), strict=True)]
         )
-        fits = found.nodes <= offered
-        exact = exact and (limits.uniform or bool(fits[allowed].all()))  # wider ones may fit where the best does not
+        fits = trees.nodes <= candidates
+        exact = exact and (limits.uniform or bool(fits[allowed].all()))  # a wider tree may fit where the best does not
         allowed &= fits
-    kept = np.flatnonzero(allowed)
+    rows = np.flatnonzero(allowed)
     return Fitting(
-        found.tokens[kept],
-        found.nodes[kept],
-        found.widths[kept],
-        found.branching[kept],
+        trees.tokens[rows],
+        trees.nodes[rows],
+        trees.widths[rows],
+        trees.branching[rows],
         exact,
-        lambda i: found.tree(int(kept[i])),
+        lambda i: trees.tree(int(rows[i])),
     )

@@ -1,9 +1,9 @@
-"""The tree of most tokens a second where costs have stairs or depend on level widths, or rules leave only some trees.
+"""The tree with the most tokens per second by integer programme, for rules and costs with stairs or level widths.
 
-Proves: a bound on the tokens a second of every tree that keeps the rules, also when its work is cut short. Dinkelbach
+Proves: a bound on the tokens per second of every tree that keeps the rules, also when the work is cut short. Dinkelbach
 (1967): with price λ, if no tree has E(T) − λ C(T) > F, then none has E(T) / C(T) > λ + F / C_min. E is averaged over
-anchors; the walk is not looked at. "Every tree" means trees of any ranks that the drafter has, also such as are filled
-up with nodes without value because a larger size costs less or is the only one allowed.
+anchors and ignores the walk. "Every tree" means trees of any ranks that the drafter has, also trees filled up with
+nodes without value because a larger size costs less or is the only one allowed.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from treeopt.constraints import Constraint, Limits, broken, joined
 from treeopt.cost_model import CostParts
 from treeopt.errors import CostError, EngineError, UsageError
 from treeopt.searchers.constrained_trees.choose_method import Fitting, fitting, offered, within
-from treeopt.searchers.constrained_trees.cpsat_model import SCALE, Formulation, Point, formulate, tables
+from treeopt.searchers.constrained_trees.cpsat_integer_programme import SCALE, Formulation, Point, formulate, tables
 from treeopt.searchers.constrained_trees.filler_nodes import placed
 from treeopt.searchers.constrained_trees.node_pool import Nodes
 from treeopt.searchers.static_trees.best_first import Frontier
 from treeopt.tree import Path, Tree
 
 CANDIDATES = 400
-WORK = 0.75  # three to four seconds of one quiet core of an AVX2 EPYC, where it takes all
+WORK = 0.75  # at most three to four seconds of one quiet core of an AVX2 EPYC
 TOLERANCE = 1e-5
-"""Relative: beyond the rounding of coefficients, far below what costs are known to."""
+"""Relative: above the rounding of coefficients, far below the accuracy of costs."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Refined:
 
     Attributes:
         tree: the best found.
-        tokens: expected tokens a step, averaged over anchors, bonus counted.
-        seconds: of a step.
-        rate: tokens a second and sequence.
-        bound: no tree that keeps the rules, within the asked size, depth and ranks, has a larger rate.
-        optimal: whether the bound is reached, to one part in 100 000.
+        tokens: expected tokens per step, averaged over anchors, bonus counted.
+        seconds: seconds of a step.
+        rate: tokens per second and sequence.
+        bound: upper bound on the rate of every tree within the rules, size, depth and ranks.
+        optimal: True if the bound is reached, to one part in 100 000.
         statement: the same in words.
     """
 
@@ -50,10 +50,15 @@ class Refined:
     optimal: bool
     statement: str
 
+    @property
+    def gap(self) -> float:
+        """The share by which the bound exceeds the rate."""
+        return self.bound / self.rate - 1
+
 
 @dataclass(frozen=True)
-class _Found:
-    """A tree with its price."""
+class _Priced:
+    """A tree with its tokens and seconds."""
 
     tree: Tree
     tokens: float
@@ -78,90 +83,90 @@ def refine(
     workers: int = 1,
     seed: int = 0,
 ) -> Refined:
-    """The tree of most tokens a second that keeps the rules, or the best found with so much work, with its certificate.
+    """Return the tree with the most tokens per second under the rules, or the best found within `work`, with a bound.
 
     Args:
-        frontier: the pool of nodes to choose from; it should hold several times `nodes`, for what it may lack goes
-            into the bound.
+        frontier: the pool of nodes to choose from; it should hold several times `nodes`, because nodes that it may lack
+            loosen the bound.
         parts: seconds of all steps.
-        rules: all of which must be kept.
+        rules: rules, all of which must be kept.
         nodes: largest size wanted.
         depth: deepest level wanted.
-        width: ranks that the drafter has, 0 to `width` − 1; None for any that the rules allow.
+        width: number of ranks that the drafter has, 0 to `width` − 1; None for any that the rules allow.
         known: trees that keep the rules, to start from; default those of `fitting`. Uniform trees are all tried.
-        candidates: how many of the most valuable nodes are modelled one by one.
-        work: of the solver, in CP-SAT's deterministic time, of which 0.25 takes about a second; what is found and
-            proved by then is returned, with one worker the same however busy the machine is.
+        candidates: number of nodes, the most valuable ones, that are modelled one by one.
+        work: work of the solver in CP-SAT's deterministic time, of which 0.25 takes about a second; the result at that
+            point is returned, and with one worker does not depend on the machine's load.
         workers: threads of the solver.
-        seed: of the solver.
+        seed: seed of the solver.
 
     Raises:
         UsageError: a setting without meaning.
         EngineError: no tree keeps the rules.
-        CostError: none that does, as far as was found, has a known cost.
+        CostError: no tree that was found to keep the rules has a known cost.
     """
     if candidates < 1 or workers < 1 or not work > 0:
         raise UsageError(f"candidates, workers and work must be positive, got {candidates}, {workers} and {work}")
     limits = offered(joined(rules), width)
-    nothing: EngineError | None = None
+    no_tree: EngineError | None = None
     if limits.uniform:
         known = within(frontier, limits, nodes=nodes, depth=depth, padded=True)
     elif known is None:
         try:
             known = fitting(frontier, rules, nodes=nodes, depth=depth, width=width)
         except EngineError as error:  # a grown tree may be missed
-            nothing = error
+            no_tree = error
     verify, draft = tables(parts, limits, size=min(nodes, limits.nodes), depth=depth)
     chosen = Nodes.of(frontier, limits, depth=len(draft), most=candidates)
     best, bound = None, np.inf
     if verify and len(draft) >= max(limits.min_depth, 1):
-        least_s = _least_s(verify, draft, limits.min_depth)
+        min_s = _min_s(verify, draft, limits.min_depth)
         best = None if known is None else _cheapest(known, parts)
-        most = verify[-1][0]
+        largest = verify[-1][0]
         if limits.uniform and known is not None:
-            bound = _uniform_bound(known, parts, frontier.floor * most)
+            bound = _uniform_bound(known, parts, frontier.floor * largest)
         else:
             solve = _Solver(formulate(chosen, limits, verify, draft), work, workers, seed)
-            bound = (1 + float(np.sort(chosen.value)[::-1][:most].sum()) + chosen.beyond * most) / least_s
+            bound = (1 + float(np.sort(chosen.value)[::-1][:largest].sum()) + chosen.beyond * largest) / min_s
             pricer = _Pricer(frontier, chosen, parts, limits, rules)
-            best, bound = _dinkelbach(solve, pricer, best, bound, least_s)
+            best, bound = _dinkelbach(solve, pricer, best, bound, min_s)
     if best is None and limits.uniform:
-        fitting(frontier, rules, nodes=nodes, depth=depth, width=width)  # names the rule if there is no such tree
+        fitting(frontier, rules, nodes=nodes, depth=depth, width=width)  # raises the error that names the rule
     if best is None:
         best = _chain(frontier, parts, rules, nodes=min(nodes, depth))
     if best is None:
-        raise nothing or CostError("no tree that keeps the rules has a known cost")
+        raise no_tree or CostError("no tree that keeps the rules has a known cost")
     bound = max(bound, best.rate)
     gap = bound / best.rate - 1
     optimal = gap <= TOLERANCE
     share = "proved optimal" if optimal else f"within {100 * gap:.2g} % of the optimum"
-    statement = f"{share} for tokens averaged over positions a second; trees of at most {nodes} nodes and depth {depth}"
+    statement = f"{share} for position-averaged tokens per second among trees of up to {nodes} nodes and depth {depth}"
     return Refined(best.tree, best.tokens, best.seconds, best.rate, bound, optimal, statement)
 
 
 def _dinkelbach(
     solve: "_Solver",
     pricer: "_Pricer",
-    best: _Found | None,
+    best: _Priced | None,
     bound: float,
-    least_s: float,
-) -> tuple[_Found | None, float]:
-    """The best tree found and a bound on all, raising the price until nothing is worth it or the work is done."""
+    min_s: float,
+) -> tuple[_Priced | None, float]:
+    """Return the best tree found and a bound on all; raise the price until no tree is worth it or work runs out."""
     while True:
         price = best.rate if best else 0.0
         chosen, surplus = solve(price, pricer.nodes, best.tree if best else None)
-        bound = min(bound, price + max(surplus, 0.0) / least_s)
-        found = None if chosen is None else pricer(chosen)
-        if found is None or found.rate <= price:
+        bound = min(bound, price + max(surplus, 0.0) / min_s)
+        better = None if chosen is None else pricer(chosen)
+        if better is None or better.rate <= price:
             return best, bound
-        best = found
+        best = better
         if bound <= best.rate * (1 + TOLERANCE):
             return best, bound
 
 
 @dataclass(frozen=True, eq=False)
 class _Chosen:
-    """What the programme takes: candidates, bool (n,), and how many others stand and are continued at each level."""
+    """The programme's solution: candidates, bool (n,), and per level the numbers of other and of continued nodes."""
 
     taken: NDArray[np.bool_]
     pads: list[int]
@@ -169,13 +174,13 @@ class _Chosen:
 
 
 class _Solver:
-    """CP-SAT on one programme, with so much work for all calls together."""
+    """CP-SAT on one programme, with a limit of work for all calls together."""
 
     def __init__(self, form: Formulation, work: float, workers: int, seed: int) -> None:
         self.form, self.left, self.workers, self.seed = form, work, workers, seed
 
     def __call__(self, price: float, nodes: Nodes, hint: Tree | None) -> tuple[_Chosen | None, float]:
-        """What a best tree takes at this price, if any was found, and a bound on what it leaves."""
+        """Return the best solution at this price, if any was found, and a bound on gain minus price times seconds."""
         from ortools.sat.python import cp_model
 
         if self.left <= 0:
@@ -183,13 +188,13 @@ class _Solver:
         constant = self.form.aim(price)
         self.form.model.clear_hints()  # type: ignore[no-untyped-call]
         if hint is not None:
-            for variable, value in zip(self.form.taken, _held(nodes, hint), strict=True):
+            for variable, value in zip(self.form.taken, _nodes_of(nodes, hint), strict=True):
                 self.form.model.add_hint(variable, bool(value))
         solver = cp_model.CpSolver()
         solver.parameters.max_deterministic_time = self.left
         solver.parameters.num_workers = self.workers
         solver.parameters.random_seed = self.seed
-        solver.parameters.linearization_level = 2  # relaxations of trees are tight: without, bounds come late
+        solver.parameters.linearization_level = 2  # relaxations of trees are tight: without it, bounds come late
         solver.parameters.cp_model_probing_level = 0
         status = solver.solve(self.form.model)
         self.left -= solver.response_proto.deterministic_time
@@ -203,23 +208,23 @@ class _Solver:
         return _Chosen(taken, pads, [sum(map(solver.value, terms)) for terms in self.form.opened]), bound
 
 
-def _held(nodes: Nodes, tree: Tree) -> NDArray[np.bool_]:
-    """Which of the nodes a tree holds."""
+def _nodes_of(nodes: Nodes, tree: Tree) -> NDArray[np.bool_]:
+    """Return the nodes that a tree holds, bool (n,)."""
     keys = zip(nodes.parent.tolist(), nodes.rank.tolist(), strict=True)
     place = {key: node for node, key in enumerate(keys)}
-    held = np.zeros(len(nodes.value), dtype=np.bool_)
-    found: list[int | None] = []
+    inside = np.zeros(len(nodes.value), dtype=np.bool_)
+    places: list[int | None] = []
     for parent, rank in zip(tree.parents, tree.ranks, strict=True):
-        above = found[parent] if parent >= 0 else -1
+        above = places[parent] if parent >= 0 else -1
         node = None if above is None else place.get((above, rank))
-        found.append(node)
+        places.append(node)
         if node is not None:
-            held[node] = True
-    return held
+            inside[node] = True
+    return inside
 
 
 class _Pricer:
-    """Makes trees of what the programme takes."""
+    """Makes trees from solutions of the programme, with their prices."""
 
     def __init__(
         self, frontier: Frontier, nodes: Nodes, parts: CostParts, limits: Limits, rules: Sequence[Constraint]
@@ -227,53 +232,53 @@ class _Pricer:
         self.nodes, self.parts, self.limits, self.rules = nodes, parts, limits, rules
         self.value: dict[Path, float] = dict(zip(frontier.paths, frontier.value.tolist(), strict=True))
 
-    def __call__(self, chosen: _Chosen) -> _Found | None:
-        """The faster tree of the candidates alone and filled up; None if neither keeps the rules at a known cost."""
+    def __call__(self, chosen: _Chosen) -> _Priced | None:
+        """Return the faster of the candidates alone and filled up; None if neither keeps the rules at a known cost."""
         bare = self.nodes.tree(chosen.taken)
         full = placed(bare, self.limits, chosen.pads, chosen.opened) if sum(chosen.pads) else None
-        found = [self._priced(tree) for tree in (bare, full) if tree is not None]
-        return max((each for each in found if each), key=lambda each: each.rate, default=None)
+        trees = [self._priced(tree) for tree in (bare, full) if tree is not None]
+        return max((tree for tree in trees if tree), key=lambda tree: tree.rate, default=None)
 
-    def _priced(self, tree: Tree) -> _Found | None:
+    def _priced(self, tree: Tree) -> _Priced | None:
         if tree.nodes == 0 or any(rule.check(tree) for rule in self.rules):
             return None
         seconds = self.parts.step_s(np.array([tree.nodes + 1]), np.array([tree.fed_widths]))[0]
         tokens = 1 + sum(self.value.get(path, 0.0) for path in tree.paths)
-        return _Found(tree, tokens, float(seconds)) if np.isfinite(seconds) else None
+        return _Priced(tree, tokens, float(seconds)) if np.isfinite(seconds) else None
 
 
-def _cheapest(known: Fitting, parts: CostParts) -> _Found | None:
-    """The known tree of most tokens a second."""
+def _cheapest(known: Fitting, parts: CostParts) -> _Priced | None:
+    """Return the known tree with the most tokens per second."""
     seconds = parts.step_s(known.nodes + 1, known.widths)
-    if not np.isfinite(seconds).any():  # none at all, too
+    if not np.isfinite(seconds).any():  # also if there are no trees
         return None
     best = int(np.argmax(known.tokens / seconds))
-    return _Found(known.tree(best), float(known.tokens[best]), float(seconds[best]))
+    return _Priced(known.tree(best), float(known.tokens[best]), float(seconds[best]))
 
 
-def _chain(frontier: Frontier, parts: CostParts, rules: Sequence[Constraint], *, nodes: int) -> _Found | None:
-    """The best chain of first candidates, where nothing else was found."""
+def _chain(frontier: Frontier, parts: CostParts, rules: Sequence[Constraint], *, nodes: int) -> _Priced | None:
+    """Return the best chain of first candidates, for when nothing else was found."""
     values = dict(zip(frontier.paths, frontier.value.tolist(), strict=True))
-    found = []
+    chains = []
     for tree in map(Tree.chain, range(1, nodes + 1)):
         seconds = float(parts.step_s(np.array([tree.nodes + 1]), np.array([tree.fed_widths]))[0])
         if broken(tree, rules) is None and np.isfinite(seconds):
-            found.append(_Found(tree, 1 + sum(values.get(path, 0.0) for path in tree.paths), seconds))
-    return max(found, key=lambda each: each.rate, default=None)
+            chains.append(_Priced(tree, 1 + sum(values.get(path, 0.0) for path in tree.paths), seconds))
+    return max(chains, key=lambda chain: chain.rate, default=None)
 
 
 def _uniform_bound(known: Fitting, parts: CostParts, beyond: float) -> float:
-    """All uniform trees are known; the nodes that the pool lacks may be worth `beyond` together."""
+    """Return a bound on all uniform trees, which are known; nodes outside the pool may be worth `beyond` together."""
     seconds = parts.step_s(known.nodes + 1, known.widths)
     return float(((known.tokens + beyond) / seconds).max(initial=0.0))
 
 
-def _least_s(verify: Sequence[Point], draft: NDArray[np.float64], min_depth: int) -> float:
-    """Seconds that every tree takes at least."""
-    least = min(seconds for _, seconds in verify) + float(draft[0, 1])
+def _min_s(verify: Sequence[Point], draft: NDArray[np.float64], min_depth: int) -> float:
+    """Return a lower bound on the seconds of every tree."""
+    min_s = min(seconds for _, seconds in verify) + float(draft[0, 1])
     for level, row in enumerate(draft[1:], 2):
         fed = float(row[1:].min())
-        least += fed if level <= min_depth else min(fed, 0.0)
-    if not least > 0:
-        raise CostError(f"steps must take time, the cheapest would take {least} s")
-    return least
+        min_s += fed if level <= min_depth else min(fed, 0.0)
+    if not min_s > 0:
+        raise CostError(f"steps must take time, the cheapest would take {min_s} s")
+    return min_s

@@ -1,6 +1,6 @@
-"""Nodes without value that fill a tree up to what a rule asks for, or to a size that costs less; no search.
+"""Filler nodes: nodes without value that fill a tree up to a size or depth that a rule requires, or that costs less.
 
-They take the lowest ranks that are free. Where that is the rank of a node with some value, so much the better.
+They take the lowest free ranks, some of which may have value after all.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from treeopt.tree import Path, Tree
 
 
 def filled(tree: Tree, limits: Limits, *, nodes: int, depth: int) -> Tree | None:
-    """The tree with nodes added up to a size; None where they find no place, or the tree is larger.
+    """Return the tree with nodes added up to a size; None where they do not fit, or the tree is larger.
 
-    The least depth is reached first. The others stand where no more nodes are fed to the drafter, as far as they can,
-    else as shallow as they can.
+    The minimum depth is reached first. Other nodes are placed where no more nodes are fed to the drafter if possible,
+    else as shallow as possible.
 
     Args:
-        tree: keeps the limits, but for sizes, the least depth and pools of candidates, which are for the caller.
-        limits: what the rules leave, uniform trees aside.
+        tree: a tree within the limits, except for sizes, minimum depth and candidate pools, which the caller checks.
+        limits: limits that the rules set; not for uniform trees.
         nodes: size wanted.
         depth: deepest level.
 
@@ -25,7 +25,7 @@ def filled(tree: Tree, limits: Limits, *, nodes: int, depth: int) -> Tree | None
     ((0,), (1,), (0, 0))
     """
     depth = min(depth, limits.depth)
-    most = min(limits.ranks, limits.children)
+    children = min(limits.ranks, limits.children)
     width, fed = [1, *tree.level_widths], [*tree.fed_widths, 0]
     reached = max(tree.depth, limits.min_depth)
     width += [0] * (depth + 1 - len(width))
@@ -43,11 +43,11 @@ def filled(tree: Tree, limits: Limits, *, nodes: int, depth: int) -> Tree | None
     for deeper in (False, True):
         for level in range(1, depth + 1):
             above = width[level - 1] if deeper else fed[level - 1]
-            more = max(0, min(left, limits.level(level) - width[level], most * above - width[level]))
-            width[level] += more
-            left -= more
-            if more:
-                fed[level - 1] = max(fed[level - 1], -(-width[level] // most))
+            added = max(0, min(left, limits.level(level) - width[level], children * above - width[level]))
+            width[level] += added
+            left -= added
+            if added:
+                fed[level - 1] = max(fed[level - 1], -(-width[level] // children))
     if left:
         return None
     levels, inner = (*tree.level_widths, *[0] * depth), (*tree.fed_widths, *[0] * depth)
@@ -57,19 +57,19 @@ def filled(tree: Tree, limits: Limits, *, nodes: int, depth: int) -> Tree | None
 
 
 def placed(tree: Tree, limits: Limits, pads: Sequence[int], opened: Sequence[int]) -> Tree | None:
-    """The tree with so many nodes added at each level; None where they cannot all be placed.
+    """Return the tree with a given number of nodes added at each level; None where they do not all fit.
 
     Args:
-        tree: keeps the limits, but for sizes, the least depth and pools of candidates.
-        limits: as above.
-        pads: nodes to add at depth 1, 2, ...
-        opened: at depth 0 (the root), 1, ..., how many nodes that have no children are to get some.
+        tree: a tree within the limits, except for sizes, minimum depth and pools of candidates.
+        limits: limits that the rules set.
+        pads: number of nodes to add at depth 1, 2, ...
+        opened: at depth 0 (the root), 1, ..., number of nodes without children that get some.
 
     >>> placed(Tree.chain(2), Limits(), [1, 2], [0, 1]).paths
     ((0,), (1,), (0, 0), (0, 1), (1, 0))
     """
-    most = min(limits.ranks, limits.children)
-    ranks: dict[Path, set[int]] = {(): set()}  # of the children of each node
+    children = min(limits.ranks, limits.children)
+    ranks: dict[Path, set[int]] = {(): set()}  # ranks of each node's children
     for path in tree.paths:
         ranks[path] = set()
         ranks[path[:-1]].add(path[-1])
@@ -79,7 +79,7 @@ def placed(tree: Tree, limits: Limits, pads: Sequence[int], opened: Sequence[int
             return None
         count -= new
         for path in parents:
-            while count and (ranks[path] or not path) and len(ranks[path]) < most:
+            while count and (ranks[path] or not path) and len(ranks[path]) < children:
                 _add(path, ranks)
                 count -= 1
         if count:
@@ -89,7 +89,7 @@ def placed(tree: Tree, limits: Limits, pads: Sequence[int], opened: Sequence[int
 
 
 def _open(parents: Sequence[Path], ranks: dict[Path, set[int]], limits: Limits, new: int, count: int) -> bool:
-    """Give so many nodes a first child, those first that better continued siblings ask for."""
+    """Give `new` nodes a first child, starting with those that a continued sibling after them requires."""
     if new > count:
         return False
     for _ in range(new):
@@ -98,12 +98,12 @@ def _open(parents: Sequence[Path], ranks: dict[Path, set[int]], limits: Limits, 
             ends = [path for path in ends if all(ranks.get((*path[:-1], rank)) for rank in range(path[-1]))]
         if not ends:
             return False
-        _add(min(ends, key=lambda path: (not _asked(path, ranks), path[-1], path)), ranks)
+        _add(min(ends, key=lambda path: (not _required(path, ranks), path[-1], path)), ranks)
     return True
 
 
-def _asked(path: Path, ranks: dict[Path, set[int]]) -> bool:
-    """Whether a sibling after this one has children."""
+def _required(path: Path, ranks: dict[Path, set[int]]) -> bool:
+    """Return True if a sibling after this one has children."""
     return any(rank > path[-1] and ranks.get((*path[:-1], rank)) for rank in ranks[path[:-1]])
 
 

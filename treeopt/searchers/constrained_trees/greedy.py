@@ -1,4 +1,4 @@
-"""Trees grown under caps: whatever is worth most a node, with all that it requires, as long as it fits.
+"""Greedy growth under caps: add the node with the highest value per node, with all that it requires, while it fits.
 
 Proves nothing.
 """
@@ -11,12 +11,12 @@ from treeopt.searchers.constrained_trees.node_pool import Nodes
 
 
 def grow(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> NDArray[np.bool_]:
-    """One tree of each size for depth caps 1 to `depth`, nested in size: bool (n, caps, size + 1), none where stuck.
+    """Return a tree of each size for depth caps 1 to `depth`, nested, bool (n, caps, size + 1); empty where stuck.
 
     Args:
-        nodes: of which to choose.
-        limits: caps of levels and of children and the order of siblings are obeyed; the least depth is reached
-            first where the cap allows it.
+        nodes: nodes to choose from.
+        limits: caps on levels and children and the order of siblings are obeyed; the minimum depth is reached first
+            where the cap allows it.
         size: largest tree.
         depth: deepest cap.
     """
@@ -30,31 +30,31 @@ def grow(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> NDArray[np.b
 
 
 def _grown(nodes: Nodes, limits: Limits, requires: NDArray[np.bool_], size: int, cap: int) -> list[int]:
-    """Nodes in the order in which they join."""
-    held = np.zeros(len(nodes.value), dtype=np.bool_)
+    """Return the nodes in the order in which they are added."""
+    inside = np.zeros(len(nodes.value), dtype=np.bool_)
     open_ = nodes.depth <= cap
     count = requires.sum(axis=1)
     value = requires @ nodes.value
     at_level = np.zeros(cap + 1, dtype=np.int64)
     children = np.zeros(len(nodes.value) + 1, dtype=np.int64)  # the last entry is the root's
     order: list[int] = []
-    deep = nodes.depth == limits.min_depth if cap >= limits.min_depth > 1 else np.zeros_like(held)
+    deep = nodes.depth == limits.min_depth if cap >= limits.min_depth > 1 else np.zeros_like(inside)
     while True:
-        reach = open_ & deep & ~held
-        wanted = reach if reach.any() and not (held & deep).any() else open_ & ~held
+        reach = open_ & deep & ~inside
+        wanted = reach if reach.any() and not (inside & deep).any() else open_ & ~inside
         if not wanted.any():
             return order
         density = np.where(wanted, value / np.maximum(count, 1), -1.0)
         best = int(np.argmax(density))
-        missing = np.flatnonzero(requires[best] & ~held)
+        missing = np.flatnonzero(requires[best] & ~inside)
         levels = at_level + np.bincount(nodes.depth[missing], minlength=cap + 1)
         siblings = children.copy()
         np.add.at(siblings, nodes.parent[missing], 1)
         fits = len(order) + len(missing) <= size and siblings.max() <= limits.children
         if not fits or any(levels[level] > limits.level(level) for level in range(1, cap + 1)):
-            open_[best] = False  # what is held only grows: it will never fit
+            open_[best] = False  # the tree only grows, so it will never fit
             continue
-        held[missing] = True
+        inside[missing] = True
         order += missing.tolist()
         at_level, children = levels, siblings
         count -= requires[:, missing].sum(axis=1)
@@ -62,7 +62,7 @@ def _grown(nodes: Nodes, limits: Limits, requires: NDArray[np.bool_], size: int,
 
 
 def _requirements(nodes: Nodes, limits: Limits) -> NDArray[np.bool_]:
-    """Row i: node i and all that it requires, bool (n, n)."""
+    """Return bool (n, n); row i holds node i and all nodes that it requires."""
     requires = np.eye(len(nodes.value), dtype=np.bool_)
     for node, (above, rank) in enumerate(zip(nodes.parent.tolist(), nodes.rank.tolist(), strict=True)):
         if above >= 0:

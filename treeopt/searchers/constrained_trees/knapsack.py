@@ -1,13 +1,13 @@
-"""The most valuable trees of every size and depth cap among given nodes, where better siblings may be required.
+"""The tree knapsack: the most valuable trees of every size and depth cap, where better siblings may be required.
 
-Proves: of all trees of exactly so many of the nodes, no deeper than the cap, none has a larger sum of values.
-Values need not fall from parent to child nor from rank to rank. Source: the tree knapsack in its first-child,
-next-sibling form; of sibling i and those after it,
+Proves: among all trees of exactly m of the nodes, no deeper than the cap, none has a larger sum of values. Values need
+not fall from parent to child or from rank to rank. Source: the tree knapsack in first-child, next-sibling form. For
+sibling i and those after it,
 
     X(i, m) = max over j of value(i) + below(i, j) + X(i + 1, m − 1 − j),
 
-below(i, j) being the same for the children of i; where ranks may be skipped, X(i + 1, m) competes, and where
-only the best siblings may be continued, m siblings without children do.
+where below(i, j) is the same for the children of i. If ranks may be skipped, X(i + 1, m) competes; if only the best
+siblings may be continued, m siblings without children compete.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from treeopt.constraints import Limits
 from treeopt.errors import UsageError
 from treeopt.searchers.constrained_trees.node_pool import Nodes
 
-Values = NDArray[np.float64]  # (caps, m + 1): of trees of 0, 1, ..., m nodes, −inf where there is none
+Values = NDArray[np.float64]  # (caps, m + 1): values of trees of 0, 1, ..., m nodes, −inf where there is none
 Counts = NDArray[np.int64]  # (caps, nodes + 1): nodes left to take, for each tree that is being read off
 
 
@@ -29,7 +29,7 @@ class Selection:
 
     Attributes:
         value: float64 (caps, nodes + 1), sum of values; −inf where no tree has that size.
-        taken: bool (n, caps, nodes + 1), the nodes of each; none where there is no tree.
+        taken: bool (n, caps, nodes + 1), the nodes of each; all False where there is no tree.
     """
 
     value: Values
@@ -38,18 +38,18 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """One sibling's part: `below`, how many nodes go to its children, and `chosen`, whether it competes at all."""
+    """The part of a sibling: `below`, the nodes given to its children, and `chosen`, True where it is taken."""
 
     below: NDArray[np.int16]
     chosen: NDArray[np.bool_]
 
 
 def select(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> Selection:
-    """The best trees of up to `size` nodes for depth caps 1 to `depth`, as far as the limits order siblings.
+    """Return the best trees of up to `size` nodes for depth caps 1 to `depth`, under limits on the order of siblings.
 
     Args:
-        nodes: of which to choose.
-        limits: `contiguous`, `contiguous_root` and `expand_prefix` are obeyed, the others are not looked at.
+        nodes: nodes to choose from.
+        limits: `contiguous`, `contiguous_root` and `expand_prefix` are obeyed, the others are ignored.
         size: largest tree.
         depth: deepest cap.
 
@@ -59,7 +59,7 @@ def select(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> Selection:
     if size < 0 or depth < 0:
         raise UsageError(f"size and depth must be 0 or more, got {size} and {depth}")
     if limits.expand_prefix and not limits.contiguous:
-        raise UsageError("siblings that are continued first must be contiguous here")
+        raise UsageError("expand_prefix needs contiguous ranks here")
     caps = np.arange(1, depth + 1)
     values = np.where(nodes.depth[:, None] <= caps, nodes.value[:, None], -np.inf)
     lists: dict[int, Values] = {}
@@ -68,7 +68,7 @@ def select(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> Selection:
     for above in range(len(nodes.value) - 1, -2, -1):
         start, end = nodes.first[above + 1 : above + 3].tolist()
         after = none
-        tail = none  # siblings without children
+        tail = none  # values of siblings without children
         for node in range(end - 1, start - 1, -1):
             below = lists.pop(node, none)
             if limits.expand_prefix:
@@ -85,28 +85,28 @@ def select(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> Selection:
     return Selection(value, _read_off(nodes, limits, steps, np.where(np.isfinite(value), np.arange(size + 1), 0)))
 
 
-def _take(own: Values, below: Values, after: Values, other: Values, size: int) -> tuple[Values, _Step]:
-    """X(i, m) from the parts, and what it took."""
+def _take(value: Values, below: Values, after: Values, other: Values, size: int) -> tuple[Values, _Step]:
+    """Return X(i, m) from its parts, and the split that reaches it."""
     length = min(size + 1, max(below.shape[1] + after.shape[1], other.shape[1]))
-    found = np.full((len(own), length), -np.inf)
-    split = np.zeros(found.shape, dtype=np.int16)
+    best = np.full((len(value), length), -np.inf)
+    split = np.zeros(best.shape, dtype=np.int16)
     few, many = (below, after) if below.shape[1] <= after.shape[1] else (after, below)
     for taken in range(min(few.shape[1], length - 1)):
         reach = min(many.shape[1], length - 1 - taken)
-        here = slice(1 + taken, 1 + taken + reach)
+        columns = slice(1 + taken, 1 + taken + reach)
         sums = few[:, taken, None] + many[:, :reach]
-        better = sums > found[:, here]
-        found[:, here][better] = sums[better]
-        split[:, here][better] = taken if few is below else np.broadcast_to(np.arange(reach), sums.shape)[better]
-    found += own
-    rest = np.full_like(found, -np.inf)
-    rest[:, : other.shape[1]] = other[:, :length]
-    chosen = found > rest
-    return np.where(chosen, found, rest), _Step(split, chosen)
+        better = sums > best[:, columns]
+        best[:, columns][better] = sums[better]
+        split[:, columns][better] = taken if few is below else np.broadcast_to(np.arange(reach), sums.shape)[better]
+    best += value
+    without = np.full_like(best, -np.inf)
+    without[:, : other.shape[1]] = other[:, :length]
+    chosen = best > without
+    return np.where(chosen, best, without), _Step(split, chosen)
 
 
 def _read_off(nodes: Nodes, limits: Limits, steps: dict[int, _Step], wanted: Counts) -> NDArray[np.bool_]:
-    """Which nodes the best trees of the wanted sizes hold, for all of them at once."""
+    """Return the nodes of the best trees of the wanted sizes, for all trees at once."""
     taken = np.zeros((len(nodes.value), *wanted.shape), dtype=np.bool_)
     left = {-1: wanted}
     caps = np.arange(len(wanted))[:, None]

@@ -1,4 +1,4 @@
-"""Nodes that a constrained search may take, with those that the rules require beside them; no search."""
+"""The nodes that a constrained search may take, including those that the rules require with them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,9 +20,9 @@ class Nodes:
         depth: int64 (n,), 1 for children of the root.
         parent: int64 (n,), −1 for the root; always before the node, and never falling.
         rank: int64 (n,), rising among siblings.
-        known: bool (n,), False where a node was not in the pool and stands here, with value 0, because rules
-            require it for another one.
-        beyond: no node that is missing here has a value above it.
+        known: bool (n,), False for a node that was not in the pool and was added, with value 0, because rules require
+            it for another node.
+        beyond: upper bound on the value of any node that is missing here.
     """
 
     value: NDArray[np.float64]
@@ -34,13 +34,13 @@ class Nodes:
 
     @classmethod
     def of(cls, pool: Frontier, limits: Limits, *, depth: int, most: int | None = None) -> "Nodes":
-        """The nodes of a pool that a tree within the limits may hold.
+        """Return the nodes of a pool that a tree within the limits may hold.
 
         Args:
-            pool: of which to choose.
-            limits: what the rules leave.
+            pool: nodes to choose from.
+            limits: limits that the rules set.
             depth: deepest level wanted.
-            most: keep only so many of the most valuable.
+            most: largest number of nodes, the most valuable ones; None for all.
         """
         ranks = min(limits.ranks, limits.children) if limits.contiguous else limits.ranks
         kept = (pool.depth <= min(depth, limits.depth)) & (pool.rank < ranks)
@@ -84,7 +84,7 @@ class Nodes:
 
     @cached_property
     def first(self) -> NDArray[np.int64]:
-        """Index of the first child of the root and of each node, and the end: int64 (n + 2,).
+        """The index of the first child of the root and of each node, and the end: int64 (n + 2,).
 
         The children of node i are `first[i + 1]` to `first[i + 2]`, those of the root `first[0]` to `first[1]`.
         """
@@ -92,12 +92,12 @@ class Nodes:
 
     @property
     def falling(self) -> bool:
-        """Whether no node has a larger value than its parent."""
+        """True if no node has a larger value than its parent."""
         inner = self.parent >= 0
         return bool((self.value[inner] <= self.value[self.parent[inner]]).all())
 
     def tree(self, taken: NDArray[np.bool_]) -> Tree:
-        """The tree of the nodes that are taken, bool (n,), with each its parent.
+        """Return the tree of the nodes that are taken, bool (n,), which must include their parents.
 
         Raises:
             TreeError: a node without its parent.
@@ -108,17 +108,17 @@ class Nodes:
         return Tree(tuple(place[self.parent[chosen]].tolist()), tuple(self.rank[chosen].tolist()))
 
     def expanded(self, taken: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which nodes have children in each tree: bool (n, trees), as `taken`."""
-        found = np.zeros(taken.shape, dtype=np.bool_)
+        """Return the nodes that have children in each tree: bool (n, trees), as `taken`."""
+        inner = np.zeros(taken.shape, dtype=np.bool_)
         below = self.parent >= 0
         starts = np.flatnonzero(np.diff(self.parent[below], prepend=-1))
         if len(starts):
             parents = self.parent[below][starts]
-            found[parents] = np.maximum.reduceat(taken[below], starts, axis=0)
-        return found
+            inner[parents] = np.maximum.reduceat(taken[below], starts, axis=0)
+        return inner
 
     def level_widths(self, taken: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Nodes of each level of each tree: int64 (trees, levels).
+        """Return the number of nodes on each level of each tree: int64 (trees, levels).
 
         Args:
             taken: bool (n, trees).
@@ -129,7 +129,7 @@ class Nodes:
         return np.add.reduceat(taken, starts, axis=0, dtype=np.int64).T
 
     def fed_widths(self, taken: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Nodes that are fed to the drafter at each level of each tree: int64 (trees, levels), as `Tree.fed_widths`.
+        """Return the nodes fed to the drafter at each level of each tree: int64 (trees, levels), as `Tree.fed_widths`.
 
         Args:
             taken: bool (n, trees).
@@ -141,7 +141,7 @@ class Nodes:
         return np.concatenate([root, inner[:, :-1]], axis=1)
 
     def branching(self, taken: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Children of the node, or root, that has most of them, of each tree: int64 (trees,).
+        """Return the largest number of children of a node or the root, in each tree: int64 (trees,).
 
         Args:
             taken: bool (n, trees).
@@ -153,7 +153,7 @@ class Nodes:
 
 
 def _with_required(parent: list[int], rank: list[int], limits: Limits) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Parents and ranks with the nodes appended that rules require: better siblings, and children of these."""
+    """Return parents and ranks with the nodes appended that rules require: better siblings, and children of these."""
     index = {key: node for node, key in enumerate(zip(parent, rank, strict=True))}
 
     def add(above: int, at: int) -> int:
@@ -164,10 +164,10 @@ def _with_required(parent: list[int], rank: list[int], limits: Limits) -> tuple[
         return index[above, at]
 
     def worst(nodes: list[int]) -> dict[int, int]:
-        found: dict[int, int] = {}
+        largest: dict[int, int] = {}
         for node in nodes:
-            found[parent[node]] = max(rank[node], found.get(parent[node], 0))
-        return found
+            largest[parent[node]] = max(rank[node], largest.get(parent[node], 0))
+        return largest
 
     if limits.contiguous or limits.contiguous_root:
         for above, largest in worst(list(range(len(rank)))).items():

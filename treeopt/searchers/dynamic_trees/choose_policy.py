@@ -1,7 +1,7 @@
-"""Policies that choose their trees at run time, swept by replay: fitted and chosen on one trace, judged on another.
+"""The best dynamic policy of a kind: fitted and chosen by replay on one trace, evaluated on another.
 
-Proves nothing: of each kind a grid of settings is replayed along whole requests. `oracle.upper_bound` says what no
-policy on the same candidates can exceed.
+Proves nothing: a grid of settings of each kind is replayed along whole requests. `oracle_bound.upper_bound` returns a
+speed that no policy on the same candidates can exceed.
 """
 
 from collections.abc import Mapping
@@ -21,19 +21,19 @@ KINDS = tuple(GRIDS)
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """The best policy of a kind and what it is worth on requests that it was not chosen on.
+    """The best policy of a kind, with its results on requests that it was not chosen on.
 
     Attributes:
         kind: one of `KINDS`.
         policy: its settings.
-        tau: tokens a step and sequence, bonus counted.
-        tokens_s: tokens a second of each sequence; step times taken as they are.
-        nodes: verified drafted nodes of a sequence and step, mean.
-        levels: drafted levels of a step, mean.
-        step_s: seconds of a step, mean.
+        tau: tokens per step and sequence, bonus counted.
+        tokens_s: tokens per second and sequence; the error of step times is not included.
+        nodes: mean number of verified drafted nodes per sequence and step.
+        levels: mean number of drafted levels per step.
+        step_s: mean seconds of a step.
         held: the counts that these come from, by request, for paired differences.
-        tried: every policy that could be replayed, with its tokens a second on the requests it was chosen on.
-        refused: settings -> reason, of those that could not.
+        tried: every policy that could be replayed, with its tokens per second on the requests it was chosen on.
+        refused: settings -> reason, for those that could not be replayed.
     """
 
     kind: str
@@ -55,32 +55,32 @@ def best_policy(
     *,
     kind: str,
     batch: int = 1,
-    max_nodes: int = 63,
+    max_nodes: int,
     max_depth: int | None = None,
     context: int | None = None,
     padding: Padding = "none",
     seed: int = 0,
 ) -> Judged:
-    """The policy of a kind with most replayed tokens a second on `fit`, judged on `held`.
+    """Return the policy of a kind with the most replayed tokens per second on `fit`, evaluated on `held`.
 
-    Where fewer expanded nodes may take less time, all settings are tried with narrower beams too, as far as the
-    recording can tell what these would draft.
+    Where fewer expanded nodes may take less time, all settings are also tried with narrower beams, as far as the
+    recording determines what these would draft.
 
     Args:
         fit: requests that curves are fitted to and settings are chosen on.
-        held: requests that the chosen policy is judged on.
+        held: requests that the chosen policy is evaluated on.
         cost: seconds of steps.
         kind: one of `KINDS`.
         batch: sequences decoded together.
-        max_nodes: drafted nodes of a sequence that are verified, at most.
-        max_depth: levels drafted, at most; never more than were recorded.
-        context: tokens a sequence in the cache; default what the cost model was made for.
+        max_nodes: largest number of drafted nodes that are verified per sequence.
+        max_depth: largest number of drafted levels; never more than were recorded.
+        context: cached tokens per sequence; default what the cost model was made for.
         padding: how trees of different sizes become one forward.
-        seed: of the order in which requests are decoded.
+        seed: seed of the order in which requests are decoded.
 
     Raises:
         UsageError: a setting without meaning.
-        TraceError: no candidates, or none of the policies can be replayed on them and priced; says why the first.
+        TraceError: no candidates, or no policy can be replayed on them and priced; names the reason of the first.
     """
     if kind not in KINDS:
         raise UsageError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -100,16 +100,16 @@ def best_policy(
     judge = Bench(held, prices, seed=seed)
     for policy in sorted(rates, key=rates.__getitem__, reverse=True):
         try:
-            found = judge.replayed(policy)
+            result = judge.replayed(policy)
         except (TraceError, CostError) as error:
             refused[named(policy)] = f"on the requests held out: {error}"
         else:
-            return _judged(kind, policy, found, tuple(rates.items()), refused)
+            return _judged(kind, policy, result, tuple(rates.items()), refused)
     raise TraceError(f"no {kind} policy can be replayed on these candidates: {next(iter(refused.values()))}")
 
 
 def halves(beam: int) -> list[int]:
-    """It, half of it, and so on.
+    """Return the beam, half of it, and so on down to 1.
 
     >>> halves(10)
     [10, 5, 2, 1]

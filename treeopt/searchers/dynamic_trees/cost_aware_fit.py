@@ -1,4 +1,4 @@
-"""Fits the policy that drafts and verifies while it pays; proves nothing: it is as good as its replay."""
+"""The fit of the cost-aware policy, which drafts and verifies while it pays; proves nothing beyond its replay."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from treeopt.searchers.dynamic_trees.step_prices import Prices, Timed, timed
 from treeopt.statistics.isotonic_regression import Curve, isotonic
 
 ROUNDS = 8
-SETTLED = 1e-4  # of the rate
+SETTLED = 1e-4  # share of the rate
 
 
 def fit_cost_aware(
@@ -24,15 +24,15 @@ def fit_cost_aware(
     drafting: Drafting,
     calibration: Calibration,
 ) -> tuple[CostAware, Timed]:
-    """The policy of the best rate met, replayed: time is worth what the policy itself earns (Dinkelbach 1967).
+    """Return the policy with the best rate found, and its replay; its own rate prices time (Dinkelbach 1967).
 
     Args:
-        batches: of the requests that it is fitted to.
-        lists: of all their anchors, calibrated.
-        prices: of steps.
-        nodes: of a sequence, at most.
-        drafting: how far candidates are drafted, at most.
-        calibration: of the lists.
+        batches: batches of the requests that it is fitted to.
+        lists: shortlists of all their anchors, calibrated.
+        prices: prices of steps.
+        nodes: largest number of nodes per sequence.
+        drafting: limits of drafting.
+        calibration: calibration of the lists.
 
     Raises:
         CostError: steps that the cost model does not cover.
@@ -47,19 +47,19 @@ def fit_cost_aware(
     policy = CostAware(nodes, *reach, prices.padding == "none", 0.0, seconds, always, calibration)
     best: tuple[CostAware, Timed] | None = None
     for _ in range(ROUNDS):
-        found = timed(batches.trace, batches.steps(policy, lists), policy, prices)
-        if best is None or found.rate > best[1].rate:
-            best = policy, found
-        if abs(found.rate - policy.rate) <= SETTLED * found.rate:
+        replay = timed(batches.trace, batches.steps(policy, lists), policy, prices)
+        if best is None or replay.rate > best[1].rate:
+            best = policy, replay
+        if abs(replay.rate - policy.rate) <= SETTLED * replay.rate:
             break
-        policy = replace(policy, rate=found.rate)
+        policy = replace(policy, rate=replay.rate)
         policy = replace(policy, advantage=_advantage(policy, lists))
     assert best is not None
     return best
 
 
 def _advantage(policy: CostAware, lists: Shortlists) -> tuple[Curve, ...]:
-    """Of drafting another level after 1, 2, ... levels, with later stops as good as these curves make them."""
+    """Return the advantage of drafting another level after 1, 2, ... levels, if later stops follow these curves."""
     depth, anchors = policy.depth, len(lists.log)
     size = max(1, CHUNK // max(1, lists.log[0].size))
     worth = np.concatenate(
@@ -71,8 +71,8 @@ def _advantage(policy: CostAware, lists: Shortlists) -> tuple[Curve, ...]:
     curves: list[Curve] = []
     ahead = worth[:, depth - 1]
     for level in range(depth - 1, 0, -1):
-        mass, here = lists.mass[:, level - 1], worth[:, level - 1]
-        curve = isotonic(mass, ahead - here)
-        ahead = np.where(curve.at(mass) >= 0, ahead, here)
+        mass, stopped = lists.mass[:, level - 1], worth[:, level - 1]
+        curve = isotonic(mass, ahead - stopped)
+        ahead = np.where(curve.at(mass) >= 0, ahead, stopped)
         curves.append(curve)
     return tuple(reversed(curves))

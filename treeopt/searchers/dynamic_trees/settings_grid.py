@@ -1,4 +1,4 @@
-"""Grids of settings for each kind of dynamic policy, replayed one by one on the requests that choices are made on."""
+"""The grid of settings for each kind of dynamic policy, replayed one by one on the fitted requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,11 +17,11 @@ from treeopt.tree import MAX_NODES
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 63, 80, 96, 127, 160, 192, 255)
 PROBABILITIES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.35, 0.5)
 THRESHOLDS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
-FACTORS = (3, 1, 2, 5, 8)  # nodes of a sequence, at most, over its share of a budget
+FACTORS = (3, 1, 2, 5, 8)  # largest number of nodes per sequence over its share of a budget
 
 
 class Bench:
-    """A part of the trace, and the shortlists that were made of it last."""
+    """A part of the trace, with the shortlists that were made from it last."""
 
     def __init__(self, trace: Trace, prices: Prices, *, seed: int) -> None:
         """Order the requests by `seed`."""
@@ -30,35 +30,35 @@ class Bench:
         self._lists: dict[tuple[int, int, Calibration | None], Shortlists] = {}
 
     def lists(self, drafting: Drafting, nodes: int, calibration: Calibration | None) -> Shortlists:
-        """Shortlists of at least so many nodes and so many levels."""
+        """Return shortlists of at least `nodes` nodes and the levels of `drafting`."""
         key = (drafting.beam, drafting.width, calibration)
-        found = self._lists.get(key)
-        if found is None or found.log.shape[1] < drafting.depth or found.log.shape[2] < nodes:
-            found = shortlists(self.trace, drafting, nodes=nodes, calibration=calibration)
-            self._lists = {key: found}  # one at a time: they are large
-        return found
+        lists = self._lists.get(key)
+        if lists is None or lists.log.shape[1] < drafting.depth or lists.log.shape[2] < nodes:
+            lists = shortlists(self.trace, drafting, nodes=nodes, calibration=calibration)
+            self._lists = {key: lists}  # only the last, because they are large
+        return lists
 
     def replayed(self, policy: Policy) -> Timed:
-        """What the policy counts and takes; raises as `Batches.steps` and `timed` do."""
+        """Return the policy's counts and seconds; raises what `Batches.steps` and `timed` raise."""
         drafting = policy.drafting
         for beam, width, calibration in self._lists:
-            at_hand = (width, calibration) == (drafting.width, policy.calibration)
-            if isinstance(policy, OptTree) and policy.nodes <= drafting.beam < beam and at_hand:
-                drafting = replace(drafting, beam=beam)  # which finds the same nodes
+            usable = (width, calibration) == (drafting.width, policy.calibration)
+            if isinstance(policy, OptTree) and policy.nodes <= drafting.beam < beam and usable:
+                drafting = replace(drafting, beam=beam)  # a wider beam finds the same nodes
         lists = self.lists(drafting, policy.nodes, policy.calibration)
         return timed(self.trace, self.batches.steps(policy, lists), policy, self.prices)
 
 
 @dataclass
 class Sweep:
-    """What was replayed so far on the part that choices are made on.
+    """The policies replayed so far on the fitted requests.
 
     Attributes:
-        bench: that part.
-        drafting: how far candidates may be drafted.
-        max_nodes: of a sequence.
-        rates: tokens a second of each policy.
-        refused: settings -> why not.
+        bench: the fitted requests.
+        drafting: limits of drafting.
+        max_nodes: largest number of nodes per sequence.
+        rates: tokens per second of each policy.
+        refused: settings -> error, for policies that could not be replayed.
     """
 
     bench: Bench
@@ -69,16 +69,16 @@ class Sweep:
 
     @property
     def best(self) -> Policy:
-        """The policy of most tokens a second; there must be one."""
+        """The policy with the most tokens per second; there must be one."""
         return max(self.rates, key=self.rates.__getitem__)
 
     def sizes(self, depth: int) -> list[int]:
-        """Numbers of nodes worth trying at a depth, the most that there may be among them."""
-        most = min(self.max_nodes, replace(self.drafting, depth=depth).candidates)
-        return [*(n for n in SIZES if n < most), most]
+        """Return the numbers of nodes worth trying at a depth, up to and including the largest possible."""
+        largest = min(self.max_nodes, replace(self.drafting, depth=depth).candidates)
+        return [*(n for n in SIZES if n < largest), largest]
 
     def depths(self) -> range:
-        """Numbers of levels."""
+        """Return the numbers of levels to try."""
         return range(1, self.drafting.depth + 1)
 
     def prepare(self, calibration: Calibration | None = None) -> None:
@@ -86,7 +86,7 @@ class Sweep:
         self.bench.lists(self.drafting, min(self.max_nodes, self.drafting.candidates), calibration)
 
     def consider(self, policy: Policy) -> None:
-        """Replay a policy, or note why that cannot be."""
+        """Replay a policy, or record the error."""
         if policy in self.rates or named(policy) in self.refused:
             return
         try:
@@ -95,7 +95,7 @@ class Sweep:
             self.refused[named(policy)] = error
 
     def consider_stops(self, make: Callable[[int, int, float], Policy], stops: tuple[float, ...]) -> None:
-        """Try policies `make(nodes, depth, stop)`: all without a stop, then from the best on two settings at a time."""
+        """Try policies `make(nodes, depth, stop)`: all without a stop, then vary two settings of the best at a time."""
         tried = {make(n, depth, stops[0]): (n, depth) for depth in self.depths() for n in self.sizes(depth)}
         before = None
         while True:
@@ -111,7 +111,7 @@ class Sweep:
 
 
 def eagle2(sweep: Sweep) -> None:
-    """`DynamicTree` of every size and depth."""
+    """Try `DynamicTree` of every size and depth."""
     beam, width = sweep.drafting.beam, sweep.drafting.width
     sweep.prepare()
     for depth in sweep.depths():
@@ -120,21 +120,21 @@ def eagle2(sweep: Sweep) -> None:
 
 
 def opt_tree(sweep: Sweep) -> None:
-    """`OptTree` of sizes, depths and thresholds; a beam of more than its nodes finds nothing that it takes."""
+    """Try `OptTree` of sizes, depths and thresholds; a beam wider than its nodes finds nothing that it takes."""
     beam, width = sweep.drafting.beam, sweep.drafting.width
     sweep.prepare()
     sweep.consider_stops(lambda nodes, depth, stop: OptTree(nodes, depth, stop, min(nodes, beam), width), THRESHOLDS)
 
 
 def best_first(sweep: Sweep) -> None:
-    """`DynamicTree` of sizes, depths and confidence stops."""
+    """Try `DynamicTree` of sizes, depths and confidence stops."""
     beam, width = sweep.drafting.beam, sweep.drafting.width
     sweep.prepare()
     sweep.consider_stops(lambda nodes, depth, stop: DynamicTree(nodes, depth, beam, width, stop), PROBABILITIES)
 
 
 def calibrated(sweep: Sweep) -> None:
-    """`DynamicTree` of sizes, depths and confidence stops, with a calibration."""
+    """Try `DynamicTree` of sizes, depths and confidence stops, with a calibration."""
     beam, width = sweep.drafting.beam, sweep.drafting.width
     curves = calibrate(sweep.bench.trace, sweep.drafting)
     sweep.prepare(curves)
@@ -146,7 +146,7 @@ def calibrated(sweep: Sweep) -> None:
 
 
 def cost_awares(sweep: Sweep) -> None:
-    """`CostAware` of every depth, and of the most nodes that the cost model covers; of all numbers, if all are paid."""
+    """Try `CostAware` of every depth with the most nodes that the cost model covers; with `full` padding, all sizes."""
     curves = calibrate(sweep.bench.trace, sweep.drafting)
     sweep.prepare(curves)
     for depth in sweep.depths():
@@ -154,21 +154,21 @@ def cost_awares(sweep: Sweep) -> None:
         for nodes in reversed(sweep.sizes(depth)):
             try:
                 lists = sweep.bench.lists(drafting, nodes, curves)
-                policy, found = fit_cost_aware(
+                policy, replay = fit_cost_aware(
                     sweep.bench.batches, lists, sweep.bench.prices, nodes=nodes, drafting=drafting, calibration=curves
                 )
             except (TraceError, CostError) as error:
                 sweep.refused[f"cost-aware, {nodes} nodes, {drafting}"] = error
-                if isinstance(error, TraceError):  # for want of candidates, whatever their number
+                if isinstance(error, TraceError):  # candidates are missing, which no other size changes
                     break
             else:
-                sweep.rates[policy] = found.rate
+                sweep.rates[policy] = replay.rate
                 if sweep.bench.prices.padding != "full":
                     break
 
 
 def shared_budget(sweep: Sweep) -> None:
-    """`DynamicTree` of every depth and budget for the batch, calibrated or not; the best with other limits too."""
+    """Try `DynamicTree` of every depth and budget for the batch, calibrated or not; the best also with other limits."""
     beam, width = sweep.drafting.beam, sweep.drafting.width
     for calibration in (None, calibrate(sweep.bench.trace, sweep.drafting)):
         sweep.prepare(calibration)
@@ -179,8 +179,8 @@ def _budgets(sweep: Sweep, make: Callable[..., Policy]) -> None:
     batch = sweep.bench.prices.batch
 
     def consider(share: int, depth: int, factor: int) -> Policy:
-        most = min(sweep.max_nodes, replace(sweep.drafting, depth=depth).candidates)
-        policy = make(min(share * factor, most), depth, budget=share * batch)
+        largest = min(sweep.max_nodes, replace(sweep.drafting, depth=depth).candidates)
+        policy = make(min(share * factor, largest), depth, budget=share * batch)
         sweep.consider(policy)
         return policy
 
@@ -190,10 +190,10 @@ def _budgets(sweep: Sweep, make: Callable[..., Policy]) -> None:
         for share in sweep.sizes(depth)
         if share * batch <= MAX_NODES
     }
-    able = [policy for policy in tried if policy in sweep.rates]
-    if able:
+    replayed = [policy for policy in tried if policy in sweep.rates]
+    if replayed:
         for factor in FACTORS[1:]:
-            consider(*tried[max(able, key=sweep.rates.__getitem__)], factor)
+            consider(*tried[max(replayed, key=sweep.rates.__getitem__)], factor)
 
 
 GRIDS: dict[str, Callable[[Sweep], None]] = {

@@ -1,12 +1,12 @@
-"""Seconds of replayed steps: every step has its own number of verified nodes and drafted levels, and a batch one shape.
+"""Seconds of replayed steps of dynamic policies: each step has its own number of verified nodes and drafted levels.
 
-How a batch of trees of different sizes becomes one forward is the engine's:
+The engine determines how a batch of trees of different sizes becomes one forward (`--padding`):
 
 * `full`: forwards always have the policy's largest shape (CUDA graphs, or a loop that never reads from the device);
 * `widest`: every row is padded to the largest tree of its batch (treeopt's own loop on CPU);
-* `none`: verified tokens are packed; a step costs what one with their mean number in every row does, rounded up.
+* `none`: verified tokens are packed; a step costs as much as one with their mean number, rounded up, in every row.
 
-Levels are saved only where the whole batch stops, and with `full` never.
+Levels are saved only where the whole batch stops, and never with `full`.
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ Padding = Literal["full", "widest", "none"]
 
 @dataclass(frozen=True)
 class Prices:
-    """Where step times come from.
+    """Prices of steps: a cost model with batch size, padding and context.
 
     Attributes:
         cost: seconds of steps.
         batch: sequences decoded together.
-        padding: of the trees of a batch.
-        context: tokens a sequence in the cache; None leaves it to the cost model.
+        padding: how trees of different sizes become one forward.
+        context: cached tokens per sequence; None leaves it to the cost model.
     """
 
     cost: CostModel
@@ -47,14 +47,14 @@ class Prices:
         """Check the padding.
 
         Raises:
-            UsageError: there is no such.
+            UsageError: an unknown padding.
         """
         if self.padding not in get_args(Padding):
             raise UsageError(f"padding must be one of {', '.join(get_args(Padding))}, got {self.padding!r}")
 
     @property
     def narrower_may_pay(self) -> bool:
-        """Whether policies may take less time where fewer nodes of a level are expanded."""
+        """True if policies may take less time where fewer nodes of a level are expanded."""
         return not self.cost.separable or bool(self.cost.growths)
 
     def seconds(
@@ -65,10 +65,14 @@ class Prices:
         committed: Sequence[float | None],
         growth: str | None = None,
     ) -> NDArray[np.float64]:
-        """Of steps that verify so many nodes in every row after so many drafted levels, float64 as many.
+        """Return the seconds of n steps, float64 (n,).
 
-        A step without nodes is given one: something was drafted. `committed` is a row's mean; None leaves it to the
-        cost model. Without `growth` they are steps of static trees, which no policy's are shorter than.
+        Args:
+            drafting: limits of drafting, which give the widths of levels.
+            nodes: nodes that each step verifies in every row; 0 counts as 1, because something was drafted.
+            levels: levels that each step drafts.
+            committed: mean tokens per row that each step commits; None leaves it to the cost model.
+            growth: how the policy builds its trees; None: steps of static trees, a lower bound on any policy's.
 
         Raises:
             CostError: a step that the cost model does not cover.
@@ -82,14 +86,14 @@ class Prices:
     def table(
         self, drafting: Drafting, nodes: int, *, committed: float | None = None, growth: str | None = None
     ) -> NDArray[np.float64]:
-        """Of steps with 1, 2, ... levels and 1, 2, ... nodes in every row, float64 (depth, nodes); raises likewise."""
+        """Return the seconds of steps with 1, 2, ... levels and 1, 2, ... nodes per row, float64 (depth, nodes)."""
         levels, sizes = np.indices((drafting.depth, nodes)).reshape(2, -1) + 1
         tokens = [committed] * levels.size
-        found = self.seconds(drafting, sizes.tolist(), levels.tolist(), tokens, growth)
-        return found.reshape(drafting.depth, nodes)
+        seconds = self.seconds(drafting, sizes.tolist(), levels.tolist(), tokens, growth)
+        return seconds.reshape(drafting.depth, nodes)
 
     def of(self, policy: Policy, steps: Steps) -> NDArray[np.float64]:
-        """Of replayed steps, float64 (time, batches); raises likewise."""
+        """Return the seconds of replayed steps, float64 (time, batches)."""
         levels = steps.levels
         if self.padding == "full":
             nodes, levels = np.full_like(levels, policy.nodes), np.full_like(levels, policy.drafting.depth)
@@ -97,22 +101,22 @@ class Prices:
             nodes = steps.nodes.max(-1)
         else:
             nodes = -(-steps.nodes.sum(-1) // steps.nodes.shape[-1])
-        kept = steps.accepted.sum(-1)
-        shapes, which = np.unique(np.stack([a.ravel() for a in (nodes, levels, kept)]), axis=1, return_inverse=True)
-        nodes, levels, kept = shapes
-        committed = 1 + kept / steps.accepted.shape[-1]
+        accepted = steps.accepted.sum(-1)
+        shapes, which = np.unique(np.stack([a.ravel() for a in (nodes, levels, accepted)]), axis=1, return_inverse=True)
+        nodes, levels, accepted = shapes
+        committed = 1 + accepted / steps.accepted.shape[-1]
         priced = self.seconds(policy.drafting, nodes.tolist(), levels.tolist(), committed.tolist(), policy.growth)
         return priced[which].reshape(steps.levels.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Timed:
-    """What a replay counted and took, by request; requests count once each.
+    """Counts and seconds of a replay, by request; each request counts once.
 
     Attributes:
         committed: int64 (R,), tokens.
-        steps: int64 (R,).
-        seconds: float64 (R,), of the steps that it was part of.
+        steps: int64 (R,), steps.
+        seconds: float64 (R,), seconds of the steps that the request took part in.
         nodes: int64 (R,), drafted nodes verified in its steps.
         levels: int64 (R,), levels drafted in its steps.
     """
@@ -125,22 +129,22 @@ class Timed:
 
     @property
     def tau(self) -> Estimate:
-        """Committed tokens a step, the bonus counted; interval clustered by request."""
+        """Committed tokens per step, the bonus counted; interval clustered by request."""
         return ratio(self.committed, self.steps)
 
     @property
     def tokens_s(self) -> Estimate:
-        """Tokens a second of each sequence; interval clustered by request, step times taken as they are."""
+        """Tokens per second and sequence; interval clustered by request, without the error of step times."""
         return ratio(self.committed, self.seconds)
 
     @property
     def rate(self) -> float:
-        """Tokens a second of each sequence."""
+        """Tokens per second and sequence."""
         return float(self.committed.sum() / self.seconds.sum())
 
 
 def timed(trace: Trace, steps: Steps, policy: Policy, prices: Prices) -> Timed:
-    """What the counted steps took.
+    """Return the counts and seconds of the counted steps.
 
     Raises:
         CostError: a step that the cost model does not cover.

@@ -1,8 +1,8 @@
-"""The most frequent rank prefixes: every best tree of every size and depth cap, at once.
+"""The most frequent rank prefixes: the best position-averaged tree of every size and depth cap, all at once.
 
 Proves: for greedy verification and an objective averaged over weighted anchors, the `nodes` most frequent
 prefixes of a depth cap are an optimal tree of that size, because counts cannot grow from parent to child
-(design: "The mathematics"). Sizes are nested. It says nothing about the walk, whose weights depend on the tree.
+(design: "The mathematics"). Sizes are nested. It proves nothing about the walk, whose weights depend on the tree.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from treeopt.searchers.static_trees.back_off import BackOff, kinds_below
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
 
-# Of one level, in path order: each child's parent (index among the kept nodes above), rank and value.
+# Children of one level, in path order: parent (index among the kept nodes above), rank and value of each.
 Children = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
-# Children of the nodes that were kept, given as indices into the children returned last.
+# Returns the children of the nodes that were kept, which are given as indices into the children returned last.
 Expand = Callable[[int, NDArray[np.int64]], Children]
 
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
-    """Nodes in the order in which best trees take them: by value (falling), depth, path.
+    """Nodes in the order in which the best trees take them: by value (falling), depth, path.
 
     Attributes:
         value: float64 (C,), probability that the node lies on the accepted path.
@@ -43,51 +43,51 @@ class Frontier:
 
     @property
     def floor(self) -> float:
-        """No node that is missing here has a value above it."""
+        """An upper bound on the value of any node that is missing here."""
         return float(self.value[self.limit - 1]) if 0 < self.limit <= len(self.value) else 0.0
 
     def order(self, max_depth: int) -> NDArray[np.int64]:
-        """Nodes no deeper than `max_depth`, best first, at most `limit` of them."""
+        """Return the nodes no deeper than `max_depth`, best first, at most `limit` of them."""
         return np.flatnonzero(self.depth <= max_depth)[: self.limit]
 
     def tokens(self, max_depth: int) -> NDArray[np.float64]:
-        """Expected tokens a step of the best trees of 0, 1, 2, ... nodes, averaged over anchors, bonus counted."""
+        """Return position-averaged tokens per step of the best trees of 0, 1, 2, ... nodes, bonus counted."""
         return 1 + np.append(0.0, np.cumsum(self.value[self.order(max_depth)]))
 
     @cached_property
     def paths(self) -> tuple[Path, ...]:
-        """Rank path of each node."""
+        """The rank path of each node."""
         paths: list[Path] = []
         for parent, rank in zip(self.parent.tolist(), self.rank.tolist(), strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), rank))
         return tuple(paths)
 
     def tree(self, nodes: int, max_depth: int) -> Tree:
-        """The best tree of `nodes` nodes, or of all nodes with any value when there are fewer."""
+        """Return the best tree of `nodes` nodes, or of all nodes with any value when there are fewer."""
         return Tree.from_paths(self.paths[i] for i in self.order(max_depth)[:nodes].tolist())
 
 
 def count_prefixes(
     trace: Trace, *, nodes: int, depth: int, weights: NDArray[np.float64] | None = None, shrink: float = 0.0
 ) -> Frontier:
-    """Best trees of up to `nodes` nodes and `depth` levels, by the frequency of rank prefixes.
+    """Return the best trees of up to `nodes` nodes and `depth` levels, by the frequency of rank prefixes.
 
     Counts of few anchors flatter the paths that happened to occur. With `shrink` k, a child's share of its parent
-    is (count of child + k b) / (count of parent + k), b being its rank's share below all paths like the parent
-    (`back_off`), also where the child or the parent never occurred. Shares are at most 1, so values
-    fall from parent to child and the best trees are the most valuable prefixes as before.
+    is (count of child + k b) / (count of parent + k), where b is its rank's share below all paths like the parent
+    (`back_off`). This also covers children and parents that never occurred. Shares are at most 1, so values still fall
+    from parent to child, and the best trees are the most valuable prefixes.
 
     Args:
         trace: what the drafter got right.
         nodes: largest size wanted.
         depth: deepest level wanted; the trace's depth at most.
-        weights: float64 (P,), weight of each anchor, not negative; None weights all alike. For shrinking they are
+        weights: float64 (P,), weight of each anchor, not negative; None weights all equally. For shrinking they are
             scaled to add up to the effective number of anchors, (Σ w)² / Σ w² (Kish, Survey Sampling, 1965, §11.7).
-        shrink: anchors' worth of the back-off at every path; 0 counts alone. `shrinkage.fitted` finds a good one.
+        shrink: pseudo-anchors of the back-off at every path; 0 for raw counts. `shrinkage.fitted` finds a good one.
 
     Raises:
         UsageError: weights or shrink without meaning.
-        TraceError: the trace is of a rule that may keep several siblings.
+        TraceError: the trace's rule may accept several siblings.
 
     >>> trace = Trace(np.int32([0, 0]), np.int32([0, 1]), np.int16([[0, 0], [1, -2]]), 2)
     >>> count_prefixes(trace, nodes=2, depth=2).tree(2, 2).paths
@@ -95,13 +95,13 @@ def count_prefixes(
     """
     if trace.tree_kept is not None:
         raise TraceError(
-            "rank paths do not tell what a rule keeps that may keep several siblings: grow trees by replay"
+            "rank paths do not determine acceptance under a rule that may accept several siblings: grow trees by replay"
         )
     depth = min(depth, trace.depth)
     if weights is not None and not (
         weights.shape == (trace.anchors,) and (weights >= 0).all() and 0 < weights.sum() < np.inf
     ):
-        raise UsageError("weights must be finite, not negative and not all 0, one an anchor")
+        raise UsageError("weights must be finite, not negative and not all 0, one per anchor")
     if not 0 <= shrink < np.inf:
         raise UsageError(f"shrink must be 0 or more and finite, got {shrink}")
     prefixes = _Prefixes(trace, weights)
@@ -109,17 +109,17 @@ def count_prefixes(
 
 
 class _Prefixes:
-    """Anchors that follow the nodes kept so far, counted level by level."""
+    """Counts, level by level, of the anchors whose text follows the nodes kept so far."""
 
     def __init__(self, trace: Trace, weights: NDArray[np.float64] | None) -> None:
         self.trace, self.weights = trace, weights
         self.total = float(trace.anchors if weights is None else weights.sum())
-        self.alive = np.arange(trace.anchors)  # anchors whose text follows a kept node, and that node's child
+        self.alive = np.arange(trace.anchors)  # anchors whose text follows a kept node; `node` is that node's child
         self.node = np.zeros(trace.anchors, dtype=np.int64)
         self.children = np.array([0, 1])  # numbers of the children returned last, and a bound on them
 
     def counts(self, level: int, kept: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Weight of the anchors that follow each child of the nodes kept, float64 (kept · width,)."""
+        """Return the weight of the anchors that follow each child of the nodes kept, float64 (kept · width,)."""
         index = np.full(int(self.children[-1]), -1, dtype=np.int64)
         index[self.children[kept]] = np.arange(len(kept))
         rank = self.trace.rank[self.alive, level].astype(np.int64)
@@ -127,21 +127,21 @@ class _Prefixes:
         self.alive = self.alive[follows]
         self.node = index[self.node[follows]] * self.trace.width + rank[follows]
         weights = None if self.weights is None else self.weights[self.alive]
-        found = np.bincount(self.node, weights, minlength=len(kept) * self.trace.width)
-        return found.astype(np.float64, copy=False)
+        counts = np.bincount(self.node, weights, minlength=len(kept) * self.trace.width)
+        return counts.astype(np.float64, copy=False)
 
     def expand(self, level: int, kept: NDArray[np.int64]) -> Children:
-        """Children that occur, by their frequency."""
+        """Return the children that occur, with their frequencies as values."""
         return self.number(self.counts(level, kept) / self.total)
 
     def number(self, value: NDArray[np.float64]) -> Children:
-        """Children with any value, of all that there are."""
+        """Return the children that have any value."""
         self.children = np.append(np.flatnonzero(value > 0), len(value))
-        found = self.children[:-1]
-        return found // self.trace.width, found % self.trace.width, value[found]
+        nonzero = self.children[:-1]
+        return nonzero // self.trace.width, nonzero % self.trace.width, value[nonzero]
 
     def shrunk(self, depth: int, shrink: float) -> Expand:
-        """Children by their frequency, shrunk towards that of their rank below paths of the same kind."""
+        """Return `expand` with frequencies shrunk towards those of the same rank below paths of the same kind."""
         trace, scale = self.trace, 1.0
         weights = self.weights
         if weights is not None:
@@ -165,10 +165,10 @@ class _Prefixes:
 
 
 def from_table(table: NDArray[np.float64], *, nodes: int) -> Frontier:
-    """Best trees under a positional table (Medusa, Sequoia): value of a path = Π table[d, rank at depth d].
+    """Return the best trees under a positional table (Medusa, Sequoia): value of a path = Π table[d, rank at depth d].
 
     Args:
-        table: float64 (depth, width), probability of each rank at each depth, wherever its parent stands.
+        table: float64 (depth, width), probability of each rank at each depth, whatever its parent.
         nodes: largest size wanted. Ranks may be skipped.
     """
     depth, width = table.shape
@@ -185,14 +185,14 @@ def from_table(table: NDArray[np.float64], *, nodes: int) -> Frontier:
 
 
 def _grow(expand: Expand, *, nodes: int, depth: int) -> Frontier:
-    """Level by level, keep what some best tree of at most `nodes` nodes may take."""
+    """Keep, level by level, the nodes that some best tree of at most `nodes` nodes may take."""
     if nodes < 0 or depth < 0:
         raise UsageError(f"nodes and depth must be 0 or more, got {nodes} and {depth}")
     values, parents, ranks = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     kept, offset = np.zeros(1, dtype=np.int64), -1
     for level in range(depth if nodes else 0):
         parent, rank, value = expand(level, kept)
-        # A node that has `nodes` better ones no deeper than itself is in no tree: neither are its children.
+        # A node with `nodes` better nodes that are no deeper is in no best tree, and neither are its children.
         kept = np.sort(np.argsort(-value, kind="stable")[:nodes])
         known = np.concatenate([*values, value[kept]])
         floor = np.partition(known, -nodes)[-nodes] if len(known) > nodes else 0.0
@@ -205,7 +205,7 @@ def _grow(expand: Expand, *, nodes: int, depth: int) -> Frontier:
         ranks.append(rank[kept])
     value = np.concatenate(values)
     depths = np.repeat(np.arange(len(values)), [len(v) for v in values])
-    order = np.argsort(-value, kind="stable")  # levels follow one another, each in path order: ties are settled
+    order = np.argsort(-value, kind="stable")  # ties fall to the shallower node, then to path order
     place = np.append(np.argsort(order), -1)  # the last entry maps -1, the root, to itself
     return Frontier(
         value[order],

@@ -124,6 +124,6 @@ def test_groups_have_the_steps_a_token_of_their_requests(trace, data):
     steps = replayer.replay(tree).steps
     saved = Saved(replayer, THROUGHPUT.prices(trace), steps)
     pace = steps / trace.lengths
-    assert len(saved.row) == len(saved.pace) <= 4
-    assert pace.min() - 1e-12 <= saved.pace.min() <= saved.pace.max() <= pace.max() + 1e-12
+    assert len(saved.row) == len(saved.steps_per_token) <= 4
+    assert pace.min() - 1e-12 <= saved.steps_per_token.min() <= saved.steps_per_token.max() <= pace.max() + 1e-12
     assert (saved.row == 0).all()

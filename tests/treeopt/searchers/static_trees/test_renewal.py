@@ -1,8 +1,7 @@
-"""Trees for their own walk: never worse than averages, bounded by all small trees, grown like Hydra's."""
+"""Trees for their own walk: never worse than averages, bounded by all small trees."""
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,9 +12,9 @@ from tests.benchmarks.bench_regret import FAMILIES, instance, regrets
 from tests.helpers.strategies import drawn_trace, trace_of, traces
 from treeopt.errors import UsageError
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT, WORST_DOMAIN
-from treeopt.replay.static_tree import replay_tree, visit
+from treeopt.replay.static_tree import replay_tree
 from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.searchers.static_trees.renewal import grow, improve, ready
+from treeopt.searchers.static_trees.renewal import improve, ready
 from treeopt.statistics.clustered_estimate import ratio
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
@@ -150,112 +149,12 @@ def test_the_walk_takes_the_harmonic_mean_of_the_regimes():
     assert sum(expected) / 2 > 1.1 * harmonic  # what averaging over positions would promise
 
 
-# --- growing
-
-
-def children(paths: list[Path], *, width: int, depth: int) -> list[Path]:
-    """Every node that may be added below the root or a node of the tree."""
-    return [
-        (*path, rank)
-        for path in [(), *paths]
-        if len(path) < depth
-        for rank in range(width)
-        if (*path, rank) not in paths
-    ]
-
-
-@given(small, st.integers(0, 6))
-@settings(max_examples=200)
-def test_grow_takes_the_child_that_most_raises_tau(trace, nodes):
-    trees = grow(trace, nodes=nodes, depth=trace.depth, tried=10**6)
-    assert len(trees) <= nodes
-    paths: list[Path] = []
-    tau = 1.0
-    for size, tree in enumerate(trees, 1):
-        assert tree.nodes == size
-        assert set(paths) < set(tree.paths)
-        found = replay_tree(tree, trace).tau
-        every = [
-            replay_tree(Tree.from_paths([*paths, child]), trace).tau
-            for child in children(paths, width=trace.width, depth=trace.depth)
-        ]
-        # Where no child raises tau, trying all takes one that no visited anchor uses: grow passes over those.
-        if max(every) > tau:
-            assert found == max(every)
-        paths, tau = list(tree.paths), found
-
-
-@given(small)
-@settings(max_examples=100)
-def test_grow_tries_exactly_the_children_that_its_walk_would_have_used(trace):
-    trees = grow(trace, nodes=5, depth=trace.depth, tried=10**6)
-    paths: list[Path] = []
-    for tree in [*trees, None]:
-        steps = visit(Tree.from_paths(paths), trace)
-        used = set()
-        for anchor, accepted in zip(steps.anchors.tolist(), steps.accepted.tolist(), strict=True):
-            path = tuple(trace.rank[anchor, : accepted + 1].tolist())
-            if len(path) == accepted + 1 <= trace.depth and min(path) >= 0:
-                used.add(path)
-        if tree is None:
-            assert len(paths) == 5 or not used
-            return
-        (added,) = set(tree.paths) - set(paths)
-        assert added in used
-        assert replay_tree(tree, trace).tau == max(
-            replay_tree(Tree.from_paths([*paths, path]), trace).tau for path in used
-        )
-        paths = list(tree.paths)
-
-
-def test_growing_on_real_lengths_raises_tau_every_time():
-    trees = grow(two_regimes(1), nodes=20, depth=8)
-    assert [tree.nodes for tree in trees] == list(range(1, 21))
-    assert all(set(a.paths) < set(b.paths) for a, b in pairwise(trees))
-    taus = [1.0, *(replay_tree(tree, two_regimes(1)).tau for tree in trees)]
-    assert all(a < b for a, b in pairwise(taus))
-    assert taus[-1] > 0.98 * averaged(two_regimes(1), 20, 8)
-
-
-def test_a_child_may_lower_tau():
-    # Not a defect of the procedure but the reason to replay: from position 0 the node (0,) skips position 1,
-    # whose (1, 0) would have emitted the rest. The caller has to pick among the nested trees.
-    trace = trace_of([[[0, 0], [1, 0], [-1, 1], [1, -2]]], width=2)
-    taus = [replay_tree(tree, trace).tau for tree in grow(trace, nodes=4, depth=2)]
-    assert taus == pytest.approx([4 / 3, 2, 4 / 3, 2])
-
-
-def test_few_children_tried_still_nest():
-    trees = grow(two_regimes(2), nodes=6, depth=3, tried=1)
-    assert [tree.nodes for tree in trees] == [1, 2, 3, 4, 5, 6]
-    assert all(set(a.paths) < set(b.paths) for a, b in pairwise(trees))
-
-
-def test_growing_looks_at_so_many_requests_only():
-    # The second request would want (1,).
-    trace = trace_of([[[0], [0], [0]], [[1]] * 50], width=2)
-    assert grow(trace, nodes=1, depth=1, requests=1) == [Tree.chain(1)]
-    assert grow(trace, nodes=1, depth=1, requests=2) == [Tree.from_paths([(1,)])]
-
-
-def test_growing_looks_at_every_part_of_a_trace():
-    # Ordered by domain: three that want (0,), then nine that want (1,).
-    trace = trace_of([*[[[0]] * 9] * 3, *[[[1]] * 9] * 9], width=2)
-    assert grow(trace, nodes=1, depth=1, requests=3) == [Tree.from_paths([(1,)])]
-
-
-def test_nothing_to_grow():
-    missed = trace_of([[[-1, -1], [-1, -2]]], width=1)
-    assert grow(missed, nodes=5, depth=2) == []
-    assert improve(missed, nodes=5, depth=2).tree == Tree.chain(0)
-    matched = trace_of([[[0], [0]]], width=1)
-    assert grow(matched, nodes=0, depth=1) == []
-    assert grow(matched, nodes=5, depth=0) == []
-    assert grow(matched, nodes=5, depth=1) == [Tree.chain(1)]
-
-
 @pytest.mark.parametrize(("nodes", "depth"), [(-1, 1), (1, -1)])
 def test_negative_sizes_are_refused(nodes, depth):
-    for searcher in (improve, grow):
-        with pytest.raises(UsageError):
-            searcher(trace_of([[[0]]], width=1), nodes=nodes, depth=depth)
+    with pytest.raises(UsageError):
+        improve(trace_of([[[0]]], width=1), nodes=nodes, depth=depth)
+
+
+def test_nothing_to_improve():
+    missed = trace_of([[[-1, -1], [-1, -2]]], width=1)
+    assert improve(missed, nodes=5, depth=2).tree == Tree.chain(0)

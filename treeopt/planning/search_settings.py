@@ -1,49 +1,59 @@
-"""The question that a search answers, checked."""
+"""The settings of a search: their defaults, the only place where these stand, and their limits."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from treeopt.constraints import Constraint
 from treeopt.errors import UsageError
+from treeopt.searchers.constrained_trees.dinkelbach import WORK
+from treeopt.searchers.dynamic_trees.step_prices import Padding
 from treeopt.tree import MAX_NODES
 
 Method = Literal["renewal", "best-first", "hydra"]
 METHODS = ("renewal", "best-first", "hydra")
 
+DEFAULT_METHOD: Method = "renewal"
+DEFAULT_MAX_NODES = 63  # largest tree; the default of the deepest tree is the trace's depth
+DEFAULT_NEAR = 0.01  # trees that are slower by at most this share count as equally fast
+DEFAULT_HELD_OUT = 0.5  # share of the requests that results are reported on
+DEFAULT_PADDING: Padding = "widest"
+DEFAULT_SOLVER_WORK = WORK
+
 
 @dataclass(frozen=True)
-class Ask:
-    """What trees are looked for.
+class SearchSettings:
+    """The trees that a search considers, and how it chooses among them.
 
     Attributes:
         batches: batch sizes.
-        method: how trees come about.
         nodes: largest tree.
         depth: deepest tree.
-        rules: that trees must keep.
-        shapes: most different trees; None: one a batch size.
-        near: of ways as fast up to this share, and with overlapping intervals, the smallest is taken.
-        max_tpot_s: most seconds a token, where any tree keeps them.
-        shrink: of path counts; None finds out.
-        solver_work: for an integer programme where enumeration proves nothing, see `refine`; 0 for none.
+        method: how candidate trees are made.
+        rules: rules that trees must keep.
+        shapes: largest number of different trees; None: one per batch size.
+        near: share by which a tree may be slower and still count as equally fast, if the intervals overlap; of equally
+            fast trees the smallest is chosen.
+        max_tpot_s: largest time per output token in seconds; kept where any tree can keep it.
+        shrink: strength of shrinkage of path counts; None: fitted on the requests.
+        solver_work: work for an integer programme where enumeration proves nothing, see `refine`; 0 for none.
     """
 
     batches: tuple[int, ...]
-    method: Method
     nodes: int
     depth: int
+    method: Method = DEFAULT_METHOD
     rules: tuple[Constraint, ...] = ()
     shapes: int | None = None
-    near: float = 0.0
+    near: float = DEFAULT_NEAR
     max_tpot_s: float | None = None
     shrink: float | None = None
-    solver_work: float = 0.0
+    solver_work: float = DEFAULT_SOLVER_WORK
 
     def __post_init__(self) -> None:
         """Check the settings.
 
         Raises:
-            UsageError: names the one that has no meaning.
+            UsageError: names the setting that has no meaning.
         """
         for name, value in (
             *(("batch", size) for size in self.batches),

@@ -1,11 +1,13 @@
-"""Trees under rules as an integer programme for CP-SAT: its variables, its rules and its costs; no search.
+"""The integer programme for CP-SAT: trees under rules, with variables, rules and costs; `dinkelbach` solves it.
 
-One boolean a node says whether it is taken. Costs by count (verified tokens, nodes fed at a level) are broken into
-stretches of equal slope: y_k says that stretch k is reached and z_k how far, so that a staircase is a sum of y and
-a straight line one z. Nodes that are no candidates, of any rank that the rules allow, are represented by how many stand
-at each level and how many nodes they alone continue: they take up size, feed the drafter, keep the caps of children and
-levels, and are worth what the best of them may be worth, 0 where all nodes of any value are candidates. Of rules they
-may break the order in which siblings are continued and the pool of candidates. That can only raise the optimum.
+One boolean per node states that it is taken. Costs by count (verified tokens, nodes fed at a level) are split into
+stretches of equal slope: y_k states that stretch k is reached and z_k how far, so that a staircase is a sum of y and
+a straight line is one z.
+
+Nodes that are no candidates, of any rank that the rules allow, are represented by their number at each level and the
+number of nodes that only they continue. They take up size, feed the drafter, keep the caps on children and levels, and
+are worth as much as the best of them may be worth, 0 where all nodes of any value are candidates. They may break only
+the order in which siblings are continued and the pool of candidates, which can only raise the optimum.
 """
 
 import math
@@ -24,10 +26,10 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 SCALE = 10**8
-"""Of coefficients, which must be integers; all are rounded up."""
+"""Scale of coefficients, which must be integers; all are rounded up."""
 
 Term = tuple[float, Any]  # a coefficient and its variable
-Point = tuple[int, float]  # a count and what it costs
+Point = tuple[int, float]  # a count and its seconds
 
 
 @dataclass(eq=False)
@@ -36,9 +38,9 @@ class Formulation:
 
     Attributes:
         model: variables and rules.
-        taken: one boolean a node.
-        pads: how many nodes at depth 1, 2, ... are no candidates.
-        opened: of depth 0 (the root), 1, ..., terms that add up to how many nodes only such nodes continue.
+        taken: one boolean per node.
+        pads: number of nodes at depth 1, 2, ... that are no candidates.
+        opened: for depth 0 (the root), 1, ..., terms whose sum is the number of nodes that only such nodes continue.
         gain: terms of the expected tokens, without the bonus.
         seconds: terms of the step's time.
         fixed_s: the part of the step's time that no variable changes.
@@ -53,7 +55,7 @@ class Formulation:
     fixed_s: float = 0.0
 
     def aim(self, price: float) -> int:
-        """Set the objective to (gain − price · seconds) · `SCALE`, rounded up; returns its constant part."""
+        """Set the objective to (gain − price · seconds) · `SCALE`, rounded up; return its constant part."""
         terms = [(math.ceil(weight * SCALE), variable) for weight, variable in self.gain]
         terms += [(math.ceil(-price * weight * SCALE), variable) for weight, variable in self.seconds]
         self.model.maximize(sum(weight * variable for weight, variable in terms if weight))
@@ -61,13 +63,13 @@ class Formulation:
 
 
 def formulate(nodes: Nodes, limits: Limits, verify: Sequence[Point], draft: NDArray[np.float64]) -> Formulation:
-    """The programme of all trees of at least one node within the limits, uniform ones aside, whatever their ranks.
+    """Return the programme of all trees of at least one node within the limits, except uniform ones, of any ranks.
 
     Args:
         nodes: candidates.
-        limits: what the rules leave.
-        verify: numbers of nodes that are allowed, by rising number, and the seconds of each.
-        draft: as `CostParts.draft_s`; every node can stand on one of its levels.
+        limits: limits that the rules set.
+        verify: allowed numbers of nodes, rising, with the seconds of each.
+        draft: as `CostParts.draft_s`; every node can be on one of its levels.
     """
     from ortools.sat.python import cp_model
 
@@ -84,7 +86,7 @@ def formulate(nodes: Nodes, limits: Limits, verify: Sequence[Point], draft: NDAr
     if limits.min_depth > 1:
         model.add_bool_or(deeper[limits.min_depth - 1 : limits.min_depth])
     if limits.pool:
-        outside = model.new_bool_var("")  # whether there are nodes beyond the candidates
+        outside = model.new_bool_var("")  # true if there are nodes beyond the candidates
         model.add(sum(form.pads) >= 1).only_enforce_if(outside)
         model.add(sum(form.pads) == 0).only_enforce_if(outside.negated())
         _fits_pool(model, nodes, taken, deeper, count, outside)
@@ -92,7 +94,7 @@ def formulate(nodes: Nodes, limits: Limits, verify: Sequence[Point], draft: NDAr
 
 
 def tables(parts: CostParts, limits: Limits, *, size: int, depth: int) -> tuple[list[Point], NDArray[np.float64]]:
-    """What trees of 1 to `size` nodes and 1 to `depth` levels cost, as far as it is known and the sizes are allowed."""
+    """Return the known costs of trees of 1 to `size` nodes, where allowed, and 1 to `depth` levels."""
     largest = min(size, len(parts.verify_s) - 2)
     sizes = [n for n in range(1, largest + 1) if limits.sizes is None or n in limits.sizes]
     verify = [(n, float(parts.verify_s[n + 1])) for n in sizes if np.isfinite(parts.verify_s[n + 1])]
@@ -111,21 +113,21 @@ def _levels(
     draft: NDArray[np.float64],
     size: int,
 ) -> list[Any]:
-    """How wide each level is, who feeds it and what that costs; returns whether there are nodes at depth 1, 2, ..."""
+    """Add each level's width, the nodes that feed it and their cost; return a boolean per depth that has nodes."""
     model = form.model
-    most = min(limits.ranks, limits.children, size)
+    children = min(limits.ranks, limits.children, size)
     form.fixed_s += float(draft[0, 1])
     deeper = [model.new_constant(1)]
     fed: Any = 1
     form.opened = [[] for _ in draft]
     for level in range(1, len(draft) + 1):
-        here = np.flatnonzero(nodes.depth == level).tolist()
+        on_level = np.flatnonzero(nodes.depth == level).tolist()
         pads = model.new_int_var(0, min(limits.level(level), size), "")
         form.pads.append(pads)
         if nodes.beyond > 0:
             form.gain.append((nodes.beyond, pads))
-        width = sum(form.taken[node] for node in here) + pads
-        model.add(width <= most * fed)
+        width = sum(form.taken[node] for node in on_level) + pads
+        model.add(width <= children * fed)
         if limits.level(level) < size:
             model.add(width <= limits.level(level))
         if level > 1:
@@ -133,8 +135,8 @@ def _levels(
         if level == len(draft):
             break
         opened = model.new_int_var(0, size, "")
-        form.opened[level] = [opened, *(lone[node] for node in here if node in lone)]
-        fed = sum(expanded[node] for node in here if node in expanded) + opened
+        form.opened[level] = [opened, *(lone[node] for node in on_level if node in lone)]
+        fed = sum(expanded[node] for node in on_level if node in expanded) + opened
         model.add(fed <= width)
         points = [(count, float(cost)) for count, cost in enumerate(draft[level].tolist()[: size + 1])]
         deeper.append(_cost(form, fed, [point for point in points if math.isfinite(point[1])]))
@@ -142,7 +144,7 @@ def _levels(
 
 
 def _cost(form: Formulation, count: Any, points: Sequence[Point]) -> Any:
-    """Restrict a count to these points and add their seconds; returns whether it is beyond the first."""
+    """Restrict a count to these points and add their seconds; return a boolean for a count beyond the first."""
     model = form.model
     stretches = _stretches(points)
     start, cost = points[0]
@@ -154,15 +156,15 @@ def _cost(form: Formulation, count: Any, points: Sequence[Point]) -> Any:
         length = points[last][0] - points[first][0]
         slope = (points[last][1] - points[first][1]) / length if length else 0.0
         if index:
-            here = model.new_bool_var("")
+            starts = model.new_bool_var("")
             end, end_s = points[first - 1]
-            total += (points[first][0] - end) * here
-            form.seconds.append((points[first][1] - end_s, here))
+            total += (points[first][0] - end) * starts
+            form.seconds.append((points[first][1] - end_s, starts))
             if reached:
-                model.add_implication(here, reached[-1])
+                model.add_implication(starts, reached[-1])
             if before is not None:
-                model.add(before[0] == before[1]).only_enforce_if(here)
-            reached.append(here)
+                model.add(before[0] == before[1]).only_enforce_if(starts)
+            reached.append(starts)
         before = None
         if length:
             along = model.new_int_var(0, length, "")
@@ -176,7 +178,7 @@ def _cost(form: Formulation, count: Any, points: Sequence[Point]) -> Any:
 
 
 def _stretches(points: Sequence[Point]) -> list[tuple[int, int]]:
-    """First and last index of each run of equal slope; a level that is not drafted stands alone."""
+    """Return first and last index of each run of equal slope; a level that is not drafted is a run of its own."""
     runs: list[tuple[int, int]] = []
     first = 0
     while first < len(points):
@@ -195,10 +197,11 @@ def _stretches(points: Sequence[Point]) -> list[tuple[int, int]]:
 def _precede(
     model: "cp_model.CpModel", nodes: Nodes, limits: Limits, taken: Sequence[Any]
 ) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Parents, better siblings and better continued siblings come first.
+    """Require parents, better siblings and better continued siblings.
 
     Returns:
-        which nodes are continued, and which of them may be so by nodes alone that are no candidates.
+        a boolean for each node that is continued, and for each that may be continued only by nodes that are no
+        candidates.
     """
     expanded: dict[int, Any] = {}
     lone: dict[int, Any] = {}
@@ -223,8 +226,8 @@ def _precede(
                 model.add_implication(lone[above], expanded[above])
                 for node in range(start, end):
                     model.add_implication(lone[above], taken[node].negated())
-            own = [lone[above]] if above in lone else []
-            model.add_bool_or([*taken[start:end], *own]).only_enforce_if(expanded[above])
+            others = [lone[above]] if above in lone else []
+            model.add_bool_or([*taken[start:end], *others]).only_enforce_if(expanded[above])
         model.add_implication(expanded[above], taken[above])
     if limits.expand_prefix:
         for node, variable in expanded.items():
@@ -243,10 +246,10 @@ def _caps(model: "cp_model.CpModel", nodes: Nodes, limits: Limits, taken: Sequen
 def _fits_pool(
     model: "cp_model.CpModel", nodes: Nodes, taken: Sequence[Any], deeper: Sequence[Any], count: Any, outside: Any
 ) -> None:
-    """No more nodes than candidates of the same depth and branching."""
+    """Allow no more nodes than the engine has candidates at that depth and branching."""
     families = [nodes.first[i : i + 2].tolist() for i in range(len(nodes.value) + 1)]
     widest = max(end - start for start, end in families)
-    wider: list[Any] = []  # whether some node has 2, 3, ... children
+    wider: list[Any] = []  # booleans: some node has 2, 3, ... children
     for width in range(2, widest + 1):
         having = []
         for start, end in families:
@@ -259,5 +262,5 @@ def _fits_pool(
         wider.append(wide)
     for depth in range(1, len(deeper) + 1):
         for width in range(1, widest + 1):
-            still = [variable.negated() for variable in (*deeper[depth : depth + 1], *wider[width - 1 : width])]
-            model.add(count <= pool(depth=depth, width=width)).only_enforce_if([*still, outside.negated()])
+            narrower = [variable.negated() for variable in (*deeper[depth : depth + 1], *wider[width - 1 : width])]
+            model.add(count <= pool(depth=depth, width=width)).only_enforce_if([*narrower, outside.negated()])

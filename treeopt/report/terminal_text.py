@@ -1,0 +1,81 @@
+"""Text that all tables share: the terminal, values with intervals, and one-line descriptions of provenance."""
+
+from dataclasses import astuple
+from typing import Any
+
+from rich.console import Console
+
+from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.storage.provenance import look
+
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}  # names are printed as they are
+
+
+def terminal(width: int = 160) -> Console:
+    """Return standard output; when it is no terminal, with `width` columns, enough for a table."""
+    console = Console(**PLAIN)
+    return console if console.is_terminal else Console(**PLAIN, width=width)
+
+
+def interval(estimate: Estimate, digits: int = 2) -> str:
+    """Return a value and its interval.
+
+    >>> interval(Estimate(1.5, 1.25, 1.75))
+    '1.50 [1.25, 1.75]'
+    """
+    return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+
+
+def percent(share: Estimate) -> str:
+    """Return a share and its interval in per cent.
+
+    >>> percent(Estimate(0.128, 0.119, 0.138))
+    '12.8 [11.9, 13.8]'
+    """
+    return interval(Estimate(*(100 * part for part in astuple(share))), digits=1)
+
+
+def shown(value: Any) -> str:
+    """Return the text of a value; `?` if it is not recorded."""
+    return "?" if value is None else str(value)
+
+
+def models_told(meta: Any) -> str:
+    """Describe target and drafter of a trace or profile, or the file that a trace was imported from."""
+    kind, heads = look(meta, "drafter", "kind"), look(meta, "drafter", "heads")
+    if kind == "language-model":
+        drafter = "a language model as drafter"  # its `heads` are the levels that it drafts
+    else:
+        drafter = f"{shown(kind)} as drafter" if heads is None else f"{heads} {shown(kind)} heads"
+    source, engine = look(meta, "imported"), look(meta, "imported", "engine")
+    if source is not None and look(meta, "target") is None:
+        file_format = f"{shown(look(source, 'format'))}{'' if engine is None else f' of {engine}'}"
+        return f"imported: {file_format}, {shown(look(source, 'file'))}{'' if kind is None else f', {drafter}'}"
+    target = [shown(look(meta, "target", key)) for key in ("name", "dtype")]
+    target += [str(bits) for bits in (look(meta, "target", "quantization"),) if bits is not None]
+    return f"target {' '.join(target)}, {drafter}"
+
+
+def rule_told(meta: Any) -> str:
+    """Describe how the tokens of a trace were chosen.
+
+    >>> rule_told({"verification": "greedy", "temperature": 0.0}), rule_told({})
+    ('greedy, temperature 0.0', 'rule and temperature not recorded')
+    """
+    rule, temperature = look(meta, "verification"), look(meta, "temperature")
+    if rule is None and temperature is None:
+        return "rule and temperature not recorded"
+    return f"{shown(rule)}, temperature {shown(temperature)}"
+
+
+def measured_told(meta: Any) -> str:
+    """Describe models, device and day of a profile or validation, or state that nothing was measured."""
+    if look(meta, "predicted") is not None:
+        device, kind, name = (shown(look(meta, *k)) for k in (("device",), ("drafter", "kind"), ("target", "name")))
+        return f"predicted for {device} from its data sheet and sizes of {name}, drafter {kind}; nothing was measured"
+    processor, date = (look(meta, "provenance", key) for key in ("processor", "date"))
+    graphs = ", CUDA graphs" if look(meta, "graphs") else ""
+    carried = look(meta, "transfer", "to")
+    transfer = "" if carried is None else f", carried over to {carried}"
+    run = "" if look(meta, "imported") is not None else f"{graphs} ({shown(processor)}), {shown(date)}"
+    return f"{models_told(meta)} on {shown(look(meta, 'device'))}{run}{transfer}"
