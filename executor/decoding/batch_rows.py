@@ -11,7 +11,8 @@ from torch import Tensor
 from executor.decoding.tree_growth import Growth
 from executor.device.upload import uploaded
 from executor.drafters.drafter import Committed, Drafter
-from executor.target.target_model import Outputs, Target
+from executor.target.causal_model import Outputs
+from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Rule
 from executor.verification.longest_accepted_path import Accepted
 from executor.verification.replayed_acceptance import Imposed

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from executor.drafters.drafter import Drafter
 from executor.recording.sibling_acceptance import KeptOdds, accept_odds
-from executor.target.target_model import Outputs, Target
+from executor.target.causal_model import Outputs
+from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Rule
 from executor.verification.multi_round_rejection import Rounds
 from treeopt.traces.trace import MISSED, PAST_END

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from executor.drafters.drafter import Drafter
 from executor.drafters.eagle import Eagle
 from executor.recording.teacher_forced import rank_of
-from executor.target.target_model import Outputs, Target
+from executor.target.causal_model import Outputs
+from executor.target.target_model import Target
 from executor.train.feature_store import FeatureStore
 from executor.train.loss_anchors import Anchors
 from executor.train.loss_terms import TERMS, hard_ce, kl

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from executor.recording.sibling_acceptance import accept_odds, in_rounds, source_of
+from executor.verification.acceptance_probabilities import Siblings
 from executor.verification.acceptance_rules import make_rule
 from executor.verification.multi_round_rejection import rounds
 from executor.verification.temperature_top_k_top_p import Warp

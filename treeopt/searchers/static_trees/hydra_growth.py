@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
-from treeopt.replay.static_tree import Walk, count, walked
+from treeopt.replay.walk import Walk, count, walked
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
 

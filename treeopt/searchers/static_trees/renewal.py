@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from treeopt.errors import UsageError
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.objective import THROUGHPUT, Objective
-from treeopt.replay.static_tree import StepCounts
+from treeopt.replay.walk import StepCounts
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.local_search import Climb
 from treeopt.traces.trace import Trace
