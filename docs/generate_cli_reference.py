@@ -65,13 +65,13 @@ def section(command: click.Command, context: click.Context) -> str:
 
 def reference(main: click.Group, *, name: str = "treeopt") -> str:
     """Return the whole page for a group of commands."""
-    found = list(commands(main, click.Context(main, info_name=name)))
+    entries = list(commands(main, click.Context(main, info_name=name)))
     rows = ["| command | what it does |", "|---|---|"]
-    for command, context in found:
+    for command, context in entries:
         path = context.command_path
         summary = (paragraphs(command) or [""])[0].replace("|", "\\|")
         rows.append(f"| [`{path}`](#{anchor(path)}) | {summary} |")
-    sections = [section(command, context) for command, context in found]
+    sections = [section(command, context) for command, context in entries]
     return "\n\n".join([OPENING.strip(), "\n".join(rows), *sections]) + "\n"
 
 

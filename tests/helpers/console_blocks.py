@@ -55,11 +55,11 @@ class Command:
 
 def blocks(text: str) -> list[Block]:
     """Return the fenced blocks of a page."""
-    found = []
+    result = []
     for match in BLOCK.finditer(text):
         title = re.search(r'title="([^"]+)"', match[3])
-        found.append(Block(match[1] or "", match[2], title[1] if title else "", match[4], match.start(4)))
-    return found
+        result.append(Block(match[1] or "", match[2], title[1] if title else "", match[4], match.start(4)))
+    return result
 
 
 def commands(block: Block) -> list[Command]:
@@ -71,13 +71,13 @@ def commands(block: Block) -> list[Command]:
     lines = block.text.replace("\\\n", " ").splitlines()
     if not any(line.startswith("$ ") for line in lines):
         return [Command(tuple(shlex.split(line, comments=True)), None) for line in lines if line.strip()]
-    found: list[tuple[str, list[str]]] = []
+    pairs: list[tuple[str, list[str]]] = []
     for line in lines:
         if line.startswith("$ "):
-            found.append((line.removeprefix("$ "), []))
+            pairs.append((line.removeprefix("$ "), []))
         else:
-            found[-1][1].append(line.rstrip())
-    return [Command(tuple(shlex.split(line)), tuple(shown) or None) for line, shown in found]
+            pairs[-1][1].append(line.rstrip())
+    return [Command(tuple(shlex.split(line)), tuple(shown) or None) for line, shown in pairs]
 
 
 def output_of(command: Command) -> list[str]:
@@ -141,15 +141,16 @@ def check_options(words: list[str]) -> None:
     Raises:
         AssertionError: names what does not.
     """
-    context, command, rest = click.Context(main), main, list(words)
-    while isinstance(command, click.Group):
-        assert rest, words
-        name = rest.pop(0)
+    context, command, remaining = click.Context(main), main, list(words)
+    while isinstance(command, click.Group) and remaining:
+        name = remaining.pop(0)
         child = command.get_command(context, name)
         assert child is not None, f"no command {name}: {words}"
         command = child
-    known = {option for parameter in command.get_params(context) for option in (*parameter.opts, *parameter.secondary_opts)}
-    unknown = {word.split("=")[0] for word in rest if word.startswith("--")} - known
+    known = {
+        option for parameter in command.get_params(context) for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+    unknown = {word.split("=")[0] for word in remaining if word.startswith("--")} - known
     assert not unknown, f"{words}: no options {unknown}"
 
 
