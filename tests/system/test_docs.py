@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -295,7 +296,7 @@ def test_the_documentation_builds_without_warnings(tmp_path):
     config = (ROOT / "mkdocs.yml").read_text("utf-8")
     assert "site_dir: build/docs\n" in config
     for name in ("docs", "treeopt", "simulate", "executor"):
-        (tmp_path / name).symlink_to(ROOT / name)
+        shutil.copytree(ROOT / name, tmp_path / name)
     (tmp_path / "mkdocs.yml").write_text(config, "utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--strict", "--clean"],
