@@ -18,7 +18,7 @@ TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
 PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
 
-.PHONY: demo test slow check format bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
+.PHONY: demo test slow check format docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -38,6 +38,13 @@ check: $(VENV)/.all  ## style, types, architecture
 format: $(VENV)/.all
 	$(BIN)/ruff check --fix -q .
 	$(BIN)/ruff format -q .
+
+docs: $(VENV)/.docs  ## the documentation, built into build/docs; a warning is an error
+	$(BIN)/zensical build --strict --clean
+
+reference: $(VENV)/.all  ## the command-line reference and the outputs that README and docs show, written again
+	$(BIN)/python docs/generate_cli_reference.py
+	$(BIN)/python -m tests.helpers.console_blocks
 
 bench: $(VENV)/.all  ## timings, printed; ratios within one run
 	$(BIN)/python -m tests.benchmarks.bench_search
@@ -117,4 +124,8 @@ $(VENV)/.core: pyproject.toml constraints.txt
 
 $(VENV)/.all: $(VENV)/.core
 	$(PIP) -e '.[executor,train,report,dev]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.core
+	$(PIP) -e '.[docs]'
 	touch $@
