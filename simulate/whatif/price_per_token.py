@@ -78,6 +78,7 @@ def cheapest(
     """
 
     def best(make: Callable[..., Offer], context: int) -> Offer | None:
+        """Return the cheapest offer of one kind at one context."""
         fitting = [scenario for scenario in scenarios if scenario.context == context and scenario.fits is not False]
         offers = [make(scenario, price=prices[scenario.device]) for scenario in fitting]
         quick = [offer for offer in offers if max_tpot_s is None or offer.tpot_s <= max_tpot_s]
