@@ -1,1 +1,10 @@
-"""Time: how long a step takes and what a run of steps adds up to."""
+"""Simulate: how long a step takes, and what steps add up to in a run. Rooms, in the order of import:
+
+* `model_sizes`: parameters, K/V bytes and FLOP of models and drafters, from a Hugging Face config.json.
+* `roofline`: step times predicted from sizes and a device's data sheet.
+* `profiles`: measured step times, their calibration and their error.
+* `closed_forms`: speedup formulas of papers, and their error on published speedups.
+* `runs`: a batch or a server, step by step: times, latencies, capacity.
+* `validation`: predictions fixed before a measurement, and how well they agree with it.
+* `whatif`: other devices, contexts and batch sizes; price of a million tokens.
+"""

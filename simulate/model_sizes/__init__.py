@@ -1,7 +1,7 @@
 """Model sizes: what models multiply, read and store. No device, no time.
 
-* `hf_config`: what a Hugging Face config.json says of a model: sizes, context limit, quantisation.
-* `model_shape`: the sizes of a decoder-only transformer, and its parameters, K/V bytes and FLOP.
+* `hf_config`: the sizes, context limit and quantisation in a Hugging Face config.json.
+* `model_shape`: the parameters, K/V bytes and FLOP of a decoder-only transformer of these sizes.
 * `mixture_of_experts`: the number of experts that a batch of tokens needs.
 * `forward_pass`: the matrices and attention of one forward, also divided over several devices (tensor parallelism).
 * `drafter_sizes`: the forwards of a drafter at each level of a tree: EAGLE, Medusa, Hydra, language model, lookup.

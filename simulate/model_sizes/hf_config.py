@@ -1,4 +1,4 @@
-"""What a Hugging Face config.json says of a model: its sizes, its context limit, its quantisation.
+"""Hugging Face config.json: the sizes, context limit and quantisation that it states for a model.
 
 Covers decoders of the Llama kind (arcee, gemma, llama, mistral, qwen2, qwen3; with experts in every layer mixtral and
 qwen3_moe) and reads for each class the fields that transformers reads. A field that would make the counts wrong raises
@@ -188,6 +188,7 @@ def context_limit(config: Mapping[str, Any] | Path | str) -> int | None:
 
 
 def _context_limit(config: Mapping[str, Any]) -> int | None:
+    """Return the context limit of a parsed config."""
     limit = config.get("max_position_embeddings")
     if limit is None:
         return None

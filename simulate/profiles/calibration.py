@@ -44,10 +44,10 @@ def profile_of(
         UsageError: a batch size and context without a plain cell, or without a speculative one.
     """
     tables, left_out = _better_tables(cells, context, experts)
-    pooled, own = left_out.half_widths()
+    pooled, by_batch = left_out.half_widths()
     plain_error = {cell.batch: NORMAL_95 * cell.error for cell in tables.cells if not cell.widths}
     pooled = float(np.hypot(pooled, np.median(list(plain_error.values()))))
-    errors = {batch: float(np.hypot(half, plain_error[batch])) for batch, half in own.items()}
+    errors = {batch: float(np.hypot(half, plain_error[batch])) for batch, half in by_batch.items()}
     median = float(np.median(left_out.residual)) if len(left_out.residual) else None
     record = {"cells": len(left_out.residual), "median_error": median}
     profile = tables.profile(tables.tables, pooled, errors, {**(meta or {}), "left_out_sizes": record})

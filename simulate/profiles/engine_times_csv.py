@@ -42,7 +42,7 @@ HERE = ("processor", "cores", "software")  # provenance of the machine that read
 
 @dataclass(frozen=True)
 class _Line:
-    """One measurement; `context` is None if the table does not state it."""
+    """A measurement; `context` is None if the table does not state it."""
 
     batch: int
     drafted: int
@@ -79,7 +79,7 @@ def _context_range(path: Path, lines: Sequence[_Line], context: tuple[int, int] 
     """Return the range of contexts, from `context` or from the column; raise UsageError unless exactly one is given."""
     has_column = {line.context is not None for line in lines}
     if has_column == {True} and context is not None:
-        raise UsageError(f"{path} has a column `context`: do not give the context a second time")
+        raise UsageError(f"{path} has a column `context`: do not give the context again")
     if has_column == {False} and context is None:
         raise UsageError(f"{path} does not say at which context it was measured: add a column, or give a range")
     contexts = [line.context for line in lines if line.context is not None]
@@ -143,7 +143,7 @@ def _lines(path: Path) -> list[_Line]:
 
 
 def _columns(path: Path, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that give a step's time; raise CostError if a column is missing or there twice."""
+    """Return the columns that give a step's time; raise CostError if a column is missing or appears twice."""
     columns = STEP if STEP[0] in names else RATE
     if missing := [name for name in (*ALWAYS, *columns) if name not in names]:
         shown = ", ".join(names) or "nothing"

@@ -42,9 +42,9 @@ class LeftOut:
         if len(self.residual) == 0:
             return SAME_CLASS_ERROR, {}
         sizes, counts = np.unique(self.batch, return_counts=True)
-        own = {int(size): self._half_width(self.batch == size) for size in sizes[counts >= ENOUGH]}
+        by_batch = {int(size): self._half_width(self.batch == size) for size in sizes[counts >= ENOUGH]}
         minimum = 0.0 if len(self.residual) >= ENOUGH else SAME_CLASS_ERROR
-        return max(minimum, self._half_width(self.batch > 0)), own
+        return max(minimum, self._half_width(self.batch > 0)), by_batch
 
     def _half_width(self, chosen: NDArray[np.bool_]) -> float:
         """Return half of the mean jackknife+ interval of the chosen cells."""

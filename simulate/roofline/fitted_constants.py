@@ -57,12 +57,12 @@ def stated_error(
       1.8.0) are predicted 10 and 12 % too short.
     * 35 %: the model has experts.
     """
-    own = device.fitted or _fitted_in(device.generation)
-    if own is None and like is not None and like.generation == device.generation:
-        own = like.fitted
+    fitted = device.fitted or _fitted_in(device.generation)
+    if fitted is None and like is not None and like.generation == device.generation:
+        fitted = like.fitted
     if experts:
         return EXPERTS_ERROR
-    sure = own is not None and own.kv_bandwidth_share is not None and not own.weights_cached
+    sure = fitted is not None and fitted.kv_bandwidth_share is not None and not fitted.weights_cached
     return SAME_CLASS_ERROR if sure and rows <= FEW_ROWS and devices == 1 else ACROSS_CLASS_ERROR
 
 

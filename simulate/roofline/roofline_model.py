@@ -86,6 +86,7 @@ class Roofline:
         _ = self.kernels.constants, self.forward, self.drafts
 
     def _check_devices(self) -> None:
+        """Check the number of devices, and that their interconnect is known."""
         if not 1 <= self.devices <= MOST:
             raise CostError(f"devices must be 1 to {MOST}, those of one node, got {self.devices}")
         if self.devices > 1 and self.device.link is None:

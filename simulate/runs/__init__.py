@@ -1,12 +1,12 @@
 """Runs: the times that steps add up to in a batch or a server.
 
 * `batch_run`: every request of a trace decoded in a batch, by replay and a cost model.
-* `batch_schedule`: which request is in which step: ragged batches, lock-step, pieces, rows held late.
+* `batch_schedule`: the requests in each step: ragged batches, lock-step, pieces, rows held late.
 * `priced_steps`: seconds of the steps of a run, with padding to the next batch size that has a cost.
 * `request_prefill`: prefill seconds of each request, alone or as a share of prompts that are read together.
 * `timeline`: times, rates and latencies (TTFT, TPOT, inter-token, end to end) of a run, and the speedup of two runs.
 * `workload`: arrivals at a server: Poisson, drawn from a trace, or read from a request log.
-* `plan_switching`: which tree a server drafts at which load, and when it changes.
+* `plan_switching`: the tree that a server drafts at each load, and when it changes.
 * `server`: a simulated server with a queue, rows and plans that change with the load.
 * `service_levels`: throughput, latencies and goodput of a server under limits (SLO), with intervals over runs.
 * `server_capacity`: the highest arrival rate that a server sustains within its limits, by bisection.

@@ -68,7 +68,7 @@ def run(
     >>> from simulate.profiles.profile import BatchTimes, Profile
     >>> trace = Trace(np.int32([0, 0, 0, 1]), np.int32([0, 1, 2, 0]), np.int16([[0]] * 4), 1)
     >>> profile = Profile((BatchTimes(1, 0.5, ((1, 0.25),), ((2, 0.75),)),), (0, 9), 0.0)
-    >>> run(trace, Tree.chain(1), profile, batch=1).done_s.tolist()  # two steps, then one, of a second each
+    >>> run(trace, Tree.chain(1), profile, batch=1).done_s.tolist()  # two steps, then one, of 1 s each
     [2.0, 3.0]
     """
     if batch < 1:

@@ -1,4 +1,4 @@
-"""Which request is in which step of a batch, and how many tokens it commits there: ragged batches and lock-step.
+"""Schedule of a batch: the requests in each step and the tokens they commit there; ragged batches and lock-step.
 
 In a ragged batch every sequence advances by what it accepted; in lock-step all advance by the smallest. A row whose
 request has ended goes to the next request of its piece.

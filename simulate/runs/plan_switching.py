@@ -1,4 +1,4 @@
-"""Plan switching: which tree a server drafts at which load, when it changes, and the seconds that a change takes."""
+"""Plan switching: the tree that a server drafts at each load, when it changes, and the seconds that a change takes."""
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise

@@ -27,11 +27,13 @@ def price_steps(tree: Tree | None, cost: CostModel, *, committed: float, pad_to:
     """
 
     def price(batch: int, context: int | None) -> float:
+        """Return the seconds of a step at exactly this batch size."""
         if tree is None or tree.nodes == 0:
             return cost.plain_s(batch=batch, context=context)
         return float(cost.step_s([StepShape.of(tree, batch=batch, context=context, committed=committed)])[0])
 
     def seconds(batch: int, context: int | None) -> float:
+        """Return the seconds of a step, padded if need be."""
         try:
             return price(batch, context)
         except CostError:

@@ -1,4 +1,4 @@
-"""Whole runs of treeopt's own loop predicted: prompts are read before steps, rows idle before the last has ended."""
+"""End-to-end time of runs of treeopt's loop, predicted: prefill, steps, rows that idle until the last request ends."""
 
 import math
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ from treeopt.tree import Tree
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs that are predicted: how many requests each has, and what these are.
+    """The runs that are predicted: the number of requests of each, and their lengths.
 
     Attributes:
-        pieces: by batch size, the requests of each run, one run after the other.
+        pieces: by batch size, the number of requests of each run, one run after the other.
         prompts: tokens of each request's prompt.
-        new_tokens: most that each is continued by.
-        late: steps that the host reads late.
+        new_tokens: maximum new tokens per request.
+        late: steps by which the host reads results late.
     """
 
     pieces: Mapping[int, tuple[int, ...]]
@@ -37,53 +37,52 @@ class Runs:
 
     @property
     def record(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The runs as JSON values."""
         pieces = {str(batch): list(sizes) for batch, sizes in self.pieces.items()}
         return asdict(self) | {"pieces": pieces, "prompts": list(self.prompts)}
 
 
 def whole_runs(plan: Plan, trace: Trace, profile: Profile, runs: Runs) -> dict[tuple[int, str], Estimate]:
-    """How much faster these runs are with each static tree of a plan than plain ones, by batch size and tree id.
+    """Predict the speedup of these runs with each static tree of a plan, by batch size and tree id.
 
-    Intervals are of runs of as many requests, as in `simulate.validation.agreement.Figures.of_run`.
-
-    Empty where the profile knows no prefill. Steps cost what full ones do, rows that idle being computed too, and
+    Intervals are those of runs of as many requests, as in `simulate.validation.agreement.Figures.of_run`.
+    The result is empty if the profile has no prefill. Steps cost what full ones do, since idle rows are computed too;
     prompts that join together are padded and read at once.
 
     Args:
-        plan: with every tree.
-        trace: requests that are replayed, none of which trees were chosen on; their prompts are taken to be as long as
-            those of the runs, in turn.
-        profile: of steps and prefill.
-        runs: what is decoded.
+        plan: a plan with every tree.
+        trace: requests that are replayed, none of which the trees were chosen on; their prompts count as long as those
+            of the runs, in turn.
+        profile: step times and prefill.
+        runs: the runs.
 
     Raises:
-        CostError: shorter prompts than the profile knows the prefill of, or contexts that it does not reach.
+        CostError: prompts shorter than the profile's prefill covers, or contexts that the profile does not cover.
     """
-    found: dict[tuple[int, str], Estimate] = {}
+    speedups: dict[tuple[int, str], Estimate] = {}
     prefill = profile.prefill
     if prefill is None:
-        return found
+        return speedups
     tokens = _spread(np.array(runs.prompts), trace.requests)
     for entry in plan.entries:
 
         def timed(tree: Tree | None, batch: int = entry.batch) -> Timeline:
-            how: dict[str, Any] = {"by_context": profile.apart, "fixed_shape": True, "late": runs.late}
-            how |= {"prompt_tokens": tokens, "prefill_s": partial(prefill.seconds, drafted=tree is not None)}
-            return run(trace, tree, profile, batch=batch, piece=runs.pieces[batch], **how)
+            options: dict[str, Any] = {"by_context": profile.apart, "fixed_shape": True, "late": runs.late}
+            options |= {"prompt_tokens": tokens, "prefill_s": partial(prefill.seconds, drafted=tree is not None)}
+            return run(trace, tree, profile, batch=batch, piece=runs.pieces[batch], **options)
 
         plain = timed(None)
         for tree in ways_of(entry, static=True):
             assert isinstance(tree, Tree)
             error = profile.error(StepShape.of(tree, batch=entry.batch))
-            every = speedup(timed(tree), plain).throughput  # of all requests like the trace's
-            here = every.relative * math.sqrt(trace.requests / len(runs.prompts))
-            found[entry.batch, tree.id] = every.times(1.0, relative_error=math.hypot(error, here))
-    return found
+            throughput = speedup(timed(tree), plain).throughput  # over all requests like the trace's
+            sampling = throughput.relative * math.sqrt(trace.requests / len(runs.prompts))
+            speedups[entry.batch, tree.id] = throughput.times(1.0, relative_error=math.hypot(error, sampling))
+    return speedups
 
 
 def _spread(values: Ints, count: int) -> Ints:
-    """So many of the values: all in turn, over and over, or where there are more, at equal distances.
+    """Return `count` of the values: repeated in turn if there are fewer, at equal distances if there are more.
 
     >>> _spread(np.arange(3), 5).tolist(), _spread(np.arange(5), 2).tolist()
     ([0, 1, 2, 0, 1], [0, 2])

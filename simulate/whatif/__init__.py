@@ -1,1 +1,8 @@
-"""Devices, contexts and batch sizes that were not measured."""
+"""What if: predictions for devices, contexts and batch sizes that were not measured.
+
+* `scenarios`: a plan for each device, context and batch size, whether it fits memory, and up to where speculation pays.
+* `break_even_acceptance`: the acceptance of drafted tokens from which a chain pays.
+* `price_per_token`: the price of a million tokens on rented devices, and the cheapest offer.
+* `profile_transfer`: a measured profile carried over to another device.
+* `predicted_profile`: a roofline's predictions in the form of a measured profile.
+"""

@@ -1,4 +1,4 @@
-"""Devices that are rented by the hour: what tokens cost on them, and where they are the cheapest."""
+"""Price of a million tokens on devices that are rented by the hour, and the cheapest offer for each context."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ HOUR_S = 3600
 
 @dataclass(frozen=True)
 class Offer:
-    """Decoding of one device at one context and batch size, every row always busy, prompts left out.
+    """The price of decoding on one device at one context and batch size, all rows busy, prompts left out.
 
     Attributes:
         device: its name.
-        context: tokens a sequence in the cache.
+        context: tokens per sequence in the cache.
         batch: sequences.
-        name: of the way to decode.
-        tpot_s: seconds a token and sequence.
-        million: price of a million tokens, in the currency of the device's. Its interval is the speedup's: the plain
-            step is taken to be as predicted.
+        name: name of the configuration.
+        tpot_s: seconds per token and sequence.
+        million: price of a million tokens, in the currency of the device's price. Its interval is the speedup's; the
+            plain step counts as exactly predicted.
     """
 
     device: str
@@ -34,12 +34,12 @@ class Offer:
 
     @classmethod
     def planned(cls, scenario: Scenario, *, price: float) -> "Offer":
-        """What was chosen there, the device being rented at `price` an hour."""
+        """Return the price of the chosen configuration, the device being rented at `price` per hour."""
         return cls._of(scenario, scenario.choice.name, scenario.choice.speedup, price)
 
     @classmethod
     def plain(cls, scenario: Scenario, *, price: float) -> "Offer":
-        """Decoding without speculation there."""
+        """Return the price of decoding without speculation, the device being rented at `price` per hour."""
         return cls._of(scenario, PLAIN, Estimate(1.0, 1.0, 1.0), price)
 
     @classmethod
@@ -51,13 +51,13 @@ class Offer:
 
 @dataclass(frozen=True)
 class Cheapest:
-    """Where tokens of one context are the cheapest.
+    """The cheapest offers for one context.
 
     Attributes:
-        context: tokens a sequence in the cache.
-        max_tpot_s: most seconds a token and sequence that an offer may take; None: any.
-        planned: of what was chosen everywhere; None: all take longer, or nothing fits.
-        plain: without speculation, likewise.
+        context: tokens per sequence in the cache.
+        max_tpot_s: maximum seconds per token and sequence of an offer; None: any.
+        planned: the cheapest of the chosen configurations; None: all take longer, or nothing fits.
+        plain: the cheapest without speculation; None: all take longer, or nothing fits.
     """
 
     context: int
@@ -67,21 +67,22 @@ class Cheapest:
 
 
 def cheapest(
-    found: Sequence[Scenario], prices: Mapping[str, float], *, max_tpot_s: float | None = None
+    scenarios: Sequence[Scenario], prices: Mapping[str, float], *, max_tpot_s: float | None = None
 ) -> tuple[Cheapest, ...]:
-    """For each context the offer whose tokens cost least, of all devices and batch sizes that are not known not to fit.
+    """Return for each context the cheapest offer over all devices and batch sizes, except those known not to fit.
 
     Args:
-        found: what was looked at.
-        prices: of an hour, by device.
-        max_tpot_s: most seconds a token and sequence.
+        scenarios: scenarios to choose from.
+        prices: price per hour, by device.
+        max_tpot_s: maximum seconds per token and sequence.
     """
 
     def best(make: Callable[..., Offer], context: int) -> Offer | None:
-        here = [each for each in found if each.context == context and each.fits is not False]
-        offers = [make(each, price=prices[each.device]) for each in here]
-        quick = [each for each in offers if max_tpot_s is None or each.tpot_s <= max_tpot_s]
-        return min(quick, key=lambda each: each.million.value, default=None)
+        """Return the cheapest offer of one kind at one context."""
+        fitting = [scenario for scenario in scenarios if scenario.context == context and scenario.fits is not False]
+        offers = [make(scenario, price=prices[scenario.device]) for scenario in fitting]
+        quick = [offer for offer in offers if max_tpot_s is None or offer.tpot_s <= max_tpot_s]
+        return min(quick, key=lambda offer: offer.million.value, default=None)
 
-    contexts = dict.fromkeys(each.context for each in found)
+    contexts = dict.fromkeys(scenario.context for scenario in scenarios)
     return tuple(Cheapest(c, max_tpot_s, best(Offer.planned, c), best(Offer.plain, c)) for c in contexts)

@@ -153,7 +153,9 @@ def test_times_of_several_devices_are_carried_over_with_the_error_of_several():
 
 def test_times_are_not_carried_over_to_another_number():
     one, two = roofline(device=PAIR), roofline(device=PAIR, devices=2)
-    with pytest.raises(CostError, match="times of toy cannot be carried over to 2 x toy: what they exchange differs"):
+    with pytest.raises(
+        CostError, match="times of toy cannot be carried over to 2 x toy: their exchange between devices differs"
+    ):
         transfer(None, measured_on=one, to=two)
 
 

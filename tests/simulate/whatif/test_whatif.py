@@ -16,8 +16,9 @@ from simulate.roofline.data_sheets import find_hardware
 from simulate.roofline.device_memory import weights_bytes
 from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
+from simulate.whatif.break_even_acceptance import break_even
 from simulate.whatif.profile_transfer import transfer
-from simulate.whatif.scenarios import Scenario, Setting, break_even, explore, limits
+from simulate.whatif.scenarios import Scenario, Setting, explore, limits
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.strategies import drawn_trace
 from tests.simulate.model_sizes.test_hf_config import LLAMA_3_8B
