@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulate.closed_forms.coral import latency_speedup, weight_speedup
-from simulate.closed_forms.leviathan import expected_tau, walltime_speedup
+from simulate.closed_forms.coral_speedup import latency_speedup, weight_speedup
+from simulate.closed_forms.leviathan_speedup import expected_tau, walltime_speedup
 from simulate.closed_forms.paper_speedups import Measured, Published
 from treeopt.errors import CostError
 

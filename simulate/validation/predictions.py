@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from simulate.closed_forms.coral import weight_speedup
-from simulate.closed_forms.leviathan import walltime_speedup
+from simulate.closed_forms.coral_speedup import weight_speedup
+from simulate.closed_forms.leviathan_speedup import walltime_speedup
 from treeopt.cost_model import CostModel
 from treeopt.errors import PlanError
 from treeopt.plans.plan import Choice, Plan, PlanEntry

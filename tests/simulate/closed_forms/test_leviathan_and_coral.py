@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simulate.closed_forms.coral import latency_ratio, latency_speedup, weight_speedup
-from simulate.closed_forms.leviathan import best_gamma, expected_tau, operations_factor, walltime_speedup
+from simulate.closed_forms.coral_speedup import latency_ratio, latency_speedup, weight_speedup
+from simulate.closed_forms.leviathan_speedup import best_gamma, expected_tau, operations_factor, walltime_speedup
 from treeopt.errors import UsageError
 from treeopt.storage.atomic_files import shipped
 
