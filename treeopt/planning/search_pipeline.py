@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -184,7 +185,7 @@ def search(
         *(() if measured is None else measured.caveats(context=context, trace=trace.meta)),
     )
     configurations = {e.batch: e.choice.grown.policy if e.choice.grown else e.choice.tree for e in entries}
-    switches = changes(configurations, lambda what, size: rivals.rate(judge, what, size), near=near)
+    switches = changes(configurations, partial(rivals.rate, judge), near=near)
     return Plan(entries, meta, switches, best, warnings)
 
 

@@ -393,7 +393,7 @@ def test_sizes_that_nobody_gave_are_those_that_the_profile_covers(trace_file, tm
         save_profile(small_profile(batches=(1, 2), tokens=tokens, depth=depth), tmp_path / "profile.json")
         plan = read_json(done(*words).stdout)
         assert (plan["meta"]["search"]["max_nodes"], plan["meta"]["search"]["max_depth"]) == (nodes, depth)
-        said = [warning for warning in plan["warnings"] if "not looked at" in warning]
+        said = [warning for warning in plan["warnings"] if "not considered" in warning]
         assert len(said) == (2 if nodes == 7 else 0)
         if said:
             assert "more than 7 nodes" in said[0]

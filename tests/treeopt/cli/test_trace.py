@@ -102,7 +102,9 @@ def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
     told = run("trace", "info", tmp_path / "t.npz")
     assert "accepted by the recorded" in told.stdout
     assert "assumed: trees are replayed on text that the tree of the recording wrote" in told.stdout
-    refused(run("trace", "info", tmp_path / "t.npz", "--learning-curve"), "rank paths do not tell", code=1)
+    refused(
+        run("trace", "info", tmp_path / "t.npz", "--learning-curve"), "rank paths do not determine acceptance", code=1
+    )
 
 
 @pytest.mark.parametrize(
