@@ -1,4 +1,4 @@
-"""Simulate: how long a step takes, and what steps add up to in a run. Rooms, in the order of import:
+"""Simulate: the time that a step takes, and what steps add up to in a run. The rooms, in the order of import.
 
 * `model_sizes`: parameters, K/V bytes and FLOP of models and drafters, from a Hugging Face config.json.
 * `roofline`: step times predicted from sizes and a device's data sheet.

@@ -1,4 +1,4 @@
-"""The errors of published closed forms, and of what beats them, on measurements that the fit has not seen."""
+"""The errors of published closed forms and of calibrated forms, on measurements that the fit has not seen."""
 
 import json
 from dataclasses import replace

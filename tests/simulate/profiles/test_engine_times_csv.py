@@ -1,4 +1,4 @@
-"""Tables of step times: an engine whose law is known, written down in every form; and tables that say nothing."""
+"""Step times from CSV tables: an engine whose law is known, written in every form; and tables without meaning."""
 
 import json
 import math

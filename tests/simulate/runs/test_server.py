@@ -1,4 +1,4 @@
-"""A server against an event loop written anew, queueing theory's closed forms, and runs of a batch."""
+"""A server against an event loop written a second time, queueing theory's closed forms, and runs of a batch."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from simulate.runs.server import serve
 from simulate.runs.service_levels import Slo, figures, replicate
 from simulate.runs.workload import Workload, drawn, poisson, read_requests
 from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths
-from tests.simulate.runs.test_simulate_records import COST, Priced
+from tests.simulate.runs.test_batch_timeline import COST, Priced
 from treeopt.errors import CostError, UsageError
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof, Switch
 from treeopt.replay.static_tree import accepted_lengths, replay_tree

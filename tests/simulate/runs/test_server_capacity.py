@@ -1,4 +1,4 @@
-"""What a server carries: closed forms of the rate, the command's own days looked at again, and what it refuses."""
+"""Server capacity: closed forms of the rate, the command's own days run again, and errors."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What tokens cost on rented devices: an hour's price over an hour's tokens, and the cheapest of all."""
+"""Price of tokens on rented devices: an hour's price over an hour's tokens, and the cheapest offer."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Runs of a batch against an event loop written anew, token by token, and against closed forms."""
+"""Runs of a batch against an event loop written a second time, token by token, and against closed forms."""
 
 import math
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What the tables say: every figure that they must show, and the same figures counted slowly."""
+"""Report tables: every figure that they must show, and the same figures counted slowly."""
 
 import io
 import json
