@@ -8,7 +8,11 @@ RANK_STEP = 2**-20  # scores fall by this from one token id to the next, so that
 
 
 def suffixes(text: Tensor, ends: Tensor, length: int) -> Tensor:
-    """Return the `length` tokens before each end, MISSING before the text: (b, columns), (b, n) -> (b, n, length)."""
+    """Return the `length` tokens before each end, MISSING before the text: (b, columns), (b, n) -> (b, n, length).
+
+    >>> suffixes(torch.tensor([[5, 6, 7]]), torch.tensor([[2]]), 3)
+    tensor([[[-1,  5,  6]]])
+    """
     place = ends[..., None] + torch.arange(-length, 0, device=text.device)
     tokens = text.gather(1, place.clamp(0, text.shape[1] - 1).flatten(1)).view_as(place)
     return torch.where(place >= 0, tokens, MISSING)

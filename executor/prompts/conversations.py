@@ -124,7 +124,11 @@ def string(value: Any, name: str, *, empty: bool = False) -> str:
 
 
 def messages_of(turns: Turns) -> list[dict[str, str]]:
-    """Return turns in the form that chat templates take."""
+    """Return turns in the form that chat templates take.
+
+    >>> messages_of((("user", "Hello"),))
+    [{'role': 'user', 'content': 'Hello'}]
+    """
     return [{"role": role, "content": content} for role, content in turns]
 
 

@@ -24,7 +24,12 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def chunk_seen(start: int, count: int, view: int, window: int | None, device: torch.device) -> Tensor:
-    """Return what tokens `start`, ... of a text see: themselves and the text before them; bool (1, count, view)."""
+    """Return what tokens `start`, ... of a text see: themselves and the text before them; bool (1, count, view).
+
+    >>> chunk_seen(1, 2, 4, None, torch.device("cpu")).int()
+    tensor([[[1, 1, 0, 0],
+             [1, 1, 1, 0]]], dtype=torch.int32)
+    """
     back = torch.arange(start, start + count, device=device)[:, None] - torch.arange(view, device=device)
     return ((back >= 0) if window is None else (back >= 0) & (back < window))[None]
 

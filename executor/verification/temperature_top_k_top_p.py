@@ -81,6 +81,9 @@ def pick(weights: Tensor, uniforms: Tensor) -> Tensor:
 
     Returns:
         int64 (..., draws), each with a positive weight.
+
+    >>> pick(torch.tensor([1.0, 0.0, 3.0]), torch.tensor([0.1, 0.9], dtype=torch.float64))
+    tensor([0, 2])
     """
     vocabulary = weights.shape[-1]
     size = 1 << (math.isqrt(max(0, vocabulary - 1)).bit_length())
