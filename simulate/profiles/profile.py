@@ -15,18 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import ArrayLike, NDArray
 
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.profiles.basis import Basis
 from simulate.profiles.prefill import Prefill
+from simulate.profiles.profile_records import BasisRecord, BatchRecord, PrefillRecord, ProfileRecord
 from simulate.profiles.step_tables import BatchTimes as BatchTimes
 from simulate.profiles.step_tables import Growing, Points, interpolated
 from treeopt.cost_model import CostParts, StepShape, far
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import why, write_text
-from treeopt.storage.json_records import RecordError, get, given, of_kind, parse
+from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import GREEDY, look, rule_in, same_choosing
+from treeopt.storage.typed_records import read_record
 
 SCHEMA = "treeopt.profile/2"
 NORMAL_95 = 1.96
@@ -263,80 +266,43 @@ def load_profile(path: Path) -> Profile:
     except (OSError, UnicodeDecodeError) as error:
         raise CostError(f"{path}: cannot be read: {why(error)}") from error
     try:
-        record = parse(text, SCHEMA)
-        batches = tuple(
-            _read_batch(times, f"batches[{i}]") for i, times in enumerate(get(record, "batches", list, "profile"))
-        )
-        low, high = _pair(get(record, "context", list, "profile"), "context", int)
-        captured = get(record, "captured", list, "profile")
+        record = read_record(parse(text, SCHEMA), ProfileRecord)
         return Profile(
-            batches,
-            (low, high),
-            get(record, "relative_error", float, "profile"),
-            get(record, "meta", dict, "profile"),
-            _read_basis(record["basis"]) if given(record, "basis", "profile") else None,
-            get(record, "committed", float, "profile"),
-            tuple(of_kind(size, int, f"`captured`[{i}]") for i, size in enumerate(captured)),
-            read_prefill(record["prefill"], "prefill") if record.get("prefill") is not None else None,
+            tuple(_batch(times, f"batches[{i}]") for i, times in enumerate(record.batches)),
+            record.context,
+            record.relative_error,
+            record.meta,
+            None if record.basis is None else _basis(record.basis),
+            record.committed,
+            record.captured,
+            None if record.prefill is None else Prefill(record.prefill.plain, record.prefill.drafted),
         )
     except (RecordError, CostError) as error:
         raise CostError(f"{path}: {error}") from error
 
 
-def _read_batch(record: Any, where: str) -> BatchTimes:
-    draft, rest, widths = (_read_points(record, name, where) for name in ("draft", "rest", "widths"))
-    batch = get(record, "batch", int, where)
-    plain_s, context, commit_s = (get(record, name, float, where) for name in ("plain_s", "context", "commit_s"))
-    error = get(record, "relative_error", float, where) if given(record, "relative_error", where) else None
-    growth = get(record, "growth", dict, where) if "growth" in record else {}
-    told = None
-    if "widths_told" in record and given(record, "widths_told", where):
-        told = get(record, "widths_told", bool, where)
-    try:
-        known = {name: _read_growing(each, f"{where}.growth: `{name}`") for name, each in growth.items()}
-        return BatchTimes(batch, plain_s, draft, rest, widths, context, commit_s, error, known, told)
-    except CostError as error_:
-        raise CostError(f"{where}: {error_}") from error_
-
-
 def read_prefill(record: Any, where: str) -> Prefill:
-    """From the fields as JSON has them.
+    """Return prefill times from their JSON object.
 
     Raises:
         RecordError: names the field.
     """
-    plain, drafted = (_read_points(record, name, where) for name in ("plain", "drafted"))
+    read = read_record(record, PrefillRecord, where)
     try:
-        return Prefill(plain, drafted)
+        return Prefill(read.plain, read.drafted)
     except CostError as error:
         raise RecordError(str(error)) from error
 
 
-def _read_points(record: Any, name: str, where: str) -> Points:
-    return tuple(_pair(point, f"{where}.{name}[{i}]", float) for i, point in enumerate(get(record, name, list, where)))
-
-
-def _read_growing(record: Any, where: str) -> Growing:
-    step, level, node, token, spread = (
-        get(record, name, float, where) for name in ("step_s", "level_s", "node_s", "token_s", "spread")
-    )
+def _batch(record: BatchRecord, where: str) -> BatchTimes:
+    fields = structs.asdict(record)
     try:
-        return Growing(step, level, node, token, get(record, "widest", int, where), spread)
+        growth = {name: Growing(**structs.asdict(growing)) for name, growing in record.growth.items()}
+        return BatchTimes(**{**fields, "growth": growth})
     except CostError as error:
-        raise RecordError(f"{where}: {error}") from error
+        raise CostError(f"{where}: {error}") from error
 
 
-def _read_basis(record: Any) -> Basis:
-    seconds = get(record, "seconds", dict, "basis")
-    seconds = {name: of_kind(value, float, f"basis: `{name}`") for name, value in seconds.items()}
-    experts = None
-    if given(record, "experts", "basis"):
-        of = get(record, "experts", dict, "basis")
-        experts = Experts(*(get(of, name, int, "basis.experts") for name in ("count", "active")))
-    return Basis(seconds, experts, get(record, "spread", float, "basis"))
-
-
-def _pair(values: Any, name: str, second: type) -> tuple[int, Any]:
-    if not isinstance(values, list) or len(values) != 2:
-        raise RecordError(f"`{name}` must be a list of two numbers, found {values!r:.60}")
-    return of_kind(values[0], int, f"`{name}`[0]"), of_kind(values[1], second, f"`{name}`[1]")
+def _basis(record: BasisRecord) -> Basis:
+    experts = None if record.experts is None else Experts(record.experts.count, record.experts.active)
+    return Basis(record.seconds, experts, record.spread)

@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 
 from simulate.closed_forms.speedup_formulas import walltime_speedup, weight_speedup
+from simulate.validation.validation_records import PredictionsRecord
 from treeopt.cost_model import CostModel
 from treeopt.errors import PlanError
 from treeopt.plans.plan import Choice, Plan, PlanEntry
-from treeopt.plans.plan_json import from_json, to_json
+from treeopt.plans.plan_json import plan_of, to_json, upgraded
 from treeopt.policies import Policy
 from treeopt.replay.static_tree import StepCounts, replay_tree
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import why, write_text
-from treeopt.storage.json_records import RecordError, get, given, parse
+from treeopt.storage.json_records import RecordError, get, parse
 from treeopt.storage.provenance import look
+from treeopt.storage.typed_records import read_record
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -171,20 +173,11 @@ def load_predictions(path: Path) -> Predictions:
         own = _hash({key: value for key, value in record.items() if key != "sha256"})
         if said != own:
             raise RecordError(f"was changed after it was written: its `sha256` is {said:.16}, its content's {own:.16}")
-        plan = from_json(json.dumps(get(record, "plan", dict, "predictions")))
-        forms = {}
-        for i, each in enumerate(get(record, "closed_forms", list, "predictions")):
-            where = f"closed_forms[{i}]"
-            leviathan, coral = (
-                get(each, name, float, where) if given(each, name, where) else None for name in ("leviathan", "coral")
-            )
-            forms[get(each, "batch", int, where), get(each, "tree", str, where)] = ClosedForms(leviathan, coral)
-        whole = {}
-        for i, each in enumerate(get(record, "whole_runs", list, "predictions") if "whole_runs" in record else ()):
-            where = f"whole_runs[{i}]"
-            value = Estimate(*(get(each, name, float, where) for name in ("value", "low", "high")))
-            whole[get(each, "batch", int, where), get(each, "tree", str, where)] = value
-        return Predictions(plan, forms, get(record, "meta", dict, "predictions"), whole, said)
+        plan = upgraded(get(record, "plan", dict, "predictions"), "plan")
+        read = read_record({**record, "plan": plan}, PredictionsRecord)
+        forms = {(each.batch, each.tree): ClosedForms(each.leviathan, each.coral) for each in read.closed_forms}
+        whole = {(each.batch, each.tree): Estimate(each.value, each.low, each.high) for each in read.whole_runs}
+        return Predictions(plan_of(read.plan, "plan."), forms, read.meta, whole, read.sha256)
     except (RecordError, PlanError) as error:
         raise PlanError(f"{path}: {error}") from error
 

@@ -10,11 +10,18 @@ from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Swi
 from treeopt.policies.policy_json import to_record
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import why, write_text
-from treeopt.storage.json_records import RecordError, parse
+from treeopt.storage.json_records import RecordError, check_schema, parse
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:
-    from treeopt.plans.plan_records import ChoiceRecord, EntryRecord, EstimateRecord, GrownRecord, TreeRecord
+    from treeopt.plans.plan_records import (
+        ChoiceRecord,
+        EntryRecord,
+        EstimateRecord,
+        GrownRecord,
+        PlanRecord,
+        TreeRecord,
+    )
 
 SCHEMA = "treeopt.plan/3"
 BEFORE = "treeopt.plan/2"
@@ -51,30 +58,28 @@ def from_json(text: str) -> Plan:
     Raises:
         PlanError: names the field that is missing or wrong.
     """
+    from treeopt.plans.plan_records import PlanRecord  # loads msgspec, which only reading needs
+    from treeopt.storage.typed_records import read_record
+
     try:
-        return plan_of(parse(text, SCHEMA, BEFORE))
+        return plan_of(read_record(upgraded(parse(text, SCHEMA, BEFORE)), PlanRecord))
     except RecordError as error:
         raise PlanError(str(error)) from error
 
 
-def plan_of(record: Any, where: str = "") -> Plan:
-    """Return the plan of a JSON object of either schema.
+def plan_of(record: "PlanRecord", where: str = "") -> Plan:
+    """Return the plan of a record.
 
     Args:
-        record: what `json.loads` made of a plan.
-        where: path of the plan in its file; empty: the file is a plan.
+        record: as it was read.
+        where: path of the plan in its file, with a dot at the end; empty: the file is a plan.
 
     Raises:
-        RecordError: names the field that is missing or wrong.
+        RecordError: names the field that is wrong.
     """
-    from treeopt.plans.plan_records import PlanRecord  # loads msgspec, which only reading needs
-    from treeopt.storage.typed_records import read_record
-
-    read = read_record(_upgraded(record), PlanRecord, where)
-    prefix = f"{where}." if where else ""
-    entries = tuple(_entry(entry, f"{prefix}entries[{i}]") for i, entry in enumerate(read.entries))
-    switches = tuple(Switch(each.small, each.large, each.up, each.down) for each in read.switches)
-    return Plan(entries, read.meta, switches, read.best, read.warnings)
+    entries = tuple(_entry(entry, f"{where}entries[{i}]") for i, entry in enumerate(record.entries))
+    switches = tuple(Switch(each.small, each.large, each.up, each.down) for each in record.switches)
+    return Plan(entries, record.meta, switches, record.best, record.warnings)
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -121,19 +126,19 @@ def _grown_record(grown: Grown) -> dict[str, Any]:
     }
 
 
-def _upgraded(record: Any) -> Any:
-    """Return a plan of either schema as one of the newest; what is no plan stays as it is.
+def upgraded(record: Any, where: str = "") -> dict[str, Any]:
+    """Return the JSON object of a plan of either schema as one of the newest.
 
     The schema before had `live` in the place of `policy`: the settings of a `dynamic-tree`, or null.
+
+    Raises:
+        RecordError: no object, or of another schema.
     """
-    if not isinstance(record, dict) or record.get("schema") != BEFORE:
-        return record
+    record = check_schema(record, SCHEMA, BEFORE, where=where)
     entries = record.get("entries")
-    return {
-        **record,
-        "schema": SCHEMA,
-        "entries": [_upgraded_entry(entry) for entry in entries] if isinstance(entries, list) else entries,
-    }
+    if record["schema"] == SCHEMA or not isinstance(entries, list):
+        return {**record, "schema": SCHEMA}
+    return {**record, "schema": SCHEMA, "entries": [_upgraded_entry(entry) for entry in entries]}
 
 
 def _upgraded_entry(entry: Any) -> Any:

@@ -119,7 +119,9 @@ class PlanRecord(Record, frozen=True, tag_field="schema", tag="treeopt.plan/3"):
     switches: tuple[SwitchRecord, ...]
     best: Annotated[Count | None, Meta(description="batch size that the objective prefers")]
     warnings: tuple[str, ...]
-    meta: Annotated[dict[str, Any], Meta(description="provenance: the search's settings, the trace's and the profile's")]
+    meta: Annotated[
+        dict[str, Any], Meta(description="provenance: the search's settings, the trace's and the profile's")
+    ]
 
     def __post_init__(self) -> None:
         """Check that entries differ and that the others name them."""

@@ -61,7 +61,7 @@ def read_record(record: Any, kind: type[T], where: str = "") -> T:
     except msgspec.ValidationError as error:
         raise RecordError(_sentence(str(error), record, kind, where)) from error
     except UnicodeEncodeError as error:
-        raise RecordError(f"{where} holds a string that is not Unicode: {error.object!r:.40}") from error
+        raise RecordError(f"{_subject([where])} holds a name that is not Unicode: {error.object!r:.40}") from error
 
 
 def _sentence(text: str, record: Any, kind: Any, where: str) -> str:

@@ -247,7 +247,11 @@ def test_missing_keys_are_named(tmp_path, key):
         (("entries", 0, "choice", "tree", "paths"), [0], "entries[0]"),
         (("entries", 0, "choice", "tree", "paths", 0), [-1], "entries[0].choice.tree.paths[0][0] must be at least 0"),
         (("entries", 0, "compared", 2, "grown", "nodes"), -1, "grown: `nodes` must be at least 0, found -1"),
-        (("entries", 0, "compared", 2, "grown", "policy", "beam"), 0, "grown.policy: `beam` must be at least 1, found 0"),
+        (
+            ("entries", 0, "compared", 2, "grown", "policy", "beam"),
+            0,
+            "grown.policy: `beam` must be at least 1, found 0",
+        ),
         (("entries", 0, "compared", 2, "grown", "policy", "wings"), 2, "`wings` is not a field of dynamic-tree"),
         (("entries", 0, "compared", 2, "tree"), {"id": Tree.chain(1).id, "paths": [[0]]}, "exclude one another"),
         (("entries", 0, "prices", 0, "share"), 0.5, "entries[0].prices[0]"),
