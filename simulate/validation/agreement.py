@@ -6,8 +6,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from simulate.validation.predictions import ClosedForms
+from simulate.validation.validation_records import ValidationRecord
 from treeopt.plans.plan import Choice, Grown
 from treeopt.statistics.clustered_estimate import CONFIDENCE, Estimate, share
+from treeopt.storage.json_records import check_schema
+from treeopt.storage.typed_records import read_record
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.validation/2"
@@ -121,6 +124,15 @@ def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
             for c in found
         ],
     }
+
+
+def check_validation(record: Any) -> None:
+    """Check what `treeopt validate` wrote.
+
+    Raises:
+        RecordError: names the field that is missing or wrong.
+    """
+    read_record(check_schema(record, SCHEMA), ValidationRecord)
 
 
 def _errors(errors: Sequence[float]) -> dict[str, float]:

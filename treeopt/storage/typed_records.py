@@ -95,7 +95,7 @@ def _must(reason: str, value: Any, steps: Sequence[Step], kind: Any) -> str | No
         return f"a list of length {least}{length}"
     if limit is None:
         return " or ".join(_NOUNS.get(name, name) for name in names.split(" | "))
-    if type(value) is int and not INTEGERS[0] <= value <= INTEGERS[1]:
+    if float(limit) in map(float, INTEGERS):
         return "an integer of 64 bits"
     if (sign, float(limit)) == (">", 0.0):
         return "positive"
