@@ -14,7 +14,7 @@ from simulate.validation.validation_records import PredictionsRecord
 from treeopt.cost_model import CostModel
 from treeopt.errors import PlanError
 from treeopt.plans.plan import Choice, Plan, PlanEntry
-from treeopt.plans.plan_json import plan_of, to_json, upgraded
+from treeopt.plans.plan_json import plan_of, to_json
 from treeopt.policies import Policy
 from treeopt.replay.static_tree import StepCounts, replay_tree
 from treeopt.statistics.clustered_estimate import Estimate
@@ -173,8 +173,7 @@ def load_predictions(path: Path) -> Predictions:
         own = _hash({key: value for key, value in record.items() if key != "sha256"})
         if said != own:
             raise RecordError(f"was changed after it was written: its `sha256` is {said:.16}, its content's {own:.16}")
-        plan = upgraded(get(record, "plan", dict, "predictions"), "plan")
-        read = read_record({**record, "plan": plan}, PredictionsRecord)
+        read = read_record(record, PredictionsRecord)
         forms = {(each.batch, each.tree): ClosedForms(each.leviathan, each.coral) for each in read.closed_forms}
         whole = {(each.batch, each.tree): Estimate(each.value, each.low, each.high) for each in read.whole_runs}
         return Predictions(plan_of(read.plan, "plan."), forms, read.meta, whole, read.sha256)

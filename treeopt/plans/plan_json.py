@@ -10,7 +10,7 @@ from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Swi
 from treeopt.policies.policy_json import to_record
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import why, write_text
-from treeopt.storage.json_records import RecordError, check_schema, parse
+from treeopt.storage.json_records import RecordError, parse
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def from_json(text: str) -> Plan:
     from treeopt.storage.typed_records import read_record
 
     try:
-        return plan_of(read_record(upgraded(parse(text, SCHEMA, BEFORE)), PlanRecord))
+        return plan_of(read_record(parse(text, SCHEMA, BEFORE), PlanRecord))
     except RecordError as error:
         raise PlanError(str(error)) from error
 
@@ -126,41 +126,6 @@ def _grown_record(grown: Grown) -> dict[str, Any]:
     }
 
 
-def upgraded(record: Any, where: str = "") -> dict[str, Any]:
-    """Return the JSON object of a plan of either schema as one of the newest.
-
-    The schema before had `live` in the place of `policy`: the settings of a `dynamic-tree`, or null.
-
-    Raises:
-        RecordError: no object, or of another schema.
-    """
-    record = check_schema(record, SCHEMA, BEFORE, where=where)
-    entries = record.get("entries")
-    if record["schema"] == SCHEMA or not isinstance(entries, list):
-        return {**record, "schema": SCHEMA}
-    return {**record, "schema": SCHEMA, "entries": [_upgraded_entry(entry) for entry in entries]}
-
-
-def _upgraded_entry(entry: Any) -> Any:
-    if not isinstance(entry, dict):
-        return entry
-    upgraded = dict(entry)
-    if "choice" in entry:
-        upgraded["choice"] = _upgraded_choice(entry["choice"])
-    if isinstance(entry.get("compared"), list):
-        upgraded["compared"] = [_upgraded_choice(choice) for choice in entry["compared"]]
-    return upgraded
-
-
-def _upgraded_choice(choice: Any) -> Any:
-    grown = choice.get("grown") if isinstance(choice, dict) else None
-    if not isinstance(grown, dict) or "live" not in grown:
-        return choice
-    live = grown["live"]
-    policy = {"kind": "dynamic-tree", "calibration": None, **live} if isinstance(live, dict) else live
-    return {**choice, "grown": {**grown, "policy": policy}}
-
-
 def _entry(record: "EntryRecord", where: str) -> PlanEntry:
     return PlanEntry(
         batch=record.batch,
@@ -198,7 +163,8 @@ def _tree(record: "TreeRecord", where: str) -> Tree:
 def _grown(record: "GrownRecord", where: str) -> Grown:
     from treeopt.policies.policy_records import policy_of
 
-    policy = None if record.policy is None else policy_of(record.policy, f"{where}.policy")
+    name, value = ("policy", record.policy) if record.policy else ("live", record.live)
+    policy = policy_of(value, f"{where}.{name}") if value else None
     return Grown(record.kind, record.settings, record.nodes, record.depth, policy)
 
 

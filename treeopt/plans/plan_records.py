@@ -1,10 +1,10 @@
-"""The JSON record of a plan file, `treeopt.plan/3`: fields, limits and units."""
+"""The JSON record of a plan file, `treeopt.plan/3` and the one before: fields, limits and units."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from treeopt.policies.policy_records import PolicyRecord
+from treeopt.policies.policy_records import LiveRecord, PolicyRecord
 from treeopt.storage.typed_records import AtLeastOne, Count, Finite, Index, Integer, NotNegative, Positive, Record
 
 
@@ -50,7 +50,19 @@ class GrownRecord(Record, frozen=True):
     settings: dict[str, Any]
     nodes: Annotated[NotNegative, Meta(description="mean number of drafted nodes that a step verifies")]
     depth: Annotated[NotNegative, Meta(description="mean number of levels that a step drafts")]
-    policy: Annotated[PolicyRecord | None, Meta(description="all that draws the same trees again; null: a bound")]
+    policy: Annotated[
+        PolicyRecord | UnsetType | None, Meta(description="all that draws the same trees again; null: a bound")
+    ] = UNSET
+    live: Annotated[LiveRecord | UnsetType | None, Meta(description="`policy` of treeopt.plan/2")] = UNSET
+
+    def __post_init__(self) -> None:
+        """Check that the policy is there."""
+        if self.policy is UNSET and self.live is UNSET:
+            raise ValueError("`policy` is missing")
+
+
+# JSON Schema has no word for "one of two fields" in an object that may be null.
+HAS_POLICY = {"if": {"type": "object"}, "then": {"anyOf": [{"required": ["policy"]}, {"required": ["live"]}]}}
 
 
 class ChoiceRecord(Record, frozen=True):
@@ -58,7 +70,7 @@ class ChoiceRecord(Record, frozen=True):
 
     name: str
     tree: TreeRecord | None
-    grown: GrownRecord | None
+    grown: Annotated[GrownRecord | None, Meta(extra_json_schema=HAS_POLICY)]
     tau: TauRecord
     step_s: Annotated[Positive, Meta(description="seconds per step")]
     speedup: SpeedupRecord
@@ -112,10 +124,11 @@ class SwitchRecord(Record, frozen=True):
     down: Annotated[Integer, Meta(description="change back when it falls to this size")]
 
 
-class PlanRecord(Record, frozen=True, tag_field="schema", tag="treeopt.plan/3"):
+class PlanRecord(Record, frozen=True):
     """The result of a search: per batch size a topology, a policy or no speculation, with its prediction."""
 
-    entries: tuple[EntryRecord, ...]
+    schema: Literal["treeopt.plan/3", "treeopt.plan/2"]
+    entries: Annotated[tuple[EntryRecord, ...], Meta(min_length=1)]
     switches: tuple[SwitchRecord, ...]
     best: Annotated[Count | None, Meta(description="batch size that the objective prefers")]
     warnings: tuple[str, ...]
@@ -126,8 +139,8 @@ class PlanRecord(Record, frozen=True, tag_field="schema", tag="treeopt.plan/3"):
     def __post_init__(self) -> None:
         """Check that entries differ and that the others name them."""
         sizes = [entry.batch for entry in self.entries]
-        if not sizes or len(set(sizes)) < len(sizes):
-            raise ValueError(f"`entries` must hold different batch sizes, at least one, found {sizes}")
+        if len(set(sizes)) < len(sizes):
+            raise ValueError(f"`entries` must hold different batch sizes, found {sizes}")
         named = [batch for switch in self.switches for batch in (switch.small, switch.large)]
         for batch in (*named, *([] if self.best is None else [self.best])):
             if batch not in sizes:

@@ -38,8 +38,8 @@ Calibration = Annotated[
 ]
 
 
-class DynamicTreeRecord(Record, frozen=True, tag_field="kind", tag="dynamic-tree", forbid_unknown_fields=True):
-    """Expansion and re-ranking, as EAGLE-2 drafts."""
+class LiveRecord(Record, frozen=True, forbid_unknown_fields=True):
+    """Settings of a `dynamic-tree` without calibration, as `treeopt.plan/2` holds them."""
 
     nodes: Size
     depth: Size
@@ -47,6 +47,11 @@ class DynamicTreeRecord(Record, frozen=True, tag_field="kind", tag="dynamic-tree
     width: Size | None
     min_probability: Probability
     budget: Size | None
+
+
+class DynamicTreeRecord(LiveRecord, frozen=True, tag_field="kind", tag="dynamic-tree"):
+    """Expansion and re-ranking, as EAGLE-2 drafts."""
+
     calibration: Calibration | None
 
 
@@ -79,13 +84,14 @@ class CostAwareRecord(Record, frozen=True, tag_field="kind", tag="cost-aware", f
 PolicyRecord = DynamicTreeRecord | OptTreeRecord | CostAwareRecord
 
 KINDS: dict[type[Any], type[Any]] = {
+    LiveRecord: DynamicTree,
     DynamicTreeRecord: DynamicTree,
     OptTreeRecord: OptTree,
     CostAwareRecord: CostAware,
 }
 
 
-def policy_of(record: PolicyRecord, where: str) -> Policy:
+def policy_of(record: PolicyRecord | LiveRecord, where: str) -> Policy:
     """Return the policy of a record.
 
     Raises:
