@@ -136,7 +136,7 @@ def _subject(steps: Sequence[Step]) -> str:
     last = _path(steps[-1:])
     if not last:
         return "the record"
-    return _path(steps) if last.startswith("[") else f"{_inside(steps[:-1])}`{last}`"
+    return _path(steps) if last.endswith("]") else f"{_inside(steps[:-1])}`{last}`"
 
 
 def _inside(steps: Sequence[Step]) -> str:
