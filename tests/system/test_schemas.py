@@ -1,6 +1,9 @@
 """The JSON Schemas that are shipped: current, valid, and met by every shipped file and by every fresh one."""
 
 import json
+import os
+import subprocess
+import sys
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -16,7 +19,7 @@ from simulate.validation.agreement import check_validation
 from simulate.validation.predictions import SCHEMA as PREDICTIONS
 from simulate.validation.predictions import load_predictions, save_predictions
 from tests.helpers.slow_growth import POLICIES
-from tests.helpers.write_schemas import FORMATS, document, path_of, text_of
+from tests.helpers.write_schemas import FORMATS, document, path_of
 from treeopt.errors import TraceError
 from treeopt.plans.plan_json import BEFORE, load_plan, save_plan
 from treeopt.plans.plan_json import SCHEMA as PLAN
@@ -30,6 +33,7 @@ from treeopt.storage.typed_records import read_record
 from treeopt.traces.trace import SCHEMA as TRACE
 from treeopt.traces.trace import Trace, load_trace, save_trace
 
+ROOT = Path(__file__).parent.parent.parent
 PROFILES = sorted(shipped("profiles").glob("*.json"))
 PREDICTED = sorted(shipped("validations").glob("*.predictions.json"))
 VALIDATIONS = sorted(set(shipped("validations").glob("*.json")) - set(PREDICTED))
@@ -62,7 +66,7 @@ def meta_of(path: Path) -> Any:
 @pytest.mark.parametrize("name", FORMATS)
 def test_shipped_schemas_are_what_the_types_say(name):
     """Else: `make schemas`."""
-    assert path_of(name).read_text("utf-8") == text_of(name)
+    assert read(path_of(name)) == document(name)
     Draft202012Validator.check_schema(document(name))
 
 
@@ -186,3 +190,8 @@ def test_a_trace_that_could_not_be_read_again_is_not_written(tmp_path):
     with pytest.raises(TraceError, match="`meta`: `temperature` must be a finite number or null, found 'hot'"):
         save_trace(trace, tmp_path / "t.npz")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_msgspec_is_loaded_when_a_file_is_read(tmp_path):
+    code = "import sys, treeopt; sys.exit('msgspec' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
