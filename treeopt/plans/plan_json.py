@@ -1,4 +1,4 @@
-"""Plans as JSON: written, read and checked."""
+"""Plan files: write plans as JSON, read and check them."""
 
 import json
 from dataclasses import asdict
@@ -28,7 +28,7 @@ BEFORE = "treeopt.plan/2"
 
 
 def to_json(plan: Plan) -> str:
-    """The plan as JSON text."""
+    """Return the plan as JSON text."""
     entries = [
         {
             "batch": e.batch,
@@ -53,7 +53,7 @@ def to_json(plan: Plan) -> str:
 
 
 def from_json(text: str) -> Plan:
-    """The plan that `to_json` wrote.
+    """Return the plan that a JSON text holds, of this schema or the one before.
 
     Raises:
         PlanError: names the field that is missing or wrong.
@@ -71,14 +71,14 @@ def plan_of(record: "PlanRecord", where: str = "") -> Plan:
     """Return the plan of a record.
 
     Args:
-        record: as it was read.
-        where: path of the plan in its file, with a dot at the end; empty: the file is a plan.
+        record: the record that was read.
+        where: path of the plan in its file, with a dot at the end; empty if the file is a plan.
 
     Raises:
         RecordError: names the field that is wrong.
     """
     entries = tuple(_entry(entry, f"{where}entries[{i}]") for i, entry in enumerate(record.entries))
-    switches = tuple(Switch(each.small, each.large, each.up, each.down) for each in record.switches)
+    switches = tuple(Switch(switch.small, switch.large, switch.up, switch.down) for switch in record.switches)
     return Plan(entries, record.meta, switches, record.best, record.warnings)
 
 
@@ -130,11 +130,11 @@ def _entry(record: "EntryRecord", where: str) -> PlanEntry:
     return PlanEntry(
         batch=record.batch,
         choice=_choice(record.choice, f"{where}.choice"),
-        gain=_estimate(record.gain_over_chain),
+        gain=None if record.gain_over_chain is None else _estimate(record.gain_over_chain),
         compared=tuple(_choice(choice, f"{where}.compared[{i}]") for i, choice in enumerate(record.compared)),
         skipped=record.skipped,
         proof=Proof(record.proof.objective, record.proof.optimal, record.proof.statement),
-        prices=tuple(Price(price.rule, price.source, _figure(price.share)) for price in record.prices),
+        prices=tuple(Price(price.rule, price.source, _estimate(price.share)) for price in record.prices),
     )
 
 
@@ -142,11 +142,11 @@ def _choice(record: "ChoiceRecord", where: str) -> Choice:
     return Choice(
         name=record.name,
         tree=None if record.tree is None else _tree(record.tree, f"{where}.tree"),
-        tau=_figure(record.tau),
+        tau=_estimate(record.tau),
         step_s=record.step_s,
-        speedup=_figure(record.speedup),
+        speedup=_estimate(record.speedup),
         grown=None if record.grown is None else _grown(record.grown, f"{where}.grown"),
-        behind=_estimate(record.behind),
+        behind=None if record.behind is None else _estimate(record.behind),
     )
 
 
@@ -163,14 +163,10 @@ def _tree(record: "TreeRecord", where: str) -> Tree:
 def _grown(record: "GrownRecord", where: str) -> Grown:
     from treeopt.policies.policy_records import policy_of
 
-    name, value = ("policy", record.policy) if record.policy else ("live", record.live)
-    policy = policy_of(value, f"{where}.{name}") if value else None
+    name, stored = ("policy", record.policy) if record.policy else ("live", record.live)
+    policy = policy_of(stored, f"{where}.{name}") if stored else None
     return Grown(record.kind, record.settings, record.nodes, record.depth, policy)
 
 
-def _figure(record: "EstimateRecord") -> Estimate:
+def _estimate(record: "EstimateRecord") -> Estimate:
     return Estimate(record.value, record.low, record.high)
-
-
-def _estimate(record: "EstimateRecord | None") -> Estimate | None:
-    return None if record is None else _figure(record)
