@@ -18,7 +18,7 @@ TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
 PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
 
-.PHONY: demo test slow check format docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
+.PHONY: demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -29,13 +29,12 @@ test: $(VENV)/.all  ## all fast tests
 slow: $(VENV)/.all  ## statistical and whole-data suites
 	$(BIN)/python -m pytest -q -m slow
 
-check: $(VENV)/.all  ## style, types, architecture
+check: $(VENV)/.all  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy treeopt simulate executor
-	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-format: $(VENV)/.all
+format: $(VENV)/.all  ## what ruff can mend
 	$(BIN)/ruff check --fix -q .
 	$(BIN)/ruff format -q .
 
@@ -45,6 +44,9 @@ docs: $(VENV)/.docs  ## the documentation, built into build/docs; a warning is a
 reference: $(VENV)/.all  ## the command-line reference and the outputs that README and docs show, written again
 	$(BIN)/python docs/generate_cli_reference.py
 	$(BIN)/python -m tests.helpers.console_blocks
+
+schemas: $(VENV)/.all  ## JSON Schemas of the file formats, from the types that read them
+	$(BIN)/python -m tests.helpers.write_schemas
 
 bench: $(VENV)/.all  ## timings, printed; ratios within one run
 	$(BIN)/python -m tests.benchmarks.bench_search

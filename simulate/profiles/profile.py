@@ -1,10 +1,10 @@
-"""A measured profile as a cost model: step times of one target and drafter on one device, nothing beyond them.
+"""Profiles: measured step times of one target and drafter on one device, as a cost model; their files.
 
-step = draft(batch, levels) + rest(batch, tokens), both by context; where trees are drawn anew at each step, what that
-takes is added as far as it was measured (`Growing`). At measured sizes time is what was measured, dips
-and breaks included, as far as it was more than noise (`calibrate`). Between them the measurement over the fitted
-`Basis` is interpolated, so that a tile's edge stays where it is; without a basis time itself is. Outside what was
-measured it is refused.
+step = draft(batch, levels) + rest(batch, tokens), both by context. Dynamic trees add the time that drafting them takes,
+where it was measured (`Growing`). At measured sizes the time is the measured one, dips and breaks included, as far as
+it was more than noise (`calibrate`). Between them the ratio of the measurement to the fitted `Basis` is interpolated,
+so that a tile's edge stays where it is; without a basis the time itself is interpolated. Sizes outside the measured
+ones raise CostError.
 """
 
 import json
@@ -15,26 +15,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import ArrayLike, NDArray
 
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.profiles.basis import Basis
 from simulate.profiles.prefill import Prefill
+from simulate.profiles.profile_records import BasisRecord, BatchRecord, PrefillRecord, ProfileRecord
 from simulate.profiles.step_tables import BatchTimes as BatchTimes
 from simulate.profiles.step_tables import Growing, Points, interpolated
 from treeopt.cost_model import CostParts, StepShape, far
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import why, write_text
-from treeopt.storage.json_records import RecordError, get, given, of_kind, parse
+from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import GREEDY, look, rule_in, same_choosing
+from treeopt.storage.typed_records import read_record
 
 SCHEMA = "treeopt.profile/2"
 NORMAL_95 = 1.96
-RUN = (
-    0.018  # by which a run of measuring moves all steps over the plain one, 1 sd: README, "Predicted against measured"
-)
-BETWEEN_RUNS = NORMAL_95 * math.sqrt(2) * RUN  # half of the 95 % interval of what two differ by
-AT_ONCE = "medusa"  # the kind of drafter whose levels are all drafted by one forward of the root
+# Standard deviation between measuring runs of step time / plain step time (README, "Predicted against measured").
+RUN = 0.018
+BETWEEN_RUNS = NORMAL_95 * math.sqrt(2) * RUN  # half-width of the 95 % interval of the difference of two runs
+AT_ONCE = "medusa"  # the kind of drafter that drafts all levels in one forward of the root
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,14 @@ class Profile:
 
     Attributes:
         batches: by rising batch size, and by rising context where one was measured at several.
-        context: fewest and most tokens a sequence in the cache while measuring.
-        relative_error: half-width of the 95 % interval of a step time over a plain step time, as a share.
+        context: fewest and most tokens per sequence in the cache while measuring.
+        relative_error: half-width of the 95 % interval of step time / plain step time, as a share.
         meta: provenance.
-        basis: how time moves between measured sizes; None: on straight lines.
-        committed: tokens a sequence that a step is taken to commit where a shape does not say.
-        captured: tokens of a batch for which CUDA graphs are captured, rising: steps are padded to the next of them.
-            Empty: none, and none beyond the largest.
-        prefill: what prompts take; None where nobody measured it.
+        basis: how time moves between measured sizes; None for straight lines.
+        committed: tokens per sequence that a step is assumed to commit where a shape does not say.
+        captured: rising batch totals of tokens that CUDA graphs are captured for. Steps are padded to the next of
+            them; there is no padding beyond the largest, or if this is empty.
+        prefill: prefill times; None if they were not measured.
     """
 
     batches: tuple[BatchTimes, ...]
@@ -70,12 +72,12 @@ class Profile:
         """
         places = [(times.batch, times.context) for times in self.batches]
         if not places or places != sorted(set(places)):
-            shown = [batch for batch, _ in places]
-            raise CostError(f"batches must be of rising size, and of rising context at one size, found {shown}")
+            sizes = [batch for batch, _ in places]
+            raise CostError(f"batches must have rising sizes, and rising contexts at one size, found {sizes}")
         for times in self.batches:
             if times.growth.keys() != self.growths:
                 raise CostError(
-                    f"growth must be of the same kinds everywhere, found {sorted(self.growths)} at batch "
+                    f"growth must have the same kinds everywhere, found {sorted(self.growths)} at batch "
                     f"{self.batches[0].batch} and {sorted(times.growth)} at batch {times.batch}"
                 )
         if not 0 <= self.context[0] <= self.context[1]:
@@ -89,24 +91,24 @@ class Profile:
 
     @property
     def separable(self) -> bool:
-        """True where the nodes fed to a level made no difference to its drafting, or nothing tells: `widths_known`."""
+        """True if drafting time does not depend on level widths, or if it is not known: see `widths_known`."""
         return not any(times.widths for times in self.batches)
 
     @property
     def widths_known(self) -> bool:
-        """See `Measured`; of a drafter that nobody names, tables without widths are believed."""
+        """See `Measured`. Tables without widths are believed if the profile does not name its drafter."""
         if look(self.meta, "drafter", "kind") in (None, AT_ONCE):
             return True
         return all(times.widths or times.widths_told for times in self.batches)
 
     @property
     def apart(self) -> bool:
-        """Whether contexts were told apart."""
+        """True if step times were measured separately at several contexts."""
         sizes = [times.batch for times in self.batches]
         return len(set(sizes)) < len(sizes)
 
     def priced_at(self, context: int | None = None) -> int | None:
-        """See `Measured`; over batch sizes, which differ by what their requests came to, the mean."""
+        """See `Measured`. Return the mean over batch sizes, whose requests differ in length."""
         first = {times.batch: times.context for times in reversed(self.batches)}
         return context if context is not None else round(math.fsum(first.values()) / len(first)) or None
 
@@ -114,30 +116,30 @@ class Profile:
         """See `Measured`."""
         low, high = self.context
         middle = self.priced_at() or (low + high) // 2
-        found = []
-        for key, what in (("predicted", "predicted from sizes"), ("transfer", "carried over from another device")):
+        sentences = []
+        for key, origin in (("predicted", "predicted from sizes"), ("transfer", "carried over from another device")):
             if look(self.meta, key) is not None:
-                off = f"a step over a plain step may be off by {self.relative_error:.0%}"
-                found.append(f"step times are {what}, not measured: {off}")
+                error = f"a step over a plain step may be off by {self.relative_error:.0%}"
+                sentences.append(f"step times are {origin}, not measured: {error}")
         if look(self.meta, "imported") is not None:
-            found.append(
-                "step times are an engine's, brought in: nothing tells whether they are of the trace's models, and a "
-                "tree that branches is priced as the chain of as many nodes"
+            sentences.append(
+                "step times were imported from an engine: they do not say whether they belong to the trace's models, "
+                "and a tree that branches is priced like a chain with the same number of nodes"
             )
         if context is not None and not self.apart and far(context, middle):
-            found.append(
-                f"step times were measured at mixed contexts of {low} to {high} tokens, mean {middle}, and not told "
-                f"apart: at {context} they may be others"
+            sentences.append(
+                f"step times were measured at mixed contexts of {low} to {high} tokens (mean {middle}), not at each "
+                f"context: at {context} they may differ"
             )
         if not self.widths_known:
-            found.append("what wider levels cost the drafter was not measured: they are taken to cost nothing")
+            sentences.append("the drafter's cost of wider levels was not measured: it is taken to be zero")
         measured = GREEDY | dict(self.meta)
         if not same_choosing(measured, trace):
-            found.append(
+            sentences.append(
                 f"step times were measured with {rule_in(measured)} and the trace was recorded with {rule_in(trace)}: "
-                "choosing tokens takes time of its own"
+                "the rules differ in the time that they take"
             )
-        return found
+        return sentences
 
     @property
     def growths(self) -> Collection[str]:
@@ -145,26 +147,26 @@ class Profile:
         return self.batches[0].growth.keys()
 
     def step_s(self, shapes: Sequence[StepShape]) -> NDArray[np.float64]:
-        """See `CostModel.step_s`; what committing more or fewer tokens takes never halves the time besides drafting."""
+        """See `CostModel.step_s`. Committing fewer tokens never saves more than half the time besides drafting."""
         seconds = np.empty(len(shapes))
         for batch, context in {(shape.batch, shape.context) for shape in shapes}:
             chosen = [i for i, shape in enumerate(shapes) if (shape.batch, shape.context) == (batch, context)]
-            asked, tables = [shapes[i] for i in chosen], self._at(batch, context)
-            tokens = self._padded(batch, [shape.tokens for shape in asked])
+            alike, tables = [shapes[i] for i in chosen], self._at(batch, context)
+            tokens = self._padded(batch, [shape.tokens for shape in alike])
             try:
                 for _, times in tables:
                     times.sizes(tokens)
-                draft = sum(share * (times.drafts(asked) + times.growing(asked)) for share, times in tables)
+                draft = sum(share * (times.drafts(alike) + times.growing(alike)) for share, times in tables)
             except CostError as error:
-                raise CostError(f"{error}{self._remedy(batch, asked, tables)}") from error
+                raise CostError(f"{error}{self._remedy(batch, alike, tables)}") from error
             rest = self._rest_s(tokens, tables, context)
-            more = np.array([0.0 if s.committed is None else s.committed - self.committed for s in asked])
+            extra = np.array([0.0 if s.committed is None else s.committed - self.committed for s in alike])
             per_token = math.fsum(share * times.commit_s for share, times in tables)
-            seconds[chosen] = draft + np.maximum(rest + more * per_token, 0.5 * rest)
+            seconds[chosen] = draft + np.maximum(rest + extra * per_token, 0.5 * rest)
         return seconds
 
     def parts(self, *, batch: int, tokens: int, depth: int, width: int, context: int | None = None) -> CostParts:
-        """See `CostModel.parts`; a level costs what one more level adds to the drafting."""
+        """See `CostModel.parts`. A level costs the time that one more level adds to drafting."""
         tables = self._at(batch, context)
         draft = sum(share * times.levels(depth, width) for share, times in tables)
         sizes = np.append(0.0, self._padded(batch, np.arange(1, tokens + 1)))
@@ -178,31 +180,31 @@ class Profile:
         return math.fsum(share * times.plain_s for share, times in self._at(batch, context))
 
     def error(self, shape: StepShape) -> float:
-        """See `CostModel.error`; that of the batch size where enough of it was measured, else of all.
+        """See `CostModel.error`. The error is that of the batch size if enough was measured there, else of the profile.
 
-        What two runs of one machine, the profile's and another, differ by is added, which no run shows by itself; of
-        trees that are drawn anew the spread of what that takes, too.
+        The difference between two runs on one machine is added, which no single run shows; for dynamic trees also the
+        spread of the time that drafting them takes.
         """
-        here = [times for times in self.batches if times.batch == shape.batch]
-        own = [times.relative_error for times in here if times.relative_error is not None]
-        anew = [known.spread for times in here for kind, known in times.growth.items() if kind == shape.growth]
-        return math.hypot(max(own, default=self.relative_error), NORMAL_95 * max(anew, default=0.0), BETWEEN_RUNS)
+        tables = [times for times in self.batches if times.batch == shape.batch]
+        errors = [times.relative_error for times in tables if times.relative_error is not None]
+        spreads = [known.spread for times in tables for kind, known in times.growth.items() if kind == shape.growth]
+        return math.hypot(max(errors, default=self.relative_error), NORMAL_95 * max(spreads, default=0.0), BETWEEN_RUNS)
 
-    def _remedy(self, batch: int, asked: Sequence[StepShape], tables: list[tuple[float, BatchTimes]]) -> str:
-        """What to ask for instead of shapes that are too large; empty where they are not, or where nothing fits."""
-        tokens, depth = (max(sizes) for sizes in zip(*((s.tokens, len(s.widths)) for s in asked), strict=True))
-        sizes = self._padded(batch, np.arange(1, tokens + 1))  # by nodes, from none
+    def _remedy(self, batch: int, shapes: Sequence[StepShape], tables: list[tuple[float, BatchTimes]]) -> str:
+        """Say which limits would avoid shapes that are too large; empty if none is too large, or if nothing fits."""
+        tokens, depth = (max(sizes) for sizes in zip(*((s.tokens, len(s.widths)) for s in shapes), strict=True))
+        sizes = self._padded(batch, np.arange(1, tokens + 1))  # index: nodes
         fitting = np.flatnonzero(np.logical_and.reduce([times.inside(sizes) for _, times in tables]))
         deepest = min(times.deepest for _, times in tables)
-        said = ""
+        advice = ""
         if len(fitting) and 0 < fitting[-1] < tokens - 1:
-            said += f"; choose fewer nodes (search: --max-nodes {fitting[-1]})"
+            advice += f"; choose fewer nodes (search: --max-nodes {fitting[-1]})"
         if depth > deepest:
-            said += f"; choose fewer levels (search: --max-depth {deepest})"
-        return said
+            advice += f"; choose fewer levels (search: --max-depth {deepest})"
+        return advice
 
     def _at(self, batch: int, context: int | None) -> list[tuple[float, BatchTimes]]:
-        """The tables on both sides of a context and their shares, above 0; without one, those of the shortest."""
+        """Return the tables on both sides of a context with their shares above 0; without a context the first one."""
         low, high = self.context
         if context is not None and not low <= context <= high:
             raise CostError(f"context {context} lies outside what the profile measured, {low} to {high} tokens")
@@ -217,29 +219,29 @@ class Profile:
         return [(share, tables[i]) for i, share in shares if share > 0]
 
     def _padded(self, batch: int, tokens: ArrayLike) -> NDArray[np.float64]:
-        """Tokens a sequence that are computed: of the next captured size, or as they are beyond the largest."""
-        asked = np.asarray(tokens, dtype=np.float64)
+        """Return tokens per sequence after padding to the next captured size; no padding beyond the largest."""
+        wanted = np.asarray(tokens, dtype=np.float64)
         sizes = np.array([*self.captured, np.inf])
-        padded = sizes[np.searchsorted(sizes, asked * batch)]
-        return np.where(np.isinf(padded), asked, padded / batch)
+        padded = sizes[np.searchsorted(sizes, wanted * batch)]
+        return np.where(np.isinf(padded), wanted, padded / batch)
 
     def _rest_s(
         self, tokens: NDArray[np.float64], tables: list[tuple[float, BatchTimes]], context: int | None
     ) -> NDArray[np.float64]:
-        """Seconds of everything but drafting; tokens within the tables."""
+        """Return the seconds of everything but drafting; tokens must lie within the tables."""
         if self.basis is None:
             return np.asarray(sum(share * interpolated(tokens, times.rest) for share, times in tables))
         contexts = [times.context for times in self.batches if times.batch == tables[0][1].batch]
-        here = contexts[0] if context is None else min(max(context, contexts[0]), contexts[-1])
-        over = sum(share * interpolated(tokens, over_basis(times, self.basis)) for share, times in tables)
-        return np.asarray(over * self.basis.rest_s(tokens, batch=tables[0][1].batch, context=here))
+        nearest = contexts[0] if context is None else min(max(context, contexts[0]), contexts[-1])
+        ratio = sum(share * interpolated(tokens, over_basis(times, self.basis)) for share, times in tables)
+        return np.asarray(ratio * self.basis.rest_s(tokens, batch=tables[0][1].batch, context=nearest))
 
 
 def over_basis(times: BatchTimes, basis: Basis) -> Points:
-    """What was measured besides drafting over what the basis says, by tokens."""
+    """Return the ratio of measured seconds besides drafting to those of the basis, by tokens."""
     tokens, seconds = zip(*times.rest, strict=True)
-    due = basis.rest_s(tokens, batch=times.batch, context=times.context)
-    return tuple(zip(tokens, (np.array(seconds) / due).tolist(), strict=True))
+    fitted_s = basis.rest_s(tokens, batch=times.batch, context=times.context)
+    return tuple(zip(tokens, (np.array(seconds) / fitted_s).tolist(), strict=True))
 
 
 def save_profile(profile: Profile, path: Path) -> None:
@@ -263,80 +265,43 @@ def load_profile(path: Path) -> Profile:
     except (OSError, UnicodeDecodeError) as error:
         raise CostError(f"{path}: cannot be read: {why(error)}") from error
     try:
-        record = parse(text, SCHEMA)
-        batches = tuple(
-            _read_batch(times, f"batches[{i}]") for i, times in enumerate(get(record, "batches", list, "profile"))
-        )
-        low, high = _pair(get(record, "context", list, "profile"), "context", int)
-        captured = get(record, "captured", list, "profile")
+        record = read_record(parse(text, SCHEMA), ProfileRecord)
         return Profile(
-            batches,
-            (low, high),
-            get(record, "relative_error", float, "profile"),
-            get(record, "meta", dict, "profile"),
-            _read_basis(record["basis"]) if given(record, "basis", "profile") else None,
-            get(record, "committed", float, "profile"),
-            tuple(of_kind(size, int, f"`captured`[{i}]") for i, size in enumerate(captured)),
-            read_prefill(record["prefill"], "prefill") if record.get("prefill") is not None else None,
+            tuple(_batch(times, f"batches[{i}]") for i, times in enumerate(record.batches)),
+            record.context,
+            record.relative_error,
+            record.meta,
+            None if record.basis is None else _basis(record.basis),
+            record.committed,
+            record.captured,
+            None if record.prefill is None else Prefill(record.prefill.plain, record.prefill.drafted),
         )
     except (RecordError, CostError) as error:
         raise CostError(f"{path}: {error}") from error
 
 
-def _read_batch(record: Any, where: str) -> BatchTimes:
-    draft, rest, widths = (_read_points(record, name, where) for name in ("draft", "rest", "widths"))
-    batch = get(record, "batch", int, where)
-    plain_s, context, commit_s = (get(record, name, float, where) for name in ("plain_s", "context", "commit_s"))
-    error = get(record, "relative_error", float, where) if given(record, "relative_error", where) else None
-    growth = get(record, "growth", dict, where) if "growth" in record else {}
-    told = None
-    if "widths_told" in record and given(record, "widths_told", where):
-        told = get(record, "widths_told", bool, where)
-    try:
-        known = {name: _read_growing(each, f"{where}.growth: `{name}`") for name, each in growth.items()}
-        return BatchTimes(batch, plain_s, draft, rest, widths, context, commit_s, error, known, told)
-    except CostError as error_:
-        raise CostError(f"{where}: {error_}") from error_
-
-
 def read_prefill(record: Any, where: str) -> Prefill:
-    """From the fields as JSON has them.
+    """Return prefill times from their JSON object.
 
     Raises:
         RecordError: names the field.
     """
-    plain, drafted = (_read_points(record, name, where) for name in ("plain", "drafted"))
+    read = read_record(record, PrefillRecord, where)
     try:
-        return Prefill(plain, drafted)
+        return Prefill(read.plain, read.drafted)
     except CostError as error:
         raise RecordError(str(error)) from error
 
 
-def _read_points(record: Any, name: str, where: str) -> Points:
-    return tuple(_pair(point, f"{where}.{name}[{i}]", float) for i, point in enumerate(get(record, name, list, where)))
-
-
-def _read_growing(record: Any, where: str) -> Growing:
-    step, level, node, token, spread = (
-        get(record, name, float, where) for name in ("step_s", "level_s", "node_s", "token_s", "spread")
-    )
+def _batch(record: BatchRecord, where: str) -> BatchTimes:
+    fields = structs.asdict(record)
     try:
-        return Growing(step, level, node, token, get(record, "widest", int, where), spread)
+        growth = {name: Growing(**structs.asdict(growing)) for name, growing in record.growth.items()}
+        return BatchTimes(**{**fields, "growth": growth})
     except CostError as error:
-        raise RecordError(f"{where}: {error}") from error
+        raise CostError(f"{where}: {error}") from error
 
 
-def _read_basis(record: Any) -> Basis:
-    seconds = get(record, "seconds", dict, "basis")
-    seconds = {name: of_kind(value, float, f"basis: `{name}`") for name, value in seconds.items()}
-    experts = None
-    if given(record, "experts", "basis"):
-        of = get(record, "experts", dict, "basis")
-        experts = Experts(*(get(of, name, int, "basis.experts") for name in ("count", "active")))
-    return Basis(seconds, experts, get(record, "spread", float, "basis"))
-
-
-def _pair(values: Any, name: str, second: type) -> tuple[int, Any]:
-    if not isinstance(values, list) or len(values) != 2:
-        raise RecordError(f"`{name}` must be a list of two numbers, found {values!r:.60}")
-    return of_kind(values[0], int, f"`{name}`[0]"), of_kind(values[1], second, f"`{name}`[1]")
+def _basis(record: BasisRecord) -> Basis:
+    experts = None if record.experts is None else Experts(record.experts.count, record.experts.active)
+    return Basis(record.seconds, experts, record.spread)

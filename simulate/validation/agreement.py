@@ -1,4 +1,4 @@
-"""How well predictions agree with what was measured: errors, coverage of intervals, and whether the best is found."""
+"""Agreement of predictions with measurements: errors, coverage of intervals, and whether the best tree was found."""
 
 import math
 from collections.abc import Sequence
@@ -6,17 +6,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from simulate.validation.predictions import ClosedForms
+from simulate.validation.validation_records import ValidationRecord
 from treeopt.plans.plan import Choice, Grown
 from treeopt.statistics.clustered_estimate import CONFIDENCE, Estimate, share
+from treeopt.storage.json_records import check_schema
+from treeopt.storage.typed_records import read_record
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.validation/2"
-NEAR = 0.02  # of the measured best: top-1 regret that a predicted best may have
+NEAR = 0.02  # share of the best measured speedup that the tree predicted to be the best may lose
 
 
 @dataclass(frozen=True)
 class Figures:
-    """tau (tokens a step and sequence), seconds of a step, speedup over plain decoding."""
+    """tau (tokens per step and sequence), seconds per step, speedup over plain decoding."""
 
     tau: Estimate
     step_s: float
@@ -24,36 +27,37 @@ class Figures:
 
     @classmethod
     def of_run(cls, choice: Choice, *, judged: int, requests: int) -> "Figures":
-        """What a plan's choice comes to in a run of other requests, a sample as those are that the plan judged it on.
+        """Return the figures of a choice for one run of other requests from the same population.
 
-        Means over R and N requests of variance s² each differ by the variance s² (1 / R + 1 / N).
+        The means of R and of N requests of variance s² differ with variance s² (1 / R + 1 / N), so that intervals of a
+        run are wider than the plan's, which are intervals of the population's mean.
 
         Args:
-            choice: its intervals are of all requests like those.
-            judged: R; 0: the plan does not say, and intervals stay as they are.
-            requests: N.
+            choice: the choice with the plan's intervals.
+            judged: R, the requests that the plan judged it on; 0 if not recorded, which leaves intervals as they are.
+            requests: N, the requests of the run.
         """
-        more = choice.tau.relative * math.sqrt(judged / requests) if judged else 0.0
-        tau, speedup = (each.times(1.0, relative_error=more) for each in (choice.tau, choice.speedup))
+        run_error = choice.tau.relative * math.sqrt(judged / requests) if judged else 0.0
+        tau, speedup = (figure.times(1.0, relative_error=run_error) for figure in (choice.tau, choice.speedup))
         return cls(tau, choice.step_s, speedup)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One way of drafting at one batch size.
+    """One configuration at one batch size, predicted and measured.
 
     Attributes:
         batch: sequences.
-        name: what the plan calls it.
-        tree: the topology; None where a policy draws it anew at each step.
-        predicted: from the plan, of a run of as many requests: requests held out, profiled times.
-        measured: live. The speedup is tau times the centre, over pieces of the run, of (plain step / step), both
-            medians over steps with all rows busy; of a policy, whose steps differ, both means.
-        end_to_end: measured tokens a second over plain decoding's, prefill and draining included.
-        forms: what the closed forms predicted.
-        plain_s: seconds of a plain step, predicted and measured; None where the plan does not say.
-        grown: what the plan says of the policy.
-        whole: what was predicted of `end_to_end`; None: nothing.
+        name: name in the plan.
+        tree: the static tree; None for a policy.
+        predicted: figures from the plan (requests held out, profiled times) for a run of the measured length.
+        measured: figures of the live run. The speedup is tau times the centre, over pieces of the run, of plain step /
+            step; both are medians over steps with all rows busy, and means for policies, whose steps differ.
+        end_to_end: measured tokens per second over those of plain decoding, prefill and draining included.
+        forms: speedups by the closed forms.
+        plain_s: seconds per plain step, predicted and measured; None if the plan does not record the prediction.
+        grown: the dynamic tree of the plan; None for a static tree.
+        whole: prediction of `end_to_end`; None if there is none.
     """
 
     batch: int
@@ -69,39 +73,41 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Predicted speedup over measured, minus 1."""
+        """Predicted speedup / measured speedup − 1."""
         return self.predicted.speedup.value / self.measured.speedup.value - 1
 
     @property
     def covered(self) -> bool:
-        """The predicted interval holds the measured speedup."""
+        """True if the predicted interval holds the measured speedup."""
         return self.predicted.speedup.low <= self.measured.speedup.value <= self.predicted.speedup.high
 
 
 def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """The figures as JSON values.
+    """Return the figures as JSON values; see `ValidationRecord`.
 
-    `cells`; mean and largest |predicted / measured − 1| of their speedups, ours and the closed forms', and of whole
-    runs (`end_to_end`); `coverage`, the share of cells whose predicted interval holds the measured speedup, with its
-    exact binomial interval, cells taken as independent; `best`, for each batch size which tree was predicted to be the
-    fastest and how far it lies behind the one that was; `plain`, the seconds of each batch size's plain step, which say
-    whether the machine was as it was when it was profiled.
+    * mean and largest error |predicted / measured − 1| of the speedups, of the closed forms, and of whole runs
+    * `coverage`: the share of cells whose predicted interval holds the measured speedup, with its exact binomial
+      interval, cells taken as independent
+    * `best`: per batch size, the tree that was predicted to be the fastest, and what it loses to the one that was
+    * `plain`: seconds per plain step by batch size, which show whether the machine's speed changed since the profile
+    * `cells`: the comparisons
     """
-    found = comparisons
-    covered = sum(c.covered for c in found)
+    covered = sum(c.covered for c in comparisons)
     return {
-        **_errors([c.error for c in found]),
-        "closed_forms": {name: _form_errors(found, name) for name in asdict(ClosedForms())},
-        "end_to_end": _whole_errors(found),
+        **_errors([c.error for c in comparisons]),
+        "closed_forms": {name: _form_errors(comparisons, name) for name in asdict(ClosedForms())},
+        "end_to_end": _whole_errors(comparisons),
         "coverage": {
             "nominal": CONFIDENCE,
-            "cells": len(found),
-            "covered": {"cells": covered, **asdict(share(covered, len(found)))},
+            "cells": len(comparisons),
+            "covered": {"cells": covered, **asdict(share(covered, len(comparisons)))},
         },
-        "best": [_best([c for c in found if c.batch == batch]) for batch in dict.fromkeys(c.batch for c in found)],
+        "best": [
+            _best([c for c in comparisons if c.batch == batch]) for batch in dict.fromkeys(c.batch for c in comparisons)
+        ],
         "plain": [
             {"batch": batch, "predicted_s": seconds[0], "measured_s": seconds[1]}
-            for batch, seconds in {c.batch: c.plain_s for c in found}.items()
+            for batch, seconds in {c.batch: c.plain_s for c in comparisons}.items()
             if seconds is not None
         ],
         "cells": [
@@ -118,9 +124,18 @@ def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
                 "error": c.error,
                 "covered": c.covered,
             }
-            for c in found
+            for c in comparisons
         ],
     }
+
+
+def check_validation(record: Any) -> None:
+    """Check the JSON object of a validation file.
+
+    Raises:
+        RecordError: names the field that is missing or wrong.
+    """
+    read_record(check_schema(record, SCHEMA), ValidationRecord)
 
 
 def _errors(errors: Sequence[float]) -> dict[str, float]:
@@ -129,14 +144,14 @@ def _errors(errors: Sequence[float]) -> dict[str, float]:
 
 
 def _form_errors(comparisons: Sequence[Comparison], name: str) -> dict[str, float] | None:
-    """Of one closed form, over the cells that it has a figure for; None if it has none."""
+    """Return the errors of one closed form over the cells that it predicts; None if it predicts none."""
     pairs = [(getattr(c.forms, name), c.measured.speedup.value) for c in comparisons]
     errors = [predicted / measured - 1 for predicted, measured in pairs if predicted is not None]
     return {"cells": len(errors), **_errors(errors)} if errors else None
 
 
 def _whole_errors(comparisons: Sequence[Comparison]) -> dict[str, float] | None:
-    """Of whole runs, and how many of their intervals hold, over cells that they were predicted for; None if none."""
+    """Return the errors over predicted whole runs and the number of intervals that hold; None if none was predicted."""
     pairs = [(c.whole, c.end_to_end) for c in comparisons if c.whole is not None]
     if not pairs:
         return None

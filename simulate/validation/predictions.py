@@ -1,4 +1,4 @@
-"""Predictions fixed before anything is measured: a plan, closed forms beside it, and a hash over both."""
+"""Predictions that are fixed before anything is measured: a plan, closed forms, whole runs, and a hash; their files."""
 
 import hashlib
 import json
@@ -11,17 +11,19 @@ import numpy as np
 
 from simulate.closed_forms.coral_speedup import weight_speedup
 from simulate.closed_forms.leviathan_speedup import walltime_speedup
+from simulate.validation.validation_records import PredictionsRecord
 from treeopt.cost_model import CostModel
 from treeopt.errors import PlanError
 from treeopt.plans.plan import Choice, Plan, PlanEntry
-from treeopt.plans.plan_json import from_json, to_json
+from treeopt.plans.plan_json import plan_of, to_json
 from treeopt.policies import Policy
 from treeopt.replay.static_tree import replay_tree
 from treeopt.replay.walk import StepCounts
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import why, write_text
-from treeopt.storage.json_records import RecordError, get, given, parse
+from treeopt.storage.json_records import RecordError, get, parse
 from treeopt.storage.provenance import look
+from treeopt.storage.typed_records import read_record
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -30,11 +32,11 @@ SCHEMA = "treeopt.predictions/1"
 
 @dataclass(frozen=True)
 class ClosedForms:
-    """Speedups by the baselines; None where their inputs are not known.
+    """Speedups by published closed forms; None where their inputs are not known.
 
     Attributes:
-        leviathan: Theorem 3.8, of the measured cost ratio and acceptance.
-        coral: Eq. 6, of the predicted tau and weight counts.
+        leviathan: Theorem 3.8 of Leviathan et al., from the measured cost ratio and acceptance.
+        coral: Eq. 6 of CORAL, from the predicted tau and weight counts.
     """
 
     leviathan: float | None = None
@@ -43,14 +45,14 @@ class ClosedForms:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What was predicted of trees at batch sizes.
+    """Predictions for trees at batch sizes.
 
     Attributes:
-        plan: with every tree that is to be measured, and its intervals.
-        forms: by batch size and tree id.
-        meta: hashes of what the predictions were made of, and provenance; JSON values only.
+        plan: the plan, with every tree that is to be measured and its intervals.
+        forms: speedups by the closed forms, by batch size and tree id.
+        meta: hashes of all inputs, and provenance; JSON values only.
         whole: speedups of whole runs, prefill and idle rows included, by batch size and tree id.
-        said: the hash of the file that they were read from.
+        said: hash in the file that the predictions were read from; None if they were not read.
     """
 
     plan: Plan
@@ -61,39 +63,44 @@ class Predictions:
 
     @property
     def record(self) -> dict[str, Any]:
-        """As JSON values, without the hash."""
+        """The predictions as JSON values, without the hash."""
         return {
             "schema": SCHEMA,
             "plan": json.loads(to_json(self.plan)),
-            "closed_forms": [{"batch": b, "tree": tree, **asdict(each)} for (b, tree), each in self.forms.items()],
-            "whole_runs": [{"batch": b, "tree": tree, **asdict(each)} for (b, tree), each in self.whole.items()],
+            "closed_forms": [{"batch": b, "tree": tree, **asdict(forms)} for (b, tree), forms in self.forms.items()],
+            "whole_runs": [{"batch": b, "tree": tree, **asdict(speedup)} for (b, tree), speedup in self.whole.items()],
             "meta": dict(self.meta),
         }
 
     @property
     def sha256(self) -> str:
-        """Hash of the canonical JSON, keys sorted, no spaces, ASCII; of a file's predictions the file's own."""
+        """SHA-256 of the canonical JSON (keys sorted, no spaces, ASCII), or the one in the file they were read from."""
         return _hash(self.record) if self.said is None else self.said
 
 
 def judged_on(plan: Plan) -> int:
-    """Requests that a plan's figures are of; 0: it does not say."""
+    """Return the number of requests that a plan's figures were judged on; 0 if the plan does not record it."""
     count = look(plan.meta, "search", "requests_judged_on")
     return count if type(count) is int and count > 0 else 0
 
 
 def ways_of(entry: PlanEntry, *, static: bool = False) -> dict[Tree | Policy, Choice]:
-    """What an entry would draft, the chosen way first; one that has several names is called by all of them.
+    """Return the trees and policies of an entry that draft something, the chosen one first.
 
-    With `static` trees that are the same in every step alone.
+    A tree that has several names in the entry gets all of them, joined by commas.
+
+    Args:
+        entry: the entry.
+        static: leave out policies.
     """
     named: dict[Tree | Policy, list[Choice]] = {}
     for choice in (entry.choice, *entry.compared):
-        way = choice.grown.policy if choice.grown else choice.tree
-        if way is not None and way.nodes and (choice.tree or not static):
-            named.setdefault(way, []).append(choice)
+        drafted = choice.grown.policy if choice.grown else choice.tree
+        if drafted is not None and drafted.nodes and (choice.tree or not static):
+            named.setdefault(drafted, []).append(choice)
     return {
-        way: replace(choices[0], name=", ".join(choice.name for choice in choices)) for way, choices in named.items()
+        drafted: replace(choices[0], name=", ".join(choice.name for choice in choices))
+        for drafted, choices in named.items()
     }
 
 
@@ -105,16 +112,16 @@ def closed_forms(
     weights: tuple[int, int] | None = None,
     context: int | None = None,
 ) -> dict[tuple[int, str], ClosedForms]:
-    """The baselines for every static tree of a plan, by batch size and tree id.
+    """Return the closed-form speedups of every static tree of a plan, by batch size and tree id.
 
     Args:
-        plan: with tau of every tree.
-        trace: requests that acceptance is measured on; with `cost` it gives Leviathan's form.
+        plan: the plan, which holds tau of every tree.
+        trace: requests that acceptance is measured on; Leviathan's form needs it and `cost`.
         cost: seconds of drafting and of plain steps.
-        weights: read by one drafter forward and by a plain step of the target; they give CORAL's form.
-        context: tokens a sequence in the cache; None leaves it to the cost model.
+        weights: weights read by one drafter forward and by one plain step of the target; CORAL's form needs them.
+        context: tokens per sequence in the cache; None leaves it to the cost model.
     """
-    found = {}
+    forms = {}
     for entry in plan.entries:
         for tree, choice in ways_of(entry).items():
             if not isinstance(tree, Tree):
@@ -130,23 +137,23 @@ def closed_forms(
                 draft, target = weights
                 tau = max(1.0, choice.tau.value)
                 coral = float(weight_speedup(tau=tau, gamma=tree.depth, draft_weights=draft, target_weights=target))
-            found[entry.batch, tree.id] = ClosedForms(leviathan, coral)
-    return found
+            forms[entry.batch, tree.id] = ClosedForms(leviathan, coral)
+    return forms
 
 
 def acceptance(counts: StepCounts) -> float:
-    """Share of the levels reached at which a node was kept: Leviathan's alpha of a chain, and the like of a tree.
+    """Return the share of reached levels at which a node was accepted: Leviathan's alpha for a chain.
 
-    >>> acceptance(StepCounts(np.array([4]), np.array([7]), np.array([2, 1, 1])))  # kept 0, 0, 1 and 2 of a chain of 2
+    >>> acceptance(StepCounts(np.array([4]), np.array([7]), np.array([2, 1, 1])))  # chain of 2; accepted 0, 0, 1 and 2
     0.5
     """
-    kept = np.arange(len(counts.accepted_counts))
-    reached = np.minimum(kept + 1, len(kept) - 1)
-    return float((kept * counts.accepted_counts).sum() / (reached * counts.accepted_counts).sum())
+    accepted = np.arange(len(counts.accepted_counts))
+    reached = np.minimum(accepted + 1, len(accepted) - 1)
+    return float((accepted * counts.accepted_counts).sum() / (reached * counts.accepted_counts).sum())
 
 
 def draft_s(tree: Tree, cost: CostModel, batch: int, *, context: int | None = None) -> float:
-    """Seconds that drafting takes of a step with this tree; inf where they are not known level by level."""
+    """Return the seconds per step that drafting this tree takes; inf if they are not known level by level."""
     widths = tree.fed_widths
     parts = cost.parts(batch=batch, tokens=tree.nodes + 1, depth=tree.depth, width=max(widths), context=context)
     return float(parts.draft_s[np.arange(tree.depth), list(widths)].sum())
@@ -158,7 +165,7 @@ def save_predictions(predictions: Predictions, path: Path) -> None:
 
 
 def load_predictions(path: Path) -> Predictions:
-    """Read predictions that nobody has changed since they were written.
+    """Read predictions and check that the file was not changed since it was written.
 
     Raises:
         PlanError: missing, broken or changed; names file and field.
@@ -169,24 +176,16 @@ def load_predictions(path: Path) -> Predictions:
         raise PlanError(f"{path}: cannot be read: {why(error)}") from error
     try:
         record = parse(text, SCHEMA)
-        said = get(record, "sha256", str, "predictions")
-        own = _hash({key: value for key, value in record.items() if key != "sha256"})
-        if said != own:
-            raise RecordError(f"was changed after it was written: its `sha256` is {said:.16}, its content's {own:.16}")
-        plan = from_json(json.dumps(get(record, "plan", dict, "predictions")))
-        forms = {}
-        for i, each in enumerate(get(record, "closed_forms", list, "predictions")):
-            where = f"closed_forms[{i}]"
-            leviathan, coral = (
-                get(each, name, float, where) if given(each, name, where) else None for name in ("leviathan", "coral")
+        written = get(record, "sha256", str, "predictions")
+        actual = _hash({key: value for key, value in record.items() if key != "sha256"})
+        if written != actual:
+            raise RecordError(
+                f"was changed after it was written: its `sha256` is {written:.16}, its content's {actual:.16}"
             )
-            forms[get(each, "batch", int, where), get(each, "tree", str, where)] = ClosedForms(leviathan, coral)
-        whole = {}
-        for i, each in enumerate(get(record, "whole_runs", list, "predictions") if "whole_runs" in record else ()):
-            where = f"whole_runs[{i}]"
-            value = Estimate(*(get(each, name, float, where) for name in ("value", "low", "high")))
-            whole[get(each, "batch", int, where), get(each, "tree", str, where)] = value
-        return Predictions(plan, forms, get(record, "meta", dict, "predictions"), whole, said)
+        read = read_record(record, PredictionsRecord)
+        forms = {(form.batch, form.tree): ClosedForms(form.leviathan, form.coral) for form in read.closed_forms}
+        whole = {(run.batch, run.tree): Estimate(run.value, run.low, run.high) for run in read.whole_runs}
+        return Predictions(plan_of(read.plan, "plan."), forms, read.meta, whole, read.sha256)
     except (RecordError, PlanError) as error:
         raise PlanError(f"{path}: {error}") from error
 

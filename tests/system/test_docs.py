@@ -16,9 +16,9 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
-from executor.verification.warp import Warp
 
 from executor.verification.acceptance_rules import RULES, make_rule
+from executor.verification.temperature_top_k_top_p import Warp
 from tests.helpers.console_blocks import (
     BLOCK,
     NEEDS,

@@ -1,4 +1,4 @@
-"""A plan: per batch size the topology to use, or none, with its prediction, its proof and what it was compared with."""
+"""A plan: the tree, policy or plain decoding to use at each batch size, with predictions, proofs and comparisons."""
 
 import math
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Grown:
-    """A tree that is drawn anew at each step, by a policy.
+    """A dynamic tree: a policy draws it at each step.
 
     Attributes:
-        kind: of policy, as `treeopt.searchers.dynamic_trees.choose_policy` names it.
-        settings: of that kind.
-        nodes: drafted nodes that a step verifies, mean.
-        depth: levels that a step drafts, mean.
-        policy: with all that was fitted, as the loop takes it; None of a bound, which is no policy.
+        kind: kind of policy, as `treeopt.searchers.dynamic_trees.choose_policy` names it.
+        settings: settings of that kind, in words.
+        nodes: mean number of drafted nodes that a step verifies.
+        depth: mean number of levels that a step drafts.
+        policy: the policy that the decoding loop runs, fitted curves included; None for a bound, which cannot run.
     """
 
     kind: str
@@ -35,17 +35,18 @@ class Grown:
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to decode and its prediction, replayed on requests that no choice was made on.
+    """A configuration and its prediction, replayed on requests that no choice was made on.
 
     Attributes:
-        name: what it is called in tables.
-        tree: the topology; None decodes plainly or with a grown tree.
-        tau: tokens a step and sequence, bonus counted.
-        step_s: seconds of a step, the mean where steps differ.
-        speedup: plain decoding's time a token over this one's, both as the plan's objective counts them.
-        grown: the policy of a tree that is drawn anew at each step.
-        behind: share of the plan's choice's tokens a second that this way loses, paired by request, step times taken
-            as they are; None for the choice itself.
+        name: name in tables.
+        tree: the static tree; None for plain decoding and for dynamic trees.
+        tau: tokens per step and sequence, bonus counted.
+        step_s: seconds per step, the mean where steps differ.
+        speedup: time per token of plain decoding over that of this configuration, both as the plan's objective
+            counts them.
+        grown: the dynamic tree; None for plain decoding and for static trees.
+        behind: share of the chosen configuration's tokens per second that this one loses, paired by request, without
+            the error of step times; None for the chosen configuration itself.
     """
 
     name: str
@@ -58,27 +59,33 @@ class Choice:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is drafted."""
+        """True if nothing is drafted."""
         return self.tree is None and self.grown is None
 
     @property
     def nodes(self) -> float:
-        """Drafted nodes of a step, the mean where steps differ."""
+        """Drafted nodes per step, the mean where steps differ."""
         return self.grown.nodes if self.grown else self.tree.nodes if self.tree else 0
 
     @property
     def depth(self) -> float:
-        """Drafted levels of a step, the mean where steps differ."""
+        """Drafted levels per step, the mean where steps differ."""
         return self.grown.depth if self.grown else self.tree.depth if self.tree else 0
 
     def tokens_s(self, batch: int) -> float:
-        """Tokens a second of the whole batch."""
+        """Return the tokens per second of the whole batch."""
         return batch * self.tau.value / self.step_s
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known about a choice: `objective` names what was maximised, `optimal` whether that is proved."""
+    """The proof of a choice, if there is one.
+
+    Attributes:
+        objective: what was maximised.
+        optimal: True if the choice is proved to maximise it.
+        statement: both in words.
+    """
 
     objective: str
     optimal: bool
@@ -87,7 +94,13 @@ class Proof:
 
 @dataclass(frozen=True)
 class Price:
-    """What one rule of an engine costs by itself: the share of tokens a second lost to the best tree without it."""
+    """The cost of one engine rule by itself.
+
+    Attributes:
+        rule: the rule in words.
+        source: file and line of the engine.
+        share: share of tokens per second that is lost to the best tree without this rule.
+    """
 
     rule: str
     source: str
@@ -100,12 +113,12 @@ class PlanEntry:
 
     Attributes:
         batch: sequences decoded together.
-        choice: what to use.
-        gain: difference of tau over the best chain, paired by request; None when the chain itself was chosen.
-        compared: the other ways, in the order of the table.
-        skipped: name -> reason, for ways that the trace cannot judge.
-        proof: what is proved.
-        prices: of the rules that keep the engine from the best tree of all.
+        choice: the configuration to use.
+        gain: tau minus that of the best chain, paired by request; None if the chain itself was chosen.
+        compared: the other configurations, in the order of the table.
+        skipped: name -> reason, for configurations that the trace cannot judge.
+        proof: the proof of the choice.
+        prices: costs of the rules that keep the engine from the best tree of all.
     """
 
     batch: int
@@ -118,16 +131,17 @@ class PlanEntry:
 
     @property
     def tpot_s(self) -> float:
-        """Seconds a token and sequence of the choice, tokens counted as the objective does: time per output token."""
+        """Time per output token of the choice: seconds per token and sequence, tokens counted as the objective does."""
         plain = next((choice for choice in self.compared if choice.plain), None)
         return self.choice.step_s / self.choice.tau.value if plain is None else plain.step_s / self.choice.speedup.value
 
 
 @dataclass(frozen=True)
 class Switch:
-    """Where a running engine changes from the way planned for one batch size to that planned for the next.
+    """A change between the configurations of two neighbouring batch sizes, for an engine that is running.
 
-    Between `down` and `up` it keeps what it runs: neither way is known to be better there by more than the margin.
+    Between `down` and `up` the engine stays with the one it runs: neither is known to be better there by more than
+    the margin.
 
     Attributes:
         small: the planned batch size below the change.
@@ -144,14 +158,14 @@ class Switch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Entries by batch size, what holds for all of them, and provenance.
+    """The result of a search: an entry per batch size, and its provenance.
 
     Attributes:
-        entries: one a batch size.
+        entries: one entry per batch size.
         meta: provenance; JSON values only.
-        switches: where to change between entries of different shapes, by rising batch size.
-        best: batch size of the entry that the objective prefers among all; None where it has no preference.
-        warnings: what a reader must know before believing it, one sentence each.
+        switches: changes between entries of different shapes, by rising batch size.
+        best: batch size of the entry that the objective prefers; None if it prefers none.
+        warnings: sentences that a reader must know before believing the plan.
     """
 
     entries: tuple[PlanEntry, ...]
@@ -162,26 +176,26 @@ class Plan:
 
     @property
     def captures(self) -> tuple[tuple[int, int], ...]:
-        """(batch, tokens a sequence) of the verify forwards, of grown trees the largest: what graphs are made for."""
+        """Shapes to capture CUDA graphs for: (batch, tokens per sequence) of each entry's largest verify forward."""
         return tuple((entry.batch, 1 + _largest(entry.choice)) for entry in self.entries)
 
     def entry(self, batch: int | None) -> PlanEntry:
-        """The entry for a batch size, or the only one.
+        """Return the entry for a batch size, or the only entry.
 
         Raises:
-            UsageError: there are several, and none is asked for.
-            PlanError: there is none for this batch size.
+            UsageError: there are several entries, and no batch size was given.
+            PlanError: there is no entry for this batch size.
         """
         sizes = ", ".join(str(entry.batch) for entry in self.entries)
         if batch is None and len(self.entries) > 1:
-            raise UsageError(f"the plan is for batch {sizes}: say which with --batch")
+            raise UsageError(f"the plan is for batch {sizes}: choose one with --batch")
         for entry in self.entries:
             if batch in (None, entry.batch):
                 return entry
         raise PlanError(f"the plan is for batch {sizes}, not {batch}")
 
     def frame(self) -> "pd.DataFrame":
-        """One row a batch size and way of decoding."""
+        """Return a table with one row per batch size and configuration."""
         import pandas as pd
 
         rows = []
@@ -209,7 +223,7 @@ class Plan:
 
 
 def _largest(choice: Choice) -> int:
-    """Nodes that a step may verify."""
+    """Return the largest number of nodes that a step may verify."""
     if choice.grown is not None:
         return choice.grown.policy.nodes if choice.grown.policy else math.ceil(choice.grown.nodes)
     return choice.tree.nodes if choice.tree else 0

@@ -1,24 +1,34 @@
-"""Plans as JSON: written, read and checked."""
+"""Plan files: write plans as JSON, read and check them."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import PlanError, TreeError
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
-from treeopt.policies.policy_json import from_record, to_record
+from treeopt.policies.policy_json import to_record
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import why, write_text
-from treeopt.storage.json_records import RecordError, get, given, parse
+from treeopt.storage.json_records import RecordError, parse
 from treeopt.tree import Tree
+
+if TYPE_CHECKING:
+    from treeopt.plans.plan_records import (
+        ChoiceRecord,
+        EntryRecord,
+        EstimateRecord,
+        GrownRecord,
+        PlanRecord,
+        TreeRecord,
+    )
 
 SCHEMA = "treeopt.plan/3"
 BEFORE = "treeopt.plan/2"
 
 
 def to_json(plan: Plan) -> str:
-    """The plan as JSON text."""
+    """Return the plan as JSON text."""
     entries = [
         {
             "batch": e.batch,
@@ -43,34 +53,33 @@ def to_json(plan: Plan) -> str:
 
 
 def from_json(text: str) -> Plan:
-    """The plan that `to_json` wrote.
+    """Return the plan that a JSON text holds, of this schema or the one before.
 
     Raises:
         PlanError: names the field that is missing or wrong.
     """
+    from treeopt.plans.plan_records import PlanRecord  # loads msgspec, which only reading needs
+    from treeopt.storage.typed_records import read_record
+
     try:
-        record = parse(text, SCHEMA, BEFORE)
-        entries = tuple(
-            _read_entry(entry, f"entries[{number}]")
-            for number, entry in enumerate(get(record, "entries", list, "plan"))
-        )
-        switches = tuple(
-            Switch(*(get(each, key, int, f"switches[{i}]") for key in ("small", "large", "up", "down")))
-            for i, each in enumerate(get(record, "switches", list, "plan"))
-        )
-        best = get(record, "best", int, "plan") if given(record, "best", "plan") else None
-        warnings = _strings(get(record, "warnings", list, "plan"), "warnings")
-        meta = get(record, "meta", dict, "plan")
+        return plan_of(read_record(parse(text, SCHEMA, BEFORE), PlanRecord))
     except RecordError as error:
         raise PlanError(str(error)) from error
-    sizes = [entry.batch for entry in entries]
-    if not sizes or len(set(sizes)) < len(sizes):
-        raise PlanError(f"`entries` must hold different batch sizes, at least one, found {sizes}")
-    named = [batch for switch in switches for batch in (switch.small, switch.large)]
-    for batch in (*named, *([] if best is None else [best])):
-        if batch not in sizes:
-            raise PlanError(f"batch {batch} is named by `switches` or `best`, `entries` hold {sizes}")
-    return Plan(entries, meta, switches, best, warnings)
+
+
+def plan_of(record: "PlanRecord", where: str = "") -> Plan:
+    """Return the plan of a record.
+
+    Args:
+        record: the record that was read.
+        where: path of the plan in its file, with a dot at the end; empty if the file is a plan.
+
+    Raises:
+        RecordError: names the field that is wrong.
+    """
+    entries = tuple(_entry(entry, f"{where}entries[{i}]") for i, entry in enumerate(record.entries))
+    switches = tuple(Switch(switch.small, switch.large, switch.up, switch.down) for switch in record.switches)
+    return Plan(entries, record.meta, switches, record.best, record.warnings)
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -117,87 +126,47 @@ def _grown_record(grown: Grown) -> dict[str, Any]:
     }
 
 
-def _read_entry(record: Any, where: str) -> PlanEntry:
-    batch = get(record, "batch", int, where)
-    if batch < 1:
-        raise RecordError(f"{where}: `batch` must be at least 1, found {batch}")
-    compared = get(record, "compared", list, where)
-    skipped = get(record, "skipped", dict, where)
-    proof = get(record, "proof", dict, where)
-    prices = get(record, "prices", list, where)
+def _entry(record: "EntryRecord", where: str) -> PlanEntry:
     return PlanEntry(
-        batch=batch,
-        choice=_read_choice(get(record, "choice", dict, where), f"{where}.choice"),
-        gain=_read_estimate(record, "gain_over_chain", where) if given(record, "gain_over_chain", where) else None,
-        compared=tuple(_read_choice(choice, f"{where}.compared[{i}]") for i, choice in enumerate(compared)),
-        skipped={name: get(skipped, name, str, f"{where}.skipped") for name in skipped},
-        proof=Proof(
-            objective=get(proof, "objective", str, f"{where}.proof"),
-            optimal=get(proof, "optimal", bool, f"{where}.proof"),
-            statement=get(proof, "statement", str, f"{where}.proof"),
-        ),
-        prices=tuple(_read_price(price, f"{where}.prices[{i}]") for i, price in enumerate(prices)),
+        batch=record.batch,
+        choice=_choice(record.choice, f"{where}.choice"),
+        gain=None if record.gain_over_chain is None else _estimate(record.gain_over_chain),
+        compared=tuple(_choice(choice, f"{where}.compared[{i}]") for i, choice in enumerate(record.compared)),
+        skipped=record.skipped,
+        proof=Proof(record.proof.objective, record.proof.optimal, record.proof.statement),
+        prices=tuple(Price(price.rule, price.source, _estimate(price.share)) for price in record.prices),
     )
 
 
-def _read_price(record: Any, where: str) -> Price:
-    rule, source = (get(record, key, str, where) for key in ("rule", "source"))
-    return Price(rule, source, _read_estimate(record, "share", where))
+def _choice(record: "ChoiceRecord", where: str) -> Choice:
+    return Choice(
+        name=record.name,
+        tree=None if record.tree is None else _tree(record.tree, f"{where}.tree"),
+        tau=_estimate(record.tau),
+        step_s=record.step_s,
+        speedup=_estimate(record.speedup),
+        grown=None if record.grown is None else _grown(record.grown, f"{where}.grown"),
+        behind=None if record.behind is None else _estimate(record.behind),
+    )
 
 
-def _read_choice(record: Any, where: str) -> Choice:
-    name, step_s = get(record, "name", str, where), get(record, "step_s", float, where)
-    if step_s <= 0:
-        raise RecordError(f"{where}: `step_s` must be positive, found {step_s}")
-    tau, speedup = (_read_estimate(record, key, where) for key in ("tau", "speedup"))
-    if tau.value < 1 or speedup.value <= 0:
-        raise RecordError(f"{where}: tau is at least 1 and a speedup positive, found {tau.value} and {speedup.value}")
-    tree, grown = None, None
-    if given(record, "tree", where):
-        tree = _read_tree(get(record, "tree", dict, where), f"{where}.tree")
-    if given(record, "grown", where):
-        grown = _read_grown(get(record, "grown", dict, where), f"{where}.grown")
-    if tree is not None and grown is not None:
-        raise RecordError(f"{where}: `tree` and `grown` exclude one another")
-    behind = _read_estimate(record, "behind", where) if given(record, "behind", where) else None
-    return Choice(name, tree, tau, step_s, speedup, grown, behind)
-
-
-def _read_tree(record: Any, where: str) -> Tree:
-    paths = get(record, "paths", list, where)
-    for number, path in enumerate(paths):
-        if not isinstance(path, list):
-            raise RecordError(f"{where}.paths[{number}] must be a list of ranks, found {type(path).__name__}")
+def _tree(record: "TreeRecord", where: str) -> Tree:
     try:
-        tree = Tree.from_paths(paths)
+        tree = Tree.from_paths(record.paths)
     except TreeError as error:
         raise RecordError(f"{where}: {error}") from error
-    if get(record, "id", str, where) != tree.id:
-        raise RecordError(f"{where}: `id` {record['id']} does not fit the paths, whose id is {tree.id}")
+    if record.id != tree.id:
+        raise RecordError(f"{where}: `id` {record.id} does not fit the paths, whose id is {tree.id}")
     return tree
 
 
-def _read_grown(record: Any, where: str) -> Grown:
-    if isinstance(record, dict) and "live" in record:  # of the version before, which ran expansion and re-ranking alone
-        live = record["live"] and {"kind": "dynamic-tree", "calibration": None, **get(record, "live", dict, where)}
-        record = {**record, "policy": live}
-    policy = from_record(record["policy"], f"{where}.policy") if given(record, "policy", where) else None
-    nodes, depth = (get(record, key, float, where) for key in ("nodes", "depth"))
-    if min(nodes, depth) < 0:
-        raise RecordError(f"{where}: `nodes` and `depth` must be 0 or more, found {nodes} and {depth}")
-    return Grown(get(record, "kind", str, where), get(record, "settings", dict, where), nodes, depth, policy)
+def _grown(record: "GrownRecord", where: str) -> Grown:
+    from treeopt.policies.policy_records import policy_of
+
+    name, stored = ("policy", record.policy) if record.policy else ("live", record.live)
+    policy = policy_of(stored, f"{where}.{name}") if stored else None
+    return Grown(record.kind, record.settings, record.nodes, record.depth, policy)
 
 
-def _read_estimate(record: Any, key: str, where: str) -> Estimate:
-    values = get(record, key, dict, where)
-    value, low, high = (get(values, part, float, f"{where}.{key}") for part in ("value", "low", "high"))
-    if not low <= value <= high:
-        raise RecordError(f"{where}: `{key}` must lie in its interval, found {value} and [{low}, {high}]")
-    return Estimate(value, low, high)
-
-
-def _strings(values: list[Any], name: str) -> tuple[str, ...]:
-    for i, value in enumerate(values):
-        if not isinstance(value, str):
-            raise RecordError(f"`{name}`[{i}] must be a string, found {type(value).__name__}")
-    return tuple(values)
+def _estimate(record: "EstimateRecord") -> Estimate:
+    return Estimate(record.value, record.low, record.high)

@@ -1,4 +1,4 @@
-"""Strict reading of JSON records: one schema, fields of the right type, finite numbers."""
+"""Strict JSON records: one schema, fields of the right type, finite numbers."""
 
 import json
 import math
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class RecordError(ValueError):
-    """A record that breaks its format; the caller turns it into its own error, which names the file."""
+    """A record that breaks its format. The reader raises its own error, which names the file."""
 
 
 _KINDS = {
@@ -20,10 +20,7 @@ _KINDS = {
 
 
 def parse(text: str, *schemas: str) -> dict[str, Any]:
-    """Parse a JSON object of one of the given schemas.
-
-    >>> parse('{"schema": "treeopt.plan/1"}', "treeopt.plan/1")
-    {'schema': 'treeopt.plan/1'}
+    """Return the JSON object that a text holds, which must be of one of the schemas.
 
     Raises:
         RecordError: not JSON, not an object, or another schema.
@@ -32,15 +29,32 @@ def parse(text: str, *schemas: str) -> dict[str, Any]:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RecordError(f"not JSON: {error}") from error
-    found = record.get("schema") if isinstance(record, dict) else type(record).__name__
-    if found not in schemas:
-        raise RecordError(f"schema must be {' or '.join(map(repr, schemas))}, found {found!r}")
+    return check_schema(record, *schemas)
+
+
+def check_schema(record: Any, *schemas: str, where: str = "") -> dict[str, Any]:
+    """Return a JSON value that must be an object of one of the schemas.
+
+    >>> check_schema({"schema": "treeopt.plan/1"}, "treeopt.plan/3", where="plan")
+    Traceback (most recent call last):
+    treeopt.storage.json_records.RecordError: plan: schema must be 'treeopt.plan/3', found 'treeopt.plan/1'
+
+    Raises:
+        RecordError: no object, or of another schema.
+    """
+    schema = record.get("schema") if isinstance(record, dict) else type(record).__name__
+    if schema not in schemas:
+        place = f"{where}: " if where else ""
+        raise RecordError(f"{place}schema must be {' or '.join(map(repr, schemas))}, found {schema!r:.80}")
     assert isinstance(record, dict)
     return record
 
 
 def get(record: Any, key: str, kind: type, where: str) -> Any:
-    """Return a field of a JSON object, checked for its type; numbers are finite, and true and false are not numbers.
+    """Return a field of a JSON object, which must be of this type.
+
+    Numbers must be finite; true and false are not numbers. Formats of several fields are typed records instead: see
+    `treeopt.storage.typed_records`.
 
     >>> get({"batch": 4}, "batch", float, "entries[0]")
     4.0
@@ -56,11 +70,7 @@ def get(record: Any, key: str, kind: type, where: str) -> Any:
 
 
 def of_kind(value: Any, kind: type[Any], name: str) -> Any:
-    """Return `value` after checking its type; integers have 64 bits. See `get`.
-
-    Raises:
-        RecordError: names the field, the expected type and the value found.
-    """
+    """Return a JSON value, which must be of this type; integers must fit into 64 bits. See `get`."""
     if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
     large = type(value) is int and not -(2**63) <= value < 2**63
@@ -68,16 +78,3 @@ def of_kind(value: Any, kind: type[Any], name: str) -> Any:
         found = f"{value}" if type(value) is float else "one too large" if large else type(value).__name__
         raise RecordError(f"{name} must be {_KINDS[kind]}, found {found}")
     return value
-
-
-def given(record: Any, key: str, where: str) -> bool:
-    """Return True if a required field is not null.
-
-    Raises:
-        RecordError: the field is missing, or the record is not an object.
-    """
-    if not isinstance(record, dict):
-        raise RecordError(f"{where} must be an object, found {type(record).__name__}")
-    if key not in record:
-        raise RecordError(f"{where}: `{key}` is missing")
-    return record[key] is not None

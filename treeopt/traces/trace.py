@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
 from treeopt.storage.atomic_files import whole
+from treeopt.storage.json_records import RecordError
 from treeopt.traces.candidates import Candidates
 from treeopt.traces.npz_format import FORMAT, REQUIRED, Array, read_arrays
 from treeopt.traces.trace_checks import MAX_DEPTH as MAX_DEPTH
@@ -199,7 +200,9 @@ def save_trace(trace: Trace, path: Path) -> None:
     if reserved:
         raise TraceError(f"`meta` must not use the key `{min(reserved)}`")
     header = {"schema": SCHEMA, "width": trace.width, "domain_names": trace.domain_names, **trace.meta}
-    arrays["meta"] = np.frombuffer(json.dumps(header, sort_keys=True).encode(), dtype=np.uint8)
+    text = json.dumps(header, sort_keys=True)
+    _check_header(json.loads(text))
+    arrays["meta"] = np.frombuffer(text.encode(), dtype=np.uint8)
     with whole(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
@@ -231,14 +234,25 @@ def _read_header(arrays: dict[str, Array]) -> dict[str, Any]:
         raise TraceError(f"`meta` is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise TraceError("`meta` must be a JSON object")
-    if header.get("schema") != SCHEMA:
-        raise TraceError(f"schema must be {SCHEMA!r}, found {header.get('schema')!r}")
-    if type(header.get("width")) is not int:
-        raise TraceError(f"`width` of `meta` must be an integer, found {header.get('width')!r}")
-    names = header.get("domain_names", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise TraceError("`domain_names` of `meta` must be a list of strings")
+    _check_header(header)
     return header
+
+
+def _check_header(header: dict[str, Any]) -> None:
+    """Check the JSON of `meta`: the header, and the provenance that `TraceMeta` names.
+
+    Raises:
+        TraceError: names the field.
+    """
+    from treeopt.storage.typed_records import read_record  # loads msgspec, which only files need
+    from treeopt.traces.trace_meta import TraceMeta
+
+    if header.get("schema") != SCHEMA:
+        raise TraceError(f"schema must be {SCHEMA!r}, found {header.get('schema')!r:.80}")
+    try:
+        read_record(header, TraceMeta)
+    except RecordError as error:
+        raise TraceError(f"`meta`: {error}") from error
 
 
 def _assemble(arrays: dict[str, Array], header: dict[str, Any]) -> Trace:

@@ -101,7 +101,7 @@ def test_a_plan_of_an_engines_times_takes_its_best_chain(tmp_path):
         speed = {k: replay_tree(Tree.chain(k), trace).tau / engine_s(entry.batch, k) for k in range(1, 8)}
         assert entry.choice.tree == Tree.chain(entry.choice.tree.depth)
         assert speed[entry.choice.tree.depth] >= 0.995 * max(speed.values())
-    (warning,) = (each for each in plan.warnings if "brought in" in each)
+    (warning,) = (each for each in plan.warnings if "imported from an engine" in each)
     assert "a tree that branches is priced as the chain of as many nodes" in warning
     save_profile(cost, tmp_path / "p.json")
     assert load_profile(tmp_path / "p.json") == cost

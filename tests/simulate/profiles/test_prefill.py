@@ -247,9 +247,9 @@ def test_prefill_is_carried_over_with_its_utilisation():
     ("broken", "message"),
     [
         ({"plain": []}, "prefill: `drafted` is missing"),
-        ({"plain": [[8, 0.1]], "drafted": [[8]]}, r"`prefill.drafted\[0\]` must be a list of two numbers"),
+        ({"plain": [[8, 0.1]], "drafted": [[8]]}, r"prefill.drafted\[0\] must be a list of length 2, found \[8\]"),
         ({"plain": [[8, 0.1], [4, 0.1]], "drafted": [[8, 1]]}, r"prefill.plain\[1\] must have rising tokens"),
-        ([1], "prefill must be an object"),
+        ([1], "`prefill` must be an object or null"),
     ],
 )
 def test_broken_files_are_refused(files, tmp_path, broken, message):

@@ -239,7 +239,9 @@ def test_what_a_profile_leaves_open_is_told():
     mixed = replace(PROFILE, context=(200, 1000))
     assert mixed.priced_at() is None
     assert mixed.caveats() == mixed.caveats(context=600) == mixed.caveats(context=400) == []
-    said = "step times were measured at mixed contexts of 200 to 1000 tokens, mean 600, and not told apart: at {} they"
+    said = (
+        "step times were measured at mixed contexts of 200 to 1000 tokens (mean 600), not at each context: at {} they"
+    )
     for context in (399, 901):
         (caveat,) = mixed.caveats(context=context)
         assert caveat.startswith(said.format(context))
@@ -275,7 +277,7 @@ def test_widths_that_nobody_measured_are_told_of(kind):
 
     for unknown in ((None, None), (True, None), (False, True)):
         (caveat,) = told(*unknown)
-        assert caveat.startswith("what wider levels cost the drafter was not measured")
+        assert caveat.startswith("the drafter's cost of wider levels was not measured")
         assert told(*unknown, kind="medusa") == told(*unknown, whole=WIDE) == []
     assert told(True, True) == []
 
@@ -610,8 +612,8 @@ def test_counts_are_not_made_from_other_things(tmp_path, place, value):
         (("batches", 0, "growth", "opt-tree"), {"step_s": 0.0}, "level_s"),
         (("batches", 0, "growth", "opt-tree", "step_s"), -1e-9, "step_s"),
         (("batches", 0, "growth", "opt-tree", "widest"), 0, "widest"),
-        (("batches", 0, "growth"), {"luck": GROWING}, "'luck' must be one of"),
-        (("batches", 0, "growth"), {}, "of the same kinds everywhere, found [] at batch 1 and ['opt-tree'] at batch 4"),
+        (("batches", 0, "growth"), {"luck": GROWING}, "none called 'luck'"),
+        (("batches", 0, "growth"), {}, "the same kinds everywhere, found [] at batch 1 and ['opt-tree'] at batch 4"),
         (("captured",), [16, 8], "captured"),
         (("captured",), [8, 8], "captured"),
         (("captured",), 8, "captured"),

@@ -113,7 +113,7 @@ def test_forms_that_are_no_objects_are_named(predictions, tmp_path):
     changed = {**json.loads(json.dumps(predictions.record)), "closed_forms": [1]}
     text = json.dumps(changed, sort_keys=True, separators=(",", ":"))
     (tmp_path / "p.json").write_text(json.dumps({**changed, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
-    with pytest.raises(PlanError, match=r"p\.json: closed_forms\[0\] must be an object, found int"):
+    with pytest.raises(PlanError, match=r"p\.json: closed_forms\[0\] must be an object, found 1"):
         load_predictions(tmp_path / "p.json")
 
 

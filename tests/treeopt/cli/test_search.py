@@ -133,7 +133,7 @@ def test_search_says_at_which_context_steps_are_priced(trace_file, profile_file,
     assert "Steps are priced" not in done(*words).stdout  # one table a batch size: nothing was left to choose
     asked = done(*words, "--context", "90")
     assert "Steps are priced at 90 tokens a sequence in the cache.\n" in asked.stdout
-    said = "step times were measured at mixed contexts of 4 to 1000 tokens, mean 502, and not told apart: at 90 they"
+    said = "step times were measured at mixed contexts of 4 to 1000 tokens (mean 502), not at each context: at 90 they"
     assert f"Warning: {said}" in asked.stdout
     assert said in load_plan(tmp_path / "plan").warnings[-1]
     near, far = small_profile().batches, small_profile(tokens=40).batches

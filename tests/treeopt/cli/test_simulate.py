@@ -78,7 +78,7 @@ def test_a_plan_says_tree_and_batch(files):
     assert record["tree"] == chosen["tree"]
     assert record["ways"][0]["name"] == chosen["name"]
     assert record["batch"] == 4
-    refused(command(*words(files, "--plan", files / "plan.json")), "the plan is for batch 1, 4: say which", code=2)
+    refused(command(*words(files, "--plan", files / "plan.json")), "the plan is for batch 1, 4: choose one", code=2)
     refused(command(*words(files, "--plan", files / "plan.json", "--batch", "2")), "is for batch 1, 4, not 2")
 
 

@@ -516,21 +516,27 @@ BAD = {
         header_with(schema="treeopt.trace/2"),
         r"schema must be .*, found 'treeopt\.trace/2'",
     ),
-    "no width": ("meta", header_with(width=...), r"`width` of `meta` must be an integer, found None"),
-    "width is a float": ("meta", header_with(width=2.0), r"`width` of `meta` must be an integer, found 2\.0"),
-    "width is a bool": ("meta", header_with(width=True), r"`width` of `meta` must be an integer, found True"),
-    "width 0": ("meta", header_with(width=0), r"`width` must be in 1\.\.1024, found 0"),
-    "width 10^30": ("meta", header_with(width=10**30), r"`width` must be in 1\.\.1024"),
+    "no width": ("meta", header_with(width=...), r"`meta`: `width` is missing"),
+    "width is a float": ("meta", header_with(width=2.0), r"`meta`: `width` must be an integer, found 2\.0"),
+    "width is a bool": ("meta", header_with(width=True), r"`meta`: `width` must be an integer, found true"),
+    "width 0": ("meta", header_with(width=0), r"`meta`: `width` must be at least 1, found 0"),
+    "width 10^30": ("meta", header_with(width=10**30), r"`meta`: `width` must be at most 1024"),
     "names are no list": (
         "meta",
         header_with(domain_names="chat"),
-        r"`domain_names` of `meta` must be a list",
+        r"`meta`: `domain_names` must be a list, found 'chat'",
     ),
     "names are no strings": (
         "meta",
         header_with(domain_names=[1]),
-        r"`domain_names` of `meta` must be a list",
+        r"`meta`: domain_names\[0\] must be a string, found 1",
     ),
+    "temperature is a word": (
+        "meta",
+        header_with(temperature="hot"),
+        r"`meta`: `temperature` must be a finite number or null, found 'hot'",
+    ),
+    "a rule that is none": ("meta", header_with(verification=["greedy"]), r"`meta`: `verification` must be a string"),
 }
 
 

@@ -14,6 +14,7 @@ from treeopt.cli.options.matching_files import live_checks
 from treeopt.errors import UsageError
 from treeopt.plans.plan_json import BEFORE, SCHEMA, load_plan
 from treeopt.storage.atomic_files import checksum, why, write_text
+from treeopt.storage.json_records import RecordError
 from treeopt.storage.provenance import this_run
 from treeopt.traces.resumable_shards import ranks_of
 from treeopt.traces.trace import load_trace
@@ -47,6 +48,8 @@ def report(files: tuple[Path, ...], output: Path, title: str, *, plots: bool) ->
 
 def _section(path: Path) -> "Section":
     """What a file holds."""
+    from simulate.validation.agreement import SCHEMA as VALIDATION
+    from simulate.validation.agreement import check_validation
     from treeopt.report.page_sections import RECORDS, plan_section, record_section, trace_section
 
     if path.is_dir():
@@ -65,6 +68,11 @@ def _section(path: Path) -> "Section":
         return plan_section(plan, source, checks=live_checks(plan))
     if not isinstance(schema, str) or schema not in RECORDS:
         raise UsageError(f"{path}: schema must be {', '.join((SCHEMA, *RECORDS))}, found {schema!r:.80}")
+    if schema == VALIDATION:
+        try:
+            check_validation(record)
+        except RecordError as error:
+            raise UsageError(f"{path}: {error}") from error
     return record_section(record, source)
 
 

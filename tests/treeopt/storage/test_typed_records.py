@@ -1,0 +1,135 @@
+"""Errors of typed records: one sentence that names the place, what must hold and what was found."""
+
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+
+from treeopt.storage.json_records import RecordError
+from treeopt.storage.typed_records import AtLeastOne, Count, Finite, Index, Integer, Positive, Record, read_record
+
+
+class Circle(Record, frozen=True, tag_field="kind", tag="circle", forbid_unknown_fields=True):
+    radius: Positive
+
+
+class Square(Record, frozen=True, tag_field="kind", tag="square"):
+    side: Positive
+
+
+class Interval(Record, frozen=True):
+    low: Finite
+    high: Finite
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"must rise, found {self.low} and {self.high}")
+        if self.low == self.high:
+            raise ValueError("`low` and `high` must differ")
+
+
+class Whole(Record, frozen=True):
+    count: Count
+    any_count: Integer
+    index: Index
+    share: Finite | None
+    factor: AtLeastOne
+    pair: tuple[Count, Finite]
+    rows: tuple[tuple[Count, ...], ...]
+    few: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=2)]
+    by_name: dict[str, Interval]
+    nested: dict[str, dict[str, Count]]
+    shape: Circle | Square | None
+    mode: Literal["fast", "slow"]
+    flag: bool = False
+    meta: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+RECORD: dict[str, Any] = {
+    "count": 1,
+    "any_count": -1,
+    "index": 0,
+    "share": None,
+    "factor": 1,
+    "pair": [1, 0.5],
+    "rows": [[1], [], [2, 3]],
+    "few": ["a"],
+    "by_name": {"a": {"low": 0, "high": 1}, "b": {"low": 0, "high": 1}},
+    "nested": {"x": {"y": 1}},
+    "shape": {"kind": "circle", "radius": 1},
+    "mode": "fast",
+}
+
+
+def test_what_is_right_is_read():
+    read = read_record(RECORD | {"later": "field"}, Whole)
+    assert (read.factor, type(read.factor), read.rows, read.pair) == (1.0, float, ((1,), (), (2, 3)), (1, 0.5))
+    assert read.by_name["a"] == Interval(0.0, 1.0)
+    assert read.shape == Circle(1.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("count", 0, "`count` must be at least 1, found 0"),
+        ("count", 1.0, "`count` must be an integer, found 1.0"),
+        ("count", True, "`count` must be an integer, found true"),
+        ("count", "1", "`count` must be an integer, found '1'"),
+        ("count", None, "`count` must be an integer, found null"),
+        ("count", 2**63, "`count` must be an integer of 64 bits, found one too large"),
+        ("any_count", -(2**63) - 1, "`any_count` must be an integer of 64 bits, found one too large"),
+        ("index", -1, "`index` must be at least 0, found -1"),
+        ("share", math.nan, "`share` must be a finite number, found nan"),
+        ("share", math.inf, "`share` must be a finite number, found inf"),
+        ("share", 10**400, "`share` must be a finite number, found one too large"),
+        ("share", "0.5", "`share` must be a finite number or null, found '0.5'"),
+        ("share", "x" * 200, f"`share` must be a finite number or null, found '{'x' * 59}..."),
+        ("factor", 0.5, "`factor` must be at least 1, found 0.5"),
+        ("factor", math.nan, "`factor` must be a finite number, found nan"),
+        ("pair", [1], "`pair` must be a list of length 2, found [1]"),
+        ("pair", [1, 2, 3], "`pair` must be a list of length 2, found [1, 2, 3]"),
+        ("pair", {"1": 2}, "`pair` must be a list, found an object"),
+        ("pair", [1, None], "pair[1] must be a finite number, found null"),
+        ("rows", [[1], 2], "rows[1] must be a list, found 2"),
+        ("rows", [[1], [2, 0]], "rows[1][1] must be at least 1, found 0"),
+        ("rows", [[1], [2, [3]]], "rows[1][1] must be an integer, found [3]"),
+        ("few", [], "`few` must be a list of length at least 1, found []"),
+        ("few", ["a", "b", "c"], "`few` must be a list of length at most 2, found ['a', 'b', 'c']"),
+        ("by_name", [], "`by_name` must be an object, found []"),
+        ("by_name", RECORD["by_name"] | {"c": 3}, "by_name: `c` must be an object, found 3"),
+        ("by_name", {"a b\n": 3}, "by_name['a b\\n'] must be an object, found 3"),
+        ("by_name", RECORD["by_name"] | {"c": {"low": 0}}, "by_name.c: `high` is missing"),
+        ("by_name", RECORD["by_name"] | {"c": {"low": 2, "high": 1}}, "by_name: `c` must rise, found 2.0 and 1.0"),
+        ("by_name", {"c": {"low": 1, "high": 1}}, "by_name.c: `low` and `high` must differ"),
+        ("nested", {"x": {"y": 1}, "z": {"y": 1, "w": 0}}, "nested.z: `w` must be at least 1, found 0"),
+        ("shape", 3, "`shape` must be an object or null, found 3"),
+        ("shape", {}, "shape: `kind` is missing"),
+        ("shape", {"kind": "star"}, "shape: `kind` must be one of circle, square, found 'star'"),
+        ("shape", {"kind": "circle", "radius": 0}, "shape: `radius` must be positive, found 0"),
+        ("shape", {"kind": "circle", "radius": 1, "side": 1}, "shape: `side` is not a field of circle"),
+        ("mode", "best", "`mode` must be one of fast, slow, found 'best'"),
+        ("mode", 3, "`mode` must be a string, found 3"),
+        ("flag", 1, "`flag` must be true or false, found 1"),
+        ("meta", None, "`meta` must be an object, found null"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_named(key, value, message):
+    with pytest.raises(RecordError) as refused:
+        read_record(RECORD | {key: value}, Whole)
+    assert str(refused.value) == message
+
+
+def test_what_is_missing_or_no_record_is_named():
+    for record, where, message in (
+        ({}, "", "`count` is missing"),
+        ({}, "plan.entries[0]", "plan.entries[0]: `count` is missing"),
+        ([1], "", "the record must be an object, found [1]"),
+        (None, "shards[1]", "shards[1] must be an object, found null"),
+        (RECORD | {"\ud800": 1}, "", "the record holds a name that is not Unicode: '\\ud800'"),
+        (RECORD | {"rows": [[0]]}, "plan", "plan.rows[0][0] must be at least 1, found 0"),
+    ):
+        with pytest.raises(RecordError) as refused:
+            read_record(record, Whole, where)
+        assert str(refused.value) == message
