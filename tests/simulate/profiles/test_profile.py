@@ -612,7 +612,7 @@ def test_counts_are_not_made_from_other_things(tmp_path, place, value):
         (("batches", 0, "growth", "opt-tree"), {"step_s": 0.0}, "level_s"),
         (("batches", 0, "growth", "opt-tree", "step_s"), -1e-9, "step_s"),
         (("batches", 0, "growth", "opt-tree", "widest"), 0, "widest"),
-        (("batches", 0, "growth"), {"luck": GROWING}, "none called 'luck'"),
+        (("batches", 0, "growth"), {"luck": GROWING}, "'luck' must be one of"),
         (("batches", 0, "growth"), {}, "the same kinds everywhere, found [] at batch 1 and ['opt-tree'] at batch 4"),
         (("captured",), [16, 8], "captured"),
         (("captured",), [8, 8], "captured"),
