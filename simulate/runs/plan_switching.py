@@ -1,12 +1,13 @@
 """When a server changes from one tree to another as its load changes, and what that costs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
 
-from treeopt.errors import UsageError
-from treeopt.plans.plan import Plan
+from treeopt.errors import PlanError, UsageError
+from treeopt.planning.baselines import STATIC
+from treeopt.plans.plan import Plan, PlanEntry
 from treeopt.tree import Tree
 
 
@@ -81,3 +82,19 @@ class Switching:
         while now > 0 and running <= self.down[now - 1]:
             now -= 1
         return now
+
+
+def static_entry(entry: PlanEntry) -> tuple[PlanEntry, str | None]:
+    """Return the entry; a dynamic choice gives way to the best static tree beside it, and a note says so.
+
+    Raises:
+        PlanError: the entry holds no static tree.
+    """
+    if entry.choice.grown is None:
+        return entry, None
+    dynamic = f"the plan's choice {entry.choice.name!r} for batch {entry.batch} grows a tree at each step"
+    for choice in entry.compared:
+        if choice.name == STATIC:
+            note = f"Note: {dynamic}; runs are simulated with static trees, so its {STATIC} is used."
+            return replace(entry, choice=choice), note
+    raise PlanError(f"{dynamic}; runs are simulated with static trees, and the plan holds no {STATIC}")

@@ -31,7 +31,7 @@ from tests.simulate.roofline.test_roofline_model import as_profile
 from tests.simulate.whatif.test_predicted_profile import model
 from tests.treeopt.cli.test_simulate import files as files
 from tests.treeopt.cli.test_simulate import words
-from treeopt.cli.options.prompt_lengths import FREE
+from simulate.runs.prompt_costs import FREE
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 from treeopt.planning.search_pipeline import search

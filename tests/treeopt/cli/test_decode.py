@@ -43,8 +43,8 @@ from tests.helpers.models import generated
 from tests.helpers.slow_growth import POLICIES
 from treeopt.cli import main
 from treeopt.cli.options.decoded_output import SCHEMA
-from treeopt.cli.options.matching_files import warn_of_others
-from treeopt.cli.options.verification_rule import RULES
+from treeopt.planning.mismatch_warnings import plan_model_warnings
+from treeopt.api.token_sampling import RULES
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.plans.plan_json import load_plan, save_plan
 from treeopt.policies.policy_json import identity

@@ -17,7 +17,7 @@ from simulate.runs.workload import drawn, poisson
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
 from tests.helpers.strategies import drawn_trace
-from treeopt.cli.options.prompt_lengths import FREE
+from simulate.runs.prompt_costs import FREE
 from treeopt.planning.baselines import STATIC
 from treeopt.planning.search_pipeline import search
 from treeopt.plans.plan import Grown
