@@ -1,22 +1,103 @@
-"""Choose, predict and run token trees for speculative decoding: topology, traces, search, plans."""
+"""Choose, predict and run token trees for speculative decoding: topology, traces, search, plans.
 
-from treeopt.errors import TreeoptError
-from treeopt.planning.search_pipeline import search
-from treeopt.plans.plan import Plan
-from treeopt.plans.plan_json import load_plan, save_plan
-from treeopt.replay.static_tree import replay_tree
-from treeopt.traces.trace import Trace, load_trace, save_trace
-from treeopt.tree import Tree
+`import treeopt` offers the Python API: what the commands do, as functions of values. Each name is loaded when it is
+first used, so that importing treeopt takes no time. `treeopt.api` holds the functions, one command a file.
 
+>>> import treeopt
+>>> treeopt.Tree.chain(2).paths
+((0,), (0, 0))
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simulate.closed_forms.predicted_vs_published import reproduction_frame as reproduction_frame
+    from simulate.closed_forms.predicted_vs_published import reproductions as reproductions
+    from simulate.profiles.profile import Profile as Profile
+    from simulate.profiles.profile import save_profile as save_profile
+    from treeopt.api.compare_traces import compare as compare
+    from treeopt.api.load_files import load_plan as load_plan
+    from treeopt.api.load_files import load_profile as load_profile
+    from treeopt.api.load_files import load_trace as load_trace
+    from treeopt.api.load_files import load_tree as load_tree
+    from treeopt.api.result_record import Record as Record
+    from treeopt.api.search_trace import search as search
+    from treeopt.api.simulate_requests import simulate as simulate
+    from treeopt.api.validate_plan import validate as validate
+    from treeopt.api.whatif_devices import whatif as whatif
+    from treeopt.errors import TreeoptError as TreeoptError
+    from treeopt.plans.plan import Plan as Plan
+    from treeopt.plans.plan_json import save_plan as save_plan
+    from treeopt.replay.static_tree import replay_tree as replay_tree
+    from treeopt.report.plots import draw_speedups as draw_speedups
+    from treeopt.report.plots import draw_tau as draw_tau
+    from treeopt.traces.trace import Trace as Trace
+    from treeopt.traces.trace import save_trace as save_trace
+    from treeopt.tree import Tree as Tree
+
+# Name -> the module that holds it, loaded when the name is first used.
+_MODULES = {
+    "Plan": "treeopt.plans.plan",
+    "Profile": "simulate.profiles.profile",
+    "Record": "treeopt.api.result_record",
+    "Trace": "treeopt.traces.trace",
+    "Tree": "treeopt.tree",
+    "TreeoptError": "treeopt.errors",
+    "compare": "treeopt.api.compare_traces",
+    "draw_speedups": "treeopt.report.plots",
+    "draw_tau": "treeopt.report.plots",
+    "load_plan": "treeopt.api.load_files",
+    "load_profile": "treeopt.api.load_files",
+    "load_trace": "treeopt.api.load_files",
+    "load_tree": "treeopt.api.load_files",
+    "replay_tree": "treeopt.replay.static_tree",
+    "reproduction_frame": "simulate.closed_forms.reproduction",
+    "reproductions": "simulate.closed_forms.reproduction",
+    "save_plan": "treeopt.plans.plan_json",
+    "save_profile": "simulate.profiles.profile",
+    "save_trace": "treeopt.traces.trace",
+    "search": "treeopt.api.search_trace",
+    "simulate": "treeopt.api.simulate_requests",
+    "validate": "treeopt.api.validate_plan",
+    "whatif": "treeopt.api.whatif_devices",
+}
 __all__ = [
     "Plan",
+    "Profile",
+    "Record",
     "Trace",
     "Tree",
     "TreeoptError",
+    "compare",
+    "draw_speedups",
+    "draw_tau",
     "load_plan",
+    "load_profile",
     "load_trace",
+    "load_tree",
     "replay_tree",
+    "reproduction_frame",
+    "reproductions",
     "save_plan",
+    "save_profile",
     "save_trace",
     "search",
+    "simulate",
+    "validate",
+    "whatif",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name of the API when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'treeopt' has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the API for completion."""
+    return sorted({*globals(), *__all__})

@@ -1,12 +1,13 @@
 """Plan switching: the tree that a server drafts at each load, when it changes, and the seconds that a change takes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
 
-from treeopt.errors import UsageError
-from treeopt.plans.plan import Plan
+from treeopt.errors import PlanError, UsageError
+from treeopt.planning.baselines import STATIC
+from treeopt.plans.plan import Plan, PlanEntry
 from treeopt.tree import Tree
 
 
@@ -81,3 +82,19 @@ class Switching:
         while index > 0 and running <= self.down[index - 1]:
             index -= 1
         return index
+
+
+def static_entry(entry: PlanEntry) -> tuple[PlanEntry, str | None]:
+    """Return the entry; a dynamic choice gives way to the best static tree beside it, and a note says so.
+
+    Raises:
+        PlanError: the entry holds no static tree.
+    """
+    if entry.choice.grown is None:
+        return entry, None
+    dynamic = f"the plan's choice {entry.choice.name!r} for batch {entry.batch} grows a tree at each step"
+    for choice in entry.compared:
+        if choice.name == STATIC:
+            note = f"Note: {dynamic}; runs are simulated with static trees, so its {STATIC} is used."
+            return replace(entry, choice=choice), note
+    raise PlanError(f"{dynamic}; runs are simulated with static trees, and the plan holds no {STATIC}")

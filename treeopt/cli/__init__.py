@@ -1,13 +1,22 @@
-"""The command line: one command a file, loaded when it is asked for. Exit code 0; 1: cannot be done; 2: usage."""
+"""The command line: one command a file, loaded when it is called. Exit code 0; 1: cannot be done; 2: usage.
+
+* `commands`: the commands; each parses its options, calls the Python API and prints.
+* `options`: options that several commands share.
+"""
 
 import importlib
+import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import Any
 
 import click
+from click_didyoumean import DYMGroup
 
+from treeopt.cli.options.general import is_main_process
 from treeopt.errors import TreeoptError
 
 # Name of a command -> module that holds it, as an attribute of the same name.
@@ -26,7 +35,7 @@ COMMANDS = {
     "report": "treeopt.cli.commands.report",
     "doctor": "treeopt.cli.commands.doctor",
 }
-# Packages that only some commands need -> the extra that brings them.
+# Packages that only some commands need -> the extra that installs them.
 EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "accelerate"), "executor"),
     "peft": "train",
@@ -35,11 +44,11 @@ EXTRAS = {
 }
 
 
-class Commands(click.Group):
+class Commands(DYMGroup):  # type: ignore[misc]
     """Loads commands lazily and turns treeopt's errors into one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names, in the order of the main job."""
+        """Return the names, in the order of the main job."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -54,7 +63,8 @@ class Commands(click.Group):
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a text may hold characters that the terminal lacks
         try:
-            code = super().main(*args, **(settings | {"standalone_mode": False}))
+            with messages_on_stderr():
+                code = super().main(*args, **(settings | {"standalone_mode": False}))
             leave_group()
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
@@ -75,6 +85,32 @@ class Commands(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+class Stderr(logging.Handler):
+    """Prints what the Python API reports on stderr, from the process that prints."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a warning with its prefix, a note as it is."""
+        if is_main_process():
+            prefix = "Warning: " if record.levelno >= logging.WARNING else ""
+            click.echo(prefix + record.getMessage(), err=True)
+
+
+@contextmanager
+def messages_on_stderr() -> Iterator[None]:
+    """Print warnings and notes of the Python API while a command runs."""
+    log, handler = logging.getLogger("treeopt"), Stderr()
+    before = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
+
+
 def leave_group() -> None:
     """Leave the group of processes that this command may have run in."""
     if (parallel := sys.modules.get("executor.target.tensor_parallel")) is not None:
@@ -82,7 +118,7 @@ def leave_group() -> None:
 
 
 def drop_stdout() -> None:
-    """If standard output takes nothing more, drop what is left, which Python would try again to write at its end."""
+    """If standard output is closed, discard what is buffered; Python would try to write it again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -90,7 +126,7 @@ def drop_stdout() -> None:
 
 
 def fail(message: str, code: int) -> None:
-    """Say why on stderr, in one line, and leave."""
+    """Print the error on stderr in one line, and exit."""
     click.echo(f"Error: {' '.join(message.split())}", err=True)
     sys.exit(code)
 

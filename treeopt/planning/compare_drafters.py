@@ -14,12 +14,12 @@ import numpy as np
 
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostModel
+from treeopt.defaults import HELD_OUT
 from treeopt.errors import TraceError, UsageError
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.same_prompts import Pairing, paired_by, unlike
 from treeopt.planning.search_pipeline import search
-from treeopt.planning.search_settings import DEFAULT_HELD_OUT
 from treeopt.planning.search_warnings import advice, resemblance
 from treeopt.planning.trees_of_size import Size, sized_trees
 from treeopt.plans.plan import Plan
@@ -127,7 +127,7 @@ def compare(
     same_prompts: bool = False,
     max_nodes: int | None = None,
     max_depth: int | None = None,
-    held_out: float = DEFAULT_HELD_OUT,
+    held_out: float = HELD_OUT,
     context: int | None = None,
     seed: int = 0,
 ) -> Comparison:

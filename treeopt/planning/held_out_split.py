@@ -2,15 +2,15 @@
 
 import numpy as np
 
+from treeopt.defaults import HELD_OUT
 from treeopt.errors import TraceError, UsageError
-from treeopt.planning.search_settings import DEFAULT_HELD_OUT
 from treeopt.replay.static_tree import check_ranks
 from treeopt.traces.trace import Trace
 
 MIN_REQUESTS = 4  # two to choose on and two to report on: one cluster has no interval
 
 
-def hold_out(trace: Trace, *, held_out: float = DEFAULT_HELD_OUT, seed: int = 0) -> tuple[Trace, Trace]:
+def hold_out(trace: Trace, *, held_out: float = HELD_OUT, seed: int = 0) -> tuple[Trace, Trace]:
     """Split the requests at random into those that `search` chooses on and those that it reports on.
 
     Raises:

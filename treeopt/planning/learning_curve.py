@@ -9,10 +9,12 @@ import numpy as np
 
 from treeopt.errors import TraceError, UsageError
 from treeopt.planning.held_out_split import check_requests
+from treeopt.plans.plan import Plan
 from treeopt.replay.static_tree import replay_tree
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.shrinkage import fitted
 from treeopt.statistics.clustered_estimate import Estimate, paired_difference, quantile, ratio
+from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -160,3 +162,26 @@ def requests_needed(estimate: Estimate, requests: int, target: float) -> int:
         else:
             high = middle
     return high - requests
+
+
+def more_requests(plan: Plan, target: float) -> list[str]:
+    """Return a sentence for each batch size that speculates: requests to add until tau is known to within `target`.
+
+    Args:
+        plan: from `search`.
+        target: half-width wanted, relative to tau: 0.01 for 1 %.
+
+    Raises:
+        UsageError: a target below what any number of requests might reach.
+    """
+    held, share = (look(plan.meta, "search", key) for key in ("requests_judged_on", "held_out"))
+    sentences = []
+    for entry in plan.entries:
+        if entry.choice.plain:
+            continue
+        needed = requests_needed(entry.choice.tau, held, target)
+        sentences.append(
+            f"batch {entry.batch}: tau is known to {entry.choice.tau.relative:.1%}; "
+            + (f"{math.ceil(needed / share)} more requests would make it {target:.1%}" if needed else "that is enough")
+        )
+    return sentences

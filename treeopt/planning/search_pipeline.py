@@ -8,6 +8,7 @@ import numpy as np
 
 from treeopt.constraints import Constraint
 from treeopt.cost_model import CostModel, Measured
+from treeopt.defaults import HELD_OUT, NEAR, NODES
 from treeopt.errors import InfeasibleError, UsageError
 from treeopt.planning.baselines import Rivals
 from treeopt.planning.choose_trees import changes, choose, prices
@@ -15,10 +16,7 @@ from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import check_domains, hold_out
 from treeopt.planning.proof import proof_of
 from treeopt.planning.search_settings import (
-    DEFAULT_HELD_OUT,
-    DEFAULT_MAX_NODES,
     DEFAULT_METHOD,
-    DEFAULT_NEAR,
     DEFAULT_PADDING,
     DEFAULT_SOLVER_WORK,
     Method,
@@ -55,14 +53,14 @@ def search(
     objective: Objective = THROUGHPUT,
     shapes: int | None = None,
     max_tpot_s: float | None = None,
-    near: float = DEFAULT_NEAR,
+    near: float = NEAR,
     rules: Sequence[Constraint] = (),
     policies: Sequence[str] = (),
     padding: Padding = DEFAULT_PADDING,
     shrink: float | None = None,
     solver_work: float = DEFAULT_SOLVER_WORK,
     compare: Mapping[str, Tree] | None = None,
-    held_out: float = DEFAULT_HELD_OUT,
+    held_out: float = HELD_OUT,
     context: int | None = None,
     seed: int = 0,
 ) -> Plan:
@@ -72,7 +70,7 @@ def search(
         trace: what the drafter got right.
         cost: seconds of steps.
         batch: batch sizes.
-        max_nodes: largest tree; default `DEFAULT_MAX_NODES`, or the largest that the cost model covers at all batch
+        max_nodes: largest tree; default `NODES`, or the largest that the cost model covers at all batch
             sizes.
         max_depth: deepest tree, at most the trace's depth; default that, or what the cost model covers.
         method: `best-first` takes the best position-averaged trees and replays a shortlist; `renewal` also refines
@@ -105,7 +103,7 @@ def search(
     """
     settings = SearchSettings(
         tuple(np.atleast_1d(np.asarray(batch)).tolist()),
-        DEFAULT_MAX_NODES if max_nodes is None else max_nodes,
+        NODES if max_nodes is None else max_nodes,
         trace.depth if max_depth is None else min(max_depth, trace.depth),
         method,
         tuple(rules),

@@ -1,9 +1,10 @@
-"""The settings of a search: their defaults, the only place where these stand, and their limits."""
+"""The settings of a search and their limits."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from treeopt.constraints import Constraint
+from treeopt.defaults import NEAR
 from treeopt.errors import UsageError
 from treeopt.searchers.constrained_trees.dinkelbach import WORK
 from treeopt.searchers.dynamic_trees.step_prices import Padding
@@ -13,9 +14,6 @@ Method = Literal["renewal", "best-first", "hydra"]
 METHODS = ("renewal", "best-first", "hydra")
 
 DEFAULT_METHOD: Method = "renewal"
-DEFAULT_MAX_NODES = 63  # largest tree; the default of the deepest tree is the trace's depth
-DEFAULT_NEAR = 0.01  # trees that are slower by at most this share count as equally fast
-DEFAULT_HELD_OUT = 0.5  # share of the requests that results are reported on
 DEFAULT_PADDING: Padding = "widest"
 DEFAULT_SOLVER_WORK = WORK
 
@@ -44,7 +42,7 @@ class SearchSettings:
     method: Method = DEFAULT_METHOD
     rules: tuple[Constraint, ...] = ()
     shapes: int | None = None
-    near: float = DEFAULT_NEAR
+    near: float = NEAR
     max_tpot_s: float | None = None
     shrink: float | None = None
     solver_work: float = DEFAULT_SOLVER_WORK

@@ -13,6 +13,7 @@ Given the text, only the place where each step ends is random; a trace's `kept` 
   of a step and the text after it are taken to be independent. The caller must ask for this approximation.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -211,3 +212,28 @@ def check_tree(tree: Tree, trace: Trace) -> None:
     accepted_lengths(tree, trace)
     if reason := broken(tree, rules(trace)):
         raise TraceError(reason)
+
+
+def with_drawn_ranks(trace: Trace, seed: int) -> Trace:
+    """Return the trace; where its rule draws its candidates (`kept`), with ranks drawn by this seed."""
+    return trace if trace.kept is None else drawn_ranks(trace, np.random.default_rng(seed))
+
+
+def ranks_and_rules(trace: Trace, seed: int) -> tuple[Trace, tuple[Constraint, ...]]:
+    """Return `with_drawn_ranks` of the trace and the rules that its trees must keep; () for rules that read ranks."""
+    return with_drawn_ranks(trace, seed), () if trace.kept is None else rules(trace)
+
+
+def ranks_for_trees(trace: Trace, trees: Sequence[Tree | None], seed: int) -> Trace:
+    """Return the trace with ranks that say what its rule accepts of these trees: its own, or drawn by this seed.
+
+    Raises:
+        TraceError: the trace does not record it, or the rule cannot verify a tree.
+    """
+    if evidence(trace) == "rank":
+        return trace
+    drawn = drawn_ranks(trace, np.random.default_rng(seed))
+    for tree in trees:
+        if tree is not None:
+            check_tree(tree, trace)
+    return drawn

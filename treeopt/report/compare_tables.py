@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from treeopt.planning.compare_drafters import Comparison, Standing
-from treeopt.report.terminal_text import interval, measured_told, models_told, rule_told, terminal
+from treeopt.report.terminal_text import describe_measurement, describe_models, describe_rule, interval, terminal
 from treeopt.statistics.clustered_estimate import Estimate
 
 SCHEMA = "treeopt.comparison/1"
@@ -90,10 +90,11 @@ def _conditions(record: Mapping[str, Any]) -> str:
         f"By replay on {meta['requests_judged_on']} requests held out, trees chosen on {meta['requests_chosen_on']} "
         f"others (seed {meta['seed']}).",
         f"Intervals: 95 %, clustered by request; ratios to the first drafter are {PAIRED[record['pairing']]}.",
-        f"Texts: {rule_told(text)}; {text.get('new_tokens', '?')} new tokens per request.",
-        *(f"{name}: {models_told(trace)}." for name, trace in meta["trace"].items()),
+        f"Texts: {describe_rule(text)}; {text.get('new_tokens', '?')} new tokens per request.",
+        *(f"{name}: {describe_models(trace)}." for name, trace in meta["trace"].items()),
         *(
-            f"Step times of {name}: {measured_told(cost)}; priced at {cost.get('priced_at') or '?'} tokens of context."
+            f"Step times of {name}: {describe_measurement(cost)}; "
+            f"priced at {cost.get('priced_at') or '?'} tokens of context."
             for name, cost in meta["cost"].items()
         ),
     ]

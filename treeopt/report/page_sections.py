@@ -12,7 +12,7 @@ from treeopt.report.html_page import Section
 from treeopt.report.plan_tables import show_plan
 from treeopt.report.plots import draw_agreement, draw_comparison, draw_scenarios, draw_speedups, draw_tau
 from treeopt.report.simulate_tables import show_capacity, show_runs, show_serving
-from treeopt.report.terminal_text import models_told
+from treeopt.report.terminal_text import describe_models
 from treeopt.report.trace_tables import show_trace
 from treeopt.report.validate_tables import show_validation
 from treeopt.report.whatif_tables import show_scenarios
@@ -42,7 +42,7 @@ def trace_section(trace: Trace, source: str, *, replayed: Trace | None = None) -
     """
     single = trace.tree_kept is None and trace.meta.get("verification") not in CHAINS
     draws = (partial(draw_tau, trace=replayed or trace),) if single else ()
-    return Section(f"Trace: {models_told(trace.meta)}", source, partial(show_trace, trace), draws)
+    return Section(f"Trace: {describe_models(trace.meta)}", source, partial(show_trace, trace), draws)
 
 
 def plan_section(plan: Plan, source: str, *, checks: Mapping[int, str]) -> Section:

@@ -9,7 +9,15 @@ from rich.text import Text
 
 from treeopt.planning.proof import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans.plan import Plan, PlanEntry
-from treeopt.report.terminal_text import interval, measured_told, models_told, percent, rule_told, shown, terminal
+from treeopt.report.terminal_text import (
+    describe_measurement,
+    describe_models,
+    describe_rule,
+    interval,
+    percent,
+    shown,
+    terminal,
+)
 from treeopt.storage.provenance import look
 
 PATHS_SHOWN = 12
@@ -157,8 +165,8 @@ def _conditions(plan: Plan) -> str:
             "Intervals: 95 %, clustered by request; those of speedups include the error of step times.",
             "% behind: tokens per second lost to the first line, paired by request.",
             *(["Dynamic trees: nodes and depth are means."] if dynamic else []),
-            f"Trace: {models_told(look(plan.meta, 'trace'))}; {rule_told(look(plan.meta, 'trace'))}; "
+            f"Trace: {describe_models(look(plan.meta, 'trace'))}; {describe_rule(look(plan.meta, 'trace'))}; "
             f"{show('trace', 'new_tokens')} new tokens per request.",
-            f"Step times: {measured_told(look(plan.meta, 'cost'))}.",
+            f"Step times: {describe_measurement(look(plan.meta, 'cost'))}.",
         ]
     )

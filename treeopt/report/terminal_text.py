@@ -40,7 +40,7 @@ def shown(value: Any) -> str:
     return "?" if value is None else str(value)
 
 
-def models_told(meta: Any) -> str:
+def describe_models(meta: Any) -> str:
     """Describe target and drafter of a trace or profile, or the file that a trace was imported from."""
     kind, heads = look(meta, "drafter", "kind"), look(meta, "drafter", "heads")
     if kind == "language-model":
@@ -56,10 +56,10 @@ def models_told(meta: Any) -> str:
     return f"target {' '.join(target)}, {drafter}"
 
 
-def rule_told(meta: Any) -> str:
+def describe_rule(meta: Any) -> str:
     """Describe how the tokens of a trace were chosen.
 
-    >>> rule_told({"verification": "greedy", "temperature": 0.0}), rule_told({})
+    >>> describe_rule({"verification": "greedy", "temperature": 0.0}), describe_rule({})
     ('greedy, temperature 0.0', 'rule and temperature not recorded')
     """
     rule, temperature = look(meta, "verification"), look(meta, "temperature")
@@ -68,7 +68,7 @@ def rule_told(meta: Any) -> str:
     return f"{shown(rule)}, temperature {shown(temperature)}"
 
 
-def measured_told(meta: Any) -> str:
+def describe_measurement(meta: Any) -> str:
     """Describe models, device and day of a profile or validation, or state that nothing was measured."""
     if look(meta, "predicted") is not None:
         device, kind, name = (shown(look(meta, *k)) for k in (("device",), ("drafter", "kind"), ("target", "name")))
@@ -78,4 +78,4 @@ def measured_told(meta: Any) -> str:
     carried = look(meta, "transfer", "to")
     transfer = "" if carried is None else f", carried over to {carried}"
     run = "" if look(meta, "imported") is not None else f"{graphs} ({shown(processor)}), {shown(date)}"
-    return f"{models_told(meta)} on {shown(look(meta, 'device'))}{run}{transfer}"
+    return f"{describe_models(meta)} on {shown(look(meta, 'device'))}{run}{transfer}"

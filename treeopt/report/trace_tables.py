@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from treeopt.replay.static_tree import accepted_lengths
-from treeopt.report.terminal_text import models_told, shown, terminal
+from treeopt.report.terminal_text import describe_models, shown, terminal
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import OPTIONAL, PAST_END, Trace
 
@@ -70,7 +70,7 @@ def show_trace(trace: Trace, console: Console | None = None) -> None:
     if look(meta, "imported") is not None:
         settings = {name: value for name, value in settings.items() if value is not None}
     line = ", ".join(f"{name}{shown(value)}" for name, value in settings.items())
-    console.print(f"{models_told(meta)}{line and '; '}{line}", soft_wrap=True, markup=False)
+    console.print(f"{describe_models(meta)}{line and '; '}{line}", soft_wrap=True, markup=False)
     written, given = (look(meta, "repeated_4grams", part) for part in ("written", "prompts"))
     if isinstance(written, float) and isinstance(given, float):
         console.print(

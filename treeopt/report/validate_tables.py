@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from treeopt.report.terminal_text import interval, measured_told, terminal
+from treeopt.report.terminal_text import describe_measurement, interval, terminal
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.provenance import look, rule_in
 
@@ -117,7 +117,7 @@ def _conditions(meta: Mapping[str, Any]) -> str:
     fixed = f"\nPredictions fixed beforehand: sha256 {sha256:.16}." if sha256 else ""
     return (
         f"{meta['prompts']} {prompts}, {meta['new_tokens']} new tokens each{rule}, in "
-        f"{meta['blocks']} blocks of shuffled order; {measured_told(meta)}.\n"
+        f"{meta['blocks']} blocks of shuffled order; {describe_measurement(meta)}.\n"
         "Steps: medians with all rows busy, means for dynamic trees; end to end includes prefill and draining.\n"
         "Intervals: 95 %; predicted ones are for a run of the same number of requests, that of coverage takes cells as "
         f"independent.{fixed}"

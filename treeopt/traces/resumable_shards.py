@@ -195,3 +195,19 @@ def told(meta: Mapping[str, Any], shards: Sequence[Trace]) -> dict[str, Any]:
         "text_sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16],
         "repeated_4grams": written | get(dict(meta), "repeated_4grams", dict, "`meta`"),
     }
+
+
+def load_file_or_shards(path: Path | str, *, ranks_only: bool = False) -> Trace:
+    """Return the trace of a .npz file, or the whole trace of a folder of shards.
+
+    Args:
+        path: file or folder.
+        ranks_only: leave the probabilities and candidates of a folder unread.
+
+    Raises:
+        TraceError: see `load_trace`, `Shards.read` and `Shards.whole`.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return load_trace(path)
+    return ranks_of(path) if ranks_only else Shards.read(path).whole()

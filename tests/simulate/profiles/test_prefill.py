@@ -20,6 +20,7 @@ from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import PIECE
 from simulate.runs.batch_run import run
 from simulate.runs.plan_switching import Switching
+from simulate.runs.prompt_costs import FREE
 from simulate.runs.request_prefill import divide_prefill
 from simulate.runs.server import serve
 from simulate.runs.workload import Workload, read_requests
@@ -33,7 +34,6 @@ from tests.simulate.roofline.test_roofline_model import as_profile
 from tests.simulate.whatif.test_predicted_profile import model
 from tests.treeopt.cli.test_simulate import files as files
 from tests.treeopt.cli.test_simulate import words
-from treeopt.cli.options.prompt_lengths import FREE
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 from treeopt.planning.search_pipeline import search

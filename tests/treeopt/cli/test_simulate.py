@@ -11,13 +11,13 @@ import pytest
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, load_profile, save_profile
 from simulate.runs.batch_run import run
 from simulate.runs.plan_switching import Switching
+from simulate.runs.prompt_costs import FREE
 from simulate.runs.server import serve
 from simulate.runs.timeline import speedup
 from simulate.runs.workload import drawn, poisson
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
 from tests.helpers.strategies import drawn_trace
-from treeopt.cli.options.prompt_lengths import FREE
 from treeopt.planning.baselines import STATIC
 from treeopt.planning.search_pipeline import search
 from treeopt.plans.plan import Grown

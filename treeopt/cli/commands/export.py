@@ -8,42 +8,50 @@ from typing import Any
 
 import click
 
-from treeopt.cli.commands.search import kept_ranks
+from treeopt.api.messages import warn
 from treeopt.cli.options import general
-from treeopt.cli.options.matching_files import warn_of_another_rule, warn_unless_same
 from treeopt.engines import ENGINES
 from treeopt.errors import TraceError, UsageError
+from treeopt.planning.mismatch_warnings import model_warnings, plan_rule_warnings
+from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import load_plan
+from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.storage.atomic_files import write_text
 from treeopt.storage.provenance import look
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace import Trace, load_trace
+
+EXAMPLES = general.examples(
+    "treeopt search --trace data/traces/medusa-t0.npz --batch 1 --output plan.json",
+    "treeopt export plan.json --format medusa --heads 5",
+    "treeopt export plan.json --format sglang --nearest chain --output sglang.txt",
+)
 
 
-@click.command()
+@click.command(epilog=EXAMPLES)
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.option("--format", "engine", type=click.Choice(list(ENGINES)), required=True, help="Engine to write for.")
-@click.option("--batch", type=click.IntRange(min=1), help="One of the plan's batch sizes; default all of them.")
-@click.option("--heads", type=click.IntRange(min=1), help="Heads of the checkpoint (medusa).")
+@click.option("--batch", type=click.IntRange(min=1), help="Export only this batch size; default all of the plan's.")
+@click.option("--heads", type=click.IntRange(min=1), help="Number of heads in the checkpoint (medusa).")
 @click.option("--method", help="How the engine drafts, e.g. eagle3 (sglang, vllm).")
 @click.option("--model", help="Checkpoint of the drafter (sglang, vllm).")
 @click.option(
     "--nearest",
     type=click.Choice(["chain", "triple"]),
-    help="What may take the place of a tree that the engine cannot run: the plan's best chain, or a dynamic "
-    "tree as deep, as wide and as large (sglang), which the plan does not predict.",
+    help="Replace a tree that the engine cannot run: by the plan's best chain, or by a dynamic tree of the same depth, "
+    "width and size (sglang), which the plan does not predict.",
 )
 @click.option(
     "--replay",
     type=click.Path(path_type=Path),
-    help="Make the engine keep what this trace's walk keeps, whatever it drafts: to measure there the speed that the "
-    "plan predicts (sglang, vllm).",
+    help="Make the engine accept what this trace's walk accepts, whatever it drafts: to measure there the speed that "
+    "the plan predicts (sglang, vllm).",
 )
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; default stdout.")
 @click.option("--json", "as_json", is_flag=True, help="Print text, flags and notes as one JSON object.")
 def export(
     plan: Path, engine: str, replay: Path | None, output: Path | None, *, as_json: bool, **settings: int | str | None
 ) -> None:
-    """Write the engine's own configuration for PLAN, a file that `treeopt search` made.
+    """Write the engine's own configuration for PLAN, a file that `treeopt search` wrote.
 
     The configuration goes to stdout or to a file; notes and launch flags go to stderr.
     """
@@ -54,14 +62,12 @@ def export(
     known = inspect.signature(ENGINES[engine]).parameters
     for name in given:
         if name not in known:
-            raise UsageError(f"--{name} means nothing to {engine}")
+            raise UsageError(f"--{name} does not apply to --format {engine}")
     if output is not None and "file" in known:
         given["file"] = str(output)
     loaded = load_plan(plan)
     if replay is not None:
-        given["replay"] = trace = kept_ranks(load_trace(replay), 0)
-        warn_unless_same("plan and trace", look(loaded.meta, "trace"), trace.meta)
-        warn_of_another_rule(loaded, trace.meta)
+        given["replay"] = _replayed(replay, loaded)
     try:
         result = ENGINES[engine](loaded, **given)
     except TraceError as error:
@@ -74,11 +80,18 @@ def export(
         )
     elif output is None:
         click.echo(result.text)
-    if result.flags:
-        click.echo(f"flags: {result.flags}", err=True)
-    if result.environment:
-        click.echo(f"environment: {result.environment}", err=True)
+    for name, value in (("flags", result.flags), ("environment", result.environment)):
+        if value:
+            click.echo(f"{name}: {value}", err=True)
     for warning in loaded.warnings:
         click.echo(f"Warning: {warning}.", err=True)
     for note in result.notes:
         click.echo(f"note: {note}", err=True)
+
+
+def _replayed(path: Path, plan: Plan) -> Trace:
+    """Return the trace whose acceptance the engine reproduces, with ranks; warn if the plan is of other models."""
+    trace = with_drawn_ranks(load_trace(path), 0)
+    warn(model_warnings("plan and trace", look(plan.meta, "trace"), trace.meta))
+    warn(plan_rule_warnings(plan, trace.meta))
+    return trace

@@ -1,4 +1,4 @@
-"""`treeopt train`: train a drafter for a target by a published recipe, changed by name where wanted."""
+"""`treeopt train`: train a drafter for a target by a published recipe, with changes by name."""
 
 import os
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from executor.train.recipes import RECIPES, Recipe, replaced
+from treeopt.api.load_models import Models, quiet_libraries, slow_type_warnings
+from treeopt.api.messages import warn
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.errors import UsageError
 
@@ -22,11 +24,17 @@ if TYPE_CHECKING:
     from executor.train.training_run import Job, Trained
 
 SCHEMA = "treeopt.train/1"
+EXAMPLES = general.examples(
+    "treeopt train --target data/models/stdlib-llama --recipe medusa1 --data data/prompts/stdlib.jsonl "
+    "--length 32 --batch 2 --steps 2 --held-out 0.001 --output medusa",
+    "treeopt train --target data/models/stdlib-llama --recipe eagle --data data/prompts/stdlib.jsonl "
+    "--set depths=1 --length 32 --batch 2 --steps 2 --held-out 0.001 --output eagle",
+)
 
 
 @dataclass(frozen=True)
 class Lessons:
-    """What is learnt from, and how it is put into rows."""
+    """The texts that a drafter learns from, and how they become rows."""
 
     data: tuple[Path, ...]
     length: int
@@ -45,30 +53,32 @@ lessons = general.bundle(
         type=general.FOLDER,
         multiple=True,
         required=True,
-        help="Conversations (.jsonl, .json), texts, or folders of them; may be given again.",
+        help="Conversations (.jsonl, .json), texts, or folders of them; may be given several times.",
     ),
-    click.option("--length", type=click.IntRange(min=3), default=512, show_default=True, help="Tokens in a row."),
-    click.option("--padded", is_flag=True, help="A row for each text, instead of texts one after the other."),
+    click.option("--length", type=click.IntRange(min=3), default=512, show_default=True, help="Tokens per row."),
+    click.option("--padded", is_flag=True, help="Put each text in its own row, instead of one text after the other."),
     click.option(
         "--held-out",
         type=general.Real(0, 1, max_open=True),
         default=0.05,
         show_default=True,
-        help="Share of the rows that is kept to measure with.",
+        help="Share of the rows that is held out for measurements.",
     ),
     click.option("--self-distill", is_flag=True, help="Learn from what the target writes in place of the data."),
     click.option(
         "--distill-temperature",
         type=general.Real(min=0),
-        help="Of what the target writes; default 0.3.",
+        help="Sampling temperature of what the target writes; default 0.3.",
     ),
-    click.option("--distill-tokens", type=click.IntRange(min=1), help="Longest answer; default 192."),
+    click.option(
+        "--distill-tokens", type=click.IntRange(min=1), help="Maximum tokens per answer of the target; default 192."
+    ),
 )
 
 
 @dataclass(frozen=True)
 class Training:
-    """The recipe, what is changed of it, and how long it goes on."""
+    """The recipe, changes to it, and how long it runs."""
 
     recipe: str
     changes: tuple[str, ...]
@@ -85,7 +95,7 @@ class Training:
     save_dtype: str
 
     def chosen(self) -> Recipe:
-        """The recipe as changed.
+        """Return the recipe as changed.
 
         Raises:
             UsageError: a change without meaning.
@@ -100,45 +110,56 @@ training = general.bundle(
     "training",
     Training,
     click.option("--recipe", type=click.Choice(list(RECIPES)), required=True, help="How the drafter is trained."),
-    click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change the recipe, say depths=4."),
-    click.option("--learning-rate", type=general.Real(min=0, min_open=True), help="Instead of the recipe's."),
-    click.option("--steps", type=click.IntRange(min=1), help="Of the optimiser."),
-    click.option("--epochs", type=general.Real(min=0, min_open=True), help="In place of --steps; default 1."),
     click.option(
-        "--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Rows at once in a process."
+        "--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change the recipe, for example depths=4."
     ),
-    click.option("--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Batches in a step."),
-    click.option("--bf16", is_flag=True, help="Compute in bfloat16 where it is safe; weights stay as they are."),
-    click.option("--lora", is_flag=True, help="Of recipes that train the target: adapters, merged at the end."),
+    click.option(
+        "--learning-rate", type=general.Real(min=0, min_open=True), help="Learning rate in place of the recipe's."
+    ),
+    click.option("--steps", type=click.IntRange(min=1), help="Number of optimiser steps."),
+    click.option(
+        "--epochs", type=general.Real(min=0, min_open=True), help="Passes over the rows in place of --steps; default 1."
+    ),
+    click.option(
+        "--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Rows per batch and process."
+    ),
+    click.option(
+        "--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Batches per optimiser step."
+    ),
+    click.option("--bf16", is_flag=True, help="Compute in bfloat16 where it is safe; weights keep their number type."),
+    click.option("--lora", is_flag=True, help="For recipes that train the target: train adapters, merged at the end."),
     click.option(
         "--features",
         type=general.FOLDER,
-        help="Keep what the target gives for each row here, or take it from here: for several epochs or drafters.",
+        help="Store the target's features of each row in this folder, or reuse those that it holds: for several epochs "
+        "or drafters.",
     ),
     click.option(
         "--save-every", type=click.IntRange(min=1), default=500, show_default=True, help="Steps between checkpoints."
     ),
-    click.option("--eval-every", type=click.IntRange(min=1), help="Steps between measurements; default at the end."),
+    click.option(
+        "--eval-every", type=click.IntRange(min=1), help="Steps between measurements; default only at the end."
+    ),
     click.option(
         "--save-dtype",
         type=click.Choice(["float32", "bfloat16", "float16"]),
         default="float32",
         show_default=True,
-        help="Type that the drafter is stored in.",
+        help="Number type that the drafter is stored in.",
     ),
 )
 
 
-@click.command()
+@click.command(epilog=EXAMPLES)
 @models_and_prompts.models_without_drafter
 @training
 @lessons
 @click.option("--output", type=general.FOLDER, required=True, help="Folder of the drafter, its log and checkpoints.")
-@click.option("--resume", is_flag=True, help="Go on with an --output that was interrupted.")
+@click.option("--resume", is_flag=True, help="Resume an interrupted --output.")
 @general.seed
 @general.as_json
 def train(
-    models: models_and_prompts.Models,
+    models: Models,
     training: Training,
     lessons: Lessons,
     output: Path,
@@ -146,97 +167,63 @@ def train(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Train a drafter for a target; --drafter is one to begin with instead of an untrained one.
+    """Train a drafter for a target; --drafter names one to start from instead of an untrained one.
 
-    Several processes, started by torchrun or accelerate, share out the rows.
+    Several processes, started by torchrun or accelerate, share the rows.
     """
     recipe = training.chosen()
     if models.quantize and recipe.trainable == "backbone":
-        raise UsageError(
-            f"--quantize: recipe {recipe.name} trains the target, whose weights cannot be rounded meanwhile"
-        )
-    first = os.environ.get("RANK", "0") == "0"  # of the processes that were started, the one that prints and writes
+        raise UsageError(f"--quantize: recipe {recipe.name} trains the target, whose weights must not be quantised")
+    first = os.environ.get("RANK", "0") == "0"  # the process that prints and writes
     if first:
         _check_output(output, resume)
     target, tokenizer = _load(models)
     target.check_length(lessons.length)
-    from executor.target.tensor_parallel import launched
-    from executor.train.target_training import Lora, check_whole
-    from executor.train.training_run import LOG, TARGET, Job, checkpoint, precision_of, run, step_count
+    from executor.train.target_training import check_whole
+    from executor.train.training_run import precision_of, run
 
     if recipe.trainable == "backbone" and not training.lora:
         check_whole(target)
     precision = "bfloat16" if training.bf16 else precision_of(target)
     if first:
-        models_and_prompts.warn_of_slow(precision, target)
+        warn(slow_type_warnings(precision, target))
     texts = _texts(lessons, target, tokenizer, output, seed)
     rows, held_out = _rows(texts, lessons, tokenizer, seed)
     if first and lessons.held_out and not len(held_out):
-        click.echo("Warning: all text makes one row, none is held out: nothing will tell how well it drafts", err=True)
-    steps = training.steps or step_count(
-        len(rows),
-        epochs=training.epochs or 1.0,
-        batch=training.batch,
-        accumulate=training.accumulate,
-        processes=launched(),
-    )
-    job = Job(
-        recipe,
-        output,
-        steps,
-        batch=training.batch,
-        accumulate=training.accumulate,
-        seed=seed,
-        device=models.device,
-        precision=precision,
-        save_every=training.save_every,
-        eval_every=training.eval_every,
-        resume=resume and checkpoint(output) is not None,
-        lora=Lora() if training.lora else None,
-        features=training.features,
-        dtype=training.save_dtype,
-        meta={
-            "data": [path.name for path in lessons.data],
-            "texts": len(texts),
-            "self_distilled": lessons.self_distill,
-        },
-    )
+        warn(["the texts fill only one row, so none is held out: the drafter's accuracy will not be measured"])
+    settings: dict[str, Any] = {"seed": seed, "device": models.device, "precision": precision, "resume": resume}
+    job = _job(recipe, training, lessons, output, rows=len(rows), texts=len(texts), **settings)
     drafter = _drafter(models, recipe, target, rows, seed)
     if first and models.drafter is None:
-        _warn_of_short(recipe, drafter, steps)
-    trained = run(job, target, drafter, rows, held_out, report=_reporter(steps, silent=not first))
-    if not first:
-        return
-    if (output / TARGET).is_dir():
-        tokenizer.save_pretrained(output / TARGET)
-        click.echo(f"{output / TARGET}: the trained target", err=True)
-    click.echo(f"{output}: the drafter, its training in {LOG}", err=True)
-    _show(job, trained, as_json=as_json)
+        warn(_short_warnings(recipe, drafter, job.steps))
+    trained = run(job, target, drafter, rows, held_out, report=_reporter(job.steps, silent=not first))
+    if first:
+        _finish(job, trained, tokenizer, as_json=as_json)
 
 
 def _check_output(output: Path, resume: bool) -> None:
-    """Refuse a folder that cannot be written, that is taken, or that holds nothing to go on with."""
+    """Raise UsageError for a folder that cannot be written, that is taken, or that holds nothing to resume."""
     if output.exists() and not output.is_dir():
         raise UsageError(f"--output {output}: must be a folder")
     general.check_output(output / "x" if output.is_dir() else output)
     begun = output.is_dir() and any(output.iterdir())
     if begun and not resume:
-        raise UsageError(f"--output {output} is not empty: give --resume to go on with it, or another name")
+        raise UsageError(f"--output {output} is not empty: give --resume to resume it, or another name")
     if resume and (output / "training.json").exists():
         raise UsageError(f"--resume: the training in {output} is finished")
     if resume and not begun:
-        raise UsageError(f"--resume: nothing in {output} to go on with")
+        raise UsageError(f"--resume: {output} holds nothing to resume")
 
 
-def _load(models: models_and_prompts.Models) -> "tuple[Target, PreTrainedTokenizerBase]":
-    """Target and tokenizer, on the device of this process."""
-    models_and_prompts.hush()
+def _load(models: Models) -> "tuple[Target, PreTrainedTokenizerBase]":
+    """Load target and tokenizer, on the device of this process."""
+    quiet_libraries()
     from executor.target.load_hf_model import load_target, prepare
     from executor.target.tensor_parallel import local_device
     from executor.target.tokenizer import load_tokenizer
 
     if models.tensor_parallel:
-        raise UsageError("--tensor-parallel: training shares out rows, not the target, over processes")
+        raise UsageError("--tensor-parallel: in training the processes share rows, not the target")
     if models.device not in ("cpu", "cuda"):
         raise UsageError(
             f"--device must be cpu or cuda, got {models.device}; CUDA_VISIBLE_DEVICES chooses among several"
@@ -250,7 +237,7 @@ def _load(models: models_and_prompts.Models) -> "tuple[Target, PreTrainedTokeniz
 def _texts(
     lessons: Lessons, target: "Target", tokenizer: "PreTrainedTokenizerBase", output: Path, seed: int
 ) -> "Sequence[Text]":
-    """The texts that are learnt from.
+    """Return the texts that the drafter learns from.
 
     Raises:
         ExecutorError: one that holds nothing to learn, or that cannot be read.
@@ -258,10 +245,10 @@ def _texts(
     from executor.train.self_distill import Writing, rewritten, stretches
     from executor.train.text_files import answered, read_texts
 
-    asked = {"temperature": lessons.distill_temperature, "new_tokens": lessons.distill_tokens}
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    settings = {"temperature": lessons.distill_temperature, "new_tokens": lessons.distill_tokens}
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if given and not lessons.self_distill:
-        raise UsageError("--distill-temperature and --distill-tokens are of --self-distill")
+        raise UsageError("--distill-temperature and --distill-tokens need --self-distill")
     texts = read_texts(lessons.data)
     if not lessons.self_distill:
         return answered(texts)
@@ -274,7 +261,7 @@ def _texts(
 def _rows(
     texts: "Sequence[Text]", lessons: Lessons, tokenizer: "PreTrainedTokenizerBase", seed: int
 ) -> "tuple[Rows, Rows]":
-    """Rows to learn from, and rows held out: the last of all texts in shuffled order."""
+    """Return rows to learn from, and rows held out: the last of all texts in shuffled order."""
     from executor.train.token_rows import encode, packed, padded, shuffled
 
     encoded = encode(tokenizer, shuffled(texts, seed))
@@ -282,7 +269,51 @@ def _rows(
     return rows.split(lessons.held_out)
 
 
-def _drafter(models: models_and_prompts.Models, recipe: Recipe, target: "Target", rows: "Rows", seed: int) -> Any:
+def _job(
+    recipe: Recipe,
+    training: Training,
+    lessons: Lessons,
+    output: Path,
+    *,
+    rows: int,
+    texts: int,
+    seed: int,
+    device: str,
+    precision: str,
+    resume: bool,
+) -> "Job":
+    """Return the training that the options describe."""
+    from executor.target.tensor_parallel import launched
+    from executor.train.target_training import Lora
+    from executor.train.training_run import Job, checkpoint, step_count
+
+    steps = training.steps or step_count(
+        rows,
+        epochs=training.epochs or 1.0,
+        batch=training.batch,
+        accumulate=training.accumulate,
+        processes=launched(),
+    )
+    return Job(
+        recipe,
+        output,
+        steps,
+        batch=training.batch,
+        accumulate=training.accumulate,
+        seed=seed,
+        device=device,
+        precision=precision,
+        save_every=training.save_every,
+        eval_every=training.eval_every,
+        resume=resume and checkpoint(output) is not None,
+        lora=Lora() if training.lora else None,
+        features=training.features,
+        dtype=training.save_dtype,
+        meta={"data": [path.name for path in lessons.data], "texts": texts, "self_distilled": lessons.self_distill},
+    )
+
+
+def _drafter(models: Models, recipe: Recipe, target: "Target", rows: "Rows", seed: int) -> Any:
     from executor.checkpoints import load_drafter
     from executor.train.new_drafter import begun
 
@@ -290,21 +321,21 @@ def _drafter(models: models_and_prompts.Models, recipe: Recipe, target: "Target"
     return begun(recipe, target, start, rows=rows, seed=seed)
 
 
-def _warn_of_short(recipe: "Recipe", drafter: Any, steps: int) -> None:
-    """Warn on stderr if so many steps cannot take an untrained drafter's weights far from where they begin."""
+def _short_warnings(recipe: "Recipe", drafter: Any, steps: int) -> list[str]:
+    """Warn if the steps are too few to move an untrained drafter's weights far from where they begin."""
     weights = [float(weight.detach().float().std()) for weight in drafter.parameters() if weight.dim() > 1]
-    usual, reach = median(weights), recipe.reach(steps)
-    if reach < usual:
-        click.echo(
-            f"Warning: {steps} steps at a learning rate of up to {recipe.learning_rate:g} change a weight by about "
-            f"{reach:.2g} at most, the drafter's begin with a spread of {usual:.2g}: it will hardly learn; recipe "
-            f"{recipe.name}'s rate is that of long runs, a short one needs a higher --learning-rate",
-            err=True,
-        )
+    spread, reach = median(weights), recipe.reach(steps)
+    if reach >= spread:
+        return []
+    return [
+        f"{steps} steps at a learning rate of up to {recipe.learning_rate:g} change a weight by about {reach:.2g} at "
+        f"most, but the drafter's weights begin with a spread of {spread:.2g}: it will hardly learn; recipe "
+        f"{recipe.name}'s rate is for long runs, give a short one a higher --learning-rate"
+    ]
 
 
 def _reporter(steps: int, *, silent: bool) -> "Callable[[int, dict[str, Any]], None]":
-    """What is said on stderr while it goes on."""
+    """Return what prints losses on stderr during the training."""
 
     def report(step: int, logs: dict[str, Any]) -> None:
         if silent:
@@ -318,8 +349,19 @@ def _reporter(steps: int, *, silent: bool) -> "Callable[[int, dict[str, Any]], N
     return report
 
 
+def _finish(job: "Job", trained: "Trained", tokenizer: "PreTrainedTokenizerBase", *, as_json: bool) -> None:
+    """Save the tokenizer beside a trained target, and print the drafter's accuracy."""
+    from executor.train.training_run import LOG, TARGET
+
+    if (job.output / TARGET).is_dir():
+        tokenizer.save_pretrained(job.output / TARGET)
+        click.echo(f"{job.output / TARGET}: the trained target", err=True)
+    click.echo(f"{job.output}: the drafter, its training in {LOG}", err=True)
+    _show(job, trained, as_json=as_json)
+
+
 def _show(job: "Job", trained: "Trained", *, as_json: bool) -> None:
-    """Accuracy by depth on the held-out rows."""
+    """Print the accuracy by depth on the held-out rows."""
     from executor.train.loss_module import TOPS
 
     if as_json:

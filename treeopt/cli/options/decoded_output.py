@@ -1,4 +1,4 @@
-"""Where decoded texts go, as a command line says it: text, JSON or a file that can be gone on with."""
+"""Options that say where decoded texts go: stdout as text or JSON, or a file that can be resumed."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -30,41 +30,39 @@ class Results:
     as_json: bool
 
     def check(self, batch: int, *, sampled: bool) -> None:
-        """Refuse settings that do not go together.
+        """Check that the settings go together.
 
         Raises:
-            UsageError: names them.
+            UsageError: names those that do not.
         """
         if self.stream + self.as_json + self.json_lines > 1:
-            raise UsageError("--stream, --json and --json-lines each want stdout: give one of them")
+            raise UsageError("--stream, --json and --json-lines each need stdout: give one of them")
         if self.stream and batch > 1:
-            raise UsageError(f"--stream is for batch 1, got batch {batch}")
+            raise UsageError(f"--stream needs batch 1, got batch {batch}")
         if self.resume and self.output is None:
-            raise UsageError("--resume needs the --output to go on with")
+            raise UsageError("--resume needs the --output to resume")
         if self.resume and sampled:
             raise UsageError(
-                "--resume is for greedy texts: of sampled ones the short end first, so the finished and the rest "
-                "together would not have the target's law"
+                "--resume works only with greedy decoding: sampled texts that are short finish first, so keeping them "
+                "would bias the result"
             )
         if self.output is not None and self.output.exists() and not self.resume:
-            raise UsageError(
-                f"--output {self.output} is there already: give --resume to go on with it, or another name"
-            )
+            raise UsageError(f"--output {self.output} exists: give --resume to resume it, or another name")
         general.check_output(self.output)
 
     def begun(self) -> Begun | None:
-        """Meta and records of an interrupted output.
+        """Return meta and records of an interrupted output.
 
         Raises:
-            UsageError: it is no such file.
+            UsageError: the file is not such an output.
         """
         if self.output is None:
             return None
         try:
-            found = read_lines(self.output, SCHEMA)
-            if found is None:
+            lines = read_lines(self.output, SCHEMA)
+            if lines is None:
                 return None
-            meta, records = get(found[0], "meta", dict, "line 1"), found[1]
+            meta, records = get(lines[0], "meta", dict, "line 1"), lines[1]
             for number, record in enumerate(records, 2):
                 get(record, "request", int, f"line {number}")
                 if meta.get("audit"):
@@ -77,24 +75,24 @@ class Results:
         return meta, records
 
     def continued(self, begun: Begun | None, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Records of an interrupted output; all that texts depend on, but for rounding, must be as it was.
+        """Return the records of an interrupted output; every setting that texts depend on must be as it was.
 
         Raises:
-            UsageError: it is not.
+            UsageError: a setting differs.
         """
         if begun is None:
             return []
-        was, records = begun
-        mine = json.loads(json.dumps(meta))
-        for key in sorted((mine.keys() | was.keys()) - {"provenance", "device"}):
-            if mine.get(key) != was.get(key):
-                found, due = (json.dumps(each.get(key)) for each in (was, mine))
-                raise UsageError(f"--resume {self.output}: it was written with {key} {found}, not {due}")
+        before, records = begun
+        now = json.loads(json.dumps(meta))
+        for key in sorted((now.keys() | before.keys()) - {"provenance", "device"}):
+            if now.get(key) != before.get(key):
+                old, new = (json.dumps(settings.get(key)) for settings in (before, now))
+                raise UsageError(f"--resume {self.output}: it was written with {key} {old}, not {new}")
         return records
 
     @contextmanager
     def writer(self, meta: Mapping[str, Any]) -> Iterator[Callable[[dict[str, Any]], None]]:
-        """Call what it yields with a finished request to write it to the output and print it in the form asked for."""
+        """Call what it yields with a finished request to write it to the output and print it in the chosen form."""
         with ExitStack() as stack:
             put = None
             if self.output is not None:
@@ -116,14 +114,16 @@ class Results:
 results = general.bundle(
     "results",
     Results,
-    click.option("--stream", is_flag=True, help="Print text as it is decoded; batch 1."),
+    click.option("--stream", is_flag=True, help="Print text while it is decoded; needs batch 1."),
     click.option("--json-lines", is_flag=True, help="Print requests as JSON lines on stdout instead of text."),
     click.option(
-        "--output", type=general.FILE, help="Write requests here as they end (JSON lines, whole ones always)."
+        "--output",
+        type=general.FILE,
+        help="Write each request to this file when it ends (JSON lines, never a partial one).",
     ),
-    click.option("--resume", is_flag=True, help="Go on with an --output that was interrupted; only the rest is shown."),
+    click.option("--resume", is_flag=True, help="Resume an interrupted --output; prints only the remaining requests."),
     general.as_json,
 )
 
-# Of processes that help another one decode.
+# For the processes that help another one decode.
 SILENT = Results(output=None, resume=False, stream=False, json_lines=False, as_json=True)

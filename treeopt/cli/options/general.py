@@ -1,8 +1,9 @@
-"""Options that several commands share, and how commands print."""
+"""Options that several commands share, examples in help texts, and how commands print."""
 
 import json
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 
 import click
 
+from treeopt.defaults import NODES
 from treeopt.errors import UsageError
 from treeopt.storage.atomic_files import is_special
 from treeopt.tree import MAX_NODES
@@ -21,19 +23,19 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 # Parameters that name what is written; others are read.
 WRITTEN = ("output", "rest", "predictions_file", "plans", "tables")
 FOLDER = click.Path(path_type=Path)
-LARGEST = 2**31  # of the whole numbers of a list
+LARGEST = 2**31  # whole number of a list
 NOTHING: Mapping[str, Path | None] = {}
 
 
 class Real(click.FloatRange):
-    """A finite number within bounds; what is none is within any by click's own comparison."""
+    """A finite number within bounds; click's own comparison lets NaN pass any bounds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number."""
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{value} is no finite number", param, ctx)
-        return found
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
 
 
 SECONDS = Real(0, 1e9)  # sums of them over all requests and tokens stay finite
@@ -44,23 +46,32 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # which click takes f
 
     name = "sizes"
 
-    def __init__(self, what: str = "batch sizes") -> None:
-        """Named in errors."""
-        self.what = what
+    def __init__(self, noun: str = "batch sizes") -> None:
+        """Name the numbers for errors."""
+        self.noun = noun
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Numbers and ranges between commas, each once."""
+        """Return the numbers and ranges between commas, each once."""
         if isinstance(value, tuple):
             return value
-        found: list[int] = []
+        numbers: list[int] = []
         try:
             for part in str(value).split(","):
                 first, dash, last = part.partition("-")
-                found += _doubled(_number(first), _number(last)) if dash else [_number(first)]
+                numbers += _doubled(_number(first), _number(last)) if dash else [_number(first)]
         except ValueError:
-            numbers = f"whole numbers in 1..{LARGEST} such as 1,2,8 or 512,8k or 1-64"
-            self.fail(f"{value!r} is not a list of {self.what}, {numbers}", param, ctx)
-        return tuple(dict.fromkeys(found))
+            form = f"whole numbers in 1..{LARGEST} such as 1,2,8 or 512,8k or 1-64"
+            self.fail(f"{value!r} is not a list of {self.noun}, {form}", param, ctx)
+        return tuple(dict.fromkeys(numbers))
+
+
+def numbers_text(numbers: tuple[int, ...]) -> str:
+    """Return numbers as `Numbers` reads them, for defaults.
+
+    >>> numbers_text((1, 2, 4))
+    '1,2,4'
+    """
+    return ",".join(map(str, numbers))
 
 
 def _number(text: str) -> int:
@@ -74,35 +85,43 @@ def _number(text: str) -> int:
 def _doubled(low: int, high: int) -> list[int]:
     if low > high:
         raise ValueError
-    found = [low]
-    while found[-1] * 2 < high:
-        found.append(found[-1] * 2)
-    return found if low == high else [*found, high]
+    numbers = [low]
+    while numbers[-1] * 2 < high:
+        numbers.append(numbers[-1] * 2)
+    return numbers if low == high else [*numbers, high]
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, alone, on stdout.")
 seed = click.option(
-    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of every random choice."
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of every random choice."
 )
 batches = click.option("--batch", type=Numbers(), required=True, help="Batch sizes, such as 4 or 1,2,4,8.")
 max_nodes = click.option(
-    "--max-nodes", type=click.IntRange(1, MAX_NODES), help="Largest tree; default 63, or what the step times cover."
+    "--max-nodes",
+    type=click.IntRange(1, MAX_NODES),
+    help=f"Largest tree tried, in nodes; default {NODES}, or the largest that the step times cover.",
 )
 max_depth = click.option(
     "--max-depth",
     type=click.IntRange(min=1),
-    help="Deepest tree; default the trace's depth, or what the step times cover.",
+    help="Deepest tree tried; default the trace's depth, or the deepest that the step times cover.",
 )
+context = click.option(
+    "--context",
+    type=click.IntRange(min=0),
+    help="Tokens in the cache per sequence; default as profiled, the shortest of several contexts.",
+)
+graphs = click.option("--graphs", is_flag=True, help="Replay steps from CUDA graphs; not run on a device yet.")
 
 
 def bundle(name: str, kind: type, *given: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A decorator that adds options to a command, which gets them as one argument `name` of a dataclass `kind`."""
+    """Return a decorator that adds options to a command, which gets them as one argument `name` of dataclass `kind`."""
 
     def decorate(command: Any) -> Any:
         @wraps(command)
-        def bundled(**words: Any) -> Any:
-            own = {field.name: words.pop(field.name) for field in fields(kind) if field.name in words}
-            return command(**{name: kind(**own)}, **words)
+        def bundled(**values: Any) -> Any:
+            own = {field.name: values.pop(field.name) for field in fields(kind) if field.name in values}
+            return command(**{name: kind(**own)}, **values)
 
         for option in reversed(given):
             bundled = option(bundled)
@@ -111,7 +130,15 @@ def bundle(name: str, kind: type, *given: Callable[[Any], Any]) -> Callable[[Any
     return decorate
 
 
-graphs = click.option("--graphs", is_flag=True, help="Replay steps from CUDA graphs; not run on a device yet.")
+def examples(*lines: str) -> str:
+    """Return the block of examples that ends a help text, one command a line.
+
+    >>> print(examples("treeopt doctor").replace(chr(8), "|"))
+    |
+    Examples:
+      treeopt doctor
+    """
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
 def check_output(path: Path | None, option: str = "--output", *, reads: Mapping[str, Path | None] = NOTHING) -> None:
@@ -119,8 +146,8 @@ def check_output(path: Path | None, option: str = "--output", *, reads: Mapping[
 
     Args:
         path: the output.
-        option: that names it.
-        reads: what the command reads besides its parameters that are paths, by the words for it.
+        option: the option that names it.
+        reads: files that the command reads besides its parameters that are paths, by the words for them.
 
     Raises:
         UsageError: the folder is missing or not writable, or the command reads that very file, or its folder.
@@ -132,7 +159,7 @@ def check_output(path: Path | None, option: str = "--output", *, reads: Mapping[
         if read is None or not goal.is_file() or not read.exists():
             continue
         if goal.samefile(read) or (read.is_dir() and goal.is_relative_to(read.resolve())):
-            raise UsageError(f"{option} {path}: is read as {name}: name another file, this one would be lost")
+            raise UsageError(f"{option} {path}: is read as {name} and would be overwritten: name another file")
     if is_special(path):
         if not os.access(path, os.W_OK):
             raise UsageError(f"{option} {path}: cannot write there")
@@ -147,23 +174,35 @@ def check_output(path: Path | None, option: str = "--output", *, reads: Mapping[
 
 
 def _read() -> Iterator[tuple[str, Path]]:
-    """Files that the command is to read, by the words for them."""
+    """Yield the files that the command reads, by the words for them."""
     context = click.get_current_context(silent=True)
     for name, value in ({} if context is None else context.params).items():
         if name not in WRITTEN:
-            for one in value if isinstance(value, tuple) else (value,):
-                if isinstance(one, Path):
-                    yield name.removesuffix("_file").replace("_", " "), one
+            for item in value if isinstance(value, tuple) else (value,):
+                if isinstance(item, Path):
+                    yield name.removesuffix("_file").replace("_", " "), item
 
 
 def print_json(value: Any) -> None:
-    """JSON alone on stdout."""
+    """Print JSON alone on stdout."""
     click.echo(json.dumps(value, indent=2))
+
+
+def is_main_process() -> bool:
+    """Return whether this process prints: all do until models are loaded, then one of those that share a target."""
+    parallel = sys.modules.get("executor.target.tensor_parallel")
+    return parallel is None or bool(parallel.is_main_rank())
+
+
+def say(line: str) -> None:
+    """Print a line on stderr, from one process."""
+    if is_main_process():
+        click.echo(line, err=True)
 
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr where that is a terminal; call what it yields with finished pieces."""
+    """Show a progress bar on stderr where that is a terminal; call what it yields with finished pieces."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -1,4 +1,4 @@
-"""What to draft, as a command line says it: a plan's choice, a tree, or the settings of dynamic ones."""
+"""Options that say what to draft: a plan's choice, a static tree, or the settings of a dynamic policy."""
 
 import json
 import os
@@ -8,35 +8,16 @@ from typing import Any
 
 import click
 
+from treeopt.api.load_files import load_tree
 from treeopt.cli.options import general
 from treeopt.errors import PlanError, TreeError, TreeoptError, UsageError
 from treeopt.plans.plan import Choice, Plan
 from treeopt.plans.plan_json import load_plan
 from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.tree import EMPTY, Tree
-from treeopt.tree_files.choice_lists import read_tree
 from treeopt.tree_files.paper_trees import published_trees
 
 SETTINGS = {kind: tuple(field.name for field in fields(kind) if field.repr) for kind in (DynamicTree, OptTree)}
-
-
-def load_tree(path: Path, *, name: str | None = None) -> Tree:
-    """The tree of a growmap or choice list, files of `torch.save` too; says on stderr if prefixes were implied.
-
-    Raises:
-        TreeError: see `treeopt.tree_files.choice_lists.read_tree`.
-        ExecutorError: a `.pt` that holds other than plain values.
-    """
-
-    def saved(file: Path) -> Any:
-        from executor.checkpoints.tensors.torch_save import read_saved
-
-        return read_saved(file)
-
-    found = read_tree(path, name=name, saved=saved)
-    if found.reading == "leaves only":
-        click.echo(f"{path}: read as a list of leaves, which implies {found.tree.nodes} nodes", err=True)
-    return found.tree
 
 
 class TreeFile(click.ParamType):  # type: ignore[type-arg]
@@ -45,7 +26,7 @@ class TreeFile(click.ParamType):  # type: ignore[type-arg]
     name = "file"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Tree:
-        """`choices.py:mc_sim_7b_63`, or the only tree of a file."""
+        """Return the tree of such as `choices.py:mc_sim_7b_63`, or the only tree of a file."""
         if isinstance(value, Tree):
             return value
         path, _, name = value.rpartition(":")
@@ -57,12 +38,12 @@ class TreeFile(click.ParamType):  # type: ignore[type-arg]
 
 
 class NamedTree(click.ParamType):  # type: ignore[type-arg]
-    """A tree in a file and what to call it: as it was given."""
+    """A tree in a file, with the name that it was given by."""
 
     name = "file"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Tree]:
-        """FILE or FILE:NAME."""
+        """Return FILE or FILE:NAME as it was given, and its tree."""
         return value if isinstance(value, tuple) else (value, TreeFile().convert(value, param, ctx))
 
 
@@ -72,12 +53,12 @@ class Static(click.ParamType):  # type: ignore[type-arg]
     name = "tree"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Tree:
-        """`5`, `[[0,0],[1]]`, `FILE`, `FILE:NAME` or `medusa/mc_sim_7b_63`."""
+        """Return the tree of `5`, `[[0,0],[1]]`, `FILE`, `FILE:NAME` or `medusa/mc_sim_7b_63`."""
         if isinstance(value, Tree):
             return value
         try:
-            found = json.loads(value)
-            return Tree.chain(found) if type(found) is int else Tree.from_paths(found)
+            content = json.loads(value)
+            return Tree.chain(content) if type(content) is int else Tree.from_paths(content)
         except TreeError as error:
             self.fail(f"{value!r}: {error}", param, ctx)
         except (ValueError, TypeError, RecursionError):
@@ -90,26 +71,26 @@ class Static(click.ParamType):  # type: ignore[type-arg]
 
 
 class Dynamic(click.ParamType):  # type: ignore[type-arg]
-    """Settings of dynamic trees, but for those that are fixed; with a threshold they are `OptTree`'s."""
+    """Settings of a dynamic policy, except for those that are fixed; with a threshold they are `OptTree`'s."""
 
     name = "settings"
 
     def __init__(self, **fixed: Any) -> None:
-        """The rest is for the user to give, nodes and depth always."""
+        """Fix some settings; the user gives the others, nodes and depth always."""
         self.fixed = fixed
-        self.due = [name for name in ("nodes", "depth") if name not in fixed]
+        self.required = [name for name in ("nodes", "depth") if name not in fixed]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DynamicTree | OptTree:
-        """`nodes=60,depth=6,beam=10`."""
+        """Return the policy of `nodes=60,depth=6,beam=10`."""
         if isinstance(value, DynamicTree | OptTree):
             return value
         words = [part.partition("=") for part in value.split(",")]
         names = [name for name, _, _ in words]
         kind: type[DynamicTree | OptTree] = OptTree if "threshold" in names and not self.fixed else DynamicTree
-        more = [name for name in SETTINGS[kind] if name not in (*self.fixed, *self.due)]
-        if not set(self.due) <= set(names) <= {*self.due, *more} or len(set(names)) < len(names):
-            due = ",".join(f"{name}=N" for name in self.due)
-            self.fail(f"{value!r} must be {due} and may add {', '.join(more)}, each once", param, ctx)
+        optional = [name for name in SETTINGS[kind] if name not in (*self.fixed, *self.required)]
+        if not set(self.required) <= set(names) <= {*self.required, *optional} or len(set(names)) < len(names):
+            required = ",".join(f"{name}=N" for name in self.required)
+            self.fail(f"{value!r} must be {required} and may add {', '.join(optional)}, each once", param, ctx)
         given: dict[str, Any] = dict(self.fixed)
         for name, _, number in words:
             try:
@@ -124,7 +105,7 @@ class Dynamic(click.ParamType):  # type: ignore[type-arg]
 
 @dataclass(frozen=True)
 class Trees:
-    """What a command was told to draft, and for how many requests at a time."""
+    """The drafted trees that a command was given, and the batch size."""
 
     plan_file: Path | None
     tree: Tree | None
@@ -132,11 +113,11 @@ class Trees:
     batch: int | None
 
     def chosen(self) -> tuple[Tree | Policy, int, Plan | None]:
-        """Tree, batch size and the plan they come from, if any; the empty tree decodes plainly.
+        """Return tree or policy, batch size and the plan they come from, if any; the empty tree decodes plainly.
 
         Raises:
-            UsageError: more than one was given, or the plan does not say for which batch.
-            PlanError: it is not for this batch, or its choice is a bound, which nothing can run.
+            UsageError: more than one was given, or the plan is for several batch sizes.
+            PlanError: the plan has no such batch size, or its choice is a bound, which nothing can run.
         """
         given = [shape for shape in (self.tree, self.dynamic) if shape is not None]
         if len(given) + (self.plan_file is not None) > 1:
@@ -152,14 +133,16 @@ def _shape(choice: Choice) -> Tree | Policy:
     if choice.grown is None:
         return choice.tree or EMPTY
     if choice.grown.policy is None:
-        raise PlanError(f"the plan's choice {choice.grown.kind} is no policy that could be run")
+        raise PlanError(f"the plan's choice {choice.grown.kind} is a bound, not a policy that can run")
     return choice.grown.policy
 
 
 trees = general.bundle(
     "trees",
     Trees,
-    click.option("--plan", "plan_file", type=general.FILE, help="Decode as this plan says for the batch size."),
+    click.option(
+        "--plan", "plan_file", type=general.FILE, help="Decode with the plan's configuration for the batch size."
+    ),
     click.option(
         "--tree",
         type=Static(),
@@ -169,10 +152,11 @@ trees = general.bundle(
     click.option(
         "--dynamic",
         type=Dynamic(),
-        help=f"Trees that grow where the drafter is sure: nodes=60,depth=6 [,{'=,'.join(SETTINGS[DynamicTree][2:])}=]; "
-        f"or while another level adds enough: nodes=60,depth=6,threshold=0.1 [,{'=,'.join(SETTINGS[OptTree][3:])}=].",
+        help="A dynamic policy that extends paths where the drafter is confident: "
+        f"nodes=60,depth=6 [,{'=,'.join(SETTINGS[DynamicTree][2:])}=]; or one that adds a level while it gains enough: "
+        f"nodes=60,depth=6,threshold=0.1 [,{'=,'.join(SETTINGS[OptTree][3:])}=].",
     ),
     click.option(
-        "--batch", type=click.IntRange(min=1), help="Requests decoded together; default 1, or the plan's only one."
+        "--batch", type=click.IntRange(min=1), help="Requests decoded together; default 1, or the plan's only size."
     ),
 )

@@ -1,0 +1,42 @@
+"""The profile that belongs to a trace: of the same target and drafter, beside the trace or shipped with treeopt."""
+
+from pathlib import Path
+
+from simulate.profiles.profile import Profile, load_profile
+from treeopt.errors import CostError
+from treeopt.planning.mismatch_warnings import differing_models, identified
+from treeopt.storage.atomic_files import shipped
+from treeopt.storage.provenance import GREEDY, look, same_choosing
+from treeopt.traces.trace import Trace
+
+
+def profile_of_trace(trace: Trace, trace_file: Path | None = None) -> tuple[Profile, str]:
+    """Return the profile of the trace's target and drafter, and a sentence that names its file.
+
+    Among several profiles, the first whose steps chose tokens by the trace's rule comes before the first of all.
+
+    Args:
+        trace: the trace.
+        trace_file: its file, whose folder is searched before the shipped profiles; None searches only those.
+
+    Raises:
+        CostError: there is no such profile.
+    """
+    profiles: dict[str, Profile] = {}
+    beside = [] if trace_file is None else sorted(trace_file.parent.glob("*.json"))
+    for path in (*beside, *sorted(shipped("profiles").glob("*.json"))):
+        try:
+            profile = load_profile(path)
+        except CostError:
+            continue  # a plan, a training log, ...
+        if identified(trace.meta) and not differing_models(profile.meta, trace.meta):
+            profiles.setdefault(path.name, profile)
+    if not profiles:
+        where = "" if trace_file is None else f"{trace_file}: "
+        raise CostError(
+            f"{where}no profile of this target and drafter was found; measure one with `treeopt profile` "
+            "and name it with --profile"
+        )
+    name = min(profiles, key=lambda name: not same_choosing(GREEDY | dict(profiles[name].meta), trace.meta))
+    graphs = ", measured with CUDA graphs" if look(profiles[name].meta, "graphs") else ""
+    return profiles[name], f"profile: {name}{graphs}"

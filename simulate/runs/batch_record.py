@@ -1,0 +1,151 @@
+"""A simulated run of all requests of a trace as JSON values: tokens per second, latencies, speedup, conditions."""
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from simulate.profiles.profile import Profile
+from simulate.runs.batch_run import run
+from simulate.runs.plan_switching import static_entry
+from simulate.runs.prompt_costs import Prompts
+from simulate.runs.timeline import Timeline, speedup
+from treeopt.cost_model import StepShape
+from treeopt.errors import UsageError
+from treeopt.planning.evaluator import PLAIN
+from treeopt.plans.plan import Plan
+from treeopt.replay.sampled_rules import ranks_for_trees
+from treeopt.report.simulate_tables import LATENCIES, PERCENTS
+from treeopt.report.terminal_text import describe_measurement, describe_models, describe_rule
+from treeopt.storage.provenance import look
+from treeopt.traces.trace import Trace
+from treeopt.tree import Tree
+
+MODES = {"lock_step": "in lock-step", "fixed_shape": "all steps of full batches"}
+
+
+def simulated_run(
+    trace: Trace,
+    profile: Profile,
+    tree: Tree | None,
+    prompts: Prompts,
+    *,
+    name: str = "tree",
+    batch: int,
+    drain: bool = False,
+    lock_step: bool = False,
+    fixed_shape: bool = False,
+    pad: bool = True,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Simulate a run of all requests with a tree and without speculation; return it as JSON values.
+
+    Args:
+        trace: the requests.
+        profile: step times and prefill.
+        tree: the tree; None, or one without nodes, decodes plainly only.
+        prompts: lengths and prefill times.
+        name: of the tree's configuration.
+        batch: requests that decode together, at most.
+        drain: begin a batch when all requests of the last have ended.
+        lock_step: all sequences advance by the smallest number of tokens.
+        fixed_shape: idle rows cost what busy ones do.
+        pad: batch sizes that the profile lacks cost what the nearest above does.
+        seed: of drawn ranks and of intervals.
+
+    Raises:
+        CostError: steps that the profile does not cover.
+        TraceError: the trace does not record what its rule accepts of the tree.
+    """
+    trace = ranks_for_trees(trace, [tree], seed)
+    settings: dict[str, Any] = {
+        "batch": batch,
+        "prompt_tokens": prompts.tokens,
+        "by_context": prompts.by_context,
+        "piece": batch if drain else None,
+        "lock_step": lock_step,
+        "pad": pad,
+        "fixed_shape": fixed_shape,
+    }
+    plain_s, drafted_s = (prompts.seconds(prompts.tokens, drafted=drafted) for drafted in (False, True))
+    plain = run(trace, None, profile, prefill_s=plain_s, **settings)
+    timelines = {PLAIN: plain}
+    gain = None
+    if tree is not None and tree.nodes:
+        timelines = {name: run(trace, tree, profile, prefill_s=drafted_s, **settings)} | timelines
+        error = profile.error(StepShape.of(tree, batch=batch))
+        gain = asdict(speedup(timelines[name], plain, relative_error=error))
+    requests = (
+        f"{trace.requests} requests, {trace.anchors} tokens. A request's time to first token counts from when its row "
+        "is free. 95 % intervals by request; speedups with the step times' error."
+    )
+    return {
+        "schema": "treeopt.run/1",
+        "batch": batch,
+        "mode": _mode(drain=drain, lock_step=lock_step, fixed_shape=fixed_shape),
+        "tree": None if tree is None else {"id": tree.id, "paths": [list(path) for path in tree.paths]},
+        "ways": [{"name": way, **_figures(timeline, seed)} for way, timeline in timelines.items()],
+        "speedup": gain,
+        "conditions": [requests, *run_conditions(trace, profile, prompts.description(), pad=pad)],
+    }
+
+
+def configuration_of(
+    plan: Plan | None, tree: Tree | None, batch: int | None
+) -> tuple[str, Tree | None, int, str | None]:
+    """Return name and tree of the configuration, the batch size, and a note if the plan's choice is dynamic.
+
+    Raises:
+        UsageError: no batch size, or a plan for several without one.
+        PlanError: a dynamic choice without a static tree beside it.
+    """
+    if plan is None:
+        if batch is None:
+            raise UsageError("give --batch, or a --plan for one batch size")
+        return "tree", tree, batch, None
+    entry, note = static_entry(plan.entry(batch))
+    return entry.choice.name, entry.choice.tree, entry.batch, note
+
+
+def run_conditions(trace: Trace, profile: Profile, prompts: str, *, pad: bool) -> list[str]:
+    """Return the conditions of a simulated run, one sentence each: prompts, trace and step times."""
+    drawn = "" if trace.kept is None else "; accepted tokens are drawn, given the texts"
+    return [
+        prompts + ("; batches that were not measured cost what the nearest above does." if pad else "."),
+        f"Trace: {describe_models(trace.meta)}; {describe_rule(trace.meta)}{drawn}.",
+        f"Step times: {describe_measurement(profile.meta)}.",
+    ]
+
+
+def plan_conditions(plan: Plan, trace: Trace) -> list[str]:
+    """Return a sentence if the requests that are replayed are those that the plan was made from."""
+    texts = look(trace.meta, "text_sha256")
+    if texts is None or texts != look(plan.meta, "trace", "text_sha256"):
+        return []
+    fitted = look(plan.meta, "search", "requests_chosen_on")
+    return [f"The plan's trees were chosen on {fitted} of these requests, which flatters them."]
+
+
+def _mode(*, drain: bool, **modes: bool) -> str:
+    batches = "draining batches" if drain else "rows refilled at once"
+    return ", ".join([batches, *(words for mode, words in MODES.items() if modes[mode])])
+
+
+def _figures(timeline: Timeline, seed: int) -> dict[str, Any]:
+    """Return rates and percentiles of latencies of a run as JSON values."""
+    shares = tuple(percent / 100 for percent in PERCENTS)
+    latencies = {
+        key: {
+            f"p{percent}": None if math.isnan(value.value) else asdict(value)
+            for percent, value in zip(PERCENTS, timeline.percentiles(key[:-2], shares, seed=seed), strict=True)
+        }
+        for key in LATENCIES
+    }
+    return {
+        "tokens": int(timeline.tokens.sum()),
+        "steps": len(timeline.step_s),
+        "total_s": timeline.total_s,
+        "tokens_s": asdict(timeline.rate),
+        "tau": timeline.tau,
+        "occupancy": timeline.mean_occupancy,
+        **latencies,
+    }

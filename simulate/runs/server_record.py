@@ -1,0 +1,212 @@
+"""Simulated days of a server as JSON values: figures of each configuration under one load, or the rate it carries."""
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from simulate.profiles.profile import Profile
+from simulate.runs.batch_record import run_conditions
+from simulate.runs.plan_switching import Switching, static_entry
+from simulate.runs.prompt_costs import Prompts
+from simulate.runs.server import Served, serve
+from simulate.runs.server_capacity import carried, keeps_up
+from simulate.runs.server_load import Load
+from simulate.runs.service_levels import FULL, figures, piles_up, replicate
+from simulate.runs.workload import Workload
+from treeopt.errors import UsageError
+from treeopt.planning.evaluator import PLAIN
+from treeopt.plans.plan import Plan
+from treeopt.replay.sampled_rules import ranks_for_trees
+from treeopt.statistics.clustered_estimate import paired_ratio
+from treeopt.traces.trace import Trace
+from treeopt.tree import Tree
+
+MOMENTS = 60  # times of the first day at which its load is recorded
+
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+Configurations = Mapping[str, Switching]
+
+
+def no_progress(label: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """Show nothing: the progress of callers that do not ask for any."""
+    return nullcontext(lambda done: None)
+
+
+def simulated_server(
+    trace: Trace,
+    profile: Profile,
+    configurations: Configurations,
+    prompts: Prompts,
+    load: Load,
+    *,
+    rows: int,
+    pad: bool = True,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> dict[str, Any]:
+    """Simulate a server's days; return figures, or with `load.capacity` the highest rates, as JSON values.
+
+    Args:
+        trace: requests whose texts are written.
+        profile: step times and prefill.
+        configurations: by name, see `server_configurations`; plain decoding last.
+        prompts: lengths and prefill times.
+        load: arrivals, days and limits.
+        rows: requests that decode together, at most.
+        pad: batch sizes that the profile lacks cost what the nearest above does.
+        seed: of arrivals and texts.
+        progress: shows how many days are done while the highest rate is searched.
+
+    Raises:
+        UsageError: a file of requests without arrival times, or with longer texts than the trace has.
+        CostError: steps that the profile does not cover.
+    """
+    _ = load.asked  # a broken file is an error before any work
+    trees = [tree for switching in configurations.values() for tree in switching.trees]
+    ranked = ranks_for_trees(trace, trees, seed)
+
+    def day(switching: Switching, rng: np.random.Generator, rate: float | None) -> tuple[Served, float]:
+        work = load.workload(ranked, prompts.tokens, rng, rate=rate)
+        served = _served(ranked, profile, switching, prompts, work, rows=rows, pad=pad)
+        return served, load.settings["warmup"] * float(work.arrived_s[-1])
+
+    if load.capacity is None:
+        schema, record = "treeopt.serving/1", _serving(configurations, load, day, rows=rows, seed=seed)
+    else:
+        with progress("days", len(configurations) * load.settings["replications"]) as advance:
+            schema, record = "treeopt.capacity/1", _capacity(configurations, load, day, seed=seed, advance=advance)
+    conditions = [load.description(trace), *run_conditions(trace, profile, prompts.description(), pad=pad)]
+    return {"schema": schema, "rows": rows, **record, "conditions": conditions}
+
+
+def server_configurations(plan: Plan | None, tree: Tree | None, load: Load) -> tuple[dict[str, Switching], list[str]]:
+    """Return the configurations that are simulated, by name, and notes about dynamic choices of the plan.
+
+    Args:
+        plan: the server changes between its trees.
+        tree: the one tree of a server without a plan; None decodes plainly.
+        load: with the time that a change takes, and its hysteresis.
+
+    Raises:
+        UsageError: changes between trees without a plan.
+        PlanError: a dynamic choice without a static tree beside it.
+    """
+    plain = {PLAIN: Switching((None,))}
+    if plan is not None:
+        entries, notes = zip(*map(static_entry, plan.entries), strict=True)
+        plan = replace(plan, entries=entries, switches=plan.switches if entries == plan.entries else ())
+        changes = {name: load.settings[name] for name in ("hysteresis", "switch_s")}
+        return {"plan": Switching.of(plan, **changes)} | plain, [note for note in notes if note]
+    if load.hysteresis is not None or load.switch_s is not None:
+        raise UsageError("--hysteresis and --switch-s are for a --plan of several trees")
+    if tree is not None and tree.nodes:
+        return {"tree": Switching((tree,))} | plain, []
+    return plain, []
+
+
+Day = Callable[[Switching, np.random.Generator, float | None], tuple[Served, float]]
+
+
+def _serving(configurations: Configurations, load: Load, day: Day, *, rows: int, seed: int) -> dict[str, Any]:
+    records, warnings = [], []
+    for name, switching in configurations.items():
+        days: list[Served] = []
+
+        def simulated(
+            rng: np.random.Generator, switching: Switching = switching, days: list[Served] = days
+        ) -> dict[str, float]:
+            served, warmup_s = day(switching, rng, load.arrivals)
+            days.append(served)
+            return figures(served, slo=load.slo, warmup_s=warmup_s)
+
+        values = replicate(simulated, replications=load.settings["replications"], seed=seed)
+        if piles_up(values["piled"]):
+            growth = f"the queue grows by {values['piled'].value:.1%} of the arrivals"
+            warnings.append(f"requests pile up with {name} ({growth}): waiting times grow with the length of a day")
+        elif values["running"].value >= FULL * rows:
+            taken = f"{values['running'].value:.2f} of {rows} rows are taken"
+            warnings.append(f"{name} is near its limit ({taken}): waiting times depend on the length of a day")
+        records.append(
+            {
+                "name": name,
+                **_changes(switching),
+                "figures": {key: None if math.isnan(e.value) else asdict(e) for key, e in values.items()},
+                "first_day": _over_time(days[0]),
+            }
+        )
+    return {"slo": asdict(load.slo), "ways": records, "warnings": warnings}
+
+
+def _capacity(
+    configurations: Configurations, load: Load, day: Day, *, seed: int, advance: Callable[[int], None]
+) -> dict[str, Any]:
+    """Return the highest rate that every configuration carries, and its ratio to that of the last one.
+
+    Each day has its own rate, at which it keeps the limits; gaps, texts and prompts of a day are the same at all rates
+    and for all configurations, except for the gaps' scale.
+    """
+    assert load.capacity is not None
+    share = load.capacity
+    rates: dict[str, list[float]] = {name: [] for name in configurations}
+
+    def highest(rng: np.random.Generator, name: str) -> dict[str, float]:
+        day_seed = int(rng.integers(2**63))
+
+        def holds(rate: float) -> bool:
+            served, warmup_s = day(configurations[name], np.random.default_rng(day_seed), rate)
+            return keeps_up(figures(served, slo=load.slo, warmup_s=warmup_s), share=share)
+
+        rates[name].append(carried(holds))
+        advance(1)
+        return {"requests_s": rates[name][-1]}
+
+    replications = load.settings["replications"]
+    means = {
+        name: replicate(partial(highest, name=name), replications=replications, seed=seed)["requests_s"]
+        for name in configurations
+    }
+    last = rates[list(configurations)[-1]]
+    records = [
+        {"name": name, **_changes(switching), "requests_s": asdict(means[name]), "over": _over(rates[name], last)}
+        for name, switching in configurations.items()
+    ]
+    warnings = [f"no rate keeps the limits with {name}" for name, mean in means.items() if not mean.value]
+    return {"share": share, "slo": asdict(load.slo), "ways": records, "warnings": warnings}
+
+
+def _over(rates: list[float], other: list[float]) -> dict[str, float] | None:
+    """Return the ratio of rates, paired by day; None for the other itself, and where a day carries nothing."""
+    if rates is other or not (all(rates) and all(other)):
+        return None
+    ones = np.ones(len(rates))
+    return asdict(paired_ratio((np.array(rates), ones), (np.array(other), ones)))
+
+
+def _changes(switching: Switching) -> dict[str, Any]:
+    """Return the trees of a configuration, and the numbers of requests at which it changes between them."""
+    trees = [None if tree is None else [list(path) for path in tree.paths] for tree in switching.trees]
+    return {"trees": trees, "up": list(switching.up), "down": list(switching.down)}
+
+
+def _served(
+    trace: Trace, profile: Profile, switching: Switching, prompts: Prompts, work: Workload, *, rows: int, pad: bool
+) -> Served:
+    drafted = any(tree is not None and tree.nodes for tree in switching.trees)
+    prefill_s = prompts.seconds(work.prompt_tokens, drafted=drafted)
+    return serve(
+        trace, work, switching, profile, rows=rows, prefill_s=prefill_s, by_context=prompts.by_context, pad=pad
+    )
+
+
+def _over_time(served: Served) -> dict[str, list[float]]:
+    times = np.linspace(0, float(served.timeline.arrived_s[-1]), MOMENTS)
+    return {
+        "times_s": times.tolist(),
+        "running": served.running(times).tolist(),
+        "waiting": served.waiting(times).tolist(),
+    }

@@ -1,0 +1,57 @@
+"""Shipped validations of a plan: what the live loop measured for the very tree that was chosen."""
+
+import json
+from typing import Any
+
+from simulate.validation.agreement import SCHEMA, Figures
+from simulate.validation.predictions import judged_on
+from treeopt.planning.mismatch_warnings import choosing, differing_models, identified
+from treeopt.plans.plan import Plan
+from treeopt.storage.atomic_files import shipped
+from treeopt.storage.provenance import GREEDY, look
+
+
+def live_checks(plan: Plan) -> dict[int, str]:
+    """Return a sentence for each batch size whose chosen tree a shipped validation measured.
+
+    The validation must be of the same models, machine and rule.
+    """
+    checks: dict[int, str] = {}
+    for path in sorted(shipped("validations").glob("*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        if record["schema"] != SCHEMA or record["meta"]["acceptance"] != "live":  # predictions lie beside them
+            continue
+        if not _fits(record["meta"], plan):
+            continue
+        measured = {
+            (cell["batch"], cell["tree"]["id"]): cell["measured"]["speedup"] for cell in record["cells"] if cell["tree"]
+        }
+        for entry in plan.entries:
+            speedup = measured.get((entry.batch, entry.choice.tree.id)) if entry.choice.tree else None
+            if speedup:
+                requests = record["meta"]["prompts"]
+                predicted = Figures.of_run(entry.choice, judged=judged_on(plan), requests=requests).speedup
+                checks[entry.batch] = _sentence(speedup, (predicted.low, predicted.high), record["meta"])
+    return checks
+
+
+def _fits(meta: Any, plan: Plan) -> bool:
+    """Return whether a validation's models, machine and rule are the plan's."""
+    trace = plan.meta["trace"]
+    same_models = identified(meta) and not differing_models(meta, trace)
+    return same_models and _machine(meta) == _machine(plan.meta["cost"]) and choosing(trace) == choosing(GREEDY | meta)
+
+
+def _sentence(speedup: dict[str, float], predicted: tuple[float, float], meta: Any) -> str:
+    low, high = predicted
+    outside = (
+        "" if low <= speedup["value"] <= high else f", outside the interval predicted for it, [{low:.2f}, {high:.2f}]"
+    )
+    return (
+        f"Checked: the live loop measured {speedup['value']:.2f} [{speedup['low']:.2f}, {speedup['high']:.2f}] for "
+        f"this tree{outside}, on {meta['device']} ({meta['provenance']['processor']}), {meta['prompts']} prompts."
+    )
+
+
+def _machine(meta: Any) -> tuple[Any, Any, bool]:
+    return look(meta, "device"), look(meta, "provenance", "processor"), bool(look(meta, "graphs"))

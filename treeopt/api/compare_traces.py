@@ -1,0 +1,130 @@
+"""`treeopt.compare`: drafters side by side on the same prompts."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treeopt.api.load_files import as_profile, as_trace
+from treeopt.api.messages import warn
+from treeopt.constraints import Constraint
+from treeopt.cost_model import CostModel
+from treeopt.defaults import HELD_OUT
+from treeopt.errors import UsageError
+from treeopt.planning import compare_drafters
+from treeopt.planning.compare_drafters import SIZES, Comparison
+from treeopt.planning.mismatch_warnings import model_warnings
+from treeopt.planning.trees_of_size import Size, parse_sizes
+from treeopt.replay.sampled_rules import ranks_and_rules
+from treeopt.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from simulate.profiles.profile import Profile
+
+
+def compare(
+    traces: Mapping[str, Trace | Path | str] | Sequence[Path | str],
+    profiles: "Sequence[Profile | CostModel | Path | str] | None" = None,
+    *,
+    batch: int | Sequence[int] = (),
+    sizes: Sequence[Size] | str = SIZES,
+    requests: int | None = None,
+    same_prompts: bool = False,
+    max_nodes: int | None = None,
+    max_depth: int | None = None,
+    held_out: float = HELD_OUT,
+    context: int | None = None,
+    seed: int = 0,
+) -> Comparison:
+    """Compare drafters by their traces: tau with trees of one size, and speedups at batch sizes.
+
+    The first drafter is the one that the others are compared with. Differences are paired by request where the traces
+    were recorded on the same prompts.
+
+    Args:
+        traces: what each drafter got right: traces or files by name, or files alone, which are named after their paths.
+        profiles: step times of each trace, in their order; default found for each trace where `batch` is given.
+        batch: batch sizes at which each drafter has its own best tree.
+        sizes: of the trees that all are judged with, such as "chain:4,best:25".
+        requests: use the first of each trace's requests, this many; default all.
+        same_prompts: request i of every trace answers one prompt, even if the traces do not prove it.
+        max_nodes: largest tree tried at a batch size.
+        max_depth: deepest tree tried.
+        held_out: share of requests that drafters are judged on.
+        context: tokens in the cache per sequence.
+        seed: of the split of requests.
+
+    Raises:
+        UsageError: fewer than two traces, profiles without batch sizes, or prompts that are not the same.
+        TraceError: too few requests.
+        CostError: a profile that is missing or does not cover a batch size.
+
+    >>> import treeopt
+    >>> found = treeopt.compare(["data/traces/medusa-t0.npz", "data/traces/eagle-t0.npz"], sizes="chain:2")
+    >>> found.frame()[["drafter", "tau"]].round(2).to_dict("records")
+    [{'drafter': 'medusa-t0', 'tau': 1.4}, {'drafter': 'eagle-t0', 'tau': 1.45}]
+    """
+    batches = (batch,) if isinstance(batch, int) else tuple(batch)
+    if profiles is not None and not batches:
+        raise UsageError("--profile is for batch sizes: give --batch")
+    if profiles is not None and len(profiles) != len(traces):
+        raise UsageError(f"--profile must be given once for each trace, {len(traces)} times, got {len(profiles)}")
+    sizes = parse_sizes(sizes) if isinstance(sizes, str) else sizes
+    named = traces if isinstance(traces, Mapping) else names_of_files([Path(path) for path in traces])
+    ranked: dict[str, Trace] = {}
+    rules: dict[str, tuple[Constraint, ...]] = {}
+    costs: dict[str, CostModel] = {}
+    for number, (name, source) in enumerate(named.items()):
+        trace, file = as_trace(source, ranks_only=True)
+        trace = _first(trace, requests, file or name)
+        if batches:
+            costs[name] = as_profile(None if profiles is None else profiles[number], trace, file)
+            warn(model_warnings(f"trace {name} and its profile", trace.meta, costs[name].meta))
+        ranked[name], rules[name] = ranks_and_rules(trace, seed)
+    return compare_drafters.compare(
+        ranked,
+        costs,
+        batch=batches,
+        sizes=sizes,
+        rules=rules,
+        same_prompts=same_prompts,
+        max_nodes=max_nodes,
+        max_depth=max_depth,
+        held_out=held_out,
+        context=context,
+        seed=seed,
+    )
+
+
+def names_of_files(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return the files by name: without ending, with as many folders as it takes to distinguish them.
+
+    Raises:
+        UsageError: a file is given twice.
+
+    >>> list(names_of_files([Path("/a/medusa.npz"), Path("/b/medusa.npz")]))
+    ['a/medusa', 'b/medusa']
+    """
+    parts = [path.resolve().with_suffix("").parts for path in paths]
+    for count in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(words[-count:]) for words in parts]
+        if len(set(names)) == len(names):
+            return dict(zip(names, paths, strict=True))
+    if not paths:
+        return {}
+    twice = next(path for path, words in zip(paths, parts, strict=True) if parts.count(words) > 1)
+    raise UsageError(f"{twice} is given twice")
+
+
+def _first(trace: Trace, requests: int | None, source: Path | str) -> Trace:
+    """Return the first requests of a trace, this many.
+
+    Raises:
+        UsageError: there are fewer.
+    """
+    if requests is None:
+        return trace
+    if requests > trace.requests:
+        raise UsageError(f"--requests {requests}: {source} has {trace.requests}")
+    return trace.select(np.arange(requests))

@@ -1,0 +1,124 @@
+"""Load traces, profiles, plans and trees by path, and find the profile that belongs to a trace."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from treeopt.api.messages import note
+from treeopt.cost_model import CostModel
+from treeopt.plans.plan import Plan
+from treeopt.plans.plan_json import load_plan as read_plan
+from treeopt.traces.resumable_shards import load_file_or_shards
+from treeopt.traces.trace import Trace
+from treeopt.tree import Tree
+from treeopt.tree_files.choice_lists import read_tree
+
+if TYPE_CHECKING:
+    from simulate.profiles.profile import Profile
+
+Cost = TypeVar("Cost", bound=CostModel)
+
+
+def load_trace(path: Path | str, *, ranks_only: bool = False) -> Trace:
+    """Read and check a trace: a .npz file, or the folder of `treeopt trace collect --parts`.
+
+    Args:
+        path: file or folder.
+        ranks_only: leave the probabilities and candidates of a folder unread.
+
+    Raises:
+        TraceError: names file, field and index of what is missing or wrong.
+
+    >>> import treeopt
+    >>> trace = treeopt.load_trace("data/traces/medusa-t0.npz")
+    >>> trace.requests, trace.anchors, trace.depth
+    (1000, 32000, 5)
+    """
+    return load_file_or_shards(path, ranks_only=ranks_only)
+
+
+def load_profile(path: Path | str) -> "Profile":
+    """Read and check a profile: measured or predicted step times.
+
+    Raises:
+        CostError: names file and field of what is missing or wrong.
+
+    >>> import treeopt
+    >>> profile = treeopt.load_profile("data/profiles/medusa-cpu.json")
+    >>> profile.meta["device"]
+    'cpu, 1 threads'
+    """
+    from simulate.profiles.profile import load_profile as read_profile
+
+    return read_profile(Path(path))
+
+
+def load_plan(path: Path | str) -> Plan:
+    """Read and check a plan that `treeopt.search` made and `save_plan` wrote.
+
+    Raises:
+        PlanError: names file and field of what is missing or wrong.
+
+    >>> import tempfile, treeopt
+    >>> plan = treeopt.search("data/traces/medusa-t0.npz", batch=4, max_nodes=4, solver_work=0)
+    >>> with tempfile.NamedTemporaryFile(suffix=".json") as file:
+    ...     treeopt.save_plan(plan, file.name)
+    ...     treeopt.load_plan(file.name).entry(4).choice.nodes
+    2
+    """
+    return read_plan(Path(path))
+
+
+def load_tree(path: Path | str, *, name: str | None = None) -> Tree:
+    """Read the tree of a growmap or choice list, files of `torch.save` too; a note says if prefixes were implied.
+
+    Args:
+        path: the file.
+        name: of the tree, in a file with several.
+
+    Raises:
+        TreeError: see `treeopt.tree_files.choice_lists.read_tree`.
+        ExecutorError: a `.pt` file that holds other than plain values.
+
+    >>> import tempfile, treeopt
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+    ...     print("[[0], [1], [0, 0]]", file=file, flush=True)
+    ...     treeopt.load_tree(file.name).paths
+    ((0,), (1,), (0, 0))
+    """
+
+    def saved(file: Path) -> Any:
+        from executor.checkpoints.tensors.torch_save import read_saved
+
+        return read_saved(file)
+
+    tree_file = read_tree(Path(path), name=name, saved=saved)
+    if tree_file.reading == "leaves only":
+        note([f"{path}: read as a list of leaves, which implies {tree_file.tree.nodes} nodes"])
+    return tree_file.tree
+
+
+def as_trace(trace: Trace | Path | str, *, ranks_only: bool = False) -> tuple[Trace, Path | None]:
+    """Return a trace and its file, if it was given by path."""
+    if isinstance(trace, Trace):
+        return trace, None
+    return load_trace(trace, ranks_only=ranks_only), Path(trace)
+
+
+def as_profile(profile: "Cost | Path | str | None", trace: Trace, trace_file: Path | None) -> "Cost | Profile":
+    """Return the profile, loaded from its path; None finds the one of the trace's models and notes its name.
+
+    Raises:
+        CostError: it cannot be read, or none was found.
+    """
+    from simulate.profiles.find_profile import profile_of_trace
+
+    if profile is None:
+        found, name = profile_of_trace(trace, trace_file)
+        note([name])
+        return found
+    return load_profile(profile) if isinstance(profile, Path | str) else profile
+
+
+def as_plan(plan: Plan | Path | str | None) -> Plan | None:
+    """Return the plan, loaded from its path."""
+    return load_plan(plan) if isinstance(plan, Path | str) else plan

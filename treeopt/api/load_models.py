@@ -1,0 +1,137 @@
+"""Load the target and the drafter of a run, on its device: from folders, or with random weights."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treeopt.api.messages import note, warn
+from treeopt.errors import UsageError
+
+if TYPE_CHECKING:
+    from executor.drafters.drafter import Drafter
+    from executor.target.target_model import Target
+
+# As executor.target.load_hf_model has them, which would load torch.
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+QUANTIZED = ("int8", "int4")
+# Libraries that log details of themselves while they are imported.
+VERBOSE = ("torchao", "torch.utils._pytree")
+
+
+@dataclass(frozen=True)
+class Models:
+    """The target and the drafter, and how to load them.
+
+    Attributes:
+        target: folder of a Hugging Face model; with `random_weights` a shape such as `toy`.
+        drafter: folder of the drafter, or `prompt-lookup`; None: no drafter.
+        device: such as `cpu`, `cuda` or `cuda:1`.
+        dtype: one of `DTYPES`.
+        quantize: one of `QUANTIZED`; None: weights as they are.
+        tensor_parallel: share the target among the processes of torchrun.
+        threads: CPU threads; None: what torch takes.
+        random_weights: draw the weights.
+    """
+
+    target: Path
+    drafter: Path | None
+    device: str = "cpu"
+    dtype: str = "float32"
+    quantize: str | None = None
+    tensor_parallel: bool = False
+    threads: int | None = None
+    random_weights: bool = False
+
+
+def quiet_libraries() -> None:
+    """Silence libraries that log while they are imported; call it before anything imports torch."""
+    for name in VERBOSE:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def load_models(models: Models) -> "tuple[Target, Drafter]":
+    """Load target and drafter; see `load_target_and_drafter`."""
+    target, drafter = load_target_and_drafter(models)
+    assert drafter is not None, "callers that need a drafter give one"
+    return target, drafter
+
+
+def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
+    """Load the target and, where one was given, the drafter, on the device.
+
+    Raises:
+        UsageError: several processes were started and each would do the whole work.
+        ExecutorError: models that cannot be loaded, or do not fit each other.
+    """
+    quiet_libraries()
+    from executor.checkpoints import load_drafter
+    from executor.target.load_hf_model import dtype_name, load_target, prepare
+    from executor.target.tensor_parallel import launched
+
+    if launched() > 1 and not models.tensor_parallel:
+        raise UsageError(f"{launched()} processes were started for one target: give --tensor-parallel, or start one")
+    prepare(models.device, threads=models.threads, tensor_parallel=models.tensor_parallel)
+    if models.random_weights:
+        return _random_models(models)
+    target = load_target(
+        models.target,
+        dtype=models.dtype,
+        device=models.device,
+        quantize=models.quantize,
+        tensor_parallel=models.tensor_parallel,
+        packed=True,
+    )
+    warn(slow_type_warnings(dtype_name(target.dtype), target))
+    if target.attention_reason is not None:
+        note([f"attention: {target.attention}, {target.attention_reason}"])
+    if models.drafter is None:
+        return target, None
+    drafter = load_drafter(models.drafter, target, packed=True)
+    warn(_other_target_warnings(models, target))
+    return target, drafter
+
+
+def slow_type_warnings(dtype: str, target: "Target") -> list[str]:
+    """Warn if the target's device has no products of a type that could be replaced by another."""
+    from executor.target.packed_linears import multiplies_bf16
+    from executor.target.quantization import quantization_of
+
+    if dtype != "bfloat16" or multiplies_bf16(target.device) or quantization_of(target.model) is not None:
+        return []
+    return ["this processor has no bfloat16 products: float32 takes half the time or less"]
+
+
+def is_main_rank() -> bool:
+    """Return whether this process prints and writes; ask when models are loaded."""
+    from executor.target.tensor_parallel import is_main_rank
+
+    return is_main_rank()
+
+
+def _other_target_warnings(models: Models, target: "Target") -> list[str]:
+    """Warn if the drafter names another target that it was made for; its shapes fit this one.
+
+    A target that was trained together with its drafter lies below it, under a name of its own.
+    """
+    from executor.checkpoints import trained_for
+
+    assert models.drafter is not None
+    name = trained_for(models.drafter)
+    folder = models.drafter.parent if models.drafter.is_file() else models.drafter
+    together = models.target.resolve().parent == folder.resolve()
+    if name in (None, target.name) or together:
+        return []
+    return [f"{models.drafter} was made for the target {name}, this one is {target.name}"]
+
+
+def _random_models(models: Models) -> "tuple[Target, Drafter]":
+    """Return target and drafter with random weights."""
+    if models.quantize is not None or models.tensor_parallel or models.dtype == "auto":
+        raise UsageError("--random-weights does not take --quantize, --tensor-parallel or --dtype auto")
+    from executor.models.random_weights import random_drafter, random_target
+    from executor.target.load_hf_model import DTYPES
+
+    target = random_target(models.target, dtype=DTYPES[models.dtype], device=models.device, packed=True)
+    warn(slow_type_warnings(models.dtype, target))
+    return target, random_drafter(str(models.drafter), target, packed=True)

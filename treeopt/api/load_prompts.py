@@ -1,0 +1,124 @@
+"""Read the prompts of a run and turn them into tokens: a file's, texts, or random tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treeopt.api.load_models import Models
+from treeopt.api.messages import warn
+from treeopt.defaults import RANDOM_REQUESTS
+from treeopt.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from executor.prompts.prompt_files import Prompt
+    from executor.target.target_model import Target
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The source of prompts: part of a file, texts, or random tokens.
+
+    Attributes:
+        prompts_file: JSON lines with texts or conversations.
+        requests: prompts to take; None: all.
+        skip: prompts to leave out first.
+        chat: put texts through the target's chat template as a user's turn.
+        texts: texts in place of a file.
+        prompt_tokens: length of random prompts in place of a file.
+    """
+
+    prompts_file: Path | None = None
+    requests: int | None = None
+    skip: int = 0
+    chat: bool = False
+    texts: tuple[str, ...] = ()
+    prompt_tokens: int | None = None
+
+    def read(self) -> "list[Prompt]":
+        """Read the prompts.
+
+        Raises:
+            UsageError: not exactly one source, or more prompts asked for than there are.
+        """
+        from executor.prompts.prompt_files import Prompt, read_prompts
+
+        if (self.prompts_file is None) != bool(self.texts):
+            raise UsageError("give either --prompts or --prompt")
+        if self.prompts_file is None:
+            if self.requests is not None or self.skip:
+                raise UsageError("--requests and --skip choose from a file: give --prompts")
+            if not all(self.texts) or any("\ud800" <= c <= "\udfff" for text in self.texts for c in text):
+                raise UsageError("--prompt must be a Unicode text that is not empty")
+            return [self._as_turn(Prompt(text, where=f"--prompt {text!r}")) for text in self.texts]
+        prompts = read_prompts(self.prompts_file)[self.skip :]
+        if not prompts or (self.requests is not None and len(prompts) < self.requests):
+            raise UsageError(
+                f"{self.prompts_file}: {self.requests or 1} prompts wanted after skipping {self.skip}, "
+                f"{len(prompts)} are left"
+            )
+        return [self._as_turn(prompt) for prompt in prompts[: self.requests]]
+
+    def _as_turn(self, prompt: "Prompt") -> "Prompt":
+        if not self.chat or prompt.turns:
+            return prompt
+        return replace(prompt, text="", turns=(("user", prompt.text),))
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Prompts, their token ids, the tokens that end a text, and the tokenizer."""
+
+    prompts: "Sequence[Prompt]"
+    tokens: list[list[int]]
+    stop: list[int]
+    tokenizer: "PreTrainedTokenizerBase"
+
+
+def load_prompts(models: Models, target: "Target", prompts: Prompts, *, shortest: int = 1) -> Requests:
+    """Read prompts and encode them with the target's tokenizer.
+
+    Raises:
+        UsageError: more prompts asked for than there are, one of fewer than `shortest` tokens, or `chat` with a
+            tokenizer that has no chat template.
+        ExecutorError: the chat template refuses a conversation.
+    """
+    from executor.prompts.prompt_files import encode
+    from executor.target.tokenizer import load_tokenizer, stop_tokens
+
+    texts = prompts.read()
+    tokenizer = load_tokenizer(models.target, vocabulary=target.vocabulary)
+    if not tokenizer.chat_template and any(prompt.turns for prompt in texts):
+        if prompts.chat:
+            raise UsageError(f"--chat: the tokenizer of {models.target} has no chat template")
+        warn(["the tokenizer has no chat template: turns are joined by line ends"])
+    tokens = encode(tokenizer, texts)
+    for number, prompt in enumerate(tokens, prompts.skip):
+        if len(prompt) < shortest:
+            source = prompts.prompts_file or "--prompt"
+            raise UsageError(f"{source}: prompt {number} has {len(prompt)} tokens, at least {shortest} are needed")
+    return Requests(texts, tokens, stop_tokens(target, tokenizer), tokenizer)
+
+
+def load_tokens(models: Models, target: "Target", prompts: Prompts) -> tuple[list[list[int]], list[int]]:
+    """Return token ids of a file's prompts or of random ones, and the tokens that end a text.
+
+    Raises:
+        UsageError: not exactly one source, or as `load_prompts` does.
+        ExecutorError: random prompts beyond the target's context.
+    """
+    if (prompts.prompts_file is None) == (prompts.prompt_tokens is None):
+        raise UsageError("give either --prompts or --prompt-tokens")
+    if prompts.prompt_tokens is None:
+        requests = load_prompts(models, target, prompts)
+        return requests.tokens, requests.stop
+    if prompts.chat:
+        raise UsageError("--chat applies only to --prompts: random tokens are no user's turn")
+    target.check_length(prompts.prompt_tokens)
+    size = (prompts.skip + (prompts.requests or RANDOM_REQUESTS), prompts.prompt_tokens)
+    tokens: list[list[int]] = np.random.default_rng(0).integers(0, target.vocabulary, size).tolist()
+    return tokens[prompts.skip :], []

@@ -1,0 +1,96 @@
+"""`treeopt trace collect`: let the target write, and record how the drafter ranks what it writes."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treeopt.api.load_models import Models, load_models
+from treeopt.api.load_prompts import Prompts, load_prompts
+from treeopt.api.token_sampling import Sampling
+from treeopt.cli.options import general, models_and_prompts
+from treeopt.cli.options.verification_rule import sampling
+from treeopt.cli.options.what_to_draft import Dynamic, Static
+from treeopt.defaults import DRAWS, RECORD_BATCH, WIDTH
+from treeopt.errors import UsageError
+from treeopt.traces.trace import save_trace
+
+EXAMPLES = general.examples(
+    "treeopt trace collect --target data/models/stdlib-llama --drafter data/models/stdlib-medusa "
+    "--prompts data/prompts/stdlib.jsonl --requests 4 --new-tokens 8 --output trace.npz",
+    "treeopt trace collect --target data/models/stdlib-llama --drafter prompt-lookup "
+    "--prompts data/prompts/stdlib.jsonl --requests 4 --new-tokens 8 --temperature 1 --output sampled.npz",
+)
+
+
+@click.command(epilog=EXAMPLES)
+@models_and_prompts.models
+@models_and_prompts.prompts
+@models_and_prompts.new_tokens
+@click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
+@click.option(
+    "--depth", type=click.IntRange(min=1), help="Levels to record; default all that the drafter has, at most 8."
+)
+@click.option(
+    "--width", type=click.IntRange(min=1), default=WIDTH, show_default=True, help="Candidates to record per level."
+)
+@click.option(
+    "--batch", type=click.IntRange(min=1), default=RECORD_BATCH, show_default=True, help="Requests decoded together."
+)
+@click.option(
+    "--probabilities",
+    is_flag=True,
+    help="Also record probabilities and entropies; the file becomes several times larger.",
+)
+@click.option(
+    "--draws",
+    type=click.IntRange(min=1),
+    help=f"Simulated draws where acceptance has no closed form (rule sequoia); default {DRAWS}.",
+)
+@click.option(
+    "--candidates",
+    type=Dynamic(nodes=1, min_probability=0.0, budget=None),
+    help="Also record whole candidate trees, for dynamic policies: depth=6,beam=20,width=10. Use a beam well above "
+    "those of the policies to be searched, so that less stays unknown.",
+)
+@click.option(
+    "--stride", type=click.IntRange(min=1), help="With --candidates: record them at every Nth token; default at each."
+)
+@click.option(
+    "--tree",
+    type=Static(),
+    help="For rule typical: texts are written with this tree, and a search can only choose parts of it. Rank paths as "
+    "JSON, FILE[:NAME], or the name of a published tree such as medusa/mc_sim_7b_63.",
+)
+@click.option(
+    "--parts",
+    "folder",
+    type=general.FOLDER,
+    help="Store finished requests in this folder: an interrupted command resumes there when it is given again.",
+)
+@sampling
+def collect(models: Models, prompts: Prompts, sampling: Sampling, output: Path, **settings: Any) -> None:
+    """Let the target continue prompts and record how the drafter ranks what it writes."""
+    general.check_output(output)
+    sampling.check()
+    if settings["stride"] is not None and settings["candidates"] is None:
+        raise UsageError("--stride applies only to candidates; add --candidates")
+    if (settings["tree"] is None) == (sampling.name == "typical"):
+        raise UsageError(
+            "rule typical needs --tree (a search can only choose parts of it); other rules do not take one"
+        )
+    if settings["draws"] is not None and sampling.name != "sequoia":
+        raise UsageError(f"--draws is for rule sequoia, not {sampling.name}")
+    settings |= {"stride": settings["stride"] or 1, "draws": settings["draws"] or DRAWS}
+    target, drafter = load_models(models)
+    requests = load_prompts(models, target, prompts, shortest=2)
+    from executor.recording.collect_trace import collect as record
+
+    with general.progress("collecting", 2 * len(requests.tokens)) as advance:
+        settings |= asdict(sampling) | {"stop": requests.stop, "progress": advance}
+        trace = record(target, drafter, requests.prompts, requests.tokens, **settings)
+    if not general.is_main_process():
+        return
+    save_trace(trace, output)
+    click.echo(f"{trace.anchors} anchors of {trace.requests} requests written to {output}", err=True)

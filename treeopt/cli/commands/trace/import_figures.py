@@ -1,0 +1,81 @@
+"""`treeopt trace import`: acceptance figures that other programs measured, as a trace."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treeopt.cli.options import general
+from treeopt.defaults import IMPORTED_DEPTH, IMPORTED_LENGTH, IMPORTED_REQUESTS
+from treeopt.traces.importers.formats import FORMATS, Source, check_settings, import_trace
+from treeopt.traces.importers.positional_table import COLUMNS
+from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_checks import MAX_DEPTH
+
+MADE_UP = ("requests", "length")  # settings of a trace that is made up
+EXAMPLES = general.examples(
+    "printf '0.62,0.12,0.06\\n0.48,0.13,0.06\\n' > ranks.csv",
+    "treeopt trace import ranks.csv --format table --column rank --output imported.npz",
+    "treeopt trace import ranks.csv --format table --column rank --requests 50 --length 64 --output short.npz",
+)
+
+
+@click.command("import", epilog=EXAMPLES)
+@click.argument("source", type=general.FILE)
+@click.option("--format", "kind", type=click.Choice(list(FORMATS)), required=True, help="Format of SOURCE.")
+@click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
+@click.option("--prompts", type=click.IntRange(min=1), help="medusa-accuracy of one head: the number of prompts.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="medusa-accuracy of one head: tokens of each prompt. counters of rates only: the number of steps to draw.",
+)
+@click.option(
+    "--column",
+    type=click.Choice(COLUMNS),
+    help="table: acceptance of each rank by itself (rank), or of this rank or a better one (recall).",
+)
+@click.option(
+    "--depth",
+    type=click.IntRange(1, MAX_DEPTH),
+    help=f"table of one row, sequoia-vector: the number of depths that it describes, default {IMPORTED_DEPTH}. "
+    "responses: the longest draft.",
+)
+@click.option(
+    "--reject-slot/--no-reject-slot",
+    default=None,
+    help="sequoia-vector: the last entry counts rejections, or is a rank like the others.",
+)
+@click.option("--before", type=general.FILE, help="counters: an earlier scrape, from which counting starts.")
+@click.option("--model", help="counters: the model_name to read, where there are several.")
+@click.option(
+    "--uneven", is_flag=True, default=None, help="counters, responses: count what short drafts left out as rejected."
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(min=1),
+    help=f"Number of requests drawn (table, sequoia-vector, counters, log); default {IMPORTED_REQUESTS}.",
+)
+@click.option(
+    "--length",
+    type=click.IntRange(min=1),
+    help=f"Tokens of each request (table, sequoia-vector); default {IMPORTED_LENGTH}.",
+)
+@general.seed
+def import_command(source: Path, kind: str, output: Path, seed: int, **settings: Any) -> None:
+    """Turn acceptance figures that other programs measured into a trace; `assumed` in its meta lists what they lack."""
+    general.check_output(output)
+    given = {name: value for name, value in settings.items() if value is not None}
+    check_settings(kind, given)
+    made_up = {name: given.pop(name) for name in MADE_UP if name in given}
+    trace = import_trace(Source(source, kind, _saved, seed=seed, **made_up), given)
+    save_trace(trace, output)
+    for sentence in trace.meta["assumed"]:
+        click.echo(f"Assumed: {sentence}", err=True)
+    click.echo(f"{trace.anchors} anchors of {trace.requests} requests written to {output}", err=True)
+
+
+def _saved(path: Path) -> Any:
+    from executor.checkpoints.tensors.torch_save import read_saved
+
+    return read_saved(path)
