@@ -15,6 +15,7 @@ from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Greedy, Rule, SampleAndMatch, Typical, make_rule, told
 from executor.verification.rejection_rules import BlockVerification
 from executor.verification.warp import Warp, seeded
+from treeopt.defaults import DRAWS
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.traces.trace import MAX_WIDTH
@@ -64,7 +65,7 @@ class Recording:
     top_k: int | None = None
     top_p: float = 1.0
     probabilities: bool = False
-    draws: int = 16
+    draws: int = DRAWS
     candidates: DynamicTree | None = None
     stride: int = 1
     tree: Tree | None = None

@@ -14,6 +14,7 @@ from executor.recording.sibling_acceptance import Kept, chances
 from executor.target.target_model import Outputs, Target
 from executor.verification.acceptance_rules import Rule
 from executor.verification.rejection_rules import Rounds
+from treeopt.defaults import DRAWS
 from treeopt.traces.trace import MISSED, PAST_END
 
 Arrays = dict[str, NDArray[Any]]
@@ -39,7 +40,7 @@ class Wanted:
     probabilities: bool = False
     accept: bool = False
     kept: bool = False
-    draws: int = 16
+    draws: int = DRAWS
 
 
 @dataclass(frozen=True, eq=False)

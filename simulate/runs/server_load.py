@@ -121,8 +121,8 @@ class Load:
         if self.capacity is not None:
             return (
                 f"The highest rate of Poisson arrivals, to 1 %, at which {self.capacity:.4g} of the requests are "
-                f"within {' and '.join(limits)} and the queue grows by no more than 1 % of the arrivals. {count} requests per "
-                f"day, {days}, ratios paired by day."
+                f"within {' and '.join(limits)} and the queue grows by no more than 1 % of the arrivals. {count} "
+                f"requests per day, {days}, ratios paired by day."
             )
         when = f"at {self.arrivals:g} per second (Poisson)" if self.arrivals is not None else "when the file says"
         return f"{count} requests arrive {when}, {days}. Goodput: within {' and '.join(limits) or 'no limit'}."

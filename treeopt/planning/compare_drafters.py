@@ -14,6 +14,7 @@ import numpy as np
 
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostModel
+from treeopt.defaults import HELD_OUT
 from treeopt.errors import TraceError, UsageError
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.learning_curve import advice, resemblance
@@ -125,7 +126,7 @@ def compare(
     same_prompts: bool = False,
     max_nodes: int | None = None,
     max_depth: int | None = None,
-    held_out: float = 0.5,
+    held_out: float = HELD_OUT,
     context: int | None = None,
     seed: int = 0,
 ) -> Comparison:

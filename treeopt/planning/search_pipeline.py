@@ -8,6 +8,7 @@ import numpy as np
 
 from treeopt.constraints import Constraint
 from treeopt.cost_model import CostModel, covered, far
+from treeopt.defaults import HELD_OUT, NEAR, NODES
 from treeopt.errors import CostError, InfeasibleError, TraceError, UsageError
 from treeopt.planning.baselines import Rivals
 from treeopt.planning.choose_trees import changes, choose, prices
@@ -26,7 +27,6 @@ from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
 
 BASELINES = {"Medusa's tree": MEDUSA, "EAGLE-1's tree": EAGLE}
-USUAL_NODES = 63  # of the largest tree tried, unless another is asked for
 UNPRICED = (
     "what drawing a tree anew takes is not known of {}: they are priced as static trees of their levels and nodes, so "
     "their speedups are too high; `treeopt profile --policies` measures what it takes, `treeopt validate --plan` what "
@@ -63,14 +63,14 @@ def search(
     objective: Objective = THROUGHPUT,
     shapes: int | None = None,
     max_tpot_s: float | None = None,
-    near: float = 0.01,
+    near: float = NEAR,
     rules: Sequence[Constraint] = (),
     policies: Sequence[str] = (),
     padding: Padding = "widest",
     shrink: float | None = None,
     solver_work: float = WORK,
     compare: Mapping[str, Tree] | None = None,
-    held_out: float = 0.5,
+    held_out: float = HELD_OUT,
     context: int | None = None,
     seed: int = 0,
 ) -> Plan:
@@ -112,7 +112,7 @@ def search(
     ask = Ask(
         tuple(sizes),
         method,
-        USUAL_NODES if max_nodes is None else max_nodes,
+        NODES if max_nodes is None else max_nodes,
         trace.depth if max_depth is None else min(max_depth, trace.depth),
         tuple(rules),
         shapes,
@@ -246,7 +246,7 @@ def _unpriced(entries: Sequence[PlanEntry], cost: CostModel) -> list[str]:
     return [UNPRICED.format(", ".join(kinds))] if kinds else []
 
 
-def hold_out(trace: Trace, *, held_out: float = 0.5, seed: int = 0) -> tuple[Trace, Trace]:
+def hold_out(trace: Trace, *, held_out: float = HELD_OUT, seed: int = 0) -> tuple[Trace, Trace]:
     """The requests that `search` chooses on, and those that it predicts on.
 
     Raises:

@@ -41,10 +41,10 @@ from tests.helpers.command_line import (
 )
 from tests.helpers.models import generated
 from tests.helpers.slow_growth import POLICIES
+from treeopt.api.token_sampling import RULES
 from treeopt.cli import main
 from treeopt.cli.options.decoded_output import SCHEMA
 from treeopt.planning.mismatch_warnings import plan_model_warnings
-from treeopt.api.token_sampling import RULES
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.plans.plan_json import load_plan, save_plan
 from treeopt.policies.policy_json import identity
@@ -360,16 +360,15 @@ def test_step_times_of_graphs_are_told_from_those_without(plan, tiny, capsys):
     record = json.loads(plan.read_text())
     record["meta"]["cost"] |= {"graphs": True}
     plan.write_text(json.dumps(record))
-    warning = "Warning: the plan's step times are those of --graphs"
+    warning = "Warning: the plan's step times were measured with --graphs"
     assert warning in decode(tiny, "--plan", plan, "--batch", "4").stderr
-    warn_of_others(load_plan(plan), {}, graphs=True)
-    assert capsys.readouterr().err == ""
+    assert plan_model_warnings(load_plan(plan), {}, graphs=True) == []
     show_plan(load_plan(plan))
     assert ", CUDA graphs (" in capsys.readouterr().out
     record["meta"]["cost"] |= {"graphs": False}
     plan.write_text(json.dumps(record))
-    warn_of_others(load_plan(plan), {}, graphs=True)
-    assert capsys.readouterr().err == "Warning: the plan's step times are not those of --graphs\n"
+    warnings = plan_model_warnings(load_plan(plan), {}, graphs=True)
+    assert warnings == ["the plan's step times were measured without --graphs"]
 
 
 def test_a_plan_not_to_speculate_needs_no_drafter(tiny, plain, plan):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from treeopt.cost_model import CostModel
+from treeopt.defaults import NODES
 from treeopt.errors import CostError, TraceError, UsageError
 from treeopt.policies import Policy, named
 from treeopt.policies.beam import Drafting, reach
@@ -55,7 +56,7 @@ def best_policy(
     *,
     kind: str,
     batch: int = 1,
-    max_nodes: int = 63,
+    max_nodes: int = NODES,
     max_depth: int | None = None,
     context: int | None = None,
     padding: Padding = "none",
