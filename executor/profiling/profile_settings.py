@@ -8,6 +8,7 @@ from executor.drafters.drafter import Drafter, usual_depth
 from executor.profiling.measured_shapes import TOKENS, Configuration, ranked_configurations
 from executor.target.tensor_parallel import processes
 from executor.verification.acceptance_rules import Greedy, Rule, told
+from treeopt.defaults import NEW_TOKENS, NODES, ROUNDS, STEPS
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.tree import Tree
 
@@ -35,11 +36,11 @@ class Settings:
 
     batches: tuple[int, ...]
     contexts: tuple[int, ...] = ()
-    max_nodes: int = 63
+    max_nodes: int = NODES
     max_depth: int | None = None
-    new_tokens: int = 64
-    rounds: int = 12
-    steps: int = 16
+    new_tokens: int = NEW_TOKENS
+    rounds: int = ROUNDS
+    steps: int = STEPS
     seed: int = 0
     budget_s: float | None = None
     policies: bool = False

@@ -17,6 +17,7 @@ from executor.verification.block_verification import BlockVerification
 from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp, seeded
 from executor.verification.typical_acceptance import Typical
+from treeopt.defaults import DRAWS
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.traces.trace import MAX_WIDTH
@@ -73,7 +74,7 @@ class Recording:
     top_k: int | None = None
     top_p: float = 1.0
     probabilities: bool = False
-    draws: int = 16
+    draws: int = DRAWS
     candidates: DynamicTree | None = None
     stride: int = 1
     tree: Tree | None = None

@@ -15,6 +15,7 @@ from executor.target.causal_model import Outputs
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Rule
 from executor.verification.multi_round_rejection import Rounds
+from treeopt.defaults import DRAWS
 from treeopt.traces.trace import MISSED, PAST_END
 
 Arrays = dict[str, NDArray[Any]]
@@ -40,7 +41,7 @@ class PassSettings:
     probabilities: bool = False
     accept: bool = False
     kept: bool = False
-    draws: int = 16
+    draws: int = DRAWS
 
 
 @dataclass(frozen=True, eq=False)

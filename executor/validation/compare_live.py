@@ -19,6 +19,7 @@ from executor.verification.replayed_acceptance import Imposed
 from simulate.validation.agreement import Comparison, Figures
 from simulate.validation.end_to_end import Runs
 from simulate.validation.predictions import ClosedForms, judged_on, ways_of
+from treeopt.defaults import BLOCKS, NEW_TOKENS
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.policies import Policy
@@ -45,7 +46,7 @@ class Requests:
     """
 
     prompts: Sequence[Sequence[int]]
-    new_tokens: NewTokens = 64
+    new_tokens: NewTokens = NEW_TOKENS
     stop: Sequence[int] = ()
     replayed: Trace | None = None
     graphs: bool = False
@@ -143,7 +144,7 @@ def compare(
     plan: Plan,
     requests: Requests,
     *,
-    blocks: int = 6,
+    blocks: int = BLOCKS,
     seed: int = 0,
     forms: Mapping[tuple[int, str], ClosedForms] | None = None,
     whole: Mapping[tuple[int, str], Estimate] | None = None,

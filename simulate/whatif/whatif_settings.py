@@ -66,7 +66,7 @@ def drafter_kind(trace: Trace, kind: str | None) -> tuple[str, list[str]]:
         raise UsageError(f"--kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if recorded in (None, kind):
         return kind, []
-    return kind, [f"the trace's drafter is of kind {recorded}, but {kind} is priced"]
+    return kind, [f"the trace records drafter kind {recorded}, but {kind} is priced"]
 
 
 def bytes_per_weight(config: Config | None, given: float | None, option: str, *, default: float = BYTES) -> float:
@@ -87,7 +87,8 @@ def bytes_per_weight(config: Config | None, given: float | None, option: str, *,
     if method is not None:
         name = "" if isinstance(config, Mapping) else f"{config}: "
         raise UsageError(
-            f"{name}the weights are quantised (quant_method {method}): give bytes per weight with {option}"
+            f"{name}quantization_config says that weights are quantised (quant_method {method}): give the "
+            f"bytes of one with {option}"
         )
     return default
 
@@ -126,7 +127,7 @@ def settings_of_devices(
     bandwidth: float | None = None,
     flops: float | None = None,
     memory: float | None = None,
-    link: tuple[float, float] | None = None,
+    link: Sequence[float] | None = None,
     weight_bytes: float = BYTES,
     draft_bytes: float = BYTES,
     kv_bytes: float = BYTES,
@@ -264,7 +265,7 @@ def _measured_on(word: str) -> Counted:
         raise UsageError(f"--measured-on: {error}") from error
 
 
-def _linked(devices: list[Counted], link: tuple[float, float] | None) -> list[Counted]:
+def _linked(devices: list[Counted], link: Sequence[float] | None) -> list[Counted]:
     """Return the devices, with the caller's link for those whose exchange is not known."""
     if link is None:
         return devices

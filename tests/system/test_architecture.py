@@ -28,20 +28,25 @@ PACKAGES = ("treeopt", "simulate", "executor")
 
 # The room rule: a room imports rooms that stand before it, in its own package or in one before; never a later one.
 ROOMS = """
-treeopt: errors storage tree statistics traces traces.importers tree_files policies cost_model constraints replay
-    searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees plans planning engines report
+treeopt: errors defaults storage tree statistics traces traces.importers tree_files policies cost_model constraints
+    replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees plans planning
+    engines report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
 executor: device prompts verification target drafters models checkpoints.tensors checkpoints decoding recording
     profiling validation train train.shipped
 """
 ROOF = (
     "treeopt",
+    "treeopt.__main__",
+    "treeopt.api",
     "treeopt.cli",
     "treeopt.cli.options",
     "treeopt.cli.commands",
+    "treeopt.cli.commands.trace",
 )  # imports every room; no room imports it
 EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft"}
 # Loaded inside functions, where they are needed: each takes 0.1 s to seconds.
+LONGEST_COMMAND = 60  # lines
 LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft", "simpy"}
 
 
@@ -234,6 +239,11 @@ def test_only_the_executor_imports_torch_and_its_family():
     assert sorted((name, module) for name, module in wrong if not name.startswith("executor")) == []
 
 
+def test_only_the_command_line_imports_click():
+    wrong = {(name, found.module) for name, found in all_imports() if found.top in ("click", "click_didyoumean")}
+    assert sorted((name, module) for name, module in wrong if not name.startswith("treeopt.cli")) == []
+
+
 def test_matplotlib_is_imported_only_by_functions_of_the_report():
     wrong = [
         (name, found)
@@ -266,7 +276,7 @@ def python(code: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str
 
 def test_importing_treeopt_loads_nothing_heavy_and_prints_nothing(tmp_path):
     code = "import sys, treeopt; sys.exit(sorted(set(sys.argv[1:]) & set(sys.modules)) or None)"
-    heavy = ("torch", "transformers", "ortools", "pandas", "matplotlib", "rich", "scipy.stats")
+    heavy = ("torch", "transformers", "ortools", "pandas", "matplotlib", "rich", "scipy", "numpy", "click")
     done = python(code, *heavy, cwd=tmp_path)
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
@@ -319,17 +329,36 @@ def test_only_commands_are_named_like_their_module():
         for node in ast.parse(source).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == last:
                 named.add(name)
-    commands = {module for command, module in COMMANDS.items() if module.split(".")[-1] == command}
-    assert named == commands
+    assert {name for name in named if not name.startswith("treeopt.cli.commands.")} == set()
+    assert set(COMMANDS.values()) <= named
+
+
+def test_a_command_s_function_has_at_most_sixty_lines():
+    long = [
+        (name, node.name, node.end_lineno - node.lineno + 1)
+        for name, source in sources().items()
+        if name.startswith("treeopt.cli.commands.")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno + 1 > LONGEST_COMMAND
+    ]
+    assert long == []
 
 
 def test_treeopt_exposes_what_it_says():
-    public = {
-        name for name, value in vars(treeopt).items() if not name.startswith("_") and not isinstance(value, ModuleType)
-    }
-    assert public == set(treeopt.__all__)
+    """Each name is loaded from its module when it is asked for; type checkers and editors see the same names."""
     assert list(treeopt.__all__) == sorted(treeopt.__all__)
     assert all((getattr(treeopt, name).__doc__ or "").strip() for name in treeopt.__all__)
+    typed = {(found.name, found.module) for found in imports_of(sources()["treeopt"]) if found.types_only}
+    assert typed == set(treeopt._MODULES.items())
+    assert set(treeopt._MODULES) == set(treeopt.__all__) <= set(dir(treeopt))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        treeopt.nothing  # noqa: B018
+
+
+def test_every_function_of_the_api_has_an_example():
+    """Values and readers of values have their own; examples run as doctests."""
+    functions = ["compare", "load_plan", "load_profile", "load_trace", "load_tree", "search", "simulate", "validate"]
+    assert [name for name in (*functions, "whatif") if ">>> " not in getattr(treeopt, name).__doc__] == []
 
 
 def test_what_treeopt_exposes_is_no_module():

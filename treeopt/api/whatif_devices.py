@@ -38,7 +38,7 @@ def whatif(
     bandwidth: float | None = None,
     flops: float | None = None,
     memory: float | None = None,
-    link: tuple[float, float] | None = None,
+    link: Sequence[float] | None = None,
     like: str | None = None,
     weight_bytes: float | None = None,
     draft_bytes: float | None = None,

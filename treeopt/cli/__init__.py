@@ -70,7 +70,7 @@ class Commands(DYMGroup):  # type: ignore[misc]
             error.show()
             sys.exit(error.exit_code)
         except click.ClickException as error:
-            fail(error.format_message(), error.exit_code)
+            fail(_with_suggestions(error.format_message()), error.exit_code)
         except click.Abort:
             fail("interrupted", 1)
         except TreeoptError as error:
@@ -123,6 +123,16 @@ def drop_stdout() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _with_suggestions(message: str) -> str:
+    r"""Return the error of an unknown command with its suggestions as one sentence.
+
+    >>> _with_suggestions("No such command 'serach'.\n\nDid you mean one of these?\n    search")
+    "No such command 'serach'. Did you mean search?"
+    """
+    error, found, names = message.partition("\n\nDid you mean one of these?")
+    return f"{error} Did you mean {' or '.join(names.split())}?" if found else message
 
 
 def fail(message: str, code: int) -> None:

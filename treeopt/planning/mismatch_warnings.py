@@ -84,7 +84,7 @@ def plan_device_warnings(plan: Plan, meta: Any) -> list[str]:
     planned, profiled = device_of(look(plan.meta, "cost")), device_of(meta)
     if None in (planned, profiled) or planned == profiled:
         return []
-    return [f"the plan's step times hold on {planned}, the profile's on {profiled}"]
+    return [f"the plan's step times are for {planned}, the profile's for {profiled}"]
 
 
 def differing_models(one: Any, other: Any) -> list[str]:

@@ -271,15 +271,15 @@ def test_a_run_takes_prefill_from_its_profile(files, knowing):
         due = run(trace, tree, profile, batch=2, prompt_tokens=54, pad=True, prefill_s=reading(drafted))
         assert way["total_s"] == pytest.approx(due.total_s, rel=1e-12)
         assert way["ttft_s"]["p50"]["value"] == pytest.approx(due.percentiles("ttft", (0.5,))[0].value, rel=1e-12)
-    told = "Prefill of prompts of 54 tokens, those that join together read at once, as in the profile: one 30 ms, "
-    assert record["conditions"][1].startswith(told + "with the drafter 50")
+    told = "Prefill of prompts of 54 tokens, those that join together read at once, as in the profile: 30 ms "
+    assert record["conditions"][1].startswith(told + "per prompt, 50 ms with the drafter")
 
 
 def test_options_and_old_profiles_say_otherwise(files, knowing):
     given = json.loads(done(*knowing, *CHAIN, "--prompt-tokens", "54", "--prefill-s", "0", "--json").stdout)
     old = json.loads(done(*words(files, *CHAIN, "--prompt-tokens", "54", "--json")).stdout)
     assert [way["total_s"] for way in given["ways"]] == [way["total_s"] for way in old["ways"]]
-    assert given["conditions"][1].startswith("Prefill 0 ms a prompt of 54 tokens;")
+    assert given["conditions"][1].startswith("Prefill 0 ms per prompt of 54 tokens;")
     unknown = json.loads(done(*knowing, *CHAIN, "--json").stdout)
     assert unknown["conditions"][1].startswith("Prefill costs nothing: --prompt-tokens says how long prompts are")
     assert old["conditions"][1].startswith("Prefill of prompts of 54 tokens costs nothing: the profile does not know")
@@ -309,7 +309,7 @@ def test_a_server_takes_prefill_from_its_profile(files, knowing, tmp_path):
     free = [*CHAIN, "--requests-file", log, "--prefill-s", "0", "--json"]
     assert FREE in json.loads(done(*knowing, *free).stdout)["warnings"]
     priced = done(*knowing, *CHAIN, "--requests-file", log, "--prefill-s", "0.01", "--prefill-s-per-token", "0.001")
-    assert "Prefill 10 ms a prompt of the file and 1 a token" in " ".join(priced.stdout.split())
+    assert "Prefill 10 ms per prompt of the file and 1 per token" in " ".join(priced.stdout.split())
     lines[7]["prompt_tokens"] = 5
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     refused(command(*knowing, *settings), f"{log}: line 8: prefill was measured for 8 tokens and more, not for 5")
@@ -332,11 +332,11 @@ def test_a_run_takes_its_prompts_from_the_trace(files, knowing, tmp_path):
         assert way["total_s"] == pytest.approx(due.total_s, rel=1e-12)
     assert record["warnings"] == []
     assert record["conditions"][1].startswith("Prefill of prompts of 60 to 83 tokens, those that join together")
-    assert "ms in the mean, with the drafter" in record["conditions"][1]
+    assert "ms per prompt on average, " in record["conditions"][1]
     given = json.loads(done(*asked, "--profile", tmp_path / "p.json", *CHAIN, "--prompt-tokens", "54", "--json").stdout)
     assert given["conditions"][1].startswith("Prefill of prompts of 54 tokens")
     each = done(*asked, "--profile", files / "p.json", *CHAIN, "--prefill-s-per-token", "0.001").stdout
-    assert f"Prefill {np.mean(lengths):.3g} ms a prompt of 60 to 83 tokens, in the mean" in " ".join(each.split())
+    assert f"Prefill {np.mean(lengths):.3g} ms per prompt of 60 to 83 tokens, on average" in " ".join(each.split())
 
 
 def test_a_server_draws_prompts_with_their_texts(files, knowing, tmp_path):
@@ -356,11 +356,11 @@ def test_a_server_draws_prompts_with_their_texts(files, knowing, tmp_path):
 @pytest.mark.parametrize(
     ("odd", "told"),
     [
-        ([3], "prefill of 4.2% of the trace's prompts is taken to be that of 8 or 100"),
+        ([3], "prefill of 4.2% of the trace's prompts is priced as 8 or 100 tokens"),
         ([99], None),
         (
             [3, 190],
-            "knows prefill of 8 to 100 tokens, not of 8.3% of the trace's prompts: they cost nothing, and steps",
+            "covers prefill of 8 to 100 tokens, 8.3% of the trace's prompts lie outside: they cost nothing, and steps",
         ),
     ],
 )
@@ -383,7 +383,7 @@ def test_prompts_that_the_profile_does_not_reach_are_told(files, knowing, tmp_pa
         assert record["conditions"][1].startswith("Prefill costs nothing: the profile does not reach them")
     given = json.loads(done(*asked, "--prefill-s-per-token", "0.001", "--json").stdout)
     due = np.clip(lengths, 8, 200 - trace.lengths) if few else lengths  # prefill has no bounds then, contexts have
-    assert given["conditions"][1].startswith(f"Prefill {due.mean():.3g} ms a prompt of ")
+    assert given["conditions"][1].startswith(f"Prefill {due.mean():.3g} ms per prompt of ")
 
 
 def test_steps_are_priced_without_contexts_that_the_profile_lacks(files, knowing, tmp_path):
@@ -394,7 +394,7 @@ def test_steps_are_priced_without_contexts_that_the_profile_lacks(files, knowing
     asked += ["--profile", tmp_path / "p.json", *CHAIN, "--json"]
     record = json.loads(done(*asked).stdout)
     (warning,) = record["warnings"]
-    assert re.search(r"75.0% of the trace's requests come to other contexts .*: steps are priced at its own", warning)
+    assert re.search(r"75.0% of the trace's requests reach contexts .*: steps are priced at its own", warning)
     for way, tree, drafted in zip(record["ways"], (Tree.chain(2), None), (True, False), strict=True):
         due = run(
             trace, tree, profile, batch=2, prompt_tokens=90, by_context=False, pad=True, prefill_s=reading(drafted)

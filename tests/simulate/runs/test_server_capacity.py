@@ -104,8 +104,8 @@ def test_lengths_of_a_file_will_do(files, tmp_path):  # noqa: F811
 def test_what_cannot_be_is_refused(files):  # noqa: F811
     server = words(files, "--batch", "2")
     limited = [*server, "--tpot-s", "0.1"]
-    refused(command(*limited, "--capacity", "0.9", "--arrivals", "3"), "--capacity looks for the rate of", code=2)
-    refused(command(*server, "--capacity", "0.9"), "--capacity is of limits: give --ttft-s, --tpot-s or both", code=2)
+    refused(command(*limited, "--capacity", "0.9", "--arrivals", "3"), "--capacity finds the rate that", code=2)
+    refused(command(*server, "--capacity", "0.9"), "--capacity needs limits: give --ttft-s, --tpot-s or both", code=2)
     for wrong in ("0", "1.1", "nan"):
         refused(command(*limited, "--capacity", wrong), "--capacity", code=2)
     refused(command(*limited, "--capacity", "0.9", "--drain"), "--drain is for a run without arrivals", code=2)

@@ -172,7 +172,7 @@ def test_what_is_measured_or_read_is_not_written_over(files, tmp_path):
     before = mine.read_bytes()
     result = run(*words, "--target", files, "--profiles", tmp_path / "times")
     assert result.exit_code == 2
-    assert "h100-sxm.json is there already, and is none that this command wrote" in result.stderr
+    assert "h100-sxm.json exists and was not written by `treeopt whatif`" in result.stderr
     mine.write_text((files / "config.json").read_text())
     result = run(*words, "--target", mine, "--profiles", tmp_path / "times")
     assert "is read as target" in result.stderr
@@ -186,7 +186,7 @@ def test_what_is_measured_or_read_is_not_written_over(files, tmp_path):
 def test_another_kind_of_drafter_is_warned_of(files):
     times = files / "medusa-times" / "h100-sxm.json"
     said = done("search", "--trace", files / "eagle.npz", "--profile", times, "--batch", "1").stderr
-    assert "different kinds of drafters, eagle and medusa: what is priced is not what was recorded" in said
+    assert "different kinds of drafter, eagle and medusa: predictions mix two drafters" in said
 
 
 def test_contexts_of_a_comparison_are_asked_for_and_told(files):
@@ -204,14 +204,14 @@ def test_an_engines_times_are_not_carried_over(files, tmp_path):
     words = ("whatif", "--trace", files / "eagle.npz", "--target", files, "--hardware", "l40s", "--measured-on", "h100")
     result = run(*words, "--profile", tmp_path / "p.json")
     assert result.exit_code == 2
-    assert "do not tell drafting from verification" in result.stderr
+    assert "does not separate drafting from verification" in result.stderr
 
 
 def test_predicted_times_are_not_carried_over(files):
     words = ("whatif", "--trace", files / "eagle.npz", "--target", files, "--hardware", "l40s", "--measured-on", "h100")
     result = run(*words, "--profile", files / "eagle-times" / "h100-sxm.json")
     assert result.exit_code == 2
-    assert "predicted themselves: leave --profile out" in result.stderr
+    assert "predictions, not measurements; omit --profile" in result.stderr
 
 
 def test_a_device_that_is_named_twice_is_one(files, tmp_path):

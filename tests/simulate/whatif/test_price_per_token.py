@@ -73,7 +73,7 @@ def test_the_command_prices_every_cell_and_finds_the_cheapest(files):  # noqa: F
     assert "per million ┃" in shown
     told = "Context 8192, at most 0.001 ms per token: tokens are cheapest on none of these; without speculation on none"
     assert told in shown
-    assert "A million tokens: the price of an hour over the tokens of an hour in which every row is busy" in shown
+    assert "A million tokens: the price per hour over the tokens per hour when every row is busy" in shown
     free = done(*words(files, "--batch", "1", "--max-nodes", "9")).stdout
     assert "million" not in free
 
@@ -81,12 +81,12 @@ def test_the_command_prices_every_cell_and_finds_the_cheapest(files):  # noqa: F
 @pytest.mark.parametrize(
     ("price", "message"),
     [
-        ("h100=2.5", "--price says nothing of L40S"),
+        ("h100=2.5", "--price is missing for L40S"),
         ("h100=2.5,l40s=1,h200=3", "--price: H200 is not among the devices of --hardware"),
         ("h100=2.5,l40s=1,H100 SXM=3", "--price names H100 SXM twice"),
         ("h100=2.5,h300=1", "--price: hardware must be one of"),
         ("2.5", "--price takes NAME=PRICE, a number from 1e-06 to 1e+09, such as h100=2.5,l40s=0.9, not '2.5'"),
-        ("2xh100=5,l40s=1", "--price is of one device: name h100, not 2xh100"),
+        ("2xh100=5,l40s=1", "--price takes the price of one device: name h100, not 2xh100"),
         ("h100=free,l40s=1", "not 'h100=free'"),
         ("h100=0,l40s=1", "not 'h100=0'"),
         ("h100=1e308,l40s=1", "not 'h100=1e308'"),
@@ -99,7 +99,11 @@ def test_prices_that_say_nothing_are_refused(files, price, message):  # noqa: F8
 
 
 def test_a_limit_needs_prices(files):  # noqa: F811
-    refused(run(*words(files, "--max-tpot-ms", "20")), "--max-tpot-ms is of the cheapest way: give --price", code=2)
+    refused(
+        run(*words(files, "--max-tpot-ms", "20")),
+        "--max-tpot-ms limits the cheapest configuration: give --price",
+        code=2,
+    )
 
 
 def test_a_device_of_ones_own_has_a_price(files):  # noqa: F811

@@ -108,4 +108,4 @@ def test_a_checkout_that_is_not_installed_is_told(monkeypatch):
     monkeypatch.setattr(metadata, "requires", requires)
     result = run("doctor")
     assert result.exit_code == 2
-    assert "treeopt is not installed here" in result.stderr
+    assert "treeopt is not installed in this environment" in result.stderr

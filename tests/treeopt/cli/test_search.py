@@ -132,16 +132,16 @@ def test_search_says_at_which_context_steps_are_priced(trace_file, profile_file,
     save_profile(replace(small_profile(), context=(4, 1000)), profile_file)
     assert "Steps are priced" not in done(*words).stdout  # one table a batch size: nothing was left to choose
     asked = done(*words, "--context", "90")
-    assert "Steps are priced at 90 tokens a sequence in the cache.\n" in asked.stdout
+    assert "Steps are priced at 90 tokens in the cache per sequence.\n" in asked.stdout
     said = "step times were measured at mixed contexts of 4 to 1000 tokens (mean 502), not at each context: at 90 they"
     assert f"Warning: {said}" in asked.stdout
     assert said in load_plan(tmp_path / "plan").warnings[-1]
     near, far = small_profile().batches, small_profile(tokens=40).batches
     told = [replace(t, context=c) for pair in zip(near, far, strict=True) for t, c in zip(pair, (64, 90), strict=True)]
     save_profile(replace(small_profile(), batches=tuple(told)), profile_file)
-    for more, due, notes in (((), 64, "context: 64 tokens a sequence, the shortest"), (("--context", "90"), 90, "")):
+    for more, due, notes in (((), 64, "context: 64 tokens per sequence, the shortest"), (("--context", "90"), 90, "")):
         found = done(*words, "--max-nodes", "8", *more)
-        assert f"Steps are priced at {due} tokens a sequence in the cache.\n" in found.stdout
+        assert f"Steps are priced at {due} tokens in the cache per sequence.\n" in found.stdout
         assert found.stderr.startswith(notes)
         assert load_plan(tmp_path / "plan").meta["search"]["context"] == due
         assert "mixed contexts" not in found.stdout
@@ -208,7 +208,7 @@ def test_trees_beyond_any_profile_are_refused_by_option(trace_file, profile_file
 def test_padding_is_of_policies(trace_file, profile_file, unchanged):
     unchanged()
     words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--padding", "none")
-    refused(run(*words), "--padding is of trees that are drawn anew: give --policy", code=2)
+    refused(run(*words), "--padding applies only to dynamic policies; add --policy", code=2)
 
 
 def test_one_request_held_out_has_no_interval(trace_file, profile_file, tmp_path):

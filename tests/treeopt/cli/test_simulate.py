@@ -68,7 +68,7 @@ def test_figures_are_the_librarys(files, tmp_path):
     assert record["speedup"]["per_request"]["low"] == gain.per_request.low
     table = done(*words(files, *settings)).stdout
     assert "Speedup, tokens/s over plain decoding's: " in table
-    assert "Prefill 5 ms a prompt of 50 tokens; batches that were not measured cost" in table
+    assert "Prefill 5 ms per prompt of 50 tokens; batches that were not measured cost" in table
 
 
 def test_a_plan_says_tree_and_batch(files):
@@ -103,7 +103,7 @@ def test_a_plans_policy_gives_way_to_its_best_static_tree(files, tmp_path):
     assert json.loads(found.stdout)["ways"][0] == due["ways"][0] | {"name": STATIC}
     said = "the plan's choice 'eagle2' for batch 4 grows a tree at each step"
     note, *warnings = found.stderr.splitlines()
-    assert note == f"Note: {said}; runs are of static trees: its {STATIC} is taken."
+    assert note == f"Note: {said}; runs are simulated with static trees, so its {STATIC} is used."
     assert warnings == [f"Warning: {warning}." for warning in plan.warnings]
     assert warnings  # of few requests
     server = ("--arrivals", "5", "--requests", "30", "--pad", "--json")
@@ -155,7 +155,7 @@ def test_files_of_other_models_are_warned_of(files, tmp_path, part, key):
             lines = lines[: len(lines) - len(load_plan(tmp_path / "plan.json").warnings)]  # the plan's own come last
             assert len(lines) == 2 * warned
             for line, file in zip(lines, ("profile", "plan"), strict=False):
-                assert line.startswith(f"Warning: trace and {file} are of different {part}s or number types: t (")
+                assert line.startswith(f"Warning: trace and {file} name different {part}s or number types: t (")
 
 
 def test_a_plan_of_another_rule_is_warned_of(files, tmp_path):
@@ -165,8 +165,8 @@ def test_a_plan_of_another_rule_is_warned_of(files, tmp_path):
     for own in (told, told | {"verification": "sample-and-match", "temperature": 1.0}):
         save_trace(replace(load_trace(files / "t.npz"), meta=own), tmp_path / "t.npz")
         shown = done(*said).stderr
-        assert ("with verification greedy, this is with sample-and-match" in shown) == (own is not told)
-        assert ("with temperature 0.0, this is with 1.0" in shown) == (own is not told)
+        assert ("with verification greedy, this run uses sample-and-match" in shown) == (own is not told)
+        assert ("with temperature 0.0, this run uses 1.0" in shown) == (own is not told)
 
 
 # --- a server
@@ -197,7 +197,11 @@ def test_a_server_of_a_plan(files, tmp_path):
     assert 0 < figures["goodput_s"]["value"] <= 5 * 1.5
     assert figures["ttft_s_p50"]["low"] <= figures["ttft_s_p50"]["value"]
     shown = done(*words(files, *settings, *limits)).stdout
-    for text in ("goodput", "60 requests arrive 5 a second (Poisson)", "Goodput: within TTFT 0.2 s and TPOT 0.02 s."):
+    for text in (
+        "goodput",
+        "60 requests arrive at 5 per second (Poisson)",
+        "Goodput: within TTFT 0.2 s and TPOT 0.02 s.",
+    ):
         assert text in shown
 
 
@@ -208,9 +212,9 @@ def test_a_plan_of_another_device_is_warned_of(files, tmp_path):
     there = load_profile(tmp_path / "2 x H100 SXM.json")
     save_plan(search(load_trace(files / "t.npz"), there, batch=4), tmp_path / "plan.json")
     asked = ["simulate", "--trace", files / "t.npz", "--plan", tmp_path / "plan.json", "--profile"]
-    told = "Warning: the plan's step times are of 2 x H100 SXM, the profile's of H100 SXM"
+    told = "Warning: the plan's step times are for 2 x H100 SXM, the profile's for H100 SXM"
     assert told in done(*asked, tmp_path / "H100 SXM.json").stderr
-    assert "step times are of" not in done(*asked, tmp_path / "2 x H100 SXM.json").stderr
+    assert "step times are for" not in done(*asked, tmp_path / "2 x H100 SXM.json").stderr
 
 
 @pytest.mark.parametrize(("arrivals", "piles"), [("5", False), ("200", True)])
@@ -335,6 +339,6 @@ def test_drawn_candidates_are_judged_by_what_is_kept(files, tmp_path):
     same = drawn_ranks(drawn, np.random.default_rng(5))
     due = run(same, Tree.chain(1), load_profile(files / "p.json"), batch=1)
     assert record["ways"][0]["total_s"] == due.total_s
-    assert "what is kept is drawn, given the texts" in record["conditions"][-2]
+    assert "accepted tokens are drawn, given the texts" in record["conditions"][-2]
     refused(command(*settings, "--tree", "[[1]]"), "skips rank 0")
     refused(command(*settings, "--tree", "[[1]]", "--arrivals", "1"), "skips rank 0")

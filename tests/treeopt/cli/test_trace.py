@@ -85,10 +85,10 @@ def test_of_rules_that_draw_candidates_what_is_kept_is_told(tiny, tmp_path, rule
     """Curves are of ranks that the rule might have kept, not of the drafter's; chains have none."""
     trace = collected(tiny, tmp_path / "t.npz", "--rule", rule, "--temperature", "1")
     told = run("trace", "info", tmp_path / "t.npz", "--nodes", "4").stdout
-    assert "the ranks shown are the drafter's, not what steps keep" in told
+    assert "the ranks shown are the drafter's, not what steps accept" in told
     curve = run("trace", "info", tmp_path / "t.npz", "--learning-curve", "--nodes", "4", "--json")
     if rule == "leviathan":
-        refused(curve, "verifies chains alone")
+        refused(curve, "verifies only chains")
         return
     (found,) = json.loads(curve.stdout)["learning_curves"]
     due = learning_curves(drawn_ranks(trace, np.random.default_rng(0)), nodes=(4,), depth=trace.depth, seed=0)
@@ -110,8 +110,8 @@ def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("more", "words", "code"),
     [
-        (("--rule", "typical", "--temperature", "1"), ("--rule typical and --tree go together",), 2),
-        (("--tree", "2"), ("--rule typical and --tree go together",), 2),
+        (("--rule", "typical", "--temperature", "1"), ("rule typical needs --tree",), 2),
+        (("--tree", "2"), ("rule typical needs --tree",), 2),
         (("--rule", "typical", "--temperature", "1", "--tree", "[[9]]"), ("rank 9", "width 4"), 1),
         (("--rule", "typical", "--temperature", "1", "--tree", "[]"), ("tree",), 2),
         (("--rule", "sequoia"), ("--temperature",), 2),
@@ -122,7 +122,7 @@ def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
         (("--candidates", "depth=2", "--rule", "specinfer", "--temperature", "1"), ("rule specinfer",), 2),
         (("--stride", "0"), ("stride",), 2),
         (("--draws", "0"), ("draws",), 2),
-        (("--stride", "2"), ("--stride is of --candidates",), 2),
+        (("--stride", "2"), ("--stride applies only to candidates",), 2),
         (("--draws", "3"), ("--draws is for rule sequoia, not greedy",), 2),
     ],
 )
@@ -163,7 +163,7 @@ def test_traces_are_joined(tiny, tmp_path):
     assert run("trace", "info", tmp_path / "c.npz").exit_code == 0
     save_trace(replace(second, prompt_tokens=None), tmp_path / "silent.npz")
     told = run("trace", "merge", files[0], tmp_path / "silent.npz", "--output", tmp_path / "d.npz").stderr
-    assert f"lengths of prompts are left out, not told by {tmp_path / 'silent.npz'}" in told
+    assert f"prompt lengths are left out, since {tmp_path / 'silent.npz'} does not record them" in told
     assert load_trace(tmp_path / "d.npz").prompt_tokens is None
     (tmp_path / "d.npz").unlink()
     save_trace(replace(first, prompt_tokens=None), tmp_path / "too.npz")

@@ -115,7 +115,7 @@ def test_a_few_prompts_may_be_shorter_than_profiled(made, tiny, tmp_path):
     lengths = sorted(load_trace(made / "trace.npz").prompt_tokens.tolist())
     assert lengths[0] < lengths[1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treeopt.cli.options.prediction_sources.FEW", 1 / len(lengths))
+        patch.setattr("simulate.validation.make_predictions.FEW", 1 / len(lengths))
         record, said = whole(tiny, made, tmp_path, *CHECK, profile=knowing(lengths[1], 64))
     assert f"1 prompts are taken to be as long as the shortest profiled, {lengths[1]} tokens" in said
     assert record["end_to_end"]["cells"] >= 2

@@ -484,7 +484,7 @@ def test_command_prints_json(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "error", "message"),
     [
-        (["--format", "medusa", "--method", "eagle"], UsageError, "--method means nothing to medusa"),
+        (["--format", "medusa", "--method", "eagle"], UsageError, "--method does not apply to --format medusa"),
         (["--format", "vllm"], UsageError, "needs a method"),
         (["--format", "medusa", "--batch", "64"], EngineError, "not to speculate"),
         (
@@ -616,7 +616,7 @@ def test_command_imposes_a_traces_acceptance(saved: Path, tmp_path: Path, trace:
     assert f"environment: {due.environment}\n" in result.stderr
     assert record["environment"] == due.environment
     refused = invoke(saved, "--format", "medusa", "--batch", "8", "--replay", tmp_path / "t.npz")
-    assert str(refused.exception) == "--replay means nothing to medusa"
+    assert str(refused.exception) == "--replay does not apply to --format medusa"
     shallow = tmp_path / "shallow.npz"
     save_trace(drawn_trace([[0.5]], [9] * 12, depth=1, rng=np.random.default_rng(0)), shallow)
     short = invoke(saved, "--format", "sglang", "--batch", "8", "--replay", shallow)

@@ -264,15 +264,16 @@ def test_saved_values_are_read_as_numpy(tmp_path):
 # --- on the command line
 
 
-def test_the_command_line_takes_files(tmp_path, capsys):
+def test_the_command_line_takes_files(tmp_path, caplog):
     (tmp_path / "choices.py").write_text(CHOICES)
     torch.save(growmap_of(Tree.full(2, 2)), tmp_path / "map.pt")
     convert = Static().convert
+    caplog.set_level("INFO", "treeopt")
     assert convert(f"{tmp_path}/choices.py:stage2", None, None) == Tree.from_paths([(0, 0), (1,)])
     assert convert(f"{tmp_path}/map.pt", None, None) == Tree.full(2, 2)
-    assert capsys.readouterr().err == ""
+    assert caplog.messages == []
     assert convert(f"{tmp_path}/choices.py:leaves", None, None) == Tree.from_paths([(0, 0, 0), (1,)])
-    assert "read as a list of leaves, which implies 4 nodes" in capsys.readouterr().err
+    assert "read as a list of leaves, which implies 4 nodes" in caplog.text
     assert convert("eagle1/chain5", None, None) == Tree.chain(5)
 
 

@@ -180,13 +180,13 @@ def _prices(text: str) -> dict[str, float]:
     return prices
 
 
-def _link(text: str) -> tuple[float, float]:
+def _link(text: str) -> tuple[float, ...]:
     """Return the two numbers of such as `20,25`."""
     numbers = [_float(word) for word in text.split(",")]
-    if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
+    if len(numbers) != 2 or not all(number and LINKS[0] <= number <= LINKS[1] for number in numbers):
         bounds = f"numbers from {LINKS[0]:g} to {LINKS[1]:g}"
         raise UsageError(f"--link takes GB/s and microseconds, {bounds}, such as 20,25, not {text!r}")
-    return numbers[0], numbers[1]
+    return tuple(number for number in numbers if number)
 
 
 def _float(text: str) -> float | None:

@@ -24,6 +24,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 WRITTEN = ("output", "rest", "predictions_file", "plans", "tables")
 FOLDER = click.Path(path_type=Path)
 LARGEST = 2**31  # whole number of a list
+EXAMPLE_WIDTH = 100  # columns
 NOTHING: Mapping[str, Path | None] = {}
 
 
@@ -131,14 +132,27 @@ def bundle(name: str, kind: type, *given: Callable[[Any], Any]) -> Callable[[Any
 
 
 def examples(*lines: str) -> str:
-    """Return the block of examples that ends a help text, one command a line.
+    """Return the block of examples that ends a help text; long commands continue on lines of their own.
 
     >>> print(examples("treeopt doctor").replace(chr(8), "|"))
     |
     Examples:
       treeopt doctor
     """
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+    return "\n".join(["\b", "Examples:", *(f"  {_continued(line)}" for line in lines)])
+
+
+def _continued(line: str) -> str:
+    """Return a command broken before options, as a shell takes it."""
+    first, *options = line.split(" --")
+    rows = [first]
+    for option in options:
+        if len(rows[-1]) + len(option) + 5 > EXAMPLE_WIDTH:
+            rows[-1] += " \\"
+            rows.append(f"    --{option}")
+        else:
+            rows[-1] += f" --{option}"
+    return "\n  ".join(rows)
 
 
 def check_output(path: Path | None, option: str = "--output", *, reads: Mapping[str, Path | None] = NOTHING) -> None:

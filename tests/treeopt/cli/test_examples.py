@@ -1,0 +1,67 @@
+"""Help texts: every command ends with examples that use shipped files, and each example runs."""
+
+import shlex
+import subprocess
+
+import pytest
+from click.testing import CliRunner
+
+from tests.treeopt.cli.test_help_and_shell import commands
+from treeopt.cli import main
+from treeopt.storage.atomic_files import shipped
+
+COMMANDS = dict(commands())
+
+
+def examples(command):
+    """The lines of the block that ends a command's help."""
+    _, block = command.epilog.split("Examples:\n")
+    return [line.removeprefix("  ") for line in block.replace(" \\\n      --", " --").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with `data`, in which every example writes."""
+    folder = tmp_path_factory.mktemp("examples")
+    (folder / "data").symlink_to(shipped("traces").parent)
+    return folder
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_ends_with_two_examples_of_shipped_files(words):
+    lines = examples(COMMANDS[words])
+    mine = [line for line in lines if line.startswith(f"treeopt {' '.join(words)}")]
+    assert len(mine) == 2
+    assert words[-1] in ("doctor", "times", "import") or any("data/" in line for line in lines)
+    shown = CliRunner().invoke(main, [*words, "--help"]).stdout.rstrip("\n").split("Examples:\n")[-1]
+    assert shown.replace(" \\\n        --", " --").splitlines() == [f"    {line}" for line in lines]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libraries that train
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_examples_run(words, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    for line in examples(COMMANDS[words]):
+        if not line.startswith("treeopt "):
+            subprocess.run(line, shell=True, check=True, cwd=folder)
+            continue
+        result = CliRunner().invoke(main, [word for part in shlex.split(line)[1:] for word in globbed(part, folder)])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise AssertionError(line) from result.exception
+        assert result.exit_code == 0, f"{line}\n{result.stderr}"
+
+
+def globbed(word, folder):
+    """Words as a shell expands them."""
+    return sorted(str(path.relative_to(folder)) for path in folder.glob(word)) if "*" in word else [word]
+
+
+def test_a_mistyped_command_is_suggested():
+    for words, message in (
+        (["serach"], "Error: No such command 'serach'. Did you mean search or trace?\n"),
+        (["trace", "colect"], "Error: No such command 'colect'. Did you mean collect?\n"),
+        (["trainn"], "Error: No such command 'trainn'. Did you mean train or trace?\n"),
+        (["qqqq"], "Error: No such command 'qqqq'.\n"),
+    ):
+        result = CliRunner().invoke(main, words)
+        assert (result.exit_code, result.stdout, result.stderr) == (2, "", message)
