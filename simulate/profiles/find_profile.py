@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from simulate.profiles.profile import Profile, load_profile
+from treeopt.comparison.mismatch_warnings import differing_models, identified
 from treeopt.errors import CostError
-from treeopt.planning.mismatch_warnings import differing_models, identified
 from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import GREEDY, look, same_choosing
 from treeopt.traces.trace import Trace

@@ -5,7 +5,7 @@ from typing import Any
 
 from simulate.validation.agreement import SCHEMA, Figures
 from simulate.validation.predictions import judged_on
-from treeopt.planning.mismatch_warnings import choosing, differing_models, identified
+from treeopt.comparison.mismatch_warnings import choosing, differing_models, identified
 from treeopt.plans.plan import Plan
 from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import GREEDY, look

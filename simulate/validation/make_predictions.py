@@ -9,11 +9,11 @@ from simulate.runs.prompt_costs import FEW
 from simulate.validation.end_to_end import Runs, whole_runs
 from simulate.validation.prediction_sources import Material
 from simulate.validation.predictions import Predictions, closed_forms
+from treeopt.comparison.trees_of_size import sized_trees
 from treeopt.cost_model import StepShape, far
 from treeopt.errors import CostError
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
-from treeopt.planning.trees_of_size import sized_trees
 from treeopt.plans.plan import Plan
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.provenance import look, this_run

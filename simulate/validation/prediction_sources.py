@@ -12,9 +12,9 @@ import numpy as np
 from simulate.profiles.find_profile import profile_of_trace
 from simulate.profiles.profile import Profile, load_profile
 from simulate.validation.predictions import Predictions, load_predictions
+from treeopt.comparison.trees_of_size import USUAL, Size
 from treeopt.defaults import VALIDATED_BATCHES
 from treeopt.errors import UsageError
-from treeopt.planning.trees_of_size import USUAL, Size
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import load_plan
 from treeopt.storage.atomic_files import checksum

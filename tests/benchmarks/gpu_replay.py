@@ -23,8 +23,8 @@ from executor.verification.replayed_acceptance import Imposed
 from simulate.profiles.profile import Profile, save_profile
 from simulate.validation.agreement import Comparison, comparison_record
 from simulate.validation.predictions import Predictions, save_predictions
+from treeopt.comparison.trees_of_size import USUAL, sized_trees
 from treeopt.cost_model import StepShape
-from treeopt.planning.trees_of_size import USUAL, sized_trees
 from treeopt.plans.plan import Choice, Plan, PlanEntry, Proof
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics.clustered_estimate import Estimate, ratio

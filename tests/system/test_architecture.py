@@ -30,7 +30,7 @@ PACKAGES = ("treeopt", "simulate", "executor")
 ROOMS = """
 treeopt: errors defaults storage tree statistics traces traces.importers tree_files policies cost_model constraints
     replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees plans planning
-    engines report
+    comparison engines report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
 executor: device prompts verification target drafters models checkpoints.tensors checkpoints decoding recording
     profiling validation train train.shipped

@@ -8,14 +8,14 @@ import numpy as np
 
 from treeopt.api.load_files import as_profile, as_trace
 from treeopt.api.messages import warn
+from treeopt.comparison import compare_drafters
+from treeopt.comparison.compare_drafters import SIZES, Comparison
+from treeopt.comparison.mismatch_warnings import model_warnings
+from treeopt.comparison.trees_of_size import Size, parse_sizes
 from treeopt.constraints import Constraint
 from treeopt.cost_model import CostModel
 from treeopt.defaults import HELD_OUT
 from treeopt.errors import UsageError
-from treeopt.planning import compare_drafters
-from treeopt.planning.compare_drafters import SIZES, Comparison
-from treeopt.planning.mismatch_warnings import model_warnings
-from treeopt.planning.trees_of_size import Size, parse_sizes
 from treeopt.replay.sampled_rules import ranks_and_rules
 from treeopt.traces.trace import Trace
 

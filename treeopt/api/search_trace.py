@@ -6,6 +6,7 @@ from pathlib import Path
 
 from treeopt.api.load_files import as_profile, as_trace
 from treeopt.api.messages import note, warn
+from treeopt.comparison.mismatch_warnings import model_warnings
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostModel
 from treeopt.defaults import HELD_OUT, NEAR
@@ -13,7 +14,6 @@ from treeopt.engines.rules_for_trace import engine_constraints
 from treeopt.errors import UsageError
 from treeopt.planning import search_pipeline
 from treeopt.planning.learning_curve import more_requests
-from treeopt.planning.mismatch_warnings import model_warnings
 from treeopt.planning.search_pipeline import baselines
 from treeopt.planning.search_settings import Method
 from treeopt.plans.plan import Plan

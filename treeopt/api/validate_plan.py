@@ -11,9 +11,9 @@ from treeopt.api.load_prompts import Prompts, load_tokens
 from treeopt.api.messages import Progress, note, silent, warn
 from treeopt.api.result_record import Record
 from treeopt.api.token_sampling import Sampling
+from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
+from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.defaults import BLOCKS, NEW_TOKENS
-from treeopt.planning.mismatch_warnings import plan_model_warnings, plan_rule_warnings
-from treeopt.planning.trees_of_size import parse_sizes
 from treeopt.plans.plan import Plan, PlanEntry
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace

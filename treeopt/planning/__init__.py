@@ -11,7 +11,4 @@
 * `proof`: what was searched, what is proved about a choice, and what is not.
 * `search_warnings`: warnings about data, limits, contexts and step times.
 * `learning_curve`: tau by the number of requests that trees are chosen on; requests needed for a narrow interval.
-* `trees_of_size`: chains and best trees of given sizes, such as `chain:4` or `best:31`.
-* `compare_drafters`: several drafters on the same prompts.
-* `same_prompts`: the check that traces cover the same prompts, and what else differs between them.
 """

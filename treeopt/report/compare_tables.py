@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from treeopt.planning.compare_drafters import Comparison, Standing
+from treeopt.comparison.compare_drafters import Comparison, Standing
 from treeopt.report.terminal_text import describe_measurement, describe_models, describe_rule, interval, terminal
 from treeopt.statistics.clustered_estimate import Estimate
 

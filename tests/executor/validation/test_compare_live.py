@@ -30,10 +30,10 @@ from simulate.validation.end_to_end import Runs, whole_runs
 from simulate.validation.predictions import closed_forms, ways_of
 from tests.helpers.models import SMALL, random_heads, random_prompts, small_target
 from tests.helpers.strategies import drawn_trace
+from treeopt.comparison.trees_of_size import parse_sizes, sized_trees
 from treeopt.cost_model import StepShape
 from treeopt.errors import ExecutorError, TraceError, UsageError
 from treeopt.planning.search_pipeline import search
-from treeopt.planning.trees_of_size import parse_sizes, sized_trees
 from treeopt.plans.plan import Grown
 from treeopt.replay.static_tree import replay_tree
 from treeopt.traces.trace import Trace

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.helpers.strategies import assert_equal_traces, trees, with_lengths
 from tests.treeopt.planning.test_search_pipeline import Cost
 from treeopt import search
+from treeopt.comparison.trees_of_size import parse_sizes, sized_trees
 from treeopt.constraints import ContiguousRanks, broken
 from treeopt.errors import EngineError, TraceError, UsageError
 from treeopt.planning.learning_curve import learning_curves
 from treeopt.planning.search_warnings import resemblance
-from treeopt.planning.trees_of_size import parse_sizes, sized_trees
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.sampled_rules import accepted_odds
 from treeopt.replay.static_tree import accepted_lengths, covers, deepest, replay_tree

@@ -24,9 +24,9 @@ from simulate.validation.predictions import (
     ways_of,
 )
 from tests.helpers.strategies import drawn_trace
+from treeopt.comparison.trees_of_size import parse_sizes, sized_trees
 from treeopt.errors import PlanError
 from treeopt.planning.search_pipeline import search
-from treeopt.planning.trees_of_size import parse_sizes, sized_trees
 from treeopt.replay.static_tree import replay_tree
 from treeopt.storage.atomic_files import shipped
 from treeopt.tree import Tree

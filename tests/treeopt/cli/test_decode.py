@@ -45,7 +45,7 @@ from tests.helpers.slow_growth import POLICIES
 from treeopt.api.token_sampling import RULES
 from treeopt.cli import main
 from treeopt.cli.options.decoded_output import SCHEMA
-from treeopt.planning.mismatch_warnings import plan_model_warnings
+from treeopt.comparison.mismatch_warnings import plan_model_warnings
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.plans.plan_json import load_plan, save_plan
 from treeopt.policies.policy_json import identity

@@ -8,7 +8,7 @@ import click
 
 from treeopt.api import compare_traces
 from treeopt.cli.options import general
-from treeopt.planning.compare_drafters import SIZES
+from treeopt.comparison.compare_drafters import SIZES
 from treeopt.storage.atomic_files import write_text
 
 DEFAULT_SHAPES = ",".join(f"{size.kind}:{size.nodes}" for size in SIZES)

@@ -16,8 +16,8 @@ from treeopt.cli.options import general, models_and_prompts
 from treeopt.cli.options.decoded_output import SCHEMA, SILENT, Results, results
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.cli.options.what_to_draft import Trees, trees
+from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.errors import ExecutorError, UsageError
-from treeopt.planning.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.policies.policy_json import identity as policy_identity
 from treeopt.storage.provenance import this_run
 from treeopt.tree import Tree

@@ -10,9 +10,9 @@ import click
 
 from treeopt.api.messages import warn
 from treeopt.cli.options import general
+from treeopt.comparison.mismatch_warnings import model_warnings, plan_rule_warnings
 from treeopt.engines import ENGINES
 from treeopt.errors import TraceError, UsageError
-from treeopt.planning.mismatch_warnings import model_warnings, plan_rule_warnings
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import load_plan
 from treeopt.replay.sampled_rules import with_drawn_ranks

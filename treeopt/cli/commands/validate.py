@@ -12,9 +12,9 @@ from treeopt.api.load_prompts import Prompts
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.cli.options.verification_rule import sampling
+from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.defaults import BLOCKS, VALIDATED_BATCHES
 from treeopt.errors import UsageError
-from treeopt.planning.trees_of_size import USUAL, parse_sizes
 from treeopt.storage.atomic_files import write_text
 
 SHAPES = ",".join(f"{size.kind}:{size.nodes}" for size in USUAL)

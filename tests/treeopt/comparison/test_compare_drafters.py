@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, save_profile
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.strategies import drawn_trace
+from treeopt.comparison.compare_drafters import compare
+from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.errors import UsageError
-from treeopt.planning.compare_drafters import compare
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
-from treeopt.planning.trees_of_size import parse_sizes
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics.clustered_estimate import paired_difference, paired_ratio, ratio
 from treeopt.traces.merge_split import halves, merged

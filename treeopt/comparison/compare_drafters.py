@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treeopt.comparison.same_prompts import Pairing, paired_by, unlike
+from treeopt.comparison.trees_of_size import Size, sized_trees
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostModel
 from treeopt.defaults import HELD_OUT
 from treeopt.errors import TraceError, UsageError
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import hold_out
-from treeopt.planning.same_prompts import Pairing, paired_by, unlike
 from treeopt.planning.search_pipeline import search
 from treeopt.planning.search_warnings import advice, resemblance
-from treeopt.planning.trees_of_size import Size, sized_trees
 from treeopt.plans.plan import Plan
 from treeopt.replay.objective import THROUGHPUT
 from treeopt.replay.static_tree import replay_tree

@@ -6,7 +6,7 @@ Every function returns sentences without a full stop; an empty list means that n
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from treeopt.planning.same_prompts import device_of
+from treeopt.comparison.same_prompts import device_of
 from treeopt.plans.plan import Plan
 from treeopt.storage.provenance import look, same_model
 
