@@ -203,14 +203,14 @@ def _steps(chain: Chain, requested: int | None) -> tuple[int, list[str]]:
     limit = min(MAX_STEPS, int(MAX_BYTES / (2 * len(chain.survival) * chain.tau)))
     if chain.steps is None:
         if requested is not None and requested > limit:
-            raise UsageError(f"--steps {requested}: at most {limit} are drawn of this chain")
+            raise UsageError(f"--steps {requested}: at most {limit} can be drawn for this chain")
         number = UNKNOWN_STEPS if requested is None else requested
         return number, [f"the source does not record how many steps its rates cover; {number} were drawn"]
     if requested not in (None, chain.steps):
         raise TraceError(f"the source counts {chain.steps} steps, --steps asks for {requested}")
     if chain.steps <= limit:
         return chain.steps, []
-    return limit, [f"{limit} steps were drawn of {chain.steps}: intervals are wider than theirs"]
+    return limit, [f"{limit} of {chain.steps} steps were drawn: intervals are wider than with all of them"]
 
 
 def survival_counts(accepted: NDArray[np.int64], depth: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Counters of engines: their texts as they print them, the chain they tell of, and a trace that replays to it."""
+"""Counters, responses and logs of engines: texts as they print them, their chain, and a trace that replays to it."""
 
 import json
 
@@ -100,7 +100,7 @@ def test_more_steps_than_a_trace_can_hold(monkeypatch):
     trace = chain_trace(chain, requests=10, rng=np.random.default_rng(0), meta={})
     assert replay_tree(Tree.chain(2), trace).steps.sum() == 1000
     assert replay_tree(Tree.chain(2), trace).tau == pytest.approx(2.25, abs=1e-3)
-    assert "1000 steps were drawn of 123456789: intervals are wider than theirs" in trace.meta["assumed"]
+    assert "1000 of 123456789 steps were drawn: intervals are wider than with all of them" in trace.meta["assumed"]
     monkeypatch.setattr(chain_counts, "MAX_STEPS", 10**9)
     monkeypatch.setattr(chain_counts, "MAX_BYTES", 9000)
     assert (
@@ -112,7 +112,7 @@ def test_more_steps_than_a_trace_can_hold(monkeypatch):
 def test_more_steps_than_are_drawn_are_refused():
     rates = Chain((0.75, 0.5))
     most = chain_counts.MAX_STEPS
-    with pytest.raises(UsageError, match=f"--steps {most + 1}: at most {most} are drawn"):
+    with pytest.raises(UsageError, match=f"--steps {most + 1}: at most {most} can be drawn"):
         chain_trace(rates, requests=1, rng=np.random.default_rng(0), meta={}, steps=most + 1)
     assert chain_trace(rates, requests=1, rng=np.random.default_rng(0), meta={}, steps=9).anchors >= 9
 
