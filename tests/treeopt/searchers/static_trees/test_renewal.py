@@ -86,7 +86,7 @@ def test_a_replayer_made_for_larger_trees_serves_smaller_ones(trace, nodes, dept
 
 
 def test_a_replayer_of_another_trace_is_refused():
-    with pytest.raises(UsageError, match="must be of the trace"):
+    with pytest.raises(UsageError, match="must be made for the given trace"):
         improve(two_regimes(0), nodes=1, depth=1, replayer=ready(two_regimes(0), nodes=1, depth=1))
 
 
