@@ -269,7 +269,7 @@ def test_between_contexts_keys_and_values_are_charged():
         profile.step_s([StepShape(4, 30, (), 2049)])
 
 
-def test_committed_tokens_are_told_from_forced_runs():
+def test_the_cost_of_committed_tokens_comes_from_forced_runs():
     law = Basis({"step": 1e-3})
     cells = [
         Cell(**{**vars(c), "committed": 1.0 + c.tokens % 3, "rest_s": c.rest_s + (c.tokens % 3) * 5e-5})
@@ -286,7 +286,7 @@ def test_committed_tokens_are_told_from_forced_runs():
             assert profile.step_s([StepShape(8, tokens, (), committed=committed)])[0] == pytest.approx(due, rel=1e-9)
 
 
-def test_what_drawing_trees_anew_takes_is_told_from_static_trees():
+def test_the_overhead_of_dynamic_trees_is_separated_from_static_trees():
     """Recovered for each batch size; static trees cost what they did."""
     law = Basis({"step": 1e-3, "tokens": 1e-5})
     ways = [(4, (1,)), (8, (1,) * 4), (8, (1, 4)), (24, (1, 2, 5)), (24, (1, 4)), (8, (1, 8))]
@@ -312,7 +312,7 @@ def test_what_drawing_trees_anew_takes_is_told_from_static_trees():
 
 
 @pytest.mark.parametrize("noise", [0.002, 0.02])
-def test_the_error_of_drawing_trees_anew_follows_the_noise(noise):
+def test_the_error_of_dynamic_trees_follows_the_noise(noise):
     """What was left out is missed by about what one way strays."""
     rng = np.random.default_rng(0)
     shapes = [StepShape(1, tokens, (1,) * depth) for tokens in (4, 8, 16) for depth in (1, 2, 4)]
