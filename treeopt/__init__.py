@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from simulate.profiles.profile import Profile as Profile
     from simulate.profiles.profile import save_profile as save_profile
     from treeopt.api.compare_traces import compare as compare
-    from treeopt.api.load_files import load_plan as load_plan
-    from treeopt.api.load_files import load_profile as load_profile
-    from treeopt.api.load_files import load_trace as load_trace
-    from treeopt.api.load_files import load_tree as load_tree
+    from treeopt.api.file_loading import load_plan as load_plan
+    from treeopt.api.file_loading import load_profile as load_profile
+    from treeopt.api.file_loading import load_trace as load_trace
+    from treeopt.api.file_loading import load_tree as load_tree
     from treeopt.api.result_record import Record as Record
     from treeopt.api.search_trace import search as search
     from treeopt.api.simulate_requests import simulate as simulate
@@ -47,13 +47,13 @@ _MODULES = {
     "compare": "treeopt.api.compare_traces",
     "draw_speedups": "treeopt.report.plots",
     "draw_tau": "treeopt.report.plots",
-    "load_plan": "treeopt.api.load_files",
-    "load_profile": "treeopt.api.load_files",
-    "load_trace": "treeopt.api.load_files",
-    "load_tree": "treeopt.api.load_files",
+    "load_plan": "treeopt.api.file_loading",
+    "load_profile": "treeopt.api.file_loading",
+    "load_trace": "treeopt.api.file_loading",
+    "load_tree": "treeopt.api.file_loading",
     "replay_tree": "treeopt.replay.static_tree",
-    "reproduction_frame": "simulate.closed_forms.reproduction",
-    "reproductions": "simulate.closed_forms.reproduction",
+    "reproduction_frame": "simulate.closed_forms.predicted_vs_published",
+    "reproductions": "simulate.closed_forms.predicted_vs_published",
     "save_plan": "treeopt.plans.plan_json",
     "save_profile": "simulate.profiles.profile",
     "save_trace": "treeopt.traces.trace",

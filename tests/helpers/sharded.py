@@ -1,4 +1,4 @@
-"""One process of a shared-out target: run by torchrun from tests/test_loading.py, never collected."""
+"""One process of a shared-out target, which torchrun starts in `test_load_hf_model.py`; pytest does not collect it."""
 
 import json
 import os

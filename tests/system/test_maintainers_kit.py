@@ -36,11 +36,11 @@ def test_names_that_contributing_tells_to_register_in_are_there():
         ("CONTENTS", "executor/checkpoints/__init__.py"),
         ("ENGINES", "treeopt/engines/__init__.py"),
         ("PROFILES", "treeopt/engines/__init__.py"),
-        ("METHODS", "treeopt/planning/search_request.py"),
+        ("METHODS", "treeopt/planning/search_settings.py"),
         ("SAMPLING", "executor/verification/acceptance_rules.py"),
         ("CHAINS", "treeopt/traces/trace.py"),
         ("DRAWN", "treeopt/traces/trace.py"),
-        ("FORMATS", "treeopt/cli/commands/trace_import.py"),
+        ("FORMATS", "treeopt/cli/commands/trace/import_figures.py"),
         ("COMMANDS", "treeopt/cli/__init__.py"),
         ("RECORDS", "treeopt/report/page_sections.py"),
     ):

@@ -1,6 +1,6 @@
 """The Python API: what `import treeopt` offers, thin functions over all rooms, one command a file.
 
-* `load_files`: `load_trace`, `load_profile`, `load_plan`, `load_tree`, and values that are given by path.
+* `file_loading`: `load_trace`, `load_profile`, `load_plan`, `load_tree`, and values that are given by path.
 * `search_trace`: `search`, the fastest tree for each batch size.
 * `simulate_requests`: `simulate`, a run of all requests or a server's days.
 * `whatif_devices`: `whatif`, devices, batch sizes and contexts that were not measured.
@@ -8,5 +8,5 @@
 * `validate_plan`: `validate`, predicted beside measured.
 * `result_record`: `Record`, the JSON values of a result with its table as a DataFrame.
 * `messages`: warnings and notes through `logging`, progress through a callback.
-* `load_models`, `load_prompts`, `token_sampling`: models, prompts and verification of a real run.
+* `model_loading`, `prompt_loading`, `token_sampling`: models, prompts and verification of a real run.
 """

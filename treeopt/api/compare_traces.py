@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treeopt.api.load_files import as_profile, as_trace
+from treeopt.api.file_loading import as_profile, as_trace
 from treeopt.api.messages import warn
 from treeopt.comparison import compare_drafters
 from treeopt.comparison.compare_drafters import SIZES, Comparison

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from treeopt.api.load_files import as_profile, as_trace
+from treeopt.api.file_loading import as_profile, as_trace
 from treeopt.api.messages import note, warn
 from treeopt.comparison.mismatch_warnings import model_warnings
 from treeopt.constraints import Constraint, broken

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeopt.api.load_files import as_plan, as_profile, as_trace
+from treeopt.api.file_loading import as_plan, as_profile, as_trace
 from treeopt.api.messages import Progress, note, silent, warn
 from treeopt.api.result_record import Record
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_device_warnings, plan_rule_warnings

@@ -6,9 +6,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from treeopt.api.load_models import Models, is_main_rank, load_models
-from treeopt.api.load_prompts import Prompts, load_tokens
 from treeopt.api.messages import Progress, note, silent, warn
+from treeopt.api.model_loading import Models, is_main_rank, load_models
+from treeopt.api.prompt_loading import Prompts, load_tokens
 from treeopt.api.result_record import Record
 from treeopt.api.token_sampling import Sampling
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings

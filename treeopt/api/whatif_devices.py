@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeopt.api.load_files import as_trace, load_profile
+from treeopt.api.file_loading import as_trace, load_profile
 from treeopt.api.messages import Progress, silent, warn
 from treeopt.api.result_record import Record
 from treeopt.comparison.mismatch_warnings import model_warnings

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import click
 
 from treeopt.api import search_trace
-from treeopt.api.load_files import as_profile, load_trace
+from treeopt.api.file_loading import as_profile, load_trace
 from treeopt.cli.options import general
 from treeopt.cli.options.what_to_draft import NamedTree
 from treeopt.defaults import HELD_OUT, NEAR

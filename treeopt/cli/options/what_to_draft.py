@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from treeopt.api.load_files import load_tree
+from treeopt.api.file_loading import load_tree
 from treeopt.cli.options import general
 from treeopt.errors import PlanError, TreeError, TreeoptError, UsageError
 from treeopt.plans.plan import Choice, Plan
