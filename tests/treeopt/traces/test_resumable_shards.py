@@ -90,7 +90,7 @@ def test_an_interrupted_collection_equals_an_uninterrupted_one_byte_for_byte(
     assert told[0] == 16 * after
     assert sum(told) == 2 * len(TOKENS)
     assert len(json.loads((tmp_path / "parts" / MANIFEST).read_text())["shards"]) == 3
-    monkeypatch.setattr(collect_trace, "_shard", None)  # nothing is left to do
+    monkeypatch.setattr(collect_trace, "_Shard", None)  # nothing is left to do
     again = collect(*models, PROMPTS, TOKENS, folder=tmp_path / "parts", **settings)
     assert written(again, tmp_path / "again.npz") == whole
     assert written(Shards.read(tmp_path / "parts").whole(), tmp_path / "whole again.npz") == whole
