@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from executor.train.recipes import RECIPES, Recipe, replaced
-from treeopt.api.load_models import Models, quiet_libraries, slow_type_warnings
 from treeopt.api.messages import warn
+from treeopt.api.run_models import Models, quiet_libraries, slow_type_warnings
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.errors import UsageError
 

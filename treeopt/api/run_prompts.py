@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treeopt.api.load_models import Models
 from treeopt.api.messages import warn
+from treeopt.api.run_models import Models
 from treeopt.defaults import RANDOM_REQUESTS
 from treeopt.errors import UsageError
 
