@@ -106,6 +106,7 @@ class Imports(ast.NodeVisitor):
         self.generic_visit(node)
 
 
+@cache
 def imports_of(source: str) -> list[Import]:
     visitor = Imports()
     visitor.visit(ast.parse(source))

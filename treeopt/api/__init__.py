@@ -8,5 +8,5 @@
 * `validate_plan`: `validate`, predicted beside measured.
 * `result_record`: `Record`, the JSON values of a result with its table as a DataFrame.
 * `messages`: warnings and notes through `logging`, progress through a callback.
-* `model_loading`, `prompt_loading`, `token_sampling`: models, prompts and verification of a real run.
+* `run_models`, `run_prompts`, `token_sampling`: models, prompts and verification of a real run.
 """

@@ -63,7 +63,7 @@ def compare(
     >>> import treeopt
     >>> found = treeopt.compare(["data/traces/medusa-t0.npz", "data/traces/eagle-t0.npz"], sizes="chain:2")
     >>> found.frame()[["drafter", "tau"]].round(2).to_dict("records")
-    [{'drafter': 'medusa-t0', 'tau': 1.4}, {'drafter': 'eagle-t0', 'tau': 1.45}]
+    [{'drafter': 'medusa-t0', 'tau': 1.35}, {'drafter': 'eagle-t0', 'tau': 2.15}]
     """
     batches = (batch,) if isinstance(batch, int) else tuple(batch)
     if profiles is not None and not batches:

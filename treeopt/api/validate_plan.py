@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.model_loading import Models, is_main_rank, load_models
+from treeopt.api.model_loading import is_main_rank
 from treeopt.api.prompt_loading import Prompts, load_tokens
 from treeopt.api.result_record import Record
+from treeopt.api.run_models import Models, is_main_rank, load_models
+from treeopt.api.run_prompts import Prompts, load_tokens
 from treeopt.api.token_sampling import Sampling
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.comparison.trees_of_size import parse_sizes
@@ -105,10 +107,10 @@ def validate(
         TreeoptError: what `search` raises, and the readers of the files.
 
     >>> import treeopt
-    >>> trace = "data/traces/medusa-t0.npz"
-    >>> plan = treeopt.search(trace, batch=1, max_nodes=3, solver_work=0, compare={})
-    >>> toy = {"random_weights": True, "prompt_tokens": 20, "replay": trace}
-    >>> record = treeopt.validate("toy", "medusa:3", plan=plan, **toy, requests=4, new_tokens=4, blocks=2)
+    >>> plan = treeopt.search("data/traces/medusa-t0.npz", max_nodes=3, solver_work=0, compare={})
+    >>> models = ("data/models/stdlib-llama", "data/models/stdlib-medusa")
+    >>> prompts = {"prompts": "data/prompts/stdlib.jsonl", "skip": 1000, "requests": 4}
+    >>> record = treeopt.validate(*models, **prompts, plan=plan, new_tokens=4, blocks=2)
     >>> record.frame()[["batch", "name"]].to_dict("records")
     [{'batch': 1, 'name': 'chosen tree'}, {'batch': 1, 'name': 'best chain'}]
     """

@@ -97,7 +97,7 @@ def whatif(
     ...     "data/traces/smollm2-eagle-t0.npz", hardware="l40s", target=llama, batch=(1, 64), max_nodes=4
     ... )
     >>> [(cell["batch"], cell["name"], round(cell["speedup"]["value"], 2)) for cell in record["cells"]]
-    [(1, 'chosen tree', 1.43), (64, 'no speculation', 1.0)]
+    [(1, 'chosen tree', 1.47), (64, 'chosen tree', 1.33)]
     """
     question = WhatIf.prepare(
         trace,

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from treeopt.api.model_loading import quiet_libraries
+from treeopt.api.run_models import quiet_libraries
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.errors import TreeoptError
 from treeopt.storage.installed_packages import installed_versions

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.api.model_loading import Models, load_models
-from treeopt.api.prompt_loading import Prompts, load_tokens
+from treeopt.api.run_models import Models, load_models
+from treeopt.api.run_prompts import Prompts, load_tokens
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.cli.options.verification_rule import sampling

@@ -10,7 +10,7 @@ import click
 
 from executor.train.recipes import RECIPES, Recipe, replaced
 from treeopt.api.messages import warn
-from treeopt.api.model_loading import Models, quiet_libraries, slow_type_warnings
+from treeopt.api.run_models import Models, quiet_libraries, slow_type_warnings
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.errors import UsageError
 

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from treeopt.api import validate_plan
-from treeopt.api.model_loading import Models, is_main_rank
-from treeopt.api.prompt_loading import Prompts
+from treeopt.api.run_models import Models, is_main_rank
+from treeopt.api.run_prompts import Prompts
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.cli.options.verification_rule import sampling

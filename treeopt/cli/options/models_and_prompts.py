@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from treeopt.api.model_loading import DTYPES, QUANTIZED, Models
-from treeopt.api.prompt_loading import Prompts
+from treeopt.api.run_models import DTYPES, QUANTIZED, Models
+from treeopt.api.run_prompts import Prompts
 from treeopt.cli.options import general
 from treeopt.defaults import NEW_TOKENS
 

@@ -25,7 +25,7 @@ from simulate.profiles.find_profile import profile_of_trace
 from simulate.profiles.profile import RUN, load_profile
 from simulate.validation import find_validation
 from tests.helpers.models import SMALL
-from treeopt.api.model_loading import Models, load_models
+from treeopt.api.run_models import Models, load_models
 from treeopt.errors import UsageError
 from treeopt.planning.search_pipeline import search
 from treeopt.policies import DynamicTree

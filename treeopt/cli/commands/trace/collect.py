@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from treeopt.api.model_loading import Models, load_models
-from treeopt.api.prompt_loading import Prompts, load_prompts
+from treeopt.api.run_models import Models, load_models
+from treeopt.api.run_prompts import Prompts, load_prompts
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.cli.options.verification_rule import sampling
