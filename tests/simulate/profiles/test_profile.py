@@ -239,7 +239,9 @@ def test_what_a_profile_leaves_open_is_told():
     mixed = replace(PROFILE, context=(200, 1000))
     assert mixed.priced_at() is None
     assert mixed.caveats() == mixed.caveats(context=600) == mixed.caveats(context=400) == []
-    said = "step times were measured at mixed contexts of 200 to 1000 tokens (mean 600), not at each context: at {} they"
+    said = (
+        "step times were measured at mixed contexts of 200 to 1000 tokens (mean 600), not at each context: at {} they"
+    )
     for context in (399, 901):
         (caveat,) = mixed.caveats(context=context)
         assert caveat.startswith(said.format(context))
