@@ -200,9 +200,7 @@ def save_trace(trace: Trace, path: Path) -> None:
     if reserved:
         raise TraceError(f"`meta` must not use the key `{min(reserved)}`")
     header = {"schema": SCHEMA, "width": trace.width, "domain_names": trace.domain_names, **trace.meta}
-    text = json.dumps(header, sort_keys=True)
-    _check_header(json.loads(text))
-    arrays["meta"] = np.frombuffer(text.encode(), dtype=np.uint8)
+    arrays["meta"] = np.frombuffer(json.dumps(header, sort_keys=True).encode(), dtype=np.uint8)
     with whole(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
@@ -234,25 +232,16 @@ def _read_header(arrays: dict[str, Array]) -> dict[str, Any]:
         raise TraceError(f"`meta` is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise TraceError("`meta` must be a JSON object")
-    _check_header(header)
-    return header
-
-
-def _check_header(header: dict[str, Any]) -> None:
-    """Check the JSON of `meta`: the header, and the provenance that `TraceMeta` names.
-
-    Raises:
-        TraceError: names the field.
-    """
-    from treeopt.storage.typed_records import read_record  # loads msgspec, which only files need
-    from treeopt.traces.trace_meta import TraceMeta
-
     if header.get("schema") != SCHEMA:
         raise TraceError(f"schema must be {SCHEMA!r}, found {header.get('schema')!r:.80}")
+    from treeopt.storage.typed_records import read_record  # loads msgspec, which only reading needs
+    from treeopt.traces.trace_meta import TraceMeta
+
     try:
         read_record(header, TraceMeta)
     except RecordError as error:
         raise TraceError(f"`meta`: {error}") from error
+    return header
 
 
 def _assemble(arrays: dict[str, Array], header: dict[str, Any]) -> Trace:

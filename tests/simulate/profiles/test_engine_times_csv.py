@@ -102,7 +102,7 @@ def test_a_plan_of_an_engines_times_takes_its_best_chain(tmp_path):
         assert entry.choice.tree == Tree.chain(entry.choice.tree.depth)
         assert speed[entry.choice.tree.depth] >= 0.995 * max(speed.values())
     (warning,) = (each for each in plan.warnings if "imported from an engine" in each)
-    assert "a tree that branches is priced as the chain of as many nodes" in warning
+    assert "a tree that branches is priced like a chain with the same number of nodes" in warning
     save_profile(cost, tmp_path / "p.json")
     assert load_profile(tmp_path / "p.json") == cost
 

@@ -531,12 +531,6 @@ BAD = {
         header_with(domain_names=[1]),
         r"`meta`: domain_names\[0\] must be a string, found 1",
     ),
-    "temperature is a word": (
-        "meta",
-        header_with(temperature="hot"),
-        r"`meta`: `temperature` must be a finite number or null, found 'hot'",
-    ),
-    "a rule that is none": ("meta", header_with(verification=["greedy"]), r"`meta`: `verification` must be a string"),
 }
 
 
