@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treeopt.api.messages import warn
-<<<<<<<< HEAD:treeopt/api/prompt_loading.py
-from treeopt.api.model_loading import Models
-========
 from treeopt.api.run_models import Models
->>>>>>>> house-cli:treeopt/api/run_prompts.py
 from treeopt.defaults import RANDOM_REQUESTS
 from treeopt.errors import UsageError
 

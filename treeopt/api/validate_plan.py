@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.model_loading import is_main_rank
-from treeopt.api.prompt_loading import Prompts, load_tokens
 from treeopt.api.result_record import Record
 from treeopt.api.run_models import Models, is_main_rank, load_models
 from treeopt.api.run_prompts import Prompts, load_tokens

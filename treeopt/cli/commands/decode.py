@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from executor.validation.compare_live import Requests
 from treeopt.api.messages import warn
 from treeopt.api.run_models import Models, load_target_and_drafter
-from treeopt.api.run_prompts import Prompts, load_prompts
+from treeopt.api.run_prompts import Prompts, Requests, load_prompts
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.cli.options.decoded_output import SCHEMA, SILENT, Results, results
