@@ -7,7 +7,7 @@ from typing import Any
 from executor.drafters.drafter import Drafter, usual_depth
 from executor.profiling.measured_shapes import TOKENS, Configuration, ranked_configurations
 from executor.target.tensor_parallel import processes
-from executor.verification.acceptance_rules import Greedy, Rule, told
+from executor.verification.acceptance_rules import Greedy, Rule, rule_meta
 from treeopt.defaults import NEW_TOKENS, NODES, ROUNDS, STEPS
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.tree import Tree
@@ -71,7 +71,7 @@ class Settings:
                 "some policies ask the host at each step; CUDA graphs cannot: measure policies without them"
             )
         if self.policies and self.rule.sampled_candidates:
-            name = told(self.rule)["verification"]
+            name = rule_meta(self.rule)["verification"]
             raise UsageError(f"rule {name} draws its candidates, which policies would bias: measure without policies")
         if self.budget_s is not None and processes() > 1:
             raise UsageError("several processes cannot share a time budget: omit it")
@@ -101,4 +101,4 @@ class Settings:
     @property
     def record(self) -> dict[str, Any]:
         """The settings as JSON values; for the rule, what traces record about it."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rule"} | told(self.rule)
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rule"} | rule_meta(self.rule)

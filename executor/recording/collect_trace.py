@@ -24,7 +24,7 @@ from treeopt.errors import ExecutorError, UsageError
 from treeopt.storage.provenance import this_run
 from treeopt.traces.candidates import Candidates
 from treeopt.traces.merge_split import joined
-from treeopt.traces.resumable_shards import Shards, note, told
+from treeopt.traces.resumable_shards import Shards, note, whole_meta
 from treeopt.traces.trace import Trace
 
 NGRAM = 4
@@ -82,7 +82,7 @@ def collect(
         done += pieces[-1].requests
         if shards is not None and is_main_rank():
             shards.add(pieces[-1])
-    return joined(pieces, told(meta if shards is None else shards.meta, pieces))
+    return joined(pieces, whole_meta(meta if shards is None else shards.meta, pieces))
 
 
 def _check_prompts(tokens: Sequence[Sequence[int]], target: Target, new_tokens: int) -> None:

@@ -12,7 +12,7 @@ from executor.recording.record_candidates import check_candidates
 from executor.recording.sibling_acceptance import source_of
 from executor.recording.teacher_forced import PassSettings
 from executor.target.target_model import Target
-from executor.verification.acceptance_rules import Greedy, Rule, make_rule, told
+from executor.verification.acceptance_rules import Greedy, Rule, make_rule, rule_meta
 from executor.verification.block_verification import BlockVerification
 from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp, seeded
@@ -173,4 +173,4 @@ class Recording:
             optional["candidates"] = reach | {"stride": self.stride}
         if self.tree_meta:
             optional |= {**self.tree_meta, "assumed": list(LOSSY)}
-        return {**told(rule), "new_tokens": self.new_tokens, "seed": self.seed, **optional}
+        return {**rule_meta(rule), "new_tokens": self.new_tokens, "seed": self.seed, **optional}

@@ -16,8 +16,8 @@ from executor.profiling.drift import TRIMMED_ERROR, trimmed_mean
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Rule
 from executor.verification.replayed_acceptance import Imposed
-from simulate.validation.agreement import Comparison, Figures
 from simulate.validation.end_to_end import Runs
+from simulate.validation.predicted_vs_measured import Comparison, Figures
 from simulate.validation.predictions import ClosedForms, judged_on, ways_of
 from treeopt.defaults import BLOCKS, NEW_TOKENS
 from treeopt.errors import ExecutorError, UsageError

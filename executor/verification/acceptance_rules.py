@@ -123,10 +123,10 @@ def make_rule(name: str, *, warp: Warp | None = None, generator: torch.Generator
     return SAMPLING[name](warp, generator)
 
 
-def told(rule: Rule) -> dict[str, Any]:
+def rule_meta(rule: Rule) -> dict[str, Any]:
     """Return the settings of a rule from `make_rule`, as traces, profiles and validations record them.
 
-    >>> told(make_rule("greedy"))
+    >>> rule_meta(make_rule("greedy"))
     {'verification': 'greedy', 'temperature': 0.0}
     """
     warp: Warp | None = getattr(rule, "warp", None)

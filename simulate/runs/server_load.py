@@ -17,7 +17,7 @@ from treeopt.traces.trace import Trace
 
 @dataclass(frozen=True)
 class Load:
-    """What arrives at the server, how often it is simulated and which requests count as served well; None: not given.
+    """The load of a simulated server: arrivals, replications, and the limits of a well-served request; None: not given.
 
     Attributes:
         arrivals: requests per second, a Poisson process.

@@ -45,7 +45,7 @@ class Runs:
 def whole_runs(plan: Plan, trace: Trace, profile: Profile, runs: Runs) -> dict[tuple[int, str], Estimate]:
     """Predict the speedup of these runs with each static tree of a plan, by batch size and tree id.
 
-    Intervals are those of runs of as many requests, as in `simulate.validation.agreement.Figures.of_run`.
+    Intervals are those of runs of as many requests, as in `simulate.validation.predicted_vs_measured.Figures.of_run`.
     The result is empty if the profile has no prefill. Steps cost what full ones do, since idle rows are computed too;
     prompts that join together are padded and read at once.
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from simulate.validation.agreement import SCHEMA, Figures
+from simulate.validation.predicted_vs_measured import SCHEMA, Figures
 from simulate.validation.predictions import judged_on
 from treeopt.comparison.mismatch_warnings import choosing, differing_models, identified
 from treeopt.plans.plan import Plan

@@ -114,7 +114,7 @@ class CoverageRecord(Record, frozen=True):
 
 
 class BestRecord(Record, frozen=True):
-    """Whether the tree that was predicted to be the fastest at one batch size was."""
+    """The tree predicted to be the fastest at one batch size, beside the one measured to be."""
 
     batch: Count
     predicted: str

@@ -1,4 +1,4 @@
-"""What if: predictions for devices, contexts and batch sizes that were not measured.
+"""Predictions for devices, contexts and batch sizes that were not measured.
 
 * `scenarios`: a plan for each device, context and batch size, whether it fits memory, and up to where speculation pays.
 * `break_even_acceptance`: the acceptance of drafted tokens from which a chain pays.

@@ -43,7 +43,7 @@ class Counted:
 
 
 def drafter_kind(trace: Trace, kind: str | None) -> tuple[str, list[str]]:
-    """Return the kind of drafter that is priced, and a warning if the trace's drafter is of another kind.
+    """Return the kind of drafter that is priced, and a warning if the trace records another kind.
 
     Args:
         trace: the trace, whose drafter decides where `kind` is None.
@@ -79,7 +79,7 @@ def bytes_per_weight(config: Config | None, given: float | None, option: str, *,
         default: bytes of weights that are not quantised.
 
     Raises:
-        UsageError: the config is of a quantised model, and no figure was given.
+        UsageError: the model is quantised, and no figure was given.
     """
     if given is not None or config is None:
         return default if given is None else given

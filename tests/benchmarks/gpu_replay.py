@@ -21,7 +21,7 @@ from executor.target.target_model import Target
 from executor.validation.compare_live import Requests, compare
 from executor.verification.replayed_acceptance import Imposed
 from simulate.profiles.profile import Profile, save_profile
-from simulate.validation.agreement import Comparison, comparison_record
+from simulate.validation.predicted_vs_measured import Comparison, comparison_record
 from simulate.validation.predictions import Predictions, save_predictions
 from treeopt.comparison.trees_of_size import USUAL, sized_trees
 from treeopt.cost_model import StepShape

@@ -20,7 +20,7 @@ import pytest
 import treeopt
 from simulate.profiles.profile import BatchTimes, Profile, save_profile
 from tests.helpers.strategies import drawn_trace
-from treeopt.cli import COMMANDS
+from treeopt.cli.commands import COMMANDS
 from treeopt.traces.trace import save_trace
 
 ROOT = Path(__file__).resolve().parent.parent.parent

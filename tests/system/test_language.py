@@ -59,7 +59,8 @@ def shown(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def misused(text: str) -> list[str]:
-    return [f"{hit.group(0)!r} (say: {word})" for form, word in FORBIDDEN.items() if (hit := re.search(form, text))]
+    prose = re.sub(r"`[^`]*`", "", text)  # names of code and of fields stay
+    return [f"{hit.group(0)!r} (say: {word})" for form, word in FORBIDDEN.items() if (hit := re.search(form, prose))]
 
 
 def commands(group: click.Group, *words: str) -> Iterator[tuple[str, click.Command]]:

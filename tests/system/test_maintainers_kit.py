@@ -41,7 +41,7 @@ def test_names_that_contributing_tells_to_register_in_are_there():
         ("CHAINS", "treeopt/traces/trace.py"),
         ("DRAWN", "treeopt/traces/trace.py"),
         ("FORMATS", "treeopt/cli/commands/trace/import_figures.py"),
-        ("COMMANDS", "treeopt/cli/__init__.py"),
+        ("COMMANDS", "treeopt/cli/commands/__init__.py"),
         ("RECORDS", "treeopt/report/page_sections.py"),
     ):
         assert f"`{name}`" in text

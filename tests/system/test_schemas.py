@@ -14,8 +14,8 @@ from jsonschema import Draft202012Validator
 
 from simulate.profiles.profile import SCHEMA as PROFILE
 from simulate.profiles.profile import load_profile, save_profile
-from simulate.validation.agreement import SCHEMA as VALIDATION
-from simulate.validation.agreement import check_validation
+from simulate.validation.predicted_vs_measured import SCHEMA as VALIDATION
+from simulate.validation.predicted_vs_measured import check_validation
 from simulate.validation.predictions import SCHEMA as PREDICTIONS
 from simulate.validation.predictions import load_predictions, save_predictions
 from tests.helpers.slow_growth import POLICIES

@@ -179,7 +179,7 @@ class _Run:
         """Make the predictions, check that they can be measured, log warnings, and write them to their file."""
         from executor.validation.compare_live import check_run, runs_of
         from executor.validation.weight_reads import weights_read
-        from executor.verification.acceptance_rules import told
+        from executor.verification.acceptance_rules import rule_meta
         from simulate.validation.make_predictions import predict
 
         runs = partial(runs_of, self.target, requests=self.requests, blocks=self.blocks)
@@ -190,7 +190,7 @@ class _Run:
         plan, replayed = made.predictions.plan, self.material.replayed
         source: Literal["trace", "cost"] = "trace" if replayed is None else "cost"
         warn(plan_model_warnings(plan, self.models, source=source, graphs=self.graphs))
-        warn(plan_rule_warnings(plan, told(self.rule) if replayed is None else replayed.meta))
+        warn(plan_rule_warnings(plan, rule_meta(self.rule) if replayed is None else replayed.meta))
         check_run(self.target, self.drafter, plan, self.requests, blocks=self.blocks)
         if sources.plan is None:
             warn(f"{warning}." for warning in plan.warnings)
@@ -203,8 +203,8 @@ class _Run:
         """Measure every tree of the predictions, and return predicted beside measured figures."""
         from executor.models.fingerprint import device_name
         from executor.validation.compare_live import blocks_of, compare
-        from executor.verification.acceptance_rules import told
-        from simulate.validation.agreement import SCHEMA, comparison_record
+        from executor.verification.acceptance_rules import rule_meta
+        from simulate.validation.predicted_vs_measured import SCHEMA, comparison_record
 
         plan, replayed, seed = predictions.plan, self.material.replayed is not None, self.sampling.seed
         with progress("decoding", blocks_of(plan, self.blocks, replayed=replayed)) as advance:
@@ -224,7 +224,7 @@ class _Run:
             **self.models,
             "device": device_name(self.target.device),
             "acceptance": "replay" if replayed else "live",
-            **told(self.rule),
+            **rule_meta(self.rule),
             "predictions": {"sha256": predictions.sha256, **predictions.meta},
             "prompts": len(self.tokens),
             "prompt_tokens": [min(map(len, self.tokens)), max(map(len, self.tokens))],

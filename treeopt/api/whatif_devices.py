@@ -291,7 +291,7 @@ class WhatIf:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What `whatif` found: the record, and plans and step times for other commands.
+    """The answer of `whatif`: the record, and plans and step times for other commands.
 
     Attributes:
         question: what was asked.

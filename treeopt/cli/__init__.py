@@ -16,25 +16,10 @@ from typing import Any
 import click
 from click_didyoumean import DYMGroup
 
+from treeopt.cli.commands import COMMANDS
 from treeopt.cli.options.general import is_main_process
 from treeopt.errors import TreeoptError
 
-# Name of a command -> module that holds it, as an attribute of the same name.
-COMMANDS = {
-    "search": "treeopt.cli.commands.search",
-    "decode": "treeopt.cli.commands.decode",
-    "export": "treeopt.cli.commands.export",
-    "trace": "treeopt.cli.commands.trace",
-    "profile": "treeopt.cli.commands.profile",
-    "times": "treeopt.cli.commands.times",
-    "simulate": "treeopt.cli.commands.simulate",
-    "whatif": "treeopt.cli.commands.whatif",
-    "compare": "treeopt.cli.commands.compare",
-    "validate": "treeopt.cli.commands.validate",
-    "train": "treeopt.cli.commands.train",
-    "report": "treeopt.cli.commands.report",
-    "doctor": "treeopt.cli.commands.doctor",
-}
 # Packages that only some commands need -> the extra that installs them.
 EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "accelerate"), "executor"),

@@ -86,7 +86,7 @@ class ChoiceRecord(Record, frozen=True):
 
 
 class ProofRecord(Record, frozen=True):
-    """What is known about a choice."""
+    """The proof of a choice: what is known about it."""
 
     objective: Annotated[str, Meta(description="what was maximised")]
     optimal: Annotated[bool, Meta(description="whether the choice is proved to be the best")]
@@ -94,7 +94,7 @@ class ProofRecord(Record, frozen=True):
 
 
 class PriceRecord(Record, frozen=True):
-    """What one rule of an engine costs by itself."""
+    """The cost of one engine rule by itself."""
 
     rule: str
     source: str

@@ -140,7 +140,7 @@ class Shards:
                 f"{self.folder} holds {self.done} of {self.requests} requests: resume it with the command that began it"
             )
         try:
-            return joined(self.traces, told(self.meta, self.traces))
+            return joined(self.traces, whole_meta(self.meta, self.traces))
         except (TraceError, RecordError) as error:
             raise TraceError(f"{self.folder}: {error}") from error
 
@@ -177,7 +177,7 @@ def note(texts: Sequence[str], grams: int, repeats: int) -> dict[str, Any]:
     return {"texts": list(texts), "grams": grams, "repeats": repeats}
 
 
-def told(meta: Mapping[str, Any], shards: Sequence[Trace]) -> dict[str, Any]:
+def whole_meta(meta: Mapping[str, Any], shards: Sequence[Trace]) -> dict[str, Any]:
     """Return the `meta` of a whole trace, with the keys of `note` summed over its shards.
 
     Raises:

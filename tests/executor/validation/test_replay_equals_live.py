@@ -16,7 +16,7 @@ from executor.recording.teacher_forced import Texts
 from executor.validation.compare_live import Requests, compare
 from executor.verification.acceptance_rules import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
-from simulate.validation.agreement import Figures, comparison_record
+from simulate.validation.predicted_vs_measured import Figures, comparison_record
 from simulate.validation.predictions import ways_of
 from tests.helpers.drafters import DRAFTERS
 from tests.helpers.models import random_heads, random_prompts, small_target

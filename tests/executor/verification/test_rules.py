@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.verification.acceptance_probabilities import CoinRule, Siblings, toss
-from executor.verification.acceptance_rules import RULES, Greedy, Rule, make_rule, told
+from executor.verification.acceptance_rules import RULES, Greedy, Rule, make_rule, rule_meta
 from executor.verification.block_verification import BlockVerification
 from executor.verification.leviathan import Leviathan
 from executor.verification.longest_accepted_path import follow, rows
@@ -62,10 +62,10 @@ def random_draft(rule: Rule, tree: Tree, seed: int, *, vocabulary: int = 7, batc
 def test_rules_tell_how_they_choose():
     """As `make_rule` takes it, so that provenance makes the rule again."""
     generator = torch.Generator()
-    assert told(make_rule("greedy")) == {"verification": "greedy", "temperature": 0.0}
+    assert rule_meta(make_rule("greedy")) == {"verification": "greedy", "temperature": 0.0}
     for name in RULES[1:]:
         for warp in (Warp(0.7), Warp(1.0, top_k=40), Warp(1.0, None, 0.9)):
-            found = told(make_rule(name, warp=warp, generator=generator))
+            found = rule_meta(make_rule(name, warp=warp, generator=generator))
             assert found.pop("verification") == name
             assert Warp(**found) == warp
 

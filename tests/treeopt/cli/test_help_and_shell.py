@@ -9,7 +9,8 @@ import torch
 
 from executor.target.tensor_parallel import leave
 from tests.helpers.command_line import TREEOPT, done, one_line, ran, read_json, refused, run
-from treeopt.cli import COMMANDS, main
+from treeopt.cli import main
+from treeopt.cli.commands import COMMANDS
 from treeopt.plans.plan_json import load_plan, to_json
 
 

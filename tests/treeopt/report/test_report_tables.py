@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from rich.console import Console
 
-from simulate.validation.agreement import Comparison, Figures, comparison_record
+from simulate.validation.predicted_vs_measured import Comparison, Figures, comparison_record
 from simulate.validation.predictions import ClosedForms
 from tests.helpers.strategies import trace_of, traces
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch

@@ -77,7 +77,7 @@ def decode(
         target.compile()
     requests = load_prompts(models, target, prompts)
     from executor.decoding.decoder import Decoder
-    from executor.verification.acceptance_rules import told
+    from executor.verification.acceptance_rules import rule_meta
 
     stop = [] if ignore_end else requests.stop
     rule = sampling.rule_for(target)
@@ -85,7 +85,7 @@ def decode(
     conditions = {"rule": sampling.name, "skip": prompts.skip, "new_tokens": new_tokens, "stop": stop, "audit": audit}
     meta = {**_meta(decoder, requests.tokens), **asdict(sampling), **conditions}
     if plan is not None:
-        warn([*plan_model_warnings(plan, meta, graphs=graphs), *plan_rule_warnings(plan, told(rule))])
+        warn([*plan_model_warnings(plan, meta, graphs=graphs), *plan_rule_warnings(plan, rule_meta(rule))])
     earlier = results.continued(begun, meta)
     run = Run(decoder, requests, prompts.skip, new_tokens, stop, audit)
     gathered, records = run.decode({record["request"] for record in earlier}, meta, results)

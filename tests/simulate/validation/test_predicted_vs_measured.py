@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulate.validation.agreement import Comparison, Figures, comparison_record
+from simulate.validation.predicted_vs_measured import Comparison, Figures, comparison_record
 from simulate.validation.predictions import ClosedForms
 from treeopt.errors import UsageError
 from treeopt.plans.plan import Choice
