@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from simulate.validation.agreement import comparison_record
 from transformers import AutoModelForCausalLM, Gemma3Config, LlamaConfig, Qwen2Config
 
 from executor.decoding import decoder
@@ -27,6 +26,7 @@ from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.validation.end_to_end import Runs, whole_runs
+from simulate.validation.predicted_vs_measured import comparison_record
 from simulate.validation.predictions import closed_forms, ways_of
 from tests.helpers.models import SMALL, random_heads, random_prompts, small_target
 from tests.helpers.strategies import drawn_trace
