@@ -1,7 +1,15 @@
 """Choose, predict and run token trees for speculative decoding: topology, traces, search, plans.
 
 `import treeopt` offers the Python API: what the commands do, as functions of values. Each name is loaded when it is
-first used, so that importing treeopt takes no time. `treeopt.api` holds the functions, one command a file.
+first used, so that importing treeopt takes no time. The rooms, in the order of import:
+
+* `errors`, `defaults`, `tree`, `cost_model`: the errors, default settings, the tree, the protocol of step times.
+* `storage`, `statistics`: files and provenance; estimates with intervals.
+* `traces`, `tree_files`: what a drafter gets right, and importers of other programs' figures; other programs' trees.
+* `policies`, `constraints`, `replay`: dynamic trees; rules of engines; which drafted tokens a tree gets accepted.
+* `searchers`, `plans`, `planning`: search algorithms; the result and its JSON; from a trace and step times to a plan.
+* `comparison`, `engines`, `report`: drafters side by side; exports and engine rules; tables, plots, the HTML page.
+* `api`, `cli`: the Python API, one command per file; the command line, which parses, calls and prints.
 
 >>> import treeopt
 >>> treeopt.Tree.chain(2).paths

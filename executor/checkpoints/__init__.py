@@ -2,16 +2,18 @@
 
 The tensors decide what a checkpoint is; its configuration is only read for what tensors cannot show.
 
-* this file: `load_drafter`, `save_drafter`, `save_ngram`, `trained_for`.
+This file holds `load_drafter`, `save_drafter`, `save_ngram` and `trained_for`; the others:
+
 * `detect_layout`: which drafter a checkpoint holds, by its tensors' names and shapes.
 * `medusa`, `hydra`, `eagle`, `ngram`: reading and writing each family.
-* `eagle3`: reading EAGLE-3. `eagle3_layouts`: writing it for the reference, vLLM, SpecForge and speculators.
+* `eagle3`: reading EAGLE-3.
+* `eagle3_layouts`: writing it for the reference, vLLM, SpecForge and speculators.
 * `eagle3_specforge`: how SpecForge's EAGLE-3 checkpoints differ.
 * `eagle3_d2t_vocabulary`: EAGLE-3's `d2t` and `t2d` vocabulary mapping.
 * `eagle3_target_layers`: which of the target's layers an EAGLE-3 checkpoint reads.
 * `layer_config`: the configuration of a drafter's decoder layer.
 * `convert`: `python -m executor.checkpoints.convert`.
-* `tensors/`: the tensor files themselves.
+* `tensors`: tensor files, independent of the drafter that they hold.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Closed forms: speedup formulas of papers, and their error on published speedups.
 
-* `leviathan`: expected tokens per step, Theorem 3.8 (speedup), Theorem 3.11 (operations), best chain length.
-* `coral`: speedup from latencies (Eq. 1) or from weight counts (Eq. 6).
+* `leviathan_speedup`: expected tokens per step, Theorem 3.8 (speedup), Theorem 3.11 (operations), best chain length.
+* `coral_speedup`: speedup from latencies (Eq. 1) or from weight counts (Eq. 6).
 * `checked_arguments`: the ranges of the formulas' arguments.
 * `paper_speedups`: speedups that papers measured, read from data/published/.
 * `speedup_predictors`: the formulas, and forms calibrated on some rows, applied to published speedups.

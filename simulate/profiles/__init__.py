@@ -12,4 +12,6 @@
 * `jackknife`: jackknife+ intervals.
 * `calibration`: cells to a profile with its error.
 * `engine_times_csv`: step times of an inference engine, read from a CSV table.
+* `find_profile`: the profile of the same target and drafter, beside the trace or shipped with treeopt.
+* `profile_records`: the JSON record of a profile file, `treeopt.profile/2`: fields, limits and units.
 """

@@ -214,6 +214,20 @@ def test_no_module_lies_on_a_circle_of_imports():
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
+@pytest.mark.parametrize("room", sorted(name for name, path in modules().items() if path.name == "__init__.py"))
+def test_the_docstring_of_a_room_is_its_map(room):
+    """It names every file and folder of the room; names of a list that are no file are stale."""
+    folder, text = modules()[room].parent, ast.get_docstring(ast.parse(sources()[room])) or ""
+    inside = {path.stem for path in folder.glob("*.py") if not path.name.startswith("__")}
+    inside |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    listed = {
+        name.rstrip("/")
+        for line in re.findall(r"^\* (.*?):", text, re.MULTILINE)
+        for name in re.findall(r"`([\w/]+)`", line)
+    }
+    assert sorted(inside) == sorted(listed)
+
+
 def test_rooms_hold_at_most_fifteen_files():
     crowded = Counter(path.parent for path in modules().values())
     assert [(str(folder), count) for folder, count in crowded.items() if count > 15] == []

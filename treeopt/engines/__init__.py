@@ -5,6 +5,7 @@
 * `engine_rules`: rules of the engines without an exporter: Hydra, EAGLE-1, Sequoia, UMbreLLa, SpecInfer, TensorRT-LLM,
   MLC-LLM, llama.cpp, LMDeploy, TGI, transformers.
 * `imposed_acceptance`: acceptance rates of a trace, for vLLM and SGLang to simulate.
+* `rules_for_trace`: an engine's rules for trees of one trace: its own, and the drafter's number of heads.
 
 `treeopt.constraints.broken` returns the rule that a tree breaks.
 """

@@ -7,6 +7,7 @@
 * `reranking`: the re-ranking itself: shortlists of the best candidates after each level, and calibration.
 * `beam`: the recorded candidates that a beam of a given depth and width would draft.
 * `policy_json`: policies as JSON objects.
+* `policy_records`: the JSON records of policies, one for each `kind`: fields and limits, as plan files hold them.
 """
 
 from treeopt.policies.cost_aware import CostAware

@@ -10,4 +10,5 @@
 * `chain_counts`: a trace made of a chain's counts by position, as the three engine formats give them.
 * `synthetic_trace`: a trace made of frequencies, in random order.
 * `source_file`: reading a source, and its entry in a trace's `meta`.
+* `formats`: the formats that can be imported, by name, with the settings that each takes.
 """

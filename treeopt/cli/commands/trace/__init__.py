@@ -1,4 +1,11 @@
-"""`treeopt trace`: collect a trace, import one, describe one, join several, split one; one subcommand a file."""
+"""`treeopt trace`: collect a trace, import one, describe one, join several, split one; one subcommand a file.
+
+* `collect`: let the target write, and record how the drafter ranks what it writes.
+* `import_figures`: acceptance figures that other programs measured, as a trace.
+* `info`: describe a trace.
+* `merge`: join traces.
+* `split`: divide the requests of a trace in two.
+"""
 
 import click
 from click_didyoumean import DYMGroup
