@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 SHOWN = 6  # configurations that did not fit the budget, in words
 EXAMPLES = general.examples(
     "treeopt profile --target data/models/stdlib-llama --drafter data/models/stdlib-medusa "
-    "--prompts data/prompts/stdlib.jsonl --skip 1000 --requests 8 --batch 1 --max-nodes 2 --rounds 2 --steps 2 "
-    "--new-tokens 8 --output profile.json",
+    "--prompts data/prompts/stdlib.jsonl --skip 1000 --requests 4 --batch 1 --max-nodes 2 --max-depth 1 "
+    "--rounds 2 --steps 2 --new-tokens 4 --output profile.json",
     "treeopt profile --target toy --drafter medusa:3 --random-weights --prompt-tokens 8 --batch 1 --max-nodes 4 "
     "--rounds 2 --steps 2 --new-tokens 12 --output random.json",
 )

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = general.examples(
     "treeopt report data/traces/medusa-t0.npz data/validations/medusa-cpu.json --output report.html",
-    "treeopt report data/validations/*.json --no-plots --title Validations --output validations.html",
+    "treeopt report data/validations/medusa-cpu.json data/validations/medusa-cpu-t1.json --no-plots "
+    "--title Validations --output validations.html",
 )
 
 

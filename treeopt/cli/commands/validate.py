@@ -21,7 +21,7 @@ SHAPES = ",".join(f"{size.kind}:{size.nodes}" for size in USUAL)
 REPLAY = "replay:"
 EXAMPLES = general.examples(
     "treeopt validate --target data/models/stdlib-llama --drafter data/models/stdlib-medusa "
-    "--prompts data/prompts/stdlib.jsonl --skip 1000 --requests 8 --new-tokens 8 --blocks 2 "
+    "--prompts data/prompts/stdlib.jsonl --skip 1000 --requests 4 --new-tokens 4 --blocks 2 "
     "--trace data/traces/medusa-t0.npz --batch 1 --shapes chain:1",
     "treeopt validate --target toy --drafter medusa:3 --random-weights --prompt-tokens 20 --requests 4 --new-tokens 8 "
     "--blocks 2 --trace data/traces/medusa-t0.npz --profile data/profiles/medusa-cpu.json "

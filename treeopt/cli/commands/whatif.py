@@ -23,9 +23,9 @@ from treeopt.storage.provenance import look
 
 EXAMPLES = general.examples(
     "treeopt whatif --trace data/traces/medusa-t0.npz --hardware h100,l40s --target data/models/stdlib-llama "
-    "--batch 1-4",
+    "--batch 1-4 --max-nodes 15",
     "treeopt whatif --trace data/traces/eagle-t0.npz --hardware h100 --target data/models/stdlib-llama --batch 1 "
-    "--price h100=2.5 --plans plans",
+    "--max-nodes 15 --price h100=2.5 --plans plans",
 )
 FOLDER = click.Path(path_type=Path, file_okay=False)
 POSITIVE = general.Real(min=0, min_open=True)
