@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from treeopt.storage.json_records import RecordError
 
-# Limits that say "finite" and "64 bits": JSON's numbers are so in any case, so the schema documents leave them out.
+# Limits that mean "finite" and "64 bits". The JSON Schemas leave them out.
 LARGEST = sys.float_info.max
 INTEGERS = (-(2**63), 2**63 - 1)
 
@@ -32,10 +32,10 @@ Step = str | int  # a field or key, or an index
 
 
 class Record(msgspec.Struct, frozen=True):
-    """Base of records. Fields that a record does not know are left alone, so that older readers take newer files.
+    """Base class of records. Unknown fields are ignored, so that older readers can read newer files.
 
-    A `__post_init__` that raises ValueError reports what no single field can: a sentence about the record's fields,
-    or one that begins with "must", whose subject is the record.
+    A `__post_init__` may check what concerns several fields. It raises ValueError with a sentence about them, or with
+    one that begins with "must", whose subject is the record.
     """
 
 
@@ -99,9 +99,10 @@ def _must(reason: str, value: Any, steps: Sequence[Step], kind: Any) -> str | No
         return "an integer of 64 bits"
     if (sign, float(limit)) == (">", 0.0):
         return "positive"
-    return f"{ {'>=': 'at least', '>': 'above', '<=': 'at most', '<': 'below'}[sign] } {float(limit):g}"
+    return f"{_SIGNS[sign]} {float(limit):g}"
 
 
+_SIGNS = {">=": "at least", ">": "above", "<=": "at most", "<": "below"}
 _NOUNS = {
     "int": "an integer",
     "float": "a finite number",

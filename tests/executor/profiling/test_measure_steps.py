@@ -495,7 +495,7 @@ def test_a_work_file_of_other_settings_is_refused(models, clock, tmp_path):
 
 BROKEN = [
     (1, {"prefill": {"plain": []}}, r"line 2 is no prefill: prefill.plain is empty"),
-    (1, {"prefill": {"drafted": [[6, "1"]]}}, r"line 2 is no prefill: `prefill.drafted\[0\]`\[1\] must be a finite"),
+    (1, {"prefill": {"drafted": [[6, "1"]]}}, r"line 2 is no prefill: prefill.drafted\[0\]\[1\] must be a finite"),
     (2, {"planned": {"way": 1, "round": 2, "took": 3}}, "line 3 is no schedule: planned: `ways` is missing"),
     (2, {"planned": None}, "line 3 is no schedule: schedule: `planned` must be an object"),
     (2, {"planned": {"ways": [1, 0], "rounds": 2, "took_s": 0.0}}, "`ways` must be the first"),
