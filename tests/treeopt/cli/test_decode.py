@@ -426,7 +426,7 @@ REFUSED = {
     "resume of samples": (["--resume", "--temperature", "1", "--output", "out.jsonl"], 2, ["--resume", "greedy"]),
     "no such folder": (["--output", "none/out.jsonl"], 2, ["--output", "none"]),
     "a folder": (["--output", "."], 2, ["--output"]),
-    "a device that is full": (["--output", "/dev/full"], 2, ["/dev/full", "there already"]),
+    "a device that is full": (["--output", "/dev/full"], 2, ["/dev/full", "exists"]),
     "a device to go on with": (["--output", "/dev/full", "--resume"], 2, ["/dev/full", "regular file"]),
     "two sources of prompts": (["--prompt", "a"], 2, ["--prompts", "--prompt"]),
     "beyond the context": (["--new-tokens", "500"], 1, ["context", "128"]),
