@@ -60,10 +60,11 @@ def compare(
         TraceError: too few requests.
         CostError: a profile that is missing or does not cover a batch size.
 
-    >>> import treeopt
-    >>> found = treeopt.compare(["data/traces/medusa-t0.npz", "data/traces/eagle-t0.npz"], sizes="chain:2")
-    >>> found.frame()[["drafter", "tau"]].round(2).to_dict("records")
-    [{'drafter': 'medusa-t0', 'tau': 1.35}, {'drafter': 'eagle-t0', 'tau': 2.15}]
+    Examples:
+        >>> import treeopt
+        >>> found = treeopt.compare(["data/traces/medusa-t0.npz", "data/traces/eagle-t0.npz"], sizes="chain:2")
+        >>> found.frame()[["drafter", "tau"]].round(2).to_dict("records")
+        [{'drafter': 'medusa-t0', 'tau': 1.35}, {'drafter': 'eagle-t0', 'tau': 2.15}]
     """
     batches = (batch,) if isinstance(batch, int) else tuple(batch)
     if profiles is not None and not batches:
@@ -103,8 +104,9 @@ def names_of_files(paths: Sequence[Path]) -> dict[str, Path]:
     Raises:
         UsageError: a file is given twice.
 
-    >>> list(names_of_files([Path("/a/medusa.npz"), Path("/b/medusa.npz")]))
-    ['a/medusa', 'b/medusa']
+    Examples:
+        >>> list(names_of_files([Path("/a/medusa.npz"), Path("/b/medusa.npz")]))
+        ['a/medusa', 'b/medusa']
     """
     parts = [path.resolve().with_suffix("").parts for path in paths]
     for count in range(1, max(map(len, parts), default=0) + 1):

@@ -28,10 +28,11 @@ def load_trace(path: Path | str, *, ranks_only: bool = False) -> Trace:
     Raises:
         TraceError: names file, field and index of what is missing or wrong.
 
-    >>> import treeopt
-    >>> trace = treeopt.load_trace("data/traces/medusa-t0.npz")
-    >>> trace.requests, trace.anchors, trace.depth
-    (1000, 32000, 5)
+    Examples:
+        >>> import treeopt
+        >>> trace = treeopt.load_trace("data/traces/medusa-t0.npz")
+        >>> trace.requests, trace.anchors, trace.depth
+        (1000, 32000, 5)
     """
     return load_file_or_shards(path, ranks_only=ranks_only)
 
@@ -42,10 +43,11 @@ def load_profile(path: Path | str) -> "Profile":
     Raises:
         CostError: names file and field of what is missing or wrong.
 
-    >>> import treeopt
-    >>> profile = treeopt.load_profile("data/profiles/medusa-cpu.json")
-    >>> profile.meta["device"]
-    'cpu, 1 threads'
+    Examples:
+        >>> import treeopt
+        >>> profile = treeopt.load_profile("data/profiles/medusa-cpu.json")
+        >>> profile.meta["device"]
+        'cpu, 1 threads'
     """
     from simulate.profiles.profile import load_profile as read_profile
 
@@ -58,12 +60,13 @@ def load_plan(path: Path | str) -> Plan:
     Raises:
         PlanError: names file and field of what is missing or wrong.
 
-    >>> import tempfile, treeopt
-    >>> plan = treeopt.search("data/traces/medusa-t0.npz", batch=4, max_nodes=4, solver_work=0)
-    >>> with tempfile.NamedTemporaryFile(suffix=".json") as file:
-    ...     treeopt.save_plan(plan, file.name)
-    ...     treeopt.load_plan(file.name).entry(4).choice.nodes
-    2
+    Examples:
+        >>> import tempfile, treeopt
+        >>> plan = treeopt.search("data/traces/medusa-t0.npz", batch=4, max_nodes=4, solver_work=0)
+        >>> with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        ...     treeopt.save_plan(plan, file.name)
+        ...     treeopt.load_plan(file.name).entry(4).choice.nodes
+        2
     """
     return read_plan(Path(path))
 
@@ -79,11 +82,12 @@ def load_tree(path: Path | str, *, name: str | None = None) -> Tree:
         TreeError: see `treeopt.tree_files.choice_lists.read_tree`.
         ExecutorError: a `.pt` file that holds other than plain values.
 
-    >>> import tempfile, treeopt
-    >>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-    ...     print("[[0], [1], [0, 0]]", file=file, flush=True)
-    ...     treeopt.load_tree(file.name).paths
-    ((0,), (1,), (0, 0))
+    Examples:
+        >>> import tempfile, treeopt
+        >>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        ...     print("[[0], [1], [0, 0]]", file=file, flush=True)
+        ...     treeopt.load_tree(file.name).paths
+        ((0,), (1,), (0, 0))
     """
 
     def saved(file: Path) -> Any:

@@ -83,12 +83,13 @@ def search(
         EngineError: no tree keeps the engine's rules.
         InfeasibleError: no batch size keeps `max_tpot_s`.
 
-    >>> import treeopt
-    >>> plan = treeopt.search("data/traces/medusa-t0.npz", batch=(1, 4), max_nodes=8, solver_work=0)
-    >>> [(entry.batch, entry.choice.nodes, round(entry.choice.speedup.value, 2)) for entry in plan.entries]
-    [(1, 3, 1.31), (4, 2, 1.15)]
-    >>> list(plan.frame().columns[:5])
-    ['batch', 'name', 'chosen', 'nodes', 'depth']
+    Examples:
+        >>> import treeopt
+        >>> plan = treeopt.search("data/traces/medusa-t0.npz", batch=(1, 4), max_nodes=8, solver_work=0)
+        >>> [(entry.batch, entry.choice.nodes, round(entry.choice.speedup.value, 2)) for entry in plan.entries]
+        [(1, 3, 1.31), (4, 2, 1.15)]
+        >>> list(plan.frame().columns[:5])
+        ['batch', 'name', 'chosen', 'nodes', 'depth']
     """
     trace, trace_file = as_trace(trace, ranks_only=not policies)
     cost: CostModel = as_profile(profile, trace, trace_file)

@@ -83,12 +83,13 @@ def simulate(
         TraceError: the trace does not record what its rule accepts of the tree.
         PlanError: no entry for the batch size, or no static tree.
 
-    >>> import treeopt
-    >>> record = treeopt.simulate("data/traces/medusa-t0.npz", tree=treeopt.Tree.chain(1), batch=4)
-    >>> [(way["name"], round(way["tau"], 2), round(way["tokens_s"]["value"])) for way in record["ways"]]
-    [('tree', 1.31, 770), ('no speculation', 1.0, 756)]
-    >>> record.frame()["name"].tolist()
-    ['tree', 'no speculation']
+    Examples:
+        >>> import treeopt
+        >>> record = treeopt.simulate("data/traces/medusa-t0.npz", tree=treeopt.Tree.chain(1), batch=4)
+        >>> [(way["name"], round(way["tau"], 2), round(way["tokens_s"]["value"])) for way in record["ways"]]
+        [('tree', 1.31, 770), ('no speculation', 1.0, 756)]
+        >>> record.frame()["name"].tolist()
+        ['tree', 'no speculation']
     """
     from simulate.runs.prompt_costs import FREE, PromptSettings
     from simulate.runs.server_load import Load

@@ -104,13 +104,14 @@ def validate(
         ExecutorError: models that cannot be loaded, or cannot draft a tree of the plan.
         TreeoptError: what `search` raises, and the readers of the files.
 
-    >>> import treeopt
-    >>> plan = treeopt.search("data/traces/medusa-t0.npz", max_nodes=3, solver_work=0, compare={})
-    >>> models = ("data/models/stdlib-llama", "data/models/stdlib-medusa")
-    >>> prompts = {"prompts": "data/prompts/stdlib.jsonl", "skip": 1000, "requests": 4}
-    >>> record = treeopt.validate(*models, **prompts, plan=plan, new_tokens=4, blocks=2)
-    >>> record.frame()[["batch", "name"]].to_dict("records")
-    [{'batch': 1, 'name': 'chosen tree'}, {'batch': 1, 'name': 'best chain'}]
+    Examples:
+        >>> import treeopt
+        >>> plan = treeopt.search("data/traces/medusa-t0.npz", max_nodes=3, solver_work=0, compare={})
+        >>> models = ("data/models/stdlib-llama", "data/models/stdlib-medusa")
+        >>> prompts = {"prompts": "data/prompts/stdlib.jsonl", "skip": 1000, "requests": 4}
+        >>> record = treeopt.validate(*models, **prompts, plan=plan, new_tokens=4, blocks=2)
+        >>> record.frame()[["batch", "name"]].to_dict("records")
+        [{'batch': 1, 'name': 'chosen tree'}, {'batch': 1, 'name': 'best chain'}]
     """
     from simulate.validation.prediction_sources import Sources, read_sources
 

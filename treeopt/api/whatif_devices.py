@@ -90,14 +90,15 @@ def whatif(
         UsageError: settings that contradict each other.
         CostError: a device, model or size that has no price.
 
-    >>> import treeopt
-    >>> llama = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336}
-    >>> llama |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
-    >>> record = treeopt.whatif(
-    ...     "data/traces/smollm2-eagle-t0.npz", hardware="l40s", target=llama, batch=(1, 64), max_nodes=4
-    ... )
-    >>> [(cell["batch"], cell["name"], round(cell["speedup"]["value"], 2)) for cell in record["cells"]]
-    [(1, 'chosen tree', 1.47), (64, 'chosen tree', 1.33)]
+    Examples:
+        >>> import treeopt
+        >>> llama = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336}
+        >>> llama |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
+        >>> record = treeopt.whatif(
+        ...     "data/traces/smollm2-eagle-t0.npz", hardware="l40s", target=llama, batch=(1, 64), max_nodes=4
+        ... )
+        >>> [(cell["batch"], cell["name"], round(cell["speedup"]["value"], 2)) for cell in record["cells"]]
+        [(1, 'chosen tree', 1.47), (64, 'chosen tree', 1.33)]
     """
     question = WhatIf.prepare(
         trace,
