@@ -281,7 +281,7 @@ def test_options_and_old_profiles_say_otherwise(files, knowing):
     assert [way["total_s"] for way in given["ways"]] == [way["total_s"] for way in old["ways"]]
     assert given["conditions"][1].startswith("Prefill 0 ms per prompt of 54 tokens;")
     unknown = json.loads(done(*knowing, *CHAIN, "--json").stdout)
-    assert unknown["conditions"][1].startswith("Prefill costs nothing: --prompt-tokens says how long prompts are")
+    assert unknown["conditions"][1].startswith("Prefill costs nothing: give their length as --prompt-tokens")
     assert old["conditions"][1].startswith("Prefill of prompts of 54 tokens costs nothing: the profile does not know")
     refused(command(*knowing, *CHAIN, "--prompt-tokens", "190"), "context", "profile measured, 8 to 200 tokens")
 
@@ -380,7 +380,7 @@ def test_prompts_that_the_profile_does_not_reach_are_told(files, knowing, tmp_pa
     if not few:
         server = [*asked, "--arrivals", "1", "--requests", "9", "--json"]
         assert FREE in json.loads(done(*server).stdout)["warnings"]
-        assert record["conditions"][1].startswith("Prefill costs nothing: the profile does not reach them")
+        assert record["conditions"][1].startswith("Prefill costs nothing: the profile does not cover their lengths")
     given = json.loads(done(*asked, "--prefill-s-per-token", "0.001", "--json").stdout)
     due = np.clip(lengths, 8, 200 - trace.lengths) if few else lengths  # prefill has no bounds then, contexts have
     assert given["conditions"][1].startswith(f"Prefill {due.mean():.3g} ms per prompt of ")

@@ -99,9 +99,9 @@ def test_validate_predicts_whole_runs(made, tiny, tmp_path):
 @pytest.mark.parametrize(
     ("more", "profile", "told"),
     [
-        (("--new-tokens", "5"), None, "the trace's requests are of up to 6 tokens, those to be decoded of 5"),
+        (("--new-tokens", "5"), None, "the trace's requests have up to 6 tokens, those to be decoded 5"),
         (("--new-tokens", "6"), knowing(40, 64), "prefill was measured for 40 tokens and more"),
-        (("--new-tokens", "6"), small_profile(batches=(1, 2)), "the profile does not know what prompts take"),
+        (("--new-tokens", "6"), small_profile(batches=(1, 2)), "the profile does not record prefill times"),
     ],
 )
 def test_validate_says_why_whole_runs_are_not_predicted(made, tiny, tmp_path, more, profile, told):
@@ -117,7 +117,7 @@ def test_a_few_prompts_may_be_shorter_than_profiled(made, tiny, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("simulate.validation.make_predictions.FEW", 1 / len(lengths))
         record, said = whole(tiny, made, tmp_path, *CHECK, profile=knowing(lengths[1], 64))
-    assert f"1 prompts are taken to be as long as the shortest profiled, {lengths[1]} tokens" in said
+    assert f"1 prompts are priced as the shortest profiled length, {lengths[1]} tokens" in said
     assert record["end_to_end"]["cells"] >= 2
 
 
