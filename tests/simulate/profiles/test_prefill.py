@@ -282,7 +282,7 @@ def test_options_and_old_profiles_say_otherwise(files, knowing):
     assert given["conditions"][1].startswith("Prefill 0 ms per prompt of 54 tokens;")
     unknown = json.loads(done(*knowing, *CHAIN, "--json").stdout)
     assert unknown["conditions"][1].startswith("Prefill costs nothing: give their length as --prompt-tokens")
-    assert old["conditions"][1].startswith("Prefill of prompts of 54 tokens costs nothing: the profile does not know")
+    assert old["conditions"][1].startswith("Prefill of prompts of 54 tokens costs nothing: the profile does not cover it")
     refused(command(*knowing, *CHAIN, "--prompt-tokens", "190"), "context", "profile measured, 8 to 200 tokens")
 
 

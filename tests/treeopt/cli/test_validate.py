@@ -308,7 +308,7 @@ def test_a_plan_of_another_context_is_warned_of(sources, tmp_path, label, told):
         again = more or ("--predictions", tmp_path / "fixed.json")
         result = run("validate", *RANDOM, *words, *again)
         assert result.exit_code == 0, result.stderr
-        assert ("Warning: the plan's steps are priced at 90 tokens a sequence" in result.stderr) == told
+        assert ("Warning: the plan's steps are priced at 90 tokens in the cache per sequence" in result.stderr) == told
 
 
 def test_validate_warns_of_a_plan_of_another_rule(plan_file, tiny, tmp_path):
@@ -318,8 +318,8 @@ def test_validate_warns_of_a_plan_of_another_rule(plan_file, tiny, tmp_path):
         trace = plan.meta["trace"] | dict(zip(("verification", "temperature"), told, strict=True))
         save_plan(replace(plan, meta={**plan.meta, "trace": trace}), tmp_path / "plan.json")
         said = validate(tiny, tmp_path / "plan.json").stderr
-        assert ("with verification sample-and-match, this is with greedy" in said) == warned
-        assert ("with temperature 1.0, this is with 0.0" in said) == warned
+        assert ("with verification sample-and-match, this run uses greedy" in said) == warned
+        assert ("with temperature 1.0, this run uses 0.0" in said) == warned
 
 
 def test_validate_decodes_by_the_rule_of_the_plan_s_trace(plan_file, tiny, tmp_path):
@@ -333,7 +333,7 @@ def test_validate_decodes_by_the_rule_of_the_plan_s_trace(plan_file, tiny, tmp_p
     record = json.loads((tmp_path / "v.json").read_text("utf-8"))
     assert {name: record["meta"][name] for name in told} == told
     other = validate(tiny, tmp_path / "plan.json", "--temperature", "0.7")
-    assert "recorded with top_p 0.9, this is with 1.0" in other.stderr
+    assert "recorded with top_p 0.9, this run uses 1.0" in other.stderr
 
 
 @pytest.mark.parametrize("part", ["target", "drafter"])
