@@ -20,8 +20,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simulate.closed_forms.predicted_vs_published import reproduction_frame as reproduction_frame
-    from simulate.closed_forms.predicted_vs_published import reproductions as reproductions
+    from simulate.closed_forms.errors_on_published_speedups import reproduction_frame as reproduction_frame
+    from simulate.closed_forms.errors_on_published_speedups import reproductions as reproductions
     from simulate.profiles.profile import Profile as Profile
     from simulate.profiles.profile import save_profile as save_profile
     from treeopt.api.compare_traces import compare as compare
@@ -60,8 +60,8 @@ _MODULES = {
     "load_trace": "treeopt.api.file_loading",
     "load_tree": "treeopt.api.file_loading",
     "replay_tree": "treeopt.replay.static_tree",
-    "reproduction_frame": "simulate.closed_forms.predicted_vs_published",
-    "reproductions": "simulate.closed_forms.predicted_vs_published",
+    "reproduction_frame": "simulate.closed_forms.errors_on_published_speedups",
+    "reproductions": "simulate.closed_forms.errors_on_published_speedups",
     "save_plan": "treeopt.plans.plan_json",
     "save_profile": "simulate.profiles.profile",
     "save_trace": "treeopt.traces.trace",

@@ -5,5 +5,5 @@
 * `checked_arguments`: the ranges of the formulas' arguments.
 * `paper_speedups`: speedups that papers measured, read from data/published/.
 * `speedup_predictors`: the formulas, and forms calibrated on some rows, applied to published speedups.
-* `predicted_vs_published`: predicted beside published speedups, with their errors.
+* `errors_on_published_speedups`: predicted beside published speedups, with their errors.
 """

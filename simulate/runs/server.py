@@ -14,8 +14,8 @@ import numpy as np
 from simulate.runs.plan_switching import Switching
 from simulate.runs.priced_steps import PAD, Seconds, price_steps
 from simulate.runs.request_prefill import Together, divide_prefill, per_request
+from simulate.runs.server_arrivals import Workload
 from simulate.runs.timeline import Emissions, Floats, Ints, Timeline
-from simulate.runs.workload import Workload
 from treeopt.cost_model import CostModel
 from treeopt.errors import CostError, UsageError
 from treeopt.replay.static_tree import accepted_lengths

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from simulate.runs.server_arrivals import Asked, Workload, drawn, poisson, read_requests
 from simulate.runs.service_levels import Slo
 from simulate.runs.timeline import Ints
-from simulate.runs.workload import Asked, Workload, drawn, poisson, read_requests
 from treeopt.defaults import SERVER
 from treeopt.errors import UsageError
 from treeopt.traces.trace import Trace

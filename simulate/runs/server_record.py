@@ -14,10 +14,10 @@ from simulate.runs.batch_record import run_conditions
 from simulate.runs.plan_switching import Switching, static_entry
 from simulate.runs.prompt_costs import Prompts
 from simulate.runs.server import Served, serve
+from simulate.runs.server_arrivals import Workload
 from simulate.runs.server_capacity import carried, keeps_up
 from simulate.runs.server_load import Load
 from simulate.runs.service_levels import FULL, figures, piles_up, replicate
-from simulate.runs.workload import Workload
 from treeopt.errors import UsageError
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import Plan

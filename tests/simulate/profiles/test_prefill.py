@@ -23,7 +23,7 @@ from simulate.runs.plan_switching import Switching
 from simulate.runs.prompt_costs import FREE
 from simulate.runs.request_prefill import divide_prefill
 from simulate.runs.server import serve
-from simulate.runs.workload import Workload, read_requests
+from simulate.runs.server_arrivals import Workload, read_requests
 from simulate.whatif.predicted_profile import joined, tabulated
 from simulate.whatif.profile_transfer import transfer
 from tests.helpers.command_line import done, refused
@@ -282,7 +282,9 @@ def test_options_and_old_profiles_say_otherwise(files, knowing):
     assert given["conditions"][1].startswith("Prefill 0 ms per prompt of 54 tokens;")
     unknown = json.loads(done(*knowing, *CHAIN, "--json").stdout)
     assert unknown["conditions"][1].startswith("Prefill costs nothing: give their length as --prompt-tokens")
-    assert old["conditions"][1].startswith("Prefill of prompts of 54 tokens costs nothing: the profile does not cover it")
+    assert old["conditions"][1].startswith(
+        "Prefill of prompts of 54 tokens costs nothing: the profile does not cover it"
+    )
     refused(command(*knowing, *CHAIN, "--prompt-tokens", "190"), "context", "profile measured, 8 to 200 tokens")
 
 

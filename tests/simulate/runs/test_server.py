@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from simulate.runs.batch_run import run
 from simulate.runs.plan_switching import Switching
 from simulate.runs.server import serve
+from simulate.runs.server_arrivals import Workload, drawn, poisson, read_requests
 from simulate.runs.service_levels import Slo, figures, replicate
-from simulate.runs.workload import Workload, drawn, poisson, read_requests
 from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths
 from tests.simulate.runs.test_batch_timeline import COST, Priced
 from treeopt.errors import CostError, UsageError

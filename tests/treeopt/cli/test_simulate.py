@@ -13,8 +13,8 @@ from simulate.runs.batch_run import run
 from simulate.runs.plan_switching import Switching
 from simulate.runs.prompt_costs import FREE
 from simulate.runs.server import serve
+from simulate.runs.server_arrivals import drawn, poisson
 from simulate.runs.timeline import speedup
-from simulate.runs.workload import drawn, poisson
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
 from tests.helpers.strategies import drawn_trace

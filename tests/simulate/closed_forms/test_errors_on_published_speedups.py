@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulate.closed_forms.errors_on_published_speedups import (
+    Errors,
+    predict_left_out,
+    reproduction_frame,
+    reproductions,
+)
 from simulate.closed_forms.paper_speedups import published_speedups
-from simulate.closed_forms.predicted_vs_published import Errors, predict_left_out, reproduction_frame, reproductions
 from simulate.closed_forms.speedup_predictors import (
     coral_eq1,
     layer_overhead,
