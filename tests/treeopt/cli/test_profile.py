@@ -108,7 +108,7 @@ def test_an_interrupted_profile_goes_on(tiny, tmp_path, monkeypatch):
     refused(measure(tiny, output, *more, "--seed", "1"), "seed 0, now 1", "remove it", code=2)
     result = measure(tiny, output, *more)
     assert result.exit_code == 0, result.stderr
-    assert "going on: " in result.stderr
+    assert "resuming: " in result.stderr
     assert not work.exists()
     profile = load_profile(output)
     assert [times.batch for times in profile.batches] == [1, 1, 2, 2]
@@ -127,5 +127,5 @@ def test_a_profile_without_time_is_refused(tiny, tmp_path, unchanged):
 def test_the_smallest_trees_can_be_profiled(tiny, tmp_path, nodes):
     result = measure(tiny, tmp_path / "profile.json", "--max-nodes", nodes)
     assert result.exit_code == 0, result.stderr
-    assert "only 0 sizes could be left out, too few for a 95 % interval: the error of others is taken" in result.stderr
+    assert "only 0 sizes could be left out, too few for a 95 % interval: other sizes are assumed" in result.stderr
     assert load_profile(tmp_path / "profile.json").batches[0].rest[-1][0] == nodes + 1

@@ -232,7 +232,7 @@ def test_settings_without_meaning(tiny, tmp_path):
         (("--device", "cuda:1"), ["cpu or cuda", "cuda:1"]),
         (("--tensor-parallel",), ["--tensor-parallel"]),
         (("--resume",), ["--resume", "nothing"]),
-        (("--distill-tokens", "9"), ["--distill-temperature and --distill-tokens are of --self-distill"]),
+        (("--distill-tokens", "9"), ["--distill-temperature and --distill-tokens need --self-distill"]),
     ]
     for words, named in cases:
         refused(train(tiny, tmp_path / "o", *words), *named, code=2)
