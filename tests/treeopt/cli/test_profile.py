@@ -120,7 +120,7 @@ def test_an_interrupted_profile_goes_on(tiny, tmp_path, monkeypatch):
 def test_a_profile_without_time_is_refused(tiny, tmp_path, unchanged):
     (tmp_path / "keep").write_text("so that there is a file")
     unchanged()
-    refused(measure(tiny, tmp_path / "profile.json", "--budget", "1e-3"), "the least that makes a profile", code=2)
+    refused(measure(tiny, tmp_path / "profile.json", "--budget", "1e-3"), "the smallest profile takes", code=2)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
