@@ -265,7 +265,7 @@ def knowing(*lengths: int, batches=(1, 2)) -> Profile:
 
 
 def whole(tiny, made, folder, *more, profile=None) -> tuple[dict, str]:
-    """What `validate` says, and tells, of the trace with these step times; predictions go to `fixed.json`."""
+    """Run `validate` on the trace with these step times: its record and its stderr; predictions go to `fixed.json`."""
     save_profile(profile or knowing(1, 64), folder / "profile.json")
     words = ("--trace", made / "trace.npz", "--profile", folder / "profile.json", "--batch", "1,2", *more)
     shown = done("validate", *inputs(tiny), *words, "--predictions", folder / "fixed.json", "--json")

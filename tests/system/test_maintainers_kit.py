@@ -1,4 +1,4 @@
-"""What maintainers and other programs read about the project: paths that exist, versions that agree, pinned tools."""
+"""The maintainer's kit: paths that exist, versions that agree, pinned tools."""
 
 import re
 import tomllib

@@ -27,7 +27,7 @@ def show_health(record: Mapping[str, Any], console: Console | None = None) -> No
         console.print(_device(record["device"]))
     for trial in record["trials"]:
         verdict = Text("right" if trial["holds"] else "WRONG", style="green" if trial["holds"] else "bold red")
-        console.print(verdict, f"{trial['name']}: {trial['detail']}", markup=False, soft_wrap=True)
+        console.print(verdict, f"{trial['name']}: {trial['told']}", markup=False, soft_wrap=True)
 
 
 def _device(device: Mapping[str, Any]) -> str:

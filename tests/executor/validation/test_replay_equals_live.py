@@ -148,7 +148,7 @@ def test_what_a_batch_shares_is_that_of_a_sequence_alone(each, policy):
     ids=str,
 )
 def test_running_batches_take_the_live_loops_steps(each, policy):
-    """As long as the queue lasts, rows are those of the live loop; then the replay repeats requests, the loop idles."""
+    """Rows are those of the live loop while the queue lasts; then the replay repeats requests and the loop idles."""
     target, drafter, trace = each
     batches = Batches(trace, batch=3, seed=1)
     lists = shortlists(trace, policy.drafting, nodes=policy.nodes, calibration=policy.calibration)

@@ -18,7 +18,7 @@ def test_a_sound_machine():
     assert not names & {"pytest", "ruff"}
     assert [trial["holds"] for trial in record["trials"]] == [True, True]
     assert record["device"]["name"].startswith("cpu")
-    assert all(float(trial["detail"].split("tau ")[1]) > LEAST for trial in record["trials"])
+    assert all(float(trial["told"].split("tau ")[1]) > LEAST for trial in record["trials"])
 
 
 def test_what_is_found_is_printed():
@@ -42,7 +42,7 @@ def test_what_breaks_is_told_and_the_rest_is_tried(monkeypatch):
     monkeypatch.setattr("executor.decoding.self_test.audit_text", broken)
     first, second = trials("cpu")
     assert (first.holds, second.holds) == (True, False)
-    assert second.detail == "RuntimeError: no kernel image for this device"
+    assert second.told == "RuntimeError: no kernel image for this device"
 
 
 def test_packages_that_are_old_or_absent(monkeypatch):

@@ -70,7 +70,7 @@ def test_the_whole_way(made, tiny, tmp_path):
 
 
 def test_validate_makes_its_own_plan_of_a_trace(made, tiny, tmp_path):
-    """As `treeopt search` would, with limits that the profile covers."""
+    """Search with the limits that the profile covers, as `treeopt search` does."""
     save_profile(small_profile(batches=(1, 2)), tmp_path / "profile.json")
     words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1,2", "--json")
     result = done("validate", *inputs(tiny), *CHECK, *words)
@@ -78,7 +78,7 @@ def test_validate_makes_its_own_plan_of_a_trace(made, tiny, tmp_path):
 
 
 def test_validate_predicts_whole_runs(made, tiny, tmp_path):
-    """As the library does, of the requests that trees were not chosen on."""
+    """Replay the requests that trees were not chosen on, as the library does."""
     record, told = whole(tiny, made, tmp_path, *CHECK)
     assert "whole runs" not in told
     fixed = load_predictions(tmp_path / "fixed.json")
@@ -138,7 +138,7 @@ def test_whole_runs_are_compared_with_their_own_predictions_only(made, tiny, tmp
 
 
 def test_validate_measures_trees_of_given_sizes(made, tiny, tmp_path):
-    """What trace or profile do not cover is named and left out."""
+    """Sizes that trace or profile do not cover are named and left out."""
     save_profile(small_profile(batches=(1, 2)), tmp_path / "profile.json")
     words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1,2", "--json")
     shapes = ("--shapes", "chain:1,chain:2,chain:99,best:4")
@@ -153,7 +153,7 @@ def test_validate_measures_trees_of_given_sizes(made, tiny, tmp_path):
 
 
 def test_validate_leaves_out_what_a_small_profile_does_not_cover(made, tiny, tmp_path):
-    """As `profile --max-nodes 3 --max-depth 2` leaves it: the usual sizes and the trace's depth are beyond it."""
+    """A profile of `--max-nodes 3 --max-depth 2`: the usual sizes and the trace's depth are beyond it."""
     save_profile(small_profile(batches=(1, 2), tokens=4, depth=2), tmp_path / "profile.json")
     words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1,2", "--json")
     result = done("validate", *inputs(tiny), *CHECK, *words)
@@ -215,7 +215,7 @@ def test_random_weights_replay_a_trace(sources, tmp_path):
 
 
 def test_a_replay_does_the_work_of_a_rule(sources, tmp_path, monkeypatch):
-    """What steps keep is the trace's, what they compute is the rule's."""
+    """Steps accept what the trace says and compute what the rule computes."""
     trace, path, profile = sources
 
     def unwanted(*_: object) -> None:
