@@ -101,7 +101,7 @@ def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
     assert trace.tree_kept.shape == (trace.anchors, 6)
     told = run("trace", "info", tmp_path / "t.npz")
     assert "accepted by the recorded" in told.stdout
-    assert "assumed: trees are replayed on text that the tree of the recording wrote" in told.stdout
+    assert "trees are replayed on text that was written with the recorded tree" in told.stdout
     refused(
         run("trace", "info", tmp_path / "t.npz", "--learning-curve"), "rank paths do not determine acceptance", code=1
     )
