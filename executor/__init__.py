@@ -12,4 +12,5 @@
 * `profiling/`: measuring step times.
 * `validation/`: comparing predictions with live runs.
 * `train/`: training drafters.
+* `engines/`: vLLM, llama.cpp, OpenVINO, SGLang and any OpenAI-compatible server: driven, timed, recorded.
 """

@@ -7,7 +7,7 @@
     ├── CostError               a shape whose cost is not known
     ├── PlanError               a plan that cannot be read
     ├── InfeasibleError         a search whose conditions cannot be met
-    ├── EngineError             a topology that an engine cannot express
+    ├── EngineError             an engine that cannot express a topology, does not start, or fails
     └── ExecutorError           a model, checkpoint or request that the executor cannot run
 
 Every message names the condition, the place, and the value found. The command line prints it as one line.
@@ -47,7 +47,7 @@ class InfeasibleError(TreeoptError):
 
 
 class EngineError(TreeoptError):
-    """A topology that an engine cannot express."""
+    """An engine that cannot express a topology, does not start, or fails; the message holds its own words."""
 
 
 class ExecutorError(TreeoptError):

@@ -33,7 +33,7 @@ treeopt: errors defaults storage tree statistics traces traces.importers tree_fi
     comparison engines report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
 executor: device prompts verification target drafters models checkpoints.tensors checkpoints decoding recording
-    profiling validation train train.shipped
+    profiling validation train train.shipped engines
 """
 ROOF = (
     "treeopt",
