@@ -11,5 +11,7 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 # No test is timed: a busy machine is not a failure.
-settings.register_profile("treeopt", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile(
+    "treeopt", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.load_profile("treeopt")

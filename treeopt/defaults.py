@@ -26,6 +26,8 @@ RANDOM_REQUESTS = 64  # prompts of random tokens
 PROFILED_BATCHES = (1, 2, 4, 8)
 ROUNDS = 12  # blocks of each configuration, at most
 STEPS = 16  # steps per block, at most
+ENGINE_ROUNDS = 4  # measurements of each draft length in an engine
+ENGINE_LENGTH = 5  # longest draft
 BUDGET_S = 300.0
 POLICIES_S = 150.0  # additional seconds where dynamic policies are measured
 

@@ -19,14 +19,16 @@ class EngineRequest:
     """A prompt to continue.
 
     Attributes:
-        tokens: token ids of the prompt.
+        tokens: token ids of the prompt; empty if only its text is at hand.
         new_tokens: tokens to decode; the first of them comes from the prefill.
         ignore_stop: go on after the end-of-text token, so that the length is known beforehand.
+        text: the prompt as text, for servers whose tokenizer is not at hand; None: `tokens` are sent.
     """
 
     tokens: tuple[int, ...]
     new_tokens: int
     ignore_stop: bool = False
+    text: str | None = None
 
 
 @dataclass(frozen=True)

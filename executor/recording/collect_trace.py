@@ -41,6 +41,7 @@ def collect(
     *,
     folder: Path | None = None,
     written: dict[int, list[list[int]]] | None = None,
+    texts: Sequence[Sequence[int]] | None = None,
     progress: Progress = lambda requests: None,
     **settings: Any,
 ) -> Trace:
@@ -56,6 +57,7 @@ def collect(
         folder: where finished shards are stored; those that it holds are not made again, and the trace is the same.
         written: texts of shards by their first request, from another call for the same target, prompts and settings
             (and drafter, where texts depend on it): they are not written again, and missing ones are added.
+        texts: the text of every request, as another program wrote it for the same target; in place of `written`.
         progress: called with the requests finished since its last call, first when written, again when recorded.
         settings: those of `Recording`.
 
@@ -70,19 +72,34 @@ def collect(
     meta = _meta(target, drafter, tokens, recording)
     shards = None if folder is None else Shards.begin(folder, meta, asdict(recording), len(tokens))
     pieces = [] if shards is None else list(shards.traces)
-    texts = {} if written is None else written
+    texts_of = {} if written is None else written
+    if texts is not None:
+        texts_of = _given_texts(texts, tokens, recording)
     done = sum(piece.requests for piece in pieces)
     progress(2 * done)
     while done < len(tokens):
         part = slice(done, done + SHARD * recording.batch)
         shard = _Shard(target, drafter, recording, prompts[part], tokens[part], done, progress)
-        if done not in texts:
-            texts[done] = shard.write()
-        pieces.append(shard.record(texts[done]))
+        if done not in texts_of:
+            texts_of[done] = shard.write()
+        pieces.append(shard.record(texts_of[done]))
         done += pieces[-1].requests
         if shards is not None and is_main_rank():
             shards.add(pieces[-1])
     return joined(pieces, whole_meta(meta if shards is None else shards.meta, pieces))
+
+
+def _given_texts(
+    texts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]], recording: Recording
+) -> dict[int, list[list[int]]]:
+    """Return given texts by the first request of each shard; raise UsageError if they do not fit the prompts."""
+    if len(texts) != len(tokens):
+        raise UsageError(f"{len(texts)} texts were given for {len(tokens)} prompts")
+    empty = next((number for number, text in enumerate(texts) if not text), None)
+    if empty is not None:
+        raise UsageError(f"text {empty} is empty")
+    size = SHARD * recording.batch
+    return {first: [list(text) for text in texts[first : first + size]] for first in range(0, len(texts), size)}
 
 
 def _check_prompts(tokens: Sequence[Sequence[int]], target: Target, new_tokens: int) -> None:

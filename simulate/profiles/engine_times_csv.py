@@ -11,23 +11,21 @@ Comma-separated values under a header, one measurement per line:
 
 Other columns are ignored. Lines of the same batch, chain and context are repetitions.
 
-Such times do not separate drafting from verification; for a chain this makes no difference, and all time counts as
-verification. A branching tree is therefore priced as the chain with the same number of nodes, which has more levels.
+The profile is one of chains, see `chain_times`.
 """
 
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from simulate.profiles.calibration import profile_of
+from simulate.profiles.chain_times import chain_cell, chain_profile
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
-from simulate.profiles.step_tables import BatchTimes
 from treeopt.errors import CostError, UsageError
 from treeopt.storage.atomic_files import checksum, why
 from treeopt.storage.provenance import this_run
@@ -71,8 +69,7 @@ def read_times(path: Path, *, device: str, context: tuple[int, int] | None = Non
         "provenance": {name: value for name, value in this_run().items() if name not in HERE},
     }
     _check_chains(path, lines)
-    profile = profile_of(cells, context=(low, high), meta=meta)
-    return replace(profile, batches=tuple(map(_without_drafting, profile.batches)))
+    return chain_profile(cells, context=(low, high), meta=meta)
 
 
 def _context_range(path: Path, lines: Sequence[_Line], context: tuple[int, int] | None) -> tuple[int, int]:
@@ -97,8 +94,8 @@ def _cells(lines: Sequence[_Line], *, middle: float) -> list[Cell]:
     for batch, drafted, context in dict.fromkeys((line.batch, line.drafted, line.context) for line in lines):
         same = [line.step_s for line in lines if (line.batch, line.drafted, line.context) == (batch, drafted, context)]
         error = float(np.std(np.log(same), ddof=1)) / len(same) ** 0.5 if len(same) > 1 else 0.0
-        place, widths = middle if context is None else context, (1,) * drafted
-        cells.append(Cell(batch, place, drafted + 1, widths, 0.0, float(np.median(same)), error=error))
+        place = middle if context is None else context
+        cells.append(chain_cell(batch, drafted, float(np.median(same)), context=place, error=error))
     return cells
 
 
@@ -109,12 +106,6 @@ def _check_chains(path: Path, lines: Sequence[_Line]) -> None:
         if not {0, 1} <= chains:
             named = "" if context is None else f", context {context:g} (only lines of equal context are compared)"
             raise CostError(f"{path}: batch {batch}{named}: there is no line with `drafted` {min({0, 1} - chains)}")
-
-
-def _without_drafting(times: BatchTimes) -> BatchTimes:
-    """Return the table with drafting that costs nothing, from depth 1 on."""
-    deepest = times.rest[-1][0] - 1
-    return replace(times, draft=tuple((depth, 0.0) for depth in sorted({1, deepest})), widths_told=None)
 
 
 def _lines(path: Path) -> list[_Line]:

@@ -1,4 +1,5 @@
 import copy
+import itertools
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from tests.helpers.models import (
     small_model,
     small_target,
 )
+from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.tree import EMPTY, Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
@@ -51,9 +53,12 @@ def test_references_are_worth_comparing_with(references, kind):
     assert len({t for text in references[kind][1] for t in text}) >= 20
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize(
+    ("kind", "tree", "batch"),
+    slow_unless(
+        lambda kind, tree, batch: batch == 4 and tree in {"medusa", "chain"}, itertools.product(CONFIGS, TREES, [1, 4])
+    ),
+)
 def test_equals_generate_token_for_token(references, kind, tree, batch):
     prompts, texts = references[kind]
     decoder = Decoder(small_target(kind), random_heads(), tree=TREES[tree], batch=batch)

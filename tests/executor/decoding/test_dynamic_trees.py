@@ -491,6 +491,7 @@ def test_the_best_of_a_sweep_is_judged_on_other_requests(kind, batch):
     assert judged.tokens_s.value <= bound.rate
 
 
+@pytest.mark.slow
 def test_what_the_shipped_drafter_says_is_worth_more_when_calibrated():
     trace = load_trace(shipped("traces/eagle-candidates-t0.npz"))
     cost = load_profile(shipped("profiles/eagle-cpu.json"))

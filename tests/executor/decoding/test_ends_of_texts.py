@@ -23,6 +23,7 @@ from tests.helpers.models import (
     small_model,
     small_target,
 )
+from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError
 from treeopt.policies import DynamicTree
 from treeopt.tree import EMPTY, Tree
@@ -44,10 +45,11 @@ KINDS = [
     ("language-model", "dynamic"),
     ("none", "plain"),
 ]
-ways = pytest.mark.parametrize(  # all three delays with all six kinds; a third of them are enough for every day
+DAILY = {(1, 1), (2, 4)}  # delay and number of the kind
+ways = pytest.mark.parametrize(  # all three delays with all six kinds; a few of them are enough for every day
     ("late", "kind", "tree"),
     [
-        pytest.param(late, kind, tree, marks=() if number // 2 == late else pytest.mark.slow)
+        pytest.param(late, kind, tree, marks=() if (late, number) in DAILY else pytest.mark.slow)
         for late in (0, 1, 2)
         for number, (kind, tree) in enumerate(KINDS)
     ],
@@ -206,9 +208,13 @@ def learned(kind: str, limit: int = LIMIT) -> PreTrainedModel:
     return LEARNED[kind](limit).eval()
 
 
-@pytest.mark.parametrize("late", [0, 1, 2])
-@pytest.mark.parametrize("drafts", ["language-model", "medusa", "none"])
-@pytest.mark.parametrize("kind", LEARNED)
+@pytest.mark.parametrize(
+    ("kind", "drafts", "late"),
+    slow_unless(
+        lambda kind, drafts, late: (drafts, late) in {("language-model", 2), ("medusa", 1)},
+        itertools.product(LEARNED, ["language-model", "medusa", "none"], [0, 1, 2]),
+    ),
+)
 def test_a_context_with_just_enough_positions(kind, drafts, late):
     """Positions are rows of a table: one too many is an IndexError. Nodes may look past the end, texts may not."""
     model = learned(kind)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from executor.verification.temperature_top_k_top_p import Warp, seeded
 from tests.helpers.drafters import MAKE, random_drafter
 from tests.helpers.models import random_heads, random_prompts, small_target
 from tests.helpers.slow_growth import CALIBRATION
+from tests.helpers.slow_params import slow_unless
 from tests.helpers.strategies import drawn_trace
 from treeopt.policies import DynamicTree
 from treeopt.tree import EMPTY, Tree
@@ -242,7 +244,7 @@ def step(rows: Rows, *, steps: int | None = None, all_fed: bool = False) -> None
     rows.commit(draft, outputs, rows.accept(draft, outputs))
 
 
-@pytest.mark.parametrize("kind", ["medusa", "language-model"])
+@pytest.mark.parametrize("kind", slow_unless(lambda kind: kind == "medusa", ["medusa", "language-model"]))
 @pytest.mark.parametrize(
     ("rule", "tree"),
     [
@@ -281,8 +283,13 @@ def test_a_step_is_one_graph(rule, tree, kind):
     assert torch.equal(*outcomes)
 
 
-@pytest.mark.parametrize("kind", ["hydra++", "coral-router", "eagle3"])
-@pytest.mark.parametrize("tree", ["branching", "dynamic"])
+@pytest.mark.parametrize(
+    ("kind", "tree"),
+    slow_unless(
+        lambda kind, tree: (kind, tree) in {("hydra++", "branching"), ("eagle3", "dynamic")},
+        product(["hydra++", "coral-router", "eagle3"], ["branching", "dynamic"]),
+    ),
+)
 def test_drafting_is_in_the_graph(tree, kind):
     test_a_step_is_one_graph("greedy", tree, kind)
 

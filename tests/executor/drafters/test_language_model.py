@@ -1,5 +1,7 @@
 """A language model as the drafter: its cached trees equal what it says without a cache, and change no text."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Greedy
 from executor.verification.tree_tensors import Draft
 from tests.helpers.models import VOCABULARY, generated, noisy, random_prompts, small_model, small_target
+from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
@@ -45,9 +48,10 @@ def references() -> tuple[list[list[int]], list[list[int]]]:
     return prompts, [generated(small_model(), p, NEW) for p in prompts]
 
 
-@pytest.mark.parametrize("late", [0, 1, 2])
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "batch", "late"),
+    slow_unless(lambda _, batch, late: batch == 4 and late, product(SHAPES, [1, 4], [0, 1, 2])),
+)
 def test_equals_generate_token_for_token(references, shape, batch, late):
     prompts, texts = references
     decoder = Decoder(small_target(), near(), tree=SHAPES[shape], batch=batch, late=late)
@@ -102,8 +106,9 @@ def compare_trees(
     assert checked >= 20
 
 
-@pytest.mark.parametrize("late", [0, 1, 2])
-@pytest.mark.parametrize("shape", ["chain", "eagle", "stopping"])
+@pytest.mark.parametrize(
+    ("shape", "late"), slow_unless(lambda _, late: late == 1, product(["chain", "eagle", "stopping"], [0, 1, 2]))
+)
 def test_trees_of_a_row_s_next_request_equal_the_recursion_too(references, monkeypatch, shape, late):
     """Rows begin anew beside running ones: six requests, two rows."""
     compare_trees(references[0], monkeypatch, near(), SHAPES[shape], late)

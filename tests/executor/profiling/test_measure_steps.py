@@ -512,20 +512,21 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("line", "changed", "message"), BROKEN)
-def test_a_broken_work_file_is_refused(models, clock, tmp_path, line, changed, message):
+def test_a_broken_work_file_is_refused(models, clock, tmp_path):
     prompts, work = random_prompts([5] * 4), tmp_path / "p.json.work"
     measure_profile(*models, prompts, work=work, **TOLD)
-    lines = work.read_text("utf-8").splitlines()
-    record = json.loads(lines[line])
-    for name, value in changed.items() if changed else ():
-        old = record[name]
-        record[name] = old | value if isinstance(value, dict) and len(value) < len(old) else value
-    lines[line] = json.dumps(record if changed else changed)
-    work.write_text("\n".join([*lines, ""]), "utf-8")
-    with pytest.raises(UsageError, match=message) as caught:
-        measure_profile(*models, prompts, work=work, **TOLD)
-    assert str(work) in str(caught.value)
+    written = work.read_text("utf-8").splitlines()
+    for line, changed, message in BROKEN:
+        lines = list(written)
+        record = json.loads(lines[line])
+        for name, value in changed.items() if changed else ():
+            old = record[name]
+            record[name] = old | value if isinstance(value, dict) and len(value) < len(old) else value
+        lines[line] = json.dumps(record if changed else changed)
+        work.write_text("\n".join([*lines, ""]), "utf-8")
+        with pytest.raises(UsageError, match=message) as caught:
+            measure_profile(*models, prompts, work=work, **TOLD)
+        assert str(work) in str(caught.value)
 
 
 def test_a_work_file_without_a_block_is_removed(models, tmp_path):

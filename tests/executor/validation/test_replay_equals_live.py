@@ -20,6 +20,7 @@ from simulate.validation.predicted_vs_measured import Figures, comparison_record
 from simulate.validation.predictions import ways_of
 from tests.helpers.drafters import DRAFTERS
 from tests.helpers.models import random_heads, random_prompts, small_target
+from tests.helpers.slow_params import slow_unless
 from treeopt.errors import UsageError
 from treeopt.planning.search_pipeline import search
 from treeopt.plans.plan_json import from_json, to_json
@@ -80,7 +81,7 @@ def static(request):
     return target, drafter, TOKENS, recorded(target, drafter, **settings)
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", slow_unless(lambda batch: batch == 4, [1, 4]))
 @pytest.mark.parametrize("tree", TREES, ids=repr)
 def test_replay_of_a_static_tree_takes_the_live_steps(static, tree, batch):
     target, drafter, tokens, trace = static
@@ -111,7 +112,7 @@ def assert_same_steps(steps, live):
         assert steps.accepted[steps.request == request].tolist() == list(generation.accepted)
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", slow_unless(lambda batch: batch == 4, [1, 4]))
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_replay_of_a_policy_takes_the_live_steps(each, policy, batch):
     target, drafter, trace = each

@@ -32,6 +32,7 @@ from executor.verification.temperature_top_k_top_p import Warp, seeded
 from executor.verification.typical_acceptance import Typical
 from tests.helpers.models import noisy
 from tests.helpers.slow_growth import AWARE, CALIBRATION
+from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError
 from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.traces.trace import CHAINS, DRAWN
@@ -254,7 +255,10 @@ FAST = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "draft", "tree", "late"), FAST)
+DAILY = [FAST[i] for i in (0, 2, 6, 7, 9, 14)]  # each rule that samples, and each way to draw a tree, once
+
+
+@pytest.mark.parametrize(("rule", "draft", "tree", "late"), slow_unless(lambda *case: case in DAILY, FAST))
 def test_the_loop_is_lossless(rule, draft, tree, late):
     """False-alarm probability 1e-4, seeds fixed."""
     assert p_value(emitted(decoder(rule, draft, tree, late=late), 5000)) > ALARM
@@ -269,9 +273,16 @@ def test_the_loop_is_lossless_with_many_samples(rule, draft, tree, late):
     assert p_value(emitted(decoder(rule, draft, tree, late=late, seed=1), 20_000)) > ALARM
 
 
-@pytest.mark.parametrize("warp", [Warp(0.3), Warp(2.5, 4), Warp(2.5, None, 0.7), Warp(1.5, 5, 0.9)], ids=str)
+WARPS = [Warp(0.3), Warp(2.5, 4), Warp(2.5, None, 0.7), Warp(1.5, 5, 0.9)]
+WARPED = [("block", "chain"), ("sequoia", "branching"), ("sample-and-match", "dynamic")]
+
+
 @pytest.mark.parametrize(
-    ("rule", "tree"), [("block", "chain"), ("sequoia", "branching"), ("sample-and-match", "dynamic")]
+    ("rule", "tree", "warp"),
+    slow_unless(
+        lambda rule, _, warp: (rule, warp) in {("block", WARPS[1]), ("sample-and-match", WARPS[2])},
+        [(rule, tree, warp) for rule, tree in WARPED for warp in WARPS],
+    ),
 )
 def test_the_law_is_that_of_the_warped_target(rule, tree, warp):
     """False-alarm probability 1e-4, seeds fixed; no text that top-k or top-p rule out is ever written."""

@@ -6,12 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.api.engine_runs import EngineChoice, profile_engine
+from treeopt.api.messages import note
 from treeopt.api.run_models import Models, load_models
 from treeopt.api.run_prompts import Prompts, load_tokens
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts
+from treeopt.cli.options.engine import engine
 from treeopt.cli.options.verification_rule import sampling
-from treeopt.defaults import BUDGET_S, NODES, POLICIES_S, PROFILED_BATCHES, ROUNDS, STEPS
+from treeopt.defaults import (
+    BUDGET_S,
+    ENGINE_LENGTH,
+    ENGINE_ROUNDS,
+    NODES,
+    POLICIES_S,
+    PROFILED_BATCHES,
+    ROUNDS,
+    STEPS,
+)
+from treeopt.errors import UsageError
 
 if TYPE_CHECKING:
     from executor.profiling.measure_steps import Measurement
@@ -49,14 +62,15 @@ EXAMPLES = general.examples(
     "--max-nodes", type=click.IntRange(1, NODES), default=NODES, show_default=True, help="Largest tree, in nodes."
 )
 @click.option(
-    "--max-depth", type=click.IntRange(min=1), help="Deepest tree; default all levels that the drafter has, at most 8."
+    "--max-depth",
+    type=click.IntRange(min=1),
+    help="Deepest tree; default all levels that the drafter has, at most 8. With --engine: the longest draft; default "
+    f"{ENGINE_LENGTH}.",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(min=2),
-    default=ROUNDS,
-    show_default=True,
-    help="Maximum number of blocks per tree and batch size.",
+    help=f"Maximum number of blocks per tree and batch size; default {ROUNDS}, with --engine {ENGINE_ROUNDS}.",
 )
 @click.option(
     "--steps", type=click.IntRange(min=1), default=STEPS, show_default=True, help="Maximum number of steps per block."
@@ -73,9 +87,11 @@ EXAMPLES = general.examples(
 )
 @sampling
 @general.graphs
+@engine
 def profile(
     models: Models,
     prompts: Prompts,
+    engine: EngineChoice,
     batch: tuple[int, ...],
     output: Path,
     budget_s: float | None,
@@ -83,6 +99,9 @@ def profile(
     **settings: Any,
 ) -> None:
     """Measure plain and speculative steps in the real loop, over batch sizes, contexts, tree sizes, depths and widths.
+
+    With --engine an inference engine is measured instead: chains of 1 to --max-depth drafted tokens, batch size being
+    the number of requests in flight.
 
     Steps choose their tokens by --rule, which must be the rule of the traces that the profile is for: sampling takes
     time, too.
@@ -92,6 +111,10 @@ def profile(
     """
     general.check_output(output)
     sampling.check()
+    if engine.engine is not None:
+        _profile_engine(engine, models, prompts, batch, output, sampling.seed, settings)
+        return
+    settings |= {"rounds": settings["rounds"] or ROUNDS}
     target, drafter = load_models(models)
     tokens, _ = load_tokens(models, target, prompts)
     from executor.profiling.measure_steps import Measurement, Settings
@@ -115,6 +138,34 @@ def profile(
         f"{_size_errors(measured.relative_error, **measured.meta['left_out_sizes'])}{_policy_errors(measured.meta)}"
     )
     click.echo(f"profile of batch {sizes} written to {output}; {errors}", err=True)
+
+
+def _profile_engine(
+    engine: EngineChoice,
+    models: Models,
+    prompts: Prompts,
+    batch: tuple[int, ...],
+    output: Path,
+    seed: int,
+    settings: Mapping[str, Any],
+) -> None:
+    """Measure an engine and write its profile."""
+    from executor.engines.engine_profile import EngineProfiling
+    from simulate.profiles.profile import save_profile
+
+    if models.random_weights or prompts.prompt_tokens is not None or settings["policies"] or settings["graphs"]:
+        raise UsageError("--engine does not take --random-weights, --prompt-tokens, --policies or --graphs")
+    wanted = EngineProfiling(
+        batch,
+        tuple(range((settings["max_depth"] or ENGINE_LENGTH) + 1)),
+        settings["contexts"],
+        settings["new_tokens"],
+        settings["rounds"] or ENGINE_ROUNDS,
+        seed=seed,
+    )
+    measured = profile_engine(engine, models.target, models.drafter, prompts, wanted, progress=general.progress)
+    save_profile(measured, output)
+    note([f"profile of chains at batch {', '.join(map(str, batch))} in {engine.engine} written to {output}"])
 
 
 def _size_errors(error: float, *, cells: int, median_error: float | None) -> str:

@@ -7,10 +7,13 @@ from typing import Any
 import click
 
 from treeopt.api import validate_plan
+from treeopt.api.engine_runs import EngineChoice, validate_engine
+from treeopt.api.result_record import Record
 from treeopt.api.run_models import Models, is_main_rank
 from treeopt.api.run_prompts import Prompts
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts
+from treeopt.cli.options.engine import engine
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.defaults import BLOCKS, VALIDATED_BATCHES
@@ -64,12 +67,14 @@ EXAMPLES = general.examples(
 )
 @sampling
 @general.graphs
+@engine
 @click.option("--output", type=general.FILE, help="Write the comparison to this file (.json).")
 @general.as_json
 def validate(
     models: Models,
     prompts: Prompts,
     sampling: Sampling,
+    engine: EngineChoice,
     plan_file: Path | None,
     trace_file: Path | None,
     profile_file: Path | None,
@@ -88,6 +93,8 @@ def validate(
     accepts what request i of that trace accepts, --skip and --requests choosing from both; such requests are left out
     of predictions from the same trace. The decoded text then has no meaning, so weights may be random, and --rule
     only decides the work of each step.
+
+    With --engine the chains of the plan run in an inference engine; --blocks is the number of rounds.
     """
     replay = _replayed(acceptance)
     written = plan_file is not None or trace_file is not None
@@ -99,19 +106,20 @@ def validate(
     if sizes is not None:
         parse_sizes(sizes)
     beside = output.with_suffix(".predictions.json") if output and written else None
-    record = validate_plan.validate(
-        **_arguments(models, prompts, sampling),
-        plan=plan_file,
-        trace=trace_file,
-        profile=profile_file,
-        sizes=sizes,
-        predictions=predictions_file or beside,
-        replay=replay,
-        progress=general.progress,
-        **settings,
-    )
-    if not is_main_rank():
-        return
+    made: dict[str, Any] = {
+        "plan": plan_file,
+        "trace": trace_file,
+        "profile": profile_file,
+        "sizes": sizes,
+        "replay": replay,
+    }
+    made |= {"predictions": predictions_file or beside, "progress": general.progress}
+    if engine.engine is not None:
+        record = _in_engine(engine, models, prompts, sampling, {**made, **settings})
+    else:
+        record = validate_plan.validate(**_arguments(models, prompts, sampling), **made, **settings)
+        if not is_main_rank():
+            return
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
     if as_json:
@@ -120,6 +128,29 @@ def validate(
     from treeopt.report.validate_tables import show_validation
 
     show_validation(record)
+
+
+def _in_engine(
+    engine: EngineChoice, models: Models, prompts: Prompts, sampling: Sampling, given: dict[str, Any]
+) -> Record:
+    """Validate in an inference engine."""
+    from simulate.validation.prediction_sources import Sources
+
+    if sampling.temperature > 0 or given["replay"] is not None or models.random_weights or given["graphs"]:
+        raise UsageError("--engine does not take --temperature, --acceptance replay, --random-weights or --graphs")
+    sizes = None if given["sizes"] is None else parse_sizes(given["sizes"])
+    sources = Sources(given["plan"], given["trace"], given["profile"], given["batch"], sizes, given["predictions"])
+    return validate_engine(
+        engine,
+        models.target,
+        models.drafter,
+        prompts,
+        sources,
+        new_tokens=given["new_tokens"],
+        rounds=given["blocks"],
+        seed=sampling.seed,
+        progress=given["progress"],
+    )
 
 
 def _arguments(models: Models, prompts: Prompts, sampling: Sampling) -> dict[str, Any]:

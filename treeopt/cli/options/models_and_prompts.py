@@ -53,7 +53,7 @@ def _models(*more: Callable[[Any], Any], drafter: bool) -> Callable[[Any], Any]:
 
 
 models, models_without_drafter = _models(drafter=True), _models(drafter=False)
-models_or_shapes = _models(_RANDOM, drafter=True)
+models_or_shapes = _models(_RANDOM, drafter=False)
 
 _PROMPTS = "JSON lines with `text`, or with conversations (`messages`, `conversations`, `turns`), which are answered."
 _choice = (

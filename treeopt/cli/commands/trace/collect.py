@@ -6,15 +6,17 @@ from typing import Any
 
 import click
 
+from treeopt.api.engine_runs import EngineChoice, EngineCollection, collect_engine_steps, engine_texts_of
 from treeopt.api.run_models import Models, load_models
 from treeopt.api.run_prompts import Prompts, load_prompts
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts
+from treeopt.cli.options.engine import engine
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.cli.options.what_to_draft import Dynamic, Static
-from treeopt.defaults import DRAWS, RECORD_BATCH, WIDTH
+from treeopt.defaults import DRAWS, ENGINE_LENGTH, RECORD_BATCH, WIDTH
 from treeopt.errors import UsageError
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace import Trace, save_trace
 
 EXAMPLES = general.examples(
     "treeopt trace collect --target data/models/stdlib-llama --drafter data/models/stdlib-medusa "
@@ -25,7 +27,7 @@ EXAMPLES = general.examples(
 
 
 @click.command(epilog=EXAMPLES)
-@models_and_prompts.models
+@models_and_prompts.models_without_drafter
 @models_and_prompts.prompts
 @models_and_prompts.new_tokens
 @click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
@@ -69,11 +71,54 @@ EXAMPLES = general.examples(
     type=general.FOLDER,
     help="Store finished requests in this folder: an interrupted command resumes there when it is given again.",
 )
+@click.option(
+    "--every-anchor",
+    is_flag=True,
+    help="With --engine and without --drafter: measure a step of the engine at every position of its texts, not only "
+    "at those that a run visits. Turn on the engine's prefix caching.",
+)
+@click.option(
+    "--resume", is_flag=True, help="With --engine: take up an interrupted run, whose requests are in OUTPUT.work."
+)
 @sampling
-def collect(models: Models, prompts: Prompts, sampling: Sampling, output: Path, **settings: Any) -> None:
-    """Let the target continue prompts and record how the drafter ranks what it writes."""
+@engine
+def collect(
+    models: Models,
+    prompts: Prompts,
+    sampling: Sampling,
+    engine: EngineChoice,
+    output: Path,
+    *,
+    every_anchor: bool,
+    resume: bool,
+    **settings: Any,
+) -> None:
+    """Let the target continue prompts and record how the drafter ranks what it writes.
+
+    With --engine an inference engine writes the texts, with drafts of --depth tokens. With --drafter too, that drafter
+    is recorded along these texts. Else the engine's own steps are: for drafters that treeopt does not have.
+    """
     general.check_output(output)
     sampling.check()
+    if engine.engine is None and (every_anchor or resume):
+        raise UsageError("--every-anchor and --resume are for --engine")
+    if models.drafter is None and engine.engine is None:
+        raise UsageError("give --drafter, what is recorded; or --engine, whose own steps are recorded without one")
+    run = EngineCollection(
+        settings["new_tokens"],
+        settings["depth"] or ENGINE_LENGTH,
+        every_anchor,
+        settings["batch"],
+        resume,
+        output.with_name(f"{output.name}.work"),
+        sampling.seed,
+    )
+    if engine.engine is not None and sampling.temperature > 0:
+        raise UsageError("--engine decodes greedily: leave out --temperature")
+    if models.drafter is None:
+        trace = collect_engine_steps(engine, models.target, prompts, run, progress=general.progress)
+        _write(trace, output, run)
+        return
     if settings["stride"] is not None and settings["candidates"] is None:
         raise UsageError("--stride applies only to candidates; add --candidates")
     if (settings["tree"] is None) == (sampling.name == "typical"):
@@ -87,10 +132,21 @@ def collect(models: Models, prompts: Prompts, sampling: Sampling, output: Path, 
     requests = load_prompts(models, target, prompts, shortest=2)
     from executor.recording.collect_trace import collect as record
 
+    if engine.engine is not None:
+        settings["texts"] = engine_texts_of(
+            engine, models.target, models.drafter, requests.tokens, run, progress=general.progress
+        )
     with general.progress("collecting", 2 * len(requests.tokens)) as advance:
         settings |= asdict(sampling) | {"stop": requests.stop, "progress": advance}
         trace = record(target, drafter, requests.prompts, requests.tokens, **settings)
-    if not general.is_main_process():
-        return
+    if general.is_main_process():
+        _write(trace, output, run)
+
+
+def _write(trace: Trace, output: Path, run: EngineCollection) -> None:
+    """Write the trace, and remove what an interrupted run would have resumed from."""
     save_trace(trace, output)
+    assert run.work is not None
+    for work in (run.work, run.work.with_name(f"{run.work.name}.anchors")):
+        work.unlink(missing_ok=True)
     click.echo(f"{trace.anchors} anchors of {trace.requests} requests written to {output}", err=True)

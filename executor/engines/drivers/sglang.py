@@ -1,0 +1,102 @@
+"""SGLang: `sglang.launch_server` of the environment that holds it, one launch per draft length.
+
+Written from the sources of SGLang 0.5.23 and not run: SGLang needs a GPU. `--stream-interval 1` makes it send one chunk
+per step; the running `usage` of each chunk says how many tokens it holds. Its answers hold no token ids, so texts are
+encoded again where ids are needed. A chain of K drafted tokens is `--speculative-num-steps K` with one candidate per
+level and K + 1 draft tokens, since it counts the root.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from executor.engines.connections.concurrent_requests import in_flight
+from executor.engines.connections.server_pool import ALIVE, Launch, ServerPool
+from executor.engines.drivers.openai import TIMEOUT_S, Count, steps_of
+from executor.engines.engine import Draft, EngineRequest, EngineStep
+from treeopt.errors import EngineError, UsageError
+
+CHUNKS = ("--stream-interval", "1")
+
+
+class SGLang:
+    """SGLang servers, launched by draft length.
+
+    Attributes:
+        meta: see `Engine.meta`.
+    """
+
+    def __init__(
+        self,
+        python: Path | str,
+        target: Path | str,
+        *,
+        method: str | None = None,
+        drafter: Path | str | None = None,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        alive: int = ALIVE,
+        timeout_s: float = TIMEOUT_S,
+        count: Count | None = None,
+    ) -> None:
+        """Describe the launches; nothing is started yet.
+
+        Args:
+            python: the interpreter of the environment that holds SGLang.
+            target: folder or name of the target.
+            method: value of `--speculative-algorithm`, such as EAGLE3; None: plain decoding only.
+            drafter: folder or name of the drafter.
+            arguments: further arguments of the server, such as --tp-size 2.
+            environment: variables beside those of this process.
+            alive: servers at a time.
+            timeout_s: longest time that a server may take to start, and then to send anything.
+            count: counts the tokens of a text, for versions that do not report them.
+        """
+        self._python, self._target, self._method, self._drafter = str(python), str(target), method, drafter
+        self._arguments, self._environment, self._count = tuple(arguments), dict(environment or {}), count
+        self._servers: ServerPool[int] = ServerPool(self._launch, alive=alive, timeout_s=timeout_s)
+        self.meta: Mapping[str, Any] = {"name": "sglang", "method": method, "arguments": list(self._arguments)}
+
+    def __enter__(self) -> Self:
+        """See `Engine`."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop all servers."""
+        self._servers.__exit__(kind, error, trace)
+
+    def _launch(self, length: int) -> Launch:
+        command = [self._python, "-m", "sglang.launch_server", "--model-path", self._target, "--host", "127.0.0.1"]
+        if length:
+            command += ["--speculative-algorithm", str(self._method)]
+            command += [] if self._drafter is None else ["--speculative-draft-model-path", str(self._drafter)]
+            command += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
+            command += ["--speculative-num-draft-tokens", str(length + 1)]
+        return Launch("SGLang", [*command, *CHUNKS, *self._arguments], environment=self._environment)
+
+    def decode(self, requests: Sequence[EngineRequest], *, draft: Draft, concurrency: int) -> Iterator[EngineStep]:
+        """See `Engine.decode`.
+
+        Raises:
+            UsageError: a tree, or drafted tokens without a method.
+        """
+        if not isinstance(draft, int):
+            raise UsageError("this driver runs SGLang with chains: give draft lengths")
+        if draft and self._method is None:
+            raise UsageError(f"SGLang needs an algorithm for a draft of {draft}: give --method and --engine-drafter")
+        server = self._servers.server(draft)
+        client, model, began_s = server.client, server.client.model(), time.monotonic()
+
+        def ask(number: int, request: EngineRequest, lane: int) -> Iterator[EngineStep]:
+            chunks = client.stream(request, model=model)
+            return steps_of(chunks, number, draft=draft, began_s=began_s, where=client.url, count=self._count)
+
+        try:
+            yield from in_flight(requests, ask, concurrency=concurrency, cancel=lambda: self._servers.stop(draft))
+        except EngineError:
+            server.process.check()
+            raise

@@ -1,0 +1,337 @@
+"""Run an inference engine: its prompts, a profile of its step times, a trace, predicted beside measured."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treeopt.api.messages import Progress, note, silent, warn
+from treeopt.api.result_record import Record
+from treeopt.api.run_models import quiet_libraries
+from treeopt.api.run_prompts import Prompts
+from treeopt.defaults import RECORD_BATCH
+from treeopt.errors import ExecutorError, UsageError
+from treeopt.storage.provenance import this_run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from executor.engines.drivers.make_engine import EngineSettings
+    from executor.engines.engine_profile import EngineProfiling
+    from simulate.profiles.profile import Profile
+    from simulate.validation.prediction_sources import Sources
+    from treeopt.traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """An engine in words, as options name it.
+
+    Attributes:
+        engine: vllm, llama.cpp, sglang, openai; None: treeopt's own loop.
+        urls: addresses, each with its draft length: ((3, "http://..."),).
+        engine_python: interpreter of the environment that holds the engine.
+        engine_args: further arguments of its launch, as one line.
+        method: how the engine drafts, in its own word.
+        engine_target: the target as the engine reads it; None: the target's folder.
+        engine_drafter: the drafter as the engine reads it; None: the drafter's folder.
+        servers: servers alive at a time.
+        engine_timeout: longest time in seconds that the engine may take to start, and then to send anything.
+    """
+
+    engine: str | None = None
+    urls: tuple[tuple[int, str], ...] = ()
+    engine_python: Path | None = None
+    engine_args: str = ""
+    method: str | None = None
+    engine_target: str | None = None
+    engine_drafter: str | None = None
+    servers: int = 1
+    engine_timeout: float = 600.0
+
+    def settings(self, target: Path, drafter: Path | None, *, concurrency: int) -> "EngineSettings":
+        """Return the settings of the driver for these models.
+
+        Raises:
+            UsageError: the engine cannot be named so.
+        """
+        from executor.engines.drivers.make_engine import EngineSettings
+
+        assert self.engine is not None
+        tokenizer = _tokenizer(target)
+        count = None if tokenizer is None else lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+        named = None if drafter is None or str(drafter).startswith("prompt-lookup") else str(drafter)
+        return EngineSettings(
+            self.engine,
+            self.engine_target or str(target),
+            self.engine_drafter or named,
+            self.method,
+            dict(self.urls) if self.urls else None,
+            self.engine_python,
+            self.engine_args,
+            self.servers,
+            self.engine_timeout,
+            concurrency,
+            count,
+        )
+
+
+def _tokenizer(target: Path) -> "PreTrainedTokenizerBase | None":
+    """Return the tokenizer in a target's folder; None if `target` is the name of a model elsewhere."""
+    if not target.is_dir():
+        return None
+    quiet_libraries()
+    from executor.target.tokenizer import load_tokenizer
+
+    try:
+        config = json.loads((target / "config.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ExecutorError(f"{target}: config.json cannot be read: {error}") from error
+    sizes = [config.get("vocabulary_size"), config.get("vocab_size"), config.get("text_config", {}).get("vocab_size")]
+    size = next((size for size in sizes if type(size) is int), None)
+    if size is None:
+        raise ExecutorError(f"{target}: config.json has no vocab_size")
+    return load_tokenizer(target, vocabulary=size)
+
+
+def engine_prompts(target: Path, prompts: Prompts) -> list[list[int]]:
+    """Return the prompts' token ids, with the tokenizer in the target's folder.
+
+    Raises:
+        UsageError: no such folder, or as `Prompts.read` does.
+    """
+    from executor.prompts.prompt_files import encode
+
+    tokenizer = _tokenizer(target)
+    if tokenizer is None:
+        raise UsageError(f"--target {target}: no such folder; prompts are encoded with the tokenizer of the target")
+    texts = prompts.read()
+    if not tokenizer.chat_template and any(prompt.turns for prompt in texts):
+        if prompts.chat:
+            raise UsageError(f"--chat: the tokenizer of {target} has no chat template")
+        warn(["the tokenizer has no chat template: turns are joined by line ends"])
+    return encode(tokenizer, texts)
+
+
+def profile_engine(
+    choice: EngineChoice,
+    target: Path,
+    drafter: Path | None,
+    prompts: Prompts,
+    settings: "EngineProfiling",
+    *,
+    progress: Progress = silent,
+) -> "Profile":
+    """Measure an engine's step times and return them as a profile.
+
+    Args:
+        choice: the engine.
+        target: folder of the target, for its tokenizer; the engine reads it unless told otherwise.
+        drafter: its drafter.
+        prompts: what is decoded.
+        settings: what is measured.
+        progress: shows how many configurations are measured.
+
+    Raises:
+        UsageError, EngineError: see `measure_engine`.
+    """
+    from executor.engines.drivers.make_engine import make_engine
+    from executor.engines.engine_profile import measure_engine
+
+    tokens = engine_prompts(target, prompts)
+    names = choice.settings(target, drafter, concurrency=max(settings.batches))
+    meta = {**_names(target, drafter), "device": f"{choice.engine} ({_machine()})"}
+    with make_engine(names) as engine, progress("measuring", settings.runs) as advance:
+        return measure_engine(engine, tokens, settings, meta=meta, progress=advance)
+
+
+def _names(target: Path, drafter: Path | None) -> dict[str, Any]:
+    """Return the names of the models, which an engine loads itself."""
+    record: dict[str, Any] = {"target": {"name": target.name}}
+    return record | ({} if drafter is None else {"engine_drafter": {"name": drafter.name}})
+
+
+def _machine() -> str:
+    record = this_run()
+    return f"{record.get('processor', 'unknown processor')}, {record.get('cores', '?')} cores"
+
+
+def validate_engine(
+    choice: EngineChoice,
+    target: Path,
+    drafter: Path | None,
+    prompts: Prompts,
+    sources: "Sources",
+    *,
+    new_tokens: int,
+    rounds: int,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Record:
+    """Decode a plan's chains in an engine and return predicted beside measured figures, for each batch size.
+
+    Predictions are made, and written to their file with a hash, before the engine is started.
+
+    Raises:
+        UsageError, EngineError: see `compare_in_engine`.
+        TreeoptError: what the readers of plan, trace and profile raise.
+    """
+    from executor.engines.drivers.make_engine import make_engine
+    from executor.engines.engine_validation import (
+        EngineRun,
+        check_engine_run,
+        compare_in_engine,
+        runs_in,
+        validation_meta,
+    )
+    from simulate.validation.end_to_end import Runs
+    from simulate.validation.make_predictions import predict
+    from simulate.validation.predicted_vs_measured import SCHEMA, comparison_record
+    from simulate.validation.prediction_sources import read_sources
+    from simulate.validation.predictions import save_predictions
+
+    material = read_sources(sources)
+    note(material.notes)
+    warn(material.warnings)
+    run = EngineRun(engine_prompts(target, prompts), new_tokens, rounds, seed)
+    lengths = tuple(map(len, run.prompts))
+    made = predict(material, run.context, lambda plan: Runs({}, lengths, new_tokens), seed=seed)
+    plan = made.predictions.plan
+    warn(made.warnings)
+    check_engine_run(plan, run)
+    if sources.predictions is not None and not sources.written:
+        save_predictions(made.predictions, sources.predictions)
+        note([f"predictions {made.predictions.sha256[:16]} written to {sources.predictions}; measuring begins"])
+    names = choice.settings(target, drafter, concurrency=max(entry.batch for entry in plan.entries))
+    with make_engine(names) as engine, progress("decoding", runs_in(plan, rounds)) as advance:
+        comparisons = compare_in_engine(engine, plan, run, forms=made.predictions.forms, progress=advance)
+        meta = validation_meta(engine, run)
+    meta |= {
+        **_names(target, drafter),
+        "device": f"{choice.engine} ({_machine()})",
+        "predictions": {"sha256": made.predictions.sha256, **made.predictions.meta},
+        "verification": "greedy",
+        "temperature": 0.0,
+        "skipped": {},
+        "provenance": this_run(),
+    }
+    return Record({"schema": SCHEMA, "meta": meta, **comparison_record(comparisons)})
+
+
+@dataclass(frozen=True)
+class EngineCollection:
+    """What is recorded in an engine.
+
+    Attributes:
+        new_tokens: tokens decoded after each prompt.
+        depth: draft length that the engine runs.
+        every_anchor: measure a step at every position of the texts.
+        concurrency: requests in flight.
+        resume: take up the run that `work` holds.
+        work: file that finished requests are kept in.
+        seed: of what is drawn where nothing was measured.
+    """
+
+    new_tokens: int
+    depth: int
+    every_anchor: bool = False
+    concurrency: int = RECORD_BATCH
+    resume: bool = False
+    work: Path | None = None
+    seed: int = 0
+
+
+def collect_engine_steps(
+    choice: EngineChoice, target: Path, prompts: Prompts, settings: EngineCollection, *, progress: Progress = silent
+) -> "Trace":
+    """Return the trace of an engine's own steps: those of a run, or one at every position of its texts.
+
+    Raises:
+        UsageError, EngineError: see `record_run` and `every_anchor_trace`.
+    """
+    from executor.engines.drivers.make_engine import make_engine
+    from executor.engines.engine_trace import VISITED, every_anchor_trace, visited_trace
+
+    tokens = engine_prompts(target, prompts)
+    names = choice.settings(target, None, concurrency=settings.concurrency)
+    with make_engine(names) as engine:
+        records = _recorded(engine, tokens, settings, progress)
+        meta = {
+            **_names(target, None),
+            "engine": {**engine.meta, "drafted": settings.depth},
+            "device": f"{choice.engine} ({_machine()})",
+            "new_tokens": settings.new_tokens,
+            "verification": "greedy",
+            "temperature": 0.0,
+            "provenance": this_run(),
+        }
+        if not settings.every_anchor:
+            meta["assumed"] = [VISITED]
+            return visited_trace(records, depth=settings.depth, meta=meta, seed=settings.seed)
+        anchors = sum(sum(record.committed) - 1 for record in records)
+        with progress("measuring anchors", anchors) as advance:
+            return every_anchor_trace(
+                engine,
+                tokens,
+                records,
+                depth=settings.depth,
+                concurrency=settings.concurrency,
+                meta=meta,
+                work=None if settings.work is None else settings.work.with_name(f"{settings.work.name}.anchors"),
+                settings=_run_settings(tokens, settings, engine.meta),
+                resume=settings.resume,
+                progress=advance,
+            )
+
+
+def engine_texts_of(
+    choice: EngineChoice,
+    target: Path,
+    drafter: Path | None,
+    tokens: list[list[int]],
+    settings: EngineCollection,
+    *,
+    progress: Progress = silent,
+) -> list[list[int]]:
+    """Return the texts that an engine writes after prompts, as token ids.
+
+    Raises:
+        EngineError: the engine fails, or does not report token ids.
+    """
+    from executor.engines.drivers.make_engine import make_engine
+    from executor.engines.engine_trace import engine_texts
+
+    names = choice.settings(target, drafter, concurrency=settings.concurrency)
+    with make_engine(names) as engine:
+        return engine_texts(_recorded(engine, tokens, settings, progress))
+
+
+def _recorded(engine: Any, tokens: list[list[int]], settings: EngineCollection, progress: Progress) -> list[Any]:
+    from executor.engines.engine import EngineRequest
+    from executor.engines.engine_record import record_run
+
+    requests = [EngineRequest(tuple(prompt), settings.new_tokens) for prompt in tokens]
+    with progress("decoding", len(requests)) as advance:
+        return record_run(
+            engine,
+            requests,
+            draft=settings.depth,
+            concurrency=settings.concurrency,
+            work=settings.work,
+            settings=_run_settings(tokens, settings, engine.meta),
+            resume=settings.resume,
+            progress=advance,
+        )
+
+
+def _run_settings(tokens: list[list[int]], settings: EngineCollection, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run depends on, as JSON values."""
+    from executor.models.fingerprint import tokens_hash
+
+    return {
+        "prompts": tokens_hash(tokens),
+        "new_tokens": settings.new_tokens,
+        "drafted": settings.depth,
+        "engine": {key: engine[key] for key in engine if key not in ("version", "urls")},
+    }
