@@ -6,8 +6,10 @@ committed. Its number of tokens comes from the first of these that the server se
 """
 
 import json
+import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -27,6 +29,8 @@ REPORTED = {
     "return_token_ids": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }
+
+Records = Generator[tuple[float, Mapping[str, Any]], None, None]  # objects of a streamed answer, each with its time
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class CompletionsClient:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.timeout_s = timeout_s
         self._clock = clock
+        self._reading: set[socket.socket] = set()
         self._reported: Mapping[str, Any] = REPORTED
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = httpx2.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
@@ -94,12 +99,18 @@ class CompletionsClient:
             self._client.build_request("GET", "/v1/models")
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
             raise EngineError(f"{url}: not an http address: {error}") from error
-        if httpx2.URL(self.url).scheme not in ("http", "https"):
+        if httpx2.URL(self.url).scheme not in ("http", "https") or not httpx2.URL(self.url).host:
             raise EngineError(f"{url}: not an http address, such as http://127.0.0.1:8000")
 
     def close(self) -> None:
-        """Close all connections; streams that are being read end with an error."""
+        """Close the client; no stream may be read any more."""
         self._client.close()
+
+    def cancel(self) -> None:
+        """End all answers that are being read: their readers get an error, the server sees that nobody listens."""
+        for open_socket in tuple(self._reading):
+            with suppress(OSError):
+                open_socket.shutdown(socket.SHUT_RDWR)
 
     def answers(self, path: str = "/v1/models") -> bool:
         """Return True if the server answers a request for `path`."""
@@ -131,7 +142,7 @@ class CompletionsClient:
             raise EngineError(f"{self.url}: {_failure(error)}") from error
         return answer.text if answer.is_success else None
 
-    def stream(self, request: EngineRequest, *, model: str) -> Iterator[Chunk]:
+    def stream(self, request: EngineRequest, *, model: str) -> Generator[Chunk, None, None]:
         """Send a completion request and yield the chunks of the answer.
 
         Args:
@@ -144,12 +155,12 @@ class CompletionsClient:
         body, reported = _body(request, model), self._reported
         try:
             records = self.events("/v1/completions", {**body, **reported})
-            yield from _chunks(records)
+            yield from self._chunks(records)
         except UnknownFieldError:
             self._reported = {}
-            yield from _chunks(self.events("/v1/completions", body))
+            yield from self._chunks(self.events("/v1/completions", body))
 
-    def events(self, path: str, body: Mapping[str, Any]) -> Iterator[tuple[float, Mapping[str, Any]]]:
+    def events(self, path: str, body: Mapping[str, Any]) -> Records:
         """Post a request and yield the objects of the streamed answer, each with its time of arrival.
 
         A server that is busy is asked again, after 0.5 s, 1 s, ... 30 s, until the timeout is used up.
@@ -163,7 +174,8 @@ class CompletionsClient:
             try:
                 with self._client.stream("POST", path, json=dict(body)) as response:
                     if response.is_success:
-                        yield from self._records(response)
+                        with self._listed(response):
+                            yield from self._records(response)
                         return
                     status, words = response.status_code, _words(response)
                     asked_s = _seconds(response.headers.get("retry-after"))
@@ -192,7 +204,19 @@ class CompletionsClient:
                 f"{self.url}{path}: the answer is not JSON: is this an OpenAI-compatible server?"
             ) from error
 
-    def _records(self, response: httpx2.Response) -> Iterator[tuple[float, Mapping[str, Any]]]:
+    @contextmanager
+    def _listed(self, response: httpx2.Response) -> Iterator[None]:
+        """List the connection of an answer among those that `cancel` ends."""
+        stream = response.extensions.get("network_stream")
+        connection = None if stream is None else stream.get_extra_info("socket")
+        if connection is not None:
+            self._reading.add(connection)
+        try:
+            yield
+        finally:
+            self._reading.discard(connection)
+
+    def _records(self, response: httpx2.Response) -> Records:
         """Yield the objects of a streamed answer."""
         if "text/event-stream" not in response.headers.get("content-type", ""):
             response.read()
@@ -211,10 +235,15 @@ class CompletionsClient:
                 raise EngineError(f"{self.url}: {_message(record)}")
             yield at_s, record
 
-
-def _chunks(records: Iterator[tuple[float, Mapping[str, Any]]]) -> Iterator[Chunk]:
-    for at_s, record in records:
-        yield _chunk(record, at_s)
+    def _chunks(self, records: Records) -> Iterator[Chunk]:
+        chunk = None
+        with closing(records):
+            for at_s, record in records:
+                if record.get("choices"):
+                    chunk = _chunk(record, at_s)
+                    yield chunk
+        if chunk is not None and chunk.finish is None:
+            raise EngineError(f"{self.url}: the connection broke: the answer has no end")
 
 
 def _body(request: EngineRequest, model: str) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 
 from executor.engines.engine import EngineRequest, EngineStep
 
 # Yields the steps of one request; called with its number, the request, and the lane (0..concurrency - 1) that it uses.
-Ask = Callable[[int, EngineRequest, int], Iterator[EngineStep]]
+Ask = Callable[[int, EngineRequest, int], Generator[EngineStep, None, None]]
 JOIN_S = 30.0
 
 
@@ -36,10 +37,11 @@ def in_flight(
                     number = next(numbers, None)
                 if number is None:
                     break
-                for step in ask(number, requests[number], lane):
-                    arrived.put(step)
-                    if stopped.is_set():
-                        return
+                with closing(ask(number, requests[number], lane)) as steps:
+                    for step in steps:
+                        arrived.put(step)
+                        if stopped.is_set():
+                            return
         except BaseException as error:  # noqa: BLE001 - raised again by the reader
             arrived.put(error)
         finally:

@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-GRACE_S = 10.0
+GRACE_S = float(os.environ.get("TREEOPT_ENGINE_GRACE_S", "10"))
 POLL_S = 0.05
 MARK = "TREEOPT_ENGINE"  # in the environment of all that the command starts, also of those that left its session
 

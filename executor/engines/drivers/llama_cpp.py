@@ -8,11 +8,12 @@ since requests cannot set it (`speculative.n_max` is switched off in server-sche
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from executor.engines.connections.completions_client import Records
 from executor.engines.connections.concurrent_requests import in_flight
 from executor.engines.connections.server_pool import ALIVE, Launch, ServerPool
 from executor.engines.drivers.openai import TIMEOUT_S
@@ -96,11 +97,11 @@ class LlamaCpp:
             self.meta = {**self.meta, "version": _version(server.process.log())}
         client, began_s = server.client, time.monotonic()
 
-        def ask(number: int, request: EngineRequest, lane: int) -> Iterator[EngineStep]:
+        def ask(number: int, request: EngineRequest, lane: int) -> Generator[EngineStep, None, None]:
             return token_steps(client.events("/completion", _body(request, lane)), number, began_s, where=client.url)
 
         try:
-            yield from in_flight(requests, ask, concurrency=concurrency, cancel=lambda: self._servers.stop(draft))
+            yield from in_flight(requests, ask, concurrency=concurrency, cancel=client.cancel)
         except EngineError:
             server.process.check()  # where the server ended, its own words say why
             raise
@@ -126,9 +127,7 @@ def _version(log: str) -> str | None:
     return next((line[:80] for line in lines if line.startswith(("build:", "build_info:", "version:"))), None)
 
 
-def token_steps(
-    records: Iterator[tuple[float, Mapping[str, Any]]], number: int, began_s: float, *, where: str
-) -> Iterator[EngineStep]:
+def token_steps(records: Records, number: int, began_s: float, *, where: str) -> Generator[EngineStep, None, None]:
     """Yield the steps of a request from its streamed tokens.
 
     A token whose bytes end within a letter is sent with the next one: `predicted_n` counts it, its id is not known.
@@ -145,13 +144,14 @@ def token_steps(
     tokens: list[int | None] = []
     arrived: list[float] = []
     begins: list[tuple[int, int, int]] = []  # index of the first token, drafted, accepted
-    before = (0, 0)
-    for at_s, record in records:
+    before, ended = (0, 0), False
+    for at_s, record in records:  # to its end
         timings = record.get("timings")
         counts = timings if isinstance(timings, dict) else {}
         total = counts.get("predicted_n")
         if type(total) is not int:
             raise EngineError(f"{where}: a chunk has no `timings.predicted_n`: is this a llama-server?")
+        ended = record.get("stop") is True
         if total <= len(tokens):
             continue  # the last object repeats the counts
         ids = record.get("tokens")
@@ -163,11 +163,13 @@ def token_steps(
                 before = after
             tokens.append(token)
             arrived.append(at_s - began_s)
+    if tokens and not ended:
+        raise EngineError(f"{where}: the connection broke: the answer has no end")
     if not tokens:
         raise EngineError(f"{where}: the answer to request {number} holds no token")
     for place, (first, drafted, _) in enumerate(begins):
         last = begins[place + 1][0] if place + 1 < len(begins) else len(tokens)
         some = tokens[first:last]
         known = None if None in some else tuple(token for token in some if token is not None)
-        ended = last == len(tokens)
-        yield EngineStep(number, last - first, arrived[last - 1], known, drafted, prefill=place == 0, ended=ended)
+        final = last == len(tokens)
+        yield EngineStep(number, last - first, arrived[last - 1], known, drafted, prefill=place == 0, ended=final)

@@ -4,7 +4,8 @@ The server decides the draft length, so each address is given with the length th
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -46,8 +47,7 @@ class OpenAI:
         Raises:
             EngineError: not an address.
         """
-        self._connect = lambda length: CompletionsClient(urls[length], key=key, timeout_s=timeout_s)
-        self._clients = {length: self._connect(length) for length in urls}
+        self._clients = {length: CompletionsClient(url, key=key, timeout_s=timeout_s) for length, url in urls.items()}
         self._model, self._count = model, count
         self.meta: Mapping[str, Any] = {"name": "openai", "urls": {str(length): url for length, url in urls.items()}}
 
@@ -73,23 +73,24 @@ class OpenAI:
             raise UsageError(f"no server is given for a draft of {draft}; --url names servers for {given}")
         client = self._clients[draft]
         model = self._model or client.model()
-
-        def cancel() -> None:
-            client.close()
-            self._clients[draft] = self._connect(draft)
-
         began_s = time.monotonic()
 
-        def ask(number: int, request: EngineRequest, lane: int) -> Iterator[EngineStep]:
+        def ask(number: int, request: EngineRequest, lane: int) -> Generator[EngineStep, None, None]:
             chunks = client.stream(request, model=model)
             return steps_of(chunks, number, draft=draft, began_s=began_s, where=client.url, count=self._count)
 
-        yield from in_flight(requests, ask, concurrency=concurrency, cancel=cancel)
+        yield from in_flight(requests, ask, concurrency=concurrency, cancel=client.cancel)
 
 
 def steps_of(
-    chunks: Iterator[Chunk], number: int, *, draft: int, began_s: float, where: str, count: Count | None = None
-) -> Iterator[EngineStep]:
+    chunks: Generator[Chunk, None, None],
+    number: int,
+    *,
+    draft: int,
+    began_s: float,
+    where: str,
+    count: Count | None = None,
+) -> Generator[EngineStep, None, None]:
     """Yield the steps of one request from the chunks of its answer; the last one is marked.
 
     A first chunk of several tokens holds the prefill's token and those of the first step.
@@ -107,19 +108,20 @@ def steps_of(
     """
     held: EngineStep | None = None
     total, text = 0, ""
-    for chunk in chunks:
-        text += chunk.text
-        committed = _tokens(chunk, text, total, count, where)
-        total += committed
-        for size, tokens in _cut(committed, chunk.tokens, first=held is None):
-            if size > draft + 1:
-                raise EngineError(
-                    f"{where}: a chunk holds {size} tokens, a step of {draft} drafted tokens at most {draft + 1}: "
-                    "the server does not stream by step (SGLang: --stream-interval 1), or drafts more than was stated"
-                )
-            if held is not None:
-                yield held
-            held = EngineStep(number, size, chunk.at_s - began_s, tokens, prefill=held is None)
+    with closing(chunks):
+        for chunk in chunks:
+            text += chunk.text
+            committed = _tokens(chunk, text, total, count, where)
+            total += committed
+            for size, tokens in _cut(committed, chunk.tokens, first=held is None):
+                if size > draft + 1:
+                    raise EngineError(
+                        f"{where}: a chunk holds {size} tokens, a step of {draft} drafted tokens at most {draft + 1}: "
+                        "the server does not stream by step (SGLang: --stream-interval 1), or drafts more than stated"
+                    )
+                if held is not None:
+                    yield held
+                held = EngineStep(number, size, chunk.at_s - began_s, tokens, prefill=held is None)
     if held is None:
         raise EngineError(f"{where}: the answer to request {number} holds no token")
     yield replace(held, ended=True)

@@ -7,7 +7,7 @@ level and K + 1 draft tokens, since it counts the root.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -91,12 +91,12 @@ class SGLang:
         server = self._servers.server(draft)
         client, model, began_s = server.client, server.client.model(), time.monotonic()
 
-        def ask(number: int, request: EngineRequest, lane: int) -> Iterator[EngineStep]:
+        def ask(number: int, request: EngineRequest, lane: int) -> Generator[EngineStep, None, None]:
             chunks = client.stream(request, model=model)
             return steps_of(chunks, number, draft=draft, began_s=began_s, where=client.url, count=self._count)
 
         try:
-            yield from in_flight(requests, ask, concurrency=concurrency, cancel=lambda: self._servers.stop(draft))
+            yield from in_flight(requests, ask, concurrency=concurrency, cancel=client.cancel)
         except EngineError:
             server.process.check()
             raise

@@ -9,7 +9,8 @@ them: they have a chunk of one token.
 import json
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -100,7 +101,7 @@ class VLLM:
             self.meta = {**self.meta, "version": _version(server.client.text("/version"))}
         client, model, began_s = server.client, server.client.model(), time.monotonic()
 
-        def ask(number: int, request: EngineRequest, lane: int) -> Iterator[EngineStep]:
+        def ask(number: int, request: EngineRequest, lane: int) -> Generator[EngineStep, None, None]:
             chunks = list[Chunk]()
             kept = _appending(client.stream(request, model=model), chunks)
             if not draft:
@@ -110,7 +111,7 @@ class VLLM:
             yield from counted(steps, _statistics(chunks), where=client.url)
 
         try:
-            yield from in_flight(requests, ask, concurrency=concurrency, cancel=lambda: self._servers.stop(draft))
+            yield from in_flight(requests, ask, concurrency=concurrency, cancel=client.cancel)
         except EngineError:
             server.process.check()  # where the server ended, its own words say why
             raise
@@ -119,11 +120,12 @@ class VLLM:
 MERGED = 64  # steps that one chunk may hold; the counts below say where they end
 
 
-def _appending(chunks: Iterator[Chunk], held: list[Chunk]) -> Iterator[Chunk]:
+def _appending(chunks: Generator[Chunk, None, None], held: list[Chunk]) -> Generator[Chunk, None, None]:
     """Yield the chunks, and append each to `held`."""
-    for chunk in chunks:
-        held.append(chunk)
-        yield chunk
+    with closing(chunks):
+        for chunk in chunks:
+            held.append(chunk)
+            yield chunk
 
 
 def _version(text: str | None) -> str | None:

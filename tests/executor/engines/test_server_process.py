@@ -1,0 +1,132 @@
+"""Engines' servers: they start or say why not, they stop with all that they started, and nothing is left."""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from executor.engines.connections.server_pool import Launch, ServerPool
+from executor.engines.connections.server_process import ServerProcess, free_port
+from tests.helpers import fake_engine
+from treeopt.errors import EngineError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@contextmanager
+def closing_by(process: ServerProcess):
+    try:
+        yield
+    finally:
+        process.stop()
+
+
+def launch(manner: str) -> Launch:
+    return Launch("fake engine", [sys.executable, fake_engine.__file__, manner])
+
+
+def marked() -> set[int]:
+    """Processes that run the fake engine, its children or its supervisor."""
+    found = set()
+    for process in psutil.process_iter(["cmdline"]):
+        words = " ".join(process.info["cmdline"] or ())
+        if "fake_engine.py" in words or "time.sleep(600)" in words:
+            found.add(process.pid)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path, monkeypatch):
+    """No process, and no file in the folder for temporary ones."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = marked()
+    yield
+    until = time.monotonic() + 15
+    while (marked() - before or list(tmp_path.glob("treeopt-engine-*"))) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert marked() <= before
+    assert not list(tmp_path.glob("treeopt-engine-*"))
+
+
+@pytest.mark.parametrize("manner", ["well", "leaves children"])
+def test_a_server_starts_and_stops(manner):
+    with ServerPool(lambda key: launch(manner), timeout_s=30) as pool:
+        server = pool.server(3)
+        assert server.client.model() == fake_engine.MODEL
+        assert server.process.runs
+        assert pool.server(3) is server
+    assert not server.process.runs
+
+
+def test_a_server_that_ignores_signals_is_killed(monkeypatch):
+    monkeypatch.setenv("TREEOPT_ENGINE_GRACE_S", "0.3")
+    with ServerPool(lambda key: launch("ignores signals"), timeout_s=30) as pool:
+        pool.server(0)
+
+
+def test_the_server_that_was_unused_for_longest_gives_way():
+    with ServerPool(lambda key: launch("well"), alive=2, timeout_s=30) as pool:
+        first, second = pool.server(1), pool.server(2)
+        pool.server(1)
+        pool.server(3)
+        assert first.process.runs
+        assert not second.process.runs
+
+
+def test_a_server_that_ended_is_started_again():
+    with ServerPool(lambda key: launch("well"), timeout_s=30) as pool:
+        first = pool.server(1)
+        first.process.stop()
+        assert pool.server(1) is not first
+
+
+@pytest.mark.parametrize(
+    ("manner", "timeout_s", "message"),
+    [
+        ("exits", 30, "fake engine ended while it started: ValueError: No such file: model.gguf"),
+        ("never answers", 1, r"fake engine did not answer within 1 s \(--engine-timeout\): it printed nothing"),
+    ],
+)
+def test_a_failed_start_says_why(manner, timeout_s, message):
+    with ServerPool(lambda key: launch(manner), timeout_s=timeout_s) as pool, pytest.raises(EngineError, match=message):
+        pool.server(0)
+
+
+def test_a_program_that_is_not_there():
+    process = ServerProcess("fake engine", ["/none/such", "--port", "1"])
+    with pytest.raises(EngineError, match="fake engine ended while it started: /none/such: No such file or directory"):
+        process.wait_until(lambda: False, timeout_s=30)
+
+
+def test_an_interrupt_while_it_starts_leaves_nothing():
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    process = ServerProcess("fake engine", [sys.executable, fake_engine.__file__, "well", "--port", str(free_port())])
+    with pytest.raises(KeyboardInterrupt), closing_by(process):
+        process.wait_until(interrupted, timeout_s=30)
+
+
+def test_a_killed_treeopt_leaves_nothing(tmp_path):
+    """Killed by SIGKILL, which no program can handle."""
+    code = (
+        "import sys, time\n"
+        "from executor.engines.connections.server_pool import Launch, ServerPool\n"
+        "from tests.helpers import fake_engine\n"
+        "launch = Launch('fake engine', [sys.executable, fake_engine.__file__, 'leaves children'])\n"
+        "ServerPool(lambda key: launch, timeout_s=30).server(0)\n"
+        "print('up', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        assert len(marked()) >= 4
+        process.kill()
