@@ -1,6 +1,6 @@
 """Make the predictions of a validation before anything is measured: a plan, closed forms and whole runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from simulate.validation.end_to_end import Runs, whole_runs
 from simulate.validation.prediction_sources import Material
 from simulate.validation.predictions import Predictions, closed_forms
 from treeopt.comparison.trees_of_size import sized_trees
+from treeopt.constraints import Constraint
 from treeopt.cost_model import StepShape, far
 from treeopt.errors import CostError
 from treeopt.planning.held_out_split import hold_out
@@ -43,6 +44,7 @@ def predict(
     runs_of: Callable[[Plan], Runs],
     *,
     weights: tuple[int, int] | None = None,
+    rules: Sequence[Constraint] = (),
     seed: int = 0,
 ) -> Made:
     """Return the predictions of the file if there is one; otherwise make plan, closed forms, whole runs and hashes.
@@ -52,6 +54,7 @@ def predict(
         context: mean tokens in the cache while measuring.
         runs_of: returns what will be decoded to check a plan.
         weights: read by a drafter forward and by a plain step of the target, see `closed_forms`.
+        rules: that trees of a search must keep.
         seed: of the search.
 
     Raises:
@@ -63,7 +66,7 @@ def predict(
     warnings, notes = tuple[str, ...](), tuple[str, ...]()
     whole: WholeRuns = {}
     if material.plan is None:
-        plan, judged = _searched(material, context, seed)
+        plan, judged = _searched(material, context, rules, seed)
         runs = runs_of(plan)
         assert material.profile is not None
         whole, notes = _whole_runs(plan, judged, material.profile, runs)
@@ -84,7 +87,7 @@ def predict(
     return Made(Predictions(plan, forms, meta, whole), warnings, notes)
 
 
-def _searched(material: Material, context: int, seed: int) -> tuple[Plan, Trace]:
+def _searched(material: Material, context: int, rules: Sequence[Constraint], seed: int) -> tuple[Plan, Trace]:
     """Return the plan of the trace, compared with trees of given sizes, and the requests that it is judged on."""
     assert material.trace is not None
     assert material.profile is not None
@@ -95,7 +98,8 @@ def _searched(material: Material, context: int, seed: int) -> tuple[Plan, Trace]
         return all(_covers(profile, StepShape.of(tree, batch=batch, context=context)) for batch in batches)
 
     trees = sized_trees(material.sizes, fit, covered=covered)
-    return search(material.trace, profile, batch=batches, compare=trees, context=context, seed=seed), judged
+    plan = search(material.trace, profile, batch=batches, rules=rules, compare=trees, context=context, seed=seed)
+    return plan, judged
 
 
 def _whole_runs(plan: Plan, judged: Trace, profile: Profile, runs: Runs) -> tuple[WholeRuns, tuple[str, ...]]:

@@ -1,7 +1,7 @@
 """A program that answers like an OpenAI-compatible server, and misbehaves in the way that its first argument names.
 
 `python fake_engine.py MANNER --port PORT`. It continues a prompt of token ids n, n + 1, ... with tokens that count on
-from the last, and commits 1, 2, 3, 1, 2, 3, ... tokens a step after the prefill's one, as a drafter of 2 tokens might.
+from the last, and commits 1, 2, 3, 1, 2, 3, ... tokens a step after the prefill's one, where 2 tokens are drafted.
 """
 
 import json
@@ -13,17 +13,16 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-PATTERN = (1, 2, 3)
 MODEL = "fake"
-STEP_S = 0.002
+STEP_S = 0.005
 
 
-def steps_of(prompt: list[int], new_tokens: int) -> list[list[int]]:
+def steps_of(prompt: list[int], new_tokens: int, drafted: int = 2) -> list[list[int]]:
     """The tokens of each step, the prefill first."""
     tokens = list(range(prompt[-1] + 1, prompt[-1] + 1 + new_tokens))
     steps, place = [tokens[:1]], 1
     while place < len(tokens):
-        size = PATTERN[(len(steps) - 1) % len(PATTERN)]
+        size = 1 + (len(steps) - 1) % (drafted + 1)
         steps.append(tokens[place : place + size])
         place += size
     return steps
@@ -32,6 +31,8 @@ def steps_of(prompt: list[int], new_tokens: int) -> list[list[int]]:
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     manner = "well"
+    drafted = 2
+    requests = 0
     busy = 2  # answers of a busy server before it takes a request
 
     def log_message(self, *_):
@@ -62,7 +63,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream")
         self.send_header("connection", "close")
         self.end_headers()
-        steps = steps_of(body["prompt"], body["max_tokens"])
+        steps = steps_of(body["prompt"], body["max_tokens"], self.drafted)
+        type(self).requests += 1
         if self.manner == "all at once":
             steps = [[token for step in steps for token in step]]
         if self.manner == "no tokens":
@@ -76,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.event("{")
             if number == 3 and self.manner == "an error in the stream":
                 self.event(json.dumps({"error": {"message": "out of memory"}}))
-            if number == 3 and self.manner == "closes":
+            if number == 3 and (self.manner == "closes" or (self.manner == "closes after 3" and self.requests > 3)):
                 self.connection.close()
                 return
             if number == 3 and self.manner == "dies":
@@ -120,9 +122,15 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def serve(manner: str, port: int) -> ThreadingHTTPServer:
+class Server(ThreadingHTTPServer):
+    def close(self):
+        self.shutdown()
+        self.server_close()
+
+
+def serve(manner: str, port: int, *, drafted: int = 2) -> Server:
     """A server on 127.0.0.1 that runs in a thread; port 0 takes a free one."""
-    server = ThreadingHTTPServer(("127.0.0.1", port), type("Manner", (Handler,), {"manner": manner}))
+    server = Server(("127.0.0.1", port), type("Manner", (Handler,), {"manner": manner, "drafted": drafted}))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     return server

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,9 @@ from treeopt.api.messages import Progress, note, silent, warn
 from treeopt.api.result_record import Record
 from treeopt.api.run_models import quiet_libraries
 from treeopt.api.run_prompts import Prompts
-from treeopt.defaults import RECORD_BATCH
+from treeopt.comparison.trees_of_size import parse_sizes
+from treeopt.constraints import ChainOnly
+from treeopt.defaults import ENGINE_LENGTH, RECORD_BATCH
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.storage.provenance import this_run
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from simulate.profiles.profile import Profile
     from simulate.validation.prediction_sources import Sources
     from treeopt.traces.trace import Trace
+
+
+CHAINS = ChainOnly(source="drivers of engines run chains")
 
 
 @dataclass(frozen=True)
@@ -191,12 +196,14 @@ def validate_engine(
     from simulate.validation.prediction_sources import read_sources
     from simulate.validation.predictions import save_predictions
 
+    if sources.sizes is None and sources.trace is not None:
+        sources = replace(sources, sizes=parse_sizes(",".join(f"chain:{k + 1}" for k in range(ENGINE_LENGTH))))
     material = read_sources(sources)
     note(material.notes)
     warn(material.warnings)
     run = EngineRun(engine_prompts(target, prompts), new_tokens, rounds, seed)
     lengths = tuple(map(len, run.prompts))
-    made = predict(material, run.context, lambda plan: Runs({}, lengths, new_tokens), seed=seed)
+    made = predict(material, run.context, lambda plan: Runs({}, lengths, new_tokens), rules=(CHAINS,), seed=seed)
     plan = made.predictions.plan
     warn(made.warnings)
     check_engine_run(plan, run)

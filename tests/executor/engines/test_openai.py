@@ -27,8 +27,7 @@ def running(manner: str = "well", **settings):
         with OpenAI({2: f"http://127.0.0.1:{server.server_port}"}, **settings) as engine:
             yield engine
     finally:
-        server.shutdown()
-        server.server_close()
+        server.close()
 
 
 def decoded(engine, new_tokens=20, concurrency=2):
