@@ -45,7 +45,7 @@ from treeopt.tree import Tree
 
 ENGINE = "vLLM 0.33.0"
 CONSTRAINTS = (ChainOnly(source="static trees removed in 0.21.0, vllm#42121"),)
-CHECKED = f"the code of {ENGINE}, and SpeculativeConfig and the scheduler of vLLM 0.32.0"
+CHECKED = f"the code of {ENGINE}, and vLLM 0.32.0 itself, its SpeculativeConfig"
 ENGINE_WITH_TREES = "vLLM 0.20.2"
 RATES = "acceptance by position needs vLLM 0.20 or later"
 SCHEDULES = "a length per range of batch sizes needs vLLM 0.24 or later"
