@@ -25,8 +25,6 @@ EXAMPLES = general.examples(
     "treeopt search --trace data/traces/medusa-t0.npz --batch 1 --output plan.json",
     "treeopt export plan.json --format medusa --heads 5",
     "treeopt export plan.json --format sglang --nearest chain --output sglang.txt",
-    "treeopt export plan.json --format llama.cpp --method draft-eagle3 --batch 1 --nearest chain --launch "
-    "--target target.gguf --model drafter.gguf",
 )
 
 
