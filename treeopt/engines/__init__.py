@@ -1,10 +1,12 @@
-"""Engines: export a plan to one, and the rules on trees of each of 17.
+"""Engines: export a plan to one, and the rules on trees of each of 19.
 
 * `export`: what all exporters share: their result, the planned entries, the replacement of a tree that breaks a rule.
-* `medusa`, `sglang`, `vllm`: exporters, each with its engine's rules.
-* `engine_rules`: rules of the engines without an exporter: Hydra, EAGLE-1, Sequoia, UMbreLLa, SpecInfer, TensorRT-LLM,
-  MLC-LLM, llama.cpp, LMDeploy, TGI, transformers.
-* `imposed_acceptance`: acceptance rates of a trace, for vLLM and SGLang to simulate.
+* `dynamic_trees`: what exporters of dynamic trees share: the three settings, and how each engine counts them.
+* `llama_cpp`, `lmdeploy`, `medusa`, `openvino`, `sglang`, `tensorrt_llm`, `transformers`, `vllm`: exporters, each with
+  its engine's rules.
+* `engine_rules`: rules of the engines without an exporter: Hydra, EAGLE-1, Sequoia, UMbreLLa, SpecInfer, TensorRT-LLM
+  with static trees, MLC-LLM, TGI.
+* `imposed_acceptance`: acceptance rates of a trace, for llama.cpp, SGLang and vLLM to simulate.
 * `rules_for_trace`: an engine's rules for trees of one trace: its own, and the drafter's number of heads.
 
 `treeopt.constraints.broken` returns the rule that a tree breaks.
@@ -12,14 +14,30 @@
 
 from collections.abc import Callable, Mapping
 
-from treeopt.engines import medusa, sglang, vllm
+from treeopt.engines import llama_cpp, lmdeploy, medusa, openvino, sglang, tensorrt_llm, transformers, vllm
 from treeopt.engines.engine_rules import RULES_WITHOUT_EXPORTER
 from treeopt.engines.export import EngineRules, Export
 
 ENGINES: Mapping[str, Callable[..., Export]] = {
+    "llama.cpp": llama_cpp.export,
+    "lmdeploy": lmdeploy.export,
     "medusa": medusa.export,
+    "openvino": openvino.export,
     "sglang": sglang.export,
+    "tensorrt-llm": tensorrt_llm.export,
+    "transformers": transformers.export,
     "vllm": vllm.export,
+}
+
+# Engine name, as in `--format` -> names of its drafting methods; Medusa's code has only one.
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "llama.cpp": tuple(llama_cpp.METHODS),
+    "lmdeploy": tuple(lmdeploy.METHODS),
+    "openvino": tuple(openvino.METHODS),
+    "sglang": tuple(sglang.ALGORITHMS),
+    "tensorrt-llm": tuple(tensorrt_llm.METHODS),
+    "transformers": tuple(transformers.METHODS),
+    "vllm": tuple(vllm.METHODS),
 }
 
 # Engine name, as in `--engine` -> its rules. A drafter with n heads also drafts no deeper than n.
@@ -29,4 +47,9 @@ ENGINE_RULES: Mapping[str, EngineRules] = {
     "vllm-0.20": EngineRules(vllm.ENGINE_WITH_TREES, vllm.TREES),
     "vllm": EngineRules(vllm.ENGINE, vllm.CONSTRAINTS),
     "sglang": EngineRules(sglang.ENGINE, sglang.CHAINS),
+    "llama.cpp": EngineRules(llama_cpp.ENGINE, llama_cpp.CONSTRAINTS),
+    "lmdeploy": EngineRules(lmdeploy.ENGINE, lmdeploy.CONSTRAINTS),
+    "openvino": EngineRules(openvino.ENGINE, openvino.CONSTRAINTS),
+    "tensorrt-llm": EngineRules(tensorrt_llm.ENGINE, tensorrt_llm.CONSTRAINTS),
+    "transformers": EngineRules(transformers.ENGINE, transformers.CONSTRAINTS),
 }

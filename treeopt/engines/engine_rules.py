@@ -65,12 +65,5 @@ RULES_WITHOUT_EXPORTER: Mapping[str, EngineRules] = {
     # `eagle_choices` were only checked to be connected, which every tree is.
     "tensorrt-llm-eagle": EngineRules("TensorRT-LLM before #18210", ()),
     "mlc": EngineRules("MLC-LLM 2026-07", (FullTree(source="spec_tree_width of EngineConfig"),)),
-    # Branches exist only in the demonstration `examples/speculative`.
-    "llama.cpp": EngineRules(
-        "llama.cpp (llama-cpp-python 0.3.36)",
-        (ChainOnly(source="llama-server takes only --spec-draft-n-max"),),
-    ),
-    "lmdeploy": EngineRules("LMDeploy 0.18.0", (ChainOnly(source="num_speculative_tokens of SpeculativeConfig"),)),
     "tgi": EngineRules("TGI 3.3.7", (ChainOnly(source="--speculate is a length"),)),
-    "transformers": EngineRules("transformers 5.23.0", (ChainOnly(source="num_assistant_tokens of GenerationConfig"),)),
 }

@@ -1,6 +1,7 @@
 """The parts that all exporters share: the result, the planned entries, the replacement of a tree that breaks a rule."""
 
-from collections.abc import Collection, Iterable, Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NoReturn
@@ -13,6 +14,9 @@ from treeopt.storage.provenance import look, own_version
 from treeopt.tree import Tree
 
 Nearest = Literal["chain", "triple"]
+
+TARGET = "TARGET"  # stands in launch lines for a target that was not named
+DRAFTER = "DRAFTER"  # stands in launch lines for a drafter that was not named
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,9 @@ class Export:
             the engine has none.
         notes: replacements, assumptions and provenance that the text cannot hold, one sentence each.
         environment: environment variables that the engine also reads, in shell syntax; empty if there are none.
+        launch: the whole command line that starts the engine with the plan, or lines of Python for an engine that is
+            a library.
+        file: path from which `launch` has the engine read the text; empty if `launch` holds the text.
     """
 
     text: str
@@ -46,6 +53,22 @@ class Export:
     flags: str
     notes: tuple[str, ...]
     environment: str = ""
+    launch: str = ""
+    file: str = ""
+
+    @property
+    def script(self) -> str:
+        """The launch line, after a command that writes the file that it reads, if it reads one.
+
+        >>> print(Export("{}", ".json", "", (), launch="serve --config tiers.json", file="tiers.json").script)
+        cat > tiers.json <<'END'
+        {}
+        END
+        serve --config tiers.json
+        """
+        if not self.file:
+            return self.launch
+        return f"cat > {shlex.quote(self.file)} <<'END'\n{self.text}\nEND\n{self.launch}"
 
 
 @dataclass(frozen=True)
@@ -90,6 +113,74 @@ def entry_of(plan: Plan, *, batch: int | None, engine: str) -> PlanEntry:
     if len(entries) > 1:
         raise UsageError(f"{engine} takes one topology: choose one batch size of {listed(entries)}")
     return entries[0]
+
+
+def one_chain(
+    entries: Sequence[PlanEntry],
+    *,
+    engine: str,
+    rules: Sequence[Constraint],
+    nearest: Nearest | None,
+    others: Callable[[PlanEntry], Iterable[str]] = lambda entry: (),
+) -> list[Fit]:
+    """Return chains of one length, for an engine that cannot change the length by batch size.
+
+    Args:
+        entries: planned entries.
+        engine: name and version, for messages.
+        rules: rules of the engine.
+        nearest: see `fit`.
+        others: further alternatives to an entry's tree, for errors.
+
+    Raises:
+        EngineError: a tree that breaks a rule, a plan without speculation, or chains of several lengths.
+    """
+    fits = [fit(entry, engine=engine, rules=rules, nearest=nearest, others=others(entry)) for entry in entries]
+    lengths = {at.depth for at in fits}
+    if lengths == {0}:
+        refuse_plain(engine, [at.batch for at in fits])
+    if len(lengths) > 1:
+        held = ", ".join(f"{at.depth} at batch {at.batch}" for at in fits)
+        raise EngineError(
+            f"{engine} drafts one length at all batch sizes, but the plan has {held}; nearest: one batch size "
+            f"of {listed(at for at in fits if at.tree)} (`--batch`)"
+        )
+    return fits
+
+
+def refuse_triple(engine: str, nearest: Nearest | None) -> None:
+    """Raise an error if a dynamic tree is to replace a tree for an engine that has none.
+
+    Raises:
+        UsageError: `nearest` is "triple".
+    """
+    if nearest == "triple":
+        raise UsageError(f"{engine} has no dynamic tree: nearest must be chain")
+
+
+def chosen_method(method: str | None, plan: Plan, *, engine: str, methods: Mapping[str, Collection[str]]) -> str:
+    """Return the drafting method, by default the engine's first one for the drafter that the plan names.
+
+    Args:
+        method: what the caller chose; None: choose by the plan's drafter.
+        plan: names the kind of its drafter, if it was recorded.
+        engine: name and version, for messages.
+        methods: the engine's methods, and the kinds of treeopt's drafters that each runs.
+
+    Raises:
+        UsageError: no method, and the plan's drafter does not name one.
+        EngineError: a method that the engine lacks.
+    """
+    known = ", ".join(methods)
+    if method is None:
+        kind = look(plan.meta, "trace", "drafter", "kind")
+        for name, kinds in methods.items():
+            if kind in kinds:
+                return name
+        raise UsageError(f"{engine} needs a method, one of {known}")
+    if method not in methods:
+        raise EngineError(f"{engine} cannot run method {method}: it is not one of its methods; nearest: {known}")
+    return method
 
 
 def fit(
@@ -189,6 +280,15 @@ def drafter_notes(plan: Plan, *, engine: str, kinds: Collection[str]) -> list[st
         f"the plan was made for a drafter of kind {kind}, but {engine} runs {' or '.join(sorted(kinds))} here, so "
         "the prediction does not hold; search with a trace of that drafter"
     ]
+
+
+def checked_note(against: str) -> str:
+    """Return a note on the version of the engine that the format was checked against.
+
+    >>> checked_note("vLLM 0.33.0, its code")
+    'format checked against vLLM 0.33.0, its code'
+    """
+    return f"format checked against {against}"
 
 
 def origin(fits: Iterable[Fit]) -> dict[str, Any]:

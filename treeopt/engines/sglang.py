@@ -15,11 +15,15 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 
-from treeopt.constraints import ChainOnly, FitsPool, branching, broken
+from treeopt.constraints import ChainOnly
+from treeopt.engines.dynamic_trees import DynamicTrees, Triple, asked_for, branches, describe, dynamic_tree
 from treeopt.engines.export import (
+    DRAFTER,
+    TARGET,
     Export,
     Fit,
     Nearest,
+    checked_note,
     coverage_note,
     drafter_notes,
     entries_of,
@@ -32,8 +36,7 @@ from treeopt.engines.export import (
 )
 from treeopt.engines.imposed_acceptance import imposed_notes, kept_rates
 from treeopt.errors import EngineError
-from treeopt.plans.plan import Plan, PlanEntry
-from treeopt.policies import DynamicTree
+from treeopt.plans.plan import Plan
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -42,7 +45,16 @@ ROUTER = "srt/speculative/adaptive_spec_params.py"
 SIMULATED = "_sample_simulated_acc_len in srt/speculative/spec_utils.py"
 ONE_LENGTH = f"{ENGINE} draws one accepted length per step for the whole batch, the mean rounded down or up"
 CHAINS = (ChainOnly(source="no tree option in srt/arg_groups/fields/spec.py"),)
-TRIPLES = (FitsPool(source="organize_draft_results in srt/speculative/eagle_utils.py, sglang#24054"),)
+TREES = DynamicTrees(
+    ENGINE,
+    names=("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"),
+    counts_root=True,
+    bound="pool",
+    fills_levels=False,
+    one_size=f"adaptive steps need topk 1 ({ROUTER})",
+    source="organize_draft_results in srt/speculative/eagle_utils.py, sglang#24054",
+)
+CHECKED = f"the code of {ENGINE}"
 
 ALGORITHMS: Mapping[str, frozenset[str]] = {
     "EAGLE": frozenset({"eagle"}),
@@ -66,6 +78,7 @@ def export(
     nearest: Nearest | None = None,
     method: str | None = None,
     model: str | None = None,
+    target: str = TARGET,
     file: str = "treeopt_sglang.json",
     replay: Trace | None = None,
 ) -> Export:
@@ -78,6 +91,7 @@ def export(
             tokens) of a dynamic tree of the same depth, width and size, which needs a single batch size.
         method: SGLang's algorithm; default none, to be added by the caller.
         model: the drafter's checkpoint; default none.
+        target: the target's checkpoint, for the launch line.
         file: path of the adaptive config, for the flags.
         replay: a trace whose mean number of tokens per step is imposed; only with one chain.
 
@@ -91,15 +105,18 @@ def export(
     entries = entries_of(plan, batch=batch)
     words = [f"--speculative-algorithm {algorithm}"] if algorithm else []
     words += [f"--speculative-draft-model-path {shlex.quote(model)}"] if model else []
+    start = _start(target, algorithm, model)
     notes = _notes(plan, algorithm, largest=entries[-1].batch)
-    if replay is not None and nearest != "chain" and any(entry.choice.grown or _branches(entry) for entry in entries):
+    if replay is not None and nearest != "chain" and any(entry.choice.grown or branches(entry) for entry in entries):
         raise EngineError(f"{ENGINE} imposes acceptance only on chains ({SIMULATED}); nearest: `chain`")
-    if nearest != "chain" and any(entry.choice.grown for entry in entries):
-        return _grown(entries, words, notes)
-    if nearest == "triple" and any(_branches(entry) for entry in entries):
-        return _dynamic(entries, words, notes)
+    if asked_for(entries, nearest):
+        triple, planned = dynamic_tree(entries, TREES, nearest=nearest)
+        text = " ".join([*words, flags(triple)])
+        return Export(
+            text, ".txt", "", (*planned, *notes, *_topk_note(triple.width)), launch=f"{start} {flags(triple)}"
+        )
     fits = [
-        fit(entry, engine=ENGINE, rules=CHAINS, nearest=nearest, others=_describe_triple(entry)) for entry in entries
+        fit(entry, engine=ENGINE, rules=CHAINS, nearest=nearest, others=describe(entry, TREES)) for entry in entries
     ]
     steps = tiers(fits)
     longest = max(length for _, length in steps)
@@ -115,27 +132,35 @@ def export(
         notes += [*imposed_notes(entries, fits, replay, rates), ONE_LENGTH]
         environment = simulated(1 + sum(rates))
     if len(steps) == 1:
-        text = " ".join([*words, flags(steps=longest, topk=1, nodes=longest)])
-        return Export(text, ".txt", "", tuple(notes), environment)
+        chain = flags(Triple(longest, 1, longest))
+        launch = f"{environment} {start} {chain}".strip()
+        return Export(" ".join([*words, chain]), ".txt", "", tuple(notes), environment, launch)
     if algorithm and algorithm not in ADAPTIVE:
         raise EngineError(
             f"{ENGINE} cannot change the steps of {algorithm} by batch size "
             f"({ROUTER}); nearest: one batch size of {listed(fits)}"
         )
-    words += [
-        f"--speculative-num-steps {longest} --speculative-eagle-topk 1 --speculative-adaptive",
-        f"--speculative-adaptive-config {shlex.quote(file)}",
-    ]
-    return Export(adaptive_config(fits), ".json", " ".join(words), (*notes, *_adaptive_notes(steps, longest)))
+    adaptive = (
+        f"--speculative-num-steps {longest} --speculative-eagle-topk 1 --speculative-adaptive "
+        f"--speculative-adaptive-config {shlex.quote(file)}"
+    )
+    return Export(
+        adaptive_config(fits),
+        ".json",
+        " ".join([*words, adaptive]),
+        (*notes, *_adaptive_notes(steps, longest)),
+        launch=f"{start} {adaptive}",
+        file=file,
+    )
 
 
-def flags(*, steps: int, topk: int, nodes: int) -> str:
+def flags(triple: Triple) -> str:
     """Return the three launch flags; the last counts the root.
 
-    >>> flags(steps=5, topk=4, nodes=15)
+    >>> flags(Triple(depth=5, width=4, nodes=15))
     '--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16'
     """
-    return f"--speculative-num-steps {steps} --speculative-eagle-topk {topk} --speculative-num-draft-tokens {nodes + 1}"
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in TREES.settings(triple).items())
 
 
 def simulated(tokens: float) -> str:
@@ -160,63 +185,17 @@ def adaptive_config(fits: Sequence[Fit]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}"
 
 
-def _grown(entries: Sequence[PlanEntry], words: Sequence[str], notes: Sequence[str]) -> Export:
-    """Return the flags of the planned policy itself, if it is the one that SGLang has."""
-    entry = _only(entries)
-    assert entry.choice.grown is not None
-    policy = entry.choice.grown.policy
-    if not isinstance(policy, DynamicTree) or _more_than_a_triple(policy):
-        raise EngineError(
-            f"{ENGINE} cannot run policy {entry.choice.grown.kind} (batch {entry.batch}): it offers only steps, topk "
-            "and draft tokens; nearest: policy eagle2, or `chain`"
-        )
-    text = " ".join([*words, flags(steps=policy.depth, topk=policy.beam, nodes=policy.nodes)])
-    return Export(text, ".txt", "", (*notes, *_topk_note(policy.beam), f"planned for batch {entry.batch} only"))
-
-
-def _more_than_a_triple(policy: DynamicTree) -> bool:
-    settings = policy.min_probability or policy.budget or policy.calibration
-    return bool(settings) or policy.children != policy.beam
-
-
-def _only(entries: Sequence[PlanEntry]) -> PlanEntry:
-    if len(entries) > 1:
-        raise EngineError(
-            f"{ENGINE} cannot change a dynamic tree by batch size, because adaptive steps need topk 1 "
-            f"({ROUTER}); nearest: one batch size of {listed(entries)}, or `chain`"
-        )
-    return entries[0]
+def _start(target: str, algorithm: str | None, model: str | None) -> str:
+    """Return the launch line up to the settings of the plan; names that were not given stand as words in capitals."""
+    words = ["python", "-m", "sglang.launch_server", "--model-path", target]
+    words += ["--speculative-algorithm", algorithm or "ALGORITHM"]
+    if model or algorithm != "NEXTN":
+        words += ["--speculative-draft-model-path", model or DRAFTER]
+    return shlex.join(words)
 
 
 def _topk_note(topk: int) -> tuple[str, ...]:
     return ("topk above 1 with a page size above 1 needs attention by flashinfer, fa3 or triton",) if topk > 1 else ()
-
-
-def _dynamic(entries: Sequence[PlanEntry], words: Sequence[str], notes: Sequence[str]) -> Export:
-    whole = fit(_only(entries), engine=ENGINE, rules=TRIPLES, nearest=None)
-    tree = whole.tree
-    assert tree is not None
-    replaced = (
-        f"batch {whole.batch}: tree {tree.id} was replaced by a dynamic tree of the same size, so "
-        "the plan's prediction no longer holds"
-    )
-    notes = [replaced, *notes, coverage_note([whole]), origin_note([whole]), *_topk_note(branching(tree))]
-    text = " ".join([*words, flags(steps=tree.depth, topk=branching(tree), nodes=tree.nodes)])
-    return Export(text, ".txt", "", tuple(notes))
-
-
-def _branches(entry: PlanEntry) -> bool:
-    tree = entry.choice.tree
-    return tree is not None and broken(tree, CHAINS) is not None
-
-
-def _describe_triple(entry: PlanEntry) -> list[str]:
-    """Return the triple for an error message; empty if it does not fit."""
-    tree = entry.choice.tree
-    if tree is None or broken(tree, TRIPLES):
-        return []
-    numbers = flags(steps=tree.depth, topk=branching(tree), nodes=tree.nodes)
-    return [f"a dynamic tree (`triple`), not predicted: {numbers}"]
 
 
 def _algorithm(method: str | None) -> str | None:
@@ -233,6 +212,7 @@ def _notes(plan: Plan, algorithm: str | None, *, largest: int) -> list[str]:
     else:
         notes = drafter_notes(plan, engine=ENGINE, kinds=frozenset().union(*ALGORITHMS.values()))
         notes.append("add --speculative-algorithm and --speculative-draft-model-path to the flags")
+    notes.append(checked_note(CHECKED))
     if largest > MAX_RUNNING:
         notes.append(
             f"{ENGINE} runs at most {MAX_RUNNING} requests when it speculates; set --max-running-requests {largest}"

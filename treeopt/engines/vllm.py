@@ -23,15 +23,18 @@ from typing import Any
 
 from treeopt.constraints import ChainOnly, UniformBranching
 from treeopt.engines.export import (
+    TARGET,
     Export,
     Fit,
     Nearest,
+    checked_note,
     coverage_note,
     drafter_notes,
     entries_of,
     fit,
     origin_note,
     refuse_plain,
+    refuse_triple,
     tiers,
 )
 from treeopt.engines.imposed_acceptance import imposed_notes, kept_rates
@@ -42,6 +45,7 @@ from treeopt.tree import Tree
 
 ENGINE = "vLLM 0.33.0"
 CONSTRAINTS = (ChainOnly(source="static trees removed in 0.21.0, vllm#42121"),)
+CHECKED = f"the code of {ENGINE}, and vLLM 0.32.0 itself, its SpeculativeConfig"
 ENGINE_WITH_TREES = "vLLM 0.20.2"
 RATES = "acceptance by position needs vLLM 0.20 or later"
 SCHEDULES = "a length per range of batch sizes needs vLLM 0.24 or later"
@@ -75,6 +79,7 @@ def export(
     *,
     method: str | None = None,
     model: str | None = None,
+    target: str = TARGET,
     batch: int | None = None,
     nearest: Nearest | None = None,
     replay: Trace | None = None,
@@ -85,6 +90,7 @@ def export(
         plan: what to export.
         method: vLLM's drafting method; has no default, because a plan does not name it.
         model: the drafter's checkpoint; optional only for methods that need none.
+        target: the target's checkpoint, for the launch line.
         batch: one of the plan's batch sizes; default all of them.
         nearest: "chain" uses the plan's best chain where a tree branches.
         replay: a trace whose acceptance, on the longest chain's walk, is imposed (vllm#40662).
@@ -94,8 +100,7 @@ def export(
         EngineError: a method that vLLM lacks, a branching tree, or a plan without speculation.
         TraceError: a chain that the replayed trace does not cover.
     """
-    if nearest == "triple":
-        raise UsageError(f"{ENGINE} has no dynamic tree: nearest must be chain")
+    refuse_triple(ENGINE, nearest)
     method = _known(method, model)
     entries = entries_of(plan, batch=batch)
     fits = [fit(entry, engine=ENGINE, rules=CONSTRAINTS, nearest=nearest) for entry in entries]
@@ -129,9 +134,10 @@ def export(
         rates = kept_rates(Tree.chain(longest), replay)
         config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
         notes += [*imposed_notes(entries, fits, replay, rates), f"{RATES}: earlier releases reject the key"]
-    notes += [coverage_note(fits), origin_note(fits)]
+    notes += [checked_note(CHECKED), coverage_note(fits), origin_note(fits)]
     text = json.dumps(config)
-    return Export(text, ".json", f"--speculative-config {shlex.quote(text)}", tuple(notes))
+    flags = f"--speculative-config {shlex.quote(text)}"
+    return Export(text, ".json", flags, tuple(notes), launch=f"vllm serve {shlex.quote(target)} {flags}")
 
 
 def schedule(fits: Sequence[Fit]) -> list[list[int]]:

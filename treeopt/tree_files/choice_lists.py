@@ -1,11 +1,10 @@
-"""Read trees of other programs: lists of rank paths (Medusa's choices) in Python, JSON or text, and growmaps.
+"""Read trees of other programs: lists of rank paths (Medusa's choices) and growmaps, in any text that spells them.
 
-Nothing is run: Python files are parsed, and only their literals are read. Files of `torch.save` are read by
+The same literal is read in a file of any suffix and in a text: alone, assigned to a name, as an argument or an option,
+or anywhere in an engine's nested configuration. Files of `torch.save` are read by
 `executor.checkpoints.tensors.torch_save`; `read_tree` takes their values.
 """
 
-import ast
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,12 @@ from treeopt.storage.atomic_files import why
 from treeopt.traces.importers.source_file import SAVED
 from treeopt.tree import MAX_RANK, Tree
 from treeopt.tree_files.growmaps import abridged, tree_of_growmap
+from treeopt.tree_files.literals import literal, named_values, value_in_text
 
 LIMIT = 2**26  # most bytes; larger than any published growmap, smaller than one of 4096 nodes in indented JSON
 SHOWN = 8  # most names listed in a message
+KNOWN = ("choices", "speculative_token_tree", "tree", "paths", "growmap")  # how engines' names of trees end
+OTHERS = ("num_speculative_tokens_per_batch_size", "schedule")  # lists of lists in engines' settings that are no trees
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ def read_tree(path: Path, *, name: str | None = None, saved: Callable[[Path], An
     """Read the tree that a file holds.
 
     Args:
-        path: `.py`, `.json`, `.pt`, or any text that is a single literal.
-        name: name of the variable or key, if the file has several.
+        path: `.pt`, or any text: `.py`, `.json`, `.yaml`, a literal, an assignment, an option.
+        name: name of the variable or key, or the dotted path to it, if the file has several.
         saved: reads a `.pt` as plain values; without it such files raise an error.
 
     Raises:
@@ -55,7 +57,7 @@ def read_tree(path: Path, *, name: str | None = None, saved: Callable[[Path], An
             value = saved(path)
         else:
             value = _parsed(path)
-        return _named_tree(value, name)
+        return named_tree(value, name)
     except TreeError as error:
         raise TreeError(f"{path}: {error}") from error
 
@@ -71,8 +73,7 @@ def tree_of(value: Any) -> TreeInFile:
     Raises:
         TreeError: the value describes no tree.
     """
-    if isinstance(value, str):
-        value = _literal(value)
+    value = _spelled(value)
     return TreeInFile(tree_of_growmap(value), "growmap") if isinstance(value, Mapping) else _listed(value)
 
 
@@ -84,76 +85,92 @@ def _parsed(path: Path) -> Any:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TreeError(f"cannot be read: {why(error)}") from error
-    if path.suffix == ".json":
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise TreeError(f"not JSON: {error}") from error
-    return _assigned(text) if path.suffix == ".py" else _literal(text)
+    return value_in_text(text, path.suffix, fits=holds_a_tree)
 
 
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
-        raise TreeError(f"not a literal such as [[0], [0, 0]]: {_first_line(error)}") from error
+def named_tree(value: Any, name: str | None = None) -> TreeInFile:
+    """Return the tree that a value is or holds under a name, at whatever depth.
 
+    >>> named_tree({"speculative_config": {"eagle_choices": [[0], [0, 0]]}}).name
+    'speculative_config.eagle_choices'
 
-def _assigned(text: str) -> Any:
-    """Return the literals that a Python file assigns to names, or the single literal that it consists of."""
-    try:
-        module = ast.parse(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-        raise TreeError(f"not Python: {_first_line(error)}") from error
-    values: dict[str, Any] = {}
-    for statement in module.body:
-        if isinstance(statement, ast.Expr) and len(module.body) == 1:
-            return _literal(text)
-        if isinstance(statement, ast.Assign):
-            names = [target.id for target in statement.targets if isinstance(target, ast.Name)]
-        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            names = [statement.target.id]
-        else:
-            continue
-        try:
-            value = ast.literal_eval(statement.value) if statement.value is not None else None
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            continue
-        values |= dict.fromkeys(names, value)
-    return values
-
-
-def _named_tree(value: Any, name: str | None) -> TreeInFile:
-    if not isinstance(value, Mapping) or "Successors" in value:
+    Raises:
+        TreeError: it holds no tree, several, or none of this name; or the tree is broken.
+    """
+    if isinstance(value, Mapping) and "Successors" not in value:
+        found = {key: item for key, item in value.items() if isinstance(key, str) and _like_a_tree(item, key)}
+        if not found or (name is not None and name not in found):
+            found = named_values(value, like=_like_a_tree) or found
+    elif _records(value):
+        found = named_values(value, like=_like_a_tree)
+    else:
         if name is not None:
             raise TreeError(f"it holds a single tree without a name, got the name {name!r}")
         return tree_of(value)
-    trees = [key for key, item in value.items() if isinstance(key, str) and _like_a_tree(item)]
-    listed = ", ".join(trees[:SHOWN]) + (f" and {len(trees) - SHOWN} more" if len(trees) > SHOWN else "")
+    trees = _of_engines(found)
+    listed = ", ".join(list(trees)[:SHOWN]) + (f" and {len(trees) - SHOWN} more" if len(trees) > SHOWN else "")
     if not trees:
         raise TreeError("it has no list of rank paths with a name")
     if name is None and len(trees) > 1:
         raise TreeError(f"it has several trees, {listed}: write FILE:NAME")
-    if name is not None and name not in trees:
-        raise TreeError(f"it has no tree {name!r}; it has {listed}")
-    chosen = trees[0] if name is None else name
+    fitting = list(trees) if name is None else [key for key in trees if key == name] or _ending(trees, name)
+    if len(fitting) != 1:
+        raise TreeError(f"it has {'no tree' if not fitting else 'several trees'} {name!r}; it has {listed}")
+    chosen = fitting[0]
     try:
-        unnamed = tree_of(value[chosen])
+        unnamed = tree_of(trees[chosen])
     except TreeError as error:
         raise TreeError(f"{chosen}: {error}") from error
     return TreeInFile(unnamed.tree, unnamed.reading, chosen)
 
 
-def _like_a_tree(value: Any) -> bool:
+def holds_a_tree(value: Any) -> bool:
+    """Return True if a value looks like a tree, or holds what does."""
+    if isinstance(value, Mapping) or _records(value):
+        return _like_a_tree(value) or bool(named_values(value, like=_like_a_tree))
+    return not isinstance(value, str) and _like_a_tree(value)  # YAML takes any text for a string
+
+
+def _ending(trees: Mapping[str, Any], name: str) -> list[str]:
+    return [key for key in trees if key.endswith(f".{name}")]
+
+
+def _of_engines(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return values deep in a configuration whose names are those of trees, if there are any; else all that look so."""
+    found = {name: value for name, value in found.items() if not name.endswith(OTHERS)}
+    nested = any("." in name or "[" in name for name in found)
+    return {name: value for name, value in found.items() if nested and name.endswith(KNOWN)} or found
+
+
+def _records(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(item, Mapping) for item in value)
+
+
+def _spelled(value: Any) -> Any:
+    """Return the value of a string, or of tuples that YAML took for words."""
     if isinstance(value, str):
-        return value.lstrip()[:1] in ("[", "(") and value.strip() not in ("[]", "()")
+        return literal(value)
+    return literal(f"[{', '.join(map(str, value))}]") if value and _words(value) else value
+
+
+def _like_a_tree(value: Any, name: str = "") -> bool:
+    if name.endswith(OTHERS):
+        return False
+    if isinstance(value, str):
+        text = value.strip()
+        closed = text[:1] + text[-1:] in ("[]", "()")
+        return text not in ("[]", "()") and (closed or (text[:1] in ("[", "(") and name.endswith(KNOWN)))
     if isinstance(value, Mapping):
         return "Successors" in value
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(path, list | tuple) for path in value)
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    return all(isinstance(path, list | tuple) for path in value) or _words(value)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+def _words(value: Any) -> bool:
+    """Return True for tuples that YAML took for words: `[(0,), (1,)]` has the words "(0", ")", "(1" and ")"."""
+    words = isinstance(value, list) and all(isinstance(word, str | int) for word in value)
+    return words and isinstance(value[0], str) and value[0].startswith("(")
 
 
 def _listed(value: Any) -> TreeInFile:

@@ -8,7 +8,7 @@ from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import published_trees
 
 PUBLISHED = {"medusa": "medusa", "hydra": "hydra", "eagle1": "eagle-1", "specinfer": "specinfer"}
-CHAINS = ("vllm", "sglang", "llama.cpp", "lmdeploy", "tgi", "transformers")
+CHAINS = ("vllm", "sglang", "llama.cpp", "lmdeploy", "openvino", "tensorrt-llm", "tgi", "transformers")
 
 
 @pytest.mark.parametrize("name", published_trees())

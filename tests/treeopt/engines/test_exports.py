@@ -17,68 +17,50 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.helpers.small_plans import (
+    BUSHY,
+    EAGLE3,
+    GOLDEN,
+    MEDUSA_DRAFTER,
+    OPT_TREE,
+    entry,
+    grown,
+    plan_of,
+    planned,
+    speculates,
+)
 from tests.helpers.strategies import drawn_trace
 from treeopt.cli.commands.export import export as command
-from treeopt.engines import ENGINES, medusa, sglang, vllm
+from treeopt.engines import ENGINES, llama_cpp, lmdeploy, medusa, sglang, transformers, vllm
 from treeopt.engines.export import Export
 from treeopt.engines.imposed_acceptance import kept_rates
 from treeopt.errors import EngineError, PlanError, TraceError, UsageError
-from treeopt.planning.baselines import CHAIN
-from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
+from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import save_plan
 from treeopt.policies import DynamicTree, OptTree
 from treeopt.replay.static_tree import replay_tree
-from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.statistics.isotonic_regression import Curve
 from treeopt.traces.trace import Trace, save_trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import MEDUSA, published_trees
 
-EAGLE3: dict[str, Any] = {"method": "eagle3", "model": "someone/eagle3"}
-BUSHY = Tree.from_paths([(0, 0, 0, 0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (3,), (0, 0, 1), (1, 1), (0, 0, 2)])
-MEDUSA_DRAFTER = {"kind": "medusa", "heads": 4}
-
 untimed = settings(deadline=None)
 
-
-# Plans
-
-
-def choice(name: str, tree: Tree | None, speedup: float = 1.0) -> Choice:
-    return Choice(name, tree, Estimate(2.0, 1.9, 2.1), 0.01, Estimate(speedup, speedup - 0.1, speedup + 0.1))
-
-
-def entry(batch: int, tree: Tree | None, *, chain: int | None = 3, chain_speedup: float = 1.4) -> PlanEntry:
-    compared = [choice("no speculation", None)]
-    if chain is not None:
-        compared.append(choice(CHAIN, Tree.chain(chain), chain_speedup))
-    chosen = choice("chosen tree" if tree else "no speculation", tree, 1.6)
-    return PlanEntry(batch, chosen, None, tuple(compared), {}, Proof("tokens", optimal=False, statement="none"))
-
-
-def plan_of(*entries: PlanEntry, drafter: dict[str, Any] | None = None) -> Plan:
-    return Plan(entries, {"trace": {"drafter": drafter} if drafter else {}})
-
-
-GOLDEN = plan_of(entry(1, Tree.chain(5)), entry(8, Tree.chain(3)), entry(32, Tree.chain(1)), entry(64, None))
+NEEDED: dict[str, dict[str, Any]] = {
+    "llama.cpp": {"method": "draft-eagle3"},
+    "lmdeploy": {"method": "eagle3"},
+    "openvino": {"method": "eagle3"},
+    "tensorrt-llm": {"method": "Eagle3"},
+    "transformers": {"method": "assistant"},
+    "vllm": EAGLE3,
+}
+"""Options without which an engine's exporter raises an error."""
 
 trees = st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=5), min_size=1, max_size=12).map(Tree.from_paths)
 lengths = st.integers(0, 7)
 chain_plans = st.dictionaries(st.integers(1, 40), lengths, min_size=1, max_size=5).map(
     lambda steps: plan_of(*(entry(batch, Tree.chain(k) if k else None) for batch, k in steps.items()))
 )
-
-
-def planned(plan: Plan, batch: int) -> int:
-    """As documented: the length of the largest planned size that a batch reaches, else of the smallest."""
-    sizes = sorted(each.batch for each in plan.entries)
-    size = max((at for at in sizes if at <= batch), default=sizes[0])
-    tree = next(each.choice.tree for each in plan.entries if each.batch == size)
-    return tree.nodes if tree else 0
-
-
-def speculates(plan: Plan) -> bool:
-    return any(each.choice.tree for each in plan.entries)
 
 
 # Engines
@@ -174,8 +156,9 @@ def test_medusa_takes_its_own_tree() -> None:
     tree = published_trees()[MEDUSA]
     result = medusa.export(plan_of(entry(1, tree), drafter=MEDUSA_DRAFTER))
     assert Tree.from_paths(json.loads(result.text)) == tree
-    assert result.notes == (result.notes[-1],)
-    assert tree.id in result.notes[0]
+    assert len(result.notes) == 2
+    assert result.notes[0] == "format checked against the code of Medusa e2a5d20"
+    assert tree.id in result.notes[1]
 
 
 def test_medusa_says_what_it_could_not_check() -> None:
@@ -383,16 +366,16 @@ def test_chain_engines_refuse_what_is_no_chain(tree: Tree) -> None:
 
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_no_speculation_is_refused_alone(name: str) -> None:
-    options = EAGLE3 if name == "vllm" else {}
-    with pytest.raises(EngineError, match=r"\d: the plan says not to speculate at batch 64; nearest: leave"):
-        ENGINES[name](GOLDEN, batch=64, **options)
+    options = NEEDED.get(name, {})
+    with pytest.raises(EngineError, match=r": the plan says not to speculate at batch 1; nearest: leave"):
+        ENGINES[name](plan_of(entry(1, None), entry(8, BUSHY)), batch=1, **options)
     with pytest.raises(EngineError, match="not to speculate"):
         ENGINES[name](plan_of(entry(1, Tree.chain(0))), **options)
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_without_a_compared_chain_there_is_none(name: str) -> None:
-    options = EAGLE3 if name == "vllm" else {}
+    options = NEEDED.get(name, {})
     plan = plan_of(entry(1, Tree.from_paths([(10,)]), chain=None))
     with pytest.raises(EngineError, match="nearest: no chain that the plan compared"):
         ENGINES[name](plan, nearest="chain", **options)
@@ -400,20 +383,21 @@ def test_without_a_compared_chain_there_is_none(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_trees_of_another_drafter_are_marked(name: str) -> None:
-    options = EAGLE3 if name == "vllm" else {}
+    options = NEEDED.get(name, {})
     run = ENGINES[name]
     other = run(plan_of(entry(1, Tree.chain(2)), drafter={"kind": "hydra"}), **options)
     assert any("drafter of kind hydra" in note for note in other.notes)
-    own = MEDUSA_DRAFTER if name == "medusa" else {"kind": "eagle3"}
+    own = {"medusa": MEDUSA_DRAFTER, "transformers": {"kind": "language-model"}}.get(name, {"kind": "eagle3"})
     same = run(plan_of(entry(1, Tree.chain(2)), drafter=own), **options)
-    assert not any("drafter" in note for note in same.notes)
+    assert not any("the prediction" in note and "does not hold" in note for note in same.notes)
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_provenance_is_always_there(name: str) -> None:
-    options = EAGLE3 if name == "vllm" else {}
-    result: Export = ENGINES[name](GOLDEN, batch=8, **options)
-    assert any(Tree.chain(3).id in note and note.startswith("treeopt ") for note in result.notes)
+    options = NEEDED.get(name, {})
+    result: Export = ENGINES[name](GOLDEN, batch=1, **options)
+    assert any(Tree.chain(5).id in note and note.startswith("treeopt ") for note in result.notes)
+    assert [note for note in result.notes if note.startswith("format checked against ")] != []
 
 
 def test_a_slower_chain_is_called_slower() -> None:
@@ -432,10 +416,10 @@ def test_batch_sizes_must_be_in_the_plan_once() -> None:
         sglang.export(plan_of())
 
 
-@pytest.mark.parametrize("run", [medusa.export, vllm.export])
-def test_triples_are_sglangs(run: Any) -> None:
-    with pytest.raises(UsageError, match="no dynamic tree"):
-        run(GOLDEN, nearest="triple")
+@pytest.mark.parametrize("engine", [llama_cpp, lmdeploy, medusa, transformers, vllm])
+def test_engines_of_chains_have_no_triple(engine: Any) -> None:
+    with pytest.raises(UsageError, match=rf"^{engine.ENGINE} has no dynamic tree: nearest must be chain$"):
+        engine.export(GOLDEN, nearest="triple")
 
 
 # Command
@@ -478,6 +462,8 @@ def test_command_prints_json(saved: Path) -> None:
         "flags": expected.flags,
         "notes": list(expected.notes),
         "environment": "",
+        "launch": f"vllm serve TARGET {expected.flags}",
+        "file": "",
     }
 
 
@@ -626,15 +612,6 @@ def test_command_imposes_a_traces_acceptance(saved: Path, tmp_path: Path, trace:
 # Policies
 
 
-OPT_TREE = OptTree(nodes=15, depth=5, threshold=0.1)
-
-
-def grown(batch: int, policy: DynamicTree | OptTree) -> PlanEntry:
-    kind = "eagle2" if isinstance(policy, DynamicTree) else "opt-tree"
-    tree = Grown(kind, {}, nodes=7.5, depth=3.0, policy=policy)
-    return replace(entry(batch, None), choice=replace(choice("eagle2", None, 1.8), grown=tree))
-
-
 def test_sglang_runs_the_policy_that_it_has() -> None:
     result = sglang.export(plan_of(grown(2, DynamicTree(nodes=15, depth=5, beam=4))))
     assert sglang_triple(result.text) == (5, 4, 16)
@@ -659,8 +636,8 @@ def test_sglang_refuses_other_policies(policy: DynamicTree | OptTree) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_policy_is_never_taken_for_no_speculation(name: str) -> None:
-    needed = {"method": "eagle", "model": "m"} if name == "vllm" else {}
-    plan = plan_of(grown(2, OPT_TREE))
+    needed = NEEDED.get(name, {})
+    plan = plan_of(grown(1, OPT_TREE))
     with pytest.raises(EngineError, match=r"cannot run policy opt-tree .*nearest"):
         ENGINES[name](plan, **needed)
     assert "policy opt-tree (7.5 nodes) was replaced" in ENGINES[name](plan, **needed, nearest="chain").notes[0]

@@ -11,7 +11,8 @@ import click
 from treeopt.api.messages import warn
 from treeopt.cli.options import general
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_rule_warnings
-from treeopt.engines import ENGINES
+from treeopt.engines import ENGINES, METHODS
+from treeopt.engines.export import Export
 from treeopt.errors import TraceError, UsageError
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import load_plan
@@ -27,33 +28,66 @@ EXAMPLES = general.examples(
 )
 
 
+def _methods(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the methods of the chosen engine, or of all, that begin as typed: for completion by the shell."""
+    engine = ctx.params.get("engine")
+    offered = METHODS.get(engine, ()) if engine else {name for names in METHODS.values() for name in names}
+    return sorted(name for name in offered if name.startswith(incomplete))
+
+
 @click.command(epilog=EXAMPLES)
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.option("--format", "engine", type=click.Choice(list(ENGINES)), required=True, help="Engine to write for.")
 @click.option("--batch", type=click.IntRange(min=1), help="Export only this batch size; default all of the plan's.")
 @click.option("--heads", type=click.IntRange(min=1), help="Number of heads in the checkpoint (medusa).")
-@click.option("--method", help="How the engine drafts, e.g. eagle3 (sglang, vllm).")
-@click.option("--model", help="Checkpoint of the drafter (sglang, vllm).")
+@click.option(
+    "--method",
+    shell_complete=_methods,
+    help="How the engine drafts, by the engine's own name, e.g. eagle3 (vllm); sglang and vllm have no default, others "
+    "take it from the plan's drafter.",
+)
+@click.option("--model", help="Checkpoint of the drafter; for medusa, of the heads.")
+@click.option("--target", help="Checkpoint of the target, for the launch line; default the word TARGET.")
 @click.option(
     "--nearest",
     type=click.Choice(["chain", "triple"]),
     help="Replace a tree that the engine cannot run: by the plan's best chain, or by a dynamic tree of the same depth, "
-    "width and size (sglang), which the plan does not predict.",
+    "width and size (openvino, sglang, tensorrt-llm), which the plan does not predict.",
+)
+@click.option(
+    "--schedule-bounds",
+    type=click.Choice(["lower", "upper"]),
+    help="Meaning of a batch size in TensorRT-LLM's draft_len_schedule: the first of a length (lower, up to 1.2) or "
+    "the last (upper, since early 2026); needed for a plan of several lengths.",
 )
 @click.option(
     "--replay",
     type=click.Path(path_type=Path),
     help="Make the engine accept what this trace's walk accepts, whatever it drafts: to measure there the speed that "
-    "the plan predicts (sglang, vllm).",
+    "the plan predicts (llama.cpp, sglang, vllm).",
 )
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; default stdout.")
-@click.option("--json", "as_json", is_flag=True, help="Print text, flags and notes as one JSON object.")
+@click.option(
+    "--launch",
+    is_flag=True,
+    help="Print the whole command line, or the lines of Python, that start the engine with the plan.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print text, flags, launch line and notes as one JSON object.")
 def export(
-    plan: Path, engine: str, replay: Path | None, output: Path | None, *, as_json: bool, **settings: int | str | None
+    plan: Path,
+    engine: str,
+    replay: Path | None,
+    output: Path | None,
+    *,
+    launch: bool,
+    as_json: bool,
+    **settings: int | str | None,
 ) -> None:
     """Write the engine's own configuration for PLAN, a file that `treeopt search` wrote.
 
-    The configuration goes to stdout or to a file; notes and launch flags go to stderr.
+    The configuration goes to stdout or to a file; notes and launch flags go to stderr. With --launch stdout gets the
+    launch line instead, after a command that writes the configuration if the engine reads it from a file and there
+    is no --output.
     """
     general.check_output(output)
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
@@ -62,7 +96,7 @@ def export(
     known = inspect.signature(ENGINES[engine]).parameters
     for name in given:
         if name not in known:
-            raise UsageError(f"--{name} does not apply to --format {engine}")
+            raise UsageError(f"--{name.replace('_', '-')} does not apply to --format {engine}")
     if output is not None and "file" in known:
         given["file"] = str(output)
     loaded = load_plan(plan)
@@ -75,15 +109,21 @@ def export(
     if output is not None:
         write_text(output, result.text + "\n")
     if as_json:
-        click.echo(
-            json.dumps({"format": engine, **asdict(result), "notes": [*loaded.warnings, *result.notes]}, indent=2)
-        )
+        record = {"format": engine, **asdict(result), "notes": [*loaded.warnings, *result.notes]}
+        click.echo(json.dumps(record, indent=2))
+    elif launch:
+        click.echo(result.script if output is None else result.launch)
     elif output is None:
         click.echo(result.text)
+    _explain(result, loaded, launched=launch)
+
+
+def _explain(result: Export, plan: Plan, *, launched: bool) -> None:
+    """Print to stderr what the text does not hold; a launch line holds flags and environment itself."""
     for name, value in (("flags", result.flags), ("environment", result.environment)):
-        if value:
+        if value and not launched:
             click.echo(f"{name}: {value}", err=True)
-    for warning in loaded.warnings:
+    for warning in plan.warnings:
         click.echo(f"Warning: {warning}.", err=True)
     for note in result.notes:
         click.echo(f"note: {note}", err=True)

@@ -29,7 +29,9 @@ EXAMPLES = general.examples(
     help="Step times; default the profile of the trace's models, beside the trace or shipped.",
 )
 @click.option("--plan", "plan_file", type=general.FILE, help="Decode with the plan's trees for the batch size.")
-@click.option("--tree", type=Static(), help="A static tree: the length of a chain, or rank paths as JSON.")
+@click.option(
+    "--tree", type=Static(), help="A static tree: the length of a chain, rank paths, FILE[:NAME], or a published tree."
+)
 @click.option(
     "--batch", type=click.IntRange(min=1), help="Maximum number of requests decoded together; default the plan's."
 )

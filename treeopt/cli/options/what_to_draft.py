@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from treeopt.plans.plan import Choice, Plan
 from treeopt.plans.plan_json import load_plan
 from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.tree import EMPTY, Tree
+from treeopt.tree_files.choice_lists import holds_a_tree, named_tree
+from treeopt.tree_files.literals import value_in_text
 from treeopt.tree_files.paper_trees import published_trees
 
 SETTINGS = {kind: tuple(field.name for field in fields(kind) if field.repr) for kind in (DynamicTree, OptTree)}
@@ -48,26 +51,36 @@ class NamedTree(click.ParamType):  # type: ignore[type-arg]
 
 
 class Static(click.ParamType):  # type: ignore[type-arg]
-    """A static tree: the length of a chain, rank paths as JSON, a file of them, or the name of a published tree."""
+    """A static tree: the length of a chain, rank paths, a file of them, or the name of a published tree."""
 
     name = "tree"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Tree:
-        """Return the tree of `5`, `[[0,0],[1]]`, `FILE`, `FILE:NAME` or `medusa/mc_sim_7b_63`."""
+        """Return the tree of `5`, `[[0,0],[1]]`, `[(0,), (1,)]`, `FILE`, `FILE:NAME` or `medusa/mc_sim_7b_63`.
+
+        Whatever a file may hold may also be given itself: an assignment, an option, an engine's configuration.
+        """
         if isinstance(value, Tree):
             return value
         try:
             content = json.loads(value)
-            return Tree.chain(content) if type(content) is int else Tree.from_paths(content)
-        except TreeError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, RecursionError):
             if any(os.path.isfile(word) for word in (value, value.rpartition(":")[0])):
                 return TreeFile().convert(value, param, ctx)
             if value in published_trees():
                 return published_trees()[value]
-            forms = "the length of a chain, rank paths such as [[0,0],[1]], a file of them, nor a published tree"
-            self.fail(f"{value[:80]!r} is neither {forms} ({', '.join(published_trees())})", param, ctx)
+            if not set(value) & set("[({"):
+                forms = "the length of a chain, rank paths such as [[0,0],[1]], a file of them, nor a published tree"
+                self.fail(f"{value[:80]!r} is neither {forms} ({', '.join(published_trees())})", param, ctx)
+            content = None
+        try:
+            if type(content) is int:
+                return Tree.chain(content)
+            content = value_in_text(value, fits=holds_a_tree) if content is None else content
+            listed = isinstance(content, list | tuple) and not any(isinstance(item, Mapping) for item in content)
+            return Tree.from_paths(content) if listed else named_tree(content).tree
+        except (TreeError, TypeError) as error:
+            self.fail(f"{value[:80]!r}: {error}", param, ctx)
 
 
 class Dynamic(click.ParamType):  # type: ignore[type-arg]
@@ -146,8 +159,8 @@ trees = general.bundle(
     click.option(
         "--tree",
         type=Static(),
-        help="A static tree: the length of a chain, rank paths as JSON, FILE[:NAME], a choice list or growmap, or the "
-        "name of a published tree such as medusa/mc_sim_7b_63.",
+        help="A static tree: the length of a chain, rank paths as any engine spells them, FILE[:NAME] with these or a "
+        "growmap, or the name of a published tree such as medusa/mc_sim_7b_63.",
     ),
     click.option(
         "--dynamic",

@@ -62,8 +62,8 @@ EXAMPLES = general.examples(
 @click.option(
     "--tree",
     type=Static(),
-    help="For rule typical: texts are written with this tree, and a search can only choose parts of it. Rank paths as "
-    "JSON, FILE[:NAME], or the name of a published tree such as medusa/mc_sim_7b_63.",
+    help="For rule typical: texts are written with this tree, and a search can only choose parts of it. Rank paths, "
+    "FILE[:NAME], or the name of a published tree such as medusa/mc_sim_7b_63.",
 )
 @click.option(
     "--parts",

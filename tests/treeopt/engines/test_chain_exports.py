@@ -1,0 +1,146 @@
+"""The exports to transformers and LMDeploy, which accept any value: so each is read back, and transformers is run."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.small_plans import BUSHY, GOLDEN, OPT_TREE, entry, grown, plan_of
+from treeopt.engines import lmdeploy, transformers
+from treeopt.errors import EngineError, UsageError
+from treeopt.tree import Tree
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# transformers
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.sampled_from(sorted(transformers.METHODS)))
+def test_transformers_drafts_the_planned_length(length: int, method: str) -> None:
+    config = json.loads(transformers.export(plan_of(entry(1, Tree.chain(length))), method=method).text)
+    if method == "prompt-lookup":
+        assert config == {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": 3}
+        return
+    # Any other schedule changes the length from step to step, any other threshold cuts drafts.
+    assert config == {
+        "num_assistant_tokens": length,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
+
+
+@pytest.mark.parametrize("method", sorted(transformers.METHODS))
+def test_transformers_own_configuration_takes_the_settings(method: str) -> None:
+    library = pytest.importorskip("transformers", reason="the extra executor is not installed")
+    settings_of = json.loads(transformers.export(GOLDEN, method=method, batch=1).text)
+    config = library.GenerationConfig(**settings_of)
+    config.validate(strict=True)
+    assert {name: getattr(config, name) for name in settings_of} == settings_of
+    assert config.update(**dict.fromkeys(settings_of)) == {}  # no name that it does not know
+    assert library.__version__.split(".")[0] == transformers.ENGINE.split()[1].split(".")[0]
+
+
+def test_transformers_decodes_one_sequence() -> None:
+    with pytest.raises(EngineError, match=r"one sequence at a time.*holds batch 8; nearest: a plan for batch 1"):
+        transformers.export(GOLDEN, method="assistant", batch=8)
+    with pytest.raises(EngineError, match=r"one sequence at a time.*holds batch 2, 4"):
+        transformers.export(plan_of(entry(2, Tree.chain(2)), entry(4, Tree.chain(2))), method="assistant")
+    result = transformers.export(GOLDEN, method="assistant")
+    assert json.loads(result.text)["num_assistant_tokens"] == 5
+    assert any("only batch 1 of 1, 8, 32, 64 was exported" in note for note in result.notes)
+    assert not any("only batch 1" in note for note in transformers.export(GOLDEN, method="assistant", batch=1).notes)
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "error", "message"),
+    [
+        (GOLDEN, {}, UsageError, "needs a method, one of assistant, prompt-lookup"),
+        (GOLDEN, {"method": "eagle3"}, EngineError, "cannot run method eagle3.*nearest: assistant, prompt-lookup"),
+        (GOLDEN, {"method": "prompt-lookup", "model": "m"}, UsageError, "takes no model"),
+        (plan_of(entry(1, BUSHY)), {"method": "assistant"}, EngineError, r"path \[.*nearest: chain of 3"),
+        (plan_of(grown(1, OPT_TREE)), {"method": "assistant"}, EngineError, "dynamic"),
+    ],
+)
+def test_transformers_refuses(plan: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        transformers.export(plan, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(transformers.METHODS))
+def test_transformers_launch_lines_run_and_draft_the_length(method: str, tmp_path: Path) -> None:
+    """A process that loads torch and decodes with the shipped target as its own assistant: some seconds."""
+    pytest.importorskip("transformers", reason="the extra executor is not installed")
+    model = str(ROOT / "data/models/stdlib-llama")
+    options = {"model": model} if method == "assistant" else {}
+    lines = transformers.export(GOLDEN, method=method, target=model, batch=1, **options).launch
+    hook = """
+import transformers.generation.utils as utils
+prepared = utils.GenerationMixin._get_candidate_generator
+def spied(self, *args, **words):
+    made = prepared(self, *args, **words)
+    get = made.get_candidates
+    def candidates(ids, *more, **other):
+        found = get(ids, *more, **other)
+        print("drafted", found[0].shape[1] - ids.shape[1])
+        return found
+    made.get_candidates = candidates
+    return made
+utils.GenerationMixin._get_candidate_generator = spied
+"""
+    script = tmp_path / "launch.py"
+    script.write_text(hook + lines.replace("PROMPT", "def add(a, b):\\n    return").replace("256", "24"))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, cwd=ROOT)
+    drafted = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("drafted")]
+    if method == "assistant":
+        assert set(drafted[:-1]) == {5}  # the last draft is cut at max_new_tokens
+    assert max(drafted) == 5
+    assert "def add" in done.stdout
+
+
+# LMDeploy
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.sampled_from(sorted(lmdeploy.METHODS)))
+def test_lmdeploy_drafts_the_planned_length(length: int, method: str) -> None:
+    words = shlex.split(lmdeploy.export(plan_of(entry(4, Tree.chain(length))), method=method, model="a b").text)
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    block = options.pop("--speculative-dflash-block-size", None)
+    assert options == {
+        "--speculative-algorithm": method,
+        "--speculative-draft-model": "a b",
+        "--speculative-num-draft-tokens": str(length),
+    }
+    assert (block is not None) == (method == "dflash")
+    assert block is None or int(block) - 1 == length  # as SpeculativeConfig derives the length from the block
+
+
+def test_lmdeploy_golden() -> None:
+    result = lmdeploy.export(GOLDEN, method="eagle3", model="a/b", target="c/d", batch=8)
+    flags = "--speculative-algorithm eagle3 --speculative-draft-model a/b --speculative-num-draft-tokens 3"
+    assert result.text == flags
+    assert result.launch == f"lmdeploy serve api_server c/d {flags}"
+    assert "--speculative-draft-model" not in lmdeploy.export(GOLDEN, method="deepseek_mtp", batch=8).launch
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "error", "message"),
+    [
+        (GOLDEN, {"method": "eagle3"}, EngineError, r"one length .*nearest: one batch size of 1, 8, 32 \(`--batch`\)"),
+        (GOLDEN, {}, UsageError, "needs a method, one of eagle, eagle3"),
+        (GOLDEN, {"method": "ngram"}, EngineError, "cannot run method ngram.*nearest: eagle, eagle3"),
+        (plan_of(entry(8, BUSHY)), {"method": "eagle"}, EngineError, r"batch 8.*path \[.*nearest: chain of 3"),
+        (plan_of(grown(1, OPT_TREE)), {"method": "eagle"}, EngineError, "dynamic"),
+    ],
+)
+def test_lmdeploy_refuses(plan: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        lmdeploy.export(plan, **options)

@@ -1,0 +1,151 @@
+"""One tree in every spelling that people have, at every door: a file of any suffix, and the command line."""
+
+import json
+import time
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.strategies import trees
+from treeopt.cli.options.what_to_draft import Static
+from treeopt.errors import TreeError
+from treeopt.tree import Tree
+from treeopt.tree_files.choice_lists import read_tree
+from treeopt.tree_files.literals import named_values, value_in_text
+
+TREE = Tree.from_paths([(0,), (1,), (0, 0)])
+LISTS, TUPLES = "[[0], [1], [0, 0]]", "[(0,), (1,), (0, 0)]"
+
+PLAIN = {
+    "lists": LISTS,
+    "tuples": TUPLES,
+    "tuple of tuples": "((0,), (1,), (0, 0))",
+    "mixed": "[[0], (1,), (0, 0,),]",
+    "over several lines": "[\n  (0,),   # best\n  (1,),\n  (0, 0),\n]",
+    "leaves": "[(0, 0), (1,)]",
+    "assignment": f"mc_sim = {LISTS}",
+    "typed assignment": f"mc_sim: list[list[int]] = {LISTS}",
+    "string assigned": f'speculative_token_tree = "{TUPLES}"',
+    "attribute": f"config.eagle_choices = {LISTS}",
+    "key": f'config["eagle_choices"] = {LISTS}',
+    "Python dictionary": f"spec = {{'method': 'eagle', 'speculative_token_tree': '{TUPLES}'}}",
+    "call": f"Eagle3DecodingConfig(max_draft_len=2, eagle_choices={LISTS}, speculative_model='m')",
+    "assigned call": f"from tensorrt_llm.llmapi import A\n\nconfig = A(max_draft_len=2, eagle_choices={LISTS})\n",
+    "within a function": f"def main():\n    medusa_choices = {TUPLES}\n    return medusa_choices\n",
+    "option": f'--medusa_choices="{LISTS}"',
+    "option and space": f"--eagle-choices {LISTS}",
+    "JSON option": json.dumps({"speculative_token_tree": TUPLES}).join(["--speculative-config '", "'"]),
+    "vLLM": json.dumps({"model": "t", "speculative_config": {"method": "eagle", "speculative_token_tree": TUPLES}}),
+    "vLLM with a schedule": json.dumps(
+        {"speculative_config": {"speculative_token_tree": TUPLES, "num_speculative_tokens_per_batch_size": [[1, 7, 5]]}}
+    ),
+    "JSON in a list": json.dumps({"engines": [{"name": "a"}, {"name": "b", "medusa_choices": [[0], [1], [0, 0]]}]}),
+    "records": json.dumps([{"name": "a"}, {"medusa_choices": [[0], [1], [0, 0]]}]),
+    "compose": json.dumps({"command": ["vllm", "serve", "-sc", json.dumps({"speculative_token_tree": TUPLES})]}),
+    "TOML": f"[speculative]\nmax_draft_len = 2\neagle_choices = {LISTS}\n",
+}
+YAML = {
+    "TensorRT-LLM": f"speculative_config:\n  decoding_type: Eagle\n  max_draft_len: 3\n  eagle_choices: {LISTS}\n",
+    "block lists": "speculative_config:\n  medusa_choices:\n  - [0]\n  - [1]\n  - - 0\n    - 0\n",
+    "tuples": f"speculative_config:\n  eagle_choices: {TUPLES}\n",
+    "string": f'speculative_config:\n  eagle_choices: "{TUPLES}"\n',
+    "folded string": f"spec:\n  eagle_choices: >-\n    {LISTS}\n",
+    "compose": f"services:\n  vllm:\n    command: --speculative-config x\n    env:\n      TREE: '{TUPLES}'\n",
+    "list": "- [0]\n- [1]\n- [0, 0]\n",
+    "two documents' anchor": f"a: &t {LISTS}\nmedusa:\n  medusa_choices: *t\n",
+}
+
+
+@pytest.mark.parametrize("spelling", PLAIN)
+@pytest.mark.parametrize("suffix", ["", ".txt", ".json", ".py", ".yaml", ".md"])
+def test_a_file_of_any_suffix_holds_any_spelling(tmp_path: Path, spelling: str, suffix: str) -> None:
+    if suffix == ".yaml":
+        pytest.importorskip("yaml", reason="the extra yaml is not installed")
+    (tmp_path / f"tree{suffix}").write_text(PLAIN[spelling])
+    assert read_tree(tmp_path / f"tree{suffix}").tree == TREE
+
+
+@pytest.mark.parametrize("spelling", PLAIN)
+def test_the_command_line_takes_any_spelling(spelling: str) -> None:
+    if spelling != "leaves":  # there a list that lacks parents has them, as before
+        assert Static().convert(PLAIN[spelling], None, None) == TREE
+
+
+@pytest.mark.parametrize("spelling", YAML)
+@pytest.mark.parametrize("suffix", [".yaml", ".yml", ".txt", ""])
+def test_yaml_is_read(tmp_path: Path, spelling: str, suffix: str) -> None:
+    pytest.importorskip("yaml", reason="the extra yaml is not installed")
+    (tmp_path / f"tree{suffix}").write_text(YAML[spelling])
+    assert read_tree(tmp_path / f"tree{suffix}", name="medusa_choices" if "*t" in YAML[spelling] else None).tree == TREE
+
+
+@settings(deadline=None)
+@given(
+    trees(min_nodes=1),
+    st.sampled_from(["{}", "t = {}", '--tree="{}"', '{{"a": {{"eagle_choices": "{}"}}}}']),
+)
+def test_every_tree_survives_every_form(tree: Tree, form: str) -> None:
+    assert Static().convert(form.format(list(tree.paths)), None, None) == tree
+    assert Static().convert(form.format([list(path) for path in tree.paths]), None, None) == tree
+
+
+def test_names_lead_to_trees_at_any_depth(tmp_path: Path) -> None:
+    file = tmp_path / "engines.json"
+    file.write_text(
+        json.dumps({"a": {"medusa_choices": [[0]]}, "b": [{"eagle_choices": LISTS}], "c": {"sizes": [[1, 2]]}})
+    )
+    with pytest.raises(TreeError, match=r"several trees, a\.medusa_choices, b\[0\]\.eagle_choices: write FILE:NAME"):
+        read_tree(file)
+    found = read_tree(file, name="eagle_choices")
+    assert (found.tree, found.name) == (TREE, "b[0].eagle_choices")
+    assert read_tree(file, name="b[0].eagle_choices").tree == TREE
+    with pytest.raises(TreeError, match="it has no tree 'sizes'"):
+        read_tree(file, name="sizes")
+    file.write_text(json.dumps({"a": {"medusa_choices": [[0], [0]]}}))
+    with pytest.raises(TreeError, match=r"engines\.json: a\.medusa_choices: path 1 \[0\] repeats path 0"):
+        read_tree(file)
+
+
+def test_a_schedule_is_no_tree(tmp_path: Path) -> None:
+    file = tmp_path / "vllm.json"
+    file.write_text(
+        json.dumps({"speculative_config": {"num_speculative_tokens_per_batch_size": [[1, 7, 5], [8, 9, 3]]}})
+    )
+    with pytest.raises(TreeError, match="it has no list of rank paths with a name"):
+        read_tree(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("__import__('os').system('false')", "not a literal"),
+        ("[f(0)]", "not a literal"),
+        ("[[0], [1", "never closed"),
+        ("mc = [[0], [x]]", "not a literal"),
+        ("--tree [[0], [-1]]", "must hold ranks"),
+        ("{}", "no list of rank paths"),
+        ("[[0], ['a']]", "path 1 must hold integers"),
+        ("[" * 50_000, "not a literal"),
+    ],
+)
+def test_other_text_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(click.BadParameter, match=message) as caught:
+        Static().convert(text, None, None)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_names_that_refer_to_themselves_end() -> None:
+    """Ten values of ten references each, a YAML bomb, are looked at once; a value within itself too."""
+    yaml = pytest.importorskip("yaml", reason="the extra yaml is not installed")
+    lines = ["a0: &a0 {x: [[0], [1]]}"]
+    lines += [f"a{n}: &a{n} {{{', '.join(f'k{k}: *a{n - 1}' for k in range(10))}}}" for n in range(1, 12)]
+    started = time.monotonic()
+    value = value_in_text("\n".join(lines), ".yaml")
+    assert len(named_values(value, like=lambda item: isinstance(item, list))) == 1
+    assert time.monotonic() - started < 5
+    loop = yaml.safe_load("&a {b: *a, c: [[0]]}")
+    assert list(named_values(loop, like=lambda item: isinstance(item, list))) == ["c"]
