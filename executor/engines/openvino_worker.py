@@ -112,7 +112,8 @@ class Pipelines:
     """The engine's loaded pipelines, by name; with a draft model or prompt lookup, plain decoding needs its own."""
 
     def __init__(self) -> None:
-        """Import the engine."""
+        """Import the engine, without its telemetry, which would fork a process that outlives this one."""
+        sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
         import openvino
         import openvino_genai
 

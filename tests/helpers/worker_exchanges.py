@@ -24,6 +24,7 @@ def record(path: Path, words: list[str]) -> int:
         def keep(kind: str, line: str) -> None:
             with lock:
                 kept.write(json.dumps({kind: json.loads(line)}) + "\n")
+                kept.flush()
 
         def orders() -> None:
             for line in sys.stdin:

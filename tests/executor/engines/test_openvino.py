@@ -1,5 +1,6 @@
 """The OpenVINO driver: against recordings of the real worker, and against workers that misbehave."""
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -8,7 +9,8 @@ import pytest
 
 from executor.engines.engine import EngineRequest
 from executor.engines.openvino import OpenVino
-from tests.helpers.worker_exchanges import interpreter
+from tests.helpers.openvino_runs import RECORDINGS, recorded
+from tests.helpers.worker_exchanges import interpreter, replayer
 from treeopt.errors import EngineError
 from treeopt.policies import DynamicTree
 
@@ -35,6 +37,60 @@ for answer in {answers!r}:
 
 def driver(python: Path, **options) -> OpenVino:
     return OpenVino(python, "target", timeout_s=10, **options)
+
+
+# --- recordings of the real worker
+
+
+@pytest.mark.parametrize("name", ["openvino-lookup", "openvino-draft-model"])
+def test_recorded_steps_add_up_to_the_same_text_for_every_draft_and_concurrency(tmp_path, name):
+    plain, *drafted = recorded(name, replayer(tmp_path, RECORDINGS / f"{name}.jsonl"))
+    assert [len(text.tokens) for text in plain] == [12, 12, 12]
+    assert [step.drafted for text in plain for step in text.steps] == [0] * 36
+    for texts in drafted:
+        assert [text.tokens for text in texts] == [text.tokens for text in plain]
+        assert max(max(text.committed) for text in texts) > 1
+        for text in texts:
+            assert sum(text.committed) == 12
+            assert max(text.committed) <= 4  # 3 drafted, and the target's own
+            first, *others = text.steps
+            assert (first.prefill, first.committed, first.drafted) == (True, 1, 0)
+            assert {(step.prefill, step.drafted) for step in others} == {(False, None)}
+            assert [step.ended for step in text.steps] == [False] * len(others) + [True]
+    for texts in (plain, *drafted):
+        times = [step.at_s for text in texts for step in text.steps]
+        assert min(times) > 0
+        assert all(a.at_s < b.at_s for text in texts for a, b in itertools.pairwise(text.steps))
+
+
+def test_accepted_lengths_do_not_depend_on_the_concurrency(tmp_path):
+    _, alone, together = recorded("openvino-lookup", replayer(tmp_path, RECORDINGS / "openvino-lookup.jsonl"))
+    assert [text.committed for text in alone] == [text.committed for text in together]
+
+
+def test_a_folder_without_a_model_gives_the_engine_s_words_in_one_line(tmp_path):
+    python = replayer(tmp_path, RECORDINGS / "openvino-no-model.jsonl")
+    with (
+        OpenVino(python, ".", timeout_s=10) as engine,
+        pytest.raises(EngineError, match=r"^OpenVINO GenAI: Could not find a model in the directory '\"\.\"'$"),
+    ):
+        list(engine.decode([REQUEST], draft=0, concurrency=1))
+
+
+def test_the_meta_names_the_versions_and_the_options(tmp_path):
+    with driver(replayer(tmp_path, RECORDINGS / "openvino-no-model.jsonl"), lookup_ngram=2) as engine:
+        assert engine.meta["openvino_genai"].startswith("2026.4.1.0")
+        assert engine.meta["openvino"].startswith("2026.4.1")
+        assert (engine.meta["engine"], engine.meta["model"], engine.meta["lookup_ngram"]) == ("openvino", "target", 2)
+
+
+def test_an_order_that_is_not_the_recorded_one_fails(tmp_path):
+    """So that a changed driver needs new recordings."""
+    with (
+        driver(replayer(tmp_path, RECORDINGS / "openvino-no-model.jsonl")) as engine,
+        pytest.raises(EngineError, match="exited with code 9: the recording has the order"),
+    ):
+        list(engine.decode([REQUEST], draft=0, concurrency=1))
 
 
 # --- workers that misbehave
@@ -100,9 +156,11 @@ LOADED = {"event": "loaded", "pipeline": "plain"}
     ids=["no-model", "killed", "dies", "garbage", "unknown-answer", "no-steps", "gives-up"],
 )
 def test_a_worker_that_fails_while_it_decodes(tmp_path, answers, then, message):
-    with driver(worker(tmp_path, READY, *answers, then=then)) as engine:
-        with pytest.raises(EngineError, match=f"^{message}$"):
-            list(engine.decode([REQUEST], draft=0, concurrency=1))
+    with (
+        driver(worker(tmp_path, READY, *answers, then=then)) as engine,
+        pytest.raises(EngineError, match=f"^{message}$"),
+    ):
+        list(engine.decode([REQUEST], draft=0, concurrency=1))
 
 
 def test_a_worker_that_hangs_in_the_middle_and_ignores_sigterm(tmp_path):
