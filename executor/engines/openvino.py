@@ -10,7 +10,8 @@ first asked for. Facts about OpenVINO GenAI 2026.4.1 that a reader of its steps 
   by the worker; a request that ended so leaves its place one step late. One request at a time ends as the engine ends
   it: its last drafts are cut.
 * A request that joins makes the others wait for its prefill.
-* Dynamic trees run with EAGLE-3 drafters only.
+* Dynamic trees need an EAGLE-3 drafter. With a language model as the drafter the engine accepts the setting and emits
+  another text, so the driver refuses it.
 * It does not report drafted tokens step by step.
 """
 
@@ -83,6 +84,7 @@ class OpenVino:
         self._versions: dict[str, str] = {}
         self._loaded: set[str] = set()
         self._decoding = False
+        self._eagle3 = False  # known once the drafter is loaded
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -177,6 +179,8 @@ class OpenVino:
             raise EngineError(f"{NAME} decodes one set of requests at a time; close the open iterator first")
         worker = self._running()
         self._load(worker, order["pipeline"])
+        if "tree_depth" in order["settings"] and not self._eagle3:
+            raise EngineError(f"{NAME} drafts trees with an EAGLE-3 drafter only, and {self._draft_model} is none")
         worker.send(order)
         self._decoding = True
         steps = [0] * len(requests)
@@ -204,7 +208,9 @@ class OpenVino:
                 "scheduler": self._scheduler,
             }
         )
-        self._answer(worker)
+        answer = self._answer(worker)
+        if pipeline == DRAFTING:
+            self._eagle3 = bool(answer.get("eagle3"))
         self._loaded.add(pipeline)
 
     def _answer(self, worker: WorkerProcess) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Protocol 1. First the worker introduces itself, then it answers each order in tu
     worker  {"event": "ready", "protocol": 1, "openvino_genai": VERSION, "openvino": VERSION}
     order   {"op": "load", "pipeline": NAME, "model": FOLDER, "draft_model": FOLDER or null, "device": "CPU",
              "properties": {...}, "scheduler": {...}}
-    worker  {"event": "loaded", "pipeline": NAME}
+    worker  {"event": "loaded", "pipeline": NAME, "eagle3": BOOL}  whether the draft model is an EAGLE-3 head
     order   {"op": "decode", "pipeline": NAME, "concurrency": N, "settings": {...}, "room": N,
              "requests": [{"tokens": [...], "new_tokens": N, "ignore_stop": BOOL}, ...]}
     worker  {"event": "step", "at_s": SECONDS, "rows": [[REQUEST, [TOKEN, ...], ENDED], ...]}  for every engine step
@@ -117,14 +117,14 @@ class Pipelines:
         import openvino
         import openvino_genai
 
-        self._tensor = openvino.Tensor
+        self._openvino = openvino
         self._genai = openvino_genai
         self._loaded: dict[str, Any] = {}
         self._requests = 0  # ids are never used again
         self.versions = {"openvino_genai": openvino_genai.__version__, "openvino": openvino.__version__}
 
-    def load(self, order: Message) -> None:
-        """Load a pipeline; one of the same name is dropped first."""
+    def load(self, order: Message) -> bool:
+        """Load a pipeline; one of the same name is dropped first. Return whether its draft model is an EAGLE-3 head."""
         self._loaded.pop(order["pipeline"], None)
         scheduler = self._genai.SchedulerConfig()
         for name, value in order["scheduler"].items():
@@ -137,6 +137,10 @@ class Pipelines:
         self._loaded[order["pipeline"]] = self._genai.ContinuousBatchingPipeline(
             order["model"], scheduler, order["device"], properties
         )
+        if order["draft_model"] is None:
+            return False
+        drafter = self._openvino.Core().read_model(os.path.join(order["draft_model"], "openvino_model.xml"))
+        return bool(drafter.has_rt_info("eagle3_mode"))
 
     def decode(self, order: Message, orders: Orders, answers: Answers) -> str:
         """Decode all requests; return "done" or "cancelled"."""
@@ -179,7 +183,7 @@ class Pipelines:
         )
         config.validate()
         self._requests += 1
-        handle = pipeline.add_request(self._requests, self._tensor([asked["tokens"]]), config)
+        handle = pipeline.add_request(self._requests, self._openvino.Tensor([asked["tokens"]]), config)
         return Request(handle, asked["new_tokens"], self._genai.GenerationStatus.RUNNING)
 
     @staticmethod
@@ -203,8 +207,8 @@ def main() -> None:
     for order in orders:
         try:
             if order["op"] == "load":
-                pipelines.load(order)
-                answers.write({"event": "loaded", "pipeline": order["pipeline"]})
+                eagle3 = pipelines.load(order)
+                answers.write({"event": "loaded", "pipeline": order["pipeline"], "eagle3": eagle3})
             elif order["op"] == "decode":
                 answers.write({"event": pipelines.decode(order, orders, answers)})
             elif order["op"] != "cancel":

@@ -19,6 +19,7 @@ from executor.engines.engine import Draft, EngineRequest, EngineStep
 from executor.engines.openvino import OpenVino
 from tests.helpers.worker_exchanges import recorder
 from treeopt.errors import EngineError
+from treeopt.policies import DynamicTree
 from treeopt.storage.provenance import this_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +28,8 @@ PYTHON = ENGINES / "openvino" / "bin" / "python"
 EXPORT_PYTHON = ENGINES / "openvino-export" / "bin" / "python"
 MODELS = ENGINES / "models" / "openvino"
 RECORDINGS = ROOT / "tests" / "executor" / "engines" / "recordings"
-TARGET, DRAFTER = "stdlib-llama", "stdlib-llama-3-layers"
+TARGET, DRAFTER, EAGLE3 = "stdlib-llama", "stdlib-llama-3-layers", "stdlib-eagle3"
+TREE = DynamicTree(nodes=6, depth=3, beam=2)
 
 # fp32 throughout: the engine's cache has 8 bits otherwise, and texts of different batches need not be equal
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 1}
@@ -44,11 +46,15 @@ main_export(*sys.argv[1:], task="text-generation-with-past", ov_config=OVConfig(
 
 
 def models() -> Path:
-    """Return the folder of the target and of a drafter, its first three layers; export what is missing.
+    """Return the folder of the target, of its first three layers as a drafter, and of the EAGLE-3 drafter.
+
+    The first two are exported if they are missing; the last is not, as optimum-intel's command line cannot.
 
     Raises:
-        FileNotFoundError: names what is not installed.
+        FileNotFoundError: names what is not there.
     """
+    if not (MODELS / EAGLE3 / "openvino_model.xml").exists():
+        raise FileNotFoundError(f"data/models/{EAGLE3} exported to {(MODELS / EAGLE3).relative_to(ROOT)}")
     for name, layers in ((TARGET, None), (DRAFTER, 3)):
         if (MODELS / name / "openvino_model.xml").exists():
             continue
@@ -131,6 +137,11 @@ def chains(engine: OpenVino) -> list[list[Text]]:
     return done
 
 
+def trees(engine: OpenVino) -> list[list[Text]]:
+    """Plain decoding, and a dynamic tree one and two requests at a time."""
+    return [texts(engine, asked(), draft, concurrency) for draft, concurrency in ((0, 1), (TREE, 1), (TREE, 2))]
+
+
 def no_model(engine: OpenVino) -> list[list[Text]]:
     """Fail."""
     try:
@@ -143,6 +154,7 @@ def no_model(engine: OpenVino) -> list[list[Text]]:
 RUNS = {
     "openvino-lookup": Run({"lookup_ngram": 3, "properties": EXACT}, chains),
     "openvino-draft-model": Run({"draft_model": DRAFTER, "properties": EXACT}, chains),
+    "openvino-eagle3": Run({"draft_model": EAGLE3, "properties": EXACT}, trees),
     "openvino-no-model": Run({}, no_model),
 }
 
@@ -150,7 +162,7 @@ RUNS = {
 def recorded(name: str, python: Path) -> list[list[Text]]:
     """Make a run; the current folder is that of the models, which a driver names as it is given them."""
     run = RUNS[name]
-    with OpenVino(python, TARGET if run.ask is chains else ".", timeout_s=600, **run.options) as engine:
+    with OpenVino(python, "." if run.ask is no_model else TARGET, timeout_s=600, **run.options) as engine:
         return run.ask(engine)
 
 
@@ -160,7 +172,7 @@ def main() -> None:
     RECORDINGS.mkdir(exist_ok=True)
     for name in RUNS:
         path = RECORDINGS / f"{name}.jsonl"
-        note = f"{TARGET} and its first 3 layers ({DRAFTER}), exported by optimum-intel 2.2.0 as fp32"
+        note = f"{TARGET}, its first 3 layers ({DRAFTER}) and {EAGLE3}, exported by optimum-intel 2.2.0 as fp32"
         provenance = {**this_run(), "models": note, "prompts": "data/prompts/stdlib.jsonl, the first 24 tokens of 3"}
         path.write_text(json.dumps({"provenance": provenance}) + "\n", "utf-8")
         with tempfile.TemporaryDirectory() as scratch:

@@ -12,6 +12,7 @@ from executor.engines.engine import EngineRequest
 from executor.engines.openvino import OpenVino
 from tests.helpers.openvino_runs import (
     DRAFTER,
+    EAGLE3,
     EXACT,
     PYTHON,
     RECORDINGS,
@@ -113,10 +114,25 @@ def test_a_worker_killed_in_the_middle_gives_one_line_and_leaves_nothing():
 
 
 @pytest.mark.usefixtures("there")
-def test_a_tree_without_an_eagle3_drafter_fails_in_the_engine_s_words():
+def test_trees_decode_the_plain_text_in_fewer_steps_than_a_chain():
+    with OpenVino(PYTHON, TARGET, properties=EXACT, draft_model=EAGLE3) as engine:
+        plain = [text.tokens for text in texts(engine, asked(), 0, 4)]
+        steps = {}
+        for name, draft in (("chain", 4), ("tree", DynamicTree(nodes=12, depth=4, beam=3))):
+            alone, together = (texts(engine, asked(), draft, concurrency) for concurrency in (1, 4))
+            assert [text.tokens for text in alone] == [text.tokens for text in together] == plain
+            assert [text.committed[:-1] for text in alone] == [text.committed[:-1] for text in together]
+            assert max(max(text.committed) for text in alone) <= 5
+            steps[name] = sum(len(text.committed) for text in alone)
+    assert steps["tree"] < steps["chain"]
+
+
+@pytest.mark.usefixtures("there")
+def test_a_tree_with_a_language_model_as_the_drafter_is_refused():
+    """The engine itself takes it, and emits another text."""
     with (
         OpenVino(PYTHON, TARGET, properties=EXACT, draft_model=DRAFTER) as engine,
-        pytest.raises(EngineError, match=r"^OpenVINO GenAI: "),
+        pytest.raises(EngineError, match="EAGLE-3 drafter only, and stdlib-llama-3-layers is none"),
     ):
         texts(engine, asked(), DynamicTree(nodes=6, depth=3, beam=2), 1)
 
