@@ -5,11 +5,10 @@ pipeline with a draft model or with prompt lookup always drafts; plain decoding 
 first asked for. Facts about OpenVINO GenAI 2026.4.1 that a reader of its steps must know:
 
 * Prompt lookup pads every draft to the full length, so a step without a match costs what a full draft costs.
-* A draft model's loop ends for the whole batch as soon as one request can draft no more, which would cut the drafts of
-  all while any of them is near its end. Several requests at a time are therefore given room for another draft and cut
-  by the worker; a request that ended so leaves its place one step late. One request at a time ends as the engine ends
-  it: its last drafts are cut.
-* A request that joins makes the others wait for its prefill.
+* A request's drafts are cut where its text ends, those of the others are not. A request that joins makes the others
+  wait for its prefill.
+* Dynamic trees run one request at a time: with several the engine fails ("PaKVReorder ... to have same length") in a
+  step that ends one of them while it accepts a branch of another, so the driver refuses it.
 * Dynamic trees need an EAGLE-3 drafter. With a language model as the drafter the engine accepts the setting and emits
   another text, so the driver refuses it.
 * It does not report drafted tokens step by step.
@@ -143,13 +142,13 @@ class OpenVino:
                 )
         if concurrency < 1:
             raise EngineError(f"concurrency must be at least 1, got {concurrency}")
-        shared = bool(settings) and self._draft_model is not None and min(concurrency, len(requests)) > 1
+        if isinstance(draft, DynamicTree) and min(concurrency, len(requests)) > 1:
+            raise EngineError(f"{NAME} fails where one of several requests with trees ends; decode with concurrency 1")
         order = {
             "op": "decode",
             "pipeline": DRAFTING if settings else PLAIN,
             "concurrency": concurrency,
             "settings": settings,
-            "room": settings["num_assistant_tokens"] + 1 if shared else 0,
             "requests": [
                 {"tokens": list(request.tokens), "new_tokens": request.new_tokens, "ignore_stop": request.ignore_stop}
                 for request in requests

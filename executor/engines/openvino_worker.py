@@ -8,7 +8,7 @@ Protocol 1. First the worker introduces itself, then it answers each order in tu
     order   {"op": "load", "pipeline": NAME, "model": FOLDER, "draft_model": FOLDER or null, "device": "CPU",
              "properties": {...}, "scheduler": {...}}
     worker  {"event": "loaded", "pipeline": NAME, "eagle3": BOOL}  whether the draft model is an EAGLE-3 head
-    order   {"op": "decode", "pipeline": NAME, "concurrency": N, "settings": {...}, "room": N,
+    order   {"op": "decode", "pipeline": NAME, "concurrency": N, "settings": {...},
              "requests": [{"tokens": [...], "new_tokens": N, "ignore_stop": BOOL}, ...]}
     worker  {"event": "step", "at_s": SECONDS, "rows": [[REQUEST, [TOKEN, ...], ENDED], ...]}  for every engine step
     worker  {"event": "done"}
@@ -16,9 +16,7 @@ Protocol 1. First the worker introduces itself, then it answers each order in tu
     worker  {"event": "cancelled"}  after the step under way, in place of "done"; a cancel that comes late is ignored
 
 `settings` are fields of the engine's `GenerationConfig`; `scheduler` those of its `SchedulerConfig`. `at_s` counts from
-the order to the end of the step, on a monotonic clock. A request that a step gave no token has no row. With `room`, the
-engine is asked for that many tokens more than `new_tokens`, and the worker cuts the text and stops the request; the
-engine drops it after one more step, and until then nothing takes its place. Lines about
+the order to the end of the step, on a monotonic clock. A request that a step gave no token has no row. Lines about
 steps are written together, at most every 50 ms, so that writing does not disturb the steps. An order that fails is
 answered by {"event": "error", "message": TEXT}, the engine's own words, and ends what it was about. The worker exits
 when its stdin closes.
@@ -31,7 +29,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 PROTOCOL = 1
@@ -82,32 +80,6 @@ class Answers:
             self._written_s = time.perf_counter()
 
 
-class Request:
-    """A request under way."""
-
-    def __init__(self, handle: Any, new_tokens: int, running: Any) -> None:
-        """Keep the engine's handle, the tokens that are wanted, and the status of a request that still runs."""
-        self.handle = handle
-        self.ended = False
-        self.occupies = True  # a place in the engine's batch, which a stopped request leaves one step late
-        self._left = new_tokens
-        self._running = running
-
-    def read(self) -> tuple[list[int], bool]:
-        """Return the tokens of the last step, and whether the request has ended; stop it if that is up to us."""
-        tokens: list[int] = []
-        while self.handle.can_read():
-            for output in self.handle.read().values():
-                tokens += output.generated_ids
-        tokens = tokens[: self._left]
-        self._left -= len(tokens)
-        self.occupies = self.handle.get_status() == self._running
-        self.ended = not self.occupies or not self._left
-        if self.occupies and self.ended:
-            self.handle.stop()
-        return tokens, self.ended
-
-
 class Pipelines:
     """The engine's loaded pipelines, by name; with a draft model or prompt lookup, plain decoding needs its own."""
 
@@ -147,48 +119,57 @@ class Pipelines:
         pipeline = self._loaded[order["pipeline"]]
         started_s = time.perf_counter()
         waiting = deque(enumerate(order["requests"]))
-        running: dict[int, Request] = {}
+        handles: dict[int, Any] = {}
         try:
-            while waiting or running:
+            while waiting or handles:
                 if orders.cancelled():
-                    for request in running.values():
-                        request.handle.cancel()
-                    self._drain(pipeline)
+                    self._cancel(pipeline, handles)
                     return "cancelled"
-                while waiting and len(running) < order["concurrency"]:
-                    number, asked = waiting.popleft()
-                    running[number] = self._add(pipeline, asked, order)
+                while waiting and len(handles) < order["concurrency"]:
+                    number, request = waiting.popleft()
+                    handles[number] = self._add(pipeline, request, order["settings"])
                 pipeline.step()
                 at_s = time.perf_counter() - started_s
-                running = {number: request for number, request in running.items() if not request.ended}
-                rows = [(number, *request.read()) for number, request in running.items()]
-                rows = [row for row in rows if row[1] or row[2]]
+                rows = self._rows(handles)
                 answers.write({"event": "step", "at_s": round(at_s, 7), "rows": rows}, now=False)
-                running = {number: request for number, request in running.items() if request.occupies}
-            self._drain(pipeline)
+                for number, _, ended in rows:
+                    if ended:
+                        del handles[number]
         except BaseException:
             del self._loaded[order["pipeline"]]  # its requests are in an unknown state
             raise
         return "done"
 
-    def _add(self, pipeline: Any, asked: Message, order: Message) -> "Request":
+    def _add(self, pipeline: Any, request: Message, settings: Mapping[str, Any]) -> Any:
         shipped = pipeline.get_config()
         config = self._genai.GenerationConfig(
-            max_new_tokens=asked["new_tokens"] + order["room"],
-            ignore_eos=asked["ignore_stop"],
+            max_new_tokens=request["new_tokens"],
+            ignore_eos=request["ignore_stop"],
             do_sample=False,
             eos_token_id=shipped.eos_token_id,
             stop_token_ids=shipped.stop_token_ids,
-            **order["settings"],
+            **settings,
         )
         config.validate()
         self._requests += 1
-        handle = pipeline.add_request(self._requests, self._openvino.Tensor([asked["tokens"]]), config)
-        return Request(handle, asked["new_tokens"], self._genai.GenerationStatus.RUNNING)
+        return pipeline.add_request(self._requests, self._openvino.Tensor([request["tokens"]]), config)
+
+    def _rows(self, handles: Mapping[int, Any]) -> list[tuple[int, list[int], bool]]:
+        rows = []
+        for number, handle in handles.items():
+            tokens: list[int] = []
+            while handle.can_read():
+                for output in handle.read().values():
+                    tokens += output.generated_ids
+            ended = handle.get_status() != self._genai.GenerationStatus.RUNNING
+            if tokens or ended:
+                rows.append((number, tokens, ended))
+        return rows
 
     @staticmethod
-    def _drain(pipeline: Any) -> None:
-        """Let the engine drop the requests that were cancelled or stopped."""
+    def _cancel(pipeline: Any, handles: Mapping[int, Any]) -> None:
+        for handle in handles.values():
+            handle.cancel()
         while pipeline.has_non_finished_requests():
             pipeline.step()
 

@@ -64,7 +64,7 @@ def test_greedy_texts_equal_plain_ones_and_accepted_lengths_do_not_depend_on_the
             for text, one, four in zip(plain, alone, together, strict=True):
                 assert one.tokens == four.tokens == text.tokens
                 assert sum(one.committed) == sum(four.committed) == 32
-                assert one.committed[:-1] == four.committed[:-1]  # a last draft is cut by the engine, or by the worker
+                assert one.committed == four.committed
                 assert max(one.committed) <= length + 1
 
 
@@ -119,9 +119,8 @@ def test_trees_decode_the_plain_text_in_fewer_steps_than_a_chain():
         plain = [text.tokens for text in texts(engine, asked(), 0, 4)]
         steps = {}
         for name, draft in (("chain", 4), ("tree", DynamicTree(nodes=12, depth=4, beam=3))):
-            alone, together = (texts(engine, asked(), draft, concurrency) for concurrency in (1, 4))
-            assert [text.tokens for text in alone] == [text.tokens for text in together] == plain
-            assert [text.committed[:-1] for text in alone] == [text.committed[:-1] for text in together]
+            alone = texts(engine, asked(), draft, 1)
+            assert [text.tokens for text in alone] == plain
             assert max(max(text.committed) for text in alone) <= 5
             steps[name] = sum(len(text.committed) for text in alone)
     assert steps["tree"] < steps["chain"]
