@@ -24,7 +24,7 @@ demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
 
 test: $(VENV)/.all  ## all fast tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not engines" -n auto --maxprocesses 4 --dist loadfile
 
 slow: $(VENV)/.all  ## statistical and whole-data suites
 	$(BIN)/python -m pytest -q -m slow

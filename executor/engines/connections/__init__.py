@@ -4,5 +4,6 @@
 * `server_process`: a server's process: started, waited for, stopped.
 * `server_pool`: servers launched by draft length, a few alive at a time.
 * `completions_client`: the OpenAI completions API, streamed, with the time of every chunk.
+* `worker_process`: a child process that speaks JSON lines.
 * `concurrent_requests`: requests kept in flight at one concurrency.
 """

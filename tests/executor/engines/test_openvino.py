@@ -1,0 +1,252 @@
+"""The OpenVINO driver: against recordings of the real worker, and against workers that misbehave."""
+
+import itertools
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from executor.engines.engine import EngineRequest
+from executor.engines.drivers.openvino import OpenVino
+from tests.helpers.openvino_runs import RECORDINGS, recorded
+from tests.helpers.worker_exchanges import interpreter, replayer
+from treeopt.errors import EngineError
+from treeopt.policies import DynamicTree
+
+READY = {"event": "ready", "protocol": 1, "openvino_genai": "2026.4.1.0", "openvino": "2026.4.1"}
+REQUEST = EngineRequest((5, 6, 7), 4)
+STEP = {"event": "step", "at_s": 0.1, "rows": [[0, [8], False]]}
+
+
+def worker(folder: Path, *answers: dict | None, then: str = "sys.stdin.read()") -> Path:
+    """An interpreter that writes its answers one by one; None waits for an order."""
+    return interpreter(
+        folder,
+        f"""
+import json, os, signal, sys, time
+for answer in {answers!r}:
+    if answer is None:
+        sys.stdin.readline()
+    else:
+        print(json.dumps(answer), flush=True)
+{then}
+""",
+    )
+
+
+def driver(python: Path, **options) -> OpenVino:
+    return OpenVino(python, "target", timeout_s=10, **options)
+
+
+# --- recordings of the real worker
+
+
+@pytest.mark.parametrize("name", ["openvino-lookup", "openvino-draft-model", "openvino-eagle3"])
+def test_recorded_steps_add_up_to_the_same_text_for_every_draft_and_concurrency(tmp_path, name):
+    plain, *drafted = recorded(name, replayer(tmp_path, RECORDINGS / f"{name}.jsonl"))
+    assert [len(text.tokens) for text in plain] == [12, 12, 12]
+    assert [step.drafted for text in plain for step in text.steps] == [0] * 36
+    for texts in drafted:
+        assert [text.tokens for text in texts] == [text.tokens for text in plain]
+        assert max(max(text.committed) for text in texts) > 1
+        for text in texts:
+            assert sum(text.committed) == 12
+            assert max(text.committed) <= 4  # 3 drafted on a path, and the target's own
+            first, *others = text.steps
+            assert (first.prefill, first.committed, first.drafted) == (True, 1, 0)
+            assert {(step.prefill, step.drafted) for step in others} == {(False, None)}
+            assert [step.ended for step in text.steps] == [False] * len(others) + [True]
+    for texts in (plain, *drafted):
+        times = [step.at_s for text in texts for step in text.steps]
+        assert min(times) > 0
+        assert all(a.at_s < b.at_s for text in texts for a, b in itertools.pairwise(text.steps))
+
+
+@pytest.mark.parametrize("name", ["openvino-lookup", "openvino-draft-model"])
+def test_accepted_lengths_do_not_depend_on_the_concurrency(tmp_path, name):
+    _, alone, together = recorded(name, replayer(tmp_path, RECORDINGS / f"{name}.jsonl"))
+    assert [text.committed for text in alone] == [text.committed for text in together]
+
+
+def test_a_folder_without_a_model_gives_the_engine_s_words_in_one_line(tmp_path):
+    python = replayer(tmp_path, RECORDINGS / "openvino-no-model.jsonl")
+    with (
+        OpenVino(python, ".", timeout_s=10) as engine,
+        pytest.raises(EngineError, match=r"^OpenVINO GenAI: Could not find a model in the directory '\"\.\"'$"),
+    ):
+        list(engine.decode([REQUEST], draft=0, concurrency=1))
+
+
+def test_the_meta_names_the_versions_and_the_options(tmp_path):
+    with driver(replayer(tmp_path, RECORDINGS / "openvino-no-model.jsonl"), lookup_ngram=2) as engine:
+        assert engine.meta["openvino_genai"].startswith("2026.4.1.0")
+        assert engine.meta["openvino"].startswith("2026.4.1")
+        assert (engine.meta["engine"], engine.meta["model"], engine.meta["lookup_ngram"]) == ("openvino", "target", 2)
+
+
+def test_an_order_that_is_not_the_recorded_one_fails(tmp_path):
+    """So that a changed driver needs new recordings."""
+    with (
+        driver(replayer(tmp_path, RECORDINGS / "openvino-no-model.jsonl")) as engine,
+        pytest.raises(EngineError, match="exited with code 9: the recording has the order"),
+    ):
+        list(engine.decode([REQUEST], draft=0, concurrency=1))
+
+
+# --- workers that misbehave
+
+
+@pytest.mark.parametrize(
+    ("answers", "then", "message"),
+    [
+        ([], "sys.exit('no memory')", r"the OpenVINO GenAI worker exited with code 1: no memory"),
+        ([], "time.sleep(60)", r"the OpenVINO GenAI worker has not answered for 0\.2 s"),
+        ([], "print('Python 2.7')", r"the OpenVINO GenAI worker wrote a line that is no JSON object: 'Python 2\.7'"),
+        (
+            [READY | {"protocol": 2}],
+            "sys.stdin.read()",
+            r"the OpenVINO GenAI worker must speak protocol 1, it opened with .*'protocol': 2.*",
+        ),
+    ],
+    ids=["exits", "hangs", "garbage", "other-protocol"],
+)
+def test_a_worker_that_does_not_start(tmp_path, answers, then, message):
+    engine = OpenVino(
+        worker(tmp_path, *answers, then=then), "target", timeout_s=0.2 if "sleep" in then else 10, grace_s=0.1
+    )
+    with pytest.raises(EngineError, match=f"^{message}$"):
+        engine.__enter__()
+
+
+def test_an_interpreter_without_the_engine_names_what_to_install():
+    """This test's own interpreter is such a one."""
+    with pytest.raises(
+        EngineError, match=r"cannot import OpenVINO GenAI \(.*\); there, run: pip install openvino-genai"
+    ):
+        driver(Path(sys.executable)).__enter__()
+
+
+def test_an_interpreter_that_does_not_exist():
+    with pytest.raises(EngineError, match="worker cannot be started: /nowhere/python: No such file or directory"):
+        driver(Path("/nowhere/python")).__enter__()
+
+
+LOADED = {"event": "loaded", "pipeline": "plain"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "then", "message"),
+    [
+        (
+            [None, {"event": "error", "message": "Exception from /src/utils.cpp:500:\nCould not find a model\n\n"}],
+            "sys.stdin.read()",
+            "OpenVINO GenAI: Could not find a model",
+        ),
+        ([None, LOADED, None, STEP], "os.kill(os.getpid(), signal.SIGKILL)", ".* worker was killed by SIGKILL"),
+        ([None, LOADED, None, STEP], "sys.exit('terminate called')", ".* exited with code 1: terminate called"),
+        ([None, LOADED, None, STEP], "print('Segmentation')", ".* wrote a line that is no JSON object: 'Segmentation'"),
+        ([None, LOADED, None, STEP, {"event": "step?"}], "sys.stdin.read()", ".* which its protocol does not know"),
+        ([None, LOADED, None, {"event": "done"}], "sys.stdin.read()", ".* ended without a token for request 0"),
+        (
+            [None, LOADED, None, STEP, {"event": "step", "at_s": 0.2, "rows": [[0, [], True]]}],
+            "sys.stdin.readline(); print(json.dumps({'event': 'cancelled'}), flush=True); sys.stdin.read()",
+            "OpenVINO GenAI gave up request 0 after 1 steps; raise its `cache_size`",
+        ),
+    ],
+    ids=["no-model", "killed", "dies", "garbage", "unknown-answer", "no-steps", "gives-up"],
+)
+def test_a_worker_that_fails_while_it_decodes(tmp_path, answers, then, message):
+    with (
+        driver(worker(tmp_path, READY, *answers, then=then)) as engine,
+        pytest.raises(EngineError, match=f"^{message}$"),
+    ):
+        list(engine.decode([REQUEST], draft=0, concurrency=1))
+
+
+def test_a_worker_that_hangs_in_the_middle_and_ignores_sigterm(tmp_path):
+    then = (
+        f"signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
+    )
+    python = worker(tmp_path, READY, None, LOADED, None, STEP, then=then + "\ntime.sleep(60)")
+    with OpenVino(python, "target", timeout_s=0.5, grace_s=0.1) as engine:
+        steps = engine.decode([REQUEST], draft=0, concurrency=1)
+        assert next(steps).tokens == (8,)
+        with pytest.raises(EngineError, match=r"has not answered for 0\.5 s"):
+            next(steps)
+        with pytest.raises(EngineError, match="worker does not run; start it with `with`"):
+            next(engine.decode([REQUEST], draft=0, concurrency=1))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_after_an_error_the_pipeline_is_loaded_again(tmp_path):
+    failed = {"event": "error", "message": "bad token"}
+    last = {"event": "step", "at_s": 0.2, "rows": [[0, [1, 2, 3, 4], True]]}
+    answers = (READY, None, LOADED, None, failed, None, LOADED, None, last, {"event": "done"})
+    with driver(worker(tmp_path, *answers)) as engine:
+        with pytest.raises(EngineError, match="OpenVINO GenAI: bad token"):
+            list(engine.decode([REQUEST], draft=0, concurrency=1))
+        assert [step.committed for step in engine.decode([REQUEST], draft=0, concurrency=1)] == [4]
+
+
+def test_a_tree_is_refused_unless_the_loaded_drafter_is_an_eagle3_head(tmp_path):
+    loaded = {"event": "loaded", "pipeline": "drafting", "eagle3": False}
+    with (
+        driver(worker(tmp_path, READY, None, loaded), draft_model="drafter") as engine,
+        pytest.raises(EngineError, match="drafts trees with an EAGLE-3 drafter only, and drafter is none"),
+    ):
+        list(engine.decode([REQUEST], draft=DynamicTree(3, 2, 2), concurrency=1))
+
+
+def test_two_iterators_at_a_time_are_refused(tmp_path):
+    answers = (READY, None, LOADED, None, STEP, None, {"event": "cancelled"})
+    with driver(worker(tmp_path, *answers)) as engine:
+        steps = engine.decode([REQUEST], draft=0, concurrency=1)
+        next(steps)
+        with pytest.raises(EngineError, match="one set of requests at a time; close the open iterator first"):
+            next(engine.decode([REQUEST], draft=0, concurrency=1))
+        steps.close()
+
+
+# --- settings that the engine cannot run
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        (-1, "a draft length must be at least 0, got -1"),
+        (DynamicTree(nodes=4, depth=2, beam=2, width=3), "no setting for width of a dynamic tree; it must be 2"),
+        (DynamicTree(nodes=4, depth=2, beam=2, min_probability=0.1), "no setting for min_probability .* must be 0"),
+        (DynamicTree(nodes=4, depth=2, beam=2, budget=8), "no setting for budget of a dynamic tree; it must be None"),
+    ],
+)
+def test_a_draft_that_the_engine_has_no_setting_for(draft, message):
+    with pytest.raises(EngineError, match=message):
+        OpenVino("python", "target", draft_model="drafter").decode([REQUEST], draft=draft, concurrency=1)
+
+
+def test_drafts_need_a_drafter_and_trees_a_draft_model():
+    with pytest.raises(EngineError, match="without a drafter; give it a draft model or prompt lookup"):
+        OpenVino("python", "target").decode([REQUEST], draft=2, concurrency=1)
+    with pytest.raises(EngineError, match="looks up chains, no trees"):
+        OpenVino("python", "target", lookup_ngram=3).decode([REQUEST], draft=DynamicTree(3, 2, 2), concurrency=1)
+    with pytest.raises(EngineError, match="a draft model or prompt lookup, not both"):
+        OpenVino("python", "target", lookup_ngram=3, draft_model="drafter")
+    with pytest.raises(EngineError, match="lookup_ngram must be at least 1, got 0"):
+        OpenVino("python", "target", lookup_ngram=0)
+
+
+def test_trees_run_one_request_at_a_time():
+    with pytest.raises(EngineError, match="one of several requests with trees ends; decode with concurrency 1"):
+        OpenVino("python", "target", draft_model="drafter").decode(
+            [REQUEST, REQUEST], draft=DynamicTree(3, 2, 2), concurrency=2
+        )
+
+
+def test_requests_that_cannot_be_decoded():
+    engine = OpenVino("python", "target")
+    with pytest.raises(EngineError, match="request 1 needs at least 1 prompt token and 1 new token, got 0 and 4"):
+        engine.decode([REQUEST, EngineRequest((), 4)], draft=0, concurrency=1)
+    with pytest.raises(EngineError, match="concurrency must be at least 1, got 0"):
+        engine.decode([REQUEST], draft=0, concurrency=0)

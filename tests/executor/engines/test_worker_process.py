@@ -1,0 +1,88 @@
+"""A child that speaks JSON lines: what passes, and children that misbehave; none is left."""
+
+import subprocess
+import sys
+
+import pytest
+
+from executor.engines.connections.worker_process import WorkerProcess
+from treeopt.errors import EngineError
+
+ECHO = """
+import sys
+for line in sys.stdin:
+    print(line, end="", flush=True)
+"""
+
+
+def child(script: str, grace_s: float = 5.0) -> WorkerProcess:
+    return WorkerProcess([sys.executable, "-I", "-c", script], name="the worker", grace_s=grace_s)
+
+
+def gone(group: int) -> bool:
+    """Return whether no process of the group runs; what its parent has not reaped yet, does not run."""
+    listed = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
+    rows = (line.split() for line in listed.splitlines())
+    return not any(int(pgid) == group and not state.startswith("Z") for pgid, state in rows)
+
+
+def test_objects_pass_both_ways_and_nothing_is_left():
+    with child(ECHO) as worker:
+        worker.send({"a": [1, 2]})
+        worker.send({"ä": None})
+        assert [worker.receive(10), worker.receive(10)] == [{"a": [1, 2]}, {"ä": None}]
+        assert worker.running
+    assert not worker.running
+    assert gone(worker.pid)
+
+
+def test_a_long_order_to_a_child_that_does_not_read_does_not_block():
+    with child("import time; time.sleep(60)", grace_s=0.05) as worker:
+        worker.send({"tokens": [1] * 1_000_000})
+        with pytest.raises(EngineError, match=r"the worker has not answered for 0\.05 s"):
+            worker.receive(0.05)
+    assert gone(worker.pid)
+
+
+def test_a_program_that_does_not_exist():
+    with pytest.raises(EngineError, match=r"the worker cannot be started: /nowhere/python: No such file"):
+        WorkerProcess(["/nowhere/python"], name="the worker")
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("import sys; print('no space left', file=sys.stderr); sys.exit(3)", "exited with code 3: no space left"),
+        ("pass", "exited with code 0"),
+        ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+        ("import os, time; os.close(1); time.sleep(60)", "closed its output but still runs"),
+        ("print('Loading model ...', flush=True)", "no JSON object: 'Loading model ...'"),
+        ("print('[1]', flush=True)", r"no JSON object: '\[1\]'"),
+    ],
+    ids=["exits", "exits-silently", "killed", "closes-stdout", "garbage", "no-object"],
+)
+def test_a_child_that_misbehaves_is_named_and_gone(script, message):
+    with child(script, grace_s=0.3) as worker, pytest.raises(EngineError, match=f"^the worker .*{message}$"):
+        worker.receive(10)
+    assert gone(worker.pid)
+
+
+def test_the_end_is_reported_again():
+    with child("pass") as worker:
+        for _ in range(2):
+            with pytest.raises(EngineError, match="exited with code 0"):
+                worker.receive(10)
+
+
+def test_a_child_that_ignores_sigterm_is_killed():
+    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True)\n"
+    with child(script + "time.sleep(60)", grace_s=0.05) as worker:
+        assert worker.receive(10) == {}
+    assert gone(worker.pid)
+
+
+def test_children_of_the_child_are_gone_too():
+    script = "import subprocess, sys; subprocess.Popen(['sleep', '60']); print('{}', flush=True); sys.stdin.read()"
+    with child(script) as worker:
+        assert worker.receive(10) == {}
+    assert gone(worker.pid)
