@@ -4,6 +4,5 @@
 * `made_up_texts`: the texts that stand for counted steps, so that their ends bias nothing.
 * `synthetic_trace`: a trace made of frequencies, in random order.
 * `source_file`: reading a source, and its entry in a trace's `meta`.
-
-The formats are in `readers`.
+* `readers`: the formats, one kind of source per file.
 """

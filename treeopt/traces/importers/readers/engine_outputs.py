@@ -31,7 +31,7 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Output:
-    """What an engine counted.
+    """The counts in an output of an engine.
 
     Attributes:
         chain: the chain.

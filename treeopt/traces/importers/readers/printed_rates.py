@@ -43,7 +43,7 @@ def unrounded(result: Printed) -> NDArray[np.float64]:
         return rates
     counts = np.rint(rates * result.steps)
     if result.steps * result.error < 0.5 and counts.sum() == result.accepted:
-        return counts / result.steps
+        return np.asarray(counts / result.steps)
     gap = result.accepted / result.steps - rates.sum()
     if abs(gap) > len(rates) * result.error + 1 / result.steps:
         raise TraceError(
@@ -54,7 +54,7 @@ def unrounded(result: Printed) -> NDArray[np.float64]:
     moved = np.minimum.accumulate(np.clip(rates + gap / len(rates), 0, 1))
     if result.accepted == 0 or moved.sum() == 0:
         return np.zeros(len(rates))
-    return np.minimum(moved * (result.accepted / result.steps / moved.sum()), 1.0)
+    return np.asarray(np.minimum(moved * (result.accepted / result.steps / moved.sum()), 1.0))
 
 
 def printed_chain(results: Sequence[Printed], *, uneven: bool = False, assumed: Sequence[str] = ()) -> Chain:
