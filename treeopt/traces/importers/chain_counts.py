@@ -29,13 +29,16 @@ ASSUMED = (
     "chains is a guess, on public records up to 5 % off for EAGLE-3 and 13 % for n-grams; measure the length that is "
     "chosen",
     "steps are independent of each other, and texts do not differ beyond what was counted",
-    "engines count the steps that drafted: where a drafter often has nothing to draft (engines' n-grams, suffixes and "
-    "prompt lookup), tau over all steps is lower",
     "where a tree ran instead of a chain, these are depths within that tree, and say nothing about another tree",
 )
+DRAFTING = (
+    "engines count the steps that drafted: where a drafter often has nothing to draft (engines' n-grams, suffixes and "
+    "prompt lookup), tau over all steps is lower"
+)
+VISITED = "the run visited {} of the trace's {} anchors, and these are as recorded{}; the others are assumed"
+NONE_ACCEPTED = "NO DRAFT WAS ACCEPTED"
 BY_STEP = "intervals include chance between the counted steps and no difference between texts"
 BY_WINDOW = "intervals include the differences between the {} windows of the source, and not those between texts"
-SHUFFLED = "the order of the steps within a request is not recorded, and was drawn"
 REPEATED = "each counted step stands {} times in the trace, in texts that are long enough for their ends not to count"
 
 
@@ -282,11 +285,11 @@ def chain_trace(
         TraceError: `steps` differs from the number that the source records.
         UsageError: `steps` exceeds the largest number that can be drawn.
     """
-    assumed = [*_none_accepted(chain), *chain.assumed, *ASSUMED]
+    plain_counted = any(0 in part for part in chain.drafted)
+    assumed = [*_none_accepted(chain), *chain.assumed, *ASSUMED, *([] if plain_counted else [DRAFTING])]
     depth = len(chain.survival)
     if chain.requests:
         texts = [np.array(request) if chain.ordered else rng.permutation(request) for request in chain.requests]
-        assumed += [] if chain.ordered else [SHUFFLED]
         weight = LIKE_ALL
     else:
         groups, notes = _texts(chain, requests, steps, rng)
@@ -300,6 +303,9 @@ def chain_trace(
     accepted = drawn_by_text(counts + weight * counts.sum(axis=0) / counts.sum(), lengths, rng)
     accepted[np.cumsum(visited + 1) - (visited + 1)] = visited
     rank = np.where(np.arange(depth) < accepted[:, None], np.int16(0), np.int16(MISSED))
+    if chain.requests:
+        order = "" if chain.ordered else ", in an order within each request that was drawn"
+        assumed.append(VISITED.format(len(visited), len(accepted), order))
     recorded = {"length": depth, "anchors": len(visited), "ordered": bool(chain.requests) and chain.ordered}
     return trace_from_ranks(
         rank, lengths, width=1, meta={**meta, "visited": recorded, "assumed": [*meta.get("assumed", ()), *assumed]}
@@ -312,7 +318,7 @@ def _none_accepted(chain: Chain) -> list[str]:
         return []
     number = "" if chain.steps is None else f" in {chain.steps} steps"
     return [
-        f"NO DRAFT WAS ACCEPTED{number}: the engine loaded a drafter that was not trained for this target, "
+        f"{NONE_ACCEPTED}{number}: the engine loaded a drafter that was not trained for this target, "
         "or loaded it wrongly; speculation only costs time until that is repaired"
     ]
 

@@ -7,6 +7,7 @@ import click
 
 from treeopt.cli.options import general
 from treeopt.defaults import IMPORTED_DEPTH, IMPORTED_LENGTH, IMPORTED_REQUESTS
+from treeopt.traces.importers.chain_counts import NONE_ACCEPTED
 from treeopt.traces.importers.readers.formats import FORMATS, Source, check_settings, import_trace
 from treeopt.traces.importers.readers.positional_table import COLUMNS
 from treeopt.traces.trace import save_trace
@@ -77,7 +78,7 @@ def import_command(source: Path, kind: str, output: Path, seed: int, **settings:
     trace = import_trace(Source(source, kind, _saved, seed=seed, **made_up), given)
     save_trace(trace, output)
     for sentence in trace.meta["assumed"]:
-        click.echo(f"Assumed: {sentence}", err=True)
+        click.echo(f"{'Warning' if sentence.startswith(NONE_ACCEPTED) else 'Assumed'}: {sentence}", err=True)
     click.echo(f"{trace.anchors} anchors of {trace.requests} requests written to {output}", err=True)
 
 
