@@ -55,7 +55,7 @@ class MeansAlone:
 
 KINDS = (
     MeansAlone(
-        re.compile(r'"acc_length"\s*:.*"step_time"\s*:', re.DOTALL),
+        re.compile(r'"acc_length"\s*:\s*[\d.]+\s*,\s*"step_time"\s*:'),
         "SGLang's bench_speculative lines hold step times, which `treeopt times` reads, and mean accepted lengths",
         SGLANG,
     ),
@@ -72,17 +72,19 @@ KINDS = (
         LLAMA_CPP,
     ),
     MeansAlone(
-        re.compile(r'"acceptance_?[rR]ate"\s*:.*trtllm', re.DOTALL),
+        re.compile(r'"(?:acceptanceLength|total_accepted_draft_tokens)"\s*:'),
         "it holds TensorRT-LLM's totals",
         TENSORRT,
     ),
     MeansAlone(
-        re.compile(r"pec_decode_draft_acceptance_rate|token_weighted_acceptance_length|NVIDIA AIPerf"),
+        re.compile(r"total_spec_decode_steps|token_weighted_acceptance_length|NVIDIA AIPerf"),
         "it holds AIPerf's means",
         AIPERF,
     ),
     MeansAlone(
-        re.compile(r"spec_decode_|[Mm]ean acceptance length:|\"mean_acceptance_length\"|Acceptance length:"),
+        re.compile(
+            r"spec_decode_|[Mm]ean acceptance length:|mean_acceptance_length|Acceptance length:|Speculative metrics:"
+        ),
         "it holds vLLM's mean acceptance length",
         VLLM,
     ),

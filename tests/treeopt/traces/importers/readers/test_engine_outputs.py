@@ -208,6 +208,9 @@ def test_lines_of_llama_cpps_requests_are_its_requests():
         ("slot print_timing: draft acceptance = 0.64479 (  167 accepted /   259 generated)", "--verbosity 4"),
         ("num_drafts: 5\nnum_accepted_tokens: 7\nmean acceptance length: 2.40\n", "ask vLLM for positions"),
         (json.dumps({**SERVE, "spec_decode_per_position_acceptance_rates": []}), "ask vLLM for positions"),
+        ("Speculative metrics: Draft acceptance rate: 0.6, System efficiency: 0.5", "ask vLLM for positions"),
+        ('{"acceptanceLength": 2.5}', "ask TensorRT-LLM for positions"),
+        ('{"total_spec_decode_steps": {"avg": 128}, "token_weighted_acceptance_length": {}}', "ask AIPerf"),
         ('{"main_model_metrics": {}, "num_accepted_tokens": 5}', "m_batch_sizes"),
         ('{"choices": [{"decoding_steps": [5], "new_tokens": [14]}]}', "ask Spec-Bench"),
         ("llamacpp:spec_decode_num_drafts_total 5\nllamacpp:spec_decode_num_draft_tokens_total 9\n"
