@@ -291,3 +291,11 @@ def test_results_that_are_not_so(change, message):
 def test_printed_positions_must_follow_each_other():
     with pytest.raises(TraceError, match="position 2 is printed where position 1 must be"):
         read_output(PRINTS.replace("acceptance at token 1: 0.60\n", ""), {})
+
+
+def test_the_command_warns_where_no_draft_was_accepted(tmp_path):
+    none = {"spec_decode_accepted_tokens": 0, "spec_decode_per_position_acceptance_rates": [0.0, 0.0, 0.0]}
+    (tmp_path / "b.json").write_text(json.dumps(SERVE | none))
+    trace, said = bring(tmp_path, tmp_path / "b.json", "engine")
+    assert "Warning: NO DRAFT WAS ACCEPTED in 2000 steps: the engine loaded a drafter that was not trained" in said
+    assert replay_tree(Tree.chain(3), trace).tau == 1.0
