@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from executor.engines.engine import Draft, EngineRequest, EngineStep
 from executor.engines.drivers.openvino import OpenVino
+from executor.engines.engine import Draft, EngineRequest, EngineStep
 from tests.helpers.worker_exchanges import recorder
 from treeopt.errors import EngineError
 from treeopt.policies import DynamicTree

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from executor.engines.engine import Draft, EngineRequest, EngineStep
 from executor.engines.connections.worker_process import GRACE_S, WorkerProcess
+from executor.engines.engine import Draft, EngineRequest, EngineStep
 from treeopt.constraints.size_rules import pool
 from treeopt.errors import EngineError
 from treeopt.policies import DynamicTree

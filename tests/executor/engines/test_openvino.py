@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from executor.engines.engine import EngineRequest
 from executor.engines.drivers.openvino import OpenVino
+from executor.engines.engine import EngineRequest
 from tests.helpers.openvino_runs import RECORDINGS, recorded
 from tests.helpers.worker_exchanges import interpreter, replayer
 from treeopt.errors import EngineError

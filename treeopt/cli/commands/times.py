@@ -23,7 +23,9 @@ EXAMPLES = general.examples(
 )
 @click.option("--output", type=general.FILE, required=True, help="Write the profile to this file (.json).")
 def times(table: Path, device: str, context: str | None, output: Path) -> None:
-    """Turn the step times in TABLE, comma-separated values measured on an engine, into a profile.
+    """Turn the step times in TABLE, measured on an engine, into a profile.
+
+    TABLE is comma-separated, or the output of SGLang's bench_speculative.py, whose chains are read.
 
     Columns: batch; drafted, tokens of the chain, 0 for plain decoding; step_ms, or tokens_s and committed (tokens per
     request and step) of decoding alone. Every batch size needs lines with 0 and 1 drafted tokens. `treeopt export
@@ -36,6 +38,8 @@ def times(table: Path, device: str, context: str | None, output: Path) -> None:
 
     profile = read_times(table, device=device, context=_range(context))
     save_profile(profile, output)
+    if trees := profile.meta["imported"]["trees_left_out"]:
+        click.echo(f"{trees} lines with trees were left out: such a profile covers chains", err=True)
     sizes = ", ".join(dict.fromkeys(str(times.batch) for times in profile.batches))
     click.echo(
         f"profile of chains at batch {sizes} written to {output}; the ratio of a step to a plain step is assumed to be "

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,12 @@ def read_text(path: Path) -> str:
         raise TraceError(f"cannot be read: {why(error)}") from error
 
 
-def objects(text: str) -> Iterator[dict[str, Any]]:
+def objects(text: str, *, inside: str | None = None) -> Iterator[dict[str, Any]]:
     """Yield every object in JSON, lines of JSON or a stream of events (`data: {...}`), outer first, in order.
+
+    Args:
+        text: the text.
+        inside: also read strings that hold this word, as records of raw responses do; the others are passed over.
 
     >>> list(objects('{"a": [{"b": 1}]}'))
     [{'a': [{'b': 1}]}, {'b': 1}]
@@ -50,20 +55,31 @@ def objects(text: str) -> Iterator[dict[str, Any]]:
     Raises:
         TraceError: the text is none of these.
     """
-    try:
-        values = [json.loads(text)]
-    except (ValueError, RecursionError) as error:
-        try:
-            values = [json.loads(line) for line in map(_event_data, text.splitlines()) if line]
-        except (ValueError, RecursionError):
-            raise TraceError(f"neither JSON nor lines of JSON: {error}") from error
-    stack = values[::-1]
+    stack = parsed(text)[::-1]
     while stack:
         value = stack.pop()
         if isinstance(value, dict):
             yield value
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         stack.extend(list(inner)[::-1])
+        if inside is not None and isinstance(value, str) and inside in value:
+            with suppress(TraceError):
+                yield from objects(value)
+
+
+def parsed(text: str) -> list[Any]:
+    """Return the values of JSON, one; of lines of JSON or a stream of events, one for each line.
+
+    Raises:
+        TraceError: the text is none of these.
+    """
+    try:
+        return [json.loads(text)]
+    except (ValueError, RecursionError) as error:
+        try:
+            return [json.loads(line) for line in map(_event_data, text.splitlines()) if line]
+        except (ValueError, RecursionError):
+            raise TraceError(f"neither JSON nor lines of JSON: {error}") from error
 
 
 def _event_data(line: str) -> str:

@@ -34,6 +34,27 @@ def shuffled_outcomes(shares: NDArray[np.float64], total: int, rng: np.random.Ge
     return outcomes
 
 
+def drawn_by_text(shares: NDArray[np.float64], lengths: Sequence[int], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return an outcome 0, 1, ... for every token of texts of these lengths, in random order.
+
+    Within a text each outcome occurs as often as the text's row of `shares`, (R, outcomes), says, but for rounding.
+
+    >>> drawn_by_text(np.array([[1.0, 1.0], [0.0, 1.0]]), [4, 2], np.random.default_rng(0)).sum()
+    np.int64(4)
+    """
+    sizes = np.asarray(lengths)
+    text = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.lexsort((rng.random(len(text)), text))
+    place = np.arange(len(text)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    quantile = np.empty(len(text))
+    quantile[order] = (place + rng.random(len(sizes))[text]) / sizes[text]  # systematic sampling
+    below = np.cumsum(shares, axis=1) / shares.sum(axis=1, keepdims=True)
+    outcomes = np.zeros(len(text), dtype=np.int64)
+    for level in range(shares.shape[1] - 1):
+        outcomes += quantile >= below[text, level]
+    return outcomes
+
+
 def trace_from_ranks(rank: NDArray[Any], lengths: Sequence[int], *, width: int, meta: Mapping[str, Any]) -> Trace:
     """Return a trace of requests of these lengths; entries of `rank` (P, D) past their ends are marked PAST_END."""
     sizes = np.asarray(lengths)

@@ -7,8 +7,9 @@ import click
 
 from treeopt.cli.options import general
 from treeopt.defaults import IMPORTED_DEPTH, IMPORTED_LENGTH, IMPORTED_REQUESTS
-from treeopt.traces.importers.formats import FORMATS, Source, check_settings, import_trace
-from treeopt.traces.importers.positional_table import COLUMNS
+from treeopt.traces.importers.chain_counts import NONE_ACCEPTED
+from treeopt.traces.importers.readers.formats import FORMATS, Source, check_settings, import_trace
+from treeopt.traces.importers.readers.positional_table import COLUMNS
 from treeopt.traces.trace import save_trace
 from treeopt.traces.trace_checks import MAX_DEPTH
 
@@ -22,13 +23,21 @@ EXAMPLES = general.examples(
 
 @click.command("import", epilog=EXAMPLES)
 @click.argument("source", type=general.FILE)
-@click.option("--format", "kind", type=click.Choice(list(FORMATS)), required=True, help="Format of SOURCE.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(list(FORMATS)),
+    default="engine",
+    show_default=True,
+    help="Format of SOURCE. engine: output of an engine, recognised by its content; counters, responses and log are "
+    "other names for it.",
+)
 @click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
 @click.option("--prompts", type=click.IntRange(min=1), help="medusa-accuracy of one head: the number of prompts.")
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="medusa-accuracy of one head: tokens of each prompt. counters of rates only: the number of steps to draw.",
+    help="medusa-accuracy of one head: tokens of each prompt. engine, rates without counts: number of steps to draw.",
 )
 @click.option(
     "--column",
@@ -39,22 +48,20 @@ EXAMPLES = general.examples(
     "--depth",
     type=click.IntRange(1, MAX_DEPTH),
     help=f"table of one row, sequoia-vector: the number of depths that it describes, default {IMPORTED_DEPTH}. "
-    "responses: the longest draft.",
+    "engine: the length of the chain, for outputs that do not state it.",
 )
 @click.option(
     "--reject-slot/--no-reject-slot",
     default=None,
     help="sequoia-vector: the last entry counts rejections, or is a rank like the others.",
 )
-@click.option("--before", type=general.FILE, help="counters: an earlier scrape, from which counting starts.")
-@click.option("--model", help="counters: the model_name to read, where there are several.")
-@click.option(
-    "--uneven", is_flag=True, default=None, help="counters, responses: count what short drafts left out as rejected."
-)
+@click.option("--before", type=general.FILE, help="engine, counters: an earlier scrape, from which counting starts.")
+@click.option("--model", help="engine, counters: the model_name to read, where there are several.")
+@click.option("--uneven", is_flag=True, default=None, help="engine: count what short drafts left out as rejected.")
 @click.option(
     "--requests",
     type=click.IntRange(min=1),
-    help=f"Number of requests drawn (table, sequoia-vector, counters, log); default {IMPORTED_REQUESTS}.",
+    help=f"Number of requests drawn; engine: the most, for outputs without requests. Default {IMPORTED_REQUESTS}.",
 )
 @click.option(
     "--length",
@@ -71,7 +78,7 @@ def import_command(source: Path, kind: str, output: Path, seed: int, **settings:
     trace = import_trace(Source(source, kind, _saved, seed=seed, **made_up), given)
     save_trace(trace, output)
     for sentence in trace.meta["assumed"]:
-        click.echo(f"Assumed: {sentence}", err=True)
+        click.echo(f"{'Warning' if sentence.startswith(NONE_ACCEPTED) else 'Assumed'}: {sentence}", err=True)
     click.echo(f"{trace.anchors} anchors of {trace.requests} requests written to {output}", err=True)
 
 

@@ -2,9 +2,12 @@
 
 Each is a histogram: entry j counts the steps that accepted exactly j drafts, bonus excluded. vLLM may add the steps in
 their order. Every response becomes a request of the trace, so intervals include the differences between requests.
+AIPerf keeps the same blocks in its records, with a sparse histogram; SGLang prints them in its log (--log-requests).
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,10 @@ from treeopt.traces.trace_checks import MAX_DEPTH
 
 # Keys of the same meaning, by engine and age; the first that is present counts.
 HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram", "acceptance_histogram")
+POOLED = "pooled_spec_decode_acceptance_histogram"  # AIPerf's, of a whole run
+WORD = "_histogram"  # part of every key
+_JSON = re.compile(r'\s*(\{|\[\s*[\[{"]|data:|event:)')  # how JSON begins, damaged or not; a log may begin with [2026
+_LOGGED = re.compile(rf"""["']?({"|".join(HISTOGRAM[:2])})["']?\s*[:=]\s*\[([\d,\s]{{0,2000}})\]""")
 STEPS = ("spec_verify_ct", "num_spec_steps")
 ACCEPTED = ("spec_num_correct_drafts", "num_accepted_draft_tokens", "total_accepted_draft_tokens")
 DRAFTED = ("num_draft_tokens", "total_draft_tokens")  # SGLang's number is not counted: it is the configured one
@@ -28,17 +35,24 @@ SHORT = (
 )
 
 
+def holds_logged(text: str) -> bool:
+    """Return True if SGLang's histograms are in lines of a log."""
+    return _LOGGED.search(text) is not None and not _JSON.match(text)
+
+
 def read_responses(text: str, *, depth: int | None = None, uneven: bool = False) -> Chain:
     """Return the chain that these responses ran, each a request with its own steps.
 
     Args:
-        text: JSON or lines of JSON; in a stream, the last chunk of a response counts.
+        text: JSON or lines of JSON, where the last chunk of a response counts; or SGLang's log.
         depth: drafts of the longest step, if the engine does not record it.
         uneven: see `chain_counts.chain_from_counts`.
 
     Raises:
         TraceError: no statistics, or statistics that contradict each other; names the response.
     """
+    if (pooled := _pooled_histogram(text)) is not None:
+        return _of_run(pooled, depth)
     stats = _statistics(text)
     requests = [_lengths(record, f"response {number}") for number, record in enumerate(stats)]
     known = [record[LONGEST] for record in stats if record.get(LONGEST) is not None]
@@ -61,10 +75,11 @@ def read_responses(text: str, *, depth: int | None = None, uneven: bool = False)
     ):
         drafted = survival_counts(np.concatenate([np.asarray(part, dtype=np.int64) for part in per_step]), chosen)
         return chain_from_counts(accepted, steps=len(lengths), drafted=drafted.tolist())
-    chain = chain_from_counts(accepted, steps=len(lengths), draft_tokens=total, uneven=uneven)
-    ordered = all(record.get(PER_STEP[0]) is not None for record in stats)
     assumed = () if known or depth is not None else (SHORT,)
-    return Chain(chain.survival, chain.steps, tuple(requests), ordered, (*chain.assumed, *assumed))
+    chain = chain_from_counts(accepted, steps=len(lengths), draft_tokens=total, uneven=uneven, assumed=assumed)
+    ordered = len(per_step) == len(stats)
+    tried = tuple(tuple(part) for part in per_step) if ordered else ()
+    return replace(chain, requests=tuple(requests), ordered=ordered, drafted=tried)
 
 
 def _statistics(text: str) -> list[Mapping[str, Any]]:
@@ -80,14 +95,54 @@ def _statistics(text: str) -> list[Mapping[str, Any]]:
 
 
 def _with_histogram(text: str) -> Iterator[Mapping[str, Any]]:
-    return (record for record in objects(text) if any(record.get(key) is not None for key in HISTOGRAM))
+    if not _JSON.match(text) and (logged := _logged(text)):
+        return iter(logged)
+    return (record for record in objects(text, inside=WORD) if any(record.get(key) for key in HISTOGRAM))
+
+
+def _logged(text: str) -> list[Mapping[str, Any]]:
+    """Return the histograms that stand in lines of a log, a record for each."""
+    return [{match[1]: [int(n) for n in match[2].split(",") if n.strip()]} for match in _LOGGED.finditer(text)]
+
+
+def _pooled_histogram(text: str) -> list[int] | None:
+    """Return the histogram of a whole run, if the text has one."""
+    if POOLED not in text:
+        return None
+    record = next((record for record in objects(text) if record.get(POOLED)), None)
+    return None if record is None else _dense(record[POOLED], POOLED, "the run")
+
+
+def _of_run(histogram: Sequence[int], depth: int | None) -> Chain:
+    """Return the chain of the histogram of a whole run, without requests."""
+    chosen = max(len(histogram) - 1, 1) if depth is None else depth
+    if not len(histogram) - 1 <= chosen <= MAX_DEPTH:
+        raise TraceError(
+            f"a step accepted {len(histogram) - 1} drafts, more than the depth of {min(chosen, MAX_DEPTH)}"
+        )
+    at_least = np.cumsum([*histogram, *[0] * (chosen + 1 - len(histogram))][::-1])[::-1]
+    return chain_from_counts(at_least[1:].tolist(), steps=int(at_least[0]), assumed=() if depth else (SHORT,))
+
+
+def _dense(value: Any, key: str, where: str) -> list[int]:
+    """Return a histogram as counts of 0, 1, ...; sparse ones have the numbers of drafts as keys."""
+    if isinstance(value, dict):
+        if not all(isinstance(name, str) and name.isascii() and name.isdigit() and len(name) < 4 for name in value):
+            raise TraceError(f"{where}: `{key}` must have numbers of drafts as keys, found {list(value)!r:.60}")
+        sparse = {int(name): count for name, count in value.items()}
+        if max(sparse, default=0) > MAX_DEPTH:
+            raise TraceError(
+                f"{where}: `{key}` must have at most {MAX_DEPTH + 1} entries and {MAX_RESPONSE_STEPS} steps"
+            )
+        value = [sparse.get(number, 0) for number in range(max(sparse, default=0) + 1)]
+    if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
+        raise TraceError(f"{where}: `{key}` must be a list of counts, found {value!r:.60}")
+    return value
 
 
 def _histogram(record: Mapping[str, Any], where: str) -> list[int]:
     key = next(key for key in HISTOGRAM if record.get(key) is not None)
-    value = record[key]
-    if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
-        raise TraceError(f"{where}: `{key}` must be a list of counts, found {value!r:.60}")
+    value = _dense(record[key], key, where)
     if len(value) > MAX_DEPTH + 1 or sum(value) > MAX_RESPONSE_STEPS:
         raise TraceError(f"{where}: `{key}` must have at most {MAX_DEPTH + 1} entries and {MAX_RESPONSE_STEPS} steps")
     return value

@@ -1,4 +1,7 @@
-"""The formats of acceptance figures that can be imported as a trace, by name, with the settings that each takes."""
+"""The formats of acceptance figures that can be imported as a trace, by name, with the settings that each takes.
+
+Outputs of engines are recognised by their content; `counters`, `responses` and `log` name the same format, `engine`.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,11 +13,9 @@ import numpy as np
 from treeopt.defaults import IMPORTED_DEPTH, IMPORTED_LENGTH, IMPORTED_REQUESTS
 from treeopt.errors import TraceError, UsageError
 from treeopt.storage.atomic_files import checksum
-from treeopt.traces.importers import medusa_accuracy, positional_table, sequoia_vector
 from treeopt.traces.importers.chain_counts import Chain, chain_trace
-from treeopt.traces.importers.engine_logs import read_log
-from treeopt.traces.importers.engine_responses import read_responses
-from treeopt.traces.importers.prometheus_counters import read_counters
+from treeopt.traces.importers.readers import medusa_accuracy, positional_table, sequoia_vector
+from treeopt.traces.importers.readers.engine_outputs import read_output
 from treeopt.traces.importers.source_file import SAVED, read_numbers, read_text, source_meta
 from treeopt.traces.trace import Trace
 
@@ -27,7 +28,7 @@ class Source:
         path: the file.
         kind: its format, a key of `FORMATS`.
         saved: reads files of `torch.save`.
-        requests: of a trace that is made up.
+        requests: of a trace that is made up; None: the default.
         length: tokens of each.
         seed: of its texts.
     """
@@ -35,7 +36,7 @@ class Source:
     path: Path
     kind: str
     saved: Callable[[Path], Any]
-    requests: int = IMPORTED_REQUESTS
+    requests: int | None = None
     length: int = IMPORTED_LENGTH
     seed: int = 0
 
@@ -47,13 +48,17 @@ class Source:
     def drawn(self, table: Any, assumed: list[str]) -> Trace:
         """Return a trace whose ranks are drawn from a table."""
         meta = source_meta(self.path, self.kind, assumed, seed=self.seed)
-        return positional_table.drawn_trace(table, requests=self.requests, length=self.length, rng=self.rng, meta=meta)
+        return positional_table.drawn_trace(
+            table, requests=self.requests or IMPORTED_REQUESTS, length=self.length, rng=self.rng, meta=meta
+        )
 
-    def of_chain(self, chain: Chain, *, steps: int | None = None, **recorded: Any) -> Trace:
-        """Return a trace with the acceptance of a chain; `recorded` goes to its provenance."""
-        meta = source_meta(self.path, self.kind, (), seed=self.seed)
+    def of_chain(self, chain: Chain, kind: str, *, steps: int | None = None, **recorded: Any) -> Trace:
+        """Return a trace with the acceptance of a chain from this kind of output; `recorded` goes to its provenance."""
+        meta = source_meta(self.path, kind, (), seed=self.seed)
         meta["imported"] |= recorded | {"steps": chain.steps, "survival": list(chain.survival)}
-        return chain_trace(chain, requests=self.requests, rng=self.rng, meta=meta, steps=steps)
+        if chain.requests and self.requests is not None:
+            raise UsageError(f"--requests does not apply: the file records {len(chain.requests)} requests")
+        return chain_trace(chain, requests=self.requests or IMPORTED_REQUESTS, rng=self.rng, meta=meta, steps=steps)
 
 
 def import_trace(source: Source, settings: Mapping[str, Any]) -> Trace:
@@ -114,39 +119,25 @@ def _sequoia_vector(source: Source, *, depth: int = IMPORTED_DEPTH, reject_slot:
     return source.drawn(table, [*sequoia_vector.ASSUMED, *positional_table.ASSUMED])
 
 
-def _counters(
-    source: Source,
-    *,
-    before: Path | None = None,
-    model: str | None = None,
-    uneven: bool = False,
-    steps: int | None = None,
-) -> Trace:
+def _engine(source: Source, *, before: Path | None = None, steps: int | None = None, **settings: Any) -> Trace:
+    given = settings | {name: value for name, value in {"before": before, "steps": steps}.items() if value is not None}
     try:
         earlier = None if before is None else read_text(before)
     except TraceError as error:
         raise TraceError(f"--before {before}: {error}") from error
-    counters = read_counters(read_text(source.path), before=earlier, model=model, uneven=uneven)
-    recorded: dict[str, Any] = {"engine": counters.engine}
+    output = read_output(read_text(source.path), given, before=earlier)
+    recorded: dict[str, Any] = {} if output.engine is None else {"engine": output.engine}
     if before is not None:
         recorded["before"] = {"file": before.name, "sha256": checksum(before)}
-    return source.of_chain(counters.chain, steps=steps, **recorded)
+    return source.of_chain(output.chain, output.kind, steps=steps, **recorded)
 
 
-def _responses(source: Source, *, depth: int | None = None, uneven: bool = False) -> Trace:
-    return source.of_chain(read_responses(read_text(source.path), depth=depth, uneven=uneven))
-
-
-def _log(source: Source) -> Trace:
-    return source.of_chain(read_log(read_text(source.path)))
-
-
+ENGINE_SETTINGS = frozenset({"before", "model", "uneven", "steps", "depth", "requests"})
 # Format -> its reader, and the settings that it takes.
 FORMATS: Mapping[str, tuple[Callable[..., Trace], frozenset[str]]] = {
     "medusa-accuracy": (_medusa_accuracy, frozenset({"prompts", "steps"})),
     "table": (_table, frozenset({"column", "depth", "requests", "length"})),
     "sequoia-vector": (_sequoia_vector, frozenset({"depth", "reject_slot", "requests", "length"})),
-    "counters": (_counters, frozenset({"before", "model", "uneven", "steps", "requests"})),
-    "responses": (_responses, frozenset({"depth", "uneven"})),
-    "log": (_log, frozenset({"requests"})),
+    "engine": (_engine, ENGINE_SETTINGS),
+    **dict.fromkeys(("counters", "responses", "log"), (_engine, ENGINE_SETTINGS)),
 }

@@ -1,17 +1,28 @@
 """Read engines' counters: Prometheus text of vLLM, LMDeploy, llama.cpp, TensorRT-LLM and MLC; JSON of the last two.
 
-All count the steps that accepted position 0, 1, ... MLC's index 0 is the token that every step commits, so its drafts
-begin at 1. Sources: vLLM 0.33.0, LMDeploy 0.18.0, llama.cpp (llama-cpp-python 0.3.36), TensorRT-LLM (#12636) and
-MLC-LLM (cpp/serve/metrics.cc, July 2026).
+All count the steps that accepted position 0, 1, ... vLLM's `LLM.get_metrics()` gives its counters as objects, dumped as
+JSON or printed. MLC's index 0 is the token that every step commits, so its drafts begin at 1. Sources: vLLM 0.33.0,
+LMDeploy 0.18.0, llama.cpp (llama-cpp-python 0.3.36), TensorRT-LLM (#12636) and MLC-LLM (cpp/serve/metrics.cc, July
+2026).
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import Chain, chain_from_counts
-from treeopt.traces.importers.prometheus_text import Key, by_position, difference, read_samples, total
+from treeopt.traces.importers.readers import means_alone
+from treeopt.traces.importers.readers.prometheus_text import (
+    Key,
+    by_position,
+    difference,
+    is_metric_list,
+    metric_samples,
+    read_samples,
+    total,
+)
 from treeopt.traces.importers.source_file import objects
 
 TRTLLM = "trtllm_spec_decode_"
@@ -22,6 +33,8 @@ NAMES = {
     "llama.cpp": "llamacpp:spec_decode_",
     "tensorrt-llm": TRTLLM,
 }
+CUTS = "llama.cpp cuts drafts at max_tokens, and where the drafter is not sure: most shorter drafts are of this kind"
+_MLC_JSON = re.compile(r'"draft_count"\s*:\s*\[')
 MLC = "spec_decode_accept_prob_accept_prob"
 
 
@@ -46,9 +59,9 @@ def read_counters(text: str, *, before: str | None = None, model: str | None = N
         TraceError: no counters of an engine known here, several engines or models, or counters that fell or
             contradict each other.
     """
-    if text.lstrip()[:1] in ("{", "["):
+    if text.lstrip()[:1] in ("{", "[") and not is_metric_list(text):
         return _json_counters(text, before, uneven)
-    samples = read_samples(text, model)
+    samples = _samples(text, model)
     counts = _totals(samples)
     rates = {key: value for key, value in samples.items() if key[0] == MLC}
     if rates and not counts:
@@ -56,16 +69,39 @@ def read_counters(text: str, *, before: str | None = None, model: str | None = N
             raise TraceError("MLC's text holds rates, which have no difference: take /debug/dump_engine_metrics")
         return Counters(_mlc_rates(rates), "mlc")
     if before is not None:
-        counts = difference(counts, _totals(read_samples(before, model)))
-    engines = [engine for engine, prefix in NAMES.items() if any(name.startswith(prefix) for name, _ in counts)]
-    if len(engines) != 1:
-        raise TraceError(
-            f"must hold one engine's counters of speculative decoding, found {' and '.join(engines) or 'none'}"
-        )
-    (engine,) = engines
+        counts = difference(counts, _totals(_samples(before, model)))
+    engine = _engine(counts)
     if engine == "tensorrt-llm":
         return Counters(_trtllm(counts, uneven), engine)
-    return Counters(_vllm_like(counts, NAMES[engine], uneven), engine)
+    return Counters(_vllm_like(counts, engine, uneven), engine)
+
+
+def holds_counters(text: str) -> bool:
+    """Return True if counters of an engine that is known here are in the text, or objects that hold them."""
+    names = (
+        (*NAMES.values(), MLC, "specDecodingStats") if text.lstrip()[:1] not in ("{", "[") else ("specDecodingStats",)
+    )
+    return is_metric_list(text) or any(name in text for name in names) or _MLC_JSON.search(text) is not None
+
+
+def _samples(text: str, model: str | None) -> dict[Key, float]:
+    return metric_samples(text, model) if is_metric_list(text) else read_samples(text, model)
+
+
+def _engine(counts: Mapping[Key, float]) -> str:
+    """Return the engine whose counters these are; engines that counted nothing stand back behind one that did."""
+    engines = {}
+    for engine, prefix in NAMES.items():
+        values = [value for (name, _), value in counts.items() if name.startswith(prefix)]
+        if values:
+            engines[engine] = sum(values)
+    busy = [engine for engine, counted in engines.items() if counted > 0] or list(engines)
+    if len(busy) != 1:
+        raise TraceError(
+            f"must hold one engine's counters of speculative decoding, found {' and '.join(busy) or 'none'}"
+            + (": keep the lines of one" if busy else "")
+        )
+    return busy[0]
 
 
 def _totals(samples: Mapping[Key, float]) -> dict[Key, float]:
@@ -73,16 +109,25 @@ def _totals(samples: Mapping[Key, float]) -> dict[Key, float]:
     return {key: value for key, value in samples.items() if key[0].startswith(prefixes) and key[0].endswith("_total")}
 
 
-def _vllm_like(samples: Mapping[Key, float], prefix: str, uneven: bool) -> Chain:
+def _vllm_like(samples: Mapping[Key, float], engine: str, uneven: bool) -> Chain:
+    """Read counters by position, summed over engines (data parallel), workers and instances.
+
+    llama.cpp cuts drafts at max_tokens and where the drafter is not sure: its uneven drafts are read, and rejected.
+    """
+    prefix = NAMES[engine]
     names = [f"{prefix}num_{counter}_total" for counter in ("drafts", "draft_tokens", "accepted_tokens")]
     drafts, tokens, accepted_total = (total(samples, name) for name in names)
     accepted = by_position(samples, f"{prefix}num_accepted_tokens_per_pos_total", "position")
+    if accepted_total and not accepted:
+        raise TraceError(f"it has totals, but no positions; {means_alone.ASK[engine]}")
     if sum(accepted) != accepted_total:
         raise TraceError(
             f"positions have {sum(accepted)} accepted tokens, `{names[-1]}` has {accepted_total}: was the text scraped "
             "at one moment?"
         )
-    return chain_from_counts(accepted, steps=drafts, draft_tokens=tokens, uneven=uneven)
+    cuts = engine == "llama.cpp" and tokens < drafts * len(accepted)
+    chain = chain_from_counts(accepted, steps=drafts, draft_tokens=tokens, uneven=uneven or cuts)
+    return replace(chain, assumed=(*chain.assumed, CUTS)) if cuts else chain
 
 
 def _trtllm(samples: Mapping[Key, float], uneven: bool) -> Chain:

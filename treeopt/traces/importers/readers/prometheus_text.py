@@ -1,17 +1,27 @@
 """The parser of Prometheus text: samples of speculative decoding by name and labels, their differences and sums.
 
+Also of the objects that vLLM's `LLM.get_metrics()` returns, dumped as JSON or printed.
+
 The counters of each engine are read in `prometheus_counters`.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from treeopt.errors import TraceError
+from treeopt.traces.importers.source_file import objects
 
 PART = "spec_decode"  # part of the name of every sample that is read
 DIGITS = 6  # most digits of a position
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
 _LABEL = re.compile(r'\s*(\w+)=(?:"((?:[^"\\]|\\.)*)"|(\w+))\s*(?:,|$)')
+
+_PRINTED = re.compile(
+    r"(Counter|Vector)\(name='(?P<name>vllm:spec_decode_\w{1,60})', labels=\{(?P<labels>[^{}]{0,2000})\}, "
+    r"values?=\[?(?P<values>[\d,\s]{1,2000})\]?\)"
+)
+_DUMPED = re.compile(r'"name"\s*:\s*"vllm:spec_decode_num_')
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -23,7 +33,6 @@ def read_samples(text: str, model: str | None) -> dict[Key, float]:
         TraceError: a line that is not a sample, several models and none named, or no model of that name.
     """
     samples: dict[Key, float] = {}
-    models: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):
         if PART not in line or line.lstrip().startswith("#"):
             continue
@@ -35,16 +44,71 @@ def read_samples(text: str, model: str | None) -> dict[Key, float]:
             value = float(match[3])
         except ValueError as error:
             raise TraceError(f"line {number} must end with a number, found {match[3][:20]!r}") from error
-        name = labels.get("model_name")
-        if name is not None:
-            models.add(name)
-        if model is None or name in (None, model):
-            samples[match[1], tuple(sorted(labels.items()))] = value
+        key = match[1], tuple(sorted(labels.items()))
+        if key in samples and samples[key] != value:
+            raise TraceError(
+                f"line {number} repeats `{match[1]}` with another value: keep one scrape, and give an earlier one as "
+                "--before"
+            )
+        samples[key] = value
+    return of_model(samples, model)
+
+
+def of_model(samples: dict[Key, float], model: str | None) -> dict[Key, float]:
+    """Return the samples of one model, and those without the name of a model.
+
+    Raises:
+        TraceError: several models and none named, or no model of that name.
+    """
+    models = sorted({dict(labels)["model_name"] for _, labels in samples if "model_name" in dict(labels)})
     if model is not None and models and model not in models:
-        raise TraceError(f"it has model {', '.join(sorted(models))}, not {model}")
+        raise TraceError(f"it has model {', '.join(models)}, not {model}")
     if model is None and len(models) > 1:
-        raise TraceError(f"it has several models, {', '.join(sorted(models))}: name one with --model")
-    return samples
+        raise TraceError(f"it has several models, {', '.join(models)}: name one with --model")
+    return {
+        (name, labels): value
+        for (name, labels), value in samples.items()
+        if model is None or dict(labels).get("model_name") in (None, model)
+    }
+
+
+def is_metric_list(text: str) -> bool:
+    """Return True if the text holds what `LLM.get_metrics()` returns, as JSON or printed."""
+    return bool(_PRINTED.search(text) or _DUMPED.search(text))
+
+
+def metric_samples(text: str, model: str | None) -> dict[Key, float]:
+    """Return the counters of `LLM.get_metrics()` as the samples that /metrics has of them; equal ones are added.
+
+    Raises:
+        TraceError: a value is no count; several models and none named, or no model of that name.
+    """
+    samples: dict[Key, float] = {}
+    for name, labels, values, vector in _metrics(text):
+        for position, value in enumerate(values):
+            if type(value) not in (int, float):
+                raise TraceError(f"`{name}` must be a count, found {value!r:.40}")
+            more = {"position": str(position)} if vector else {}
+            key = f"{name}_total", tuple(sorted((labels | more).items()))
+            samples[key] = samples.get(key, 0.0) + value
+    return of_model(samples, model)
+
+
+def _metrics(text: str) -> Iterator[tuple[str, dict[str, str], list[Any], bool]]:
+    """Yield name, labels and values of each counter, and whether it is a vector."""
+    if text.lstrip()[:1] in ("{", "[") and not _PRINTED.search(text):
+        for record in objects(text):
+            name, labels = record.get("name"), record.get("labels") or {}
+            if not (isinstance(name, str) and PART in name and isinstance(labels, dict)):
+                continue
+            vector = isinstance(record.get("values"), list)
+            values = record["values"] if vector else [record.get("value")]
+            yield name.removesuffix("_total"), {str(key): str(word) for key, word in labels.items()}, values, vector
+        return
+    for match in _PRINTED.finditer(text):
+        labels = dict(re.findall(r"'(\w+)': '([^']*)'", match["labels"]))
+        values = [float(word) for word in match["values"].split(",") if word.strip()]
+        yield match["name"], labels, values, match[1] == "Vector"
 
 
 def _labels(text: str) -> dict[str, str] | None:

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
-from treeopt.traces.importers.positional_table import ROUNDED, check_probabilities, rank_table
+from treeopt.traces.importers.readers.positional_table import ROUNDED, check_probabilities, rank_table
 from treeopt.traces.trace_checks import MAX_DEPTH
 
 WHOLE = 1e-5  # a vector that holds every outcome sums to 1 within this; any other sums to less

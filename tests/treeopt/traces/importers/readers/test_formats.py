@@ -15,10 +15,10 @@ from tests.helpers.strategies import assert_equal_arrays, drawn_trace
 from treeopt.errors import TraceError, UsageError
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
 from treeopt.searchers.static_trees.best_first import count_prefixes, from_table
-from treeopt.traces.importers.medusa_accuracy import joint_trace
-from treeopt.traces.importers.positional_table import drawn_trace as table_trace
-from treeopt.traces.importers.positional_table import rank_table
-from treeopt.traces.importers.sequoia_vector import vector_table
+from treeopt.traces.importers.readers.medusa_accuracy import joint_trace
+from treeopt.traces.importers.readers.positional_table import drawn_trace as table_trace
+from treeopt.traces.importers.readers.positional_table import rank_table
+from treeopt.traces.importers.readers.sequoia_vector import vector_table
 from treeopt.traces.importers.synthetic_trace import apportion, shuffled_outcomes
 from treeopt.traces.merge_split import halves, merged
 from treeopt.traces.trace import load_trace, save_trace
@@ -288,7 +288,7 @@ def test_traces_too_large_to_be_drawn(tmp_path, option, monkeypatch):
     (tmp_path / "t.json").write_text("[0.5, 0.4]")
     turned_away(tmp_path, tmp_path / "t.json", "table", "--column", "rank", *depth, words=("--depth",), code=2)
     most = 6 * 7 * (2 + 4 + 4)  # bytes of rank, request, position
-    monkeypatch.setattr("treeopt.traces.importers.positional_table.MAX_BYTES", most)
+    monkeypatch.setattr("treeopt.traces.importers.readers.positional_table.MAX_BYTES", most)
     how = {"rng": np.random.default_rng(0), "meta": {}}
     found = table_trace(np.array([[0.5]]), requests=6, length=7, **how)
     assert sum(array.nbytes for array in (found.rank, found.request, found.position)) == most

@@ -1,0 +1,127 @@
+"""Outputs of engines and their benchmarks, recognised by what they hold, whatever the file is called."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from treeopt.errors import TraceError, UsageError
+from treeopt.traces.importers.chain_counts import Chain
+from treeopt.traces.importers.readers import benchmark_results, engine_logs, engine_responses, means_alone, step_records
+from treeopt.traces.importers.readers.prometheus_counters import holds_counters, read_counters
+from treeopt.traces.importers.source_file import objects, parsed
+
+# Kind of output -> the settings that it takes.
+KINDS: Mapping[str, frozenset[str]] = {
+    "counters": frozenset({"before", "model", "uneven", "steps"}),
+    "responses": frozenset({"depth", "uneven"}),
+    "log": frozenset(),
+    "bench-serve": frozenset({"uneven", "requests", "steps"}),
+    "printed": frozenset({"uneven", "requests", "steps"}),
+    "llama-trace": frozenset({"depth"}),
+    "openvino-steps": frozenset({"depth"}),
+    "spec-bench": frozenset({"depth"}),
+}
+KNOWN = (
+    "counters (Prometheus text or JSON of vLLM, LMDeploy, llama.cpp, TensorRT-LLM, MLC; LLM.get_metrics() of vLLM), "
+    "responses with histograms (SGLang, vLLM, TensorRT-LLM, AIPerf), log lines (vLLM, LMDeploy, llama.cpp, SGLang with "
+    "--log-requests), LLAMA_TRACE lines, results of `vllm bench serve`, prints of vLLM's examples, OpenVINO's "
+    "m_batch_sizes, Spec-Bench's accept_lengths"
+)
+
+
+@dataclass(frozen=True)
+class Output:
+    """The counts in an output of an engine.
+
+    Attributes:
+        chain: the chain.
+        kind: a key of `KINDS`.
+        engine: the engine that counted, where the output names it.
+    """
+
+    chain: Chain
+    kind: str
+    engine: str | None = None
+
+
+def read_output(text: str, settings: Mapping[str, Any], *, before: str | None = None) -> Output:
+    """Return the chain of an engine's output, recognised by its content.
+
+    Args:
+        text: the output.
+        settings: names and values of the settings that were given; those that a kind does not take are refused.
+        before: text of an earlier scrape of counters.
+
+    Raises:
+        TraceError: no engine's output, one that holds means alone, or one that contradicts itself.
+        UsageError: a setting that does not apply to this kind of output.
+    """
+    kind = kind_of(text)
+    if kind is None:
+        raise TraceError(means_alone.refusal(text) or f"nothing in it is known; known are {KNOWN}")
+    for name in settings:
+        if name not in KINDS[kind]:
+            raise UsageError(f"--{name} does not apply to {kind}, which the file holds")
+    if kind == "counters":
+        known = {name: settings[name] for name in ("model", "uneven") if name in settings}
+        counters = read_counters(text, before=before, **known)
+        return Output(counters.chain, kind, counters.engine)
+    return Output(_chain(text, kind, settings.get("depth"), bool(settings.get("uneven"))), kind)
+
+
+def kind_of(text: str) -> str | None:
+    """Return the kind of output that a text is, a key of `KINDS`, or None.
+
+    >>> kind_of("slot update_slots: id  3 | task 0 | accepted  1/ 5 draft tokens")
+    'llama-trace'
+    """
+    try:
+        values = parsed(text)
+    except TraceError:
+        return _kind_of_text(text)
+    return _kind_of_json(text, values)
+
+
+def _kind_of_text(text: str) -> str | None:
+    if step_records.holds_llama_trace(text):
+        return "llama-trace"
+    if benchmark_results.holds_prints(text):
+        return "printed"
+    if engine_responses.holds_logged(text):
+        return "responses"
+    if engine_logs.holds_lines(text):
+        return "log"
+    return "counters" if holds_counters(text) else None
+
+
+def _kind_of_json(text: str, values: Any) -> str | None:
+    if holds_counters(text):
+        return "counters"
+    records = list(objects(text, inside=engine_responses.WORD))
+    if _any(records, (benchmark_results.SERVE,)):
+        return "bench-serve"
+    if _any(records, (*engine_responses.HISTOGRAM, engine_responses.POOLED)):
+        return "responses"
+    if step_records.openvino_steps(values):
+        return "openvino-steps"
+    return "spec-bench" if _any(records, (step_records.LENGTHS,)) else None
+
+
+def _any(records: Iterable[Mapping[str, Any]], keys: tuple[str, ...]) -> bool:
+    return any(record.get(key) for record in records for key in keys)
+
+
+def _chain(text: str, kind: str, depth: int | None, uneven: bool) -> Chain:
+    if kind == "responses":
+        return engine_responses.read_responses(text, depth=depth, uneven=uneven)
+    if kind == "bench-serve":
+        return benchmark_results.serve_results(objects(text), uneven=uneven)
+    if kind == "spec-bench":
+        return step_records.spec_bench_chain(objects(text), depth=depth)
+    if kind == "openvino-steps":
+        return step_records.openvino_chain(step_records.openvino_steps(parsed(text)), depth=depth)
+    if kind == "llama-trace":
+        return step_records.llama_trace(text, depth=depth)
+    if kind == "log":
+        return engine_logs.read_log(text)
+    return benchmark_results.printed_results(text, uneven=uneven)
