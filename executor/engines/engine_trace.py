@@ -13,7 +13,7 @@ import numpy as np
 from executor.engines.engine import Engine, EngineRequest
 from executor.engines.engine_record import RequestRecord, record_run
 from treeopt.errors import EngineError, UsageError
-from treeopt.traces.importers.chain_counts import Chain, chain_trace, survival_counts
+from treeopt.traces.importers.chain_counts import chain_from_steps, chain_trace
 from treeopt.traces.importers.synthetic_trace import trace_from_ranks
 from treeopt.traces.trace import Trace
 from treeopt.traces.trace_checks import MISSED
@@ -48,17 +48,12 @@ def visited_trace(records: Sequence[RequestRecord], *, depth: int, meta: Mapping
     Raises:
         EngineError: no request has a step after its prefill.
     """
-    requests = tuple(tuple(size - 1 for size in record.committed[1:]) for record in records)
-    lengths = np.array([accepted for request in requests for accepted in request], dtype=np.int64)
-    if not len(lengths):
+    requests = [[size - 1 for size in record.committed[1:]] for record in records]
+    if not any(requests):
         raise EngineError("no request has a step after its prefill: decode more tokens")
-    if lengths.max() > depth:
-        raise EngineError(
-            f"a step committed {lengths.max() + 1} tokens, a draft of {depth} commits at most {depth + 1}"
-        )
-    survival = tuple((survival_counts(lengths, depth) / len(lengths)).tolist())
-    chain = Chain(survival, len(lengths), tuple(request for request in requests if request), ordered=True)
-    return chain_trace(chain, requests=len(requests), rng=np.random.default_rng(seed), meta=meta)
+    drafted = [] if any(record.drafted is None for record in records) else [r.drafted[1:] for r in records if r.drafted]
+    chain = chain_from_steps(requests, drafted=drafted, depth=depth, ordered=True)
+    return chain_trace(chain, rng=np.random.default_rng(seed), meta=meta)
 
 
 def every_anchor_trace(

@@ -28,12 +28,12 @@ PACKAGES = ("treeopt", "simulate", "executor")
 
 # The room rule: a room imports rooms that stand before it, in its own package or in one before; never a later one.
 ROOMS = """
-treeopt: errors defaults storage tree statistics traces traces.importers traces.importers.readers tree_files policies cost_model constraints
-    replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees plans planning
-    comparison engines report
+treeopt: errors defaults storage tree statistics traces traces.importers traces.importers.readers tree_files policies
+    cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
+    plans planning comparison engines report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
 executor: device prompts verification target drafters models checkpoints.tensors checkpoints decoding recording
-    profiling validation train train.shipped engines
+    profiling validation train train.shipped engines engines.connections engines.drivers
 """
 ROOF = (
     "treeopt",

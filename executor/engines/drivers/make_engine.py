@@ -1,6 +1,7 @@
 """Make a driver from settings in words, as a command line gives them."""
 
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 from executor.engines.drivers.llama_cpp import LlamaCpp
 from executor.engines.drivers.openai import Count, OpenAI
+from executor.engines.drivers.openvino import OpenVino
 from executor.engines.drivers.sglang import SGLang
 from executor.engines.drivers.vllm import VLLM
 from executor.engines.engine import Engine
@@ -17,6 +19,8 @@ from treeopt.errors import EngineError, UsageError
 
 KEY = "OPENAI_API_KEY"  # environment variable with the bearer token of a remote server
 SERVER = "llama-server"
+LOOKUP = re.compile(r"prompt-lookup(?::([1-9]\d?))?")
+LONGEST = 3  # tokens that OpenVINO's prompt lookup matches, where the method does not say
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,25 @@ def _vllm(settings: EngineSettings) -> Engine:
     )
 
 
+def _openvino(settings: EngineSettings) -> Engine:
+    """Return the driver of OpenVINO GenAI; `--engine-args` holds properties of the device as NAME=VALUE words."""
+    pairs = [word.partition("=") for word in settings.words]
+    wrong = next((name for name, equals, _ in pairs if not equals), None)
+    if wrong is not None:
+        raise UsageError(f"--engine-args of openvino are NAME=VALUE, such as KV_CACHE_PRECISION=f32, got {wrong!r:.60}")
+    lookup = LOOKUP.fullmatch(settings.method or "")
+    if settings.method is not None and lookup is None:
+        raise UsageError(f"--method of openvino is prompt-lookup or prompt-lookup:N, got {settings.method!r:.60}")
+    return OpenVino(
+        _python(settings),
+        settings.target,
+        draft_model=None if lookup else settings.drafter,
+        lookup_ngram=int(lookup[1] or LONGEST) if lookup else None,
+        properties={name: int(value) if value.isdecimal() else value for name, _, value in pairs},
+        timeout_s=settings.timeout_s,
+    )
+
+
 def _sglang(settings: EngineSettings) -> Engine:
     return SGLang(
         _python(settings),
@@ -129,6 +152,7 @@ def _llama_cpp(settings: EngineSettings) -> Engine:
 ENGINES: Mapping[str, Callable[[EngineSettings], Engine]] = {
     "llama.cpp": _llama_cpp,
     "openai": _openai,
+    "openvino": _openvino,
     "sglang": _sglang,
     "vllm": _vllm,
 }

@@ -89,7 +89,7 @@ class OpenVino:
     def meta(self) -> Mapping[str, Any]:
         """The engine's name, its versions once it has started, and what it was started with."""
         return {
-            "engine": "openvino",
+            "name": "openvino",
             **self._versions,
             "model": self._model,
             "draft_model": self._draft_model,

@@ -8,7 +8,7 @@ import click
 from treeopt.api.engine_runs import EngineChoice
 from treeopt.cli.options import general
 
-ENGINES = ("vllm", "llama.cpp", "sglang", "openai")  # as executor.engines.drivers.make_engine has them
+ENGINES = ("vllm", "llama.cpp", "openvino", "sglang", "openai")  # as executor.engines.drivers.make_engine has them
 
 
 class Address(click.ParamType):  # type: ignore[type-arg]
@@ -46,7 +46,8 @@ engine = general.bundle(
     click.option(
         "--engine-args",
         default="",
-        help="Further arguments of the engine's launch, such as '--tensor-parallel-size 2 --max-model-len 4096'.",
+        help="Further arguments of the engine's launch, such as '--tensor-parallel-size 2 --max-model-len 4096'; for "
+        "openvino properties of the device, such as 'KV_CACHE_PRECISION=f32'.",
     ),
     click.option("--method", help="How the engine drafts, in its own word: eagle3, draft-eagle3, EAGLE3, ngram, ..."),
     click.option(
