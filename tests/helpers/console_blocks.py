@@ -20,7 +20,7 @@ from treeopt.cli import main
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "data/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SLOW = "<!-- slow: run by make slow -->"
-NEEDS = "<!-- needs: a model that is not shipped -->"
+NEEDS = ("<!-- needs: a model that is not shipped -->", "<!-- needs: an engine -->")
 BLOCK = re.compile(r"(?:^(<!-- [^\n]* -->)\n)?^```(\w*)([^\n]*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 LINKED = ("data", "docs", "notebooks")  # what commands may read, relative to where they run
 SKIPPED = "..."  # in shown output: any lines
@@ -180,7 +180,7 @@ def refreshed(text: str, *, slow: bool = False) -> str:
         for block in blocks(text):
             if block.title:
                 (folder / block.title).write_text(block.text, "utf-8")
-            if block.language != "console" or block.mark == NEEDS or (block.mark == SLOW and not slow):
+            if block.language != "console" or block.mark in NEEDS or (block.mark == SLOW and not slow):
                 continue
             if "\n$ " not in f"\n{block.text}":
                 for command in commands(block):
