@@ -94,6 +94,8 @@ def forced_arrays(target: Target, drafter: Drafter, texts: Texts, settings: Pass
             if k == 1 and settings.probabilities:
                 _put(arrays, "target_entropy", np.s_[:], _entropy(logits))
             rank = rank_of(scores, truth)
+            if drafter.abstains:  # of equal scores the first would come first, though none of them is proposed
+                rank = torch.where(scores.gather(-1, truth[:, None])[:, 0] > -torch.inf, rank, width)
             _put(arrays, "rank", np.s_[:inside, k - 1], torch.where(rank < width, rank, MISSED))
             if settings.probabilities:
                 _put(arrays, "draft_entropy", np.s_[:inside, k - 1], _entropy(scores))
