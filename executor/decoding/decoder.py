@@ -191,6 +191,7 @@ class Decoder:
                 emitted.requests,
                 emitted.committed,
                 emitted.accepted,
+                emitted.drafted,
                 emitted.ended,
                 draft_s,
                 rest_s,

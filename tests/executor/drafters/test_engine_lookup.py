@@ -17,7 +17,7 @@ from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
 from executor.verification.acceptance_rules import make_rule
 from executor.verification.temperature_top_k_top_p import Warp
-from tests.helpers.models import random_prompts, small_target
+from tests.helpers.models import random_heads, random_prompts, small_target
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit
@@ -113,14 +113,27 @@ def test_replay_takes_the_live_steps(recorded, tree, batch, trim):
     plain = Decoder(target, batch=batch).generate(prompts, new_tokens=NEW, stop=[7])
     assert [one.tokens for one in live] == [one.tokens for one in plain]
     steps = visit(tree, trace)
+    proposed = np.minimum(trace.drafted[steps.anchors], 2 if tree.nodes == 5 else tree.depth)
     for request, generation in enumerate(live):
         assert steps.accepted[steps.request == request].tolist() == list(generation.accepted)
+        assert proposed[steps.request == request].tolist() == list(generation.drafted)
 
 
 def test_some_steps_are_right_and_some_propose_nothing(recorded):
     *_, trace = recorded
     assert (trace.rank[:, 0] == 0).any()
     assert set(np.unique(trace.rank)) <= {-2, -1, 0}
+    assert 0 < (trace.drafted == 0).mean() < 1
+    assert (trace.drafted == trace.depth).any()
+
+
+def test_other_drafters_record_no_number_of_proposals():
+    target = small_target()
+    trace = collect(target, random_heads(), [Prompt("x")], [PROMPTS[0]], new_tokens=6, width=2)
+    assert trace.drafted is None
+    tree = Tree.from_paths([(0, 0), (1,)])
+    (live,) = Decoder(target, random_heads(), tree=tree).generate([PROMPTS[0]], new_tokens=6)
+    assert set(live.drafted) == {3}
 
 
 def test_outcomes_read_late_are_the_same(recorded):
