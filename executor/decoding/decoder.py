@@ -97,7 +97,7 @@ class Decoder:
         adaptive = on_cpu and not self.late
         self.growth = self._growth(tree, adaptive=adaptive, trim=adaptive and trim)
 
-    def _growth(self, tree: Tree | Policy, *, adaptive: bool, trim: bool) -> Growth:
+    def _growth(self, tree: Tree | Policy, *, adaptive: bool, trim: bool = False) -> Growth:
         """Return how trees are drafted; raise what the constructor raises about the tree and the rule."""
         if self.drafter is not None and self.drafter.abstains:
             check_abstaining(self.drafter.kind, self.rule, dynamic=not isinstance(tree, Tree))

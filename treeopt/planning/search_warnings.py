@@ -11,8 +11,8 @@ from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import MIN_REQUESTS, check_requests
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import PlanEntry
+from treeopt.replay.priced_walk import plain_share
 from treeopt.replay.static_tree import covers, replay_tree
-from treeopt.replay.step_price import plain_share
 from treeopt.statistics.clustered_estimate import ratio
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from treeopt.replay.priced_walk import plain_share
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
-from treeopt.replay.step_price import plain_share
 from treeopt.report.terminal_text import describe_models, shown, terminal
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import OPTIONAL, PAST_END, Trace

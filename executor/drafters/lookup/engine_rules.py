@@ -32,13 +32,11 @@ LARGEST = 1024  # tokens of a match, llama.cpp's limit; the others have none
 
 
 class EngineRule(Protocol):
-    """Proposes a piece of the text.
+    """Proposes a piece of the text."""
 
-    Attributes:
-        engine: whose rule it is.
-    """
-
-    engine: str
+    @property
+    def engine(self) -> str:
+        """The engine whose rule it is."""
 
     @property
     def max_depth(self) -> int:

@@ -55,7 +55,8 @@ def _llama_cpp(name: str, sizes: list[int], target: Target) -> EngineRule:
 def _transformers(name: str, sizes: list[int], target: Target) -> EngineRule:
     if len(sizes) > 1:
         raise UsageError(f"{name}: give one number, max_matching_ngram_size, such as {KIND}:transformers:2")
-    return Transformers(*sizes, stop=tuple(end_tokens(target)))
+    stop = tuple(end_tokens(target))
+    return Transformers(sizes[0], stop) if sizes else Transformers(stop=stop)
 
 
 # Engine -> the form of its numbers, and what makes its rule.

@@ -13,14 +13,17 @@ from executor.decoding.decoder import Decoder
 from executor.drafters.lookup.engine_lookup import EngineLookup
 from executor.drafters.lookup.engine_rules import NOTHING, LlamaCpp, Transformers, Vllm
 from executor.models.fingerprint import identity
-from executor.prompts.prompt_files import Prompt
+from executor.prompts.prompt_files import Prompt, encode, read_prompts
 from executor.recording.collect_trace import collect
+from executor.target.load_hf_model import load_target
+from executor.target.tokenizer import load_tokenizer
 from executor.verification.acceptance_rules import make_rule
 from executor.verification.temperature_top_k_top_p import Warp
 from tests.helpers.models import random_heads, random_prompts, small_target
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
-from treeopt.replay.static_tree import visit
+from treeopt.replay.static_tree import accepted_lengths, visit
+from treeopt.storage.atomic_files import shipped
 from treeopt.tree import Tree
 
 FIXTURES = Path(__file__).parent
@@ -134,6 +137,28 @@ def test_other_drafters_record_no_number_of_proposals():
     tree = Tree.from_paths([(0, 0), (1,)])
     (live,) = Decoder(target, random_heads(), tree=tree).generate([PROMPTS[0]], new_tokens=6)
     assert set(live.drafted) == {3}
+
+
+@pytest.mark.slow  # loads the shipped target and writes 8 texts
+def test_vllm_s_counters():
+    """vLLM 0.32, `ngram` with 1 to 3 tokens, K = 3, on these prompts: 88 drafts, 258 tokens, accepted [32, 22, 16].
+
+    Its first token comes of the prefill. It also counts what it accepts beyond the limit of new tokens, here one token.
+    """
+    folder = shipped("models/stdlib-llama")
+    target = load_target(folder)
+    prompts = read_prompts(shipped("prompts/stdlib.jsonl"))[:8]
+    tokens = encode(load_tokenizer(folder, vocabulary=target.vocabulary), prompts)
+    drafter = load_drafter("prompt-lookup:vllm:1-3", target)
+    trace = collect(target, drafter, prompts, tokens, new_tokens=32, width=1, depth=3)
+    accepted, steps = accepted_lengths(Tree.chain(3), trace), []
+    for start, stop in zip(trace.starts + 1, trace.stops, strict=True):
+        while start < stop:
+            steps.append(start)
+            start += accepted[start] + 1
+    proposed, right = trace.drafted[steps], accepted[steps]
+    assert [(proposed > 0).sum(), proposed.sum(), (proposed == 0).sum()] == [88, 258, 96]
+    assert [(right >= k).sum() for k in (1, 2, 3)] == [32, 22, 15]
 
 
 def test_outcomes_read_late_are_the_same(recorded):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.runs.batch_run import run
@@ -11,8 +12,9 @@ from treeopt.defaults import HELD_OUT
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.replay.many_trees import Replayer
+from treeopt.replay.priced_walk import plain_share, step_seconds, upper_levels
 from treeopt.replay.static_tree import replay_tree, visit
-from treeopt.replay.step_price import plain_share, step_seconds, upper_levels
+from treeopt.report.trace_tables import describe, show_trace
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -108,3 +110,16 @@ def test_search_and_a_run_agree():
         step_s = step_seconds(Tree.chain(3), cost, batch=batch, drafted=counts.drafted_counts)
         total_s = float(timeline.step_s.sum())
         assert total_s == pytest.approx(len(timeline.step_s) * step_s, rel=1e-9)
+
+
+def test_trace_info_prints_how_often_nothing_is_proposed(capsys):
+    recorded = trace()
+    facts, walk = describe(recorded)["drafted"], visit(Tree.chain(3), recorded)
+    assert facts == {
+        "mean": round(float(recorded.drafted.mean()), 4),
+        "nothing": round(float((recorded.drafted == 0).mean()), 4),
+        "nothing_in_steps": round(float((recorded.drafted[walk.anchors] == 0).mean()), 4),
+    }
+    show_trace(recorded, Console(width=200))
+    assert f"none at {facts['nothing']:.1%} of positions" in capsys.readouterr().out
+    assert "drafted" not in describe(replace(recorded, drafted=None))
