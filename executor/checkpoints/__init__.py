@@ -16,7 +16,6 @@ This file holds `load_drafter`, `save_drafter`, `save_ngram` and `trained_for`; 
 * `tensors`: tensor files, independent of the drafter that they hold.
 """
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,13 @@ from executor.drafters.eagle import Eagle
 from executor.drafters.eagle3 import Eagle3
 from executor.drafters.hydra import Hydra
 from executor.drafters.language_model import LanguageModel
+from executor.drafters.lookup.lookup_names import lookup_drafter
 from executor.drafters.medusa import MedusaHeads
 from executor.drafters.ngram import NGram
-from executor.drafters.prompt_lookup import PromptLookup
 from executor.target.load_hf_model import check_finite, dtype_name, load_target
 from executor.target.packed_linears import pack_where_it_fits
 from executor.target.target_model import Target
-from treeopt.errors import ExecutorError, UsageError
+from treeopt.errors import ExecutorError
 
 READERS: dict[str, Callable[[Stored, Target], nn.Module]] = {
     "medusa": read_medusa,
@@ -58,7 +57,6 @@ CONTENTS: dict[type[Any], Callable[..., Written]] = {
     Eagle: eagle_content,
     Eagle3: eagle3_content,
 }
-_LOOKUP = re.compile(rf"{PromptLookup.kind}(?::(.*))?")
 
 
 def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> Drafter:
@@ -66,17 +64,18 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
 
     Args:
         path: a folder, or one file, of Medusa or Hydra heads, any kind of EAGLE or n-gram counts, or the folder of a
-            whole language model; or `prompt-lookup`, or `prompt-lookup:5` to match up to 5 tokens.
+            whole language model; or `prompt-lookup`, or `prompt-lookup:5` to match up to 5 tokens; or an engine's
+            prompt lookup, such as `prompt-lookup:vllm:2-4` (see `executor.drafters.lookup`).
         target: the model that it drafts for.
         packed: see `load_target`.
 
     Raises:
         ExecutorError: no drafter at `path`, an unknown layout, or tensors that do not fit the target; names the keys.
-        UsageError: prompt lookup with an invalid number of tokens.
+        UsageError: prompt lookup with an invalid number of tokens, or of an unknown engine.
     """
-    lookup = _LOOKUP.fullmatch(str(path))
-    if lookup:
-        return _prompt_lookup(str(path), lookup[1]).to(target.device)
+    lookup = lookup_drafter(str(path), target)
+    if lookup is not None:
+        return lookup
     stored = open_checkpoint(Path(path))
     if stored is None:
         raise ExecutorError(
@@ -110,14 +109,6 @@ def trained_for(path: Path | str) -> str | None:
     folder = Path(path).parent if Path(path).is_file() else Path(path)
     name = facts_of(config_beside(folder)).get("target")
     return name if isinstance(name, str) and name else None
-
-
-def _prompt_lookup(name: str, longest: str | None) -> PromptLookup:
-    if longest is None:
-        return PromptLookup()
-    if not longest.isdecimal():
-        raise UsageError(f"{name}: must be {PromptLookup.kind} or {PromptLookup.kind}:N, such as {PromptLookup.kind}:5")
-    return PromptLookup(int(longest))
 
 
 def save_drafter(

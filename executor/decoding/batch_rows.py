@@ -28,8 +28,8 @@ class Rows:
         lengths: int64 (batch,), tokens in the cache.
         root: int64 (batch,), the last committed token, not in the cache yet; any for rows without a request.
         idle: bool (batch,), rows without a request: they are computed, and stay where they are.
-        outcome: int64 (batch, depth + 3), of the last step: drafted tokens accepted; place in the order of feeding of
-            the deepest accepted node, -1 if it was never fed; tokens committed, in their order.
+        outcome: int64 (batch, depth + 4), of the last step: drafted tokens accepted; place in the order of feeding of
+            the deepest accepted node, -1 if it was never fed; tokens drafted; tokens committed, in their order.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Rows:
         if self.imposed is not None:
             self.imposed.begin(batch, device)
         self.lengths, self.root, self.idle = zeros(batch), zeros(batch), zeros(batch) == 0
-        self.outcome = zeros(batch, steps + 2)
+        self.outcome = zeros(batch, steps + 3)
         self.taps = None if drafter is None else drafter.taps
         features = torch.zeros(batch, steps, target.feature_width(self.taps), dtype=target.dtype, device=device)
         fed = zeros(batch, steps)
@@ -141,4 +141,5 @@ class Rows:
         last.tokens.copy_(accepted.emitted)
         self.lengths.add_(last.counts)
         self.root.copy_(accepted.emitted[:, -1])
-        torch.cat([accepted.count[:, None], last.fed[:, -1:], accepted.emitted], 1, out=self.outcome)
+        drafted = draft.topology.nodes.expand(self.batch)
+        torch.cat([accepted.count[:, None], last.fed[:, -1:], drafted[:, None], accepted.emitted], 1, out=self.outcome)

@@ -60,6 +60,7 @@ class Decoder:
         rule: Rule | None = None,
         late: int | None = None,
         graphs: bool = False,
+        trim: bool = True,
     ) -> None:
         """Prepare the tree.
 
@@ -71,10 +72,12 @@ class Decoder:
             rule: of verification; default greedy.
             late: steps that the host reads late; default 0 on CPU, else 1.
             graphs: replay steps from CUDA graphs; see `Graphs`.
+            trim: on CPU, verify only the levels that a drafter which abstains has proposed; False: always whole trees.
 
         Raises:
             UsageError: batch below 1; graphs without CUDA, of several processes, or of steps that ask the host.
-            ExecutorError: a tree without drafter, deeper than the drafter can draft, or not for this rule.
+            ExecutorError: a tree without drafter, deeper than the drafter can draft, or not for this rule; a drafter
+                that abstains with a rule or policy that needs probabilities of all candidates.
         """
         if batch < 1:
             raise UsageError(f"batch must be at least 1, got {batch}")
@@ -91,15 +94,18 @@ class Decoder:
         self.late = (0 if on_cpu else 1) if late is None else late
         self.bucket = BUCKETS.get(target.device.type, BUCKET)
         self._graphs: Graphs | None = None
-        self.growth = self._growth(tree, adaptive=on_cpu and not self.late)
+        adaptive = on_cpu and not self.late
+        self.growth = self._growth(tree, adaptive=adaptive, trim=adaptive and trim)
 
-    def _growth(self, tree: Tree | Policy, *, adaptive: bool) -> Growth:
+    def _growth(self, tree: Tree | Policy, *, adaptive: bool, trim: bool = False) -> Growth:
         """Return how trees are drafted; raise what the constructor raises about the tree and the rule."""
+        if self.drafter is not None and self.drafter.abstains:
+            check_abstaining(self.drafter.kind, self.rule, dynamic=not isinstance(tree, Tree))
         if isinstance(tree, Tree):
             if tree.nodes and max(tree.ranks) >= self.target.vocabulary:
                 raise ExecutorError(f"the tree uses rank {max(tree.ranks)} of a vocabulary of {self.target.vocabulary}")
             self.rule.check(tree)
-            return StaticGrowth(tree, self.target.device)
+            return StaticGrowth(tree, self.target.device, trim=trim and not isinstance(self.rule, Imposed))
         if isinstance(self.rule, Imposed):
             raise ExecutorError("acceptance is imposed on static trees only")
         if self.rule.sampled_candidates:
@@ -185,6 +191,7 @@ class Decoder:
                 emitted.requests,
                 emitted.committed,
                 emitted.accepted,
+                emitted.drafted,
                 emitted.ended,
                 draft_s,
                 rest_s,
@@ -267,6 +274,18 @@ class Decoder:
 
     def _rounded(self, columns: int) -> int:
         return -(-columns // self.bucket) * self.bucket
+
+
+def check_abstaining(kind: str, rule: Rule, *, dynamic: bool) -> None:
+    """Refuse what needs probabilities, for a drafter that proposes one token or nothing.
+
+    Raises:
+        ExecutorError: a dynamic tree, or a rule that draws candidates.
+    """
+    if dynamic:
+        raise ExecutorError(f"{kind} proposes one chain or nothing, a dynamic tree needs probabilities: use a chain")
+    if rule.sampled_candidates or rule.needs_scores:
+        raise ExecutorError(f"{kind} proposes a token without a probability: use rule sample-and-match or point-mass")
 
 
 def _check_graphs(target: Target, drafter: Drafter | None) -> None:

@@ -97,7 +97,7 @@ def copy_to_host(outcome: Tensor, *, queued: bool, late: bool) -> Tensor:
     """Return the outcome where it survives the next step; on a device with a queue the copy does not wait.
 
     Args:
-        outcome: int64 (batch, depth + 3), overwritten by the next step.
+        outcome: int64 (batch, depth + 4), overwritten by the next step.
         queued: the device runs after the host.
         late: the outcome is read after the next step was launched.
     """

@@ -50,6 +50,7 @@ class Emitted:
     requests: tuple[int, ...]
     committed: tuple[tuple[int, ...], ...]
     accepted: tuple[int, ...]
+    drafted: tuple[int, ...]
     ended: tuple[bool, ...]
 
 
@@ -118,14 +119,16 @@ class RequestQueue:
             outcome: see `Rows.outcome`.
         """
         emitted = [self._settle_row(*one) for one in zip(self._rows, requests, outcome, strict=True)]
-        numbers, committed, accepted, ended = zip(*emitted, strict=True)
-        return Emitted(numbers, committed, accepted, ended)
+        numbers, committed, accepted, drafted, ended = zip(*emitted, strict=True)
+        return Emitted(numbers, committed, accepted, drafted, ended)
 
-    def _settle_row(self, row: _Row, request: int, outcome: Sequence[int]) -> tuple[int, tuple[int, ...], int, bool]:
-        """Return the request, committed tokens, accepted tokens, and True if the request ended."""
+    def _settle_row(
+        self, row: _Row, request: int, outcome: Sequence[int]
+    ) -> tuple[int, tuple[int, ...], int, int, bool]:
+        """Return the request, committed tokens, accepted and drafted tokens, and True if the request ended."""
         if request < 0 or request != row.request:  # idle, or its end was read after this step had been launched
-            return -1, (), 0, False
-        accepted, _, *path = outcome
+            return -1, (), 0, 0, False
+        accepted, _, drafted, *path = outcome
         row.length += accepted + 1
         row.in_flight -= len(path)
         tokens = tuple(path[: accepted + 1])[: row.limit - len(row.tokens)]
@@ -135,7 +138,7 @@ class RequestQueue:
         ended = stop is not None or len(row.tokens) >= row.limit
         if ended:
             row.request, row.length, row.in_flight = -1, row.idle_length, 0
-        return request, tokens, min(accepted, len(tokens)), ended
+        return request, tokens, min(accepted, len(tokens)), drafted, ended
 
     def idle_lengths(self, ended: Sequence[bool]) -> dict[int, int]:
         """Return the rows whose requests ended, and the length at which each stays."""

@@ -29,10 +29,16 @@ class Level:
 
 
 class StaticGrowth:
-    """The same tree in every step."""
+    """The same tree in every step; a drafter that abstains leaves entries of it empty."""
 
-    def __init__(self, tree: Tree, device: torch.device) -> None:
-        """Lay out the levels of `tree`."""
+    def __init__(self, tree: Tree, device: torch.device, *, trim: bool = False) -> None:
+        """Lay out the levels of `tree`.
+
+        Args:
+            tree: the tree.
+            device: of the target.
+            trim: if the drafter abstains, read on the host what was proposed, and skip levels that no sequence has.
+        """
         self.tree = tree
         self.depth, self.count, self.room = tree.depth, tree.nodes + 1, tree.nodes + 1
         self.in_place = tree == Tree.chain(tree.depth)
@@ -42,23 +48,41 @@ class StaticGrowth:
         self.levels = layout.levels(device)
         self.fed = torch.tensor([layout.fed], dtype=torch.long, device=device)
         self.place = torch.tensor(layout.place, dtype=torch.long, device=device)
+        self.trim = trim
+        self._entries = [1 + sum(depth <= deepest for depth in tree.depths) for deepest in range(tree.depth + 1)]
 
     def draft(
         self, drafter: Drafter | None, state: Any, root: Tensor, rule: Rule, *, idle: Tensor | None = None
     ) -> Draft:
         """See `Growth.draft`."""
-        candidates, scores_by_level = [root[:, None]], []
+        candidates, scores_by_level, proposed = [root[:, None]], [], [torch.ones_like(root[:, None], dtype=torch.bool)]
         for level in self.levels:
             assert drafter is not None
             expanded = len(level.expanded)
             scores = drafter.level(state, candidates[-1].index_select(1, level.expanded), level.parents)
             if rule.needs_scores or rule.sampled_candidates:
                 scores = scores.expand(-1, expanded, -1)
-            candidates.append(rule.candidates(scores, level.width).expand(-1, expanded, -1).flatten(1))
+            best = rule.candidates(scores, level.width)
+            candidates.append(best.expand(-1, expanded, -1).flatten(1))
             scores_by_level.append(scores)
+            if drafter.abstains:
+                proposed.append((scores.gather(-1, best) > -torch.inf).expand(-1, expanded, -1).flatten(1))
         tokens = torch.cat(candidates, 1).index_select(1, self.place)
         needed = torch.cat(scores_by_level, 1) if rule.needs_scores and scores_by_level else None
-        return Draft(tokens, self.topology, self.fed, needed)
+        if drafter is None or not drafter.abstains:
+            return Draft(tokens, self.topology, self.fed, needed)
+        topology = self._proposed(torch.cat(proposed, 1).index_select(1, self.place), idle)
+        return Draft(tokens[:, : topology.count], topology, self.fed[:, : topology.count], needed)
+
+    def _proposed(self, proposed: Tensor, idle: Tensor | None) -> Topology:
+        """Return the trees of the nodes that were proposed, bool (batch, count), and whose ancestors were."""
+        whole, count = self.topology, self.count
+        present = proposed[:, whole.path[0]].all(-1)
+        if self.trim:
+            busy = present if idle is None else present & ~idle[:, None]
+            count = self._entries[int((whole.depth * busy).max())]
+        parent = whole.parent[:, :count].expand(len(present), -1)
+        return Topology.from_parents(parent, self.depth, present[:, :count], width=whole.width)
 
 
 class _Layout:

@@ -12,10 +12,12 @@ class Generation:
     Attributes:
         tokens: the new tokens, up to the limit or the first stop token (included).
         accepted: drafted tokens accepted in each step (those beyond the end of the text not counted).
+        drafted: tokens drafted in each step, the nodes of its tree.
     """
 
     tokens: tuple[int, ...]
     accepted: tuple[int, ...]
+    drafted: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Step:
         requests: the request of each row, -1 for an idle one.
         committed: tokens that each row emitted; idle rows none.
         accepted: drafted tokens accepted in each row; idle rows 0.
+        drafted: tokens drafted in each row, the nodes of its tree; idle rows 0.
         ended: True for each row whose request ended with this step.
         draft_s: seconds of drafting, taking in the last step's outcome included.
         rest_s: seconds of verifying, accepting and committing, and of the host's bookkeeping.
@@ -40,6 +43,7 @@ class Step:
     requests: tuple[int, ...]
     committed: tuple[tuple[int, ...], ...]
     accepted: tuple[int, ...]
+    drafted: tuple[int, ...]
     ended: tuple[bool, ...]
     draft_s: float
     rest_s: float
@@ -67,7 +71,7 @@ class Gathered:
         self.steps = self.ended = self.committed = 0
         self.histogram: Counter[int] = Counter()
         self.draft_s = self.rest_s = self.admit_s = 0.0
-        self._open: dict[int, tuple[list[int], list[int]]] = {}
+        self._open: dict[int, tuple[list[int], list[int], list[int]]] = {}
 
     def add(self, step: Step) -> list[tuple[int, Generation]]:
         """Count a step; return the requests that ended with it, and what they emitted."""
@@ -76,20 +80,21 @@ class Gathered:
         self.rest_s += step.rest_s
         self.admit_s += step.admit_s
         generations = []
-        for request, committed, accepted, ended in zip(
-            step.requests, step.committed, step.accepted, step.ended, strict=True
+        for request, committed, accepted, drafted, ended in zip(
+            step.requests, step.committed, step.accepted, step.drafted, step.ended, strict=True
         ):
             if request < 0:
                 continue
-            tokens, accepted_so_far = self._open.setdefault(request, ([], []))
+            tokens, accepted_so_far, drafted_so_far = self._open.setdefault(request, ([], [], []))
             tokens.extend(committed)
             accepted_so_far.append(accepted)
+            drafted_so_far.append(drafted)
             self.committed += len(committed)
             self.histogram[accepted] += 1
             if ended:
                 del self._open[request]
                 self.ended += 1
-                generations.append((request, Generation(tuple(tokens), tuple(accepted_so_far))))
+                generations.append((request, Generation(tuple(tokens), tuple(accepted_so_far), tuple(drafted_so_far))))
         return generations
 
     @property

@@ -12,6 +12,6 @@
 * `language_model`: a small language model.
 * `ngram`: the n-gram drafter.
 * `token_counts`: its sorted counts of token sequences.
-* `prompt_lookup`: prompt lookup.
+* `lookup/`: prompt lookup, as treeopt and as engines have it.
 * `last_tokens`: the last tokens of texts and nodes, which the drafters without a network read.
 """

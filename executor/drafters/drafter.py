@@ -88,6 +88,10 @@ class Drafter(Protocol):
         """The deepest level that it can draft."""
 
     @property
+    def abstains(self) -> bool:
+        """True if it may propose fewer tokens than a tree has places: those that it does not propose score -inf."""
+
+    @property
     def settings(self) -> Mapping[str, Any]:
         """Everything beside the weights that changes its output: models' configurations, and JSON values."""
 

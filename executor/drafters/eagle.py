@@ -28,6 +28,7 @@ class Eagle(Recurrent):
     """
 
     kind = "eagle"
+    abstains = False
 
     def __init__(
         self, config: LlamaConfig, *, bias: bool = True, router_groups: int = 0, active_groups: int = 2

@@ -37,6 +37,7 @@ class Eagle3(Recurrent):
     """
 
     kind = "eagle3"
+    abstains = False
     draft_ids: Tensor | None
 
     def __init__(

@@ -74,6 +74,7 @@ class Hydra(nn.Module):
     """Sequentially dependent heads."""
 
     kind = "hydra"
+    abstains = False
     taps: tuple[int, ...] = ()
 
     def __init__(

@@ -56,6 +56,7 @@ class LanguageModel(nn.Module):
     """Any causal language model with the target's token ids; ids that it lacks are not proposed."""
 
     kind = "language-model"
+    abstains = False
     taps = None
     max_depth = MAX_DEPTH
 

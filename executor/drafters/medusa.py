@@ -32,6 +32,7 @@ class MedusaHeads(nn.Module):
     """`heads` residual networks of `layers` layers each; weights are stacked, so all heads are one product."""
 
     kind = "medusa"
+    abstains = False
     taps: tuple[int, ...] = ()
     settings: Mapping[str, Any] = MappingProxyType({})
 

@@ -47,6 +47,7 @@ class NGram(nn.Module):
     """Sorted counts of sequences of up to `order` tokens, looked up on the device."""
 
     kind = "ngram"
+    abstains = False
     taps = None
     max_depth = MAX_DEPTH
     settings: Mapping[str, Any] = MappingProxyType({})

@@ -230,7 +230,13 @@ class Measurement:
             trace = imposed_trace(configuration.imposed, tree, len(prompts), max(new_tokens))
             rule, long_s = Imposed(trace, tree, rule=settings.rule), math.inf
         decoder = Decoder(
-            self.target, self.drafter, tree=tree, batch=configuration.batch, rule=rule, graphs=settings.graphs
+            self.target,
+            self.drafter,
+            tree=tree,
+            batch=configuration.batch,
+            rule=rule,
+            graphs=settings.graphs,
+            trim=False,
         )
         timed = run_block(decoder, prompts, steps=steps, new_tokens=new_tokens, long_s=long_s)
         return Block.of(timed, prompt=min(map(len, prompts)), took_s=time.perf_counter() - started)

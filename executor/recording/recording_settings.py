@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from executor.decoding.decoder import check_abstaining
 from executor.drafters.drafter import Drafter, usual_depth
 from executor.recording.record_candidates import check_candidates
 from executor.recording.sibling_acceptance import source_of
@@ -101,6 +102,10 @@ class Recording:
             limit = f"{target.vocabulary} (the vocabulary)" if target.vocabulary <= MAX_WIDTH else f"{MAX_WIDTH}"
             raise ExecutorError(f"width must be in 1..{limit}, got {self.width}")
         rule = self.rules(target, 0).verifying
+        if drafter.abstains:
+            check_abstaining(drafter.kind, rule, dynamic=self.candidates is not None)
+            if self.probabilities:
+                raise UsageError(f"{drafter.kind} proposes tokens without probabilities: omit probabilities")
         tree, depth = self.writing_tree, self.recorded_depth(drafter)
         if isinstance(rule, Typical) != (tree.nodes > 0):
             raise UsageError(

@@ -78,14 +78,19 @@ class Texts:
 
 @torch.no_grad()
 def forced_arrays(target: Target, drafter: Drafter, texts: Texts, settings: PassSettings) -> list[Arrays]:
-    """Return each text's arrays of a trace by name, one row per token: `rank`, and what `settings` asks for."""
-    per_text = [_blank(length, settings) for length in texts.written]
+    """Return each text's arrays of a trace by name, one row per token: `rank`, and what `settings` asks for.
+
+    A drafter that abstains also has `drafted`, the tokens that it proposes, whether or not the text goes on as far.
+    """
+    per_text = [_blank(length, settings, abstains=drafter.abstains) for length in texts.written]
     rule, width, draws = settings.rule, settings.width, settings.draws
     kept_odds = [KeptOdds(rule, width, draws=draws) for _ in per_text if isinstance(rule, Rounds)]
     levels = drafter.teacher_forced(target, texts.tokens, texts.outputs.features, settings.depth, rows=texts.rows)
     for k, level in enumerate(levels, 1):
         drafted = level.scores
         for i, arrays in enumerate(per_text):
+            if drafter.abstains:
+                arrays["drafted"] += (drafted[i, : texts.written[i]] > -torch.inf).any(-1).cpu().numpy()
             inside = texts.written[i] - k + 1
             if inside < 1:
                 continue
@@ -94,6 +99,8 @@ def forced_arrays(target: Target, drafter: Drafter, texts: Texts, settings: Pass
             if k == 1 and settings.probabilities:
                 _put(arrays, "target_entropy", np.s_[:], _entropy(logits))
             rank = rank_of(scores, truth)
+            if drafter.abstains:  # of equal scores the first would come first, though none of them is proposed
+                rank = torch.where(scores.gather(-1, truth[:, None])[:, 0] > -torch.inf, rank, width)
             _put(arrays, "rank", np.s_[:inside, k - 1], torch.where(rank < width, rank, MISSED))
             if settings.probabilities:
                 _put(arrays, "draft_entropy", np.s_[:inside, k - 1], _entropy(scores))
@@ -121,10 +128,12 @@ def rank_of(scores: Tensor, truth: Tensor) -> Tensor:
     return above.sum(-1, dtype=torch.int32).long()  # on CPU some 20 times as fast as adding up 64 bits
 
 
-def _blank(length: int, settings: PassSettings) -> Arrays:
+def _blank(length: int, settings: PassSettings, *, abstains: bool) -> Arrays:
     """Return the arrays of a text with nothing recorded: all ranks lie past the end."""
     nodes = (length, settings.depth)
     arrays: Arrays = {"rank": np.full(nodes, PAST_END, dtype=np.int16)}
+    if abstains:
+        arrays["drafted"] = np.zeros(length, dtype=np.int16)
     siblings = (*nodes, settings.width)
     shapes: dict[str, tuple[int, ...]] = {}
     if settings.probabilities:

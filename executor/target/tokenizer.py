@@ -38,8 +38,20 @@ def stop_tokens(target: Target, tokenizer: PreTrainedTokenizerBase) -> list[int]
     Raises:
         ExecutorError: these are no token ids.
     """
+    token = tokenizer.eos_token_id
+    if token is not None and type(token) is not int:
+        raise ExecutorError(f"{target.name}: the tokenizer's eos_token_id must be an id, found {token!r:.80}")
+    return sorted({*end_tokens(target), *([] if token is None else [token])})
+
+
+def end_tokens(target: Target) -> list[int]:
+    """Return the tokens that end a text by the model's generation_config.json, sorted.
+
+    Raises:
+        ExecutorError: these are no token ids.
+    """
     ends = target.model.generation_config.eos_token_id if target.model.generation_config else None
-    tokens = [tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])]
+    tokens = ends if isinstance(ends, list) else [ends]
     if not all(token is None or type(token) is int for token in tokens):
         raise ExecutorError(f"{target.name}: eos_token_id of generation_config.json must be ids, found {ends!r:.80}")
     return sorted({token for token in tokens if token is not None})

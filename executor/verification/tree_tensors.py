@@ -87,6 +87,13 @@ class Topology:
         return self.parent.shape[1]
 
     @property
+    def nodes(self) -> Tensor:
+        """The nodes of each tree that are present, int64 (b,)."""
+        if self.present is None:
+            return torch.full_like(self.which, self.count - 1)
+        return self.present.sum(1) - 1
+
+    @property
     def width(self) -> int:
         """Upper bound of an entry's children."""
         return self.children.shape[2]

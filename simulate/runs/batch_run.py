@@ -15,6 +15,7 @@ from simulate.runs.timeline import Emissions, Floats, Ints, Timeline
 from treeopt.cost_model import CostModel
 from treeopt.errors import UsageError
 from treeopt.replay.static_tree import accepted_lengths
+from treeopt.replay.walk import drafted_counts
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
 
@@ -86,7 +87,8 @@ def run(
     occupancy = np.bincount(emissions.step)
     context = _mean_context(emissions, prompts, occupancy) if prompts is not None and by_context else None
     committed = float(emissions.tokens[emissions.tokens > 0].mean())
-    price = price_steps(tree, cost, committed=committed, pad_to=PAD * batch if pad else 0)
+    drafted = None if tree is None else drafted_counts(_anchors(emissions, trace), trace, tree.depth)
+    price = price_steps(tree, cost, committed=committed, drafted=drafted, pad_to=PAD * batch if pad else 0)
     step_s = step_seconds(np.full_like(occupancy, batch) if fixed_shape else occupancy, context, price, padded=pad)
 
     joined = emissions.step[np.flatnonzero(np.diff(emissions.request, prepend=-1))]
@@ -115,8 +117,18 @@ def _prefill_seconds(
 
 def _mean_context(emissions: Emissions, prompts: Floats, occupancy: Ints) -> Ints:
     """Return the tokens in the cache before each step, mean over its sequences, rounded; int64 (N,)."""
-    total = np.cumsum(emissions.tokens) - emissions.tokens
-    first = np.flatnonzero(np.diff(emissions.request, prepend=-1))
-    cached = prompts[emissions.request] + total - total[first][emissions.request]
+    cached = prompts[emissions.request] + _written(emissions)
     mean = np.bincount(emissions.step, cached) / occupancy
     return np.rint(mean).astype(np.int64)
+
+
+def _written(emissions: Emissions) -> Ints:
+    """Return the tokens that its request had written before each emission, int64 (N,)."""
+    total = np.cumsum(emissions.tokens) - emissions.tokens
+    first = np.flatnonzero(np.diff(emissions.request, prepend=-1))
+    return np.asarray(total - total[first][emissions.request])
+
+
+def _anchors(emissions: Emissions, trace: Trace) -> Ints:
+    """Return where the steps that emit something start."""
+    return np.asarray(trace.starts[emissions.request] + _written(emissions))[emissions.tokens > 0]

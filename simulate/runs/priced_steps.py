@@ -5,8 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from simulate.runs.timeline import Floats, Ints
-from treeopt.cost_model import CostModel, StepShape
+from treeopt.cost_model import CostModel
 from treeopt.errors import CostError
+from treeopt.replay.priced_walk import step_seconds as price_along
 from treeopt.tree import Tree
 
 Seconds = Callable[[int, int | None], float]  # batch size, context -> seconds of a step
@@ -14,7 +15,9 @@ Seconds = Callable[[int, int | None], float]  # batch size, context -> seconds o
 PAD = 8  # with padding, batch sizes up to this multiple of the batch are tried for a cost
 
 
-def price_steps(tree: Tree | None, cost: CostModel, *, committed: float, pad_to: int = 0) -> Seconds:
+def price_steps(
+    tree: Tree | None, cost: CostModel, *, committed: float, drafted: Ints | None = None, pad_to: int = 0
+) -> Seconds:
     """Return a function from batch size and context to the seconds of a step.
 
     A batch size without a cost takes that of the nearest one above, up to `pad_to`.
@@ -23,6 +26,7 @@ def price_steps(tree: Tree | None, cost: CostModel, *, committed: float, pad_to:
         tree: drafted at every step; None decodes plainly.
         cost: seconds of a step.
         committed: tokens per sequence that every step commits: the mean of the run.
+        drafted: steps by the levels that were proposed, see `treeopt.replay.priced_walk.step_seconds`.
         pad_to: largest batch size that is tried; 0: no padding.
     """
 
@@ -30,7 +34,7 @@ def price_steps(tree: Tree | None, cost: CostModel, *, committed: float, pad_to:
         """Return the seconds of a step at exactly this batch size."""
         if tree is None or tree.nodes == 0:
             return cost.plain_s(batch=batch, context=context)
-        return float(cost.step_s([StepShape.of(tree, batch=batch, context=context, committed=committed)])[0])
+        return price_along(tree, cost, batch=batch, context=context, committed=committed, drafted=drafted)
 
     def seconds(batch: int, context: int | None) -> float:
         """Return the seconds of a step, padded if need be."""

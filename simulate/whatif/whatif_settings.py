@@ -53,6 +53,8 @@ def drafter_kind(trace: Trace, kind: str | None) -> tuple[str, list[str]]:
         UsageError: no such kind, or the trace's drafter has none that could be priced.
     """
     recorded = look(trace.meta, "drafter", "kind")
+    if isinstance(recorded, str):
+        recorded = recorded.partition(":")[0]  # an engine's prompt lookup takes as long as treeopt's
     if kind is None:
         if recorded not in KINDS:
             why = (

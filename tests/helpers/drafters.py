@@ -13,9 +13,9 @@ from executor.drafters.eagle import Eagle
 from executor.drafters.eagle3 import Eagle3, usual_taps
 from executor.drafters.hydra import Hydra
 from executor.drafters.language_model import LanguageModel
+from executor.drafters.lookup.prompt_lookup import PromptLookup
 from executor.drafters.medusa import MedusaHeads
 from executor.drafters.ngram import NGram
-from executor.drafters.prompt_lookup import PromptLookup
 from executor.target.target_model import Target
 from tests.helpers.models import VOCABULARY, noisy, random_heads, random_prompts, small_model, small_target
 

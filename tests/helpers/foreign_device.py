@@ -26,8 +26,8 @@ from executor.decoding.decoder import Decoder
 from executor.decoding.dynamic_growth import AskingGrowth
 from executor.drafters.drafter import Drafter
 from executor.drafters.language_model import LanguageModel
+from executor.drafters.lookup.prompt_lookup import PromptLookup
 from executor.drafters.ngram import NGram
-from executor.drafters.prompt_lookup import PromptLookup
 from executor.profiling.measure_steps import measure_profile
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect

@@ -111,6 +111,7 @@ class Told:
     kind: str = "told"
     taps: tuple[int, ...] = ()
     max_depth: int = 64
+    abstains: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 

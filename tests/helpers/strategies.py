@@ -121,8 +121,8 @@ def traces(
     if not parts:
         return plain
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    has_accept, has_kept, has_draft, has_entropy, has_candidates, has_domain, has_prompts = draw(
-        st.tuples(*[st.booleans()] * 7)
+    has_accept, has_kept, has_draft, has_entropy, has_candidates, has_domain, has_prompts, has_drafted = draw(
+        st.tuples(*[st.booleans()] * 8)
     )
     steps = draw(st.lists(st.integers(1, 3), min_size=len(lengths), max_size=len(lengths)))
     names = draw(st.lists(st.text(max_size=5), min_size=1, max_size=3))
@@ -137,11 +137,18 @@ def traces(
         draft_prob=_probabilities(rng, anchors, depth, width) if has_draft else None,
         draft_entropy=rng.exponential(size=(anchors, depth)).astype(np.float16) if has_entropy else None,
         target_entropy=rng.exponential(size=anchors).astype(np.float16) if has_entropy else None,
+        drafted=_drafted(rng, plain.rank) if has_drafted else None,
         candidates=_candidates(rng, anchors) if has_candidates else None,
         domain=rng.integers(0, len(names), len(lengths)).astype(np.int16) if has_domain else None,
         domain_names=tuple(names) if has_domain else (),
         prompt_tokens=rng.integers(1, 2**31, len(lengths)).astype(np.int32) if has_prompts else None,
     )
+
+
+def _drafted(rng: np.random.Generator, rank: NDArray[np.int16]) -> NDArray[np.int16]:
+    """At least as many tokens as have a rank."""
+    least = ((rank >= 0) * np.arange(1, rank.shape[1] + 1)).max(axis=1)
+    return rng.integers(least, rank.shape[1] + 1).astype(np.int16)
 
 
 def _probabilities(rng: np.random.Generator, anchors: int, depth: int, width: int) -> NDArray[np.float16]:

@@ -25,7 +25,7 @@ class Models:
 
     Attributes:
         target: folder of a Hugging Face model; with `random_weights` a shape such as `toy`.
-        drafter: folder of the drafter, or `prompt-lookup`; None: no drafter.
+        drafter: folder of the drafter, or a name such as `prompt-lookup` or `prompt-lookup:vllm`; None: no drafter.
         device: such as `cpu`, `cuda` or `cuda:1`.
         dtype: one of `DTYPES`.
         quantize: one of `QUANTIZED`; None: weights as they are.

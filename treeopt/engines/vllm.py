@@ -40,6 +40,7 @@ from treeopt.engines.export import (
 from treeopt.engines.imposed_acceptance import imposed_notes, kept_rates
 from treeopt.errors import EngineError, UsageError
 from treeopt.plans.plan import Plan
+from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -59,8 +60,8 @@ METHODS: Mapping[str, frozenset[str]] = {
     "eagle": frozenset({"eagle"}),
     "eagle3": frozenset({"eagle", "eagle3"}),
     "mtp": frozenset({"mtp"}),
-    "ngram": frozenset({"prompt-lookup"}),
-    "ngram_gpu": frozenset({"prompt-lookup"}),
+    "ngram": frozenset({"prompt-lookup", "prompt-lookup:vllm"}),
+    "ngram_gpu": frozenset({"prompt-lookup", "prompt-lookup:vllm"}),
     "suffix": frozenset({"suffix"}),
 }
 """Drafting methods, and the kinds of treeopt's drafters that each runs (vllm/config/speculative.py)."""
@@ -123,11 +124,7 @@ def export(
         else:
             notes.append(f"{ENGINE} ignores the schedule of method {method} on model runner V1")
     if method in ("ngram", "ngram_gpu"):
-        notes.append(
-            "set prompt_lookup_max to the drafter's longest match (N of prompt-lookup:N, default 3) and "
-            "prompt_lookup_min to 1: if one is missing it equals the other, and only matches of that length count"
-        )
-        notes.append(f"{ENGINE} drafts nothing where nothing matches, treeopt's prompt lookup always drafts something")
+        notes += _lookup_notes(look(plan.meta, "trace", "drafter", "kind"))
     if method == "mtp":
         notes.append(f"{ENGINE} needs K at most the model's n_predict, or a multiple of it; check {longest}")
     if replay is not None:
@@ -151,6 +148,18 @@ def schedule(fits: Sequence[Fit]) -> list[list[int]]:
     ends = [start - 1 for _, (start, _) in pairwise(steps)]
     ends.append(max(at.batch for at in fits))
     return [[start, end, tokens] for (start, tokens), end in zip(steps, ends, strict=True)]
+
+
+def _lookup_notes(kind: object) -> list[str]:
+    """Return what to set for vLLM's prompt lookup, and how the plan's drafter differs from it."""
+    if kind == "prompt-lookup:vllm":
+        return ["set prompt_lookup_min and prompt_lookup_max to MIN and MAX of the drafter's name (default 5 and 5)"]
+    return [
+        "set prompt_lookup_max to the drafter's longest match (N of prompt-lookup:N, default 3) and "
+        "prompt_lookup_min to 1: if one is missing it equals the other, and only matches of that length count",
+        f"{ENGINE} drafts nothing where nothing matches, treeopt's prompt lookup always drafts something: record "
+        "prompt-lookup:vllm instead",
+    ]
 
 
 def _known(method: str | None, model: str | None) -> str:

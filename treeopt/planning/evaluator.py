@@ -9,6 +9,7 @@ from treeopt.cost_model import CostModel, StepShape
 from treeopt.plans.plan import Choice
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.objective import Objective
+from treeopt.replay.priced_walk import step_seconds
 from treeopt.replay.walk import StepCounts
 from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.traces.trace import Trace
@@ -41,7 +42,15 @@ class Judge:
 
     def step_s(self, tree: Tree, batch: int) -> float:
         """Return the seconds of a step that commits what the tree commits on the fitted requests."""
-        return float(self.cost.step_s([self._shape(tree, batch)])[0])
+        counts = self._fitted[tree]
+        return step_seconds(
+            tree,
+            self.cost,
+            batch=batch,
+            context=self.context,
+            committed=counts.tau,
+            drafted=counts.drafted_counts,
+        )
 
     def plain_s(self, batch: int) -> float:
         """Return the seconds of a plain step."""

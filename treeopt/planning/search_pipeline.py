@@ -27,6 +27,7 @@ from treeopt.planning.search_warnings import (
     context_warnings,
     depth_warnings,
     fitting_warnings,
+    plain_steps,
     resemblance,
     unpriced_policies,
 )
@@ -179,6 +180,7 @@ def search(
         *(f"assumed: {assumption}" for assumption in assumed_in(trace.meta)),
         *fitting_warnings(fit, largest),
         *resemblance(held),
+        *plain_steps(judge, chosen),
         *unpriced_policies(entries, cost),
         *(() if measured is None else measured.caveats(context=context, trace=trace.meta)),
     )

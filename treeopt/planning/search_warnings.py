@@ -7,9 +7,11 @@ import numpy as np
 
 from treeopt.cost_model import CostModel, covered, far
 from treeopt.errors import CostError, TraceError
+from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import MIN_REQUESTS, check_requests
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import PlanEntry
+from treeopt.replay.priced_walk import plain_share
 from treeopt.replay.static_tree import covers, replay_tree
 from treeopt.statistics.clustered_estimate import ratio
 from treeopt.storage.provenance import look
@@ -78,6 +80,22 @@ def context_warnings(trace: Trace, priced_at: int | None) -> tuple[str, ...]:
     usual = round(float(np.average(trace.prompt_tokens + trace.lengths / 2, weights=trace.lengths)))
     warning = f"the trace's requests have {usual} tokens of context on average, but steps are priced at {priced_at}"
     return (f"{warning}; give --context, or profile at that context",) if far(usual, priced_at) else ()
+
+
+def plain_steps(judge: Judge, chosen: Mapping[int, Tree | None]) -> tuple[str, ...]:
+    """Say in which share of the steps of each chosen tree nothing is drafted, where the trace records it."""
+    if judge.held.drafted is None:
+        return ()
+    sizes: dict[Tree, list[int]] = {}
+    for batch, tree in chosen.items():
+        if tree is not None:
+            sizes.setdefault(tree, []).append(batch)
+    return tuple(
+        f"batch {', '.join(map(str, batches))}: nothing is drafted in "
+        f"{plain_share(judge.counts(tree).drafted_counts):.1%} of the steps of the chosen tree; they are priced as "
+        "plain steps"
+        for tree, batches in sizes.items()
+    )
 
 
 def unpriced_policies(entries: Sequence[PlanEntry], cost: CostModel) -> tuple[str, ...]:

@@ -132,9 +132,10 @@ class Proposals:
     def refined(self, batch: int) -> Refined | None:
         """Return the tree with the most position-averaged tokens per second by integer programme, with its certificate.
 
-        None where enumeration already proves it, or without solver work.
+        None where enumeration already proves it, without solver work, or where steps have no one price (`drafted`).
         """
         needed = not self.grown and not (self.options.exact and self.judge.cost.separable)
+        needed = needed and self.judge.fit.drafted is None  # else a step's price depends on the walk
         if not needed or self.settings.solver_work <= 0 or self.pool is None or len(self.pool.value) == 0:
             return None
         if batch not in self._refined:

@@ -83,7 +83,7 @@ class Replayer:
         chosen = self.chosen(tree)
         if chosen is None:
             return replay_tree(tree, self.trace)
-        if not in_step(self.trace):
+        if not in_step(self.trace) or self.trace.drafted is not None:
             return count(self.visit(chosen), self.trace, depth=tree.depth)
         rounds: list[Round] = []
         steps = self._walk(self._moves(chosen[None]), rounds)[0]

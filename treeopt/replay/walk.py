@@ -22,11 +22,14 @@ class StepCounts:
         steps: int64 (R,), steps of each request.
         committed: int64 (R,), tokens emitted by each request (its length).
         accepted_counts: int64 (depth + 1,), steps that accepted 0, 1, ... drafted tokens.
+        drafted_counts: int64 (depth + 1,), steps for which the drafter proposed 0, 1, ... levels of the tree; None: all
+            levels in every step.
     """
 
     steps: NDArray[np.int64]
     committed: NDArray[np.int64]
     accepted_counts: NDArray[np.int64]
+    drafted_counts: NDArray[np.int64] | None = None
 
     @property
     def tau(self) -> float:
@@ -77,7 +80,15 @@ def count(walk: Walk, trace: Trace, depth: int = 0) -> StepCounts:
         steps=np.bincount(walk.request, minlength=trace.requests),
         committed=trace.lengths,
         accepted_counts=np.bincount(walk.accepted, minlength=depth + 1),
+        drafted_counts=drafted_counts(walk.anchors, trace, depth),
     )
+
+
+def drafted_counts(anchors: NDArray[np.int64], trace: Trace, depth: int) -> NDArray[np.int64] | None:
+    """Return the steps at these anchors by the levels that were proposed, at most `depth`; see `StepCounts`."""
+    if trace.drafted is None:
+        return None
+    return np.bincount(np.minimum(trace.drafted[anchors], depth), minlength=depth + 1)
 
 
 def next_anchors(accepted: NDArray[np.int64], trace: Trace) -> NDArray[np.int64]:

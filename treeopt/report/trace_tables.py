@@ -7,10 +7,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from treeopt.replay.static_tree import accepted_lengths
+from treeopt.replay.priced_walk import plain_share
+from treeopt.replay.static_tree import accepted_lengths, replay_tree
 from treeopt.report.terminal_text import describe_models, shown, terminal
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import OPTIONAL, PAST_END, Trace
+from treeopt.tree import Tree
 
 TOPS = (1, 2, 4, 8)
 
@@ -33,8 +35,22 @@ def describe(trace: Trace) -> dict[str, Any]:
         "domains": len(trace.domain_names),
         "top_1_2_4_8_by_depth": tops,
         **({} if trace.tree is None else {"kept_by_depth": _accepted_by_depth(trace)}),
+        **({} if trace.drafted is None else {"drafted": _drafted(trace, trace.drafted)}),
         "distinct_rank_paths": len(np.unique(trace.rank, axis=0)),
         "meta": dict(trace.meta),
+    }
+
+
+def _drafted(trace: Trace, drafted: NDArray[np.int16]) -> dict[str, float]:
+    """Return the mean of tokens proposed, and the shares of positions, and of steps of the longest chain, without any.
+
+    Where texts depend on the tree that they were recorded with, steps are those of this tree.
+    """
+    walk = replay_tree(trace.tree or Tree.chain(trace.depth), trace)
+    return {
+        "mean": round(float(drafted.mean()), 4),
+        "nothing": round(float((drafted == 0).mean()), 4),
+        "nothing_in_steps": round(plain_share(walk.drafted_counts), 4),
     }
 
 
@@ -75,6 +91,13 @@ def show_trace(trace: Trace, console: Console | None = None) -> None:
     if isinstance(written, float) and isinstance(given, float):
         console.print(
             f"repeated 4-grams: {written:.1%} of the target's text, {given:.1%} of the prompts",
+            soft_wrap=True,
+        )
+    if trace.drafted is not None:
+        mean, nothing, walk = facts["drafted"].values()
+        console.print(
+            f"tokens proposed: {mean:.2f} on average, none at {nothing:.1%} of positions and in {walk:.1%} of steps of "
+            f"{'the recorded tree' if trace.tree else f'a chain of {trace.depth}'}",
             soft_wrap=True,
         )
     true = "true" if trace.tree is None else "written"

@@ -29,6 +29,7 @@ FORMAT: dict[str, tuple[type[np.generic], tuple[type[np.generic], ...], int]] = 
     "draft_entropy": (np.float16, (), 2),
     "target_entropy": (np.float16, (), 1),
     "tree_kept": (np.bool_, (), 2),
+    "drafted": (np.int16, (), 1),
     "domain": (np.int16, (), 1),
     "prompt_tokens": (np.int32, (), 1),
     "candidates_offset": (np.int64, (), 1),

@@ -28,10 +28,10 @@ from treeopt.tree import Tree
 
 SCHEMA = "treeopt.trace/1"
 # Optional arrays, one row per anchor.
-BY_ANCHOR = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "tree_kept")
+BY_ANCHOR = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "tree_kept", "drafted")
 BY_REQUEST = ("domain", "prompt_tokens")  # optional arrays, one entry per request
 OPTIONAL = (*BY_ANCHOR, "candidates", *BY_REQUEST)
-RANKS = (*REQUIRED, *BY_REQUEST, "tree_kept")  # arrays that the search of static trees needs
+RANKS = (*REQUIRED, *BY_REQUEST, "tree_kept", "drafted")  # arrays that the search of static trees needs
 CHAINS = ("leviathan", "block")  # rules of `meta["verification"]` that verify chains only
 DRAWN = (*CHAINS, "specinfer", "sequoia")  # rules that draw candidates from the drafter's law: `kept`
 
@@ -55,6 +55,7 @@ class Trace:
         target_entropy: float16 (P,) or None, entropy of the target's law of the token at this anchor, in nats.
         tree_kept: bool (P, N) or None, True where the rule would accept each node of `tree`, its ancestors accepted;
             only for rules that may accept several siblings, because `rank` records only one.
+        drafted: int16 (P,) or None, tokens that the drafter proposes at this anchor, at most D; None: always D.
         candidates: candidate trees or None.
         domain: int16 (R,) or None, label of each request, index into `domain_names`.
         domain_names: the labels.
@@ -77,6 +78,7 @@ class Trace:
     draft_entropy: NDArray[np.float16] | None = None
     target_entropy: NDArray[np.float16] | None = None
     tree_kept: NDArray[np.bool_] | None = None
+    drafted: NDArray[np.int16] | None = None
     candidates: Candidates | None = None
     domain: NDArray[np.int16] | None = None
     domain_names: tuple[str, ...] = ()

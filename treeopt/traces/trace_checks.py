@@ -48,6 +48,10 @@ class TraceArrays(Protocol):
         """The acceptance of each node of `meta["tree"]` (P, N)."""
 
     @property
+    def drafted(self) -> NDArray[np.int16] | None:
+        """The number of tokens that the drafter proposes at each anchor (P,)."""
+
+    @property
     def candidates(self) -> Candidates | None:
         """The candidate trees."""
 
@@ -82,6 +86,7 @@ def check(trace: TraceArrays) -> None:
     _check_domains(trace.domain, trace.domain_names, len(starts))
     _check_prompts(trace.prompt_tokens, len(starts))
     _check_tree(trace, left)
+    _check_drafted(trace)
     if trace.candidates is not None:
         check_candidates(trace.candidates, len(trace.rank))
 
@@ -242,3 +247,23 @@ def _check_tree(trace: TraceArrays, left: NDArray[np.int32]) -> None:
         ):
             if bad.any():
                 raise TraceError(f"tree_kept[{int(np.argmax(bad))}, {node}] is true {where}")
+
+
+def _check_drafted(trace: TraceArrays) -> None:
+    drafted = trace.drafted
+    if drafted is None:
+        return
+    anchors, depth = trace.rank.shape
+    if drafted.shape != (anchors,):
+        raise TraceError(f"`drafted` must have one entry per anchor ({anchors}), found {drafted.shape}")
+    bad = (drafted < 0) | (drafted > depth)
+    if bad.any():
+        raise TraceError(f"drafted{_first(bad)} must be in 0..{depth} (the depth), found {drafted[bad][0]}")
+    for start, rows in _chunks(trace.rank):
+        beyond = (np.arange(depth) >= drafted[start : start + len(rows), None]) & (rows >= 0)
+        if beyond.any():
+            anchor = start + int(np.argmax(beyond.any(axis=1)))
+            raise TraceError(
+                f"rank{_first(beyond, start)} must be -1 or -2, because drafted[{anchor}] is {drafted[anchor]}, "
+                f"found {rows[beyond][0]}"
+            )

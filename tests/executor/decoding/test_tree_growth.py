@@ -26,7 +26,7 @@ VOCABULARY = 5
 class Table:
     """A drafter that reads scores (batch, vocabulary, vocabulary) by the last token, whatever came before."""
 
-    kind, max_depth = "table", 64
+    kind, max_depth, abstains = "table", 64, False
 
     def __init__(self, scores: Tensor) -> None:
         self.scores, self.calls = scores, 0

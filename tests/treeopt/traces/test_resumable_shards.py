@@ -20,7 +20,7 @@ from treeopt.errors import TraceError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.traces.merge_split import halves, joined, merged
 from treeopt.traces.resumable_shards import MANIFEST, Shards, note, optional_in, ranks_of
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace import OPTIONAL, save_trace
 
 TOKENS = random_prompts([5, 3, 8, 2, 6, 4, 7, 3, 5, 2, 9, 4, 3, 6, 2, 5, 4, 3, 8, 2], seed=8)
 PROMPTS = [Prompt("x", domain="abc"[i % 3 if i > 9 else 1]) for i in range(len(TOKENS))]
@@ -192,7 +192,7 @@ def test_ranks_are_streamed_without_the_rest(trace, data):
         plain = dict.fromkeys(("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "candidates"))
         whole = shards.whole()
         assert_equal_traces(ranks_of(Path(folder) / "s"), replace(whole, **plain))
-        held = [name for name in (*plain, "domain", "prompt_tokens") if getattr(trace, name) is not None]
+        held = [name for name in OPTIONAL if getattr(trace, name) is not None]
         assert optional_in(Path(folder) / "s") == held
 
 

@@ -45,6 +45,7 @@ def full_trace() -> Trace:
         draft_entropy=np.full((4, 2), 1.5, dtype=np.float16),
         target_entropy=np.array([0, 0.5, 2, 1], dtype=np.float16),
         tree_kept=np.array([[1, 1, 0], [0, 1, 1], [0, 1, 0], [0, 0, 0]], dtype=np.bool_),
+        drafted=np.array([2, 1, 1, 1], dtype=np.int16),
         candidates=Candidates(
             offset=np.array([0, 3, 3, 4, 6], dtype=np.int64),
             parent=np.array([-1, 0, -1, -1, -1, 0], dtype=np.int16),
@@ -316,6 +317,7 @@ def test_unknown_arrays_are_named(tmp_path):
         ("domain", np.int32),
         ("prompt_tokens", np.int64),
         ("draft_entropy", np.float32),
+        ("drafted", np.int32),
         ("candidates_logprob", np.float64),
         ("candidates_offset", np.int32),
         ("candidates_rank", np.int8),
@@ -353,6 +355,7 @@ def test_pickled_objects_are_not_read(tmp_path, name):
         ("accept", (4, 4)),
         ("domain", (1, 2)),
         ("prompt_tokens", (2, 1)),
+        ("drafted", (4, 1)),
         ("candidates_hit", (6, 1)),
     ],
 )
@@ -385,6 +388,14 @@ BAD = {
         "prompt_tokens",
         np.full(4, 9, np.int32),
         r"`prompt_tokens` must have one entry per request \(2\), found \(4,\)",
+    ),
+    "length of drafted": ("drafted", np.int16([2, 1]), r"`drafted` must have one entry per anchor \(4\), found \(2,\)"),
+    "negative drafted": ("drafted", np.int16([2, 1, 1, -1]), r"drafted\[3\] must be in 0\.\.2 \(the depth\), found -1"),
+    "drafted beyond depth": ("drafted", np.int16([3, 1, 1, 1]), r"drafted\[0\] must be in 0\.\.2 .*, found 3"),
+    "right where nothing is drafted": (
+        "drafted",
+        np.int16([2, 0, 1, 1]),
+        r"rank\[1, 0\] must be -1 or -2, because drafted\[1\] is 0, found 1",
     ),
     "no prompt": ("prompt_tokens", np.int32([70, 0]), r"prompt_tokens\[1\] must be at least 1, found 0"),
     "requests fall": ("request", np.int32([3, 3, 3, 2]), r"request\[3\] must not fall below 3, found 2"),

@@ -27,7 +27,10 @@ def _models(*more: Callable[[Any], Any], drafter: bool) -> Callable[[Any], Any]:
             "--target", type=general.FOLDER, required=True, help="Folder of the target, a Hugging Face model."
         ),
         click.option(
-            "--drafter", type=general.FOLDER, required=drafter, help="Folder of the drafter, or prompt-lookup."
+            "--drafter",
+            type=general.FOLDER,
+            required=drafter,
+            help="Folder of the drafter, or prompt-lookup, or an engine's, such as prompt-lookup:vllm:2-4.",
         ),
         *more,
         device,

@@ -8,16 +8,16 @@ smaller ids first. q is the normalised weight, and scores are logarithms of weig
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from executor.drafters.drafter import Committed, Forced
-from executor.drafters.last_tokens import RANK_STEP, continued, suffixes
+from executor.drafters.drafter import Forced
+from executor.drafters.last_tokens import RANK_STEP, continued, match_lengths, suffixes
+from executor.drafters.lookup.committed_texts import TextDrafter, TextState
 from executor.target.target_model import Target
 from treeopt.errors import UsageError
 from treeopt.traces.trace_checks import MAX_DEPTH
@@ -28,32 +28,11 @@ LONGEST = 16  # with longer matches float32 scores could not distinguish places
 RATIO = 16.0
 
 
-@dataclass
-class PromptLookupState:
-    """The committed text of each sequence, and the last tokens of the nodes scored last.
-
-    Attributes:
-        vocabulary: of the target.
-        text: int64 (batch, capacity).
-        lengths: int64 (batch,), tokens of the text, the root included.
-        suffix: int64 (batch, nodes, longest), last tokens of text and path.
-        view: upper bound of the lengths.
-        level: levels drafted in this step.
-    """
-
-    vocabulary: int
-    text: Tensor
-    lengths: Tensor
-    suffix: Tensor
-    view: int = 0
-    level: int = 0
-
-
-class PromptLookup(nn.Module):
+class PromptLookup(TextDrafter):
     """Proposes continuations of earlier occurrences of the last 1 to `longest` tokens."""
 
     kind = "prompt-lookup"
-    taps = None
+    abstains = False
     max_depth = MAX_DEPTH
     settings: Mapping[str, Any] = MappingProxyType({})
 
@@ -71,43 +50,13 @@ class PromptLookup(nn.Module):
             "setting", torch.tensor([longest])
         )  # the only difference between two of them, for the weights hash
 
-    def cache_bytes(self, batch: int, capacity: int) -> int:
-        """Return the bytes of the texts; see `Drafter.cache_bytes`."""
-        return 8 * batch * capacity
-
-    def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> PromptLookupState:
-        """See `Drafter.begin`."""
-        text = torch.zeros(batch, capacity, dtype=torch.long, device=target.device)
-        return PromptLookupState(target.vocabulary, text, torch.zeros_like(text[:, 0]), text)
-
-    def lasting(self, state: PromptLookupState) -> Sequence[Tensor]:
-        """See `Drafter.lasting`."""
-        return state.text, state.lengths
-
-    def admit(self, state: PromptLookupState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
-        """See `Drafter.admit`."""
-        inside = torch.arange(prompts.shape[1], device=rows.device) < lengths[:, None]
-        state.text[rows, : prompts.shape[1]] = torch.where(inside, prompts, 0)
-        state.lengths[rows] = lengths
-
-    def extend(self, state: PromptLookupState, committed: Committed, *, view: int, all_fed: bool) -> None:
-        """Append the new tokens; see `Drafter.extend`."""
-        column = torch.arange(committed.tokens.shape[1], device=state.text.device)
-        place = (state.lengths[:, None] + column).clamp(max=state.text.shape[1] - 1)
-        new = torch.where(column < committed.counts[:, None], committed.tokens, 0)
-        state.text.scatter_(1, place, new)  # entries beyond the text are no part of it
-        state.lengths.add_(committed.counts)
-        state.view, state.level = view, 0
-
     @torch.no_grad()
-    def level(self, state: PromptLookupState, tokens: Tensor, parents: Tensor) -> Tensor:
+    def level(self, state: TextState, tokens: Tensor, parents: Tensor) -> Tensor:
         """See `Drafter.level`."""
         text, lengths = state.text[:, : state.view], state.lengths[:, None]
-        state.suffix = (
-            continued(state.suffix, tokens, parents) if state.level else suffixes(text, lengths, self.longest)
-        )
+        state.read = continued(state.read, tokens, parents) if state.level else suffixes(text, lengths, self.longest)
         state.level += 1
-        return match_scores(text, lengths, state.suffix, state.vocabulary)
+        return match_scores(text, lengths, state.read, state.vocabulary)
 
     def teacher_forced(
         self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
@@ -128,15 +77,8 @@ def match_scores(text: Tensor, lengths: Tensor, suffix: Tensor, vocabulary: int)
         suffix: int64 (batch, nodes, longest), the last token last, negative for a missing token.
         vocabulary: of the target.
     """
-    columns, longest = text.shape[1], suffix.shape[2]
-    padded = nn.functional.pad(text, (longest, 0), value=-2)  # no token, and no missing token either
-    same = torch.ones(1, 1, 1, dtype=torch.bool, device=text.device)
-    matched = torch.zeros(1, 1, 1, device=text.device)
-    for back in range(1, longest + 1):
-        before = padded[:, None, longest - back : longest - back + columns]
-        same = same & (before == suffix[..., -back, None])
-        matched = matched + same
-    place = torch.arange(columns, device=text.device)
+    matched = match_lengths(text, suffix).float()
+    place = torch.arange(text.shape[1], device=text.device)
     weight = matched * math.log(RATIO) + torch.log1p(place / lengths[..., None])
     weight = torch.where(place < lengths[..., None], weight, -torch.inf)
     unseen = -math.log(vocabulary) - RANK_STEP * torch.arange(vocabulary, device=text.device)

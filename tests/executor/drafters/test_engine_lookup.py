@@ -1,0 +1,261 @@
+"""Prompt lookup as engines have it: drafts equal those of the engines' own code, and replay takes the live steps."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+from executor.checkpoints import load_drafter
+from executor.decoding.decoder import Decoder
+from executor.drafters.lookup.engine_lookup import EngineLookup
+from executor.drafters.lookup.engine_rules import NOTHING, LlamaCpp, Transformers, Vllm
+from executor.models.fingerprint import identity
+from executor.prompts.prompt_files import Prompt, encode, read_prompts
+from executor.recording.collect_trace import collect
+from executor.target.load_hf_model import load_target
+from executor.target.tokenizer import load_tokenizer
+from executor.verification.acceptance_rules import make_rule
+from executor.verification.temperature_top_k_top_p import Warp
+from tests.helpers.models import random_heads, random_prompts, small_target
+from treeopt.errors import ExecutorError, UsageError
+from treeopt.policies import DynamicTree
+from treeopt.replay.static_tree import accepted_lengths, visit
+from treeopt.storage.atomic_files import shipped
+from treeopt.tree import Tree
+
+FIXTURES = Path(__file__).parent
+NAMES = ("prompt-lookup:vllm:1-3", "prompt-lookup:transformers", "prompt-lookup:llama.cpp:1-4")
+PROMPTS = random_prompts((9, 4, 17, 2, 6, 12, 3), seed=8)
+NEW = 24
+
+
+def drafted(rule, text, depth):
+    """The tokens after a text that stands before others, as it does in a teacher-forced pass."""
+    tokens = torch.tensor([[*text, *text[:3], 1]])
+    row = rule.propose(tokens, torch.tensor([[len(text)]]), depth)[0, 0].tolist()
+    count = row.index(NOTHING) if NOTHING in row else depth
+    assert row[count:] == [NOTHING] * (depth - count)
+    return row[:count]
+
+
+# --- the engines' own code
+
+
+def cases(name):
+    return json.loads((FIXTURES / f"{name}_lookup.json").read_text())["cases"]
+
+
+def test_vllm_drafts_the_same():
+    """400 texts through vLLM's `NgramProposer`; see tests/helpers/record_vllm_lookup.py."""
+    for text, shortest, longest, count, expected in cases("vllm"):
+        assert drafted(Vllm(shortest, longest), text, count) == expected, (text, shortest, longest, count)
+
+
+def test_llama_cpp_drafts_the_same():
+    """400 texts through `common_ngram_simple_draft`; see tests/helpers/record_llama_lookup.py."""
+    for text, size, most, expected in cases("llama"):
+        rule = LlamaCpp(size, most)
+        assert drafted(rule, text, most) == expected, (text, size, most)
+        assert drafted(rule, text, 2) == expected[:2]
+
+
+def test_transformers_drafts_the_same():
+    rng = np.random.default_rng(31)
+    found = 0
+    for _ in range(300):
+        text = rng.integers(rng.choice([2, 3, 6]), size=rng.integers(1, 40)).tolist()
+        longest, count, stop = int(rng.integers(1, 5)), int(rng.integers(1, 7)), [None, (0,), (1, 2)][rng.integers(3)]
+        engine = PromptLookupCandidateGenerator(
+            eos_token_id=None if stop is None else torch.tensor(stop),
+            num_output_tokens=count,
+            max_matching_ngram_size=longest,
+            max_length=1000,
+        )
+        ids, _ = engine.get_candidates(torch.tensor([text]))
+        expected = ids[0, len(text) :].tolist()
+        assert drafted(Transformers(longest, stop or ()), text, count) == expected, (text, longest, count, stop)
+        found += bool(expected)
+    assert found > 100
+
+
+def test_rows_of_a_batch_do_not_mix():
+    rule, generator = Vllm(1, 3), torch.Generator().manual_seed(0)
+    text = torch.randint(3, (4, 20), generator=generator)
+    ends = torch.tensor([[1, 5, 20], [2, 6, 19], [3, 7, 18], [4, 8, 17]])
+    together = rule.propose(text, ends, 4)
+    for row in range(4):
+        for column in range(3):
+            alone = rule.propose(text[row : row + 1, : ends[row, column]], ends[row : row + 1, column : column + 1], 4)
+            assert torch.equal(alone[0, 0], together[row, column])
+
+
+# --- live and recorded
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def recorded(request):
+    target = small_target()
+    drafter = load_drafter(request.param, target)
+    prompts = [prompt * 3 for prompt in PROMPTS]
+    trace = collect(
+        target, drafter, [Prompt("x")] * len(prompts), prompts, new_tokens=NEW, width=3, depth=4, stop=[7], batch=3
+    )
+    return target, drafter, prompts, trace
+
+
+@pytest.mark.parametrize("trim", [True, False])
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("tree", [Tree.chain(4), Tree.chain(1), Tree.from_paths([(0, 0), (1, 0), (0, 2)])], ids=repr)
+def test_replay_takes_the_live_steps(recorded, tree, batch, trim):
+    """Nodes of rank 1 and 2 are never proposed, whatever token stands in their place."""
+    target, drafter, prompts, trace = recorded
+    live = Decoder(target, drafter, tree=tree, batch=batch, trim=trim).generate(prompts, new_tokens=NEW, stop=[7])
+    plain = Decoder(target, batch=batch).generate(prompts, new_tokens=NEW, stop=[7])
+    assert [one.tokens for one in live] == [one.tokens for one in plain]
+    steps = visit(tree, trace)
+    proposed = np.minimum(trace.drafted[steps.anchors], 2 if tree.nodes == 5 else tree.depth)
+    for request, generation in enumerate(live):
+        assert steps.accepted[steps.request == request].tolist() == list(generation.accepted)
+        assert proposed[steps.request == request].tolist() == list(generation.drafted)
+
+
+def test_some_steps_are_right_and_some_propose_nothing(recorded):
+    *_, trace = recorded
+    assert (trace.rank[:, 0] == 0).any()
+    assert set(np.unique(trace.rank)) <= {-2, -1, 0}
+    assert 0 < (trace.drafted == 0).mean() < 1
+    assert (trace.drafted == trace.depth).any()
+
+
+def test_other_drafters_record_no_number_of_proposals():
+    target = small_target()
+    trace = collect(target, random_heads(), [Prompt("x")], [PROMPTS[0]], new_tokens=6, width=2)
+    assert trace.drafted is None
+    tree = Tree.from_paths([(0, 0), (1,)])
+    (live,) = Decoder(target, random_heads(), tree=tree).generate([PROMPTS[0]], new_tokens=6)
+    assert set(live.drafted) == {3}
+
+
+@pytest.mark.slow  # loads the shipped target and writes 8 texts
+def test_vllm_s_counters():
+    """vLLM 0.32, `ngram` with 1 to 3 tokens, K = 3, on these prompts: 88 drafts, 258 tokens, accepted [32, 22, 16].
+
+    Its first token comes of the prefill. It also counts what it accepts beyond the limit of new tokens, here one token.
+    """
+    folder = shipped("models/stdlib-llama")
+    target = load_target(folder)
+    prompts = read_prompts(shipped("prompts/stdlib.jsonl"))[:8]
+    tokens = encode(load_tokenizer(folder, vocabulary=target.vocabulary), prompts)
+    drafter = load_drafter("prompt-lookup:vllm:1-3", target)
+    trace = collect(target, drafter, prompts, tokens, new_tokens=32, width=1, depth=3)
+    accepted, steps = accepted_lengths(Tree.chain(3), trace), []
+    for start, stop in zip(trace.starts + 1, trace.stops, strict=True):
+        while start < stop:
+            steps.append(start)
+            start += accepted[start] + 1
+    proposed, right = trace.drafted[steps], accepted[steps]
+    assert [(proposed > 0).sum(), proposed.sum(), (proposed == 0).sum()] == [88, 258, 96]
+    assert [(right >= k).sum() for k in (1, 2, 3)] == [32, 22, 15]
+
+
+def test_outcomes_read_late_are_the_same(recorded):
+    target, drafter, prompts, _ = recorded
+    late, now = (
+        Decoder(target, drafter, tree=Tree.chain(3), batch=2, late=late).generate(prompts, new_tokens=NEW)
+        for late in (1, 0)
+    )
+    assert late == now
+
+
+def test_a_step_that_proposes_nothing_verifies_the_root_alone(monkeypatch):
+    """A text without repeats: every step feeds one token to the target, as plain decoding does."""
+    target = small_target()
+    fed = []
+    verify = type(target).verify
+    monkeypatch.setattr(
+        type(target),
+        "verify",
+        lambda self, tokens, *rest, **more: fed.append(tokens.shape[1]) or verify(self, tokens, *rest, **more),
+    )
+    decoder = Decoder(target, load_drafter("prompt-lookup:vllm:5-5", target), tree=Tree.chain(3))
+    decoder.generate([[1, 2, 3]], new_tokens=2)
+    assert set(fed) == {1}
+
+
+@pytest.mark.parametrize("rule", ["sample-and-match", "point-mass"])
+def test_sampled_texts_have_the_same_draws_with_and_without_trimming(rule):
+    target = small_target()
+    drafter = load_drafter("prompt-lookup:vllm:1-2", target)
+    texts = []
+    for trim in (True, False):
+        coins = torch.Generator().manual_seed(3)
+        decoder = Decoder(
+            target, drafter, tree=Tree.chain(3), trim=trim, rule=make_rule(rule, warp=Warp(0.5), generator=coins)
+        )
+        texts.append(decoder.generate([PROMPTS[0] * 3], new_tokens=NEW)[0].tokens)
+    assert len(texts[0]) == len(texts[1]) == NEW
+
+
+# --- names and refusals
+
+
+def test_names_give_the_engines_defaults():
+    target = small_target()
+    target.model.generation_config.eos_token_id = [5, 3]
+    expected = {
+        "prompt-lookup:vllm": Vllm(5, 5),
+        "prompt-lookup:vllm:3": Vllm(3, 3),
+        "prompt-lookup:vllm:2-4": Vllm(2, 4),
+        "prompt-lookup:llama.cpp": LlamaCpp(12, 48),
+        "prompt-lookup:llama.cpp:3-6": LlamaCpp(3, 6),
+        "prompt-lookup:transformers": Transformers(2, (3, 5)),
+        "prompt-lookup:transformers:4": Transformers(4, (3, 5)),
+    }
+    for name, rule in expected.items():
+        drafter = load_drafter(name, target)
+        assert isinstance(drafter, EngineLookup)
+        assert drafter.rule == rule
+        assert drafter.kind == ":".join(name.split(":")[:2])
+    assert load_drafter("prompt-lookup:llama.cpp:3-6", target).max_depth == 6
+    assert len({json.dumps(identity(target, load_drafter(name, target))["drafter"]) for name in expected}) == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("prompt-lookup:sglang", "SGLang's NGRAM drafts from one trie .* cannot be replayed"),
+        ("prompt-lookup:sglang:3", "cannot be replayed"),
+        ("prompt-lookup:vllm:", "must be prompt-lookup:vllm or prompt-lookup:vllm:MIN-MAX"),
+        ("prompt-lookup:vllm:x", "must be prompt-lookup:vllm or"),
+        ("prompt-lookup:vllm:1-2-3", "must be prompt-lookup:vllm or"),
+        ("prompt-lookup:vllm:4-2", "shortest match must be in 1..2 .* got 4"),
+        ("prompt-lookup:vllm:0-2", "shortest match must be in 1..2"),
+        ("prompt-lookup:llama.cpp:3", "give both sizes"),
+        ("prompt-lookup:llama.cpp:0-3", "the match must be in 1..1024 tokens, got 0"),
+        ("prompt-lookup:transformers:1-2", "give one number"),
+        ("prompt-lookup:tgi", "must be prompt-lookup or prompt-lookup:N"),
+    ],
+)
+def test_names_that_are_refused(name, message):
+    with pytest.raises(UsageError, match=message):
+        load_drafter(name, small_target())
+
+
+def test_what_needs_probabilities_is_refused():
+    target = small_target()
+    drafter = load_drafter("prompt-lookup:vllm", target)
+    with pytest.raises(ExecutorError, match="a dynamic tree needs probabilities: use a chain"):
+        Decoder(target, drafter, tree=DynamicTree(nodes=4, depth=2, beam=2, width=2))
+    rule = make_rule("leviathan", warp=Warp(1.0), generator=torch.Generator())
+    with pytest.raises(ExecutorError, match="use rule sample-and-match or point-mass"):
+        Decoder(target, drafter, tree=Tree.chain(2), rule=rule)
+    for more, message in (
+        ({"probabilities": True}, "omit probabilities"),
+        ({"candidates": DynamicTree(nodes=4, depth=2, beam=2, width=2)}, "a dynamic tree needs probabilities"),
+        ({"temperature": 1.0, "rule": "block"}, "use rule sample-and-match"),
+    ):
+        with pytest.raises((UsageError, ExecutorError), match=message):
+            collect(target, drafter, [Prompt("x")], [[1, 2, 3]], new_tokens=4, width=2, **more)
