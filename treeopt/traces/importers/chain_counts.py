@@ -288,8 +288,12 @@ def chain_trace(
     plain_counted = any(0 in part for part in chain.drafted)
     assumed = [*_none_accepted(chain), *chain.assumed, *ASSUMED, *([] if plain_counted else [DRAFTING])]
     depth = len(chain.survival)
+    tried: NDArray[np.int64] | None = None
     if chain.requests:
-        texts = [np.array(request) if chain.ordered else rng.permutation(request) for request in chain.requests]
+        orders = [np.arange(len(r)) if chain.ordered else rng.permutation(len(r)) for r in chain.requests]
+        texts = [np.array(request)[order] for request, order in zip(chain.requests, orders, strict=True)]
+        if chain.drafted:
+            tried = np.concatenate([np.array(d)[order] for d, order in zip(chain.drafted, orders, strict=True)])
         weight = LIKE_ALL
     else:
         groups, notes = _texts(chain, requests, steps, rng)
@@ -301,15 +305,30 @@ def chain_trace(
     visited = np.concatenate(texts)
     lengths = (counts @ np.arange(1, depth + 2)).tolist()
     accepted = drawn_by_text(counts + weight * counts.sum(axis=0) / counts.sum(), lengths, rng)
-    accepted[np.cumsum(visited + 1) - (visited + 1)] = visited
+    starts = np.cumsum(visited + 1) - (visited + 1)
+    accepted[starts] = visited
+    drafted = None
+    if tried is not None and (tried < depth).any():
+        drafted = _drafted_like(accepted, visited, tried, rng)
+        drafted[starts] = tried
     rank = np.where(np.arange(depth) < accepted[:, None], np.int16(0), np.int16(MISSED))
     if chain.requests:
         order = "" if chain.ordered else ", in an order within each request that was drawn"
         assumed.append(VISITED.format(len(visited), len(accepted), order))
     recorded = {"length": depth, "anchors": len(visited), "ordered": bool(chain.requests) and chain.ordered}
-    return trace_from_ranks(
-        rank, lengths, width=1, meta={**meta, "visited": recorded, "assumed": [*meta.get("assumed", ()), *assumed]}
-    )
+    described = {**meta, "visited": recorded, "assumed": [*meta.get("assumed", ()), *assumed]}
+    return trace_from_ranks(rank, lengths, width=1, meta=described, drafted=drafted)
+
+
+def _drafted_like(
+    accepted: NDArray[np.int64], visited: NDArray[np.int64], tried: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return tokens drafted at every anchor, drawn from those of the recorded steps that accepted as many."""
+    drafted = np.empty_like(accepted)
+    for number in np.unique(accepted):
+        alike = accepted == number
+        drafted[alike] = rng.choice(tried[visited == number], int(alike.sum()))
+    return drafted
 
 
 def _none_accepted(chain: Chain) -> list[str]:

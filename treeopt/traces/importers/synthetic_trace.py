@@ -55,7 +55,14 @@ def drawn_by_text(shares: NDArray[np.float64], lengths: Sequence[int], rng: np.r
     return outcomes
 
 
-def trace_from_ranks(rank: NDArray[Any], lengths: Sequence[int], *, width: int, meta: Mapping[str, Any]) -> Trace:
+def trace_from_ranks(
+    rank: NDArray[Any],
+    lengths: Sequence[int],
+    *,
+    width: int,
+    meta: Mapping[str, Any],
+    drafted: NDArray[Any] | None = None,
+) -> Trace:
     """Return a trace of requests of these lengths; entries of `rank` (P, D) past their ends are marked PAST_END."""
     sizes = np.asarray(lengths)
     position = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -66,4 +73,5 @@ def trace_from_ranks(rank: NDArray[Any], lengths: Sequence[int], *, width: int, 
         rank=np.where(np.arange(rank.shape[1]) < left[:, None], rank, PAST_END).astype(np.int16),
         width=width,
         meta=meta,
+        drafted=None if drafted is None else drafted.astype(np.int16),
     )
