@@ -10,12 +10,11 @@ from pathlib import Path
 
 from executor.checkpoints import load_drafter, save_drafter
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
-from executor.drafters.drafter import Drafter
 from executor.target.load_hf_model import DTYPES, dtype_name, load_target, prepare
 from treeopt.errors import ExecutorError, TreeoptError
 
 
-def rewrite(source: Path, target: Path, output: Path, *, layout: str | None = None, dtype: str = "auto") -> Drafter:
+def rewrite(source: Path, target: Path, output: Path, *, layout: str | None = None, dtype: str = "auto") -> list[str]:
     """Read the drafter in `source` for the model in the folder `target`, and write it to `output`.
 
     Args:
@@ -24,6 +23,9 @@ def rewrite(source: Path, target: Path, output: Path, *, layout: str | None = No
         output: another folder.
         layout: see `save_drafter`.
         dtype: number type of the output; `auto` is the type of the target's checkpoint.
+
+    Returns:
+        What was written, and remarks on it; a line each.
 
     Raises:
         ExecutorError: target or drafter cannot be loaded, or `output` is read from.
@@ -36,8 +38,10 @@ def rewrite(source: Path, target: Path, output: Path, *, layout: str | None = No
     stored = open_checkpoint(source)
     facts = {} if stored is None else stored.facts
     meta = {"target": model.name} | facts | {"converted_from": source.name}
-    save_drafter(output, drafter, dtype=dtype_name(model.dtype), meta=meta, layout=layout, target=model)
-    return drafter
+    number = dtype_name(model.dtype)
+    remark = save_drafter(output, drafter, dtype=number, meta=meta, layout=layout, target=model)
+    stored_as = f"{number}, the type of the target's checkpoint (--dtype)" if dtype == "auto" else number
+    return [f"{output}: {drafter.kind}, {layout or 'own layout'}, in {stored_as}", *filter(None, [remark])]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,12 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         prepare("cpu")
-        drafter = rewrite(options.source, options.target, options.output, layout=options.layout, dtype=options.dtype)
+        lines = rewrite(options.source, options.target, options.output, layout=options.layout, dtype=options.dtype)
     except (TreeoptError, OSError) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
-    stored = "in the type of the target's checkpoint (--dtype)" if options.dtype == "auto" else f"in {options.dtype}"
-    print(f"{options.output}: {drafter.kind}, {options.layout or 'own layout'}, {stored}", file=sys.stderr)
+    print("\n".join(lines), file=sys.stderr)
     return 0
 
 
