@@ -47,16 +47,27 @@ class Bench:
     concurrency: int
     length: int
     python: str
+    export_python: str | None
     folder: Path
 
     @classmethod
-    def make(cls, python: str, folder: Path, *, count: int, new_tokens: int, concurrency: int, length: int) -> "Bench":
+    def make(
+        cls,
+        python: str,
+        export_python: str | None,
+        folder: Path,
+        *,
+        count: int,
+        new_tokens: int,
+        concurrency: int,
+        length: int,
+    ) -> "Bench":
         """Load the target and `count` prompts."""
         prepare("cpu", threads=1)
         target = load_target(shipped(TARGET))
         domains = read_prompts(shipped(PROMPTS))[SKIP : SKIP + count]
         tokens = encode(load_tokenizer(shipped(TARGET), vocabulary=target.vocabulary), domains)
-        return cls(target, tokens, domains, new_tokens, concurrency, length, python, folder)
+        return cls(target, tokens, domains, new_tokens, concurrency, length, python, export_python, folder)
 
     def recorded(self, drafter: Path | str) -> tuple[Trace, list[list[int]]]:
         """Return the trace of a drafter on these prompts, and the texts."""
@@ -67,10 +78,11 @@ class Bench:
         )
         return trace, [text for first in sorted(written) for text in written[first]]
 
-    def converted(self, source: str, layout: str, **options: Any) -> Path:
-        """Return a shipped drafter in another layout, in float32."""
-        output = self.folder / layout
-        rewrite(shipped(source), shipped(TARGET), output, layout=layout, dtype="float32", **options)
+    def converted(self, source: Path | str, layout: str, *, folder: str | None = None, **options: Any) -> Path:
+        """Return a shipped drafter, or a folder, in another layout, in float32."""
+        output = self.folder / (folder or layout)
+        source = shipped(source) if isinstance(source, str) else source
+        rewrite(source, shipped(TARGET), output, layout=layout, dtype="float32", **options)
         return output
 
     def draft_model(self, layers: int = 10) -> Path:
@@ -188,11 +200,37 @@ def vllm_draft_model(bench: Bench) -> dict[str, Any]:
     return _vllm(bench, model, {"method": "draft_model", "model": str(model)})
 
 
+# --- OpenVINO
+
+
+def _openvino(bench: Bench, drafter: Path | str, draft: Path, settings: dict[str, Any], tree: Tree) -> dict[str, Any]:
+    target = bench.converted(TARGET, "openvino", folder="openvino-target", engine_python=bench.export_python)
+    job = {"target": str(target), "draft": str(draft), "settings": settings}
+    return checked(bench, drafter, bench.run("openvino_steps.py", job), tree)
+
+
+def openvino_eagle3(bench: Bench) -> dict[str, Any]:
+    """EAGLE-3, a chain."""
+    draft = bench.converted("models/stdlib-eagle3", "openvino", engine_python=bench.export_python)
+    settings = {"num_assistant_tokens": bench.length}
+    return _openvino(bench, shipped("models/stdlib-eagle3"), draft, settings, Tree.chain(bench.length))
+
+
+def openvino_draft_model(bench: Bench) -> dict[str, Any]:
+    """The target's first layers as a draft model."""
+    model = bench.draft_model()
+    draft = bench.converted(model, "openvino", engine_python=bench.export_python)
+    settings = {"num_assistant_tokens": bench.length}
+    return _openvino(bench, model, draft, settings, Tree.chain(bench.length))
+
+
 CHECKS: dict[tuple[str, str], Callable[[Bench], dict[str, Any]]] = {
     ("vllm", "eagle"): vllm_eagle,
     ("vllm", "eagle3"): vllm_eagle3,
     ("vllm", "medusa"): vllm_medusa,
     ("vllm", "draft-model"): vllm_draft_model,
+    ("openvino", "eagle3"): openvino_eagle3,
+    ("openvino", "draft-model"): openvino_draft_model,
 }
 
 
@@ -201,6 +239,7 @@ def check(
     method: str,
     python: str,
     *,
+    export_python: str | None = None,
     count: int = 24,
     new_tokens: int = 32,
     concurrency: int = 8,
@@ -214,11 +253,9 @@ def check(
     found = CHECKS.get((engine, method))
     if found is None:
         raise EngineError(f"checks are {', '.join(' '.join(pair) for pair in CHECKS)}, got {engine} {method}")
+    sizes = {"count": count, "new_tokens": new_tokens, "concurrency": concurrency, "length": length}
     with tempfile.TemporaryDirectory(prefix="treeopt-engine-") as name:
-        bench = Bench.make(
-            python, Path(name), count=count, new_tokens=new_tokens, concurrency=concurrency, length=length
-        )
-        record = found(bench)
+        record = found(Bench.make(python, export_python, Path(name), **sizes))
     settings = {"new_tokens": new_tokens, "concurrency": concurrency, "skip": SKIP, "dtype": "float32"}
     return {"engine": engine, "method": method, **record, "settings": settings, "provenance": this_run()}
 
@@ -226,13 +263,14 @@ def check(
 @click.command()
 @click.option("--engine", required=True, type=click.Choice(sorted({engine for engine, _ in CHECKS})))
 @click.option("--method", required=True, multiple=True)
-@click.option("--engine-python", "python", required=True, help="Interpreter of the engine's environment.")
+@click.option("--engine-python", "python", required=True, help="Interpreter of the engine's environment; llama-server.")
+@click.option("--export-python", help="Interpreter of optimum-intel's environment, for openvino.")
 @click.option("--requests", "count", default=24, show_default=True)
 @click.option("--new-tokens", default=32, show_default=True)
 @click.option("--concurrency", default=8, show_default=True)
 @click.option("--length", default=3, show_default=True, help="Drafted tokens; levels of a tree.")
 @click.option("--output", type=click.Path(path_type=Path))
-def main(engine: str, method: Sequence[str], python: str, output: Path | None, **settings: int) -> None:
+def main(engine: str, method: Sequence[str], python: str, output: Path | None, **settings: Any) -> None:
     """Check what an engine accepts of converted drafters."""
     records = [check(engine, name, python, **settings) for name in method]
     text = json.dumps(records, indent=2)
