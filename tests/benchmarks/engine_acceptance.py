@@ -23,7 +23,10 @@ from executor.recording.collect_trace import collect
 from executor.target.load_hf_model import load_target, prepare
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
+from tests.benchmarks.engine_workers.llama_server_steps import llama_server_steps
 from treeopt.errors import EngineError
+from treeopt.policies import DynamicTree, settings
+from treeopt.replay.dynamic_tree import accepted_lengths as dynamic_lengths
 from treeopt.replay.static_tree import accepted_lengths
 from treeopt.storage.atomic_files import shipped, write_text
 from treeopt.storage.provenance import this_run
@@ -34,6 +37,7 @@ TARGET = "models/stdlib-llama"
 PROMPTS, SKIP = "prompts/stdlib.jsonl", 1000
 LENGTH = 512  # of the engines' context
 LIMIT_S = 900  # of an engine's run
+Drafts = Tree | DynamicTree
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,12 @@ class Bench:
         tokens = encode(load_tokenizer(shipped(TARGET), vocabulary=target.vocabulary), domains)
         return cls(target, tokens, domains, new_tokens, concurrency, length, python, export_python, folder)
 
-    def recorded(self, drafter: Path | str) -> tuple[Trace, list[list[int]]]:
-        """Return the trace of a drafter on these prompts, and the texts."""
+    def recorded(self, drafter: Path | str, drafts: Drafts) -> tuple[Trace, list[list[int]]]:
+        """Return the trace of a drafter on these prompts, with candidates for a dynamic tree, and the texts."""
         written: dict[int, list[list[int]]] = {}
-        settings = {"new_tokens": self.new_tokens, "width": 1, "depth": self.length}
+        settings: dict[str, Any] = {"new_tokens": self.new_tokens, "width": 1, "depth": self.length}
+        if isinstance(drafts, DynamicTree):
+            settings |= {"width": drafts.beam, "depth": drafts.depth, "candidates": drafts}
         trace = collect(
             self.target, load_drafter(drafter, self.target), self.domains, self.prompts, written=written, **settings
         )
@@ -113,20 +119,23 @@ class Bench:
         return result
 
 
-def compared(trace: Trace, texts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]], tree: Tree) -> dict:
+def compared(
+    trace: Trace, texts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]], drafts: Drafts
+) -> dict[str, Any]:
     """Compare an engine's steps with replay; return the counts and the first differences.
 
     Args:
         trace: recorded on the texts.
         texts: what the target wrote.
         requests: the engine's `steps`, tokens emitted by each, the prefill's first, and `tokens`.
-        tree: what the engine verifies.
+        drafts: what the engine verifies.
 
     A text that differs is compared up to the first token that differs.
     """
-    accepted, starts = accepted_lengths(tree, trace), trace.starts
-    equal = shared = same = drafts = 0
-    counts, differing = np.zeros(tree.depth, dtype=int), list[dict[str, int]]()
+    replay = dynamic_lengths if isinstance(drafts, DynamicTree) else accepted_lengths
+    accepted, starts = replay(drafts, trace), trace.starts
+    equal = shared = same = 0
+    counts, differing = np.zeros(drafts.depth, dtype=int), list[dict[str, int]]()
     for number, (text, request) in enumerate(zip(texts, requests, strict=True)):
         common = next((i for i, (a, b) in enumerate(zip(text, request["tokens"], strict=False)) if a != b), len(text))
         same += list(text) == list(request["tokens"])
@@ -137,7 +146,7 @@ def compared(trace: Trace, texts: Sequence[Sequence[int]], requests: Sequence[di
             replayed = int(accepted[starts[number] + at])
             expected = min(replayed + 1, len(text) - at)
             if at + max(committed, expected) <= common:
-                shared, equal, drafts = shared + 1, equal + (committed == expected), drafts + 1
+                shared, equal = shared + 1, equal + (committed == expected)
                 counts[:replayed] += 1
                 if committed != expected and len(differing) < 5:
                     differing.append({"request": number, "at": at, "engine": committed, "replay": expected})
@@ -152,16 +161,12 @@ def compared(trace: Trace, texts: Sequence[Sequence[int]], requests: Sequence[di
     }
 
 
-def checked(bench: Bench, drafter: Path | str, result: dict[str, Any], tree: Tree) -> dict[str, Any]:
+def checked(bench: Bench, drafter: Path | str, result: dict[str, Any], drafts: Drafts) -> dict[str, Any]:
     """Return the comparison of an engine's run with the trace of `drafter`."""
-    trace, texts = bench.recorded(drafter)
-    found = compared(trace, texts, result["requests"], tree)
-    return found | {"version": result["version"], "metrics": result.get("metrics", {}), "draft": describe(tree)}
-
-
-def describe(tree: Tree) -> str:
-    """Return a tree's shape in words."""
-    return f"chain of {tree.nodes}" if tree == Tree.chain(tree.nodes) else f"tree of {tree.nodes} nodes"
+    trace, texts = bench.recorded(drafter, drafts)
+    found = compared(trace, texts, result["requests"], drafts)
+    shape = f"dynamic tree {settings(drafts)}" if isinstance(drafts, DynamicTree) else f"chain of {drafts.nodes}"
+    return found | {"version": result["version"], "metrics": result.get("metrics", {}), "draft": shape}
 
 
 # --- vLLM
@@ -200,28 +205,59 @@ def vllm_draft_model(bench: Bench) -> dict[str, Any]:
     return _vllm(bench, model, {"method": "draft_model", "model": str(model)})
 
 
+# --- llama.cpp
+
+
+def _llama_cpp(bench: Bench, drafter: Path | str, draft: Path, kind: str) -> dict[str, Any]:
+    target = bench.converted(TARGET, "gguf", folder="gguf-target")
+    words = [bench.python, "-m", str(target / "model.gguf"), "-md", str(draft / "model.gguf"), "--spec-type", kind]
+    words += ["--spec-draft-n-max", str(bench.length), "--spec-draft-p-min", "0", "-c", str(LENGTH)]
+    result = llama_server_steps(words, bench.prompts, new_tokens=bench.new_tokens)
+    return checked(bench, drafter, result, Tree.chain(bench.length))
+
+
+def llama_cpp_eagle3(bench: Bench) -> dict[str, Any]:
+    """EAGLE-3."""
+    draft = bench.converted("models/stdlib-eagle3", "gguf")
+    return _llama_cpp(bench, shipped("models/stdlib-eagle3"), draft, "draft-eagle3")
+
+
+def llama_cpp_draft_model(bench: Bench) -> dict[str, Any]:
+    """The target's first layers as a draft model."""
+    model = bench.draft_model()
+    return _llama_cpp(bench, model, bench.converted(model, "gguf"), "draft-simple")
+
+
 # --- OpenVINO
 
 
-def _openvino(bench: Bench, drafter: Path | str, draft: Path, settings: dict[str, Any], tree: Tree) -> dict[str, Any]:
+def _openvino(bench: Bench, drafter: Path | str, draft: Path, knobs: dict[str, Any], drafts: Drafts) -> dict[str, Any]:
     target = bench.converted(TARGET, "openvino", folder="openvino-target", engine_python=bench.export_python)
-    job = {"target": str(target), "draft": str(draft), "settings": settings}
-    return checked(bench, drafter, bench.run("openvino_steps.py", job), tree)
+    job = {"target": str(target), "draft": str(draft), "settings": knobs}
+    return checked(bench, drafter, bench.run("openvino_steps.py", job), drafts)
 
 
 def openvino_eagle3(bench: Bench) -> dict[str, Any]:
     """EAGLE-3, a chain."""
     draft = bench.converted("models/stdlib-eagle3", "openvino", engine_python=bench.export_python)
-    settings = {"num_assistant_tokens": bench.length}
-    return _openvino(bench, shipped("models/stdlib-eagle3"), draft, settings, Tree.chain(bench.length))
+    knobs = {"num_assistant_tokens": bench.length}
+    return _openvino(bench, shipped("models/stdlib-eagle3"), draft, knobs, Tree.chain(bench.length))
+
+
+def openvino_eagle3_tree(bench: Bench) -> dict[str, Any]:
+    """EAGLE-3, a dynamic tree."""
+    draft = bench.converted("models/stdlib-eagle3", "openvino", engine_python=bench.export_python)
+    tree = DynamicTree(nodes=12, depth=4, beam=3)
+    knobs = {"num_assistant_tokens": tree.nodes, "tree_depth": tree.depth, "branching_factor": tree.beam}
+    return _openvino(bench, shipped("models/stdlib-eagle3"), draft, knobs, tree)
 
 
 def openvino_draft_model(bench: Bench) -> dict[str, Any]:
     """The target's first layers as a draft model."""
     model = bench.draft_model()
     draft = bench.converted(model, "openvino", engine_python=bench.export_python)
-    settings = {"num_assistant_tokens": bench.length}
-    return _openvino(bench, model, draft, settings, Tree.chain(bench.length))
+    knobs = {"num_assistant_tokens": bench.length}
+    return _openvino(bench, model, draft, knobs, Tree.chain(bench.length))
 
 
 CHECKS: dict[tuple[str, str], Callable[[Bench], dict[str, Any]]] = {
@@ -229,7 +265,10 @@ CHECKS: dict[tuple[str, str], Callable[[Bench], dict[str, Any]]] = {
     ("vllm", "eagle3"): vllm_eagle3,
     ("vllm", "medusa"): vllm_medusa,
     ("vllm", "draft-model"): vllm_draft_model,
+    ("llama.cpp", "eagle3"): llama_cpp_eagle3,
+    ("llama.cpp", "draft-model"): llama_cpp_draft_model,
     ("openvino", "eagle3"): openvino_eagle3,
+    ("openvino", "eagle3-tree"): openvino_eagle3_tree,
     ("openvino", "draft-model"): openvino_draft_model,
 }
 

@@ -5,6 +5,7 @@ in the order of its rotary positions: halves interleaved.
 """
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +52,22 @@ def write_gguf(folder: Path, drafter: nn.Module, target: Path, *, dtype: str, vo
         UsageError: llama.cpp has no such type.
         ExecutorError: a drafter, tokenizer or option that GGUF cannot express, or gguf is not installed.
     """
+    if find_spec("gguf") is None:
+        raise ExecutorError("the layout gguf needs the package gguf: pip install 'treeopt[gguf]'")
     if dtype not in DTYPES:
         raise UsageError(f"gguf holds {', '.join(DTYPES)}, got {dtype}: give --dtype")
     if isinstance(drafter, Eagle3):
         architecture, config, extra = "eagle3", drafter.config, _eagle3_fields(drafter, hidden)
-        tensors = dict(_eagle3_tensors(drafter))
+        parts = _eagle3_tensors(drafter)
     elif isinstance(drafter, LanguageModel) and isinstance(drafter.model, LlamaForCausalLM):
         architecture, config, extra = "llama", drafter.model.config, {}
-        vocabulary, tensors = drafter.target.vocabulary, dict(_llama_tensors(drafter.model))
+        vocabulary, parts = drafter.target.vocabulary, _llama_tensors(drafter.model)
     else:
         name = type(drafter.model if isinstance(drafter, LanguageModel) else drafter).__name__
         raise ExecutorError(f"gguf is written for EAGLE-3 and for Llama models, not for {name}: {OTHERWISE}")
     _check(config)
     tokens = read_vocabulary(target, vocabulary)
-    tensors |= _rope_factors(config)
+    tensors = dict(parts) | _rope_factors(config)
     folder.mkdir(parents=True, exist_ok=True)
     with whole(folder / FILE) as temporary:
         _write(temporary, architecture, _fields(config, vocabulary) | extra, tensors, tokens, target, DTYPES[dtype])
