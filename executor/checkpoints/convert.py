@@ -8,12 +8,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from executor.checkpoints import load_drafter, save_drafter
 from executor.checkpoints.engine_files.gguf_file import write_gguf
 from executor.checkpoints.engine_files.openvino_export import check_openvino, export_openvino
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
+from executor.drafters.drafter import Drafter
 from executor.drafters.eagle3 import Eagle3
 from executor.target.load_hf_model import DTYPES, dtype_name, load_target, prepare
 from treeopt.errors import ExecutorError, TreeoptError, UsageError
@@ -68,7 +68,7 @@ def rewrite(
     return [f"{file}: {drafter.kind}, {layout or 'own layout'}, in {written}", *filter(None, [remark])]
 
 
-def _openvino(drafter: Any, source: Path, target: Path, output: Path, *, python: str | None, dtype: str) -> str:
+def _openvino(drafter: Drafter, source: Path, target: Path, output: Path, *, python: str | None, dtype: str) -> str:
     """Export for OpenVINO; EAGLE-3 goes through a copy in treeopt's own layout."""
     python = check_openvino(drafter, python, dtype)
     if not isinstance(drafter, Eagle3):

@@ -123,7 +123,8 @@ def eagle_content(drafter: Eagle, layout: str | None, target: Target | None, nam
     if layout == "eagle" and is_scaled(drafter.config):
         raise ExecutorError(f"{layout} cannot express {SCALED}: the reference's code refuses them")
     facts: dict[str, Any] = {"kind": drafter.kind}
-    tensors, config = named(drafter, layer_name), _config(drafter)
+    tensors = named(drafter, layer_name)
+    config = _config(drafter, biased=BIAS in tensors)
     if layout == "vllm":
         return _vllm(drafter, tensors, config, facts, embedding_of(target, layout))
     if layout:
@@ -134,13 +135,13 @@ def eagle_content(drafter: Eagle, layout: str | None, target: Target | None, nam
     return Written("pytorch_model.bin" if layout else "model.safetensors", tensors, config, facts)
 
 
-def _config(drafter: Eagle) -> dict[str, Any]:
+def _config(drafter: Eagle, *, biased: bool) -> dict[str, Any]:
     """Return config.json. `bias` is true where it is absent, for the reference and SGLang.
 
     vLLM and SGLang take a true `bias` for biases of the attention, which are then never filled.
     """
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **fields(drafter.config)}
-    if drafter.fc.bias is None:
+    if not biased:
         config["bias"] = False
     return config | {"qkv_bias": bool(drafter.config.attention_bias), "torch_dtype": ""}
 
@@ -153,7 +154,7 @@ def _vllm(
         raise ExecutorError("vllm has no router over the vocabulary: convert a drafter without one")
     config = {key: value for key, value in config.items() if key != "bias"} | {"attention_bias": False}
     check = None
-    if drafter.fc.bias is not None:
+    if BIAS in tensors:
         del tensors[BIAS]
         tensors[EMBEDDINGS] = shifted_embeddings(table, drafter.fc)
         check = partial(check_residual, name=EMBEDDINGS, table=table, fc=drafter.fc)

@@ -4,7 +4,7 @@ Names of tensors and fields are llama.cpp's (`src/llama-arch.cpp`, `src/models/e
 in the order of its rotary positions: halves interleaved.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from executor.checkpoints.engine_files.gguf_tokenizer import Vocabulary, read_vocabulary
+from executor.drafters.drafter import Drafter
 from executor.drafters.eagle3 import Eagle3
 from executor.drafters.language_model import LanguageModel
 from treeopt.errors import ExecutorError, UsageError
@@ -37,7 +38,9 @@ LAYER = {
 }
 
 
-def write_gguf(folder: Path, drafter: nn.Module, target: Path, *, dtype: str, vocabulary: int, hidden: int) -> Path:
+def write_gguf(
+    folder: Path, drafter: nn.Module | Drafter, target: Path, *, dtype: str, vocabulary: int, hidden: int
+) -> Path:
     """Write `model.gguf` into a folder, whole or not at all; return its path.
 
     Args:
@@ -156,9 +159,8 @@ def _layer_tensors(layer: nn.Module, number: int, config: LlamaConfig) -> Iterat
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, values in layer.named_parameters():
         part = LAYER[name.removesuffix(".weight")]
-        if part in heads:
-            values = _interleaved(values, int(heads[part] or config.num_attention_heads))
-        yield f"blk.{number}.{part}.weight", values
+        count = heads.get(part)
+        yield f"blk.{number}.{part}.weight", _interleaved(values, int(count)) if count else values
 
 
 def _interleaved(weight: Tensor, heads: int) -> Tensor:
@@ -197,13 +199,18 @@ def _write(
     writer.add_name(target.name)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_file_type({"F32": 0, "F16": 1, "BF16": 32}[kind])
+    adders: dict[type, Callable[[str, Any], None]] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
     for name, value in fields.items():
         key = f"{architecture}.{name}"
         if isinstance(value, list):
             writer.add_array(key, value)
         else:
-            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-            add[type(value)](key, value)
+            adders[type(value)](key, value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(vocabulary.pre_tokenizer)
     writer.add_token_list(list(vocabulary.tokens))

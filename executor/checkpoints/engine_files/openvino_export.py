@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from executor.checkpoints.engine_files import optimum_worker
+from executor.drafters.drafter import Drafter
 from executor.drafters.eagle3 import Eagle3
 from executor.drafters.language_model import LanguageModel
 from treeopt.errors import EngineError, ExecutorError, UsageError
@@ -16,7 +17,7 @@ TYPES = {"float32": "fp32", "float16": "fp16"}
 LIMIT_S = 3600
 
 
-def check_openvino(drafter: nn.Module, python: str | None, dtype: str) -> str:
+def check_openvino(drafter: nn.Module | Drafter, python: str | None, dtype: str) -> str:
     """Check that this drafter can be exported; return the interpreter.
 
     Raises:
