@@ -308,14 +308,17 @@ def check(
 @click.option("--new-tokens", default=32, show_default=True)
 @click.option("--concurrency", default=8, show_default=True)
 @click.option("--length", default=3, show_default=True, help="Drafted tokens; levels of a tree.")
-@click.option("--output", type=click.Path(path_type=Path))
+@click.option("--output", type=click.Path(path_type=Path), help="Records of the same checks are replaced.")
 def main(engine: str, method: Sequence[str], python: str, output: Path | None, **settings: Any) -> None:
     """Check what an engine accepts of converted drafters."""
     records = [check(engine, name, python, **settings) for name in method]
-    text = json.dumps(records, indent=2)
-    click.echo(text)
+    click.echo(json.dumps(records, indent=2))
     if output:
-        write_text(output, text + "\n")
+        kept = json.loads(output.read_text("utf-8")) if output.exists() else []
+        made = {(record["engine"], record["method"]) for record in records}
+        kept = [record for record in kept if (record["engine"], record["method"]) not in made]
+        ordered = sorted(kept + records, key=lambda record: (record["engine"], record["method"]))
+        write_text(output, json.dumps(ordered, indent=2) + "\n")
 
 
 if __name__ == "__main__":
