@@ -212,6 +212,7 @@ def _llama_cpp(bench: Bench, drafter: Path | str, draft: Path, kind: str) -> dic
     target = bench.converted(TARGET, "gguf", folder="gguf-target")
     words = [bench.python, "-m", str(target / "model.gguf"), "-md", str(draft / "model.gguf"), "--spec-type", kind]
     words += ["--spec-draft-n-max", str(bench.length), "--spec-draft-p-min", "0", "-c", str(LENGTH)]
+    words += ["-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "off"]  # the default is f16
     result = llama_server_steps(words, bench.prompts, new_tokens=bench.new_tokens)
     return checked(bench, drafter, result, Tree.chain(bench.length))
 
