@@ -33,9 +33,10 @@ def llama_server_steps(words: Sequence[str], prompts: Sequence[Sequence[int]], *
         EngineError: the server does not start; holds its last words.
     """
     texts = []
+    about = subprocess.run([words[0], "--version"], capture_output=True, text=True, check=True)
+    version = (about.stdout + about.stderr).partition("version: ")[2].splitlines()[0]
     with tempfile.TemporaryFile("w+") as log:
         with _server(words, log) as address:
-            version = _get(f"{address}/props")["build_info"]
             for prompt in prompts:
                 settings = {"n_predict": new_tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
                 answer = _get(f"{address}/completion", {"prompt": list(prompt), "return_tokens": True} | settings)
