@@ -13,6 +13,7 @@ This file holds `load_drafter`, `save_drafter`, `save_ngram` and `trained_for`; 
 * `eagle3_target_layers`: which of the target's layers an EAGLE-3 checkpoint reads.
 * `layer_config`: the configuration of a drafter's decoder layer.
 * `convert`: `python -m executor.checkpoints.convert`.
+* `engine_files`: files of engines that are more than the drafter's tensors.
 * `tensors`: tensor files, independent of the drafter that they hold.
 """
 
@@ -119,15 +120,18 @@ def save_drafter(
     meta: dict[str, Any],
     layout: str | None = None,
     target: Target | None = None,
-) -> None:
-    """Write a drafter, and `meta` under `treeopt_drafter` in config.json; each file whole or not at all.
+) -> str:
+    """Write a drafter, and `meta` under `treeopt_drafter` in config.json; return a remark on what the layout changed.
+
+    Each file is written whole or not at all.
 
     Args:
         path: the folder.
         drafter: Medusa or Hydra heads, EAGLE or EAGLE-3.
         dtype: float32, bfloat16, float16 or float64.
         meta: facts about the drafter: target, recipe.
-        layout: names and files for the engines that read them: medusa-v1, medusa-v2, vllm-medusa; hydra; eagle;
+        layout: names and files for the engines that read them: medusa-v1, medusa-v2, vllm-medusa; hydra; eagle,
+            vllm (EAGLE without a bias after `fc`, which is folded into embeddings: the drafter must be in `dtype`);
             eagle3 (the reference's), eagle3-specforge, eagle3-vllm, speculators-eagle3. Default: the reference's names
             in safetensors.
         target: needed by layouts that hold copies of its LM head or embeddings.
@@ -139,7 +143,7 @@ def save_drafter(
     content = CONTENTS.get(type(drafter))
     if content is None:
         raise ExecutorError(f"a {type(drafter).__name__} has no layout on disk")
-    write(Path(path), content(drafter, layout, target, str(meta.get("target", ""))), dtype=dtype, meta=meta)
+    return write(Path(path), content(drafter, layout, target, str(meta.get("target", ""))), dtype=dtype, meta=meta)
 
 
 def save_ngram(path: Path, drafter: NGram, *, meta: dict[str, Any]) -> None:

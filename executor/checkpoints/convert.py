@@ -5,39 +5,77 @@ The target is loaded, since checkpoints are checked against it, and some layouts
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from executor.checkpoints import load_drafter, save_drafter
+from executor.checkpoints.engine_files.gguf_file import write_gguf
+from executor.checkpoints.engine_files.openvino_export import check_openvino, export_openvino
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
 from executor.drafters.drafter import Drafter
+from executor.drafters.eagle3 import Eagle3
 from executor.target.load_hf_model import DTYPES, dtype_name, load_target, prepare
-from treeopt.errors import ExecutorError, TreeoptError
+from treeopt.errors import ExecutorError, TreeoptError, UsageError
 
 
-def rewrite(source: Path, target: Path, output: Path, *, layout: str | None = None, dtype: str = "auto") -> Drafter:
+def rewrite(
+    source: Path,
+    target: Path,
+    output: Path,
+    *,
+    layout: str | None = None,
+    dtype: str = "auto",
+    engine_python: str | None = None,
+) -> list[str]:
     """Read the drafter in `source` for the model in the folder `target`, and write it to `output`.
 
     Args:
-        source: a folder or file in any layout.
+        source: a folder or file in any layout; for gguf and openvino also a language model, such as the target itself.
         target: folder of a Hugging Face checkpoint.
         output: another folder.
-        layout: see `save_drafter`.
+        layout: see `save_drafter`; gguf (for llama.cpp) and openvino are whole models with the target's tokenizer.
         dtype: number type of the output; `auto` is the type of the target's checkpoint.
+        engine_python: interpreter of optimum-intel's environment, for openvino.
+
+    Returns:
+        What was written, and remarks on it; a line each.
 
     Raises:
         ExecutorError: target or drafter cannot be loaded, or `output` is read from.
         UsageError: not a layout of this drafter.
+        EngineError: optimum-intel failed.
     """
     if output.resolve() in (source.resolve(), source.resolve().parent, target.resolve()):
         raise ExecutorError(f"{output}: this folder is read from; write to another one")
+    if engine_python is not None and layout != "openvino":
+        raise UsageError("--engine-python applies only to --layout openvino")
     model = load_target(target, dtype=dtype)
     drafter = load_drafter(source, model)
-    stored = open_checkpoint(source)
-    facts = {} if stored is None else stored.facts
-    meta = {"target": model.name} | facts | {"converted_from": source.name}
-    save_drafter(output, drafter, dtype=dtype_name(model.dtype), meta=meta, layout=layout, target=model)
-    return drafter
+    number = dtype_name(model.dtype)
+    written = f"{number}, the type of the target's checkpoint (--dtype)" if dtype == "auto" else number
+    file, remark = output, ""
+    if layout == "gguf":
+        sizes = {"vocabulary": model.vocabulary, "hidden": model.hidden}
+        file = write_gguf(output, drafter, target, dtype=number, **sizes)
+    elif layout == "openvino":
+        remark = _openvino(drafter, source, target, output, python=engine_python, dtype=number)
+    else:
+        stored = open_checkpoint(source)
+        facts = {} if stored is None else stored.facts
+        meta = {"target": model.name} | facts | {"converted_from": source.name}
+        remark = save_drafter(output, drafter, dtype=number, meta=meta, layout=layout, target=model)
+    return [f"{file}: {drafter.kind}, {layout or 'own layout'}, in {written}", *filter(None, [remark])]
+
+
+def _openvino(drafter: Drafter, source: Path, target: Path, output: Path, *, python: str | None, dtype: str) -> str:
+    """Export for OpenVINO; EAGLE-3 goes through a copy in treeopt's own layout."""
+    python = check_openvino(drafter, python, dtype)
+    if not isinstance(drafter, Eagle3):
+        return export_openvino(source, target, output, python=python, dtype=dtype, taps=None)
+    with tempfile.TemporaryDirectory(prefix="treeopt-openvino-") as scratch:
+        save_drafter(Path(scratch), drafter, dtype=dtype, meta={})
+        return export_openvino(Path(scratch), target, output, python=python, dtype=dtype, taps=drafter.taps)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,19 +84,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("source", type=Path, help="folder or file of the drafter")
     parser.add_argument("target", type=Path, help="folder of its target")
     parser.add_argument("output", type=Path, help="folder to write")
-    parser.add_argument("--layout", help="layout to write, such as medusa-v1 or eagle3-vllm; default: treeopt's own")
+    parser.add_argument("--layout", help="layout to write, such as vllm, gguf or openvino; default: treeopt's own")
     parser.add_argument(
         "--dtype", default="auto", choices=["auto", *DTYPES], help="number type to write; default: the target's"
     )
+    parser.add_argument("--engine-python", help="interpreter of optimum-intel's environment, for --layout openvino")
     options = parser.parse_args(arguments)
     try:
         prepare("cpu")
-        drafter = rewrite(options.source, options.target, options.output, layout=options.layout, dtype=options.dtype)
+        lines = rewrite(
+            options.source,
+            options.target,
+            options.output,
+            layout=options.layout,
+            dtype=options.dtype,
+            engine_python=options.engine_python,
+        )
     except (TreeoptError, OSError) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
-    stored = "in the type of the target's checkpoint (--dtype)" if options.dtype == "auto" else f"in {options.dtype}"
-    print(f"{options.output}: {drafter.kind}, {options.layout or 'own layout'}, {stored}", file=sys.stderr)
+    print("\n".join(lines), file=sys.stderr)
     return 0
 
 

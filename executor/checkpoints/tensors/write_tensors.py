@@ -1,6 +1,7 @@
 """Write a drafter's checkpoint: plain tensors and a config.json."""
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,21 @@ class Written:
 
     Attributes:
         facts: fields of config.json under `treeopt_drafter`, beside those that the caller adds.
+        check: called with the tensors in the number type of the file; returns a remark, or raises ExecutorError.
     """
 
     file: str
     tensors: dict[str, Tensor]
     config: dict[str, Any]
     facts: dict[str, Any] = field(default_factory=dict)
+    check: Callable[[Mapping[str, Tensor]], str] | None = None
 
 
-def write(folder: Path, content: Written, *, dtype: str, meta: dict[str, Any]) -> None:
+def write(folder: Path, content: Written, *, dtype: str, meta: dict[str, Any]) -> str:
     """Write both files into `folder`; floating-point tensors as `dtype`, no two sharing memory.
 
-    `meta` is written beside the facts; where both have a field, the fact is written.
+    `meta` is written beside the facts; where both have a field, the fact is written. Returns the remark of the
+    content's check, "" without one.
 
     Raises:
         ExecutorError: unknown type, or values that are not finite in it; then nothing is written.
@@ -44,6 +48,7 @@ def write(folder: Path, content: Written, *, dtype: str, meta: dict[str, Any]) -
         stored[name] = tensor.detach().to("cpu", number).clone(memory_format=torch.contiguous_format)
         if tensor.is_floating_point() and not bool(torch.isfinite(stored[name]).all()):
             raise ExecutorError(f"{folder / content.file}: {name} holds values that are not finite in {dtype}")
+    remark = content.check(stored) if content.check else ""
     folder.mkdir(parents=True, exist_ok=True)
     with whole(folder / content.file) as temporary:
         if content.file.endswith(".safetensors"):
@@ -54,3 +59,4 @@ def write(folder: Path, content: Written, *, dtype: str, meta: dict[str, Any]) -
     if "torch_dtype" in config:
         config["torch_dtype"] = dtype
     write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
+    return remark

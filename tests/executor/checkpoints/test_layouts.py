@@ -186,7 +186,8 @@ def test_files_and_configurations_are_the_projects_own(tmp_path, target):
     assert forge["architectures"] == ["LlamaForCausalLMEagle3"]
     assert forge["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]  # by what layers put out
     assert (forge["draft_vocab_size"], forge["vocab_size"]) == (len(IDS), VOCABULARY)
-    assert (eagle["bias"], eagle["num_hidden_layers"], eagle["torch_dtype"]) == (True, 1, "float16")
+    assert "bias" not in eagle  # the reference takes it for true, vLLM takes true for attention biases
+    assert (eagle["num_hidden_layers"], eagle["torch_dtype"]) == (1, "float16")
     save_drafter(tmp_path / "s", made("eagle3-variants", target), dtype="float32", meta={}, layout="speculators-eagle3")
     said = config_of(tmp_path / "s")
     assert (said["speculators_model_type"], said["norm_before_residual"], said["norm_output"]) == ("eagle3", True, True)
@@ -557,7 +558,7 @@ def test_layouts_that_cannot_say_it(tmp_path, target):
 
     with pytest.raises(UsageError, match=r"layout of Medusa heads must be one of medusa-v1, medusa-v2, .* got eagle"):
         save(made("medusa", target), "eagle")
-    with pytest.raises(UsageError, match="layout of EAGLE must be eagle, got medusa-v1"):
+    with pytest.raises(UsageError, match="layout of EAGLE must be one of eagle, vllm, got medusa-v1"):
         save(made("eagle", target), "medusa-v1")
     with pytest.raises(UsageError, match=r"layout of EAGLE-3 must be one of .* got eagle"):
         save(made("eagle3", target), "eagle")
@@ -568,8 +569,11 @@ def test_layouts_that_cannot_say_it(tmp_path, target):
     for layout in ("medusa-v1", "vllm-medusa"):
         with pytest.raises(ExecutorError, match=f"{layout} holds the target's LM head: the target must be given"):
             save(random_heads(), layout)
-    with pytest.raises(ExecutorError, match="eagle holds the target's embeddings: the target must be given"):
-        save(made("eagle", target), "eagle")
+    for layout in ("eagle", "vllm"):
+        with pytest.raises(ExecutorError, match=f"{layout} holds the target's embeddings: the target must be given"):
+            save(made("eagle", target), layout)
+    with pytest.raises(ExecutorError, match="vllm has no router over the vocabulary"):
+        save(made("coral-router", target), "vllm", target=target)
     with pytest.raises(ExecutorError, match="hydra: heads that do not read drafted tokens"):
         save(made("hydra-ungrounded", target), "hydra")
     with pytest.raises(

@@ -1,0 +1,228 @@
+"""GGUF files for llama.cpp: EAGLE-3 drafters, and language models of Llama's kind (a draft model, or the target).
+
+Names of tensors and fields are llama.cpp's (`src/llama-arch.cpp`, `src/models/eagle3.cpp`). Queries and keys are stored
+in the order of its rotary positions: halves interleaved.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from executor.checkpoints.engine_files.gguf_tokenizer import Vocabulary, read_vocabulary
+from executor.drafters.drafter import Drafter
+from executor.drafters.eagle3 import Eagle3
+from executor.drafters.language_model import LanguageModel
+from treeopt.errors import ExecutorError, UsageError
+from treeopt.storage.atomic_files import whole
+
+FILE = "model.gguf"
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+OTHERWISE = "convert it with llama.cpp's own convert_hf_to_gguf.py"
+LAYER = {
+    "input_layernorm": "attn_norm",
+    "hidden_norm": "attn_norm_2",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def write_gguf(
+    folder: Path, drafter: nn.Module | Drafter, target: Path, *, dtype: str, vocabulary: int, hidden: int
+) -> Path:
+    """Write `model.gguf` into a folder, whole or not at all; return its path.
+
+    Args:
+        folder: is made if it does not exist.
+        drafter: EAGLE-3 or a language model.
+        target: the target's folder, whose tokenizer the file holds.
+        dtype: float32, float16 or bfloat16, for matrices; norms are float32.
+        vocabulary: of the target.
+        hidden: width of the target.
+
+    Raises:
+        UsageError: llama.cpp has no such type.
+        ExecutorError: a drafter, tokenizer or option that GGUF cannot express, or gguf is not installed.
+    """
+    if find_spec("gguf") is None:
+        raise ExecutorError("the layout gguf needs the package gguf: pip install 'treeopt[gguf]'")
+    if dtype not in DTYPES:
+        raise UsageError(f"gguf holds {', '.join(DTYPES)}, got {dtype}: give --dtype")
+    if isinstance(drafter, Eagle3):
+        architecture, config, extra = "eagle3", drafter.config, _eagle3_fields(drafter, hidden)
+        parts = _eagle3_tensors(drafter)
+    elif isinstance(drafter, LanguageModel) and isinstance(drafter.model, LlamaForCausalLM):
+        architecture, config, extra = "llama", drafter.model.config, {}
+        vocabulary, parts = drafter.target.vocabulary, _llama_tensors(drafter.model)
+    else:
+        name = type(drafter.model if isinstance(drafter, LanguageModel) else drafter).__name__
+        raise ExecutorError(f"gguf is written for EAGLE-3 and for Llama models, not for {name}: {OTHERWISE}")
+    _check(config)
+    tokens = read_vocabulary(target, vocabulary)
+    tensors = dict(parts) | _rope_factors(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole(folder / FILE) as temporary:
+        _write(temporary, architecture, _fields(config, vocabulary) | extra, tensors, tokens, target, DTYPES[dtype])
+    return folder / FILE
+
+
+def _check(config: LlamaConfig) -> None:
+    kind = (config.rope_parameters or {}).get("rope_type", "default")
+    lost = {
+        "attention_bias": bool(config.attention_bias),
+        "mlp_bias": bool(config.mlp_bias),
+        f"activation {config.hidden_act}": config.hidden_act != "silu",
+        f"rotary positions of type {kind}": kind not in ("default", "linear", "llama3"),
+    }
+    if any(lost.values()):
+        raise ExecutorError(
+            f"gguf: not written for {', '.join(n for n, present in lost.items() if present)}: {OTHERWISE}"
+        )
+
+
+def _fields(config: LlamaConfig, vocabulary: int) -> dict[str, Any]:
+    """Return the fields of a decoder, without the architecture's name before them."""
+    rope = dict(config.rope_parameters or {})
+    width = int(config.head_dim or config.hidden_size // config.num_attention_heads)
+    fields: dict[str, Any] = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": width,
+        "attention.value_length": width,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "rope.dimension_count": width,
+        "rope.freq_base": float(rope["rope_theta"]),
+        "vocab_size": vocabulary,
+    }
+    if rope.get("rope_type") == "linear":
+        fields |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
+    return fields
+
+
+def _eagle3_fields(drafter: Eagle3, hidden: int) -> dict[str, Any]:
+    lost = {
+        f"{len(drafter.taps)} layers of the target (llama.cpp reads 3)": len(drafter.taps) != 3,
+        "norm_output": drafter.feeds_normed,
+        "fc_norm": drafter.norms == "fc",
+    }
+    if any(lost.values()):
+        raise ExecutorError(f"gguf cannot express {', '.join(name for name, present in lost.items() if present)}")
+    return {
+        "target_layers": list(drafter.taps),
+        "target_hidden_size": hidden,
+        "norm_before_residual": drafter.norm_before_residual,
+        "norm_before_fc": drafter.norms == "input",
+    }
+
+
+def _eagle3_tensors(drafter: Eagle3) -> Iterator[tuple[str, Tensor]]:
+    yield "fc.weight", drafter.fc.weight
+    yield "output_norm.weight", drafter.norm.weight
+    yield "output.weight", drafter.lm_head.weight
+    if drafter.norms == "input":
+        yield "enc.output_norm.weight", drafter.input_norm.weight
+    if drafter.embed_tokens is not None:
+        yield "token_embd.weight", drafter.embed_tokens.weight
+    if drafter.draft_ids is not None:
+        yield "d2t", drafter.draft_ids  # the target's ids themselves, not differences
+    yield from _layer_tensors(drafter.layer, 0, drafter.config)
+
+
+def _llama_tensors(model: LlamaForCausalLM) -> Iterator[tuple[str, Tensor]]:
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    assert isinstance(table, Tensor)
+    assert isinstance(head, Tensor)
+    yield "token_embd.weight", table
+    yield "output_norm.weight", model.model.norm.weight
+    if head is not table:
+        yield "output.weight", head
+    for number, layer in enumerate(model.model.layers):
+        yield from _layer_tensors(layer, number, model.config)
+
+
+def _layer_tensors(layer: nn.Module, number: int, config: LlamaConfig) -> Iterator[tuple[str, Tensor]]:
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for name, values in layer.named_parameters():
+        part = LAYER[name.removesuffix(".weight")]
+        count = heads.get(part)
+        yield f"blk.{number}.{part}.weight", _interleaved(values, int(count)) if count else values
+
+
+def _interleaved(weight: Tensor, heads: int) -> Tensor:
+    """Return rows of each head with the two halves alternating, as llama.cpp rotates neighbours.
+
+    >>> _interleaved(torch.arange(8.0)[:, None], heads=2)[:, 0].tolist()
+    [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]
+    """
+    half = weight.shape[0] // heads // 2
+    return weight.reshape(heads, 2, half, -1).transpose(1, 2).reshape(weight.shape)
+
+
+def _rope_factors(config: LlamaConfig) -> dict[str, Tensor]:
+    """Return Llama 3's divisors of frequencies; nothing for other rotary positions."""
+    rope = dict(config.rope_parameters or {})
+    if rope.get("rope_type") != "llama3":
+        return {}
+    scaled = LlamaRotaryEmbedding(config).inv_freq.double()
+    steps = torch.arange(len(scaled), dtype=torch.float64) / len(scaled)
+    return {"rope_freqs.weight": (float(rope["rope_theta"]) ** -steps / scaled).float()}
+
+
+def _write(
+    path: Path,
+    architecture: str,
+    fields: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    vocabulary: Vocabulary,
+    target: Path,
+    kind: str,
+) -> None:
+    """Write the file with the `gguf` package."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name(target.name)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_file_type({"F32": 0, "F16": 1, "BF16": 32}[kind])
+    adders: dict[type, Callable[[str, Any], None]] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
+    for name, value in fields.items():
+        key = f"{architecture}.{name}"
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        else:
+            adders[type(value)](key, value)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(vocabulary.pre_tokenizer)
+    writer.add_token_list(list(vocabulary.tokens))
+    writer.add_token_types(list(vocabulary.types))
+    gguf.SpecialVocab(target, load_merges=True).add_to_gguf(writer, quiet=True)
+    for name, values in tensors.items():
+        number = "I64" if not values.is_floating_point() else kind if values.dim() > 1 else "F32"
+        form = gguf.GGMLQuantizationType[number]
+        plain = values.detach().cpu()
+        array = plain.numpy() if number == "I64" else gguf.quantize(plain.float().contiguous().numpy(), form)
+        writer.add_tensor(name, array, raw_dtype=form)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
