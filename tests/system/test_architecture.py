@@ -32,8 +32,9 @@ treeopt: errors defaults storage tree statistics traces traces.importers traces.
     cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
     plans planning comparison engines report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
-executor: device prompts verification target drafters drafters.lookup models checkpoints.tensors checkpoints.engine_files
-    checkpoints decoding recording profiling validation train train.shipped engines engines.connections engines.drivers
+executor: device prompts verification target drafters drafters.lookup models checkpoints.tensors
+    checkpoints.engine_files checkpoints decoding recording profiling validation train train.shipped engines
+    engines.connections engines.drivers
 """
 ROOF = (
     "treeopt",
