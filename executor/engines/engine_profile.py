@@ -12,7 +12,7 @@ import numpy as np
 
 from executor.engines.engine import Engine, EngineRequest
 from executor.engines.step_times import Waves
-from simulate.profiles.chain_times import chain_cell, chain_profile
+from simulate.profiles.calibration import chain_cell, chain_profile
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
 from treeopt.errors import UsageError
@@ -23,7 +23,7 @@ Key = tuple[int, int, int | None]  # batch size, draft length, context
 
 @dataclass(frozen=True)
 class EngineProfiling:
-    """What is measured.
+    """The configurations that are measured, and how often.
 
     Attributes:
         batches: requests in flight.

@@ -137,7 +137,7 @@ def _read(work: Path, head: dict[str, Any], *, resume: bool) -> dict[int, Reques
         if found is None:
             return {}
         if not resume:
-            raise UsageError(f"{work} holds an interrupted run: add --resume to go on with it, or remove it")
+            raise UsageError(f"{work} holds an interrupted run: add --resume to continue it, or remove it")
         if found[0].get("settings") != head["settings"]:
             raise UsageError(f"{work} was begun with other settings or prompts: remove it to start again")
         records = [RequestRecord.read(record) for record in found[1]]

@@ -18,7 +18,7 @@ from treeopt.tree import Tree
 
 @dataclass(frozen=True)
 class EngineRun:
-    """What is decoded to check a plan.
+    """The requests that are decoded to check a plan.
 
     Attributes:
         prompts: token ids; none of them in the trace that the plan was made from.

@@ -10,7 +10,7 @@
 * `cell_tables`: the tables that cells make, shrunk towards a fitted basis.
 * `left_out_sizes`: the error at token counts that were left out and predicted.
 * `jackknife`: jackknife+ intervals.
-* `calibration`: cells to a profile with its error.
+* `calibration`: cells to a profile with its error; chains of engines, whose times do not separate drafting.
 * `engine_times_csv`: step times of an inference engine, read from a CSV table.
 * `find_profile`: the profile of the same target and drafter, beside the trace or shipped with treeopt.
 * `profile_records`: the JSON record of a profile file, `treeopt.profile/2`: fields, limits and units.

@@ -12,6 +12,7 @@ from simulate.profiles.dynamic_tree_overhead import Growing, fit_growing
 from simulate.profiles.left_out_sizes import LeftOut, leave_out_sizes
 from simulate.profiles.measured_cells import Cell, at_committed, commit_seconds
 from simulate.profiles.profile import NORMAL_95, Profile
+from simulate.profiles.step_tables import BatchTimes
 from treeopt.cost_model import StepShape
 from treeopt.policies import GROWTHS
 
@@ -97,3 +98,31 @@ def _with_dynamic_trees(profile: Profile, cells: Sequence[Cell]) -> Profile:
         for times in profile.batches
     )
     return replace(profile, batches=batches, meta={**profile.meta, "growths": record})
+
+
+def chain_cell(
+    batch: int, drafted: int, step_s: float, *, context: float, error: float, committed: float = 1.0
+) -> Cell:
+    """Return the cell of a chain of `drafted` tokens, 0 for plain decoding."""
+    return Cell(batch, context, drafted + 1, (1,) * drafted, 0.0, step_s, committed=committed, error=error)
+
+
+def chain_profile(cells: Sequence[Cell], *, context: tuple[int, int], meta: Mapping[str, Any]) -> Profile:
+    """Return the profile of chains from times that do not separate drafting from verification, as engines give them.
+
+    For a chain the separation makes no difference, and all time counts as verification; see `profile_of`. A branching
+    tree is therefore priced as the chain with the same number of nodes, which has more levels.
+
+    Args:
+        cells: for every batch size and context those of plain decoding and of a chain of 1, and longer chains.
+        context: fewest and most tokens per sequence in the cache while measuring.
+        meta: provenance.
+    """
+    profile = profile_of(cells, context=context, meta=meta)
+    return replace(profile, batches=tuple(map(_without_drafting, profile.batches)))
+
+
+def _without_drafting(times: BatchTimes) -> BatchTimes:
+    """Return the table with drafting that costs nothing, from depth 1 on."""
+    deepest = times.rest[-1][0] - 1
+    return replace(times, draft=tuple((depth, 0.0) for depth in sorted({1, deepest})), widths_told=None)

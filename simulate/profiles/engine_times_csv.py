@@ -14,7 +14,7 @@ Other columns are ignored. Lines of the same batch, chain and context are repeti
 Lines of SGLang's scripts/playground/bench_speculative.py are read as they are: JSON with `batch_size`, `steps`, `topk`,
 `num_draft_tokens` and `step_time`. Its chains count (topk 1, num_draft_tokens = steps + 1); its trees are left out.
 
-The profile is one of chains, see `chain_times`.
+The profile is one of chains, see `chain_profile`.
 """
 
 import csv
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.profiles.chain_times import chain_cell, chain_profile
+from simulate.profiles.calibration import chain_cell, chain_profile
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
 from treeopt.errors import CostError, UsageError

@@ -19,7 +19,7 @@ from treeopt.storage.provenance import this_run
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from executor.engines.drivers.make_engine import EngineSettings
+    from executor.engines.drivers.driver_settings import EngineSettings
     from executor.engines.engine_profile import EngineProfiling
     from simulate.profiles.profile import Profile
     from simulate.validation.prediction_sources import Sources
@@ -61,7 +61,7 @@ class EngineChoice:
         Raises:
             UsageError: the engine cannot be named so.
         """
-        from executor.engines.drivers.make_engine import EngineSettings
+        from executor.engines.drivers.driver_settings import EngineSettings
 
         assert self.engine is not None
         tokenizer = _tokenizer(target)
@@ -132,7 +132,7 @@ def profile_engine(
 
     Args:
         choice: the engine.
-        target: folder of the target, for its tokenizer; the engine reads it unless told otherwise.
+        target: folder of the target, for its tokenizer; the engine reads it unless `choice` names another.
         drafter: its drafter.
         prompts: what is decoded.
         settings: what is measured.
@@ -141,7 +141,7 @@ def profile_engine(
     Raises:
         UsageError, EngineError: see `measure_engine`.
     """
-    from executor.engines.drivers.make_engine import make_engine
+    from executor.engines.drivers.driver_settings import make_engine
     from executor.engines.engine_profile import measure_engine
 
     tokens = engine_prompts(target, prompts)
@@ -182,7 +182,7 @@ def validate_engine(
         UsageError, EngineError: see `compare_in_engine`.
         TreeoptError: what the readers of plan, trace and profile raise.
     """
-    from executor.engines.drivers.make_engine import make_engine
+    from executor.engines.drivers.driver_settings import make_engine
     from executor.engines.engine_validation import (
         EngineRun,
         check_engine_run,
@@ -228,7 +228,7 @@ def validate_engine(
 
 @dataclass(frozen=True)
 class EngineCollection:
-    """What is recorded in an engine.
+    """Settings of a recording in an engine.
 
     Attributes:
         new_tokens: tokens decoded after each prompt.
@@ -257,7 +257,7 @@ def collect_engine_steps(
     Raises:
         UsageError, EngineError: see `record_run` and `every_anchor_trace`.
     """
-    from executor.engines.drivers.make_engine import make_engine
+    from executor.engines.drivers.driver_settings import make_engine
     from executor.engines.engine_trace import VISITED, every_anchor_trace, visited_trace
 
     tokens = engine_prompts(target, prompts)
@@ -306,7 +306,7 @@ def engine_texts_of(
     Raises:
         EngineError: the engine fails, or does not report token ids.
     """
-    from executor.engines.drivers.make_engine import make_engine
+    from executor.engines.drivers.driver_settings import make_engine
     from executor.engines.engine_trace import engine_texts
 
     names = choice.settings(target, drafter, concurrency=settings.concurrency)

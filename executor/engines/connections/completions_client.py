@@ -107,7 +107,7 @@ class CompletionsClient:
         self._client.close()
 
     def cancel(self) -> None:
-        """End all answers that are being read: their readers get an error, the server sees that nobody listens."""
+        """End all answers that are being read: their readers get an error, and the server sees the connection close."""
         for open_socket in tuple(self._reading):
             with suppress(OSError):
                 open_socket.shutdown(socket.SHUT_RDWR)

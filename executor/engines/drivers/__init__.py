@@ -2,7 +2,7 @@
 
 * `openai`: any OpenAI-compatible server that runs already.
 * `llama_cpp`: llama-server, launched by draft length.
-* `make_engine`: a driver from settings in words.
+* `driver_settings`: a driver from settings in words.
 * `openvino`, `openvino_worker`: OpenVINO GenAI; the driver here, the worker under the engine's own Python.
 * `sglang`: SGLang's server, launched by draft length; written from its sources, not run.
 * `vllm`: vLLM's server, launched by draft length.

@@ -82,7 +82,7 @@ def test_the_meta_names_the_versions_and_the_options(tmp_path):
     with driver(replayer(tmp_path, RECORDINGS / "openvino-no-model.jsonl"), lookup_ngram=2) as engine:
         assert engine.meta["openvino_genai"].startswith("2026.4.1.0")
         assert engine.meta["openvino"].startswith("2026.4.1")
-        assert (engine.meta["engine"], engine.meta["model"], engine.meta["lookup_ngram"]) == ("openvino", "target", 2)
+        assert (engine.meta["name"], engine.meta["model"], engine.meta["lookup_ngram"]) == ("openvino", "target", 2)
 
 
 def test_an_order_that_is_not_the_recorded_one_fails(tmp_path):

@@ -12,7 +12,7 @@ from treeopt.api.run_models import Models, load_models
 from treeopt.api.run_prompts import Prompts, load_tokens
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts
-from treeopt.cli.options.engine import engine
+from treeopt.cli.options.engine_choice import engine
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.defaults import (
     BUDGET_S,

@@ -13,7 +13,7 @@ from treeopt.api.run_models import Models, is_main_rank
 from treeopt.api.run_prompts import Prompts
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts
-from treeopt.cli.options.engine import engine
+from treeopt.cli.options.engine_choice import engine
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.defaults import BLOCKS, VALIDATED_BATCHES

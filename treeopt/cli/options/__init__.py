@@ -1,7 +1,7 @@
 """Options that several commands share, and the files that they load.
 
 * `decoded_output`: stdout as text or JSON, or a file that can be resumed.
-* `engine`: options that name an inference engine to run in place of the loop.
+* `engine_choice`: options that name an inference engine to run in place of the loop.
 * `general`: options that several commands share, examples in help texts, and how commands print.
 * `models_and_prompts`: options that name the models and prompts of a run.
 * `verification_rule`: the verification rule, temperature, top-k and top-p.

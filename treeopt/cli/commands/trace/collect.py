@@ -11,7 +11,7 @@ from treeopt.api.run_models import Models, load_models
 from treeopt.api.run_prompts import Prompts, load_prompts
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts
-from treeopt.cli.options.engine import engine
+from treeopt.cli.options.engine_choice import engine
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.cli.options.what_to_draft import Dynamic, Static
 from treeopt.defaults import DRAWS, ENGINE_LENGTH, RECORD_BATCH, WIDTH

@@ -8,7 +8,7 @@ import click
 from treeopt.api.engine_runs import EngineChoice
 from treeopt.cli.options import general
 
-ENGINES = ("vllm", "llama.cpp", "openvino", "sglang", "openai")  # as executor.engines.drivers.make_engine has them
+ENGINES = ("vllm", "llama.cpp", "openvino", "sglang", "openai")  # as executor.engines.drivers.driver_settings has them
 
 
 class Address(click.ParamType):  # type: ignore[type-arg]
