@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from executor.engines.engine import Engine, EngineRequest
-from executor.engines.step_times import Waves
+from executor.engines.step_times import Waves, warm_up
 from simulate.profiles.calibration import chain_cell, chain_profile
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
@@ -40,7 +40,7 @@ class EngineProfiling:
     contexts: tuple[int, ...] = ()
     new_tokens: int = 64
     rounds: int = 4
-    waves: int = 1
+    waves: int = 4
     seed: int = 0
 
     @property
@@ -79,6 +79,7 @@ def measure_engine(
     rng, waves = np.random.default_rng(settings.seed), dict[Key, list[Waves]]()
     for number in range(settings.rounds):
         for draft in rng.permutation(settings.drafts).tolist():  # servers are launched by draft length
+            warm_up(engine, prompts[: max(settings.batches)], draft=draft)
             for context in rng.permutation(settings.contexts).tolist() or [None]:
                 for batch in rng.permutation(settings.batches).tolist():
                     run = Waves()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from executor.engines.engine import Engine, EngineRequest
-from executor.engines.step_times import Waves
+from executor.engines.step_times import Waves, warm_up
 from simulate.validation.predicted_vs_measured import Comparison, Figures
 from simulate.validation.predictions import ClosedForms, judged_on, ways_of
 from treeopt.errors import EngineError, UsageError
@@ -107,6 +107,7 @@ def compare_in_engine(
     every = sorted({length for at_batch in lengths.values() for length in at_batch})
     for part in parts:
         for draft in rng.permutation(every).tolist():  # servers are launched by draft length
+            warm_up(engine, run.prompts[: max(lengths)], draft=draft)
             for batch in rng.permutation([b for b, at in lengths.items() if draft in at]).tolist():
                 waves.setdefault((batch, draft), []).append(_measured(engine, run, part.tolist(), batch, draft))
                 progress(1)

@@ -5,8 +5,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from executor.engines.engine import EngineStep
+from executor.engines.engine import Draft, Engine, EngineRequest, EngineStep
 from treeopt.errors import EngineError
+
+
+WARM_UP = 8  # tokens
+
+
+def warm_up(engine: Engine, prompts: Sequence[Sequence[int]], *, draft: Draft) -> None:
+    """Decode a few tokens after each prompt, all in flight, so that a new engine has made what it makes once."""
+    requests = [EngineRequest(tuple(prompt), WARM_UP, ignore_stop=True) for prompt in prompts]
+    for _ in engine.decode(requests, draft=draft, concurrency=len(requests)):
+        pass
 
 
 @dataclass
