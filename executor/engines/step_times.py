@@ -8,7 +8,6 @@ import numpy as np
 from executor.engines.engine import Draft, Engine, EngineRequest, EngineStep
 from treeopt.errors import EngineError
 
-
 WARM_UP = 8  # tokens
 
 
