@@ -55,6 +55,7 @@ def found():
     return json.loads(told.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", range(len(CASES)), ids=lambda i: "-".join([CASES[i][0], *map(str, CASES[i][1].values())])
 )

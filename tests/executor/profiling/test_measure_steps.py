@@ -22,6 +22,7 @@ from executor.verification.acceptance_rules import Greedy, make_rule
 from executor.verification.replayed_acceptance import Imposed
 from executor.verification.temperature_top_k_top_p import Warp
 from tests.helpers.models import random_heads, random_prompts, small_target
+from tests.helpers.slow_params import slow_unless
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, ExecutorError, UsageError
 from treeopt.policies import GROWTHS
@@ -317,7 +318,7 @@ def one_step(seconds):
     return Block((0.0,), (float(seconds),), 1.0, 9.0, 1.0)
 
 
-@pytest.mark.parametrize("rounds", [3, 4, 8])
+@pytest.mark.parametrize("rounds", slow_unless(lambda rounds: rounds == 4, [3, 4, 8]))
 def test_a_pace_that_lasts_is_taken_off(rounds):
     """Each round at a pace of its own, and one of them at half again as slow from some block on."""
     for seed in range(40):

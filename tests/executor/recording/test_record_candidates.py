@@ -8,13 +8,14 @@ import pytest
 from tests.executor.validation.test_replay_equals_live import GENEROUS, POLICIES, recorded
 from tests.helpers.drafters import DRAFTERS
 from tests.helpers.models import random_heads, small_target
+from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError, TraceError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.replay.dynamic_tree import UNKNOWN, accepted_lengths, visit
 from treeopt.traces.trace import load_trace, save_trace
 
 
-@pytest.fixture(scope="module", params=DRAFTERS)
+@pytest.fixture(scope="module", params=slow_unless(lambda name: name in ("medusa", "eagle"), DRAFTERS))
 def each(request):
     target, drafter = DRAFTERS[request.param]()
     return target, drafter, recorded(target, drafter)

@@ -330,6 +330,7 @@ def shared(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow  # two processes that import torch; test_decode.py has the daily one
 @pytest.mark.parametrize("name", SHARED)
 def test_a_shared_target_computes_what_one_process_does(shared, name):
     """Prefill, trees, commits, features, the drafter's use of the head. fp32, sums in another order: 1e-4 of O(1)."""

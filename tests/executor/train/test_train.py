@@ -639,6 +639,7 @@ LAUNCHERS = {
 }
 
 
+@pytest.mark.slow  # two processes that import torch; test_decode.py has the daily one
 @pytest.mark.parametrize(
     ("launcher", "name"), [("accelerate", "eagle"), pytest.param("torchrun", "hydra", marks=pytest.mark.slow)]
 )

@@ -34,6 +34,7 @@ from treeopt.traces.trace import Candidates, Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
 
+DAILY = ("medusa", "language-model", "eagle3", "prompt-lookup")
 TOKENS = random_prompts((9, 4, 17, 2, 6, 12, 3), seed=8)
 NEW = 24
 TREES = [
@@ -101,7 +102,7 @@ def test_every_drafter_is_right_at_times(static):
 # --- dynamic trees
 
 
-@pytest.fixture(scope="module", params=DRAFTERS)
+@pytest.fixture(scope="module", params=slow_unless(lambda name: name in DAILY, DRAFTERS))
 def each(request):
     target, drafter = DRAFTERS[request.param]()
     return target, drafter, recorded(target, drafter)

@@ -225,6 +225,7 @@ def test_rows_that_do_not_slow_each_other_are_m_d_c():
     assert close(found["running"], rate * service, more=0.05 * rate)
 
 
+@pytest.mark.slow
 def test_geometric_texts_are_m_m_c():
     """Erlang C: wait C / (c mu - rate). Texts of geometric length are exponential up to a step of a mean of 25."""
     rows, rate = 3, 2.1

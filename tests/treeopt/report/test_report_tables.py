@@ -79,7 +79,17 @@ def test_describe_counts_what_is_there(trace):
     assert found.get("tokens_a_prompt") == due
     assert found["distinct_rank_paths"] == len({tuple(ranks) for ranks in trace.rank.tolist()})
     assert found["domains"] == len(trace.domain_names)
-    parts = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "candidates", "domain", "prompt_tokens")
+    parts = (
+        "accept",
+        "kept",
+        "draft_prob",
+        "draft_entropy",
+        "target_entropy",
+        "candidates",
+        "domain",
+        "prompt_tokens",
+        "drafted",
+    )
     present = [name for name in parts if getattr(trace, name) is not None]
     assert sorted(found["optional"]) == sorted(present)
     assert found.pop("meta") == dict(trace.meta)  # JSON, but it may hold Infinity

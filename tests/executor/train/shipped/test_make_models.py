@@ -231,6 +231,7 @@ def check(models, prompts, trees, batch: int, requests: int) -> None:
             assert list(generation.accepted) == replayed, f"{name}, batch {batch}, request {request}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 def test_replay_equals_the_live_loop(models, prompts, trees, batch):
     check(models, prompts, trees, batch, FAST_REQUESTS)
@@ -242,6 +243,7 @@ def test_replay_equals_the_live_loop_on_every_request(models, prompts, trees, ba
     check(models, prompts, trees, batch, 1000)
 
 
+@pytest.mark.slow
 def test_greedy_text_equals_generate(models, prompts, trees):
     target, drafter = models
     due = []
