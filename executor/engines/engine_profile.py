@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from executor.engines.engine import Engine, EngineRequest
-from executor.engines.step_times import Waves, warm_up
+from executor.engines.step_times import Waves, decode_wave, warm_up
 from simulate.profiles.calibration import chain_cell, chain_profile
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
@@ -87,7 +87,8 @@ def measure_engine(
                         first = (number * settings.waves + wave) * batch
                         some = [prompts[(first + i) % len(prompts)][slice(context)] for i in range(batch)]
                         requests = [EngineRequest(tuple(p), settings.new_tokens, ignore_stop=True) for p in some]
-                        steps = engine.decode(requests, draft=draft, concurrency=batch)
+                        steps, again = decode_wave(engine, requests, draft=draft)
+                        run.repeated += again
                         run.add(steps, {i: len(prompt) for i, prompt in enumerate(some)})
                     waves.setdefault((batch, draft, context), []).append(run)
                     progress(1)
@@ -103,6 +104,7 @@ def measure_engine(
             "new_tokens": settings.new_tokens,
             "seed": settings.seed,
             "spread": _spread(waves),
+            "repeated_waves": sum(run.repeated for runs in waves.values() for run in runs),
             "provenance": this_run(),
         },
     )

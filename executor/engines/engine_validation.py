@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from executor.engines.engine import Engine, EngineRequest
-from executor.engines.step_times import Waves, warm_up
+from executor.engines.step_times import Waves, decode_wave, warm_up
 from simulate.validation.predicted_vs_measured import Comparison, Figures
 from simulate.validation.predictions import ClosedForms, judged_on, ways_of
 from treeopt.errors import EngineError, UsageError
@@ -125,7 +125,8 @@ def _measured(engine: Engine, run: EngineRun, part: Sequence[int], batch: int, d
     for first in range(0, len(part) - batch + 1, batch):
         numbers = part[first : first + batch]
         requests = [EngineRequest(tuple(run.prompts[i]), run.new_tokens, ignore_stop=True) for i in numbers]
-        steps = engine.decode(requests, draft=draft, concurrency=batch)
+        steps, again = decode_wave(engine, requests, draft=draft)
+        waves.repeated += again
         waves.add(steps, {i: len(run.prompts[i]) for i in numbers})
     return waves
 

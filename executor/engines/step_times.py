@@ -1,5 +1,6 @@
 """Step times of an engine: seconds between the steps of a request while all rows are busy."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,13 +10,28 @@ from executor.engines.engine import Draft, Engine, EngineRequest, EngineStep
 from treeopt.errors import EngineError
 
 WARM_UP = 8  # tokens
+LOG = logging.getLogger("treeopt")
 
 
 def warm_up(engine: Engine, prompts: Sequence[Sequence[int]], *, draft: Draft) -> None:
     """Decode a few tokens after each prompt, all in flight, so that a new engine has made what it makes once."""
     requests = [EngineRequest(tuple(prompt), WARM_UP, ignore_stop=True) for prompt in prompts]
-    for _ in engine.decode(requests, draft=draft, concurrency=len(requests)):
-        pass
+    decode_wave(engine, requests, draft=draft)
+
+
+def decode_wave(engine: Engine, requests: Sequence[EngineRequest], *, draft: Draft) -> tuple[list[EngineStep], bool]:
+    """Decode requests, all in flight; return their steps, and True if it took a second attempt.
+
+    A wave whose engine breaks off is decoded once more: drivers start an engine again that died.
+
+    Raises:
+        EngineError: the engine broke off twice.
+    """
+    try:
+        return list(engine.decode(requests, draft=draft, concurrency=len(requests))), False
+    except EngineError as error:
+        LOG.warning("%s; the requests are decoded once more", error)
+        return list(engine.decode(requests, draft=draft, concurrency=len(requests))), True
 
 
 @dataclass
@@ -32,6 +48,7 @@ class Waves:
         steps: steps by request.
         context: mean tokens per sequence in the cache while steps were timed, by wave.
         wall_s: seconds of all waves, prefill included.
+        repeated: waves that took a second attempt.
     """
 
     step_s: list[float] = field(default_factory=list)
@@ -40,6 +57,7 @@ class Waves:
     steps: dict[int, int] = field(default_factory=dict)
     context: list[float] = field(default_factory=list)
     wall_s: float = 0.0
+    repeated: int = 0
 
     @property
     def tokens(self) -> int:

@@ -131,7 +131,7 @@ def closed_forms(
                 alpha = acceptance(replay_tree(tree, trace))
                 plain_s = cost.plain_s(batch=entry.batch, context=context)
                 ratio = draft_s(tree, cost, entry.batch, context=context) / tree.depth / plain_s
-                if np.isfinite(ratio):
+                if np.isfinite(ratio) and ratio > 0:  # 0: the step times do not separate drafting
                     leviathan = float(walltime_speedup(alpha=alpha, gamma=tree.depth, cost_ratio=ratio))
             if weights is not None:
                 draft, target = weights

@@ -146,15 +146,15 @@ def profile_engine(
 
     tokens = engine_prompts(target, prompts)
     names = choice.settings(target, drafter, concurrency=max(settings.batches))
-    meta = {**_names(target, drafter), "device": f"{choice.engine} ({_machine()})"}
+    meta = {**_names(target, choice.engine_drafter or drafter), "device": _machine()}
     with make_engine(names) as engine, progress("measuring", settings.runs) as advance:
         return measure_engine(engine, tokens, settings, meta=meta, progress=advance)
 
 
-def _names(target: Path, drafter: Path | None) -> dict[str, Any]:
+def _names(target: Path, drafter: Path | str | None) -> dict[str, Any]:
     """Return the names of the models, which an engine loads itself."""
     record: dict[str, Any] = {"target": {"name": target.name}}
-    return record | ({} if drafter is None else {"engine_drafter": {"name": drafter.name}})
+    return record | ({} if drafter is None else {"engine_drafter": {"name": Path(drafter).name}})
 
 
 def _machine() -> str:
@@ -215,8 +215,8 @@ def validate_engine(
         comparisons = compare_in_engine(engine, plan, run, forms=made.predictions.forms, progress=advance)
         meta = validation_meta(engine, run)
     meta |= {
-        **_names(target, drafter),
-        "device": f"{choice.engine} ({_machine()})",
+        **_names(target, choice.engine_drafter or drafter),
+        "device": _machine(),
         "predictions": {"sha256": made.predictions.sha256, **made.predictions.meta},
         "verification": "greedy",
         "temperature": 0.0,
@@ -265,9 +265,9 @@ def collect_engine_steps(
     with make_engine(names) as engine:
         records = _recorded(engine, tokens, settings, progress)
         meta = {
-            **_names(target, None),
+            **_names(target, choice.engine_drafter),
             "engine": {**engine.meta, "drafted": settings.depth},
-            "device": f"{choice.engine} ({_machine()})",
+            "device": _machine(),
             "new_tokens": settings.new_tokens,
             "verification": "greedy",
             "temperature": 0.0,

@@ -51,9 +51,23 @@ def describe_models(meta: Any) -> str:
     if source is not None and look(meta, "target") is None:
         file_format = f"{shown(look(source, 'format'))}{'' if engine is None else f' of {engine}'}"
         return f"imported: {file_format}, {shown(look(source, 'file'))}{'' if kind is None else f', {drafter}'}"
+    if look(meta, "engine") is not None:
+        return _describe_engine(meta)
     target = [shown(look(meta, "target", key)) for key in ("name", "dtype")]
     target += [str(bits) for bits in (look(meta, "target", "quantization"),) if bits is not None]
     return f"target {' '.join(target)}, {drafter}"
+
+
+def _describe_engine(meta: Any) -> str:
+    """Describe the models that an inference engine ran, as far as they are recorded.
+
+    >>> _describe_engine({"target": {"name": "llama"}, "engine": {"name": "vllm", "version": "0.32.0"}})
+    'target llama, drafter not recorded, vllm 0.32.0'
+    """
+    drafter = look(meta, "engine_drafter", "name") or look(meta, "engine", "method")
+    words = [shown(look(meta, "engine", "name")), look(meta, "engine", "version")]
+    version = " ".join(str(word) for word in words if word is not None)
+    return f"target {shown(look(meta, 'target', 'name'))}, drafter {drafter or 'not recorded'}, {version}"
 
 
 def describe_rule(meta: Any) -> str:

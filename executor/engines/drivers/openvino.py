@@ -12,6 +12,7 @@ first asked for. Facts about OpenVINO GenAI 2026.4.1 that a reader of its steps 
 * Dynamic trees need an EAGLE-3 drafter. With a language model as the drafter the engine accepts the setting and emits
   another text, so the driver refuses it.
 * It does not report drafted tokens step by step.
+* It may die after some hundred runs ("free(): invalid next size"). The next run starts it again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,6 +81,7 @@ class OpenVino:
         self._timeout_s = timeout_s
         self._grace_s = grace_s
         self._worker: WorkerProcess | None = None
+        self._entered = False
         self._versions: dict[str, str] = {}
         self._loaded: set[str] = set()
         self._decoding = False
@@ -105,6 +107,11 @@ class OpenVino:
         Raises:
             EngineError: the interpreter does not start, lacks the engine, or speaks another protocol.
         """
+        self._start()
+        self._entered = True
+        return self
+
+    def _start(self) -> None:
         # -I: the folder of the worker, where this file shadows the package `openvino`, is not on its path
         self._worker = WorkerProcess(
             [self._python, "-I", str(WORKER)], name=f"the {NAME} worker", grace_s=self._grace_s
@@ -119,12 +126,12 @@ class OpenVino:
             self._stop()
             raise
         self._versions = {name: str(hello[name]) for name in ("openvino_genai", "openvino") if name in hello}
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop the worker."""
+        self._entered = False
         self._stop()
 
     def decode(self, requests: Sequence[EngineRequest], *, draft: Draft, concurrency: int) -> Iterator[EngineStep]:
@@ -243,7 +250,10 @@ class OpenVino:
 
     def _running(self) -> WorkerProcess:
         if self._worker is None:
-            raise EngineError(f"the {NAME} worker does not run; start it with `with`")
+            if not self._entered:
+                raise EngineError(f"the {NAME} worker does not run; start it with `with`")
+            self._start()  # it died, and said so
+        assert self._worker is not None
         return self._worker
 
     def _stop(self) -> None:
