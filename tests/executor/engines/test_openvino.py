@@ -174,10 +174,14 @@ def test_a_worker_that_hangs_in_the_middle_and_ignores_sigterm(tmp_path):
         assert next(steps).tokens == (8,)
         with pytest.raises(EngineError, match=r"has not answered for 0\.5 s"):
             next(steps)
-        with pytest.raises(EngineError, match="worker does not run; start it with `with`"):
-            next(engine.decode([REQUEST], draft=0, concurrency=1))
+        first = int((tmp_path / "pid").read_text())
+        assert next(engine.decode([REQUEST], draft=0, concurrency=1)).tokens == (8,)  # of a new worker
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+    with pytest.raises(EngineError, match="worker does not run; start it with `with`"):
+        next(engine.decode([REQUEST], draft=0, concurrency=1))
 
 
 def test_after_an_error_the_pipeline_is_loaded_again(tmp_path):
