@@ -26,8 +26,8 @@ demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 test: $(VENV)/.all  ## all fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not engines" -n auto --maxprocesses 4 --dist loadfile
 
-slow: $(VENV)/.all  ## statistical and whole-data suites
-	$(BIN)/python -m pytest -q -m slow
+slow: $(VENV)/.all  ## statistical and whole-data suites, and property tests with more examples
+	TREEOPT_EXAMPLES=200 $(BIN)/python -m pytest -q -m "slow or (hypothesis and not engines)"
 
 check: $(VENV)/.all  ## style and types
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """What every test needs: the checkout on the path, and one Hypothesis profile."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,8 +11,9 @@ ROOT = str(Path(__file__).resolve().parent.parent)
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
-# No test is timed: a busy machine is not a failure.
+# No test is timed: a busy machine is not a failure. `make slow` tries more examples.
+EXAMPLES = int(os.environ.get("TREEOPT_EXAMPLES", "25"))
 settings.register_profile(
-    "treeopt", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "treeopt", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("treeopt")
