@@ -6,6 +6,7 @@
 * `whatif_devices`: `whatif`, devices, batch sizes and contexts that were not measured.
 * `compare_traces`: `compare`, drafters side by side.
 * `validate_plan`: `validate`, predicted beside measured.
+* `engine_models`: an inference engine in words, and the prompts that it decodes.
 * `engine_runs`: an inference engine in place of the loop: profile, trace, predicted beside measured.
 * `result_record`: `Record`, the JSON values of a result with its table as a DataFrame.
 * `messages`: warnings and notes through `logging`, progress through a callback.

@@ -1,25 +1,20 @@
 """Run an inference engine: its prompts, a profile of its step times, a trace, predicted beside measured."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treeopt.api.engine_models import EngineChoice, engine_prompts
 from treeopt.api.messages import Progress, note, silent, warn
 from treeopt.api.result_record import Record
-from treeopt.api.run_models import quiet_libraries
 from treeopt.api.run_prompts import Prompts
 from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.constraints import ChainOnly
 from treeopt.defaults import ENGINE_LENGTH, RECORD_BATCH
-from treeopt.errors import ExecutorError, UsageError
 from treeopt.storage.provenance import this_run
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from executor.engines.drivers.driver_settings import EngineSettings
     from executor.engines.engine_profile import EngineProfiling
     from simulate.profiles.profile import Profile
     from simulate.validation.prediction_sources import Sources
@@ -27,96 +22,6 @@ if TYPE_CHECKING:
 
 
 CHAINS = ChainOnly(source="drivers of engines run chains")
-
-
-@dataclass(frozen=True)
-class EngineChoice:
-    """An engine in words, as options name it.
-
-    Attributes:
-        engine: vllm, llama.cpp, sglang, openai; None: treeopt's own loop.
-        urls: addresses, each with its draft length: ((3, "http://..."),).
-        engine_python: interpreter of the environment that holds the engine.
-        engine_args: further arguments of its launch, as one line.
-        method: how the engine drafts, in its own word.
-        engine_target: the target as the engine reads it; None: the target's folder.
-        engine_drafter: the drafter as the engine reads it; None: the drafter's folder.
-        servers: servers alive at a time.
-        engine_timeout: longest time in seconds that the engine may take to start, and then to send anything.
-    """
-
-    engine: str | None = None
-    urls: tuple[tuple[int, str], ...] = ()
-    engine_python: Path | None = None
-    engine_args: str = ""
-    method: str | None = None
-    engine_target: str | None = None
-    engine_drafter: str | None = None
-    servers: int = 1
-    engine_timeout: float = 600.0
-
-    def settings(self, target: Path, drafter: Path | None, *, concurrency: int) -> "EngineSettings":
-        """Return the settings of the driver for these models.
-
-        Raises:
-            UsageError: the engine cannot be named so.
-        """
-        from executor.engines.drivers.driver_settings import EngineSettings
-
-        assert self.engine is not None
-        tokenizer = _tokenizer(target)
-        count = None if tokenizer is None else lambda text: len(tokenizer.encode(text, add_special_tokens=False))
-        named = None if drafter is None or str(drafter).startswith("prompt-lookup") else str(drafter)
-        return EngineSettings(
-            self.engine,
-            self.engine_target or str(target),
-            self.engine_drafter or named,
-            self.method,
-            dict(self.urls) if self.urls else None,
-            self.engine_python,
-            self.engine_args,
-            self.servers,
-            self.engine_timeout,
-            concurrency,
-            count,
-        )
-
-
-def _tokenizer(target: Path) -> "PreTrainedTokenizerBase | None":
-    """Return the tokenizer in a target's folder; None if `target` is the name of a model elsewhere."""
-    if not target.is_dir():
-        return None
-    quiet_libraries()
-    from executor.target.tokenizer import load_tokenizer
-
-    try:
-        config = json.loads((target / "config.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ExecutorError(f"{target}: config.json cannot be read: {error}") from error
-    sizes = [config.get("vocabulary_size"), config.get("vocab_size"), config.get("text_config", {}).get("vocab_size")]
-    size = next((size for size in sizes if type(size) is int), None)
-    if size is None:
-        raise ExecutorError(f"{target}: config.json has no vocab_size")
-    return load_tokenizer(target, vocabulary=size)
-
-
-def engine_prompts(target: Path, prompts: Prompts) -> list[list[int]]:
-    """Return the prompts' token ids, with the tokenizer in the target's folder.
-
-    Raises:
-        UsageError: no such folder, or as `Prompts.read` does.
-    """
-    from executor.prompts.prompt_files import encode
-
-    tokenizer = _tokenizer(target)
-    if tokenizer is None:
-        raise UsageError(f"--target {target}: no such folder; prompts are encoded with the tokenizer of the target")
-    texts = prompts.read()
-    if not tokenizer.chat_template and any(prompt.turns for prompt in texts):
-        if prompts.chat:
-            raise UsageError(f"--chat: the tokenizer of {target} has no chat template")
-        warn(["the tokenizer has no chat template: turns are joined by line ends"])
-    return encode(tokenizer, texts)
 
 
 def profile_engine(

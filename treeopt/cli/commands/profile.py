@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.api.engine_runs import EngineChoice, profile_engine
+from treeopt.api.engine_models import EngineChoice
+from treeopt.api.engine_runs import profile_engine
 from treeopt.api.messages import note
 from treeopt.api.run_models import Models, load_models
 from treeopt.api.run_prompts import Prompts, load_tokens

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from treeopt.api import validate_plan
-from treeopt.api.engine_runs import EngineChoice, validate_engine
+from treeopt.api.engine_models import EngineChoice
+from treeopt.api.engine_runs import validate_engine
 from treeopt.api.result_record import Record
 from treeopt.api.run_models import Models, is_main_rank
 from treeopt.api.run_prompts import Prompts

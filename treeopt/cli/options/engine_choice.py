@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treeopt.api.engine_runs import EngineChoice
+from treeopt.api.engine_models import EngineChoice
 from treeopt.cli.options import general
 
 ENGINES = ("vllm", "llama.cpp", "openvino", "sglang", "openai")  # as executor.engines.drivers.driver_settings has them

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from treeopt.api.engine_runs import EngineChoice, EngineCollection, collect_engine_steps, engine_texts_of
+from treeopt.api.engine_models import EngineChoice
+from treeopt.api.engine_runs import EngineCollection, collect_engine_steps, engine_texts_of
 from treeopt.api.run_models import Models, load_models
 from treeopt.api.run_prompts import Prompts, load_prompts
 from treeopt.api.token_sampling import Sampling
