@@ -125,7 +125,7 @@ def _check(prompts: Sequence[Sequence[int]], settings: EngineProfiling) -> None:
 
 def _seconds(runs: Sequence[Waves]) -> list[float]:
     """Return the seconds per step of each round."""
-    return [float(np.average(run.step_s, weights=run.timed)) for run in runs]
+    return [run.mean_step_s for run in runs]
 
 
 def _cells(waves: Mapping[Key, Sequence[Waves]]) -> list[Cell]:

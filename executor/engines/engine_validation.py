@@ -158,7 +158,7 @@ def _compared(
 
 
 def _seconds(runs: Sequence[Waves]) -> list[float]:
-    return [float(np.average(run.step_s, weights=run.timed)) for run in runs]
+    return [run.mean_step_s for run in runs]
 
 
 def _rate(runs: Sequence[Waves]) -> float:
