@@ -134,7 +134,8 @@ def _ended(steps: Iterable[EngineStep]) -> Iterable[RequestRecord]:
 def _read(work: Path, head: dict[str, Any], *, resume: bool) -> dict[int, RequestRecord]:
     try:
         found = read_lines(work, SCHEMA)
-        if found is None:
+        if found is None or not found[1]:
+            work.unlink(missing_ok=True)  # nothing was kept
             return {}
         if not resume:
             raise UsageError(f"{work} holds an interrupted run: add --resume to continue it, or remove it")

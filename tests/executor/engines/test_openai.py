@@ -163,9 +163,17 @@ def test_a_broken_file_of_a_run_is_refused(tmp_path, line, message):
 
 def test_a_run_of_other_settings_is_refused(tmp_path):
     work = tmp_path / "work"
-    work.write_text('{"schema": "treeopt.engine_run/1", "settings": {"a": 2}}\n')
+    head = '{"schema": "treeopt.engine_run/1", "settings": {"a": 2}}\n'
+    work.write_text(head + '{"request": 0, "committed": [1, 2]}\n')
     with running() as engine, pytest.raises(UsageError, match="other settings or prompts"):
         recorded(engine, work, resume=True)
+
+
+def test_a_run_that_kept_nothing_begins_again(tmp_path):
+    work = tmp_path / "work"
+    work.write_text('{"schema": "treeopt.engine_run/1", "settings": {"a": 2}}\n')
+    with running() as engine:
+        assert len(recorded(engine, work)) == len(PROMPTS)
 
 
 def test_a_trace_of_a_run_replays_to_its_steps():
