@@ -74,6 +74,8 @@ class Tree:
         """
         if length < 0:
             raise TreeError(f"a chain has 0 or more nodes, got {length}")
+        if length > MAX_NODES:
+            raise TreeError(f"a tree has at most {MAX_NODES} nodes, got {_shown(length)}")
         return cls(tuple(range(-1, length - 1)), (0,) * length)
 
     @classmethod
@@ -120,7 +122,7 @@ class Tree:
             count *= width
             total += count
             if total > MAX_NODES:
-                raise TreeError(f"a tree has at most {MAX_NODES} nodes, widths {tuple(widths)} make more")
+                raise TreeError(f"a tree has at most {MAX_NODES} nodes, widths {str(tuple(widths))[:80]} make more")
         return cls.from_paths(product(*(range(width) for width in widths)) if widths else ())
 
     @classmethod
@@ -209,6 +211,11 @@ class Tree:
     def __repr__(self) -> str:
         """Return size, shape and id; `paths` has the rest."""
         return f"Tree(nodes={self.nodes}, depth={self.depth}, widths={self.level_widths}, id={self.id})"
+
+
+def _shown(number: int) -> str:
+    """Return a number for an error; Python does not print those of thousands of digits."""
+    return str(number) if number.bit_length() < 64 else "one too large"
 
 
 EMPTY = Tree((), ())  # no drafting: a step commits the target's own token

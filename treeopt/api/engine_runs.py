@@ -15,6 +15,7 @@ from treeopt.constraints import ChainOnly
 from treeopt.defaults import ENGINE_LENGTH, RECORD_BATCH
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,7 +91,7 @@ def _tokenizer(target: Path) -> "PreTrainedTokenizerBase | None":
     from executor.target.tokenizer import load_tokenizer
 
     try:
-        config = json.loads((target / "config.json").read_text("utf-8"))
+        config = json.loads(read_text(target / "config.json"))
     except (OSError, ValueError) as error:
         raise ExecutorError(f"{target}: config.json cannot be read: {error}") from error
     sizes = [config.get("vocabulary_size"), config.get("vocab_size"), config.get("text_config", {}).get("vocab_size")]

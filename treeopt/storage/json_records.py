@@ -4,6 +4,9 @@ import json
 import math
 from typing import Any
 
+# The largest number that is read: sums and products of a few stay finite.
+LARGEST_NUMBER = 1e100
+
 
 class RecordError(ValueError):
     """A record that breaks its format. The reader raises its own error, which names the file."""
@@ -74,6 +77,8 @@ def of_kind(value: Any, kind: type[Any], name: str) -> Any:
     if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
     large = type(value) is int and not -(2**63) <= value < 2**63
+    if type(value) is float and math.isfinite(value) and abs(value) > LARGEST_NUMBER:
+        raise RecordError(f"{name} must be at most {LARGEST_NUMBER:g}, found {value:g}")
     if type(value) is not kind or large or (type(value) is float and not math.isfinite(value)):
         found = f"{value}" if type(value) is float else "one too large" if large else type(value).__name__
         raise RecordError(f"{name} must be {_KINDS[kind]}, found {found}")

@@ -12,6 +12,7 @@ from typing import Any
 
 from treeopt.errors import TreeError
 from treeopt.storage.atomic_files import why
+from treeopt.storage.user_files import read_text
 from treeopt.traces.importers.source_file import SAVED
 from treeopt.tree import MAX_RANK, Tree
 from treeopt.tree_files.growmaps import abridged, tree_of_growmap
@@ -80,9 +81,7 @@ def tree_of(value: Any) -> TreeInFile:
 def _parsed(path: Path) -> Any:
     """Return the value of a tree, or of several by name."""
     try:
-        if path.stat().st_size > LIMIT:
-            raise TreeError(f"larger than {LIMIT} bytes")
-        text = path.read_text("utf-8-sig")
+        text = read_text(path, limit=LIMIT)
     except (OSError, UnicodeDecodeError) as error:
         raise TreeError(f"cannot be read: {why(error)}") from error
     return value_in_text(text, path.suffix, fits=holds_a_tree)

@@ -55,7 +55,7 @@ lessons = general.bundle(
         required=True,
         help="Conversations (.jsonl, .json), texts, or folders of them; may be given several times.",
     ),
-    click.option("--length", type=click.IntRange(min=3), default=512, show_default=True, help="Tokens per row."),
+    click.option("--length", type=general.Whole(min=3), default=512, show_default=True, help="Tokens per row."),
     click.option("--padded", is_flag=True, help="Put each text in its own row, instead of one text after the other."),
     click.option(
         "--held-out",
@@ -71,7 +71,7 @@ lessons = general.bundle(
         help="Sampling temperature of what the target writes; default 0.3.",
     ),
     click.option(
-        "--distill-tokens", type=click.IntRange(min=1), help="Maximum tokens per answer of the target; default 192."
+        "--distill-tokens", type=general.Whole(min=1), help="Maximum tokens per answer of the target; default 192."
     ),
 )
 
@@ -116,15 +116,15 @@ training = general.bundle(
     click.option(
         "--learning-rate", type=general.Real(min=0, min_open=True), help="Learning rate in place of the recipe's."
     ),
-    click.option("--steps", type=click.IntRange(min=1), help="Number of optimiser steps."),
+    click.option("--steps", type=general.Whole(min=1), help="Number of optimiser steps."),
     click.option(
         "--epochs", type=general.Real(min=0, min_open=True), help="Passes over the rows in place of --steps; default 1."
     ),
     click.option(
-        "--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Rows per batch and process."
+        "--batch", type=general.Whole(min=1), default=8, show_default=True, help="Rows per batch and process."
     ),
     click.option(
-        "--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Batches per optimiser step."
+        "--accumulate", type=general.Whole(min=1), default=1, show_default=True, help="Batches per optimiser step."
     ),
     click.option("--bf16", is_flag=True, help="Compute in bfloat16 where it is safe; weights keep their number type."),
     click.option("--lora", is_flag=True, help="For recipes that train the target: train adapters, merged at the end."),
@@ -135,10 +135,10 @@ training = general.bundle(
         "or drafters.",
     ),
     click.option(
-        "--save-every", type=click.IntRange(min=1), default=500, show_default=True, help="Steps between checkpoints."
+        "--save-every", type=general.Whole(min=1), default=500, show_default=True, help="Steps between checkpoints."
     ),
     click.option(
-        "--eval-every", type=click.IntRange(min=1), help="Steps between measurements; default only at the end."
+        "--eval-every", type=general.Whole(min=1), help="Steps between measurements; default only at the end."
     ),
     click.option(
         "--save-dtype",

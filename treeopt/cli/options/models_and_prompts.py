@@ -50,7 +50,7 @@ def _models(*more: Callable[[Any], Any], drafter: bool) -> Callable[[Any], Any]:
             "--tensor-parallel", is_flag=True, help="Share the target among the processes that torchrun started."
         ),
         click.option(
-            "--threads", type=click.IntRange(min=1), help="CPU threads, at most 4 per core; default torch's choice."
+            "--threads", type=general.Whole(min=1), help="CPU threads, at most 4 per core; default torch's choice."
         ),
     )
 
@@ -60,9 +60,9 @@ models_or_shapes = _models(_RANDOM, drafter=False)
 
 _PROMPTS = "JSON lines with `text`, or with conversations (`messages`, `conversations`, `turns`), which are answered."
 _choice = (
-    click.option("--requests", type=click.IntRange(min=1), help="Number of prompts to take; default all."),
+    click.option("--requests", type=general.Whole(min=1), help="Number of prompts to take; default all."),
     click.option(
-        "--skip", type=click.IntRange(min=0), default=0, show_default=True, help="Number of prompts to leave out first."
+        "--skip", type=general.Whole(min=0), default=0, show_default=True, help="Number of prompts to leave out first."
     ),
     click.option("--chat", is_flag=True, help="Put texts through the target's chat template, as a user's turn."),
 )
@@ -77,7 +77,7 @@ prompts_or_random = general.bundle(
     Prompts,
     click.option("--prompts", "prompts_file", type=general.FILE, help=_PROMPTS),
     click.option(
-        "--prompt-tokens", type=click.IntRange(min=2), help="In place of --prompts: length of random prompts in tokens."
+        "--prompt-tokens", type=general.Whole(min=2), help="In place of --prompts: length of random prompts in tokens."
     ),
     *_choice,
 )
@@ -90,7 +90,7 @@ prompts_or_texts = general.bundle(
 )
 new_tokens = click.option(
     "--new-tokens",
-    type=click.IntRange(min=1),
+    type=general.Whole(min=1),
     default=NEW_TOKENS,
     show_default=True,
     help="Tokens to write after each prompt.",

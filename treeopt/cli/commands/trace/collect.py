@@ -32,13 +32,13 @@ EXAMPLES = general.examples(
 @models_and_prompts.new_tokens
 @click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
 @click.option(
-    "--depth", type=click.IntRange(min=1), help="Levels to record; default all that the drafter has, at most 8."
+    "--depth", type=general.Whole(min=1), help="Levels to record; default all that the drafter has, at most 8."
 )
 @click.option(
-    "--width", type=click.IntRange(min=1), default=WIDTH, show_default=True, help="Candidates to record per level."
+    "--width", type=general.Whole(min=1), default=WIDTH, show_default=True, help="Candidates to record per level."
 )
 @click.option(
-    "--batch", type=click.IntRange(min=1), default=RECORD_BATCH, show_default=True, help="Requests decoded together."
+    "--batch", type=general.Whole(min=1), default=RECORD_BATCH, show_default=True, help="Requests decoded together."
 )
 @click.option(
     "--probabilities",
@@ -47,7 +47,7 @@ EXAMPLES = general.examples(
 )
 @click.option(
     "--draws",
-    type=click.IntRange(min=1),
+    type=general.Whole(min=1),
     help=f"Simulated draws where acceptance has no closed form (rule sequoia); default {DRAWS}.",
 )
 @click.option(
@@ -57,7 +57,7 @@ EXAMPLES = general.examples(
     "those of the policies to be searched, so that less stays unknown.",
 )
 @click.option(
-    "--stride", type=click.IntRange(min=1), help="With --candidates: record them at every Nth token; default at each."
+    "--stride", type=general.Whole(min=1), help="With --candidates: record them at every Nth token; default at each."
 )
 @click.option(
     "--tree",
