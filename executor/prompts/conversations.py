@@ -1,112 +1,194 @@
-"""Conversations: the JSON forms that are in use, and rendering them with a tokenizer's chat template.
+"""Conversations: the JSON forms that are in use, read into turns of a role, a text and further fields.
 
 {"conversations": [{"from": "human", "value": ...}, ...]}    ShareGPT; or with `role` and `content`, as SpecForge has it
-{"messages": [{"role": "user", "content": ...}, ...]}
+{"messages": [{"role": "user", "content": ...}, ...]}        contents may be parts; OpenAI's chat and responses
 {"turns": [...]}                                             Spec-Bench: the user's turns, without answers
+
+Beside them `system`, and what a chat template takes: `tools`, `documents`, `chat_template_kwargs`.
 """
 
 import json
-import re
-from collections.abc import Iterator, Sequence
-from datetime import date
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
+from executor.prompts.message_parts import joined_content
+from executor.prompts.reading_report import Report
+from executor.prompts.tool_calls import HINT, offered_tools, spoken_calls, tool_calls
 from treeopt.errors import ExecutorError
-from treeopt.storage.atomic_files import why
 
 FORMS = ("conversations", "messages", "turns")
 ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bing", "bard"), "assistant"),
     **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("tool", "function", "observation", "ipython", "tool_response", "function_response"), "tool"),
 }
+CALLS = ("function_call", "tool_call")  # roles of a turn whose text is a tool call, as ShareGPT's
 SPELT = (("from", "value"), ("role", "content"))  # the names of a turn's role and text
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names of an answer's thoughts
+KEPT = ("tool_call_id", "name")  # further fields of a message that templates take as they are
+OTHER_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+# Fields of a record that have no effect on the text.
+SILENT = ("id", "domain", "category", "question_id", "tokenizer", "sequences", "system")
 
-# The date that templates print as today, so that tokens do not depend on the day: Llama 3's own default.
-TODAY = date(2024, 7, 26)
-_NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
-
-Turns = tuple[tuple[str, str], ...]
+Turn = tuple[str, str] | tuple[str, str, str]  # role, text, and further fields of the message as JSON, if any
+Turns = tuple[Turn, ...]
 
 
-def records(path: Path) -> Iterator[tuple[Any, str]]:
-    """Yield the records of a JSON list (`.json`) or of JSON lines (any other name), each with its place in the file.
+@dataclass(frozen=True)
+class Conversation:
+    """Turns, and what else the chat template is given.
 
-    Raises:
-        ExecutorError: the file cannot be read, or is something else; names file and line.
+    Attributes:
+        turns: each a role (system, user, assistant or tool), a text, and further fields as JSON if there are any.
+        extras: arguments of the chat template as a JSON object, such as `tools`; empty if there are none.
     """
-    content = read_text(path)
-    if path.suffix == ".json":
-        entries = _json(content, str(path))
-        if not isinstance(entries, list):
-            raise ExecutorError(f"{path}: must be a list of records, found {type(entries).__name__}")
-        yield from ((record, f"{path}, record {number}") for number, record in enumerate(entries))
-        return
-    for number, line in enumerate(content.split("\n"), 1):  # other line ends may stand inside a text
-        if line.strip():
-            yield _json(line, f"{path}, line {number}"), f"{path}, line {number}"
+
+    turns: Turns = ()
+    extras: str = ""
 
 
-def read_text(path: Path) -> str:
-    """Return a file's text.
-
-    Raises:
-        ExecutorError: the file cannot be read, or is not UTF-8.
-    """
-    try:
-        return path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ExecutorError(f"{path}: text cannot be read: {why(error)}") from error
-
-
-def _json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ExecutorError(f"{where}: not JSON: {error}") from error
-
-
-def turns_of(record: dict[str, Any], where: str) -> Turns:
-    """Return the turns of a record, each a role (system, user or assistant) and a text; () if it has no such form.
+def conversation_of(record: Mapping[str, Any], where: str, report: Report) -> Conversation:
+    """Return the conversation of a record, without turns if it has no such form.
 
     Raises:
         ExecutorError: names `where`, turn and field.
     """
-    for key in ("conversations", "messages"):
-        if record.get(key) is not None:
-            return tuple(_turn(turn, f"{where}: {key}[{i}]") for i, turn in enumerate(list_of(record, key, where)))
-    if record.get("turns") is not None:
-        texts = list_of(record, "turns", where)
-        return tuple(("user", string(text, f"{where}: turns[{i}]")) for i, text in enumerate(texts))
-    return ()
+    key = next((key for key in FORMS if record.get(key) is not None), None)
+    if key is None:
+        return Conversation()
+    entries = list_of(record, key, where)
+    if key == "turns":
+        turns: Turns = tuple(("user", string(text, f"{where}: turns[{i}]")) for i, text in enumerate(entries))
+    else:
+        turns = tuple(_turn(turn, f"{where}: {key}[{i}]", report) for i, turn in enumerate(entries))
+    for name in OTHER_MEDIA:
+        if record.get(name):
+            raise ExecutorError(f"{where}: `{name}`: only texts are read {HINT}")
+    report.unread.update(set(record) - {*FORMS, *SILENT, *TEMPLATE, "system_prompt"})
+    return Conversation(_with_system(turns, record, where, report), _extras(record, where, report))
 
 
-def _turn(turn: Any, place: str) -> tuple[str, str]:
-    spelt = next((names for names in SPELT if isinstance(turn, dict) and set(names) <= turn.keys()), None)
-    if spelt is None:
+TEMPLATE = ("tools", "functions", "documents", "chat_template_kwargs")  # fields that become the template's arguments
+
+
+def _extras(record: Mapping[str, Any], where: str, report: Report) -> str:
+    """Return the arguments of the chat template that a record holds, as JSON."""
+    arguments: dict[str, Any] = {}
+    given = record.get("chat_template_kwargs")
+    if given is not None:
+        if not isinstance(given, dict):
+            raise ExecutorError(f"{where}: `chat_template_kwargs` must be an object, found {type(given).__name__}")
+        arguments |= given
+    tools = offered_tools(record, where)
+    if tools and not report.without("tools"):
+        arguments["tools"] = tools
+    if record.get("documents"):
+        arguments["documents"] = record["documents"]
+    return as_json(arguments, where) if arguments else ""
+
+
+def _with_system(turns: Turns, record: Mapping[str, Any], where: str, report: Report) -> Turns:
+    """Return turns that the record's own system prompt opens."""
+    for key in ("system", "system_prompt"):
+        if not record.get(key):
+            continue
+        text = string(record[key], f"{where}: `{key}`")
+        if report.without("system"):
+            continue
+        if turns and turns[0][0] == "system":
+            if turns[0][1] != text:
+                raise ExecutorError(f"{where}: `{key}` differs from the first turn, which is the system's too")
+            continue
+        turns = (("system", text), *turns)
+    return turns
+
+
+def _turn(turn: Any, place: str, report: Report) -> Turn:
+    spelt = next((names for names in SPELT if isinstance(turn, dict) and names[0] in turn), None)
+    if spelt is None or not (spelt[1] in turn or any(turn.get(key) for key in ("tool_calls", "function_call"))):
         names = " or ".join(f"`{role}` and `{content}`" for role, content in SPELT)
         raise ExecutorError(f"{place}: must be an object with {names}")
     role, content = spelt
-    known = ROLES.get(turn[role]) if isinstance(turn[role], str) else None
+    name = turn[role]
+    if name in CALLS:
+        return ("assistant", "", as_json({"tool_calls": spoken_calls(turn[content], f"{place}: `{content}`")}, place))
+    known = ROLES.get(name) if isinstance(name, str) else None
     if known is None:
-        raise ExecutorError(f"{place}: `{role}` must be one of {', '.join(ROLES)}, found {turn[role]!r}")
-    return known, string(_joined(turn[content]), f"{place}: `{content}`", empty=True)
+        raise ExecutorError(f"{place}: `{role}` must be one of {', '.join((*ROLES, *CALLS))}, found {name!r:.80}")
+    fields: dict[str, Any] = {}
+    given = turn.get(content)
+    if known == "tool" and isinstance(given, dict | int | float):
+        given = as_json(given, place)  # what a tool answers may be any JSON
+    text, thoughts, calls = joined_content(given, f"{place}: `{content}`")
+    calls += tool_calls(turn, place)
+    if calls:
+        fields["tool_calls"] = calls
+        text = "" if text is None else text
+    fields |= _thoughts(turn, thoughts, place, report)
+    fields |= {key: string(turn[key], f"{place}: `{key}`") for key in KEPT if turn.get(key)}
+    if turn.get("weight") is not None:
+        fields |= _weight(turn["weight"], place)
+    said = string(text, f"{place}: `{content}`", empty=True)
+    report.unread.update(set(turn) - {role, content, *THOUGHTS, *KEPT, "tool_calls", "function_call", "weight", "type"})
+    return (known, said, as_json(fields, place)) if fields else (known, said)
 
 
-def _joined(content: Any) -> Any:
-    """Join a content of several parts, if all of them are texts."""
-    if not (isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content)):
-        return content
-    texts = [part.get("text") for part in content]
-    return "".join(texts) if all(isinstance(text, str) for text in texts) else content
+def _thoughts(turn: Mapping[str, Any], thoughts: str, place: str, report: Report) -> dict[str, str]:
+    """Return the thoughts of an answer, by the name that the record has for them."""
+    named = {key: string(turn[key], f"{place}: `{key}`") for key in THOUGHTS if turn.get(key)}
+    if thoughts:
+        named.setdefault(THOUGHTS[0], thoughts)
+    if len(set(named.values())) > 1:
+        raise ExecutorError(f"{place}: `{'` and `'.join(named)}` differ: an answer has one thought")
+    if not named or report.without("thoughts"):
+        return {}
+    return dict([next(iter(named.items()))])
 
 
-def list_of(record: dict[str, Any], key: str, where: str) -> list[Any]:
-    """Return the list in a field, which must not be empty."""
+def _weight(value: Any, place: str) -> dict[str, int]:
+    """Return OpenAI's weight of a turn: 0 is not learnt."""
+    if isinstance(value, bool) or value not in (0, 1):
+        raise ExecutorError(f"{place}: `weight` must be 0 or 1, found {value!r:.40}")
+    return {} if value == 1 else {"weight": 0}
+
+
+def fields_of(turn: Turn) -> dict[str, Any]:
+    """Return the further fields of a turn's message.
+
+    >>> fields_of(("user", "Hello")), fields_of(("assistant", "4", '{"thinking": "2 + 2"}'))
+    ({}, {'thinking': '2 + 2'})
+    """
+    fields: dict[str, Any] = json.loads(turn[2]) if len(turn) > 2 else {}
+    return fields
+
+
+def as_json(value: Any, where: str) -> str:
+    """Return JSON text of a value, so that it can be compared.
+
+    Raises:
+        ExecutorError: it is not plain JSON, or not Unicode.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ExecutorError(f"{where}: holds what is not JSON: {error!s:.80}") from error
+    return text
+
+
+def list_of(record: Mapping[str, Any], key: str, where: str) -> list[Any]:
+    """Return the list in a field, which must not be empty; tables hold some lists as JSON texts."""
     value = record[key]
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ExecutorError(f"{where}: `{key}` is not JSON: {error}") from error
+    if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
+        rows = zip(*value.values(), strict=False)  # a table may hold a list of objects as an object of lists
+        value = [{name: cell for name, cell in zip(value, row, strict=True) if cell is not None} for row in rows]
     if not (isinstance(value, list) and value):
         raise ExecutorError(f"{where}: `{key}` must be a list that is not empty, found {type(value).__name__}")
     return value
@@ -123,46 +205,6 @@ def string(value: Any, name: str, *, empty: bool = False) -> str:
     return value
 
 
-def messages_of(turns: Turns) -> list[dict[str, str]]:
-    """Return turns in the form that chat templates take.
-
-    >>> messages_of((("user", "Hello"),))
-    [{'role': 'user', 'content': 'Hello'}]
-    """
-    return [{"role": role, "content": content} for role, content in turns]
-
-
-def rendered(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], where: str, *, answer: bool = False
-) -> str:
-    """Render a conversation with the chat template; with `answer`, up to where the assistant's answer begins.
-
-    Raises:
-        ExecutorError: the template raises an error.
-    """
-    try:
-        template = _NOW.sub(lambda call: repr(TODAY.strftime(call[2])), tokenizer.get_chat_template())
-        text = tokenizer.apply_chat_template(
-            list(messages), chat_template=template, tokenize=False, add_generation_prompt=answer
-        )
-        str(text).encode()
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ExecutorError(f"{where}: the tokenizer's chat template refuses this conversation: {reason}") from error
-    return str(text)
-
-
-def up_to_answer(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], where: str) -> list[int]:
-    """Return the tokens of a conversation up to the answer; without a template, turns are joined by line ends.
-
-    Raises:
-        ExecutorError: the template raises an error or returns nothing.
-    """
-    if tokenizer.chat_template:
-        text = rendered(tokenizer, messages, where, answer=True)
-        if not text:
-            raise ExecutorError(f"{where}: the tokenizer's chat template renders this conversation as nothing")
-        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    end = tokenizer.eos_token or ""
-    text = "".join(m["content"] + (end if m["role"] == "assistant" else "") + "\n" for m in messages)
-    return list(tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"])
+def has_tools(turns: Sequence[Turn]) -> bool:
+    """Return True if a conversation calls tools or holds their answers."""
+    return any(turn[0] == "tool" or "tool_calls" in fields_of(turn) for turn in turns)

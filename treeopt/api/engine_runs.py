@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from treeopt.api.messages import Progress, note, silent, warn
 from treeopt.api.result_record import Record
 from treeopt.api.run_models import quiet_libraries
-from treeopt.api.run_prompts import Prompts
+from treeopt.api.run_prompts import Prompts, encoded_prompts
 from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.constraints import ChainOnly
 from treeopt.defaults import ENGINE_LENGTH, RECORD_BATCH
@@ -107,17 +107,10 @@ def engine_prompts(target: Path, prompts: Prompts) -> list[list[int]]:
     Raises:
         UsageError: no such folder, or as `Prompts.read` does.
     """
-    from executor.prompts.prompt_files import encode
-
     tokenizer = _tokenizer(target)
     if tokenizer is None:
         raise UsageError(f"--target {target}: no such folder; prompts are encoded with the tokenizer of the target")
-    texts = prompts.read()
-    if not tokenizer.chat_template and any(prompt.turns for prompt in texts):
-        if prompts.chat:
-            raise UsageError(f"--chat: the tokenizer of {target} has no chat template")
-        warn(["the tokenizer has no chat template: turns are joined by line ends"])
-    return encode(tokenizer, texts)
+    return encoded_prompts(tokenizer, prompts.read(), prompts, target)[1]
 
 
 def profile_engine(

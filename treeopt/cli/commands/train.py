@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from executor.train.recipes import RECIPES, Recipe, replaced
-from treeopt.api.messages import warn
+from treeopt.api.messages import note, warn
 from treeopt.api.run_models import Models, quiet_libraries, slow_type_warnings
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.errors import UsageError
@@ -43,6 +43,7 @@ class Lessons:
     self_distill: bool
     distill_temperature: float | None
     distill_tokens: int | None
+    leave_out: frozenset[str]
 
 
 lessons = general.bundle(
@@ -53,7 +54,8 @@ lessons = general.bundle(
         type=general.FOLDER,
         multiple=True,
         required=True,
-        help="Conversations (.jsonl, .json), texts, or folders of them; may be given several times.",
+        help="Conversations (JSON lines, a JSON list, parquet, arrow, a data set saved to disk), texts, or folders of "
+        "them; may be given several times.",
     ),
     click.option("--length", type=general.Whole(min=3), default=512, show_default=True, help="Tokens per row."),
     click.option("--padded", is_flag=True, help="Put each text in its own row, instead of one text after the other."),
@@ -73,6 +75,7 @@ lessons = general.bundle(
     click.option(
         "--distill-tokens", type=general.Whole(min=1), help="Maximum tokens per answer of the target; default 192."
     ),
+    models_and_prompts.leave_out,
 )
 
 
@@ -242,6 +245,8 @@ def _texts(
     Raises:
         ExecutorError: one that holds nothing to learn, or that cannot be read.
     """
+    from executor.prompts.conversations import has_tools
+    from executor.prompts.reading_report import Report
     from executor.train.self_distill import Writing, rewritten, stretches
     from executor.train.text_files import answered, read_texts
 
@@ -249,9 +254,14 @@ def _texts(
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if given and not lessons.self_distill:
         raise UsageError("--distill-temperature and --distill-tokens need --self-distill")
-    texts = read_texts(lessons.data)
+    report = Report(lessons.leave_out)
+    texts = read_texts(lessons.data, report)
+    note([report.summary, *report.unread_fields])
+    warn(report.remarks)
     if not lessons.self_distill:
         return answered(texts)
+    if calling := sum(has_tools(text.turns) for text in texts):
+        warn([f"{calling} conversations call tools: the target writes them only up to the first call"])
     writing = Writing(prompt_tokens=max(1, lessons.length // 4), seed=seed, **given)
     output.mkdir(parents=True, exist_ok=True)
     with general.progress("writing", stretches(texts, tokenizer, writing)) as advance:
@@ -262,9 +272,14 @@ def _rows(
     texts: "Sequence[Text]", lessons: Lessons, tokenizer: "PreTrainedTokenizerBase", seed: int
 ) -> "tuple[Rows, Rows]":
     """Return rows to learn from, and rows held out: the last of all texts in shuffled order."""
+    from executor.prompts.reading_report import Report
     from executor.train.token_rows import encode, packed, padded, shuffled
 
-    encoded = encode(tokenizer, shuffled(texts, seed))
+    report = Report(lessons.leave_out)
+    encoded = encode(tokenizer, shuffled(texts, seed), report)
+    warn(report.remarks)
+    if not encoded:
+        raise UsageError(f"{', '.join(map(str, lessons.data))}: no text is left")
     rows = (padded if lessons.padded else packed)(encoded, length=lessons.length)
     return rows.split(lessons.held_out)
 
