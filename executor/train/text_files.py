@@ -179,6 +179,5 @@ def _record(record: Any, where: str, report: Report) -> Text:
         if not isinstance(record.get("cut", False), bool):
             raise ExecutorError(f"{where}: `cut` must be true or false")
         return Text(where, text=text, prompt=prompt, cut=record.get("cut", False))
-    raise ExecutorError(
-        f"{where}: must have `conversations`, `messages`, `turns` or `text`, found {', '.join(record) or 'nothing'}"
-    )
+    found = ", ".join(record)[:200] or "nothing"
+    raise ExecutorError(f"{where}: must have `conversations`, `messages`, `turns` or `text`, found {found}")

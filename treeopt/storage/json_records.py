@@ -2,6 +2,7 @@
 
 import json
 import math
+import reprlib
 from typing import Any
 
 # The largest number that is read: sums and products of a few stay finite.
@@ -20,6 +21,31 @@ _KINDS = {
     dict: "an object",
     bool: "true or false",
 }
+
+
+class _Brief(reprlib.Repr):
+    """Writes values whose whole text would be too long, such as lists that hold one list many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxtuple, self.maxdict, self.maxstring, self.maxother = 3, 6, 6, 4, 60, 60
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Return the number; Python does not write those of thousands of digits."""
+        return repr(x) if x.bit_length() <= 128 else "one too large"
+
+
+def brief(value: Any) -> str:
+    """Return the beginning of a value's text for an error, at most 60 characters, whatever the value is.
+
+    >>> brief([[0, 1], "x"]), brief(16**5000)
+    ("[[0, 1], 'x']", 'one too large')
+    """
+    text = _BRIEF.repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_BRIEF = _Brief()
 
 
 def parse(text: str, *schemas: str) -> dict[str, Any]:

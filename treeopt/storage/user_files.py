@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 LIMIT = 2**28  # most bytes of a document that is held in memory
+CHUNK = 2**20  # bytes that are read at once where a file does not know its size
 LINE_LIMIT = 2**26  # most bytes of a line
 
 
@@ -41,10 +42,13 @@ def read_bytes(path: Path | str, *, limit: int = LIMIT) -> bytes:
         OSError: see `open_regular`; or the file is larger than the limit.
     """
     with open_regular(path) as file:
-        content = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else b""
-        if len(content) > limit or os.fstat(file.fileno()).st_size > limit:
+        size = os.fstat(file.fileno()).st_size
+        parts = [file.read(size + 1)] if size <= limit else []
+        while parts and parts[-1] and sum(map(len, parts)) <= limit:  # files of /proc have size 0
+            parts.append(file.read(CHUNK))
+        if not parts or parts[-1]:
             raise OSError(errno.EFBIG, f"larger than {limit} bytes, the most that is read here", str(path))
-        return content
+        return b"".join(parts)
 
 
 def read_text(path: Path | str, *, limit: int = LIMIT) -> str:
