@@ -14,7 +14,7 @@ from typing import Any
 
 from executor.prompts.message_parts import joined_content
 from executor.prompts.reading_report import Report
-from executor.prompts.tool_calls import HINT, offered_tools, spoken_calls, tool_calls
+from executor.prompts.tool_calls import HINT, calls_in, offered_tools, spoken_calls
 from treeopt.errors import ExecutorError
 
 FORMS = ("conversations", "messages", "turns")
@@ -122,7 +122,7 @@ def _turn(turn: Any, place: str, report: Report) -> Turn:
     if known == "tool" and isinstance(given, dict | int | float):
         given = as_json(given, place)  # what a tool answers may be any JSON
     text, thoughts, calls = joined_content(given, f"{place}: `{content}`")
-    calls += tool_calls(turn, place)
+    calls += calls_in(turn, place)
     if calls:
         fields["tool_calls"] = calls
         text = "" if text is None else text

@@ -17,7 +17,7 @@ PARTS = {
 
 @dataclass
 class Report:
-    """What was read from files, and what was not.
+    """The record of what was read from files, and what was not.
 
     Attributes:
         leave_out: names of `PARTS` that are left out by request; the rest is read or refused.

@@ -9,7 +9,7 @@ from treeopt.errors import ExecutorError
 HINT = "(--leave-out unreadable skips the record)"
 
 
-def tool_calls(turn: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
+def calls_in(turn: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
     """Return the calls in `tool_calls` of a message, or in its older `function_call`.
 
     Raises:
