@@ -3,8 +3,8 @@
 * `prompt_files`: files of prompts, texts to continue or conversations to answer.
 * `data_files`: records and texts of JSON, JSON lines, parquet, arrow, saved data sets, and folders.
 * `reading_report`: what was read, what was passed over, and why.
-* `conversations`: ShareGPT, OpenAI messages and Spec-Bench turns, with tools and thoughts.
+* `conversation_forms`: ShareGPT, OpenAI messages and Spec-Bench turns, with tools and thoughts.
 * `message_parts`: contents in parts.
 * `tool_calls`: tool calls and offered tools.
-* `chat_templates`: conversations as text and tokens.
+* `conversations`: conversations as text and tokens.
 """

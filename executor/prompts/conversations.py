@@ -1,210 +1,161 @@
-"""Conversations: the JSON forms that are in use, read into turns of a role, a text and further fields.
-
-{"conversations": [{"from": "human", "value": ...}, ...]}    ShareGPT; or with `role` and `content`, as SpecForge has it
-{"messages": [{"role": "user", "content": ...}, ...]}        contents may be parts; OpenAI's chat and responses
-{"turns": [...]}                                             Spec-Bench: the user's turns, without answers
-
-Beside them `system`, and what a chat template takes: `tools`, `documents`, `chat_template_kwargs`.
-"""
+"""Conversations as text and tokens, through the tokenizer's chat template."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from datetime import date
 from typing import Any
 
-from executor.prompts.message_parts import joined_content
-from executor.prompts.reading_report import Report
-from executor.prompts.tool_calls import HINT, calls_in, offered_tools, spoken_calls
+from transformers import PreTrainedTokenizerBase
+
+from executor.prompts.conversation_forms import THOUGHTS, Turns, fields_of
 from treeopt.errors import ExecutorError
 
-FORMS = ("conversations", "messages", "turns")
-ROLES = {
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bing", "bard"), "assistant"),
-    **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(("tool", "function", "observation", "ipython", "tool_response", "function_response"), "tool"),
-}
-CALLS = ("function_call", "tool_call")  # roles of a turn whose text is a tool call, as ShareGPT's
-SPELT = (("from", "value"), ("role", "content"))  # the names of a turn's role and text
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names of an answer's thoughts
-KEPT = ("tool_call_id", "name")  # further fields of a message that templates take as they are
-OTHER_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
-# Fields of a record that have no effect on the text.
-SILENT = ("id", "domain", "category", "question_id", "tokenizer", "sequences", "system")
+# The date that templates print as today, so that tokens do not depend on the day: Llama 3's own default.
+TODAY = date(2024, 7, 26)
+_NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
-Turn = tuple[str, str] | tuple[str, str, str]  # role, text, and further fields of the message as JSON, if any
-Turns = tuple[Turn, ...]
+Message = dict[str, Any]
+# Arguments of the template that no record sets.
+OURS = ("chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "conversation", "padding")
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """Turns, and what else the chat template is given.
+def messages_of(turns: Turns) -> list[Message]:
+    """Return turns in the form that chat templates take.
 
-    Attributes:
-        turns: each a role (system, user, assistant or tool), a text, and further fields as JSON if there are any.
-        extras: arguments of the chat template as a JSON object, such as `tools`; empty if there are none.
+    >>> messages_of((("user", "Hello"),))
+    [{'role': 'user', 'content': 'Hello'}]
     """
-
-    turns: Turns = ()
-    extras: str = ""
+    return [{"role": turn[0], "content": turn[1], **fields_of(turn)} for turn in turns]
 
 
-def conversation_of(record: Mapping[str, Any], where: str, report: Report) -> Conversation:
-    """Return the conversation of a record, without turns if it has no such form.
+def as_fields(extras: str) -> dict[str, Any]:
+    """Return further arguments of the template as the fields of a record that they are read from.
+
+    >>> as_fields('{"tools": [], "enable_thinking": false}')
+    {'tools': [], 'chat_template_kwargs': {'enable_thinking': False}}
+    """
+    given: dict[str, Any] = json.loads(extras) if extras else {}
+    fields = {key: given.pop(key) for key in ("tools", "documents") if key in given}
+    return fields | ({"chat_template_kwargs": given} if given else {})
+
+
+def rendered(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    where: str,
+    *,
+    extras: str = "",
+    answer: bool = False,
+) -> str:
+    """Render a conversation with the chat template; with `answer`, up to where the assistant's answer begins.
+
+    Args:
+        tokenizer: the tokenizer.
+        messages: the conversation.
+        where: its file and line, for messages.
+        extras: further arguments of the template as a JSON object, such as `tools`.
+        answer: whether an answer is to begin.
 
     Raises:
-        ExecutorError: names `where`, turn and field.
+        ExecutorError: the template raises an error, or leaves out tools, their answers, or the thoughts of the answer.
     """
-    key = next((key for key in FORMS if record.get(key) is not None), None)
-    if key is None:
-        return Conversation()
-    entries = list_of(record, key, where)
-    if key == "turns":
-        turns: Turns = tuple(("user", string(text, f"{where}: turns[{i}]")) for i, text in enumerate(entries))
-    else:
-        turns = tuple(_turn(turn, f"{where}: {key}[{i}]", report) for i, turn in enumerate(entries))
-    for name in OTHER_MEDIA:
-        if record.get(name):
-            raise ExecutorError(f"{where}: `{name}`: only texts are read {HINT}")
-    report.unread.update(set(record) - {*FORMS, *SILENT, *TEMPLATE, "system_prompt"})
-    return Conversation(_with_system(turns, record, where, report), _extras(record, where, report))
+    given: dict[str, Any] = json.loads(extras) if extras else {}
+    try:
+        template = tokenizer.get_chat_template(tools=given.get("tools"))
+        template = _NOW.sub(lambda call: repr(TODAY.strftime(call[2])), template)
+        text = tokenizer.apply_chat_template(
+            _as_named(messages, template),
+            **{"chat_template": template, "tokenize": False, "add_generation_prompt": answer, **_arguments(given)},
+        )
+        str(text).encode()
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ExecutorError(f"{where}: the tokenizer's chat template refuses this conversation: {reason}") from error
+    _check_complete(messages, given, str(text), where)
+    return str(text)
 
 
-TEMPLATE = ("tools", "functions", "documents", "chat_template_kwargs")  # fields that become the template's arguments
+def _arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a record's arguments of the template but those that only the caller may set."""
+    return {key: value for key, value in given.items() if key not in OURS and not key.startswith("return_")}
 
 
-def _extras(record: Mapping[str, Any], where: str, report: Report) -> str:
-    """Return the arguments of the chat template that a record holds, as JSON."""
-    arguments: dict[str, Any] = {}
-    given = record.get("chat_template_kwargs")
-    if given is not None:
-        if not isinstance(given, dict):
-            raise ExecutorError(f"{where}: `chat_template_kwargs` must be an object, found {type(given).__name__}")
-        arguments |= given
-    tools = offered_tools(record, where)
-    if tools and not report.without("tools"):
-        arguments["tools"] = tools
-    if record.get("documents"):
-        arguments["documents"] = record["documents"]
-    return as_json(arguments, where) if arguments else ""
+def _as_named(messages: Sequence[Message], template: str) -> list[Message]:
+    """Return messages whose thoughts have the name that the template reads; OpenAI's weights are not shown to it."""
+    names = [name for name in THOUGHTS if re.search(rf"\b{name}\b", template)]
+    renamed = []
+    for message in messages:
+        name = next((name for name in THOUGHTS if name in message), None)
+        fields = {key: value for key, value in message.items() if key not in (name, "weight")}
+        if name is not None:
+            fields[name if name in names or not names else names[0]] = message[name]
+        renamed.append(fields)
+    return renamed
 
 
-def _with_system(turns: Turns, record: Mapping[str, Any], where: str, report: Report) -> Turns:
-    """Return turns that the record's own system prompt opens."""
-    for key in ("system", "system_prompt"):
-        if not record.get(key):
-            continue
-        text = string(record[key], f"{where}: `{key}`")
-        if report.without("system"):
-            continue
-        if turns and turns[0][0] == "system":
-            if turns[0][1] != text:
-                raise ExecutorError(f"{where}: `{key}` differs from the first turn, which is the system's too")
-            continue
-        turns = (("system", text), *turns)
-    return turns
+def _check_complete(messages: Sequence[Message], given: dict[str, Any], text: str, where: str) -> None:
+    """Raise ExecutorError if the template passed over tools, a call, a tool's answer, or the last answer's thoughts.
 
-
-def _turn(turn: Any, place: str, report: Report) -> Turn:
-    spelt = next((names for names in SPELT if isinstance(turn, dict) and names[0] in turn), None)
-    if spelt is None or not (spelt[1] in turn or any(turn.get(key) for key in ("tool_calls", "function_call"))):
-        names = " or ".join(f"`{role}` and `{content}`" for role, content in SPELT)
-        raise ExecutorError(f"{place}: must be an object with {names}")
-    role, content = spelt
-    name = turn[role]
-    if name in CALLS:
-        return ("assistant", "", as_json({"tool_calls": spoken_calls(turn[content], f"{place}: `{content}`")}, place))
-    known = ROLES.get(name) if isinstance(name, str) else None
-    if known is None:
-        raise ExecutorError(f"{place}: `{role}` must be one of {', '.join((*ROLES, *CALLS))}, found {name!r:.80}")
-    fields: dict[str, Any] = {}
-    given = turn.get(content)
-    if known == "tool" and isinstance(given, dict | int | float):
-        given = as_json(given, place)  # what a tool answers may be any JSON
-    text, thoughts, calls = joined_content(given, f"{place}: `{content}`")
-    calls += calls_in(turn, place)
-    if calls:
-        fields["tool_calls"] = calls
-        text = "" if text is None else text
-    fields |= _thoughts(turn, thoughts, place, report)
-    fields |= {key: string(turn[key], f"{place}: `{key}`") for key in KEPT if turn.get(key)}
-    if turn.get("weight") is not None:
-        fields |= _weight(turn["weight"], place)
-    said = string(text, f"{place}: `{content}`", empty=True)
-    report.unread.update(set(turn) - {role, content, *THOUGHTS, *KEPT, "tool_calls", "function_call", "weight", "type"})
-    return (known, said, as_json(fields, place)) if fields else (known, said)
-
-
-def _thoughts(turn: Mapping[str, Any], thoughts: str, place: str, report: Report) -> dict[str, str]:
-    """Return the thoughts of an answer, by the name that the record has for them."""
-    named = {key: string(turn[key], f"{place}: `{key}`") for key in THOUGHTS if turn.get(key)}
-    if thoughts:
-        named.setdefault(THOUGHTS[0], thoughts)
-    if len(set(named.values())) > 1:
-        raise ExecutorError(f"{place}: `{'` and `'.join(named)}` differ: an answer has one thought")
-    if not named or report.without("thoughts"):
-        return {}
-    return dict([next(iter(named.items()))])
-
-
-def _weight(value: Any, place: str) -> dict[str, int]:
-    """Return OpenAI's weight of a turn: 0 is not learnt."""
-    if isinstance(value, bool) or value not in (0, 1):
-        raise ExecutorError(f"{place}: `weight` must be 0 or 1, found {value!r:.40}")
-    return {} if value == 1 else {"weight": 0}
-
-
-def fields_of(turn: Turn) -> dict[str, Any]:
-    """Return the further fields of a turn's message.
-
-    >>> fields_of(("user", "Hello")), fields_of(("assistant", "4", '{"thinking": "2 + 2"}'))
-    ({}, {'thinking': '2 + 2'})
+    Templates leave out thoughts of earlier answers on purpose.
     """
-    fields: dict[str, Any] = json.loads(turn[2]) if len(turn) > 2 else {}
-    return fields
+    for tool in given.get("tools", ()):
+        if tool["function"]["name"] not in text:
+            raise ExecutorError(
+                f"{where}: the tokenizer's chat template leaves out `tools`; --leave-out tools does so on purpose"
+            )
+    last_user = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    for number, message in enumerate(messages):
+        parts = [call["function"]["name"] for call in message.get("tool_calls", ())]
+        if message["role"] == "tool":
+            parts.append(message["content"].strip())
+        if not all(_shown(part, text) for part in parts):
+            raise ExecutorError(
+                f"{where}: the tokenizer's chat template leaves out the tool call or answer of turn {number}; "
+                "--leave-out unreadable skips such records"
+            )
+        thought = next((message[name] for name in THOUGHTS if name in message), "").strip()
+        if number > last_user and thought not in text:
+            raise ExecutorError(
+                f"{where}: the tokenizer's chat template leaves out the thoughts of turn {number}; "
+                "--leave-out thoughts does so on purpose"
+            )
 
 
-def as_json(value: Any, where: str) -> str:
-    """Return JSON text of a value, so that it can be compared.
+def _shown(part: str, text: str) -> bool:
+    """Return True if a text has a part, as it is or as JSON spells it."""
+    return part in text or any(json.dumps(part, ensure_ascii=ascii_only)[1:-1] in text for ascii_only in (True, False))
+
+
+def up_to_answer(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], where: str, *, extras: str = ""
+) -> list[int]:
+    """Return the tokens of a conversation up to the answer; without a template, turns are joined by line ends.
 
     Raises:
-        ExecutorError: it is not plain JSON, or not Unicode.
+        ExecutorError: the template raises an error or returns nothing, or is missing and needed.
     """
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ExecutorError(f"{where}: holds what is not JSON: {error!s:.80}") from error
-    return text
+    if tokenizer.chat_template:
+        text = rendered(tokenizer, messages, where, extras=extras, answer=True)
+        if not text:
+            raise ExecutorError(f"{where}: the tokenizer's chat template renders this conversation as nothing")
+        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    check_plain(messages, extras, where)
+    end = tokenizer.eos_token or ""
+    text = "".join(m["content"] + (end if m["role"] == "assistant" else "") + "\n" for m in messages)
+    return list(tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"])
 
 
-def list_of(record: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    """Return the list in a field, which must not be empty; tables hold some lists as JSON texts."""
-    value = record[key]
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise ExecutorError(f"{where}: `{key}` is not JSON: {error}") from error
-    if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
-        rows = zip(*value.values(), strict=False)  # a table may hold a list of objects as an object of lists
-        value = [{name: cell for name, cell in zip(value, row, strict=True) if cell is not None} for row in rows]
-    if not (isinstance(value, list) and value):
-        raise ExecutorError(f"{where}: `{key}` must be a list that is not empty, found {type(value).__name__}")
-    return value
+def check_plain(messages: Sequence[Message], extras: str, where: str) -> None:
+    """Check that turns can be joined without a template.
 
-
-def string(value: Any, name: str, *, empty: bool = False) -> str:
-    """Check that a value is a Unicode string, and return it."""
-    if not isinstance(value, str) or not (value or empty):
-        raise ExecutorError(f"{name} must be a string{'' if empty else ' that is not empty'}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:  # half a surrogate pair
-        raise ExecutorError(f"{name} must be Unicode: {error.reason}") from error
-    return value
-
-
-def has_tools(turns: Sequence[Turn]) -> bool:
-    """Return True if a conversation calls tools or holds their answers."""
-    return any(turn[0] == "tool" or "tool_calls" in fields_of(turn) for turn in turns)
+    Raises:
+        ExecutorError: there are tools, thoughts or other fields, which only a template knows how to write.
+    """
+    names = dict.fromkeys(key for message in messages for key in message if key not in ("role", "content", "weight"))
+    names |= dict.fromkeys(json.loads(extras) if extras else ())
+    if any(message["role"] == "tool" for message in messages) or names:
+        raise ExecutorError(
+            f"{where}: the tokenizer has no chat template, which {', '.join(names) or 'the answers of tools'} need; "
+            "--leave-out tools,thoughts,unreadable reads the rest"
+        )

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from executor.prompts.chat_templates import messages_of, up_to_answer
-from executor.prompts.conversations import FORMS, Turns, conversation_of, string
+from executor.prompts.conversation_forms import FORMS, Turns, conversation_of, string
+from executor.prompts.conversations import messages_of, up_to_answer
 from executor.prompts.data_files import TABLES, items, json_records
 from executor.prompts.reading_report import Report
 from treeopt.errors import ExecutorError
@@ -38,8 +38,8 @@ class Prompt:
 def read_prompts(path: Path, report: Report | None = None) -> list[Prompt]:
     """Read the prompts of a file of records: JSON lines, a JSON list (`.json`), parquet, arrow; or of a folder of them.
 
-    A prompt is a `text` or a conversation (see `conversations`). Answers at a conversation's end are dropped. Only the
-    first of Spec-Bench's `turns` is used, because there are no answers between them. `domain` is optional; a
+    A prompt is a `text` or a conversation (see `conversation_forms`). Answers at a conversation's end are dropped. Only
+    the first of Spec-Bench's `turns` is used, because there are no answers between them. `domain` is optional; a
     conversation may have Spec-Bench's `category` instead. Plain texts below a folder are no prompts.
 
     Args:

@@ -3,7 +3,7 @@
 JSON lines (of any name), a JSON list (`.json`), parquet, arrow and what `datasets` saved to disk hold records of one of
 these forms; any other file is one text (see executor/prompts/data_files.py):
 
-    {"conversations": ...}, {"messages": ...}, {"turns": ...}    see executor/prompts/conversations.py
+    {"conversations": ...}, {"messages": ...}, {"turns": ...}    see executor/prompts/conversation_forms.py
     {"text": ..., "prompt": ..., "cut": true}                    `prompt` and `cut` are optional, see `Text`
 
 The assistant's turns are learnt, and in a text everything after its prompt. Text that a target wrote also has its
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from executor.prompts.conversations import FORMS, Turns, conversation_of, list_of, string
+from executor.prompts.conversation_forms import FORMS, Turns, conversation_of, list_of, string
 from executor.prompts.data_files import items
 from executor.prompts.reading_report import Report
 from treeopt.errors import ExecutorError

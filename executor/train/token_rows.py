@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from executor.prompts.chat_templates import Message, check_plain, messages_of, rendered
-from executor.prompts.conversations import fields_of
+from executor.prompts.conversation_forms import fields_of
+from executor.prompts.conversations import Message, check_plain, messages_of, rendered
 from executor.prompts.reading_report import Report
 from executor.train.text_files import Rows, Text, Written
 from treeopt.errors import ExecutorError

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from executor.prompts.chat_templates import messages_of, rendered
-from executor.prompts.conversations import conversation_of
+from executor.prompts.conversation_forms import conversation_of
+from executor.prompts.conversations import messages_of, rendered
 from executor.prompts.prompt_files import encode, encoded, read_prompts
 from executor.prompts.reading_report import Report
 from executor.train.self_distill import Writing, _prompts, before_tools

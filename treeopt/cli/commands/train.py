@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
+    from executor.prompts.reading_report import Report
     from executor.target.target_model import Target
     from executor.train.text_files import Rows, Text
     from executor.train.training_run import Job, Trained
@@ -182,6 +183,7 @@ def train(
         _check_output(output, resume)
     target, tokenizer = _load(models)
     target.check_length(lessons.length)
+    from executor.prompts.reading_report import Report
     from executor.train.target_training import check_whole
     from executor.train.training_run import precision_of, run
 
@@ -190,8 +192,11 @@ def train(
     precision = "bfloat16" if training.bf16 else precision_of(target)
     if first:
         warn(slow_type_warnings(precision, target))
-    texts = _texts(lessons, target, tokenizer, output, seed)
-    rows, held_out = _rows(texts, lessons, tokenizer, seed)
+    report = Report(lessons.leave_out)
+    texts = _texts(lessons, target, tokenizer, output, seed, report)
+    rows, held_out = _rows(texts, lessons, tokenizer, seed, report)
+    if first:
+        warn(report.remarks)
     if first and lessons.held_out and not len(held_out):
         warn(["the texts fill only one row, so none is held out: the drafter's accuracy will not be measured"])
     settings: dict[str, Any] = {"seed": seed, "device": models.device, "precision": precision, "resume": resume}
@@ -201,6 +206,7 @@ def train(
         warn(_short_warnings(recipe, drafter, job.steps))
     trained = run(job, target, drafter, rows, held_out, report=_reporter(job.steps, silent=not first))
     if first:
+        note([report.summary, *report.unread_fields])
         _finish(job, trained, tokenizer, as_json=as_json)
 
 
@@ -238,15 +244,19 @@ def _load(models: Models) -> "tuple[Target, PreTrainedTokenizerBase]":
 
 
 def _texts(
-    lessons: Lessons, target: "Target", tokenizer: "PreTrainedTokenizerBase", output: Path, seed: int
+    lessons: Lessons,
+    target: "Target",
+    tokenizer: "PreTrainedTokenizerBase",
+    output: Path,
+    seed: int,
+    report: "Report",
 ) -> "Sequence[Text]":
-    """Return the texts that the drafter learns from.
+    """Return the texts that the drafter learns from, and record in `report` what was read.
 
     Raises:
         ExecutorError: one that holds nothing to learn, or that cannot be read.
     """
-    from executor.prompts.conversations import has_tools
-    from executor.prompts.reading_report import Report
+    from executor.prompts.conversation_forms import has_tools
     from executor.train.self_distill import Writing, rewritten, stretches
     from executor.train.text_files import answered, read_texts
 
@@ -254,10 +264,7 @@ def _texts(
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if given and not lessons.self_distill:
         raise UsageError("--distill-temperature and --distill-tokens need --self-distill")
-    report = Report(lessons.leave_out)
     texts = read_texts(lessons.data, report)
-    note([report.summary, *report.unread_fields])
-    warn(report.remarks)
     if not lessons.self_distill:
         return answered(texts)
     if calling := sum(has_tools(text.turns) for text in texts):
@@ -269,15 +276,12 @@ def _texts(
 
 
 def _rows(
-    texts: "Sequence[Text]", lessons: Lessons, tokenizer: "PreTrainedTokenizerBase", seed: int
+    texts: "Sequence[Text]", lessons: Lessons, tokenizer: "PreTrainedTokenizerBase", seed: int, report: "Report"
 ) -> "tuple[Rows, Rows]":
     """Return rows to learn from, and rows held out: the last of all texts in shuffled order."""
-    from executor.prompts.reading_report import Report
     from executor.train.token_rows import encode, packed, padded, shuffled
 
-    report = Report(lessons.leave_out)
     encoded = encode(tokenizer, shuffled(texts, seed), report)
-    warn(report.remarks)
     if not encoded:
         raise UsageError(f"{', '.join(map(str, lessons.data))}: no text is left")
     rows = (padded if lessons.padded else packed)(encoded, length=lessons.length)
