@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from executor.target.target_model import Target
 
 
+MOST_RANDOM = 2**26  # tokens of random prompts
 LEFT_OUT = ("tools", "thoughts", "system", "unreadable")  # parts of records, see `executor.prompts.reading_report`
 
 
@@ -147,5 +148,10 @@ def load_tokens(models: Models, target: "Target", prompts: Prompts) -> tuple[lis
         raise UsageError("--chat applies only to --prompts: random tokens are no user's turn")
     target.check_length(prompts.prompt_tokens)
     size = (prompts.skip + (prompts.requests or RANDOM_REQUESTS), prompts.prompt_tokens)
+    if size[0] * size[1] > MOST_RANDOM:
+        raise UsageError(
+            f"--requests {size[0] - prompts.skip} after --skip {prompts.skip} of --prompt-tokens {size[1]} are more than "
+            f"{MOST_RANDOM} random tokens"
+        )
     tokens: list[list[int]] = np.random.default_rng(0).integers(0, target.vocabulary, size).tolist()
     return tokens[prompts.skip :], []

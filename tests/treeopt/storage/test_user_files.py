@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from executor.drafters.lookup.lookup_names import lookup_drafter
+from executor.models.random_weights import random_drafter
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.engine_times_csv import read_times
 from simulate.profiles.profile import load_profile
@@ -17,6 +19,8 @@ from simulate.runs.batch_schedule import _first_steps
 from simulate.runs.server_arrivals import read_requests
 from simulate.validation.predictions import load_predictions
 from tests.helpers.command_line import refused, run
+from tests.helpers.models import small_target
+from treeopt.api.run_prompts import Prompts, load_tokens
 from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.errors import TreeoptError
 from treeopt.plans.plan_json import load_plan
@@ -160,3 +164,42 @@ def test_numbers_near_the_limits_are_refused_not_overflowed(tmp_path, seconds):
     (tmp_path / "p.json").write_text(json.dumps(record))
     with pytest.raises(TreeoptError, match=r"batches\[0\].*plain_s.*at (most|least) 1e[+-]100"):
         load_profile(tmp_path / "p.json")
+
+
+SERVERS = [
+    ("--requests", "2147483648"),
+    ("--requests", "10", "--replications", "2147483648"),
+    ("--requests", "100000", "--replications", "101"),
+]
+
+
+@pytest.mark.parametrize("more", SERVERS, ids=" ".join)
+def test_the_days_of_a_server_are_bounded(more):
+    words = ("simulate", "--trace", "data/traces/medusa-t0.npz", "--tree", "1", "--batch", "4", "--arrivals", "10")
+    refused(run(*words, *more), "more than 10000000 arrivals in all", code=2)
+
+
+@pytest.mark.parametrize("name", ["medusa:65", "medusa:99999999999", "layers:1025", "layers:" + "9" * 5000, "medusa:0"])
+def test_random_drafters_are_bounded(name):
+    with pytest.raises(TreeoptError, match="a drafter of random weights must be medusa:K"):
+        random_drafter(name, small_target())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "prompt-lookup:99999999999999999999",
+        "prompt-lookup:" + "9" * 5000,
+        "prompt-lookup:vllm:" + "9" * 5000,
+        "prompt-lookup:llama.cpp:1-" + "9" * 5000,
+    ],
+)
+def test_sizes_of_prompt_lookup_are_bounded(name):
+    with pytest.raises(TreeoptError):
+        lookup_drafter(name, small_target())
+
+
+def test_random_prompts_are_bounded():
+    prompts = Prompts(prompt_tokens=8, requests=2**31)
+    with pytest.raises(TreeoptError, match="more than 67108864 random tokens"):
+        load_tokens(None, small_target(), prompts)
