@@ -51,13 +51,10 @@ class Load:
         Raises:
             UsageError: more arrivals in all than `MOST`.
         """
-        requests, days = (
-            SERVER[name] if (n := getattr(self, name)) is None else n for name in ("requests", "replications")
-        )
+        requests = SERVER["requests"] if self.requests is None else self.requests
+        days = SERVER["replications"] if self.replications is None else self.replications
         if requests * days > MOST:
-            raise UsageError(
-                f"--requests {requests} on each of --replications {days} are more than {MOST} arrivals in all"
-            )
+            raise UsageError(f"--requests {requests} for {days} --replications are more than {MOST} arrivals in all")
 
     @property
     def given(self) -> bool:

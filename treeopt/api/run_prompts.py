@@ -150,8 +150,8 @@ def load_tokens(models: Models, target: "Target", prompts: Prompts) -> tuple[lis
     size = (prompts.skip + (prompts.requests or RANDOM_REQUESTS), prompts.prompt_tokens)
     if size[0] * size[1] > MOST_RANDOM:
         raise UsageError(
-            f"--requests {size[0] - prompts.skip} after --skip {prompts.skip} of --prompt-tokens {size[1]} are more than "
-            f"{MOST_RANDOM} random tokens"
+            f"--requests {size[0] - prompts.skip} after --skip {prompts.skip} of --prompt-tokens {size[1]} are "
+            f"more than {MOST_RANDOM} random tokens"
         )
     tokens: list[list[int]] = np.random.default_rng(0).integers(0, target.vocabulary, size).tolist()
     return tokens[prompts.skip :], []

@@ -7,15 +7,15 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 LIMIT = 2**28  # most bytes of a document that is held in memory
 CHUNK = 2**20  # bytes that are read at once where a file does not know its size
 LINE_LIMIT = 2**26  # most bytes of a line
 
 
-def open_regular(path: Path | str) -> BinaryIO:
+def open_regular(path: Path | str) -> BufferedReader:
     """Open a regular file to read its bytes.
 
     Raises:
