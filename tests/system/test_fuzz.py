@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from executor.checkpoints import load_drafter, save_drafter
@@ -70,6 +70,12 @@ from treeopt.tree_files.choice_lists import read_tree
 ROOT = Path(__file__).resolve().parents[2]
 INPUTS = int(os.environ.get("TREEOPT_FUZZ", "2000"))
 KEPT = os.environ.get("TREEOPT_FUZZ_KEPT")
+SETTINGS: dict[str, Any] = {  # a seed says nothing about smaller inputs, so none is looked for
+    "deadline": None,
+    "database": None,
+    "phases": [Phase.generate],
+    "suppress_health_check": list(HealthCheck),
+}
 TESTS = ROOT / "tests" / "treeopt"
 RANDOM = random.Random
 READERS_OF_OUTPUTS = ("test_engine_outputs", "test_prometheus_counters", "test_step_records", "test_formats")
@@ -503,7 +509,11 @@ def test_a_reader_of_damaged_files_raises_only_treeopt_s_errors(name, tmp_path):
     tried = 0
 
     @settings(
-        max_examples=max(1, INPUTS // len(NAMES)), deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=max(1, INPUTS // len(NAMES)),
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
     )
     @given(seed=st.integers(0, 2**63 - 1))
     def attempt(seed: int) -> None:
@@ -543,7 +553,13 @@ def test_a_damaged_checkpoint_is_refused(name, part, tmp_path):
         (tmp_path / file).write_bytes(content)
     reader = Reader(make, lambda path: load_drafter(path.parent, target), damaged)
 
-    @settings(max_examples=max(1, INPUTS // 100), deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=max(1, INPUTS // 100),
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(seed=st.integers(0, 2**63 - 1))
     def attempt(seed: int) -> None:
         _try(reader, seed, tmp_path)
