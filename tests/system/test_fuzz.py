@@ -508,13 +508,7 @@ def test_a_reader_of_damaged_files_raises_only_treeopt_s_errors(name, tmp_path):
     reader = readers()[name]
     tried = 0
 
-    @settings(
-        max_examples=max(1, INPUTS // len(NAMES)),
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=max(1, INPUTS // len(NAMES)), **SETTINGS)
     @given(seed=st.integers(0, 2**63 - 1))
     def attempt(seed: int) -> None:
         nonlocal tried
@@ -553,13 +547,7 @@ def test_a_damaged_checkpoint_is_refused(name, part, tmp_path):
         (tmp_path / file).write_bytes(content)
     reader = Reader(make, lambda path: load_drafter(path.parent, target), damaged)
 
-    @settings(
-        max_examples=max(1, INPUTS // 100),
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=max(1, INPUTS // 100), **SETTINGS)
     @given(seed=st.integers(0, 2**63 - 1))
     def attempt(seed: int) -> None:
         _try(reader, seed, tmp_path)
