@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TreeError
+from treeopt.storage.json_records import brief
 
 MAX_NODES = 4096
 MAX_RANK = 2**15 - 1
@@ -54,12 +55,12 @@ class Tree:
         for field in ("parents", "ranks"):
             for i, value in enumerate(getattr(self, field)):
                 if type(value) is not int:
-                    raise TreeError(f"{field}[{i}] must be an integer, got {value!r}")
+                    raise TreeError(f"{field}[{i}] must be an integer, got {brief(value)}")
         for i, (parent, rank) in enumerate(zip(self.parents, self.ranks, strict=True)):
             if not -1 <= parent < i:
-                raise TreeError(f"parents[{i}] must be in [-1, {i - 1}], got {parent}")
+                raise TreeError(f"parents[{i}] must be in [-1, {i - 1}], got {brief(parent)}")
             if not 0 <= rank <= MAX_RANK:
-                raise TreeError(f"ranks[{i}] must be in [0, {MAX_RANK}], got {rank}")
+                raise TreeError(f"ranks[{i}] must be in [0, {MAX_RANK}], got {brief(rank)}")
         steps = pairwise(zip(self.parents, self.ranks, strict=True))
         for i, (before, node) in enumerate(steps, 1):
             if node <= before:
@@ -73,7 +74,9 @@ class Tree:
         (-1, 0, 1)
         """
         if length < 0:
-            raise TreeError(f"a chain has 0 or more nodes, got {length}")
+            raise TreeError(f"a chain has 0 or more nodes, got {brief(length)}")
+        if length > MAX_NODES:
+            raise TreeError(f"a tree has at most {MAX_NODES} nodes, got {brief(length)}")
         return cls(tuple(range(-1, length - 1)), (0,) * length)
 
     @classmethod
@@ -86,14 +89,14 @@ class Tree:
         nodes: set[Path] = set()
         for number, path in enumerate(paths):
             if not hasattr(path, "__len__"):
-                raise TreeError(f"path {number} must be a sequence of ranks, got {path!r}")
+                raise TreeError(f"path {number} must be a sequence of ranks, got {brief(path)}")
             if len(nodes) > MAX_NODES:
                 raise TreeError(f"a tree has at most {MAX_NODES} nodes, the paths make more")
             if len(path) == 0:
                 raise TreeError(f"path {number} is empty: the root is not a node")
             for rank in path:
                 if isinstance(rank, bool) or not isinstance(rank, int | np.integer):
-                    raise TreeError(f"path {number} must hold integers, got {rank!r}")
+                    raise TreeError(f"path {number} must hold integers, got {brief(rank)}")
             if len(path) > MAX_NODES:
                 raise TreeError(f"path {number} has {len(path)} steps, a tree has at most {MAX_NODES} nodes")
             whole = tuple(int(rank) for rank in path)
@@ -116,11 +119,11 @@ class Tree:
         count, total = 1, 0
         for depth, width in enumerate(widths):
             if width < 1:
-                raise TreeError(f"widths[{depth}] must be at least 1, got {width}")
+                raise TreeError(f"widths[{depth}] must be at least 1, got {brief(width)}")
             count *= width
             total += count
             if total > MAX_NODES:
-                raise TreeError(f"a tree has at most {MAX_NODES} nodes, widths {tuple(widths)} make more")
+                raise TreeError(f"a tree has at most {MAX_NODES} nodes, widths {brief(tuple(widths))} make more")
         return cls.from_paths(product(*(range(width) for width in widths)) if widths else ())
 
     @classmethod
@@ -131,7 +134,7 @@ class Tree:
         (2, 4, 8)
         """
         if depth < 0:
-            raise TreeError(f"a tree has 0 or more levels, got {depth}")
+            raise TreeError(f"a tree has 0 or more levels, got {brief(depth)}")
         return cls.cartesian((width,) * min(depth, MAX_NODES + 1))
 
     @property

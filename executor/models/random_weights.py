@@ -24,7 +24,11 @@ SHAPES = {  # hidden, intermediate, layers, heads, key heads, vocabulary
     "14b": (5120, 13824, 48, 40, 8, 152064),  # Qwen2.5 14B
     "70b": (8192, 28672, 80, 64, 8, 128256),  # Llama 3.1 70B
 }
-DRAFTERS = "medusa:K (heads), layers:N (a language model of the target's layers) or eagle"
+DIGITS, MOST_HEADS, MOST_LAYERS = 6, 64, 1024  # of random drafters
+DRAFTERS = (
+    f"medusa:K (heads, at most {MOST_HEADS}), layers:N (a language model of the target's layers, at most "
+    f"{MOST_LAYERS}) or eagle"
+)
 
 
 def shape_config(shape: str) -> LlamaConfig:
@@ -77,16 +81,17 @@ def random_drafter(source: str, target: Target, *, packed: bool = False) -> Draf
     Raises:
         UsageError: unknown source.
     """
-    kind, _, count = source.partition(":")
+    kind, _, number = source.partition(":")
+    count = int(number) if number.isdecimal() and len(number) <= DIGITS else 0
     config = target.model.config
     torch.manual_seed(1)
-    if kind == "layers" and count.isdecimal() and int(count) >= 1:
-        small = _of_layers(config, int(count))
+    if kind == "layers" and 1 <= count <= MOST_LAYERS:
+        small = _of_layers(config, count)
         name = f"{target.name}-{count}-layers"
         return LanguageModel(_make_target(small, name, target.dtype, str(target.device), packed))
     drafter: nn.Module
-    if kind == "medusa" and count.isdecimal() and int(count) >= 1:
-        drafter = MedusaHeads(int(count), target.hidden)
+    if kind == "medusa" and 1 <= count <= MOST_HEADS:
+        drafter = MedusaHeads(count, target.hidden)
         nn.init.normal_(drafter.weight, std=0.02)
     elif source == "eagle":
         drafter = Eagle(layer_config(config))

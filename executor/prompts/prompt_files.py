@@ -1,4 +1,4 @@
-"""Files of prompts: texts to continue and conversations to answer, as JSON lines."""
+"""Files of prompts: texts to continue and conversations to answer, as records of any of the forms that are read."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from executor.prompts.conversations import FORMS, Turns, messages_of, records, string, turns_of, up_to_answer
+from executor.prompts.conversation_forms import FORMS, Turns, conversation_of, string
+from executor.prompts.conversations import messages_of, up_to_answer
+from executor.prompts.data_files import TABLES, items, json_records
+from executor.prompts.reading_report import Report
 from treeopt.errors import ExecutorError
 from treeopt.storage.atomic_files import write_text
 
@@ -20,33 +23,52 @@ class Prompt:
     Attributes:
         text: the text to continue; empty for a conversation.
         domain: a label of its origin; empty: none.
-        turns: the conversation so far, the user last; empty for a text.
+        turns: the conversation so far, the user or a tool last; empty for a text.
         where: file and line, for messages.
+        extras: arguments of the chat template as JSON, such as `tools`; empty: none.
     """
 
     text: str = ""
     domain: str = ""
     turns: Turns = ()
     where: str = ""
+    extras: str = ""
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """Read the prompts of a file of JSON lines, or of a JSON list (`.json`).
+def read_prompts(path: Path, report: Report | None = None) -> list[Prompt]:
+    """Read the prompts of a file of records: JSON lines, a JSON list (`.json`), parquet, arrow; or of a folder of them.
 
-    A prompt is a `text` or a conversation (see `conversations`). Answers at a conversation's end are dropped. Only the
-    first of Spec-Bench's `turns` is used, because there are no answers between them. `domain` is optional; a
-    conversation may have Spec-Bench's `category` instead.
+    A prompt is a `text` or a conversation (see `conversation_forms`). Answers at a conversation's end are dropped. Only
+    the first of Spec-Bench's `turns` is used, because there are no answers between them. `domain` is optional; a
+    conversation may have Spec-Bench's `category` instead. Plain texts below a folder are no prompts.
+
+    Args:
+        path: file or folder.
+        report: what is left out by request; gets what was read and passed over.
 
     Raises:
         ExecutorError: a record is no prompt; the message names file, line and field.
     """
-    prompts = [_prompt(record, where) for record, where in records(path)]
+    report = Report() if report is None else report
+    prompts = []
+    whole = path.is_dir() or path.suffix in TABLES
+    if not whole:
+        report.files += 1
+    for item in items([path], report) if whole else json_records(path):
+        if item.text is not None:
+            report.passed_over.append(("a plain text is no prompt", Path(item.where).name))
+            continue
+        try:
+            prompts.append(_prompt(item.record, item.where, report))
+        except ExecutorError as error:
+            report.skip(error)
+    report.records += len(prompts)
     if not prompts:
-        raise ExecutorError(f"{path}: holds no prompts")
+        raise ExecutorError("; ".join([f"{path}: holds no prompts", *report.remarks]))
     return prompts
 
 
-def _prompt(record: Any, where: str) -> Prompt:
+def _prompt(record: Any, where: str, report: Report) -> Prompt:
     fields = {key for key, value in record.items() if value is not None} if isinstance(record, dict) else set()
     if not {"text", *FORMS} & fields:
         raise ExecutorError(f"{where}: must be a JSON object with `text`, `{'`, `'.join(FORMS[:-1])}` or `{FORMS[-1]}`")
@@ -54,25 +76,48 @@ def _prompt(record: Any, where: str) -> Prompt:
     domain = string(record[label], f"{where}: `{label}`", empty=True) if label in fields else ""
     if "text" in fields:
         return Prompt(string(record["text"], f"{where}: `text`"), domain, where=where)
-    turns = turns_of(record, where)
+    conversation = conversation_of(record, where, report)
+    turns = conversation.turns
     if not {"conversations", "messages"} & fields:
-        turns = turns[:1]
+        asked = next(i for i, turn in enumerate(turns) if turn[0] == "user")
+        turns = turns[: asked + 1]
     while turns and turns[-1][0] == "assistant":
         turns = turns[:-1]
-    if not (turns and turns[-1][0] == "user"):
-        raise ExecutorError(f"{where}: the last turn before an answer must be the user's")
-    return Prompt(domain=domain, turns=turns, where=where)
+    if not (turns and turns[-1][0] in ("user", "tool")):
+        raise ExecutorError(f"{where}: the last turn before an answer must be the user's or a tool's")
+    return Prompt(domain=domain, turns=turns, where=where, extras=conversation.extras)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[list[int]]:
     """Return the token ids of each prompt: a text with the tokenizer's special tokens, a conversation up to the answer.
 
     Raises:
-        ExecutorError: the chat template raises an error for a conversation.
+        ExecutorError: the chat template raises an error for a conversation, or leaves out a part of it.
+    """
+    return [tokens for _, tokens in encoded(tokenizer, prompts, Report())]
+
+
+def encoded(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], report: Report
+) -> list[tuple[Prompt, list[int]]]:
+    """Return each prompt with its token ids, see `encode`; without those that are left out by request.
+
+    Raises:
+        ExecutorError: see `encode`.
     """
     texts = [p.text for p in prompts if not p.turns]
     plain = iter(tokenizer(texts, add_special_tokens=True, verbose=False)["input_ids"] if texts else ())
-    return [up_to_answer(tokenizer, messages_of(p.turns), p.where) if p.turns else list(next(plain)) for p in prompts]
+    pairs: list[tuple[Prompt, list[int]]] = []
+    for prompt in prompts:
+        if not prompt.turns:
+            pairs.append((prompt, list(next(plain))))
+            continue
+        try:
+            tokens = up_to_answer(tokenizer, messages_of(prompt.turns), prompt.where, extras=prompt.extras)
+            pairs.append((prompt, tokens))
+        except ExecutorError as error:
+            report.skip(error)
+    return pairs
 
 
 def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:

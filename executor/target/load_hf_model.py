@@ -19,6 +19,7 @@ from executor.target.quantization import plain_tensors, quantizer, stored_quanti
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import check_agreement, sharding, whole
 from treeopt.errors import ExecutorError, UsageError
+from treeopt.storage.user_files import check_regular
 
 DTYPES = {
     "float32": torch.float32,
@@ -109,6 +110,7 @@ def read_config(path: Path | str) -> PretrainedConfig:
         ExecutorError: there is no configuration that transformers accepts.
     """
     try:
+        check_regular(path)
         config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # its validators raise classes of their own
         raise ExecutorError(f"{path}: transformers cannot take its config.json: {first_line(error)}") from error

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from executor.target.load_hf_model import first_line
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
+from treeopt.storage.user_files import check_regular
 
 
 def load_tokenizer(path: Path | str, *, vocabulary: int) -> PreTrainedTokenizerBase:
@@ -20,6 +21,7 @@ def load_tokenizer(path: Path | str, *, vocabulary: int) -> PreTrainedTokenizerB
         ExecutorError: there is no tokenizer, or it has more tokens than the model.
     """
     try:
+        check_regular(path)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )

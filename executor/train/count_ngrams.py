@@ -14,7 +14,7 @@ import numpy as np
 from executor.checkpoints import save_ngram
 from executor.drafters.ngram import NGram
 from executor.drafters.token_counts import MAX_ORDER
-from executor.prompts.conversations import read_text
+from executor.prompts.data_files import read_text
 from executor.prompts.prompt_files import read_prompts
 from executor.target.load_hf_model import read_config
 from executor.target.tokenizer import load_tokenizer

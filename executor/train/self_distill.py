@@ -19,7 +19,8 @@ from transformers import PreTrainedTokenizerBase
 
 from executor.decoding.decoder import Decoder
 from executor.models.fingerprint import identity
-from executor.prompts.conversations import messages_of, up_to_answer
+from executor.prompts.conversation_forms import Turns, has_tools
+from executor.prompts.conversations import as_fields, messages_of, up_to_answer
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import launched
 from executor.target.tokenizer import stop_tokens
@@ -141,9 +142,9 @@ def stretches(texts: Sequence[Text], tokenizer: PreTrainedTokenizerBase, writing
 def _prompts(tokenizer: PreTrainedTokenizerBase, text: Text, writing: Writing) -> Iterator[Text]:
     """Yield what the target is given of a text: its turns without answers, or the beginnings of its stretches."""
     if text.turns:
-        turns = tuple(turn for turn in text.turns if turn[0] != "assistant")
-        if any(role == "user" for role, _ in turns):
-            yield Text(text.where, turns=turns)
+        turns = tuple(turn for turn in before_tools(text.turns) if turn[0] != "assistant")
+        if any(turn[0] == "user" for turn in turns):
+            yield Text(text.where, turns=turns, extras=text.extras)
         return
     if text.prompt:
         yield Text(text.where, text=text.prompt)
@@ -157,8 +158,19 @@ def _prompts(tokenizer: PreTrainedTokenizerBase, text: Text, writing: Writing) -
             yield Text(text.where, text=piece)
 
 
+def before_tools(turns: Turns) -> Turns:
+    """Return the turns before the first tool call: the target's own calls would get other answers.
+
+    >>> before_tools((("user", "a"), ("assistant", "", '{"tool_calls": []}'), ("tool", "b"), ("user", "c")))
+    (('user', 'a'),)
+    """
+    count = next((i for i in range(len(turns)) if has_tools(turns[i : i + 1])), len(turns))
+    return turns[:count]
+
+
 def _meta(target: Target, prompts: Sequence[Text], writing: Writing) -> dict[str, Any]:
-    digest = hashlib.sha256(json.dumps([[text.turns, text.text] for text in prompts]).encode()).hexdigest()[:16]
+    asked = [[text.turns, text.text, *([text.extras] if text.extras else [])] for text in prompts]
+    digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
     return {**identity(target, None), "writing": vars(writing), "asked": len(prompts), "asked_sha256": digest}
 
 
@@ -208,7 +220,7 @@ class _Piece:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, text: Text) -> None:
         self._tokenizer, self._text = tokenizer, text
-        self._turns: list[dict[str, str]] = []
+        self._turns: list[dict[str, Any]] = []
         self._waiting = messages_of(text.turns)
         self._continuation: dict[str, Any] = {}
         self._sequences: list[dict[str, Any]] = []
@@ -223,7 +235,7 @@ class _Piece:
             return None
         self._turns += self._waiting[:count]
         self._waiting = self._waiting[count:]
-        return up_to_answer(self._tokenizer, self._turns, self._text.where)
+        return up_to_answer(self._tokenizer, self._turns, self._text.where, extras=self._text.extras)
 
     def end(self) -> None:
         """End the conversation after its last answer."""
@@ -247,7 +259,7 @@ class _Piece:
 
     def record(self) -> dict[str, Any]:
         """Return the record of the text; see `text_files`."""
-        content = {"messages": self._turns} if self._text.turns else self._continuation
+        content = {"messages": self._turns, **as_fields(self._text.extras)} if self._text.turns else self._continuation
         return {**content, "tokenizer": tokenizer_hash(self._tokenizer), "sequences": self._sequences}
 
     def _decoded(self, tokens: list[int]) -> str:

@@ -1,8 +1,9 @@
 """Training text files: conversations and texts to learn from, and rows of tokens with a mask of what is learnt.
 
-JSON lines (`.jsonl`) or a JSON list (`.json`) hold records of one of these forms; any other file is one text:
+JSON lines (of any name), a JSON list (`.json`), parquet, arrow and what `datasets` saved to disk hold records of one of
+these forms; any other file is one text (see executor/prompts/data_files.py):
 
-    {"conversations": ...}, {"messages": ...}, {"turns": ...}    see executor/prompts/conversations.py
+    {"conversations": ...}, {"messages": ...}, {"turns": ...}    see executor/prompts/conversation_forms.py
     {"text": ..., "prompt": ..., "cut": true}                    `prompt` and `cut` are optional, see `Text`
 
 The assistant's turns are learnt, and in a text everything after its prompt. Text that a target wrote also has its
@@ -22,10 +23,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from executor.prompts.conversations import Turns, list_of, read_text, records, string, turns_of
+from executor.prompts.conversation_forms import FORMS, Turns, conversation_of, list_of, string
+from executor.prompts.data_files import items
+from executor.prompts.reading_report import Report
 from treeopt.errors import ExecutorError
 
-LISTS = (".jsonl", ".json")  # files of records
+FIELDS = ("text", "prompt", "cut", "sequences", "tokenizer", "domain", "category", "id")  # of a text's record
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,13 @@ class Text:
 
     Attributes:
         where: file and line, for messages.
-        turns: (role, content), the role being system, user or assistant.
+        turns: (role, content) and further fields, the role being system, user, assistant or tool.
         text: a text without turns.
         prompt: the beginning of that text, which is not learnt.
         cut: the text was cut off, so no end token follows it.
         written: the tokens, if a target wrote the text: templates and decoders do not always reproduce them.
         tokenizer: hash of the tokenizer that these tokens belong to, see `tokenizer_hash`.
+        extras: arguments of the chat template as JSON, such as `tools`; empty: none.
     """
 
     where: str
@@ -57,11 +61,12 @@ class Text:
     cut: bool = False
     written: tuple[Written, ...] = ()
     tokenizer: str = ""
+    extras: str = ""
 
     @property
     def answered(self) -> bool:
         """True if there is something to learn: an assistant's turn, or text after the prompt."""
-        return any(role == "assistant" for role, _ in self.turns) or len(self.text) > len(self.prompt)
+        return any(turn[0] == "assistant" for turn in self.turns) or len(self.text) > len(self.prompt)
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -91,28 +96,34 @@ class Rows(Dataset[dict[str, Tensor]]):
         return Rows(tokens[:cut], mask[:cut]), Rows(tokens[cut:], mask[cut:])
 
 
-def read_texts(paths: Sequence[Path]) -> list[Text]:
+def read_texts(paths: Sequence[Path], report: Report | None = None) -> list[Text]:
     """Read the texts of files and of all files below folders, in order.
 
-    Below folders hidden and binary files are skipped; so are empty conversations, which ShareGPT's dumps hold.
+    Empty conversations, which ShareGPT's dumps hold, are skipped.
+
+    Args:
+        paths: files and folders.
+        report: what is left out by request; gets what was read and passed over.
 
     Raises:
         ExecutorError: a file cannot be read, or a record has no known form; names file, line and field.
     """
+    report = Report() if report is None else report
     texts: list[Text] = []
-    for path in paths:
-        files = [path]
-        if path.is_dir():
-            below = sorted(p for p in path.rglob("*") if p.is_file())
-            shown = [p for p in below if not any(part.startswith(".") for part in p.relative_to(path).parts)]
-            files = [p for p in shown if not _binary(p)]
-        for file in files:
-            if file.suffix in LISTS:
-                texts += (_text(record, where) for record, where in records(file) if not _silent(record))
-            else:
-                texts += _plain(file)
+    for item in items(paths, report):
+        if item.text is not None:
+            report.texts += 1
+            texts.append(Text(item.where, text=item.text))
+        elif isinstance(item.record, dict) and item.record.get("conversations") == []:
+            report.skipped.append(f"{item.where}: an empty conversation")
+        else:
+            try:
+                texts.append(_text(item.record, item.where, report))
+                report.records += 1
+            except ExecutorError as error:
+                report.skip(error)
     if not texts:
-        raise ExecutorError(f"{', '.join(map(str, paths))}: no text here")
+        raise ExecutorError("; ".join([f"{', '.join(map(str, paths))}: no text here", *report.remarks]))
     return texts
 
 
@@ -128,26 +139,8 @@ def answered(texts: Sequence[Text]) -> Sequence[Text]:
     return texts
 
 
-def _silent(record: Any) -> bool:
-    return isinstance(record, dict) and record.get("conversations") == []
-
-
-def _binary(path: Path) -> bool:
-    """Return True if there is a zero byte near the beginning, as git does."""
-    try:
-        with path.open("rb") as file:
-            return b"\0" in file.read(8000)
-    except OSError:
-        return False  # reading it will report the error
-
-
-def _plain(path: Path) -> list[Text]:
-    text = read_text(path)
-    return [Text(str(path), text=text)] if text.strip() else []
-
-
-def _text(record: Any, where: str) -> Text:
-    text = _record(record, where)
+def _text(record: Any, where: str, report: Report) -> Text:
+    text = _record(record, where, report)
     if not {"sequences", "tokenizer"} <= record.keys():  # elsewhere `sequences` may mean something else
         return text
     sequences = list_of(record, "sequences", where)
@@ -171,12 +164,14 @@ def _sequence(record: Any, where: str) -> Written:
     return Written(tuple(tokens), tuple((start, stop) for start, stop in learnt))
 
 
-def _record(record: Any, where: str) -> Text:
+def _record(record: Any, where: str, report: Report) -> Text:
     if not isinstance(record, dict):
         raise ExecutorError(f"{where}: must be an object, found {type(record).__name__}")
-    if turns := turns_of(record, where):
-        return Text(where, turns=turns)
+    conversation = conversation_of(record, where, report)
+    if conversation.turns:
+        return Text(where, turns=conversation.turns, extras=conversation.extras)
     if "text" in record:
+        report.unread.update(set(record) - {*FIELDS, *FORMS})
         text = string(record["text"], f"{where}: `text`")
         prompt = string(record.get("prompt", ""), f"{where}: `prompt`", empty=True)
         if not text.startswith(prompt):
@@ -184,6 +179,5 @@ def _record(record: Any, where: str) -> Text:
         if not isinstance(record.get("cut", False), bool):
             raise ExecutorError(f"{where}: `cut` must be true or false")
         return Text(where, text=text, prompt=prompt, cut=record.get("cut", False))
-    raise ExecutorError(
-        f"{where}: must have `conversations`, `messages`, `turns` or `text`, found {', '.join(record) or 'nothing'}"
-    )
+    found = ", ".join(record)[:200] or "nothing"
+    raise ExecutorError(f"{where}: must have `conversations`, `messages`, `turns` or `text`, found {found}")

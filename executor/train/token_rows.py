@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from executor.prompts.conversations import messages_of, rendered
+from executor.prompts.conversation_forms import fields_of
+from executor.prompts.conversations import Message, check_plain, messages_of, rendered
+from executor.prompts.reading_report import Report
 from executor.train.text_files import Rows, Text, Written
 from treeopt.errors import ExecutorError
 
@@ -20,23 +22,33 @@ class Encoded:
     learnt: list[bool]
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[Text]) -> list[Encoded]:
+def encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[Text], report: Report | None = None) -> list[Encoded]:
     """Return the tokens of every text, conversations through the tokenizer's chat template if it has one.
 
     Without a template the contents of a conversation are joined by line ends. The assistant's turns are learnt together
     with the special token that ends them, and a text ends with the tokenizer's end token. Text that a target wrote with
     this tokenizer and chat template keeps its tokens.
 
+    Args:
+        tokenizer: the target's.
+        texts: the texts.
+        report: what is left out by request; gets the texts that the template does not take.
+
     Raises:
-        ExecutorError: a template that changes the turns, or a tokenizer that does not report where its tokens stand.
+        ExecutorError: a template that changes the turns or leaves out a part of them,
+            or a tokenizer that does not report where its tokens stand.
     """
     if not tokenizer.is_fast:
         raise ExecutorError("the tokenizer does not report where in a text its tokens stand: a fast one is needed")
     this_tokenizer = tokenizer_hash(tokenizer)
     encoded: list[Encoded] = []
+    report = Report() if report is None else report
     for text in texts:
         as_written = text.written and text.tokenizer == this_tokenizer
-        encoded += map(_as_written, text.written) if as_written else [_encoded(tokenizer, text)]
+        try:
+            encoded += map(_as_written, text.written) if as_written else [_encoded(tokenizer, text)]
+        except ExecutorError as error:
+            report.skip(error)
     return encoded
 
 
@@ -83,9 +95,10 @@ def _joined(text: Text, end: str) -> tuple[str, list[tuple[int, int]]]:
         end = "" if text.cut else end
         return text.text + end, [(len(text.prompt), len(text.text) + len(end))]
     whole, learnt = "", []
-    for role, content in text.turns:
+    check_plain(messages_of(text.turns), text.extras, text.where)
+    for role, content, *more in text.turns:
         turn = content + (end if role == "assistant" else "")
-        if role == "assistant":
+        if role == "assistant" and not more:  # a turn of weight 0 is not learnt
             learnt.append((len(whole), len(whole) + len(turn)))
         whole += turn + "\n"
     return whole, learnt
@@ -94,26 +107,48 @@ def _joined(text: Text, end: str) -> tuple[str, list[tuple[int, int]]]:
 def _templated(tokenizer: PreTrainedTokenizerBase, text: Text) -> tuple[str, list[tuple[int, int]]]:
     """Return the same as `_joined`, through the chat template."""
     messages = messages_of(text.turns)
-    whole = rendered(tokenizer, messages, text.where)
+    whole = rendered(tokenizer, messages, text.where, extras=text.extras)
     learnt: list[tuple[int, int]] = []
-    for index, (role, content) in enumerate(text.turns):
-        if role != "assistant":
+    last = 0
+    for index, turn in enumerate(text.turns):
+        content, fields = turn[1].strip(), fields_of(turn)
+        if turn[0] != "assistant":
             continue
-        start = _answer(tokenizer, messages[:index], whole, learnt[-1][1] if learnt else 0, text.where)
-        at = whole.find(content.strip(), start)
+        start = _answer(tokenizer, messages[:index], whole, last, text)
+        at = whole.find(content, start)
         if start < 0 or at < 0:
             raise ExecutorError(f"{text.where}: the tokenizer's chat template changes the text of turn {index}")
-        stop = at + len(content.strip())
-        learnt.append((start if index else at, stop + _ending(tokenizer, whole[stop:])))
+        stop = at + len(content)
+        last = stop + _ending(tokenizer, whole[stop:])
+        if "tool_calls" in fields:
+            last = _end_of_calls(tokenizer, messages[: index + 1], whole, stop, text)
+        if fields.get("weight") != 0:
+            learnt.append((start if index else at, last))
     return whole, learnt
 
 
-def _answer(
-    tokenizer: PreTrainedTokenizerBase, before: Sequence[dict[str, str]], whole: str, after: int, where: str
+def _end_of_calls(
+    tokenizer: PreTrainedTokenizerBase, upto: Sequence[Message], whole: str, after: int, text: Text
 ) -> int:
+    """Return where the last of some messages, whose tool calls follow its content, ends in the whole conversation."""
+    through = rendered(tokenizer, upto, text.where, extras=text.extras).rstrip()
+    if whole.startswith(through):
+        return len(through)
+    # The template writes earlier answers in another way: take what ends a turn there.
+    end = max((token for token in _special(tokenizer) if through.endswith(token)), key=len, default="")
+    at = whole.find(end, after) if end else -1
+    if at < 0:
+        raise ExecutorError(
+            f"{text.where}: the tokenizer's chat template changes the tool calls of turn {len(upto) - 1}; "
+            "--leave-out unreadable skips such records"
+        )
+    return at + len(end)
+
+
+def _answer(tokenizer: PreTrainedTokenizerBase, before: Sequence[Message], whole: str, after: int, text: Text) -> int:
     """Return where the answer to `before` begins in the whole conversation; -1 if it cannot be found."""
     try:
-        question = rendered(tokenizer, before, where, answer=True)
+        question = rendered(tokenizer, before, text.where, extras=text.extras, answer=True)
     except ExecutorError:
         if before:
             raise
@@ -125,15 +160,24 @@ def _answer(
         return 0
     last_turn = before[-1]["content"].strip()
     at = whole.find(last_turn, after)
-    return -1 if at < 0 else at + len(last_turn)
+    if at < 0:
+        return -1
+    # What follows the last turn opens the answer, if it is what the template writes there.
+    opening = question[question.rfind(last_turn) + len(last_turn) :]
+    at += len(last_turn)
+    return at + len(opening) if whole.startswith(opening, at) else at
 
 
 def _ending(tokenizer: PreTrainedTokenizerBase, following: str) -> int:
     """Return the characters up to the end of the special token that comes next, blanks included; 0 without one."""
     blanks = len(following) - len(following.lstrip())
+    return max((blanks + len(t) for t in _special(tokenizer) if following.startswith(t, blanks)), default=0)
+
+
+def _special(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """Return all special tokens; `all_special_tokens` alone are only the ones that have a role."""
     marked = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    special = marked | set(tokenizer.all_special_tokens)  # these alone are only the ones that have a role
-    return max((blanks + len(t) for t in special if following.startswith(t, blanks)), default=0)
+    return {token for token in marked | set(tokenizer.all_special_tokens) if token}
 
 
 def packed(texts: Sequence[Encoded], *, length: int) -> Rows:

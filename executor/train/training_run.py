@@ -29,6 +29,7 @@ from executor.train.trainer import DrafterTrainer, Report, arguments
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.storage.atomic_files import write_text
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import read_text
 
 LOG = "training.json"
 SETTINGS = "settings.json"  # while the training is under way
@@ -217,7 +218,7 @@ def _is_complete(checkpoint: Path) -> bool:
         for weights in checkpoint.glob("*.safetensors"):
             with safe_open(weights, framework="pt"):
                 pass
-        return isinstance(json.loads((checkpoint / TRAINER_STATE_NAME).read_text("utf-8")), dict)
+        return isinstance(json.loads(read_text(checkpoint / TRAINER_STATE_NAME)), dict)
     except (OSError, ValueError, SafetensorError):
         return False
 
@@ -231,7 +232,7 @@ def _store_settings(job: Job, settings: dict[str, Any]) -> None:
             write_text(path, json.dumps(settings, indent=1) + "\n")
         return
     try:
-        was = json.loads(path.read_text("utf-8"))
+        was = json.loads(read_text(path))
         changed = [key for key in settings if was.get(key) != settings[key]]
     except (OSError, ValueError, AttributeError) as error:
         raise UsageError(f"--resume: {path} cannot be read: {error}") from error

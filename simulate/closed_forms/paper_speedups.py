@@ -14,6 +14,7 @@ from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped, why
 from treeopt.storage.json_records import RecordError, get, parse
+from treeopt.storage.user_files import read_text
 
 SCHEMA = "treeopt.published-speedups/1"
 
@@ -121,7 +122,7 @@ def published_speedups(path: Path | None = None) -> Published:
     path = shipped("published/speedups.json") if path is None else path
     table = shipped("published/coral_table1.json")
     try:
-        record = parse(path.read_text("utf-8"), SCHEMA)
+        record = parse(read_text(path), SCHEMA)
         timed = {row["model"]: row for row in json.loads(table.read_text("utf-8"))["rows"]}
         return Published(
             sources=get(record, "sources", dict, "file"),

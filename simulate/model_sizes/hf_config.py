@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from simulate.model_sizes.mixture_of_experts import Experts
 from treeopt.errors import CostError
+from treeopt.storage.user_files import read_text
 
 T = TypeVar("T")
 
@@ -219,7 +220,7 @@ def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, 
     path = Path(config)
     path = path / "config.json" if path.is_dir() else path
     try:
-        content = json.loads(path.read_text("utf-8-sig"))
+        content = json.loads(read_text(path))
         if not isinstance(content, dict):
             raise CostError(f"must hold an object, got {content!r:.80}")
         return read(content)

@@ -33,6 +33,7 @@ from simulate.profiles.profile import Profile
 from treeopt.errors import CostError, UsageError
 from treeopt.storage.atomic_files import checksum, why
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import read_text
 
 ALWAYS = ("batch", "drafted")
 STEP = ("step_ms",)
@@ -116,7 +117,7 @@ def _check_chains(path: Path, lines: Sequence[_Line]) -> None:
 def _lines(path: Path) -> tuple[list[_Line], int]:
     """Read the measurements of a table, and count the trees that it has beside them."""
     try:
-        text = path.read_text("utf-8-sig")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise CostError(f"{path}: cannot be read: {why(error)}") from error
     if text.lstrip().startswith("{"):

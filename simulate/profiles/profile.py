@@ -30,6 +30,7 @@ from treeopt.storage.atomic_files import why, write_text
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import GREEDY, look, rule_in, same_choosing
 from treeopt.storage.typed_records import read_record
+from treeopt.storage.user_files import read_text
 
 SCHEMA = "treeopt.profile/2"
 NORMAL_95 = 1.96
@@ -261,7 +262,7 @@ def load_profile(path: Path) -> Profile:
         CostError: missing or broken; names file and field.
     """
     try:
-        text = Path(path).read_text("utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise CostError(f"{path}: cannot be read: {why(error)}") from error
     try:

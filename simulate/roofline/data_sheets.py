@@ -11,6 +11,7 @@ from typing import Any
 from simulate.roofline.interconnect import Link
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import read_text
 
 SCHEMA = "treeopt.hardware/1"
 FASTEST = 1e30  # largest B/s and FLOP/s that are accepted for a device
@@ -125,8 +126,8 @@ def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
     """
     path = shipped("hardware.json") if path is None else Path(path)
     try:
-        content = json.loads(path.read_text("utf-8-sig"))
-    except (OSError, ValueError) as error:
+        content = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise CostError(f"{path}: must be a readable JSON file: {error}") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         schema = content.get("schema") if isinstance(content, dict) else content

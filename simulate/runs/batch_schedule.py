@@ -56,7 +56,8 @@ def ragged(accepted: Ints, trace: Trace, *, batch: int, ends: Ints, late: int) -
 
 def _first_steps(steps: list[int], batch: int, ends: list[int], late: int) -> Ints:
     """Return the step at which each request begins, given the number of steps it takes."""
-    free, piece_over, begins = [0] * batch, 0, []
+    batch, piece_over, begins = min(batch, len(steps)), 0, []
+    free = [0] * batch
     for request, count in enumerate(steps):
         if request and ends[request] != ends[request - 1]:
             free = [piece_over] * batch

@@ -1,9 +1,10 @@
 """Seconds of the steps of a run, by batch size and context, with padding to the next batch size that has a cost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from simulate.profiles.profile import Profile
 from simulate.runs.timeline import Floats, Ints
 from treeopt.cost_model import CostModel
 from treeopt.errors import CostError
@@ -41,7 +42,7 @@ def price_steps(
         try:
             return price(batch, context)
         except CostError:
-            for size in range(batch + 1, pad_to + 1):
+            for size in _sizes_above(cost, batch, pad_to):
                 try:
                     return price(size, context)
                 except CostError:
@@ -49,6 +50,13 @@ def price_steps(
             raise
 
     return seconds
+
+
+def _sizes_above(cost: CostModel, batch: int, pad_to: int) -> Sequence[int]:
+    """Return the batch sizes above `batch` that may have a cost, rising, up to `pad_to`."""
+    if isinstance(cost, Profile):
+        return sorted({times.batch for times in cost.batches if batch < times.batch <= pad_to})
+    return range(batch + 1, pad_to + 1)
 
 
 def step_seconds(occupancy: Ints, context: Ints | None, seconds: Seconds, *, padded: bool = False) -> Floats:

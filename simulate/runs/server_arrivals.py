@@ -11,6 +11,7 @@ from simulate.runs.timeline import Floats, Ints
 from treeopt.errors import UsageError
 from treeopt.storage.atomic_files import why
 from treeopt.storage.json_records import RecordError, get
+from treeopt.storage.user_files import read_text
 from treeopt.traces.trace import Trace
 
 MOST = 2**31  # tokens of a request
@@ -137,7 +138,7 @@ def read_requests(path: Path) -> Asked:
         UsageError: names file, line and field.
     """
     try:
-        lines = path.read_text("utf-8-sig").split("\n")
+        lines = read_text(path).split("\n")
         numbered = {number: _row(number, line) for number, line in enumerate(lines, 1) if line.strip()}
         _check_arrivals({number: row[2] for number, row in numbered.items() if row[2] is not None})
     except (OSError, UnicodeDecodeError) as error:

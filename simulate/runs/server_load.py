@@ -14,6 +14,8 @@ from treeopt.defaults import SERVER
 from treeopt.errors import UsageError
 from treeopt.traces.trace import Trace
 
+MOST = 10**7  # arrivals on all days together
+
 
 @dataclass(frozen=True)
 class Load:
@@ -42,6 +44,17 @@ class Load:
     tpot_s: float | None = None
     switch_s: float | None = None
     hysteresis: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the days can be simulated.
+
+        Raises:
+            UsageError: more arrivals in all than `MOST`.
+        """
+        requests = SERVER["requests"] if self.requests is None else self.requests
+        days = SERVER["replications"] if self.replications is None else self.replications
+        if requests * days > MOST:
+            raise UsageError(f"--requests {requests} for {days} --replications are more than {MOST} arrivals in all")
 
     @property
     def given(self) -> bool:

@@ -24,6 +24,7 @@ from treeopt.storage.atomic_files import why, write_text
 from treeopt.storage.json_records import RecordError, get, parse
 from treeopt.storage.provenance import look
 from treeopt.storage.typed_records import read_record
+from treeopt.storage.user_files import read_text
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -171,7 +172,7 @@ def load_predictions(path: Path) -> Predictions:
         PlanError: missing, broken or changed; names file and field.
     """
     try:
-        text = Path(path).read_text("utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: cannot be read: {why(error)}") from error
     try:

@@ -9,7 +9,7 @@ from msgspec.json import schema
 from simulate.profiles.profile_records import ProfileRecord
 from simulate.validation.validation_records import PredictionsRecord, ValidationRecord
 from treeopt.plans.plan_records import PlanRecord
-from treeopt.storage.typed_records import INTEGERS, LARGEST
+from treeopt.storage.typed_records import INTEGERS, LARGEST, SMALLEST
 from treeopt.traces.trace_meta import TraceMeta
 
 FOLDER = Path(__file__).parent.parent.parent / "treeopt" / "schemas"
@@ -47,6 +47,9 @@ def _without_limits(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     limited = value.get("type") in ("number", "integer")
+    if limited and value.get("minimum") == SMALLEST:
+        value = {"exclusiveMinimum" if key == "minimum" else key: part for key, part in value.items()}
+        value["exclusiveMinimum"] = 0
     return {
         key: _without_limits(part)
         for key, part in value.items()

@@ -48,7 +48,7 @@ ROOF = (
 EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft"}
 # Loaded inside functions, where they are needed: each takes 0.1 s to seconds.
 LONGEST_COMMAND = 60  # lines
-LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft", "simpy"}
+LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft", "simpy", "datasets"}
 
 
 @dataclass(frozen=True)

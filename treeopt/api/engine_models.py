@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treeopt.api.messages import warn
 from treeopt.api.run_models import quiet_libraries
-from treeopt.api.run_prompts import Prompts
+from treeopt.api.run_prompts import Prompts, encoded_prompts
 from treeopt.errors import ExecutorError, UsageError
+from treeopt.storage.user_files import read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,7 +77,7 @@ def _tokenizer(target: Path) -> "PreTrainedTokenizerBase | None":
     from executor.target.tokenizer import load_tokenizer
 
     try:
-        config = json.loads((target / "config.json").read_text("utf-8"))
+        config = json.loads(read_text(target / "config.json"))
     except (OSError, ValueError) as error:
         raise ExecutorError(f"{target}: config.json cannot be read: {error}") from error
     sizes = [config.get("vocabulary_size"), config.get("vocab_size"), config.get("text_config", {}).get("vocab_size")]
@@ -93,14 +93,7 @@ def engine_prompts(target: Path, prompts: Prompts) -> list[list[int]]:
     Raises:
         UsageError: no such folder, or as `Prompts.read` does.
     """
-    from executor.prompts.prompt_files import encode
-
     tokenizer = _tokenizer(target)
     if tokenizer is None:
         raise UsageError(f"--target {target}: no such folder; prompts are encoded with the tokenizer of the target")
-    texts = prompts.read()
-    if not tokenizer.chat_template and any(prompt.turns for prompt in texts):
-        if prompts.chat:
-            raise UsageError(f"--chat: the tokenizer of {target} has no chat template")
-        warn(["the tokenizer has no chat template: turns are joined by line ends"])
-    return encode(tokenizer, texts)
+    return encoded_prompts(tokenizer, prompts.read(), prompts, target)[1]

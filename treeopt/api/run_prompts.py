@@ -19,17 +19,22 @@ if TYPE_CHECKING:
     from executor.target.target_model import Target
 
 
+MOST_RANDOM = 2**26  # tokens of random prompts
+LEFT_OUT = ("tools", "thoughts", "system", "unreadable")  # parts of records, see `executor.prompts.reading_report`
+
+
 @dataclass(frozen=True)
 class Prompts:
     """The source of prompts: part of a file, texts, or random tokens.
 
     Attributes:
-        prompts_file: JSON lines with texts or conversations.
+        prompts_file: file or folder of records with texts or conversations.
         requests: prompts to take; None: all.
         skip: prompts to leave out first.
         chat: put texts through the target's chat template as a user's turn.
         texts: texts in place of a file.
         prompt_tokens: length of random prompts in place of a file.
+        leave_out: parts of records that are left out, names of `LEFT_OUT`.
     """
 
     prompts_file: Path | None = None
@@ -38,14 +43,16 @@ class Prompts:
     chat: bool = False
     texts: tuple[str, ...] = ()
     prompt_tokens: int | None = None
+    leave_out: frozenset[str] = frozenset()
 
     def read(self) -> "list[Prompt]":
-        """Read the prompts.
+        """Read the prompts, and warn of what the files hold that is not read.
 
         Raises:
             UsageError: not exactly one source, or more prompts asked for than there are.
         """
         from executor.prompts.prompt_files import Prompt, read_prompts
+        from executor.prompts.reading_report import Report
 
         if (self.prompts_file is None) != bool(self.texts):
             raise UsageError("give either --prompts or --prompt")
@@ -55,7 +62,9 @@ class Prompts:
             if not all(self.texts) or any("\ud800" <= c <= "\udfff" for text in self.texts for c in text):
                 raise UsageError("--prompt must be a Unicode text that is not empty")
             return [self._as_turn(Prompt(text, where=f"--prompt {text!r}")) for text in self.texts]
-        prompts = read_prompts(self.prompts_file)[self.skip :]
+        report = Report(self.leave_out)
+        prompts = read_prompts(self.prompts_file, report)[self.skip :]
+        warn(report.remarks)
         if not prompts or (self.requests is not None and len(prompts) < self.requests):
             raise UsageError(
                 f"{self.prompts_file}: {self.requests or 1} prompts wanted after skipping {self.skip}, "
@@ -87,21 +96,40 @@ def load_prompts(models: Models, target: "Target", prompts: Prompts, *, shortest
             tokenizer that has no chat template.
         ExecutorError: the chat template refuses a conversation.
     """
-    from executor.prompts.prompt_files import encode
     from executor.target.tokenizer import load_tokenizer, stop_tokens
 
     texts = prompts.read()
     tokenizer = load_tokenizer(models.target, vocabulary=target.vocabulary)
-    if not tokenizer.chat_template and any(prompt.turns for prompt in texts):
-        if prompts.chat:
-            raise UsageError(f"--chat: the tokenizer of {models.target} has no chat template")
-        warn(["the tokenizer has no chat template: turns are joined by line ends"])
-    tokens = encode(tokenizer, texts)
+    texts, tokens = encoded_prompts(tokenizer, texts, prompts, models.target)
     for number, prompt in enumerate(tokens, prompts.skip):
         if len(prompt) < shortest:
             source = prompts.prompts_file or "--prompt"
             raise UsageError(f"{source}: prompt {number} has {len(prompt)} tokens, at least {shortest} are needed")
     return Requests(texts, tokens, stop_tokens(target, tokenizer), tokenizer)
+
+
+def encoded_prompts(
+    tokenizer: "PreTrainedTokenizerBase", texts: "Sequence[Prompt]", prompts: Prompts, target: Path | str
+) -> "tuple[Sequence[Prompt], list[list[int]]]":
+    """Return prompts and their token ids, without those that the template refuses if these are to be left out.
+
+    Raises:
+        UsageError: `chat` with a tokenizer that has no chat template; or no prompt is left.
+        ExecutorError: the chat template refuses a conversation.
+    """
+    from executor.prompts.prompt_files import encoded
+    from executor.prompts.reading_report import Report
+
+    if not tokenizer.chat_template and any(prompt.turns for prompt in texts):
+        if prompts.chat:
+            raise UsageError(f"--chat: the tokenizer of {target} has no chat template")
+        warn(["the tokenizer has no chat template: turns are joined by line ends"])
+    report = Report(prompts.leave_out)
+    pairs = encoded(tokenizer, texts, report)
+    warn(report.remarks)
+    if not pairs:
+        raise UsageError(f"{prompts.prompts_file}: no prompt is left")
+    return [prompt for prompt, _ in pairs], [tokens for _, tokens in pairs]
 
 
 def load_tokens(models: Models, target: "Target", prompts: Prompts) -> tuple[list[list[int]], list[int]]:
@@ -120,5 +148,10 @@ def load_tokens(models: Models, target: "Target", prompts: Prompts) -> tuple[lis
         raise UsageError("--chat applies only to --prompts: random tokens are no user's turn")
     target.check_length(prompts.prompt_tokens)
     size = (prompts.skip + (prompts.requests or RANDOM_REQUESTS), prompts.prompt_tokens)
+    if size[0] * size[1] > MOST_RANDOM:
+        raise UsageError(
+            f"--requests {size[0] - prompts.skip} after --skip {prompts.skip} of --prompt-tokens {size[1]} are "
+            f"more than {MOST_RANDOM} random tokens"
+        )
     tokens: list[list[int]] = np.random.default_rng(0).integers(0, target.vocabulary, size).tolist()
     return tokens[prompts.skip :], []

@@ -10,8 +10,9 @@ from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.hydra_growth import grow
 from treeopt.searchers.static_trees.shrinkage import fitted
 from treeopt.traces.trace import Trace
-from treeopt.tree import Tree
+from treeopt.tree import MAX_NODES, Tree
 
+DIGITS = 8  # most of a number of nodes
 KINDS = {"chain": "chain of", "best": "best tree of"}
 
 
@@ -48,8 +49,8 @@ def parse_sizes(text: str) -> tuple[Size, ...]:
     sizes = []
     for word in text.split(","):
         kind, _, nodes = word.strip().partition(":")
-        if kind not in KINDS or not nodes.isdecimal() or int(nodes) < 1:
-            raise UsageError(f"a size must be chain:N or best:N, N at least 1, got {word.strip()!r}")
+        if kind not in KINDS or not nodes.isdecimal() or len(nodes) > DIGITS or not 1 <= int(nodes) <= MAX_NODES:
+            raise UsageError(f"a size must be chain:N or best:N, N in 1..{MAX_NODES}, got {word.strip()[:80]!r}")
         sizes.append(Size(kind, int(nodes)))
     return tuple(dict.fromkeys(sizes))
 

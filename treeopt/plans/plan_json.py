@@ -11,6 +11,7 @@ from treeopt.policies.policy_json import to_record
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import why, write_text
 from treeopt.storage.json_records import RecordError, parse
+from treeopt.storage.user_files import read_text
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def load_plan(path: Path) -> Plan:
         PlanError: missing or broken; names file and field.
     """
     try:
-        text = Path(path).read_text("utf-8-sig")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: cannot be read: {why(error)}") from error
     try:

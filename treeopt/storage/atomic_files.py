@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from treeopt.storage.user_files import open_regular
+
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
@@ -54,7 +56,7 @@ def write_text(path: Path, text: str) -> None:
 
 def checksum(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

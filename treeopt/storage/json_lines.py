@@ -12,6 +12,7 @@ from typing import Any
 
 from treeopt.storage.atomic_files import why
 from treeopt.storage.json_records import RecordError, parse
+from treeopt.storage.user_files import read_bytes
 
 
 def read_lines(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
@@ -25,7 +26,7 @@ def read_lines(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, 
     if not path.is_file():
         raise RecordError("not a regular file")
     try:
-        text = path.read_bytes()
+        text = read_bytes(path, limit=2**31)
         *whole, torn = text.decode("utf-8", "replace").split("\n")
     except OSError as error:
         raise RecordError(why(error)) from error

@@ -2,7 +2,11 @@
 
 import json
 import math
+import reprlib
 from typing import Any
+
+# The largest number that is read: sums and products of a few stay finite.
+LARGEST_NUMBER = 1e100
 
 
 class RecordError(ValueError):
@@ -17,6 +21,31 @@ _KINDS = {
     dict: "an object",
     bool: "true or false",
 }
+
+
+class _Brief(reprlib.Repr):
+    """Writes values whose whole text would be too long, such as lists that hold one list many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxtuple, self.maxdict, self.maxstring, self.maxother = 3, 6, 6, 4, 60, 60
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Return the number; Python does not write those of thousands of digits."""
+        return repr(x) if x.bit_length() <= 128 else "one too large"
+
+
+def brief(value: Any) -> str:
+    """Return the beginning of a value's text for an error, at most 60 characters, whatever the value is.
+
+    >>> brief([[0, 1], "x"]), brief(16**5000)
+    ("[[0, 1], 'x']", 'one too large')
+    """
+    text = _BRIEF.repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_BRIEF = _Brief()
 
 
 def parse(text: str, *schemas: str) -> dict[str, Any]:
@@ -74,6 +103,8 @@ def of_kind(value: Any, kind: type[Any], name: str) -> Any:
     if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
     large = type(value) is int and not -(2**63) <= value < 2**63
+    if type(value) is float and math.isfinite(value) and abs(value) > LARGEST_NUMBER:
+        raise RecordError(f"{name} must be at most {LARGEST_NUMBER:g}, found {value:g}")
     if type(value) is not kind or large or (type(value) is float and not math.isfinite(value)):
         found = f"{value}" if type(value) is float else "one too large" if large else type(value).__name__
         raise RecordError(f"{name} must be {_KINDS[kind]}, found {found}")

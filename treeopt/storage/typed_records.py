@@ -6,21 +6,21 @@ loaded when a file is read, so that `import treeopt` does not load msgspec.
 
 import math
 import re
-import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from treeopt.storage.json_records import RecordError
+from treeopt.storage.json_records import LARGEST_NUMBER, RecordError
 
-# Limits that mean "finite" and "64 bits". The JSON Schemas leave them out.
-LARGEST = sys.float_info.max
+# Limits that mean "finite", "positive" and "64 bits". The JSON Schemas leave them out.
+LARGEST = LARGEST_NUMBER
+SMALLEST = 1 / LARGEST  # so that a quotient is finite
 INTEGERS = (-(2**63), 2**63 - 1)
 
 Finite = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
-Positive = Annotated[float, Meta(gt=0, le=LARGEST)]
+Positive = Annotated[float, Meta(ge=SMALLEST, le=LARGEST)]
 NotNegative = Annotated[float, Meta(ge=0, le=LARGEST)]
 AtLeastOne = Annotated[float, Meta(ge=1, le=LARGEST)]
 Integer = Annotated[int, Meta(ge=INTEGERS[0], le=INTEGERS[1])]
@@ -97,7 +97,7 @@ def _must(reason: str, value: Any, steps: Sequence[Step], kind: Any) -> str | No
         return " or ".join(_NOUNS.get(name, name) for name in names.split(" | "))
     if float(limit) in map(float, INTEGERS):
         return "an integer of 64 bits"
-    if (sign, float(limit)) == (">", 0.0):
+    if (sign, float(limit)) == (">", 0.0) or (float(limit) == SMALLEST and value <= 0):
         return "positive"
     return f"{_SIGNS[sign]} {float(limit):g}"
 

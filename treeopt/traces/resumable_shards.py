@@ -15,6 +15,7 @@ from treeopt.errors import TraceError, UsageError
 from treeopt.storage.atomic_files import checksum, why, write_text
 from treeopt.storage.json_records import RecordError, get, parse
 from treeopt.storage.provenance import look
+from treeopt.storage.user_files import read_text
 from treeopt.traces.merge_split import joined
 from treeopt.traces.npz_format import FORMAT
 from treeopt.traces.trace import OPTIONAL, RANKS, Trace, load_trace, save_trace
@@ -55,7 +56,7 @@ class Shards:
         """
         path = folder / MANIFEST
         try:
-            record = parse(path.read_text("utf-8"), SCHEMA)
+            record = parse(read_text(path), SCHEMA)
             meta, settings = (get(record, key, dict, "manifest") for key in ("meta", "settings"))
             shards = cls(folder, meta, settings, get(record, "requests", int, "manifest"))
             entries = get(record, "shards", list, "manifest")

@@ -12,6 +12,8 @@ from typing import Any
 
 from treeopt.errors import TreeError
 from treeopt.storage.atomic_files import why
+from treeopt.storage.json_records import brief
+from treeopt.storage.user_files import read_text
 from treeopt.traces.importers.source_file import SAVED
 from treeopt.tree import MAX_RANK, Tree
 from treeopt.tree_files.growmaps import abridged, tree_of_growmap
@@ -80,9 +82,7 @@ def tree_of(value: Any) -> TreeInFile:
 def _parsed(path: Path) -> Any:
     """Return the value of a tree, or of several by name."""
     try:
-        if path.stat().st_size > LIMIT:
-            raise TreeError(f"larger than {LIMIT} bytes")
-        text = path.read_text("utf-8-sig")
+        text = read_text(path, limit=LIMIT)
     except (OSError, UnicodeDecodeError) as error:
         raise TreeError(f"cannot be read: {why(error)}") from error
     return value_in_text(text, path.suffix, fits=holds_a_tree)
@@ -182,12 +182,12 @@ def _listed(value: Any) -> TreeInFile:
     seen: dict[tuple[int, ...], int] = {}
     for number, path in enumerate(value):
         if not isinstance(path, list | tuple):
-            raise TreeError(f"path {number} must be a list of ranks, found {path!r:.40}")
+            raise TreeError(f"path {number} must be a list of ranks, found {brief(path)}")
         if not path:
             raise TreeError(f"path {number} is empty: the root is not a node")
         wrong = [rank for rank in path if type(rank) is not int or not 0 <= rank <= MAX_RANK]
         if wrong:
-            raise TreeError(f"path {number} must hold ranks in 0..{MAX_RANK}, found {wrong[0]!r:.40}")
+            raise TreeError(f"path {number} must hold ranks in 0..{MAX_RANK}, found {brief(wrong[0])}")
         ranks = tuple(path)
         if ranks in seen:
             raise TreeError(f"path {number} {abridged(path)} repeats path {seen[ranks]}")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.errors import TreeError
+from treeopt.storage.json_records import brief
 from treeopt.tree import MAX_NODES, Path, Tree
 
 KEYS = ("roots", "branches", "Successors", "mask", "depth", "size")
@@ -32,7 +33,7 @@ def tree_of_growmap(growmap: Mapping[str, Any]) -> Tree:
             if child != following or child >= len(successors) or node >= child:
                 raise TreeError(
                     f"Successors[{node}] must continue with {following} (breadth-first, every node once, "
-                    f"{len(successors)} in all), found {child}"
+                    f"{len(successors)} in all), found {brief(child)}"
                 )
             parents[child] = node
             following += 1
@@ -52,7 +53,7 @@ def _check_other_keys(
     """Check that the other keys of a growmap agree with `Successors`."""
     size = growmap["size"]
     if type(size) is not int or size != len(successors):
-        raise TreeError(f"size must be {len(successors)}, the entries of Successors, found {size!r:.40}")
+        raise TreeError(f"size must be {len(successors)}, the entries of Successors, found {brief(size)}")
     levels = [[node for node, depth in enumerate(depths) if depth == level] for level in range(depths[-1] + 1)]
     expected = {"roots": levels, "branches": [[len(successors[node]) for node in level] for level in levels]}
     for key, value in expected.items():
@@ -72,14 +73,27 @@ def _check_other_keys(
 
 def _check_array(value: Any, expected: np.ndarray[Any, Any], key: str) -> None:
     try:
+        _check_size(value, 2 * expected.size + 64)
         array = np.asarray(value)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise TreeError(f"{key} must be numbers of shape {expected.shape}") from error
     if array.shape != expected.shape or array.dtype.kind not in "iufb":
         raise TreeError(f"{key} must be numbers of shape {expected.shape}, found {array.dtype} of {array.shape}")
     if (array != expected).any():
         at = tuple(int(i) for i in np.argwhere(array != expected)[0])
         raise TreeError(f"{key}{list(at)} must be {expected[at]}, found {array[at]} (contradicts Successors)")
+
+
+def _check_size(value: Any, most: int) -> None:
+    """Raise ValueError if nested lists hold more than `most` values; YAML may name one list many times."""
+    stack = [value]
+    while stack:
+        inner = stack.pop()
+        most -= 1
+        if most < 0:
+            raise ValueError("too many values")
+        if isinstance(inner, list | tuple):
+            stack.extend(inner[: most + 1])
 
 
 def _lists(value: Any, key: str) -> list[list[int]]:
@@ -101,4 +115,4 @@ def abridged(path: Sequence[Any]) -> str:
     >>> abridged([0] * 9)
     '[0, 0, 0, 0, 0, 0, 0, 0, ...]'
     """
-    return f"[{', '.join(map(str, path[:SHOWN]))}{', ...' if len(path) > SHOWN else ''}]"
+    return f"[{', '.join(map(brief, path[:SHOWN]))}{', ...' if len(path) > SHOWN else ''}]"

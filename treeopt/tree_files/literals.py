@@ -12,6 +12,7 @@ from typing import Any
 from treeopt.errors import TreeError
 
 YAML_LIMIT = 2**20  # most characters: PyYAML reads about 1 MB in some seconds
+NESTED = 200  # levels of brackets: PyYAML's time grows with their square
 OPTION = re.compile(r"\s*--?([A-Za-z_][\w.-]*)(?:\s*=\s*|\s+)(.+)", re.DOTALL)
 SYNTAX = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
 
@@ -185,6 +186,8 @@ def _yaml(text: str) -> Any:
         raise TreeError("not read: YAML needs PyYAML, pip install 'treeopt[yaml]'") from error
     if len(text) > YAML_LIMIT:
         raise TreeError(f"not read: YAML of more than {YAML_LIMIT} characters")
+    if _deepest_bracket(text) > NESTED:
+        raise TreeError(f"not read: YAML with brackets nested more than {NESTED} deep")
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -192,6 +195,15 @@ def _yaml(text: str) -> Any:
     if not isinstance(value, Mapping | list):
         raise TreeError("not YAML of a mapping or a list")
     return value
+
+
+def _deepest_bracket(text: str) -> int:
+    """Return how deep brackets are nested, those within strings and comments counted too."""
+    deepest = level = 0
+    for bracket in re.findall(r"[\[{\]}]", text):
+        level = level + 1 if bracket in "[{" else max(level - 1, 0)
+        deepest = max(deepest, level)
+    return deepest
 
 
 def _first_line(error: BaseException) -> str:

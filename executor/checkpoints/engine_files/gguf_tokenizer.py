@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import ExecutorError
+from treeopt.storage.user_files import read_text
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -30,7 +31,7 @@ def read_vocabulary(folder: Path, vocabulary: int) -> Vocabulary:
     """
     file = folder / "tokenizer.json"
     try:
-        content = json.loads(file.read_text("utf-8"))
+        content = json.loads(read_text(file))
         model, added = content["model"], content.get("added_tokens") or []
         ids = dict(model["vocab"]) | {token["content"]: token["id"] for token in added}
         special = {token["id"]: CONTROL if token["special"] else USER_DEFINED for token in added}

@@ -18,6 +18,7 @@ from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, shorten
 from executor.checkpoints.tensors.torch_save import check_tensor, load_saved
 from treeopt.errors import ExecutorError
 from treeopt.storage.atomic_files import why
+from treeopt.storage.user_files import open_regular, read_text
 
 HEADER_LIMIT = 2**24  # bytes; the index of the largest public model has less than a megabyte
 # In the order of search; then any other file, if it is the only one.
@@ -73,9 +74,7 @@ def config_beside(folder: Path) -> dict[str, Any]:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        if file.stat().st_size > HEADER_LIMIT:
-            raise ExecutorError(f"{file}: larger than {HEADER_LIMIT} bytes")
-        content = json.loads(file.read_text("utf-8"))
+        content = json.loads(read_text(file, limit=HEADER_LIMIT))
     except (OSError, UnicodeDecodeError) as error:
         raise ExecutorError(f"{file}: cannot be read: {why(error)}") from error
     except (ValueError, RecursionError) as error:
@@ -107,7 +106,7 @@ def _entries(file: Path) -> dict[str, Entry]:
 
 def _safetensors(file: Path) -> dict[str, Entry]:
     try:
-        with file.open("rb") as raw:
+        with open_regular(file) as raw:
             (length,) = struct.unpack("<Q", raw.read(8).ljust(8, b"\0"))
         if length > HEADER_LIMIT:
             raise ExecutorError(f"{file}: not a readable safetensors file: its header claims {length} bytes")

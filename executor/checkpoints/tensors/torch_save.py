@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import ExecutorError
+from treeopt.storage.user_files import check_file
 
 OTHERS_LIMIT = 2**24  # bytes that are no tensors
 NESTED = 8  # levels of nested lists; the formats read here have three
@@ -24,6 +25,7 @@ def load_saved(file: Path) -> Any:
             code, or objects of other classes than tensors.
     """
     try:
+        check_file(file)
         with zipfile.ZipFile(file) as archive:
             records = archive.infolist()
         if any(r.compress_type != zipfile.ZIP_STORED for r in records):

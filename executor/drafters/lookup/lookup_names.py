@@ -18,6 +18,9 @@ SGLANG = (
 )
 
 
+NUMBER = r"\d{1,20}"
+
+
 def lookup_drafter(name: str, target: Target) -> Drafter | None:
     """Return the drafter of that name; None if the name is not of this family.
 
@@ -34,10 +37,10 @@ def lookup_drafter(name: str, target: Target) -> Drafter | None:
     if first in ENGINES:
         form, make = ENGINES[first]
         numbers = sizes.split("-") if name != f"{KIND}:{first}" else []
-        if not all(number.isdecimal() for number in numbers) or len(numbers) > 2:
+        if not all(re.fullmatch(NUMBER, number) for number in numbers) or len(numbers) > 2:
             raise UsageError(f"{name}: must be {KIND}:{first} or {KIND}:{first}:{form}")
         return EngineLookup(make(name, [int(number) for number in numbers], target))
-    if sizes or not re.fullmatch(r"\d+", first):
+    if sizes or not re.fullmatch(NUMBER, first):
         raise UsageError(f"{name}: must be {KIND} or {KIND}:N, such as {KIND}:5, or {KIND}:ENGINE, such as {KIND}:vllm")
     return PromptLookup(int(first)).to(target.device)
 

@@ -118,7 +118,7 @@ def _openvino(settings: EngineSettings) -> Engine:
         settings.target,
         draft_model=None if lookup else settings.drafter,
         lookup_ngram=int(lookup[1] or LONGEST) if lookup else None,
-        properties={name: int(value) if value.isdecimal() else value for name, _, value in pairs},
+        properties={name: int(value) if value.isdecimal() and len(value) < 20 else value for name, _, value in pairs},
         timeout_s=settings.timeout_s,
     )
 

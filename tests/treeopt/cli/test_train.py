@@ -292,3 +292,36 @@ def test_two_processes_write_one_drafter(tiny, tmp_path):
     assert done.stderr.count("step 3/3: loss") == 1
     log = log_of(tmp_path / "o")
     assert (log["processes"], log["texts"]) == (2, 6)
+
+
+def test_what_was_read_is_reported(tiny, tmp_path):
+    """A folder: records, a README that is passed over, a record that is left out by request, a field without effect."""
+    said = [{"role": "user", "content": "ab cd"}, {"role": "assistant", "content": "ab cd ef gh ab cd ef gh " * 4}]
+    records = [{"messages": said, "score": 1}, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.json").write_text("".join(json.dumps(record) + "\n" for record in records * 4))
+    (tmp_path / "data" / "b.png").write_bytes(b"\0")
+    words = (
+        "train",
+        "--target",
+        tiny / "target",
+        "--recipe",
+        "medusa1",
+        "--steps",
+        "1",
+        "--length",
+        "16",
+        "--batch",
+        "1",
+    )
+    words += ("--batch", "1", "--data", tmp_path / "data", "--output")
+    refused(run(*words, tmp_path / "o"), "a.json, line 2: messages[0]", "--leave-out unreadable")
+    result = done(*words, tmp_path / "o", "--leave-out", "unreadable")
+    for line in (
+        "Warning: data: 1 file passed over (b.png): binary",
+        "Warning: data: 4 records skipped: ",
+        "data: 4 records read from 1 file",
+        "data: fields without effect: `score`",
+    ):
+        assert line in result.stderr
+    refused(run(*words, tmp_path / "o2", "--leave-out", "thought"), "'thought' is none of tools, thoughts", code=2)

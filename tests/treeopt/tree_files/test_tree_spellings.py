@@ -13,7 +13,7 @@ from tests.helpers.strategies import trees
 from treeopt.cli.options.what_to_draft import Static
 from treeopt.errors import TreeError
 from treeopt.tree import Tree
-from treeopt.tree_files.choice_lists import read_tree
+from treeopt.tree_files.choice_lists import holds_a_tree, named_tree, read_tree
 from treeopt.tree_files.literals import named_values, value_in_text
 
 TREE = Tree.from_paths([(0,), (1,), (0, 0)])
@@ -149,3 +149,42 @@ def test_names_that_refer_to_themselves_end() -> None:
     assert time.monotonic() - started < 5
     loop = yaml.safe_load("&a {b: *a, c: [[0]]}")
     assert list(named_values(loop, like=lambda item: isinstance(item, list))) == ["c"]
+
+
+BOMB = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 40))
+BOMB = "a0: &a0 [[0], [1]]\n" + BOMB
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        (BOMB, "a39", "path 0 must hold ranks"),
+        (
+            BOMB + "x: {Successors: *a39, roots: 1, branches: 1, mask: 1, depth: 1, size: 1}",
+            "x",
+            "Successors.0. must be",
+        ),
+        (
+            BOMB
+            + "x: {Successors: [[1], []], roots: [[0], [1]], branches: [[1], [0]], mask: *a39, depth: [0, 1], size: 2}",
+            "x",
+            "mask must be numbers",
+        ),
+        ("a: [[0], [0x" + "f" * 5000 + "]]", "a", "must hold ranks in 0..32767, found one too large"),
+        ("[" * 2000, None, "not read: YAML with brackets nested more than 200 deep"),
+        ("&a [*a, *a]", None, "path 0 must hold ranks"),
+    ],
+)
+def test_what_grows_without_end_is_refused_at_once(text: str, name: str | None, message: str) -> None:
+    pytest.importorskip("yaml", reason="the extra yaml is not installed")
+    started = time.monotonic()
+    with pytest.raises(TreeError, match=message) as caught:
+        named_tree(value_in_text(text, ".yaml", fits=holds_a_tree), name)
+    assert time.monotonic() - started < 5
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("text", ["[[0], [0x" + "f" * 5000 + "]]", "[[0], [-0x" + "f" * 5000 + "]]", "0x" + "f" * 5000])
+def test_numbers_of_thousands_of_digits_are_refused_in_one_line(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Static().convert(text, None, None)

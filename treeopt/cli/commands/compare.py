@@ -37,9 +37,7 @@ EXAMPLES = general.examples(
     show_default=True,
     help="Sizes of the trees that all drafters are judged with.",
 )
-@click.option(
-    "--requests", type=click.IntRange(min=4), help="Use only the first N requests of each trace; default all."
-)
+@click.option("--requests", type=general.Whole(min=4), help="Use only the first N requests of each trace; default all.")
 @click.option(
     "--same-prompts", is_flag=True, help="Assume that request i of every trace answers one prompt, even without proof."
 )

@@ -38,8 +38,8 @@ def _methods(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 @click.command(epilog=EXAMPLES)
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.option("--format", "engine", type=click.Choice(list(ENGINES)), required=True, help="Engine to write for.")
-@click.option("--batch", type=click.IntRange(min=1), help="Export only this batch size; default all of the plan's.")
-@click.option("--heads", type=click.IntRange(min=1), help="Number of heads in the checkpoint (medusa).")
+@click.option("--batch", type=general.Whole(min=1), help="Export only this batch size; default all of the plan's.")
+@click.option("--heads", type=general.Whole(min=1), help="Number of heads in the checkpoint (medusa).")
 @click.option(
     "--method",
     shell_complete=_methods,

@@ -64,17 +64,17 @@ EXAMPLES = general.examples(
 )
 @click.option(
     "--max-depth",
-    type=click.IntRange(min=1),
+    type=general.Whole(min=1),
     help="Deepest tree; default all levels that the drafter has, at most 8. With --engine: the longest draft; default "
     f"{ENGINE_LENGTH}.",
 )
 @click.option(
     "--rounds",
-    type=click.IntRange(min=2),
+    type=general.Whole(min=2),
     help=f"Maximum number of blocks per tree and batch size; default {ROUNDS}, with --engine {ENGINE_ROUNDS}.",
 )
 @click.option(
-    "--steps", type=click.IntRange(min=1), default=STEPS, show_default=True, help="Maximum number of steps per block."
+    "--steps", type=general.Whole(min=1), default=STEPS, show_default=True, help="Maximum number of steps per block."
 )
 @click.option(
     "--budget",

@@ -14,6 +14,7 @@ from treeopt.plans.plan_json import BEFORE, SCHEMA, load_plan
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.storage.atomic_files import checksum, why, write_text
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import read_text
 from treeopt.traces.resumable_shards import ranks_of
 from treeopt.traces.trace import load_trace
 
@@ -62,7 +63,7 @@ def _section(path: Path) -> "Section":
         trace = load_trace(path)
         return trace_section(trace, source, replayed=with_drawn_ranks(trace, 0))
     try:
-        record = json.loads(path.read_text("utf-8"))
+        record = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: neither a trace (.npz) nor JSON: {error}") from error
     schema = record.get("schema") if isinstance(record, dict) else None

@@ -64,7 +64,7 @@ engine_rules = click.option(
     help="Recommend a batch size that takes at most this many milliseconds per token.",
 )
 @click.option(
-    "--shapes", type=click.IntRange(min=1), help="Maximum number of different trees; default one per batch size."
+    "--shapes", type=general.Whole(min=1), help="Maximum number of different trees; default one per batch size."
 )
 @click.option(
     "--near",

@@ -33,13 +33,13 @@ EXAMPLES = general.examples(
     "--tree", type=Static(), help="A static tree: the length of a chain, rank paths, FILE[:NAME], or a published tree."
 )
 @click.option(
-    "--batch", type=click.IntRange(min=1), help="Maximum number of requests decoded together; default the plan's."
+    "--batch", type=general.Whole(min=1), help="Maximum number of requests decoded together; default the plan's."
 )
 @click.option("--prefill-s", type=general.SECONDS, help="Prefill seconds per prompt; default the profile's.")
 @click.option("--prefill-s-per-token", type=general.SECONDS, help="Additional prefill seconds per prompt token.")
 @click.option(
     "--prompt-tokens",
-    type=click.IntRange(min=1),
+    type=general.Whole(min=1),
     help="Prompt length in tokens; also sets the context at which steps are priced. Default: the lengths recorded in "
     "the trace, if any.",
 )
@@ -69,11 +69,11 @@ EXAMPLES = general.examples(
     help="Lengths of the server's requests: JSON lines with prompt_tokens, tokens [, arrived_s].",
 )
 @click.option(
-    "--requests", type=click.IntRange(min=2), help=f"Number of arrivals; default {SERVER['requests']}, or the file's."
+    "--requests", type=general.Whole(min=2), help=f"Number of arrivals; default {SERVER['requests']}, or the file's."
 )
 @click.option(
     "--replications",
-    type=click.IntRange(min=2),
+    type=general.Whole(min=2),
     help=f"Number of independent days; default {SERVER['replications']}.",
 )
 @click.option(
@@ -86,7 +86,7 @@ EXAMPLES = general.examples(
 @click.option("--switch-s", type=general.SECONDS, help="Seconds that a change to another tree takes; default 0.")
 @click.option(
     "--hysteresis",
-    type=click.IntRange(min=0),
+    type=general.Whole(min=0),
     help="Dead band in requests before the server changes to another tree; default 0.",
 )
 @general.seed

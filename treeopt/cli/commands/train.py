@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from executor.train.recipes import RECIPES, Recipe, replaced
-from treeopt.api.messages import warn
+from treeopt.api.messages import note, warn
 from treeopt.api.run_models import Models, quiet_libraries, slow_type_warnings
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.errors import UsageError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
+    from executor.prompts.reading_report import Report
     from executor.target.target_model import Target
     from executor.train.text_files import Rows, Text
     from executor.train.training_run import Job, Trained
@@ -43,6 +44,7 @@ class Lessons:
     self_distill: bool
     distill_temperature: float | None
     distill_tokens: int | None
+    leave_out: frozenset[str]
 
 
 lessons = general.bundle(
@@ -53,9 +55,10 @@ lessons = general.bundle(
         type=general.FOLDER,
         multiple=True,
         required=True,
-        help="Conversations (.jsonl, .json), texts, or folders of them; may be given several times.",
+        help="Conversations (JSON lines, a JSON list, parquet, arrow, a data set saved to disk), texts, or folders of "
+        "them; may be given several times.",
     ),
-    click.option("--length", type=click.IntRange(min=3), default=512, show_default=True, help="Tokens per row."),
+    click.option("--length", type=general.Whole(min=3), default=512, show_default=True, help="Tokens per row."),
     click.option("--padded", is_flag=True, help="Put each text in its own row, instead of one text after the other."),
     click.option(
         "--held-out",
@@ -71,8 +74,9 @@ lessons = general.bundle(
         help="Sampling temperature of what the target writes; default 0.3.",
     ),
     click.option(
-        "--distill-tokens", type=click.IntRange(min=1), help="Maximum tokens per answer of the target; default 192."
+        "--distill-tokens", type=general.Whole(min=1), help="Maximum tokens per answer of the target; default 192."
     ),
+    models_and_prompts.leave_out,
 )
 
 
@@ -116,15 +120,15 @@ training = general.bundle(
     click.option(
         "--learning-rate", type=general.Real(min=0, min_open=True), help="Learning rate in place of the recipe's."
     ),
-    click.option("--steps", type=click.IntRange(min=1), help="Number of optimiser steps."),
+    click.option("--steps", type=general.Whole(min=1), help="Number of optimiser steps."),
     click.option(
         "--epochs", type=general.Real(min=0, min_open=True), help="Passes over the rows in place of --steps; default 1."
     ),
     click.option(
-        "--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Rows per batch and process."
+        "--batch", type=general.Whole(min=1), default=8, show_default=True, help="Rows per batch and process."
     ),
     click.option(
-        "--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Batches per optimiser step."
+        "--accumulate", type=general.Whole(min=1), default=1, show_default=True, help="Batches per optimiser step."
     ),
     click.option("--bf16", is_flag=True, help="Compute in bfloat16 where it is safe; weights keep their number type."),
     click.option("--lora", is_flag=True, help="For recipes that train the target: train adapters, merged at the end."),
@@ -135,10 +139,10 @@ training = general.bundle(
         "or drafters.",
     ),
     click.option(
-        "--save-every", type=click.IntRange(min=1), default=500, show_default=True, help="Steps between checkpoints."
+        "--save-every", type=general.Whole(min=1), default=500, show_default=True, help="Steps between checkpoints."
     ),
     click.option(
-        "--eval-every", type=click.IntRange(min=1), help="Steps between measurements; default only at the end."
+        "--eval-every", type=general.Whole(min=1), help="Steps between measurements; default only at the end."
     ),
     click.option(
         "--save-dtype",
@@ -179,6 +183,7 @@ def train(
         _check_output(output, resume)
     target, tokenizer = _load(models)
     target.check_length(lessons.length)
+    from executor.prompts.reading_report import Report
     from executor.train.target_training import check_whole
     from executor.train.training_run import precision_of, run
 
@@ -187,8 +192,11 @@ def train(
     precision = "bfloat16" if training.bf16 else precision_of(target)
     if first:
         warn(slow_type_warnings(precision, target))
-    texts = _texts(lessons, target, tokenizer, output, seed)
-    rows, held_out = _rows(texts, lessons, tokenizer, seed)
+    report = Report(lessons.leave_out)
+    texts = _texts(lessons, target, tokenizer, output, seed, report)
+    rows, held_out = _rows(texts, lessons, tokenizer, seed, report)
+    if first:
+        warn(report.remarks)
     if first and lessons.held_out and not len(held_out):
         warn(["the texts fill only one row, so none is held out: the drafter's accuracy will not be measured"])
     settings: dict[str, Any] = {"seed": seed, "device": models.device, "precision": precision, "resume": resume}
@@ -198,6 +206,7 @@ def train(
         warn(_short_warnings(recipe, drafter, job.steps))
     trained = run(job, target, drafter, rows, held_out, report=_reporter(job.steps, silent=not first))
     if first:
+        note([report.summary, *report.unread_fields])
         _finish(job, trained, tokenizer, as_json=as_json)
 
 
@@ -235,13 +244,19 @@ def _load(models: Models) -> "tuple[Target, PreTrainedTokenizerBase]":
 
 
 def _texts(
-    lessons: Lessons, target: "Target", tokenizer: "PreTrainedTokenizerBase", output: Path, seed: int
+    lessons: Lessons,
+    target: "Target",
+    tokenizer: "PreTrainedTokenizerBase",
+    output: Path,
+    seed: int,
+    report: "Report",
 ) -> "Sequence[Text]":
-    """Return the texts that the drafter learns from.
+    """Return the texts that the drafter learns from, and record in `report` what was read.
 
     Raises:
         ExecutorError: one that holds nothing to learn, or that cannot be read.
     """
+    from executor.prompts.conversation_forms import has_tools
     from executor.train.self_distill import Writing, rewritten, stretches
     from executor.train.text_files import answered, read_texts
 
@@ -249,9 +264,11 @@ def _texts(
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if given and not lessons.self_distill:
         raise UsageError("--distill-temperature and --distill-tokens need --self-distill")
-    texts = read_texts(lessons.data)
+    texts = read_texts(lessons.data, report)
     if not lessons.self_distill:
         return answered(texts)
+    if calling := sum(has_tools(text.turns) for text in texts):
+        warn([f"{calling} conversations call tools: the target writes them only up to the first call"])
     writing = Writing(prompt_tokens=max(1, lessons.length // 4), seed=seed, **given)
     output.mkdir(parents=True, exist_ok=True)
     with general.progress("writing", stretches(texts, tokenizer, writing)) as advance:
@@ -259,12 +276,14 @@ def _texts(
 
 
 def _rows(
-    texts: "Sequence[Text]", lessons: Lessons, tokenizer: "PreTrainedTokenizerBase", seed: int
+    texts: "Sequence[Text]", lessons: Lessons, tokenizer: "PreTrainedTokenizerBase", seed: int, report: "Report"
 ) -> "tuple[Rows, Rows]":
     """Return rows to learn from, and rows held out: the last of all texts in shuffled order."""
     from executor.train.token_rows import encode, packed, padded, shuffled
 
-    encoded = encode(tokenizer, shuffled(texts, seed))
+    encoded = encode(tokenizer, shuffled(texts, seed), report)
+    if not encoded:
+        raise UsageError(f"{', '.join(map(str, lessons.data))}: no text is left")
     rows = (padded if lessons.padded else packed)(encoded, length=lessons.length)
     return rows.split(lessons.held_out)
 

@@ -61,7 +61,7 @@ EXAMPLES = general.examples(
 )
 @click.option(
     "--blocks",
-    type=click.IntRange(min=2),
+    type=general.Whole(min=2),
     default=BLOCKS,
     show_default=True,
     help="Number of blocks that the prompts are split into.",

@@ -20,6 +20,7 @@ from treeopt.plans.plan_json import save_plan
 from treeopt.storage.atomic_files import write_text
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import look
+from treeopt.storage.user_files import read_text
 
 EXAMPLES = general.examples(
     "treeopt whatif --trace data/traces/medusa-t0.npz --hardware h100,l40s --target data/models/stdlib-llama "
@@ -209,7 +210,7 @@ def _check_own(path: Path, schema: str, option: str) -> None:
     if not path.exists():
         return
     try:
-        record = parse(path.read_text("utf-8"), schema)
+        record = parse(read_text(path), schema)
     except (OSError, UnicodeDecodeError, RecordError):
         record = {}
     meta = record.get("meta")

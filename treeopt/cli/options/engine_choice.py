@@ -58,7 +58,7 @@ engine = general.bundle(
     ),
     click.option(
         "--servers",
-        type=click.IntRange(min=1),
+        type=general.Whole(min=1),
         default=1,
         show_default=True,
         help="Servers of the engine, one per draft length, that may be alive at a time.",

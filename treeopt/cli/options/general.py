@@ -17,6 +17,7 @@ import click
 from treeopt.defaults import NODES
 from treeopt.errors import UsageError
 from treeopt.storage.atomic_files import is_special
+from treeopt.storage.json_records import LARGEST_NUMBER
 from treeopt.tree import MAX_NODES
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -36,6 +37,19 @@ class Real(click.FloatRange):
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
+        if abs(number) > LARGEST_NUMBER:
+            self.fail(f"{value} is more than {LARGEST_NUMBER:g}", param, ctx)
+        return number
+
+
+class Whole(click.IntRange):
+    """A whole number within bounds, at most `LARGEST`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        if number > LARGEST and self.max is None:
+            self.fail(f"{str(value)[:40]} is more than {LARGEST}", param, ctx)
         return number
 
 
@@ -104,12 +118,12 @@ max_nodes = click.option(
 )
 max_depth = click.option(
     "--max-depth",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     help="Deepest tree tried; default the trace's depth, or the deepest that the step times cover.",
 )
 context = click.option(
     "--context",
-    type=click.IntRange(min=0),
+    type=Whole(min=0),
     help="Tokens in the cache per sequence; default as profiled, the shortest of several contexts.",
 )
 graphs = click.option("--graphs", is_flag=True, help="Replay steps from CUDA graphs; not run on a device yet.")

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from treeopt.api.run_models import DTYPES, QUANTIZED, Models
-from treeopt.api.run_prompts import Prompts
+from treeopt.api.run_prompts import LEFT_OUT, Prompts
 from treeopt.cli.options import general
 from treeopt.defaults import NEW_TOKENS
 
@@ -50,7 +50,7 @@ def _models(*more: Callable[[Any], Any], drafter: bool) -> Callable[[Any], Any]:
             "--tensor-parallel", is_flag=True, help="Share the target among the processes that torchrun started."
         ),
         click.option(
-            "--threads", type=click.IntRange(min=1), help="CPU threads, at most 4 per core; default torch's choice."
+            "--threads", type=general.Whole(min=1), help="CPU threads, at most 4 per core; default torch's choice."
         ),
     )
 
@@ -58,26 +58,55 @@ def _models(*more: Callable[[Any], Any], drafter: bool) -> Callable[[Any], Any]:
 models, models_without_drafter = _models(drafter=True), _models(drafter=False)
 models_or_shapes = _models(_RANDOM, drafter=False)
 
-_PROMPTS = "JSON lines with `text`, or with conversations (`messages`, `conversations`, `turns`), which are answered."
+_PROMPTS = (
+    "Records with `text`, or with conversations (`messages`, `conversations`, `turns`), which are answered: JSON "
+    "lines, a JSON list, parquet, arrow, or a folder of them."
+)
+
+
+class Parts(click.ParamType):  # type: ignore[type-arg]
+    """Names of parts of records, between commas."""
+
+    name = "parts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[str]:
+        """Return the names."""
+        if isinstance(value, frozenset):
+            return value
+        names = frozenset(name.strip() for name in str(value).split(",") if name.strip())
+        if unknown := sorted(names - set(LEFT_OUT)):
+            self.fail(f"{unknown[0]!r} is none of {', '.join(LEFT_OUT)}", param, ctx)
+        return names
+
+
+leave_out = click.option(
+    "--leave-out",
+    type=Parts(),
+    default="",
+    metavar="PARTS",
+    help="Parts of records that are left out, between commas: tools, thoughts, system; or unreadable, which skips "
+    "records that cannot be read or that the chat template refuses. Default: nothing.",
+)
 _choice = (
-    click.option("--requests", type=click.IntRange(min=1), help="Number of prompts to take; default all."),
+    click.option("--requests", type=general.Whole(min=1), help="Number of prompts to take; default all."),
     click.option(
-        "--skip", type=click.IntRange(min=0), default=0, show_default=True, help="Number of prompts to leave out first."
+        "--skip", type=general.Whole(min=0), default=0, show_default=True, help="Number of prompts to leave out first."
     ),
     click.option("--chat", is_flag=True, help="Put texts through the target's chat template, as a user's turn."),
+    leave_out,
 )
 prompts = general.bundle(
     "prompts",
     Prompts,
-    click.option("--prompts", "prompts_file", type=general.FILE, required=True, help=_PROMPTS),
+    click.option("--prompts", "prompts_file", type=general.FOLDER, required=True, help=_PROMPTS),
     *_choice,
 )
 prompts_or_random = general.bundle(
     "prompts",
     Prompts,
-    click.option("--prompts", "prompts_file", type=general.FILE, help=_PROMPTS),
+    click.option("--prompts", "prompts_file", type=general.FOLDER, help=_PROMPTS),
     click.option(
-        "--prompt-tokens", type=click.IntRange(min=2), help="In place of --prompts: length of random prompts in tokens."
+        "--prompt-tokens", type=general.Whole(min=2), help="In place of --prompts: length of random prompts in tokens."
     ),
     *_choice,
 )
@@ -85,12 +114,12 @@ prompts_or_texts = general.bundle(
     "prompts",
     Prompts,
     click.option("--prompt", "texts", multiple=True, help="A text to continue; may be given several times."),
-    click.option("--prompts", "prompts_file", type=general.FILE, help=_PROMPTS),
+    click.option("--prompts", "prompts_file", type=general.FOLDER, help=_PROMPTS),
     *_choice,
 )
 new_tokens = click.option(
     "--new-tokens",
-    type=click.IntRange(min=1),
+    type=general.Whole(min=1),
     default=NEW_TOKENS,
     show_default=True,
     help="Tokens to write after each prompt.",

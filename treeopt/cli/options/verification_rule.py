@@ -20,7 +20,7 @@ sampling = general.bundle(
         show_default=True,
         help="Sampling temperature; 0: greedy.",
     ),
-    click.option("--top-k", type=click.IntRange(min=1), help="Sample from the K most likely tokens."),
+    click.option("--top-k", type=general.Whole(min=1), help="Sample from the K most likely tokens."),
     click.option(
         "--top-p",
         type=general.Real(0, 1, min_open=True),

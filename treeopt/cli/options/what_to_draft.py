@@ -170,6 +170,6 @@ trees = general.bundle(
         f"nodes=60,depth=6,threshold=0.1 [,{'=,'.join(SETTINGS[OptTree][3:])}=].",
     ),
     click.option(
-        "--batch", type=click.IntRange(min=1), help="Requests decoded together; default 1, or the plan's only size."
+        "--batch", type=general.Whole(min=1), help="Requests decoded together; default 1, or the plan's only size."
     ),
 )

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
+from treeopt.storage import user_files
 from treeopt.storage.atomic_files import checksum, why
 from treeopt.storage.provenance import this_run
 
@@ -35,9 +36,7 @@ def read_text(path: Path) -> str:
         TraceError: the file cannot be read, or is too large.
     """
     try:
-        if path.stat().st_size > LIMIT:
-            raise TraceError(f"larger than {LIMIT} bytes")
-        return path.read_text("utf-8-sig")
+        return user_files.read_text(path, limit=LIMIT)
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f"cannot be read: {why(error)}") from error
 
@@ -112,6 +111,10 @@ def read_numbers(path: Path, saved: Callable[[Path], Any]) -> NDArray[np.float64
 
 
 def _npy(path: Path) -> Any:
+    try:
+        user_files.check_file(path)
+    except OSError as error:
+        raise TraceError(f"cannot be read: {why(error)}") from error
     try:
         return np.array(np.lib.format.open_memmap(path, mode="r"))
     except Exception as error:  # numpy raises many exceptions on a damaged header

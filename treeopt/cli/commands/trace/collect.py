@@ -34,15 +34,15 @@ EXAMPLES = general.examples(
 @click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
 @click.option(
     "--depth",
-    type=click.IntRange(min=1),
+    type=general.Whole(min=1),
     help="Levels to record; default all that the drafter has, at most 8. With --engine: its draft length; "
     f"default that of the only --url, or {ENGINE_LENGTH}.",
 )
 @click.option(
-    "--width", type=click.IntRange(min=1), default=WIDTH, show_default=True, help="Candidates to record per level."
+    "--width", type=general.Whole(min=1), default=WIDTH, show_default=True, help="Candidates to record per level."
 )
 @click.option(
-    "--batch", type=click.IntRange(min=1), default=RECORD_BATCH, show_default=True, help="Requests decoded together."
+    "--batch", type=general.Whole(min=1), default=RECORD_BATCH, show_default=True, help="Requests decoded together."
 )
 @click.option(
     "--probabilities",
@@ -51,7 +51,7 @@ EXAMPLES = general.examples(
 )
 @click.option(
     "--draws",
-    type=click.IntRange(min=1),
+    type=general.Whole(min=1),
     help=f"Simulated draws where acceptance has no closed form (rule sequoia); default {DRAWS}.",
 )
 @click.option(
@@ -61,7 +61,7 @@ EXAMPLES = general.examples(
     "those of the policies to be searched, so that less stays unknown.",
 )
 @click.option(
-    "--stride", type=click.IntRange(min=1), help="With --candidates: record them at every Nth token; default at each."
+    "--stride", type=general.Whole(min=1), help="With --candidates: record them at every Nth token; default at each."
 )
 @click.option(
     "--tree",

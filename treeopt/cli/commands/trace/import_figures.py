@@ -33,10 +33,10 @@ EXAMPLES = general.examples(
     "other names for it.",
 )
 @click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
-@click.option("--prompts", type=click.IntRange(min=1), help="medusa-accuracy of one head: the number of prompts.")
+@click.option("--prompts", type=general.Whole(min=1), help="medusa-accuracy of one head: the number of prompts.")
 @click.option(
     "--steps",
-    type=click.IntRange(min=1),
+    type=general.Whole(min=1),
     help="medusa-accuracy of one head: tokens of each prompt. engine, rates without counts: number of steps to draw.",
 )
 @click.option(
@@ -60,12 +60,12 @@ EXAMPLES = general.examples(
 @click.option("--uneven", is_flag=True, default=None, help="engine: count what short drafts left out as rejected.")
 @click.option(
     "--requests",
-    type=click.IntRange(min=1),
+    type=general.Whole(min=1),
     help=f"Number of requests drawn; engine: the most, for outputs without requests. Default {IMPORTED_REQUESTS}.",
 )
 @click.option(
     "--length",
-    type=click.IntRange(min=1),
+    type=general.Whole(min=1),
     help=f"Tokens of each request (table, sequoia-vector); default {IMPORTED_LENGTH}.",
 )
 @general.seed

@@ -1,0 +1,210 @@
+"""Conversations: the JSON forms that are in use, read into turns of a role, a text and further fields.
+
+{"conversations": [{"from": "human", "value": ...}, ...]}    ShareGPT; or with `role` and `content`, as SpecForge has it
+{"messages": [{"role": "user", "content": ...}, ...]}        contents may be parts; OpenAI's chat and responses
+{"turns": [...]}                                             Spec-Bench: the user's turns, without answers
+
+Beside them `system`, and what a chat template takes: `tools`, `documents`, `chat_template_kwargs`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from executor.prompts.message_parts import joined_content
+from executor.prompts.reading_report import Report
+from executor.prompts.tool_calls import HINT, calls_in, offered_tools, spoken_calls
+from treeopt.errors import ExecutorError
+
+FORMS = ("conversations", "messages", "turns")
+ROLES = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bing", "bard"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("tool", "function", "observation", "ipython", "tool_response", "function_response"), "tool"),
+}
+CALLS = ("function_call", "tool_call")  # roles of a turn whose text is a tool call, as ShareGPT's
+SPELT = (("from", "value"), ("role", "content"))  # the names of a turn's role and text
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names of an answer's thoughts
+KEPT = ("tool_call_id", "name")  # further fields of a message that templates take as they are
+OTHER_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+# Fields of a record that have no effect on the text.
+SILENT = ("id", "domain", "category", "question_id", "tokenizer", "sequences", "system")
+
+Turn = tuple[str, str] | tuple[str, str, str]  # role, text, and further fields of the message as JSON, if any
+Turns = tuple[Turn, ...]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Turns, and what else the chat template is given.
+
+    Attributes:
+        turns: each a role (system, user, assistant or tool), a text, and further fields as JSON if there are any.
+        extras: arguments of the chat template as a JSON object, such as `tools`; empty if there are none.
+    """
+
+    turns: Turns = ()
+    extras: str = ""
+
+
+def conversation_of(record: Mapping[str, Any], where: str, report: Report) -> Conversation:
+    """Return the conversation of a record, without turns if it has no such form.
+
+    Raises:
+        ExecutorError: names `where`, turn and field.
+    """
+    key = next((key for key in FORMS if record.get(key) is not None), None)
+    if key is None:
+        return Conversation()
+    entries = list_of(record, key, where)
+    if key == "turns":
+        turns: Turns = tuple(("user", string(text, f"{where}: turns[{i}]")) for i, text in enumerate(entries))
+    else:
+        turns = tuple(_turn(turn, f"{where}: {key}[{i}]", report) for i, turn in enumerate(entries))
+    for name in OTHER_MEDIA:
+        if record.get(name):
+            raise ExecutorError(f"{where}: `{name}`: only texts are read {HINT}")
+    report.unread.update(set(record) - {*FORMS, *SILENT, *TEMPLATE, "system_prompt"})
+    return Conversation(_with_system(turns, record, where, report), _extras(record, where, report))
+
+
+TEMPLATE = ("tools", "functions", "documents", "chat_template_kwargs")  # fields that become the template's arguments
+
+
+def _extras(record: Mapping[str, Any], where: str, report: Report) -> str:
+    """Return the arguments of the chat template that a record holds, as JSON."""
+    arguments: dict[str, Any] = {}
+    given = record.get("chat_template_kwargs")
+    if given is not None:
+        if not isinstance(given, dict):
+            raise ExecutorError(f"{where}: `chat_template_kwargs` must be an object, found {type(given).__name__}")
+        arguments |= given
+    tools = offered_tools(record, where)
+    if tools and not report.without("tools"):
+        arguments["tools"] = tools
+    if record.get("documents"):
+        arguments["documents"] = record["documents"]
+    return as_json(arguments, where) if arguments else ""
+
+
+def _with_system(turns: Turns, record: Mapping[str, Any], where: str, report: Report) -> Turns:
+    """Return turns that the record's own system prompt opens."""
+    for key in ("system", "system_prompt"):
+        if not record.get(key):
+            continue
+        text = string(record[key], f"{where}: `{key}`")
+        if report.without("system"):
+            continue
+        if turns and turns[0][0] == "system":
+            if turns[0][1] != text:
+                raise ExecutorError(f"{where}: `{key}` differs from the first turn, which is the system's too")
+            continue
+        turns = (("system", text), *turns)
+    return turns
+
+
+def _turn(turn: Any, place: str, report: Report) -> Turn:
+    spelt = next((names for names in SPELT if isinstance(turn, dict) and names[0] in turn), None)
+    if spelt is None or not (spelt[1] in turn or any(turn.get(key) for key in ("tool_calls", "function_call"))):
+        names = " or ".join(f"`{role}` and `{content}`" for role, content in SPELT)
+        raise ExecutorError(f"{place}: must be an object with {names}")
+    role, content = spelt
+    name = turn[role]
+    if name in CALLS:
+        return ("assistant", "", as_json({"tool_calls": spoken_calls(turn[content], f"{place}: `{content}`")}, place))
+    known = ROLES.get(name) if isinstance(name, str) else None
+    if known is None:
+        raise ExecutorError(f"{place}: `{role}` must be one of {', '.join((*ROLES, *CALLS))}, found {name!r:.80}")
+    fields: dict[str, Any] = {}
+    given = turn.get(content)
+    if known == "tool" and isinstance(given, dict | int | float):
+        given = as_json(given, place)  # what a tool answers may be any JSON
+    text, thoughts, calls = joined_content(given, f"{place}: `{content}`")
+    calls += calls_in(turn, place)
+    if calls:
+        fields["tool_calls"] = calls
+        text = "" if text is None else text
+    fields |= _thoughts(turn, thoughts, place, report)
+    fields |= {key: string(turn[key], f"{place}: `{key}`") for key in KEPT if turn.get(key)}
+    if turn.get("weight") is not None:
+        fields |= _weight(turn["weight"], place)
+    said = string(text, f"{place}: `{content}`", empty=True)
+    report.unread.update(set(turn) - {role, content, *THOUGHTS, *KEPT, "tool_calls", "function_call", "weight", "type"})
+    return (known, said, as_json(fields, place)) if fields else (known, said)
+
+
+def _thoughts(turn: Mapping[str, Any], thoughts: str, place: str, report: Report) -> dict[str, str]:
+    """Return the thoughts of an answer, by the name that the record has for them."""
+    named = {key: string(turn[key], f"{place}: `{key}`") for key in THOUGHTS if turn.get(key)}
+    if thoughts:
+        named.setdefault(THOUGHTS[0], thoughts)
+    if len(set(named.values())) > 1:
+        raise ExecutorError(f"{place}: `{'` and `'.join(named)}` differ: an answer has one thought")
+    if not named or report.without("thoughts"):
+        return {}
+    return dict([next(iter(named.items()))])
+
+
+def _weight(value: Any, place: str) -> dict[str, int]:
+    """Return OpenAI's weight of a turn: 0 is not learnt."""
+    if isinstance(value, bool) or value not in (0, 1):
+        raise ExecutorError(f"{place}: `weight` must be 0 or 1, found {value!r:.40}")
+    return {} if value == 1 else {"weight": 0}
+
+
+def fields_of(turn: Turn) -> dict[str, Any]:
+    """Return the further fields of a turn's message.
+
+    >>> fields_of(("user", "Hello")), fields_of(("assistant", "4", '{"thinking": "2 + 2"}'))
+    ({}, {'thinking': '2 + 2'})
+    """
+    fields: dict[str, Any] = json.loads(turn[2]) if len(turn) > 2 else {}
+    return fields
+
+
+def as_json(value: Any, where: str) -> str:
+    """Return JSON text of a value, so that it can be compared.
+
+    Raises:
+        ExecutorError: it is not plain JSON, or not Unicode.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ExecutorError(f"{where}: holds what is not JSON: {error!s:.80}") from error
+    return text
+
+
+def list_of(record: Mapping[str, Any], key: str, where: str) -> list[Any]:
+    """Return the list in a field, which must not be empty; tables hold some lists as JSON texts."""
+    value = record[key]
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ExecutorError(f"{where}: `{key}` is not JSON: {error}") from error
+    if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
+        rows = zip(*value.values(), strict=False)  # a table may hold a list of objects as an object of lists
+        value = [{name: cell for name, cell in zip(value, row, strict=True) if cell is not None} for row in rows]
+    if not (isinstance(value, list) and value):
+        raise ExecutorError(f"{where}: `{key}` must be a list that is not empty, found {type(value).__name__}")
+    return value
+
+
+def string(value: Any, name: str, *, empty: bool = False) -> str:
+    """Check that a value is a Unicode string, and return it."""
+    if not isinstance(value, str) or not (value or empty):
+        raise ExecutorError(f"{name} must be a string{'' if empty else ' that is not empty'}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # half a surrogate pair
+        raise ExecutorError(f"{name} must be Unicode: {error.reason}") from error
+    return value
+
+
+def has_tools(turns: Sequence[Turn]) -> bool:
+    """Return True if a conversation calls tools or holds their answers."""
+    return any(turn[0] == "tool" or "tool_calls" in fields_of(turn) for turn in turns)

@@ -1,0 +1,174 @@
+"""Files of data: JSON lines under any name, tables, saved data sets, folders; and what is passed over."""
+
+import gzip
+import json
+import os
+import sys
+
+import pytest
+
+from executor.prompts.data_files import items, without_nulls
+from executor.prompts.prompt_files import read_prompts
+from executor.prompts.reading_report import Report
+from executor.train.text_files import read_texts
+from treeopt.errors import ExecutorError
+
+RECORDS = [
+    {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
+    {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]},
+]
+LINES = "".join(json.dumps(record) + "\n" for record in RECORDS)
+TURNS = [(("user", "Hi"), ("assistant", "Hello")), (("user", "2+2?"), ("assistant", "4"))]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.ndjson", "a.txt", "a", "a.data", "ShareGPT.JSONL"])
+@pytest.mark.parametrize("content", [LINES, "\n" + LINES.rstrip(), LINES.replace("\n", "\r\n"), "\ufeff" + LINES])
+def test_json_lines_are_read_under_any_name(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content.encode())
+    assert [text.turns for text in read_texts([path])] == TURNS
+    assert [prompt.turns for prompt in read_prompts(path)] == [turns[:1] for turns in TURNS]
+
+
+def test_a_single_record_is_a_line_and_an_indented_list_a_list(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(RECORDS[0]))
+    assert [text.turns for text in read_texts([path])] == TURNS[:1]
+    path.write_text(json.dumps(RECORDS, indent=1))
+    assert [text.where for text in read_texts([path])] == [f"{path}, record 0", f"{path}, record 1"]
+
+
+@pytest.mark.parametrize("content", ['{"name": "a config"}\n', "{% template %}", '{"text"', "[1, 2]", "plain"])
+def test_other_files_are_texts(tmp_path, content):
+    (tmp_path / "a.txt").write_text(content)
+    assert [text.text for text in read_texts([tmp_path / "a.txt"])] == [content]
+
+
+@pytest.mark.parametrize("content", ["plain", '{"name": 1}', "[1, 2]", ""])
+def test_prompts_are_records(tmp_path, content):
+    (tmp_path / "a.txt").write_text(content)
+    with pytest.raises(ExecutorError, match=r"not JSON|must be a JSON object|holds no prompts"):
+        read_prompts(tmp_path / "a.txt")
+
+
+def test_what_a_folder_holds_besides_is_reported(tmp_path):
+    (tmp_path / "a.jsonl").write_text(LINES)
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\0")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(LINES.encode()))
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# A data set")
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("a text")
+    report = Report()
+    texts = read_texts([tmp_path], report)
+    assert [text.turns for text in texts if text.turns] == TURNS
+    assert [text.text for text in texts if text.text] == ["a text"]
+    assert report.summary == "data: 2 records and 1 text read from 2 files"
+    assert sorted(report.remarks) == [
+        "data: 1 file passed over (b.jsonl.gz): compressed: unpack it to read it",
+        "data: 1 file passed over (image.png): binary",
+        "data: 2 files passed over (README.md, dataset_infos.json): it describes a data set",
+    ]
+    report = Report()
+    assert len(read_prompts(tmp_path, report)) == 2
+    assert ("a plain text is no prompt", "notes.txt") in report.passed_over
+
+
+def test_a_folder_without_data_says_what_was_passed_over(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"\0")
+    with pytest.raises(ExecutorError, match=r"no text here; data: 1 file passed over \(a\.bin\): binary"):
+        read_texts([tmp_path])
+    with pytest.raises(ExecutorError, match=r"holds no prompts; data: 1 file passed over"):
+        read_prompts(tmp_path)
+
+
+def test_pipes_below_a_folder_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "a.jsonl").write_text(LINES)
+    assert len(read_texts([tmp_path])) == 2
+    with pytest.raises(ExecutorError, match="not a regular file"):
+        read_texts([tmp_path / "pipe.jsonl"])
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_tables_without_the_library_say_what_to_install(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (tmp_path / name).write_bytes(b"PAR1\0")
+    (tmp_path / "README.md").write_text("# The only text")
+    for read in (lambda path: read_texts([path]), read_prompts):
+        for path in (tmp_path, tmp_path / name):
+            with pytest.raises(ExecutorError, match=rf"{name}: .*pip install 'treeopt\[data\]'"):
+                read(path)
+
+
+def test_a_saved_data_set_is_known_without_the_library(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    for name in ("dataset_info.json", "state.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ExecutorError, match=r"pip install 'treeopt\[data\]'"):
+        read_texts([tmp_path])
+
+
+def test_nulls_of_a_table_are_absent():
+    row = {"a": None, "b": [{"c": None, "d": 1}], "e": {"f": None}}
+    assert without_nulls(row) == {"b": [{"d": 1}], "e": {}}
+
+
+def test_lists_of_a_table_may_be_objects_of_lists_or_texts(tmp_path):
+    columns = {"role": ["user", "assistant"], "content": ["Hi", "Hello"], "name": [None, None]}
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        json.dumps({"messages": columns}) + "\n" + json.dumps({"messages": json.dumps(RECORDS[0]["messages"])})
+    )
+    assert [text.turns for text in read_texts([path])] == [TURNS[0]] * 2
+
+
+# --- with the library
+
+
+@pytest.fixture(scope="module")
+def datasets():
+    return pytest.importorskip("datasets", reason="parquet and arrow are read with `datasets`, extra `data`")
+
+
+@pytest.fixture
+def made(datasets, tmp_path, monkeypatch):
+    """A data set in every layout, by name."""
+    datasets.disable_progress_bars()
+    extra = [{"tool_calls": None}, {"tool_calls": None}]
+    rows = [{"messages": [m | e for m, e in zip(r["messages"], extra, strict=True)], "score": 1.0} for r in RECORDS]
+    table = datasets.Dataset.from_list(rows)
+    table.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"train": table, "test": table}).save_to_disk(str(tmp_path / "splits"))
+    (tmp_path / "clone" / "data").mkdir(parents=True)
+    (tmp_path / "clone" / "README.md").write_text("# Chats")
+    for split in ("train", "test"):
+        table.to_parquet(str(tmp_path / "clone" / "data" / f"{split}-00000-of-00001.parquet"))
+    table.to_json(str(tmp_path / "lines.json"))
+    next((tmp_path / "saved").glob("*.arrow")).rename(tmp_path / "one.arrow")
+    table.save_to_disk(str(tmp_path / "saved"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["saved", "splits", "clone", "clone/data", "lines.json", "one.arrow"])
+def test_every_layout_of_a_data_set_is_read(made, name):
+    report = Report()
+    assert [text.turns for text in read_texts([made / name], report)] == TURNS
+    assert [prompt.turns for prompt in read_prompts(made / name)] == [turns[:1] for turns in TURNS]
+    assert report.unread == {"score": 2}
+    passed = {
+        "splits": ["test"],
+        "clone": ["README.md", "data/test-00000-of-00001.parquet"],
+        "clone/data": ["test-00000-of-00001.parquet"],
+    }
+    assert [file for _, file in report.passed_over] == passed.get(name, [])
+
+
+def test_tables_that_are_none(datasets, tmp_path):
+    for name in ("a.parquet", "a.arrow"):
+        (tmp_path / name).write_bytes(b"PAR1 and nothing")
+        with pytest.raises(ExecutorError, match=rf"{name}: `datasets` cannot read it"):
+            list(items([tmp_path / name], Report()))
+    for name in ("dataset_info.json", "state.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ExecutorError, match="`datasets` cannot read it: it lacks"):
+        read_texts([tmp_path])

@@ -1,0 +1,583 @@
+"""Every reader of a user's file, on damaged inputs: an error of treeopt's, no other; no hang, and bounded memory.
+
+`make fuzz` runs it; TREEOPT_FUZZ is the number of inputs, over all readers together. Each example of Hypothesis is the
+seed of a damaged input, so that a failure can be repeated; its input is kept in TREEOPT_FUZZ_KEPT, if that is set.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import random
+import resource
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from executor.checkpoints import load_drafter, save_drafter
+from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
+from executor.checkpoints.tensors.torch_save import read_saved
+from executor.engines.engine_record import RequestRecord
+from executor.prompts.prompt_files import encoded, read_prompts
+from executor.prompts.reading_report import Report
+from executor.train.text_files import read_texts
+from executor.train.token_rows import encode
+from simulate.model_sizes.hf_config import context_limit, quant_method
+from simulate.model_sizes.model_shape import Shape
+from simulate.profiles.engine_times_csv import read_times
+from simulate.profiles.profile import load_profile, save_profile
+from simulate.roofline.data_sheets import load_hardware
+from simulate.runs.server_arrivals import read_requests
+from simulate.validation.predictions import _hash, load_predictions
+from tests.executor.prompts.test_tools_and_thoughts import QWEN, SPELLINGS, WEATHER, called
+from tests.helpers.command_line import done, small_profile, small_trace
+from tests.helpers.drafters import random_drafter
+from tests.helpers.fuzzing import (
+    STRANGE,
+    bounded,
+    constants,
+    damaged_bytes,
+    damaged_text,
+    damaged_value,
+    read,
+    text_bytes,
+)
+from tests.helpers.models import small_target
+from tests.system.test_data import byte_tokenizer
+from treeopt.cli.commands.report import _section
+from treeopt.cli.options.what_to_draft import Static
+from treeopt.cost_model import StepShape
+from treeopt.errors import TreeoptError, UsageError
+from treeopt.plans.plan_json import load_plan, to_json
+from treeopt.replay.static_tree import replay_tree
+from treeopt.report.trace_tables import describe
+from treeopt.storage.json_lines import read_lines
+from treeopt.storage.json_records import RecordError
+from treeopt.traces.importers.readers.formats import Source, import_trace
+from treeopt.traces.importers.source_file import read_numbers
+from treeopt.traces.resumable_shards import load_file_or_shards
+from treeopt.traces.trace import save_trace
+from treeopt.tree import Tree
+from treeopt.tree_files.choice_lists import read_tree
+
+ROOT = Path(__file__).resolve().parents[2]
+INPUTS = int(os.environ.get("TREEOPT_FUZZ", "2000"))
+KEPT = os.environ.get("TREEOPT_FUZZ_KEPT")
+SETTINGS: dict[str, Any] = {  # a seed says nothing about smaller inputs, so none is looked for
+    "deadline": None,
+    "database": None,
+    "phases": [Phase.generate],
+    "suppress_health_check": list(HealthCheck),
+}
+TESTS = ROOT / "tests" / "treeopt"
+RANDOM = random.Random
+READERS_OF_OUTPUTS = ("test_engine_outputs", "test_prometheus_counters", "test_step_records", "test_formats")
+
+
+def text(*paths: str) -> list[str]:
+    return [(ROOT / path).read_text("utf-8") for path in paths]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What reads an input, and how inputs are made: `make` returns bytes, `read` gets the path of a file with them."""
+
+    make: Callable[[RANDOM], bytes]
+    read: Callable[[Path], Any]
+    name: str = "input"
+
+
+def texts_of(texts: list[str], name: str, reader: Callable[[Path], Any]) -> Reader:
+    assert texts
+    return Reader(lambda rng: text_bytes(damaged_text(rng, texts)), reader, name)
+
+
+# --- what is done with what was read
+
+
+def _use_trace(path: Path) -> None:
+    trace = load_file_or_shards(path)
+    describe(trace)
+    if trace.tree_kept is None and trace.kept is None:
+        replay_tree(Tree.chain(1), trace)
+
+
+def _use_plan(path: Path) -> None:
+    plan = load_plan(path)
+    json.loads(to_json(plan))
+
+
+def _use_profile(path: Path) -> None:
+    profile = load_profile(path)
+    profile.caveats()
+    for batch in dict.fromkeys(times.batch for times in profile.batches[:3]):
+        profile.plain_s(batch=batch)
+        for length in (1, 3):
+            profile.error(StepShape.of(Tree.chain(length), batch=batch))
+            profile.step_s([StepShape.of(Tree.chain(length), batch=batch)])
+        profile.parts(batch=batch, tokens=8, depth=2, width=2)
+
+
+def _use_validation(path: Path) -> None:
+    _section(path)
+
+
+def _use_configuration(path: Path) -> None:
+    folder = path.parent
+    refusals: list[TreeoptError] = []
+    for use in (Shape.from_config, context_limit, quant_method, lambda p: open_checkpoint(folder)):
+        try:
+            use(path)
+        except TreeoptError as error:
+            refusals.append(error)
+    if refusals:
+        raise refusals[0]
+
+
+@functools.cache
+def _template() -> Any:
+    return byte_tokenizer(QWEN)
+
+
+def _use_data(path: Path) -> None:
+    report = Report(frozenset({"unreadable"}))
+    texts = read_texts([path], report)
+    encode(_template(), texts[:20], report)
+    report.remarks, report.summary, report.unread_fields  # noqa: B018
+
+
+def _use_prompts(path: Path) -> None:
+    report = Report()
+    encoded(_template(), read_prompts(path, report)[:20], report)
+
+
+def _use_tree(path: Path) -> None:
+    for other in (path, *(path.with_suffix(suffix) for suffix in (".json", ".yaml", ".py"))):
+        if other != path:
+            other.write_bytes(path.read_bytes())
+        try:
+            read_tree(other)
+        except TreeoptError as error:
+            refused = error
+        else:
+            refused = None
+    if refused is not None:
+        raise refused
+
+
+def _use_words(path: Path) -> None:
+    """A tree on the command line; click's refusal is a usage error."""
+    import click
+
+    try:
+        Static().convert(path.read_bytes().decode("utf-8", "replace"), None, None)
+    except click.UsageError as error:
+        raise UsageError(error.format_message()) from error
+
+
+def _use_output(path: Path) -> None:
+    import_trace(Source(path, "engine", read_saved, requests=None), {})
+
+
+def _use_two_scrapes(path: Path) -> None:
+    earlier = path.with_name("earlier")
+    import_trace(Source(path, "engine", read_saved), {"before": earlier} if earlier.exists() else {})
+
+
+def _use_numbers(path: Path) -> None:
+    for kind, more in (("table", {"column": "rank"}), ("table", {"column": "recall"}), ("sequoia-vector", {})):
+        for suffix in (".csv", ".json"):
+            other = path.with_suffix(suffix)
+            other.write_bytes(path.read_bytes())
+            try:
+                import_trace(Source(other, kind, read_saved, requests=3, length=8), more)
+            except TreeoptError as error:
+                refused = error
+            else:
+                refused = None
+    if refused is not None:
+        raise refused
+
+
+def _use_npy(path: Path) -> None:
+    read_numbers(path, read_saved)
+
+
+def _use_run(path: Path) -> None:
+    lines = read_lines(path, "treeopt.engine_run/1")
+    for record in [] if lines is None else lines[1]:
+        RequestRecord.read(record)
+
+
+def _use_predictions(path: Path) -> None:
+    load_predictions(path)
+
+
+# --- inputs
+
+
+@functools.cache
+def _trace_arrays() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        save_trace(small_trace(requests=3, lengths=6), Path(folder) / "t.npz")
+        with np.load(Path(folder) / "t.npz") as arrays:
+            return dict(arrays)
+
+
+def _trace_bytes(rng: RANDOM) -> bytes:
+    """A trace whose arrays have other values, types or shapes, or whose bytes are damaged."""
+    arrays = dict(_trace_arrays())
+    change = rng.random()
+    if change < 0.4:
+        meta = damaged_value(rng, json.loads(arrays["meta"].tobytes()))
+        arrays["meta"] = np.frombuffer(text_bytes(json.dumps(meta)), dtype=np.uint8)
+    elif change < 0.8:
+        name = rng.choice(sorted(arrays))
+        array = arrays[name].copy()
+        match rng.randrange(6):
+            case 0:
+                array.flat[rng.randrange(array.size)] = rng.choice((0, 1, 2, 255 if array.dtype == np.uint8 else -1))
+            case 1:
+                array = array.astype(rng.choice((np.int64, np.float16, np.int8, np.bool_, np.complex64)))
+            case 2:
+                array = array[: rng.randrange(len(array) + 1)]
+            case 3:
+                array = array[..., None]
+            case 4:
+                array = np.repeat(array, 2, axis=0)
+            case _:
+                info = np.iinfo(array.dtype) if array.dtype.kind in "iu" else np.finfo(array.dtype)
+                array.flat[rng.randrange(array.size)] = rng.choice((info.min, info.max))
+        arrays[name] = array
+        if rng.random() < 0.1:
+            del arrays[rng.choice(sorted(arrays))]
+    import io
+
+    file = io.BytesIO()
+    (np.savez if rng.random() < 0.5 else np.savez_compressed)(file, **arrays)
+    return file.getvalue() if change < 0.9 else damaged_bytes(rng, file.getvalue())
+
+
+def _npy_bytes(rng: RANDOM) -> bytes:
+    import io
+
+    file = io.BytesIO()
+    np.save(file, np.array([[0.6, 0.2], [0.5, 0.1]]))
+    return damaged_bytes(rng, file.getvalue())
+
+
+@functools.cache
+def _small_validation() -> list[str]:
+    records = []
+    for path in ("medusa-cpu", "medusa-cpu-t1", "eagle-policies-cpu"):
+        record = json.loads(*text(f"data/validations/{path}.json"))
+        records.append(json.dumps(record | {"cells": record["cells"][:2]}))
+    return records
+
+
+@functools.cache
+def _small_predictions() -> dict[str, Any]:
+    record = json.loads(*text("data/validations/medusa-cpu.predictions.json"))
+    record["plan"]["entries"] = record["plan"]["entries"][:1]
+    batch = record["plan"]["entries"][0]["batch"]
+    for key in ("closed_forms", "whole_runs"):
+        record[key] = [part for part in record[key] if part["batch"] == batch][:3]
+    return record
+
+
+def _predictions_bytes(rng: RANDOM) -> bytes:
+    """Predictions whose hash is that of the damaged content: else the hash alone would be tried."""
+    record = damaged_value(rng, _small_predictions())
+    if isinstance(record, dict) and rng.random() < 0.9:
+        record["sha256"] = _hash({key: value for key, value in record.items() if key != "sha256"})
+    return json.dumps(record).encode()
+
+
+@functools.cache
+def _small_plans() -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        save_trace(small_trace(), Path(folder) / "t.npz")
+        save_profile(small_profile(), Path(folder) / "p.json")
+        words = ("search", "--trace", f"{folder}/t.npz", "--profile", f"{folder}/p.json", "--json", "--batch", "1")
+        return [done(*words, "--max-nodes", "4").stdout, done(*words, "--max-nodes", "3", "--max-depth", "2").stdout]
+
+
+@functools.cache
+def _small_profiles() -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        save_profile(small_profile(), Path(folder) / "p.json")
+        made = [(Path(folder) / "p.json").read_text()]
+    for name in ("eagle-policies-cpu", "medusa-cpu"):
+        record = json.loads(*text(f"data/profiles/{name}.json"))
+        made.append(json.dumps(record | {"batches": record["batches"][:1]}))
+    return made
+
+
+CONFIGURATIONS = [
+    *text("data/models/stdlib-llama/config.json", "data/models/stdlib-eagle3/config.json"),
+    json.dumps(
+        {
+            "model_type": "qwen3_moe",
+            "num_hidden_layers": 2,
+            "hidden_size": 8,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 4,
+            "intermediate_size": 16,
+            "moe_intermediate_size": 8,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "vocab_size": 32,
+            "max_position_embeddings": 64,
+            "sliding_window": 16,
+            "use_sliding_window": True,
+            "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4},
+            "quantization_config": {"quant_method": "fp8"},
+            "layer_types": ["full_attention", "sliding_attention"],
+        }
+    ),
+]
+DATA = [
+    *(json.dumps(called(spelling) | {"tools": [WEATHER], "system": "s"}) for spelling in SPELLINGS.values()),
+    json.dumps({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "id": 1}),
+    json.dumps(
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "thinking", "thinking": "b"}]},
+                {"role": "assistant", "content": "a", "reasoning_content": "b", "weight": 0},
+            ]
+        }
+    ),
+    json.dumps({"question_id": 1, "category": "c", "turns": ["a", "b"]}),
+    json.dumps(
+        {
+            "text": "a b",
+            "prompt": "a",
+            "cut": True,
+            "tokenizer": "x",
+            "sequences": [{"tokens": [1, 2], "learnt": [[0, 1]]}],
+        }
+    )
+    + "\n"
+    + json.dumps({"text": "b"}),
+    json.dumps([{"text": "b"}, {"turns": ["a"]}]),
+]
+TREES = [
+    "[[0], [0, 0], [1]]",
+    "mc_sim = [(0,), (0, 0), (1,)]\nother = [(0,)]",
+    '{"roots": [[0], [1, 2]], "branches": [[2], [0, 0]], '
+    '"Successors": [[1, 2], [], []], "size": 3, "depth": [0, 1, 1], "mask": [[1, 0, 0], [1, 1, 0], [1, 0, 1]]}',
+    "speculative_config:\n  eagle_choices: [[0], [0, 0]]\n  max_draft_len: 2\n",
+    '--medusa_choices="[[0], [0, 0]]"',
+    "5",
+    '-sc \'{"speculative_token_tree": "[(0,), (0, 0)]"}\'',
+    "config.medusa_choices = [[0], [1]]",
+    "f(medusa_choices=[[0], [0, 1]])",
+    "a: &x [[0], [1]]\nb: *x\n",
+    *constants(*(TESTS / "tree_files").glob("*.py")),
+]
+OUTPUTS = constants(
+    *(TESTS / "traces" / "importers" / "readers" / f"{name}.py" for name in READERS_OF_OUTPUTS), shortest=30
+)
+OUTPUTS += [
+    'vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 100.0\n'
+    'vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 300.0\n'
+    'vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 170.0\n'
+    + "".join(
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="m",position="{i}"}} {n}.0\n'
+        for i, n in enumerate((80, 60, 30))
+    ),
+    json.dumps(
+        {"meta_info": {"spec_correct_drafts_histogram": [3, 2, 1], "spec_verify_ct": 6, "completion_tokens": 10}}
+    ),
+    "".join(json.dumps({"accept_lengths": [[1, 2, 3], [2, 2]]}) + "\n" for _ in range(2)),
+    "slot update_slots: id  3 | task 0 | accepted  1/ 5 draft tokens\n" * 3,
+    "SpecDecoding metrics: Mean acceptance length: 2.50, Accepted throughput: 1.00 tokens/s, Drafted throughput: 2.00 "
+    "tokens/s, Accepted: 150 tokens, Drafted: 300 tokens, Per-position acceptance rate: 0.800, 0.500, 0.200, Avg Draft "
+    "acceptance rate: 50.0%\n" * 3,
+]
+TIMES = [
+    "batch,drafted,step_ms\n1,0,10\n1,1,11\n1,2,12.5\n4,0,20\n4,1,21\n",
+    "batch, drafted, tokens_per_s, tau\n1,0,100,1\n1,1,150,1.6\n",
+    "\n".join(
+        json.dumps(
+            {
+                "batch_size": 1,
+                "steps": s,
+                "topk": k,
+                "num_draft_tokens": d,
+                "acc_length": 1.5,
+                "step_time": 0.01,
+                "speed": 100.0,
+            }
+        )
+        for s, k, d in ((0, 0, 0), (1, 1, 2), (3, 4, 8))
+    ),
+]
+REQUESTS = [
+    '{"prompt_tokens": 5, "tokens": 7, "arrived_s": 0.5}\n{"prompt_tokens": 6, "tokens": 8, "arrived_s": 1}\n',
+    '{"prompt_tokens": 5, "tokens": 7}\n',
+]
+RUN = [
+    json.dumps({"schema": "treeopt.engine_run/1", "settings": {}})
+    + "\n"
+    + json.dumps({"request": 0, "committed": [1, 2], "drafted": [0, 2], "tokens": [1, 2, 3]})
+    + "\n"
+]
+NUMBERS = [
+    "0.6,0.2,0.1\n0.5,0.2,0.1\n",
+    "[[0.6, 0.2], [0.5, 0.1]]",
+    "[0.5, 0.3, 0.1, 0.1]",
+    "0.62\n",
+    "# a\n0.5, 0.2\n",
+]
+
+
+@functools.cache
+def readers() -> dict[str, Reader]:
+    """Every reader, by name."""
+    hardware = json.loads(*text("data/hardware.json"))
+    devices = [json.dumps(hardware | {"devices": hardware["devices"][:2]})]
+    return {
+        "trace": Reader(_trace_bytes, _use_trace, "t.npz"),
+        "plan": texts_of(_small_plans(), "p.json", _use_plan),
+        "profile": texts_of(_small_profiles(), "p.json", _use_profile),
+        "validation": texts_of(_small_validation(), "v.json", _use_validation),
+        "predictions": Reader(_predictions_bytes, _use_predictions, "p.json"),
+        "configuration": texts_of(CONFIGURATIONS, "config.json", _use_configuration),
+        "data": texts_of(DATA, "d.jsonl", _use_data),
+        "data list": texts_of(DATA, "d.json", _use_data),
+        "prompts": texts_of(DATA, "p.jsonl", _use_prompts),
+        "text": texts_of(DATA + TREES, "d.txt", _use_data),
+        "tree": texts_of(TREES, "tree.txt", _use_tree),
+        "tree word": texts_of(TREES, "word", _use_words),
+        "engine output": texts_of(OUTPUTS, "output", _use_output),
+        "numbers": texts_of(NUMBERS, "n", _use_numbers),
+        "npy": Reader(_npy_bytes, _use_npy, "n.npy"),
+        "times": texts_of(TIMES, "t.csv", lambda path: read_times(path, device="d", context=(1, 100))),
+        "requests": texts_of(REQUESTS, "r.jsonl", read_requests),
+        "hardware": texts_of(devices, "h.json", load_hardware),
+        "engine run": texts_of(RUN, "run", _use_run),
+    }
+
+
+NAMES = (
+    "trace",
+    "plan",
+    "profile",
+    "validation",
+    "predictions",
+    "configuration",
+    "data",
+    "data list",
+    "prompts",
+    "text",
+    "tree",
+    "tree word",
+    "engine output",
+    "numbers",
+    "npy",
+    "times",
+    "requests",
+    "hardware",
+    "engine run",
+)
+
+
+def _try(reader: Reader, seed: int, folder: Path) -> None:
+    content = reader.make(random.Random(seed))
+    path = folder / reader.name
+    path.write_bytes(content)
+    fault = read(reader.read, path)
+    if fault is not None and KEPT:
+        Path(KEPT).mkdir(parents=True, exist_ok=True)
+        (Path(KEPT) / f"{hashlib.sha256(content).hexdigest()[:12]}-{reader.name}").write_bytes(content)
+    assert fault is None, f"seed {seed}: {fault}; input {content[:300]!r}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reader_of_damaged_files_raises_only_treeopt_s_errors(name, tmp_path):
+    reader = readers()[name]
+    tried = 0
+
+    @settings(max_examples=max(1, INPUTS // len(NAMES)), **SETTINGS)
+    @given(seed=st.integers(0, 2**63 - 1))
+    def attempt(seed: int) -> None:
+        nonlocal tried
+        tried += 1
+        _try(reader, seed, tmp_path)
+
+    reader.make(random.Random(0))
+    with bounded():
+        attempt()
+    print(f"{name}: {tried} inputs, at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MB")
+
+
+@functools.cache
+def _drafter_folder() -> Path:
+    folder = Path(tempfile.mkdtemp())
+    for name in ("eagle3", "eagle", "hydra++", "medusa"):
+        save_drafter(folder / name, random_drafter(name, small_target()), dtype="float32", meta={})
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["eagle3", "eagle", "hydra++", "medusa"])
+def test_a_damaged_checkpoint_is_refused(name, part, tmp_path):
+    whole = {path.name: path.read_bytes() for path in (_drafter_folder() / name).iterdir()}
+    damaged = part if part in whole else next(file for file in whole if file.endswith(Path(part).suffix))
+    target = small_target()
+
+    def make(rng: RANDOM) -> bytes:
+        content = whole[damaged]
+        if damaged.endswith(".json"):
+            return text_bytes(damaged_text(rng, [content.decode()]))
+        return damaged_bytes(rng, content)
+
+    for file, content in whole.items():
+        (tmp_path / file).write_bytes(content)
+    reader = Reader(make, lambda path: load_drafter(path.parent, target), damaged)
+
+    @settings(max_examples=max(1, INPUTS // 100), **SETTINGS)
+    @given(seed=st.integers(0, 2**63 - 1))
+    def attempt(seed: int) -> None:
+        _try(reader, seed, tmp_path)
+
+    with bounded():
+        attempt()
+
+
+def test_faults_are_noticed(tmp_path):
+    """The tests above can fail."""
+
+    def raises(error: Exception) -> Callable[[Any], None]:
+        def reader(content: Any) -> None:
+            raise error
+
+        return reader
+
+    assert read(raises(TreeoptError("x")), None) is None
+    assert read(raises(RecordError("x")), None) is None
+    assert "KeyError" in (read(raises(KeyError("x")), None) or "")
+    assert "5000 characters" in (read(raises(TreeoptError("x" * 5000)), None) or "")
+    with bounded():
+        assert "RuntimeWarning" in (read(lambda _: np.float64(1e308) * 10, None) or "")
+        assert "MemoryError" in (read(lambda _: bytearray(2**31), None) or "")
+
+
+def test_damaged_inputs_differ_and_are_repeated():
+    texts = [*TREES, *DATA]
+    found = [damaged_text(random.Random(seed), texts) for seed in range(200)]
+    assert found == [damaged_text(random.Random(seed), texts) for seed in range(200)]
+    assert len(set(found)) > 150
+    assert not set(found) <= set(texts)
+    assert len(STRANGE) > 30
