@@ -89,7 +89,8 @@ class Proposals:
         self._improvements: dict[Tree, tuple[Tree, ...]] = {}
         chains = (Tree.chain(k) for k in range(1, min(settings.depth, settings.nodes) + 1))
         self.chains = [chain for chain in chains if broken(chain, rules) is None and covers(judge.fit, chain)]
-        self.pool = self._pool(RULED if rules or not judge.cost.separable else 1) if self.counted else None
+        multiple = RULED if rules or not judge.cost.separable else 1
+        self.pool = self._pool(multiple * settings.nodes) if self.counted else None
         self.options = self._grown() if self.grown else self._enumerated()
 
     def trees(self, batch: int) -> list[Tree]:
@@ -193,22 +194,19 @@ class Proposals:
         parts = (fit.select(np.arange(first, fit.requests, min(stride, fit.requests))) for first in (0, 1))
         return tuple(ready(part, nodes=self.settings.nodes, depth=self.settings.depth) for part in parts)
 
-    def _pool(self, multiple: int) -> Frontier:
-        """Return the most frequent nodes that the rules allow, a multiple of the nodes wanted.
-
-        For uniform trees these are all nodes of such trees.
-        """
+    def _pool(self, size: int) -> Frontier:
+        """Return the most frequent nodes that the rules allow; for uniform trees all nodes of such trees."""
         fit, settings, limits = self.judge.fit, self.settings, joined(self.rules)
         weights = self.judge.objective.prices(fit).mean(axis=0)[fit.request_index]
         pool = count_prefixes(
             fit,
-            nodes=min(settings.nodes, limits.nodes) if limits.uniform else multiple * settings.nodes,
+            nodes=size,
             depth=settings.depth,
             levels=limits.depth,
             weights=weights,
             shrink=self.shrink,
             ranks=min(limits.ranks, limits.children) if limits.contiguous else limits.ranks,
-            uniform=limits.uniform,
+            uniform=min(settings.nodes, limits.nodes) if limits.uniform else None,
         )
         likely = pool.paths[: MAX_NODES - settings.depth]
         self.judge.expect(Tree.from_paths([*likely, *(chain.paths[-1] for chain in self.chains)]))
@@ -245,10 +243,10 @@ class Proposals:
             self._fitting(self.pool)  # raises the error that names a rule which no tree keeps
             none = np.empty(0, dtype=np.int64)
             return Options(np.empty(0), none, none[:, None], True, True, lambda i: self.chains[i])
-        trees, multiple = self._fitting(self.pool), RULED
-        while not trees.closed and multiple * self.settings.nodes < MAX_NODES:
-            multiple *= WIDER
-            self.pool = self._pool(multiple)
+        trees, size = self._fitting(self.pool), self.pool.limit
+        while not trees.closed and size < MAX_NODES:
+            size = min(WIDER * size, MAX_NODES)
+            self.pool = self._pool(size)
             trees = self._fitting(self.pool)
         self._enumeration = trees
         tokens = trees.tokens.copy()
