@@ -23,7 +23,7 @@ from treeopt.searchers.constrained_trees.knapsack import select
 from treeopt.searchers.constrained_trees.node_pool import Nodes
 from treeopt.searchers.constrained_trees.uniform_trees import branchings
 from treeopt.searchers.static_trees.best_first import Frontier
-from treeopt.tree import EMPTY, MAX_NODES, Path, Tree
+from treeopt.tree import EMPTY, Path, Tree
 
 ROUNDING = 1e-12
 TRIED = 4
@@ -125,7 +125,7 @@ def within(frontier: Frontier, limits: Limits, *, nodes: int, depth: int, padded
         taken = _most_valuable(candidates, size=size, depth=depth, min_depth=limits.min_depth)
         hopeful = _largest_sums(_hopeful(candidates), size=size, depth=depth)
     ideal = (candidates.value @ _flat(taken)).reshape(depth, size + 1)
-    bound = _bound(ideal, hopeful, _others(candidates, limits, size, deepest), limits.min_depth)
+    bound = _bound(ideal, hopeful, frontier.floors(deepest), limits.min_depth)
     valid = _valid(candidates, limits, taken)
     exact = bool(valid.all())
     if not exact:
@@ -165,22 +165,8 @@ def _largest_sums(nodes: Nodes, *, size: int, depth: int) -> NDArray[np.float64]
     return sums
 
 
-def _others(nodes: Nodes, limits: Limits, size: int, depth: int) -> NDArray[np.float64]:
-    """Return the largest value of 0, 1, ... nodes that are no candidates, by cap: float64 (depth, size + 1).
-
-    Minus infinity where the drafter's ranks leave fewer.
-    """
-    others = np.tile(nodes.beyond * np.arange(size + 1.0), (depth, 1))
-    ranks, total, level = min(limits.ranks, limits.children) if limits.contiguous else limits.ranks, 0, 1
-    for cap, row in enumerate(others, 1):
-        level = min(level * ranks, MAX_NODES**2)
-        total += level
-        row[1 + total - int((nodes.depth <= cap).sum()) :] = -np.inf
-    return others
-
-
 def _bound(
-    ideal: NDArray[np.float64], hopeful: NDArray[np.float64], others: NDArray[np.float64], min_depth: int
+    ideal: NDArray[np.float64], hopeful: NDArray[np.float64], floors: NDArray[np.float64], min_depth: int
 ) -> NDArray[np.float64]:
     """Return an upper bound on the tokens of trees no larger and no deeper, float64 (size + 1, depth + 1).
 
@@ -189,20 +175,21 @@ def _bound(
     Args:
         ideal: float64 (caps, size + 1), values of the best trees of candidates; those of the cap `min_depth` reach it.
         hopeful: the same with the largest values that candidates may have, and for trees of any depth.
-        others: as `_others` returns it; of more caps than `ideal` where no candidate is that deep.
+        floors: float64 (depth,), largest value of a node that is no candidate, by cap; of more caps than `ideal` where
+            no candidate is that deep.
         min_depth: smallest depth of a tree.
     """
-    depth, sizes = others.shape
-    missing = others[:, 1:].max(initial=0.0) > 0
-    best = np.zeros(others.shape)
+    depth, sizes = len(floors), ideal.shape[1]
+    missing = bool(floors.any())
+    best = np.zeros((depth, sizes))
     best[: len(ideal)] = np.maximum(ideal, hopeful) if missing else ideal
     best[len(ideal) :] = best[len(ideal) - 1] if len(ideal) else 0.0
     if missing and 1 < min_depth <= len(ideal):  # the node of that depth is a candidate, or it is none
-        reached = np.maximum(ideal[min_depth - 1, 1:], hopeful[min_depth - 1, :-1] + others[min_depth - 1, 1])
+        reached = np.maximum(ideal[min_depth - 1, 1:], hopeful[min_depth - 1, :-1] + floors[min_depth - 1])
         best[min_depth - 1] = np.append(0.0, reached)
     alone = best.copy()
     for count in range(1, sizes if missing else 1):
-        np.maximum(best[:, count:], alone[:, :-count] + others[:, [count]], out=best[:, count:])
+        np.maximum(best[:, count:], alone[:, :-count] + count * floors[:, None], out=best[:, count:])
     bound = np.ones((sizes, depth + 1))
     bound[:, 1:] = 1 + best.T
     return np.asarray(np.maximum.accumulate(np.maximum.accumulate(bound, axis=0), axis=1))

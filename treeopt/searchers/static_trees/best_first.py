@@ -48,6 +48,11 @@ class Frontier:
         """An upper bound on the value of any node that is missing here."""
         return float(self.value[self.limit - 1]) if 0 < self.limit <= len(self.value) else 0.0
 
+    def floors(self, depth: int) -> NDArray[np.float64]:
+        """Return upper bounds on the value of any missing node of depth 1 or less, 2 or less, ..., float64 (depth,)."""
+        orders = (self.value[self.depth <= cap] for cap in range(1, depth + 1))
+        return np.array([order[self.limit - 1] if 0 < self.limit <= len(order) else 0.0 for order in orders])
+
     def order(self, max_depth: int) -> NDArray[np.int64]:
         """Return the nodes no deeper than `max_depth`, best first, at most `limit` of them."""
         return np.flatnonzero(self.depth <= max_depth)[: self.limit]
