@@ -214,7 +214,7 @@ def resemblance(trace: Trace) -> tuple[str, ...]:
         return ()
     only = f"hold for new requests of these {len(np.unique(trace.domain))} domains only"
     if factor == math.inf:
-        return (f"intervals {only}: so few do not show how far other domains differ; record more domains",)
+        return (f"intervals {only}: too few to show how far other domains differ; record more domains",)
     return (
         f"requests of one domain resemble each other: intervals of tau would be {factor:.1f} times as wide if "
         f"clustered by domain, and {only}; record more domains",

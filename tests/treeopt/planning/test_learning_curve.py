@@ -204,7 +204,7 @@ def test_requests_of_one_domain_that_resemble_each_other():
     shuffled = np.random.default_rng(0).permutation(trace.domain)
     assert resemblance(replace(trace, domain=shuffled)) == ()
     (few,) = resemblance(of_domains(shares[:4], 40))
-    assert few.startswith("intervals hold for new requests of these 4 domains only: so few do not show")
+    assert few.startswith("intervals hold for new requests of these 4 domains only: too few to show")
     assert resemblance(of_domains(np.ones(60), 40)) == ()  # no spread
     assert resemblance(replace(trace, domain=None, domain_names=())) == ()
 
