@@ -18,7 +18,7 @@ TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
 PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
 
-.PHONY: fuzz engines engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
+.PHONY: fuzz coverage engines engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -61,6 +61,9 @@ bench: $(VENV)/.all  ## timings, printed; ratios within one run
 
 regret: $(VENV)/.all  ## improved trees against the best of all trees, on traces small enough to replay them all
 	$(BIN)/python -m tests.benchmarks.bench_regret --output data/benchmarks/regret.json
+
+coverage: $(VENV)/.all  ## how often 95 % intervals hold the true tau, and how often a warning says that they cannot be trusted
+	$(BIN)/python -m tests.benchmarks.bench_coverage --output data/benchmarks/coverage.json
 
 models: $(VENV)/.all  ## tokenizer, target, drafters, prompts and traces from nothing, on 2 cores in about an hour
 	rm -rf $(FEATURES)

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from executor.verification.acceptance_rules import RULES, make_rule
 from executor.verification.temperature_top_k_top_p import Warp
+from tests.benchmarks.bench_coverage import bias_table, table
 from tests.helpers.console_blocks import (
     BLOCK,
     NEEDS,
@@ -383,6 +384,16 @@ def test_the_tables_of_drafters_are_the_file():
         assert listed[name][2:5] == [interval(drafter[key]) for key in ("tau_chain", "tau_tree_25", "tau_tree_63")]
     claims = [(interval(claim), f"**{claim['verdict']}**") for claim in record["claims"]]
     assert [(row[2], row[3]) for row in rows if row[-1] in ("**held**", "**not held**")] == claims
+
+
+def test_the_tables_of_coverage_are_the_file_and_keep_the_promise():
+    """Intervals hold tau in 92 % of samples, or a warning says that they cannot be trusted."""
+    record = json.loads((ROOT / "data/benchmarks/coverage.json").read_text("utf-8"))
+    lines = TEXTS["docs/results/coverage.md"].splitlines()
+    assert [line for line in (*table(record), *bias_table(record)) if line not in lines] == []
+    assert len(record["coverage"]) >= 6
+    for sizes in record["coverage"].values():
+        assert min(of["covered_or_warned"] for of in sizes.values()) >= 0.92
 
 
 def test_examples_are_what_the_guides_say_they_are():

@@ -21,7 +21,7 @@ from treeopt.errors import TraceError, UsageError
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
-from treeopt.planning.search_warnings import advice, resemblance
+from treeopt.planning.search_warnings import advice, reporting_warnings
 from treeopt.plans.plan import Plan
 from treeopt.replay.objective import THROUGHPUT
 from treeopt.replay.static_tree import replay_tree
@@ -169,7 +169,7 @@ def compare(
         )
     contests += _by_batch(parts, plans, costs, context, paired=paired)
     warnings = {name: plan.warnings for name, plan in plans.items()} or {
-        name: (*advice(fit, max((size.nodes for size in sizes), default=1)), *resemblance(held))
+        name: (*advice(fit, max((size.nodes for size in sizes), default=1)), *reporting_warnings(held))
         for name, (fit, held) in parts.items()
     }
     first = next(iter(traces))

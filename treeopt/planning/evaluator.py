@@ -102,7 +102,9 @@ class Judge:
         return Estimate(1 - share.value, 1 - share.high, 1 - share.low)
 
     def _speedup(self, tree: Tree, batch: int, counts: StepCounts, part: Trace) -> Estimate:
-        tokens = self.objective.estimate(counts.steps, part)
+        """Return the speedup on one part; the worst domain is chosen on the fitted requests."""
+        row = self.objective.row(self._fitted[tree].steps, self.fit)
+        tokens = self.objective.estimate(counts.steps, part, row=row)
         ratio_s = self.plain_s(batch) / self.step_s(tree, batch)
         return tokens.times(ratio_s, relative_error=self.error(tree, batch))
 

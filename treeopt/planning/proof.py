@@ -48,6 +48,9 @@ def _searched(judge: Judge, proposals: Proposals) -> str:
 def _enumeration(judge: Judge, proposals: Proposals) -> str:
     """Return the line about the enumerated candidates."""
     averaged = f"position-averaged tokens{' (counts shrunk)' if proposals.shrink else ''}"
+    if not proposals.options.closed:
+        counted = len(proposals.pool.value) if proposals.pool else 0
+        return f"{NOT_PROVED}candidates are the best of the {counted} most likely nodes; rarer nodes were left out"
     if not proposals.options.exact:
         return f"{NOT_PROVED}candidates were grown for {averaged}, which proves nothing under these rules"
     line = f"{PROVED}each enumerated candidate has the most {averaged} of its size and depth"

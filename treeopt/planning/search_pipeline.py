@@ -28,7 +28,7 @@ from treeopt.planning.search_warnings import (
     depth_warnings,
     fitting_warnings,
     plain_steps,
-    resemblance,
+    reporting_warnings,
     unpriced_policies,
 )
 from treeopt.planning.tree_candidates import Proposals
@@ -179,7 +179,7 @@ def search(
         *(context_warnings(trace, measured.priced_at()) if measured and context is None else ()),
         *(f"assumed: {assumption}" for assumption in assumed_in(trace.meta)),
         *fitting_warnings(fit, largest),
-        *resemblance(held),
+        *reporting_warnings(held),
         *plain_steps(judge, chosen),
         *unpriced_policies(entries, cost),
         *(() if measured is None else measured.caveats(context=context, trace=trace.meta)),

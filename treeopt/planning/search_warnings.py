@@ -1,5 +1,6 @@
 """Warnings about a search: too few requests, looping texts, clustered domains, limits, contexts, unpriced policies."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,18 +14,25 @@ from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import PlanEntry
 from treeopt.replay.priced_walk import plain_share
 from treeopt.replay.static_tree import covers, replay_tree
-from treeopt.statistics.clustered_estimate import ratio
+from treeopt.replay.walk import StepCounts
+from treeopt.statistics.clustered_estimate import Counts, evidence
+from treeopt.statistics.group_spread import group_factor
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 FEW_REQUESTS = 30
+LEAST_COVERED = 0.63  # of simulated traces with fewer requests, where long texts are easy: `make coverage`
+LITTLE_EVIDENCE = 10.0  # effective number of requests behind a variance; normal ones reach it with 30: `make coverage`
 ANCHORS_PER_NODE = 50  # below, raw counts choose badly and promise too much: reference tree_search.md §3.5
 LARGE_REQUEST = 0.1  # share of the anchors
 REPEATED = 0.1  # by how much the repeated share of the written text may exceed that of the prompts
-MANY_DOMAINS = 25  # fewer are categories that an author picked, and say little about the spread between sources of text
-WIDER = 1.3  # what 25 domains reach by chance 1 time in 25: 400 draws of labels for each of two shipped traces
 CHAIN = 5  # length of the chain whose tau shows whether requests resemble each other
+UNTRUSTED = (
+    f"below {FEW_REQUESTS}, no 95 % interval can be trusted (in simulations, as few as {LEAST_COVERED:.0%} hold the "
+    "true tau)"
+)
+MORE_REQUESTS = "record more requests rather than longer ones"
 UNPRICED = (
     "the time to build the dynamic trees of {} was not measured, so their speedups are too high; measure it with "
     "`treeopt profile --policies`, or the speedup itself with `treeopt validate --plan`"
@@ -133,10 +141,7 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
             f"{'shrink counts, or ' if trace.tree_kept is None else ''}record more"
         )
     if trace.requests < FEW_REQUESTS:
-        warnings.append(
-            f"{trace.requests} requests are few: below {FEW_REQUESTS}, intervals are wide (Student's t); record more "
-            "requests rather than longer ones"
-        )
+        warnings.append(f"{trace.requests} requests are few: {UNTRUSTED}; record more requests rather than longer ones")
     longest = int(trace.lengths.argmax())
     if trace.lengths[longest] > LARGE_REQUEST * trace.anchors:
         warnings.append(
@@ -158,23 +163,65 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def resemblance(trace: Trace) -> tuple[str, ...]:
-    """Warn if intervals clustered by request are too narrow because requests of one domain resemble each other.
+def reporting_warnings(held: Trace) -> tuple[str, ...]:
+    """Warn of weak spots of the requests that results are reported on."""
+    return (*(f"in the requests held out, {warning}" for warning in untrusted(held)), *resemblance(held))
 
-    The check uses the tau of a chain. Empty where it shows nothing: fewer than `MANY_DOMAINS` domains, or a tau
-    without spread.
+
+def untrusted(trace: Trace) -> tuple[str, ...]:
+    """Warn where 95 % intervals of results on these requests cannot be trusted, by the counts of a chain."""
+    counts = _chain_counts(trace)
+    if counts is None:
+        doubt = few_requests(trace.requests) if trace.requests < FEW_REQUESTS else None
+    else:
+        doubt = doubts(counts.committed, counts.steps)
+    return () if doubt is None else (f"{doubt}; {MORE_REQUESTS}",)
+
+
+def doubts(committed: Counts, steps: Counts) -> str | None:
+    """Return why a 95 % interval of Σ committed / Σ steps over requests cannot be trusted; None if it can.
+
+    >>> doubts(np.full(40, 6), np.arange(2, 42) % 3 + 2)
+    >>> doubts(np.array([6, 8]), np.array([3, 2]))[:51]
+    '2 requests are few: below 30, no 95 % interval can '
     """
-    if trace.domain is None or len(labels := np.unique(trace.domain)) < MANY_DOMAINS:
-        return ()
-    chain = next((chain for k in range(CHAIN, 0, -1) if covers(trace, chain := Tree.chain(k))), None)
-    if chain is None:
-        return ()
-    counts = replay_tree(chain, trace)
-    committed, steps = (np.bincount(trace.domain, count)[labels] for count in (counts.committed, counts.steps))
-    by_request, by_domain = ratio(counts.committed, counts.steps).relative, ratio(committed, steps).relative
-    if by_request == 0 or by_domain <= WIDER * by_request:
-        return ()
+    if len(steps) < FEW_REQUESTS:
+        return few_requests(len(steps))
+    resting_on = evidence(committed, steps)
+    if resting_on >= LITTLE_EVIDENCE:
+        return None
     return (
-        f"requests of one domain resemble each other: intervals of tau would be {by_domain / by_request:.1f} times as "
-        "wide if clustered by domain; record more domains",
+        f"the spread of tau rests on {resting_on:.1f} of the {len(steps)} requests in effect: below "
+        f"{LITTLE_EVIDENCE:.0f}, no 95 % interval can be trusted (requests that matter as much may be missing)"
     )
+
+
+def few_requests(requests: int) -> str:
+    """Return that this number of requests gives no interval."""
+    return f"{requests} requests are few: {UNTRUSTED}"
+
+
+def resemblance(trace: Trace) -> tuple[str, ...]:
+    """Warn if intervals, which are clustered by request, are too narrow for requests of other domains.
+
+    The check uses the tau of a chain. Empty without domains, with only one, or where domains are alike.
+    """
+    counts = None if trace.domain is None else _chain_counts(trace)
+    factor = None
+    if trace.domain is not None and counts is not None:
+        factor = group_factor(counts.committed, counts.steps, trace.domain)
+    if trace.domain is None or factor is None:
+        return ()
+    only = f"hold for new requests of these {len(np.unique(trace.domain))} domains only"
+    if factor == math.inf:
+        return (f"intervals {only}: too few to show how far other domains differ; record more domains",)
+    return (
+        f"requests of one domain resemble each other: intervals of tau would be {factor:.1f} times as wide if "
+        f"clustered by domain, and {only}; record more domains",
+    )
+
+
+def _chain_counts(trace: Trace) -> StepCounts | None:
+    """Return the counts of the longest chain, up to `CHAIN`, that the trace covers; None if it covers none."""
+    chain = next((chain for k in range(CHAIN, 0, -1) if covers(trace, chain := Tree.chain(k))), None)
+    return None if chain is None else replay_tree(chain, trace)

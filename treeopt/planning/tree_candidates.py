@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.constraints import Constraint, broken, hereditary
+from treeopt.constraints import Constraint, broken, hereditary, joined
 from treeopt.cost_model import CostParts, StepShape
 from treeopt.errors import CostError, EngineError
 from treeopt.planning.evaluator import Judge
@@ -31,6 +31,7 @@ REFINED = 1  # trees of the shortlist that are refined
 REFINED_ON = 2**16  # anchors, about, in two halves; larger traces contribute every n-th request
 GROWN_ON = 2**15  # anchors, about, where trees can only be grown
 RULED = 4  # pool size as a multiple of the nodes wanted: rules may require nodes that a free tree would not take
+WIDER = 4  # growth of a pool that proves nothing because of the nodes that it lacks
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,7 @@ class Options:
         nodes: int64 (n,), sizes.
         widths: int64 (n, levels), fed widths of each, 0 below its deepest level.
         exact: True if no other tree of the same size and depth has more position-averaged tokens.
+        closed: False if a tree with nodes outside the pool may have more.
         tree: the i-th topology.
     """
 
@@ -49,6 +51,7 @@ class Options:
     nodes: NDArray[np.int64]
     widths: NDArray[np.int64]
     exact: bool
+    closed: bool
     tree: Callable[[int], Tree]
 
 
@@ -86,7 +89,8 @@ class Proposals:
         self._improvements: dict[Tree, tuple[Tree, ...]] = {}
         chains = (Tree.chain(k) for k in range(1, min(settings.depth, settings.nodes) + 1))
         self.chains = [chain for chain in chains if broken(chain, rules) is None and covers(judge.fit, chain)]
-        self.pool = self._pool() if self.counted else None
+        multiple = RULED if rules or not judge.cost.separable else 1
+        self.pool = self._pool(multiple * settings.nodes) if self.counted else None
         self.options = self._grown() if self.grown else self._enumerated()
 
     def trees(self, batch: int) -> list[Tree]:
@@ -190,13 +194,21 @@ class Proposals:
         parts = (fit.select(np.arange(first, fit.requests, min(stride, fit.requests))) for first in (0, 1))
         return tuple(ready(part, nodes=self.settings.nodes, depth=self.settings.depth) for part in parts)
 
-    def _pool(self) -> Frontier:
-        weights = self.judge.objective.prices(self.judge.fit).mean(axis=0)[self.judge.fit.request_index]
-        nodes = self.settings.nodes * (RULED if self.rules or not self.judge.cost.separable else 1)
+    def _pool(self, size: int) -> Frontier:
+        """Return the most frequent nodes that the rules allow; for uniform trees all nodes of such trees."""
+        fit, settings, limits = self.judge.fit, self.settings, joined(self.rules)
+        weights = self.judge.objective.prices(fit).mean(axis=0)[fit.request_index]
         pool = count_prefixes(
-            self.judge.fit, nodes=nodes, depth=self.settings.depth, weights=weights, shrink=self.shrink
+            fit,
+            nodes=size,
+            depth=settings.depth,
+            levels=limits.depth,
+            weights=weights,
+            shrink=self.shrink,
+            ranks=min(limits.ranks, limits.children) if limits.contiguous else limits.ranks,
+            uniform=min(settings.nodes, limits.nodes) if limits.uniform else None,
         )
-        likely = pool.paths[: MAX_NODES - self.settings.depth]
+        likely = pool.paths[: MAX_NODES - settings.depth]
         self.judge.expect(Tree.from_paths([*likely, *(chain.paths[-1] for chain in self.chains)]))
         return pool
 
@@ -215,29 +227,38 @@ class Proposals:
                     "no tree grown from the tree that the trace was recorded with keeps the rules: record another tree"
                 )
             # raises the error that names the rule
-            fitting(self.pool, self.rules, nodes=self.settings.nodes, depth=self.settings.depth)
+            self._fitting(self.pool)
             raise EngineError("no tree grown node by node keeps the rules: use another --method")
         widths = np.zeros((len(trees), self.settings.depth), dtype=np.int64)
         for row, tree in zip(widths, trees, strict=True):
             row[: tree.depth] = tree.fed_widths
         tokens = np.array([self.judge.tokens(tree) for tree in trees])
-        return Options(tokens, np.array([t.nodes for t in trees], dtype=np.int64), widths, False, trees.__getitem__)
+        sizes = np.array([tree.nodes for tree in trees], dtype=np.int64)
+        return Options(tokens, sizes, widths, False, True, trees.__getitem__)
 
     def _enumerated(self) -> Options:
         """Return the best position-averaged trees of every size and depth."""
         assert self.pool is not None
         if len(self.pool.value) == 0:
+            self._fitting(self.pool)  # raises the error that names a rule which no tree keeps
             none = np.empty(0, dtype=np.int64)
-            return Options(np.empty(0), none, none[:, None], True, lambda i: self.chains[i])
-        trees = self._enumeration = fitting(
-            self.pool, self.rules, nodes=self.settings.nodes, depth=self.settings.depth, width=self.judge.fit.width
-        )
+            return Options(np.empty(0), none, none[:, None], True, True, lambda i: self.chains[i])
+        trees, size = self._fitting(self.pool), self.pool.limit
+        while not trees.closed and size < MAX_NODES:
+            size = min(WIDER * size, MAX_NODES)
+            self.pool = self._pool(size)
+            trees = self._fitting(self.pool)
+        self._enumeration = trees
         tokens = trees.tokens.copy()
         depths = (trees.widths > 0).sum(axis=1)
         for depth in np.unique(depths).tolist():
             rows = np.flatnonzero(depths == depth)
             tokens[rows] *= self._walked(trees, rows)
-        return Options(tokens, trees.nodes, trees.widths, trees.exact, trees.tree)
+        return Options(tokens, trees.nodes, trees.widths, trees.exact, trees.closed, trees.tree)
+
+    def _fitting(self, pool: Frontier) -> Fitting:
+        settings = self.settings
+        return fitting(pool, self.rules, nodes=settings.nodes, depth=settings.depth, width=self.judge.fit.width)
 
     def _walked(self, trees: Fitting, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return walked over position-averaged tokens of these rows: replayed at a few sizes, interpolated between.

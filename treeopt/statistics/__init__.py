@@ -1,5 +1,6 @@
 """Statistics: estimates with intervals, and fitted curves; knows no trees.
 
 * `clustered_estimate`: ratios with 95 % intervals clustered by request, paired differences, shares.
+* `group_spread`: how much wider an interval is if clustered by group instead of by request.
 * `isotonic_regression`: non-decreasing curves fitted to noisy points.
 """

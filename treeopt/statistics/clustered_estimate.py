@@ -1,6 +1,8 @@
 """Ratios of sums with confidence intervals clustered by request, because steps of one request are not independent.
 
-The formula is the linearised ratio estimator (`ratio`), with variants for paired counts.
+The formula is the linearised ratio estimator (`ratio`), with variants for paired counts. Where a few clusters hold most
+of the denominator, the jackknife takes its place, with as many degrees of freedom as clusters count. No formula helps
+where rare clusters decide and none was drawn: `evidence` measures how many clusters an interval rests on.
 """
 
 import math
@@ -13,8 +15,11 @@ from treeopt.errors import TraceError, UsageError
 
 CONFIDENCE = 0.95
 WIDEST = 100.0  # half-width in logarithms at which nothing is known
+SETTLED = 60.0  # effective clusters from which on the linearised interval covers: data/benchmarks/coverage.json
+EVEN = 0.999  # share of the clusters that count if all are equally large, but for rounding
 
 Counts = NDArray[np.int64] | NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -48,23 +53,59 @@ def ratio(numerator: Counts, denominator: Counts) -> Estimate:
     Sampling Techniques, 3rd ed., §2.11 and §9A.2, without the finite-population factor): half-width
     t · sqrt(R / (R − 1) Σ e_i²) with e_i = (n_i − r d_i) / Σ d. One cluster gives an infinite interval.
 
+    With shares w_i = d_i / Σ d, the effective number of clusters is G = 1 / Σ w_i² (Kish, Survey Sampling, 1965,
+    §11.7). If it is below `SETTLED` and clusters differ in size, the half-width is that of the jackknife with G − 1
+    degrees of freedom, at least 1, if that is larger: t · sqrt((R − 1) / R Σ (e_i / (1 − w_i))²). A large cluster pulls
+    the ratio towards itself, so that its e_i is too small; leaving it out shows how far it does.
+
     Raises:
         TraceError: no clusters, or a denominator that is not positive.
 
     >>> tokens, steps = np.array([4, 6, 5]), np.array([2, 3, 2])
     >>> estimate = ratio(tokens, steps)
     >>> f"{estimate.value:.2f} in {estimate.low:.2f} .. {estimate.high:.2f}"
-    '2.14 in 1.48 .. 2.81'
+    '2.14 in 1.44 .. 2.84'
     """
-    value, influence = _influence(numerator, denominator)
-    half = _half_width(influence)
+    value, influence, shares = _influence(numerator, denominator)
+    half = _half_width(influence, shares)
     return Estimate(value, value - half, value + half)
+
+
+def linearised(numerator: Counts, denominator: Counts) -> float:
+    """Return the standard error of Σ numerator / Σ denominator, of the linearised ratio estimator (see `ratio`).
+
+    Raises:
+        TraceError: see `ratio`; or a single cluster.
+    """
+    _, influence, _ = _influence(numerator, denominator)
+    if len(influence) < 2:
+        raise TraceError("a standard error needs at least 2 clusters, found 1")
+    return _linearised(influence)
+
+
+def evidence(numerator: Counts, denominator: Counts) -> float:
+    """Return the number of clusters that the interval of a ratio rests on, (Σ v_i)² / Σ v_i² with v_i = e_i².
+
+    The e_i are those of the jackknife. About R / 3 where they are normal, few where some clusters that are far from the
+    others make up the variance; infinite without any variance.
+
+    Raises:
+        TraceError: see `ratio`.
+
+    >>> tokens = np.array([20, 21, 19, 20, 50])
+    >>> round(evidence(tokens, np.full(5, 10)), 1), round(evidence(tokens[:4], np.full(4, 10)), 1)
+    (1.5, 2.0)
+    """
+    _, influence, shares = _influence(numerator, denominator)
+    squares = np.square(influence / np.maximum(1 - shares, np.finfo(np.float64).tiny))
+    top = float(squares.max())
+    return math.inf if top == 0 else float((squares / top).sum() ** 2 / np.square(squares / top).sum())
 
 
 def paired_difference(first: tuple[Counts, Counts], second: tuple[Counts, Counts]) -> Estimate:
     """Return ratio(*first) − ratio(*second) for counts of the same requests, whose errors are correlated."""
-    a, a_influence, b, b_influence = _pair(first, second)
-    half = _half_width(a_influence - b_influence)
+    a, a_influence, b, b_influence, shares = _pair(first, second)
+    half = _half_width(a_influence - b_influence, shares)
     return Estimate(a - b, a - b - half, a - b + half)
 
 
@@ -77,8 +118,8 @@ def paired_ratio(first: tuple[Counts, Counts], second: tuple[Counts, Counts]) ->
     >>> paired_ratio((tokens, fewer), (tokens, steps))
     Estimate(value=2.0, low=2.0, high=2.0)
     """
-    a, a_influence, b, b_influence = _pair(first, second)
-    return in_logs(a / b, _half_width(a_influence / a - b_influence / b))
+    a, a_influence, b, b_influence, shares = _pair(first, second)
+    return in_logs(a / b, _half_width(a_influence / a - b_influence / b, shares))
 
 
 def in_logs(value: float, relative: float) -> Estimate:
@@ -110,8 +151,8 @@ def share(successes: int, trials: int) -> Estimate:
     return Estimate(successes / trials, low, high)
 
 
-def quantile(clusters: int) -> float:
-    """Return the standard errors in a 95 % half-width for this number of clusters (Student's t).
+def quantile(clusters: float) -> float:
+    """Return the standard errors in a 95 % half-width for this number of clusters, above 1 (Student's t).
 
     >>> round(quantile(31), 3)
     2.042
@@ -121,32 +162,43 @@ def quantile(clusters: int) -> float:
     return float(stdtrit(clusters - 1, (1 + CONFIDENCE) / 2))
 
 
-def _pair(
-    first: tuple[Counts, Counts], second: tuple[Counts, Counts]
-) -> tuple[float, NDArray[np.float64], float, NDArray[np.float64]]:
-    """Return both ratios, each with the influence of every cluster."""
-    a, a_influence = _influence(*first)
-    b, b_influence = _influence(*second)
+def _pair(first: tuple[Counts, Counts], second: tuple[Counts, Counts]) -> tuple[float, Floats, float, Floats, Floats]:
+    """Return both ratios, each with the influence of every cluster, and the clusters' mean shares."""
+    a, a_influence, a_shares = _influence(*first)
+    b, b_influence, b_shares = _influence(*second)
     if len(a_influence) != len(b_influence):
         raise TraceError(f"paired counts must have the same length, found {len(a_influence)} and {len(b_influence)}")
-    return a, a_influence, b, b_influence
+    return a, a_influence, b, b_influence, (a_shares + b_shares) / 2
 
 
-def _influence(numerator: Counts, denominator: Counts) -> tuple[float, NDArray[np.float64]]:
-    """Return the ratio and the influence of each cluster, (n_i − r d_i) / Σ d."""
+def _influence(numerator: Counts, denominator: Counts) -> tuple[float, Floats, Floats]:
+    """Return the ratio, the influence of each cluster, (n_i − r d_i) / Σ d, and its share d_i / Σ d."""
     if len(numerator) == 0 or len(numerator) != len(denominator):
         raise TraceError(f"a ratio needs counts of the same clusters, found {len(numerator)} and {len(denominator)}")
     total = float(denominator.sum())
     if total <= 0:
         raise TraceError(f"a ratio needs a positive denominator, found {total}")
     value = float(numerator.sum()) / total
-    return value, np.asarray((numerator - value * denominator) / total, dtype=np.float64)
+    influence = np.asarray((numerator - value * denominator) / total, dtype=np.float64)
+    return value, influence, np.asarray(denominator / total, dtype=np.float64)
 
 
-def _half_width(influence: NDArray[np.float64]) -> float:
-    """Return the 95 % half-width from the influences of all clusters."""
+def _half_width(influence: Floats, shares: Floats) -> float:
+    """Return the 95 % half-width from the influences and shares of all clusters."""
     clusters = len(influence)
     if clusters < 2:
         return math.inf
+    effective = 1 / float(np.square(shares).sum())
+    linear = quantile(clusters) * _linearised(influence)
+    if effective >= min(SETTLED, EVEN * clusters) or not influence.any():
+        return linear
+    if shares.max() >= 1:  # nothing is left without this cluster
+        return math.inf
+    variance = (clusters - 1) / clusters * float(np.square(influence / (1 - shares)).sum())
+    return max(linear, quantile(max(effective, 2.0)) * math.sqrt(variance))
+
+
+def _linearised(influence: Floats) -> float:
+    clusters = len(influence)
     variance = clusters / (clusters - 1) * float(np.square(influence).sum())
-    return quantile(clusters) * math.sqrt(variance)
+    return math.sqrt(variance)

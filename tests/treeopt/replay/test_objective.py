@@ -82,12 +82,31 @@ def test_the_interval_of_throughput_is_that_of_the_ratio(case):
 
 @given(cases(fewest=2))
 def test_the_interval_of_latency_is_that_of_the_mean_turned_over(case):
-    # 1 / m to first order: its half-width is that of the mean over m².
+    # 1 / m to first order: its half-width is that of the mean over m²; wider where few requests take most steps.
     trace, steps, _ = case
     each = steps / trace.lengths
     half = stats.t.ppf(0.975, len(each) - 1) * stats.sem(each) / each.mean() ** 2
     found = LATENCY.estimate(steps, trace)
+    assert found.high - found.value >= half * (1 - 1e-6) - 1e-9
+    many = trace_with([30] * 80)
+    steps = np.random.default_rng(1).integers(8, 20, 80)
+    half = stats.t.ppf(0.975, 79) * stats.sem(steps / 30) / np.mean(steps / 30) ** 2
+    found = LATENCY.estimate(steps, many)
     assert found.high - found.value == pytest.approx(half, rel=1e-6, abs=1e-9)
+
+
+def test_the_worst_domain_is_chosen_on_other_requests():
+    """The worst of several noisy means is too low; a domain that other requests chose is not."""
+    rng = np.random.default_rng(4)
+    trace = trace_with([20] * 40, np.tile(np.arange(4), 10).tolist())
+    same, other = [], []
+    for _ in range(200):
+        fit, held = (1 + rng.binomial(19, rng.beta(4, 4, 40)) for _ in range(2))
+        same.append(WORST_DOMAIN.estimate(held, trace).value)
+        other.append(WORST_DOMAIN.estimate(held, trace, row=WORST_DOMAIN.row(fit, trace)).value)
+    truth = 20 / (1 + 19 / 2)  # 200 draws know the mean to 0.4 %; a ratio of sums over 10 requests is 1 % too high
+    assert np.mean(same) < 0.93 * truth
+    assert np.mean(other) == pytest.approx(truth, rel=0.03)
 
 
 def test_the_interval_of_latency_covers():

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from treeopt.errors import TraceError
-from treeopt.statistics.clustered_estimate import Estimate, paired_difference, ratio
+from treeopt.statistics.clustered_estimate import (
+    Estimate,
+    evidence,
+    linearised,
+    paired_difference,
+    quantile,
+    ratio,
+)
+from treeopt.statistics.group_spread import group_factor
 
 counts = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 1000)), min_size=1, max_size=20)
 numbers = st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-6)
@@ -47,9 +55,69 @@ def test_clusters_of_one_size_give_students_interval(tops, size):
 
 
 def test_an_interval_by_hand():
-    # r = 6/4; influences (1 - 1.5)/4, (5 - 4.5)/4; variance 2/1 * 2 * (1/8)^2 = 1/16; t(1; 97.5 %) = 12.7062.
+    # r = 6/4; influences (2 - 3)/4, (4 - 3)/4; variance 2/1 * 2 * (1/4)^2 = 1/4; t(1; 97.5 %) = 12.7062.
+    found = ratio(np.array([2, 4]), np.array([2, 2]))
+    assert (found.value, found.high - found.value) == pytest.approx((1.5, 12.7062 / 2), rel=1e-5)
+    # Without the first 5/3, without the second 1: jackknife (1/6)^2 / 2 + (1/2)^2 / 2 = 5/36; G - 1 = 0.6 counts as 1.
     found = ratio(np.array([1, 5]), np.array([1, 3]))
-    assert (found.value, found.high - found.value) == pytest.approx((1.5, 12.7062 / 4), rel=1e-5)
+    assert (found.value, found.high - found.value) == pytest.approx((1.5, 12.7062 * math.sqrt(5) / 6), rel=1e-5)
+
+
+def test_a_large_cluster_counts_for_fewer():
+    """The jackknife written out, with Student's t of the effective number of clusters less one."""
+    top, bottom = np.array([30, 5, 9, 4, 7, 6]), np.array([10, 2, 3, 2, 2, 3])
+    without = np.array([np.delete(top, i).sum() / np.delete(bottom, i).sum() for i in range(6)])
+    found = ratio(top, bottom)
+    variance = 5 / 6 * np.square(without - found.value).sum()
+    effective = bottom.sum() ** 2 / np.square(bottom).sum()
+    assert effective < 5
+    assert found.high - found.value == pytest.approx(stats.t.ppf(0.975, effective - 1) * math.sqrt(variance), rel=1e-9)
+
+
+@pytest.mark.parametrize("clusters", [60, 500])
+def test_many_clusters_have_the_linearised_interval(clusters):
+    """What it was: Student's t with R - 1 degrees of freedom, unchanged to the last digit."""
+    steps = np.tile([20, 21, 22, 19], clusters // 4 + 5)
+    tokens = np.random.default_rng(1).poisson(3 * steps)
+    found, influence = ratio(tokens, steps), (tokens - tokens.sum() / steps.sum() * steps) / steps.sum()
+    count = len(steps)
+    variance = count / (count - 1) * float(np.square(influence).sum())
+    half = quantile(count) * math.sqrt(variance)
+    assert (found.low, found.high) == (found.value - half, found.value + half)
+    assert linearised(tokens, steps) == math.sqrt(variance)
+
+
+def test_nothing_is_known_where_one_cluster_holds_all():
+    assert ratio(np.array([3, 1, 0]), np.array([2, 0, 0])).high == math.inf
+
+
+# --- evidence and groups
+
+
+def test_evidence_counts_the_clusters_that_make_up_the_variance():
+    assert evidence(np.array([6, 6, 6]), np.array([2, 2, 2])) == math.inf
+    one = np.append(np.full(99, 20), 100)
+    assert evidence(one, np.full(100, 10)) == pytest.approx(1.02, abs=0.01)
+    # Of R normal values, (sum v)^2 / sum v^2 with v = x^2 is R / 3, to a few percent at 3000.
+    normal = np.random.default_rng(0).normal(3, 1, 3000)
+    assert evidence(normal, np.ones(3000)) == pytest.approx(1000, rel=0.1)
+
+
+@pytest.mark.parametrize("groups", [5, 12, 40])
+def test_groups_that_differ_widen_an_interval(groups):
+    """m requests of a group correlate by rho: 1 + (m - 1) rho times the variance (Kish 1965, section 5.4)."""
+    rng = np.random.default_rng(groups)
+    label = np.repeat(np.arange(groups), 20)
+    between, within = 0.5 * stats.norm.ppf((np.arange(groups) + 0.5) / groups), rng.normal(0, 0.5, 20 * groups)
+    steps = np.full(20 * groups, 50)
+    tokens = steps * (3 + between[label] + within)
+    rho = between.var() / (between.var() + within.var())
+    t = stats.t.ppf(0.975, groups - 1) / stats.t.ppf(0.975, 20 * groups - 1)
+    assert group_factor(tokens, steps, label) == pytest.approx(math.sqrt(1 + 19 * rho) * t, rel=0.1)
+    assert group_factor(steps * (3 + within), steps, label) is None
+    assert group_factor(tokens, steps, np.arange(20 * groups)) is None
+    assert group_factor(tokens, steps, label % 2) == math.inf
+    assert group_factor(tokens, steps, np.zeros_like(label)) is None
 
 
 @given(counts, st.randoms(use_true_random=False), st.integers(1, 9))

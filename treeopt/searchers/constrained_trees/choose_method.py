@@ -1,10 +1,12 @@
 """The best trees of every size and depth that keep an engine's rules, by the fastest method that the rules allow.
 
 Proves: for rules that exclude ranks, depths or sizes, for rules on the order of siblings, and for uniform trees, the
-tree of each size and depth is the most valuable one of the pool. For caps on levels or children, for siblings continued
-in order without contiguous ranks, and for a minimum depth together with an order of siblings, trees grow greedily by
-the value per node of each required set, and nothing is proved. `Fitting.exact` records which case applied. Where rules
-require sizes or depths that the pool cannot fill, nodes without value are added.
+tree of each size and depth is the most valuable one. A node outside the pool is worth at most `Frontier.floor`: where a
+tree with such nodes could be better, nothing is proved, and `Fitting.closed` says that a larger pool may help. For caps
+on levels or children, for siblings continued in order without contiguous ranks, and for a minimum depth together with
+an order of siblings, trees grow greedily by the value per node of each required set, and nothing is proved.
+`Fitting.exact` records which case applied. Where rules require sizes or depths that the pool cannot fill, nodes without
+value are added.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +25,7 @@ from treeopt.searchers.constrained_trees.uniform_trees import branchings
 from treeopt.searchers.static_trees.best_first import Frontier
 from treeopt.tree import EMPTY, Path, Tree
 
+ROUNDING = 1e-12
 TRIED = 4
 """Number of trees that are filled up for each size and depth, besides the empty one."""
 
@@ -37,7 +40,8 @@ class Fitting:
         widths: int64 (n, levels), as `Tree.fed_widths`, 0 below a tree's deepest level.
         branching: int64 (n,), largest number of children of a node.
         exact: True if no tree within the rules, size, depth and ranks has more tokens than the best of these that is
-            neither larger nor deeper. Nodes outside the pool count as worth nothing.
+            neither larger nor deeper.
+        closed: False if a larger pool may prove more: a tree with nodes outside it may have more tokens than these.
         tree: the i-th topology.
     """
 
@@ -46,6 +50,7 @@ class Fitting:
     widths: NDArray[np.int64]
     branching: NDArray[np.int64]
     exact: bool
+    closed: bool
     tree: Callable[[int], Tree]
 
 
@@ -58,7 +63,7 @@ def fitting(
     other tree.
 
     Args:
-        frontier: the pool of nodes to choose from; other nodes are worth nothing here.
+        frontier: the pool of nodes to choose from; other nodes are worth nothing here, in a proof its floor.
         rules: rules, all of which must be kept.
         nodes: largest size wanted.
         depth: deepest level wanted.
@@ -111,9 +116,16 @@ def within(frontier: Frontier, limits: Limits, *, nodes: int, depth: int, padded
     candidates = Nodes.of(frontier, limits, depth=depth)
     if limits.contiguous or limits.contiguous_root or not candidates.falling:
         solved = limits if limits.contiguous else replace(limits, expand_prefix=False)
-        taken = select(candidates, solved, size=size, depth=depth).taken
+        selected = select(candidates, solved, size=size, depth=depth)
+        taken = selected.taken
+        hopeful = selected.value
+        if candidates.beyond > 0 and not candidates.known.all():
+            hopeful = select(_hopeful(candidates), solved, size=size, depth=depth).value
     else:
         taken = _most_valuable(candidates, size=size, depth=depth, min_depth=limits.min_depth)
+        hopeful = _largest_sums(_hopeful(candidates), size=size, depth=depth)
+    ideal = (candidates.value @ _flat(taken)).reshape(depth, size + 1)
+    bound = _bound(ideal, hopeful, frontier.floors(deepest), limits.min_depth)
     valid = _valid(candidates, limits, taken)
     exact = bool(valid.all())
     if not exact:
@@ -129,12 +141,58 @@ def within(frontier: Frontier, limits: Limits, *, nodes: int, depth: int, padded
         widths[new],
         candidates.branching(flat),
         exact,
+        True,
         lambda i: candidates.tree(flat[:, i]),
     )
     trees = _filtered(pool_trees, limits)
     if len(trees.tokens) and limits.sizes is None and limits.min_depth <= 1:
-        return trees
-    return _completed(frontier, limits, pool_trees, trees, size, deepest)
+        closed = candidates.beyond == 0 or bool((_best(trees, size, deepest) >= bound - ROUNDING)[1:, 1:].all())
+        return replace(trees, exact=trees.exact and closed, closed=closed or not trees.exact)
+    return _completed(frontier, limits, pool_trees, trees, bound)
+
+
+def _hopeful(nodes: Nodes) -> Nodes:
+    """Return the nodes with the largest value that each may have where it was not counted."""
+    return replace(nodes, value=np.where(nodes.known, nodes.value, nodes.beyond))
+
+
+def _largest_sums(nodes: Nodes, *, size: int, depth: int) -> NDArray[np.float64]:
+    """Return the largest sums of values by cap and number, float64 (depth, size + 1); minus infinity beyond all."""
+    sums = np.full((depth, size + 1), -np.inf)
+    for cap, row in enumerate(sums, 1):
+        total = np.append(0.0, np.cumsum(-np.sort(-nodes.value[nodes.depth <= cap])[:size]))
+        row[: len(total)] = total
+    return sums
+
+
+def _bound(
+    ideal: NDArray[np.float64], hopeful: NDArray[np.float64], floors: NDArray[np.float64], min_depth: int
+) -> NDArray[np.float64]:
+    """Return an upper bound on the tokens of trees no larger and no deeper, float64 (size + 1, depth + 1).
+
+    A tree consists of candidates and of other nodes.
+
+    Args:
+        ideal: float64 (caps, size + 1), values of the best trees of candidates; those of the cap `min_depth` reach it.
+        hopeful: the same with the largest values that candidates may have, and for trees of any depth.
+        floors: float64 (depth,), largest value of a node that is no candidate, by cap; of more caps than `ideal` where
+            no candidate is that deep.
+        min_depth: smallest depth of a tree.
+    """
+    depth, sizes = len(floors), ideal.shape[1]
+    missing = bool(floors.any())
+    best = np.zeros((depth, sizes))
+    best[: len(ideal)] = np.maximum(ideal, hopeful) if missing else ideal
+    best[len(ideal) :] = best[len(ideal) - 1] if len(ideal) else 0.0
+    if missing and 1 < min_depth <= len(ideal):  # the node of that depth is a candidate, or it is none
+        reached = np.maximum(ideal[min_depth - 1, 1:], hopeful[min_depth - 1, :-1] + floors[min_depth - 1])
+        best[min_depth - 1] = np.append(0.0, reached)
+    alone = best.copy()
+    for count in range(1, sizes if missing else 1):
+        np.maximum(best[:, count:], alone[:, :-count] + count * floors[:, None], out=best[:, count:])
+    bound = np.ones((sizes, depth + 1))
+    bound[:, 1:] = 1 + best.T
+    return np.asarray(np.maximum.accumulate(np.maximum.accumulate(bound, axis=0), axis=1))
 
 
 def _flat(taken: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -199,32 +257,38 @@ def _uniform(frontier: Frontier, limits: Limits, size: int, depth: int, padded: 
         table[i, : len(shape)] = shape
     levels = np.cumprod(table, axis=1)
     widths = np.concatenate([np.ones((len(shapes), 1), dtype=np.int64), levels], axis=1)[:, :depth] * (table > 0)
+    closed = frontier.floor == 0
     return Fitting(
-        tokens, levels.sum(axis=1), widths, table.max(axis=1, initial=0), True, lambda i: Tree.cartesian(shapes[i])
+        tokens,
+        levels.sum(axis=1),
+        widths,
+        table.max(axis=1, initial=0),
+        closed,
+        closed,
+        lambda i: Tree.cartesian(shapes[i]),
     )
 
 
 def _completed(
-    frontier: Frontier, limits: Limits, pool_trees: Fitting, valid: Fitting, size: int, depth: int
+    frontier: Frontier, limits: Limits, pool_trees: Fitting, valid: Fitting, bound: NDArray[np.float64]
 ) -> Fitting:
     """Return trees that keep all limits, adding trees with filler nodes where that is better or the only way.
 
-    No tree of a size and depth has more tokens than the best of the pool that is neither larger nor deeper; a tree that
-    reaches this bound is proved best.
+    A tree that reaches the bound is proved best.
 
     Args:
         frontier: the pool.
         limits: limits to keep.
         pool_trees: best trees of the pool, whether or not they keep sizes, minimum depth and candidate pools.
         valid: those of them that keep all limits.
-        size: largest tree.
-        depth: deepest tree.
+        bound: float64 (size + 1, depth + 1), as `_bound` returns it.
     """
-    bound, have = np.maximum(_best(pool_trees, size, depth), 1.0), _best(valid, size, depth)
+    size, depth = bound.shape[0] - 1, bound.shape[1] - 1
+    have, inside_best = _best(valid, size, depth), np.maximum(_best(pool_trees, size, depth), 1.0)
     depths = (pool_trees.widths > 0).sum(axis=1)
     value: dict[Path, float] = dict(zip(frontier.paths, frontier.value.tolist(), strict=True))
     added: dict[Tree, float] = {}
-    exact = pool_trees.exact
+    exact, closed = pool_trees.exact, True
     for cap in range(max(limits.min_depth, 1), depth + 1):
         for count in range(1, size + 1) if limits.sizes is None else sorted(limits.sizes):
             if count > size or have[count, cap] >= bound[count, cap]:
@@ -238,10 +302,13 @@ def _completed(
             if best is not None and worth[best] > have[count, cap]:
                 added[best] = worth[best]
                 have[count:, cap:] = np.maximum(have[count:, cap:], worth[best])
-            exact = exact and (best is None or have[count, cap] >= bound[count, cap] - 1e-12)
+            closed = closed and (best is None or have[count, cap] >= bound[count, cap] - ROUNDING)
+            exact = exact and (best is None or have[count, cap] >= inside_best[count, cap] - ROUNDING)
             exact = exact and not (best is None and limits.pool)
+    closed = closed or not exact
+    exact = exact and closed
     if not added:
-        return replace(valid, exact=exact)
+        return replace(valid, exact=exact, closed=closed)
     trees = list(added)
     widths = np.zeros((len(trees), depth), dtype=np.int64)
     for row, tree in zip(widths, trees, strict=True):
@@ -254,6 +321,7 @@ def _completed(
         np.concatenate([known, widths]),
         np.append(valid.branching, [branching(tree) for tree in trees]),
         exact,
+        closed,
         lambda i: valid.tree(i) if i < len(valid.tokens) else trees[i - len(valid.tokens)],
     )
 
@@ -295,5 +363,6 @@ def _filtered(trees: Fitting, limits: Limits) -> Fitting:
         trees.widths[rows],
         trees.branching[rows],
         exact,
+        trees.closed,
         lambda i: trees.tree(int(rows[i])),
     )

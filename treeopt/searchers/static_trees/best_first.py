@@ -17,6 +17,8 @@ from treeopt.searchers.static_trees.back_off import BackOff, kinds_below
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
 
+MOST_UNIFORM = 2**15  # nodes of uniform trees that are all counted: of 127 nodes and 8 levels there are 25 000
+
 # Children of one level, in path order: parent (index among the kept nodes above), rank and value of each.
 Children = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 # Returns the children of the nodes that were kept, which are given as indices into the children returned last.
@@ -32,7 +34,7 @@ class Frontier:
         depth: int64 (C,).
         parent: int64 (C,), index in this order, −1 for the root; always before the node.
         rank: int64 (C,).
-        limit: sizes up to this one are exact for every depth cap.
+        limit: sizes up to this one are exact for every depth cap; above the number of nodes if none is missing.
     """
 
     value: NDArray[np.float64]
@@ -45,6 +47,11 @@ class Frontier:
     def floor(self) -> float:
         """An upper bound on the value of any node that is missing here."""
         return float(self.value[self.limit - 1]) if 0 < self.limit <= len(self.value) else 0.0
+
+    def floors(self, depth: int) -> NDArray[np.float64]:
+        """Return upper bounds on the value of any missing node of depth 1 or less, 2 or less, ..., float64 (depth,)."""
+        orders = (self.value[self.depth <= cap] for cap in range(1, depth + 1))
+        return np.array([order[self.limit - 1] if 0 < self.limit <= len(order) else 0.0 for order in orders])
 
     def order(self, max_depth: int) -> NDArray[np.int64]:
         """Return the nodes no deeper than `max_depth`, best first, at most `limit` of them."""
@@ -68,7 +75,15 @@ class Frontier:
 
 
 def count_prefixes(
-    trace: Trace, *, nodes: int, depth: int, weights: NDArray[np.float64] | None = None, shrink: float = 0.0
+    trace: Trace,
+    *,
+    nodes: int,
+    depth: int,
+    weights: NDArray[np.float64] | None = None,
+    shrink: float = 0.0,
+    ranks: int | None = None,
+    levels: int | None = None,
+    uniform: int | None = None,
 ) -> Frontier:
     """Return the best trees of up to `nodes` nodes and `depth` levels, by the frequency of rank prefixes.
 
@@ -84,6 +99,10 @@ def count_prefixes(
         weights: float64 (P,), weight of each anchor, not negative; None weights all equally. For shrinking they are
             scaled to add up to the effective number of anchors, (Σ w)² / Σ w² (Kish, Survey Sampling, 1965, §11.7).
         shrink: pseudo-anchors of the back-off at every path; 0 for raw counts. `shrinkage.fitted` finds a good one.
+        ranks: return only nodes whose ranks are below this number; None for all.
+        levels: return only nodes of this many levels; None for all. Their values do not depend on it.
+        uniform: None: return the most likely nodes. Else return all nodes that a uniform tree of at most this size may
+            hold, likely or not, if they are no more than `MOST_UNIFORM`: the most likely nodes make no uniform tree.
 
     Raises:
         UsageError: weights or shrink without meaning.
@@ -104,8 +123,18 @@ def count_prefixes(
         raise UsageError("weights must be finite, not negative and not all 0, one per anchor")
     if not 0 <= shrink < np.inf:
         raise UsageError(f"shrink must be 0 or more and finite, got {shrink}")
-    prefixes = _Prefixes(trace, weights)
-    return _grow(prefixes.shrunk(depth, shrink) if shrink else prefixes.expand, nodes=nodes, depth=depth)
+    ranks = trace.width if ranks is None else ranks
+
+    def expand() -> Expand:
+        prefixes = _Prefixes(trace, weights)
+        return prefixes.shrunk(depth, shrink) if shrink else prefixes.expand
+
+    deepest = depth if levels is None else min(depth, levels)
+    if uniform is not None:
+        every = _uniform(expand(), nodes=uniform, depth=deepest, ranks=ranks)
+        if every is not None:
+            return every
+    return _grow(expand(), nodes=nodes, depth=deepest, ranks=ranks)
 
 
 class _Prefixes:
@@ -181,17 +210,18 @@ def from_table(table: NDArray[np.float64], *, nodes: int) -> Frontier:
         value = (value[kept, None] * table[level]).ravel()
         return np.repeat(np.arange(len(kept)), width), np.tile(np.arange(width), len(kept)), value
 
-    return _grow(expand, nodes=nodes, depth=depth)
+    return _grow(expand, nodes=nodes, depth=depth, ranks=width)
 
 
-def _grow(expand: Expand, *, nodes: int, depth: int) -> Frontier:
-    """Keep, level by level, the nodes that some best tree of at most `nodes` nodes may take."""
+def _grow(expand: Expand, *, nodes: int, depth: int, ranks: int) -> Frontier:
+    """Keep, level by level, the nodes that some best tree of at most `nodes` nodes and these ranks may take."""
     if nodes < 0 or depth < 0:
         raise UsageError(f"nodes and depth must be 0 or more, got {nodes} and {depth}")
-    values, parents, ranks = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    values, parents, ranked = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     kept, offset = np.zeros(1, dtype=np.int64), -1
     for level in range(depth if nodes else 0):
         parent, rank, value = expand(level, kept)
+        value = np.where(rank < ranks, value, 0.0)
         # A node with `nodes` better nodes that are no deeper is in no best tree, and neither are its children.
         kept = np.sort(np.argsort(-value, kind="stable")[:nodes])
         known = np.concatenate([*values, value[kept]])
@@ -202,7 +232,36 @@ def _grow(expand: Expand, *, nodes: int, depth: int) -> Frontier:
         parents.append(parent[kept] + offset)
         offset = sum(len(v) for v in values)
         values.append(value[kept])
-        ranks.append(rank[kept])
+        ranked.append(rank[kept])
+    return _sorted(values, parents, ranked, limit=nodes)
+
+
+def _uniform(expand: Expand, *, nodes: int, depth: int, ranks: int) -> Frontier | None:
+    """Keep all nodes of any value whose smallest uniform tree has at most `nodes` nodes; None if they are too many."""
+    values, parents, ranked = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    kept, offset = np.zeros(1, dtype=np.int64), -1
+    width, size = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)  # deepest level and nodes of that tree
+    for level in range(depth if nodes else 0):
+        parent, rank, value = expand(level, kept)
+        width = width[parent] * (rank + 1)
+        size = size[parent] + width
+        kept = np.flatnonzero((value > 0) & (rank < ranks) & (size <= nodes))
+        if len(kept) == 0:
+            break
+        if sum(map(len, values)) + len(kept) > MOST_UNIFORM:
+            return None
+        width, size = width[kept], size[kept]
+        parents.append(parent[kept] + offset)
+        offset = sum(len(v) for v in values)
+        values.append(value[kept])
+        ranked.append(rank[kept])
+    return _sorted(values, parents, ranked, limit=1 + sum(map(len, values)))
+
+
+def _sorted(
+    values: list[NDArray[np.float64]], parents: list[NDArray[np.int64]], ranked: list[NDArray[np.int64]], *, limit: int
+) -> Frontier:
+    """Return the nodes of all levels, sorted by value."""
     value = np.concatenate(values)
     depths = np.repeat(np.arange(len(values)), [len(v) for v in values])
     order = np.argsort(-value, kind="stable")  # ties fall to the shallower node, then to path order
@@ -211,6 +270,6 @@ def _grow(expand: Expand, *, nodes: int, depth: int) -> Frontier:
         value[order],
         depths[order],
         place[np.concatenate(parents)[order]],
-        np.concatenate(ranks)[order],
-        nodes,
+        np.concatenate(ranked)[order],
+        limit,
     )
