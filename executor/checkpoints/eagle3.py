@@ -31,6 +31,7 @@ from treeopt.errors import ExecutorError
 FUSION = "fc.weight"
 # Copies of the target's tensors that trainers leave.
 LEFT = ("verifier_lm_head.weight", "verifier_norm.weight")
+_HEAD_NORM = re.compile(r"layers\.\d+\.self_attn\.[qk]_norm\.weight")
 _NUMBER = re.compile(r"layers\.(\d+)\.")
 
 
@@ -73,7 +74,7 @@ def read_eagle3(stored: Stored, target: Target) -> Eagle3:
             own_embeddings=own_embeddings,
             deeper=configs[1:],
             windows=windows,
-            head_norms="layers.0.self_attn.q_norm.weight" in stored.entries,
+            head_norms=any(map(_HEAD_NORM.fullmatch, stored.entries)),
             fused=FUSION in stored.entries,
             **options,
         ),

@@ -35,11 +35,14 @@ def norm_options(stored: Stored) -> dict[str, Any]:
                 f"{stored.where}: {name} {str(not expected).lower()} is not supported: EAGLE-3 has "
                 f"{str(expected).lower()}"
             )
-    for name, tensors, present in (("fc_norm", "fc_norm.0.weight", per_tap), ("norm_before_fc", "input_norm.weight", single)):
+    for name, tensors, present in (
+        ("fc_norm", "fc_norm.0.weight", per_tap),
+        ("norm_before_fc", "input_norm.weight", single),
+    ):
         if given[name] is not None and given[name] != present:
-            held = "holds" if present else "lacks"
+            verb = "holds" if present else "lacks"
             raise ExecutorError(
-                f"{stored.where}: {name} is {str(given[name]).lower()}, but {stored.path.name} {held} {tensors}"
+                f"{stored.where}: {name} is {str(given[name]).lower()}, but {stored.path.name} {verb} {tensor}"
             )
     before = given["norm_before_residual"]
     if "speculators_model_type" in stored.config and before is None:

@@ -262,7 +262,7 @@ def test_configurations_that_contradict(tmp_path, target, good, said, message):
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 1, True]}, "must be a list of layers"),
         ("eagle3", {"norm_before_residual": "no"}, "norm_before_residual must be true or false, found 'no'"),
         ("eagle3-input-norm", {"norm_before_fc": False}, "norm_before_fc is false, but model.safetensors holds input"),
-        ("eagle3", {"fc_norm": True}, "fc_norm is true, but pytorch_model.bin lacks fc_norm.0.weight"),
+        ("eagle3", {"fc_norm": True}, "fc_norm is true, but model.safetensors lacks fc_norm.0.weight"),
         ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state false, found 96"),
         ("eagle3", {"eagle_config": {"use_aux_hidden_state": 1}}, "use_aux_hidden_state must be true or false"),
         ("eagle3", {"norm_output": True, "eagle_config": {"norm_output": False}}, "norm_output differs from the one"),
@@ -400,6 +400,8 @@ def test_what_is_no_drafter(tmp_path, target):
     save_file({"a.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     refused(tmp_path, target, "neither a drafter's tensors nor a language model's config.json: a.weight")
     target.model.config.save_pretrained(tmp_path)
+    refused(tmp_path, target, "neither a drafter that treeopt knows nor a whole language model", "a.weight")
+    save_file({"model.embed_tokens.weight": torch.zeros(61, 32)}, tmp_path / "model.safetensors")
     refused(tmp_path, target, "are missing")
 
 
