@@ -35,7 +35,7 @@ def norm_options(stored: Stored) -> dict[str, Any]:
                 f"{stored.where}: {name} {str(not expected).lower()} is not supported: EAGLE-3 has "
                 f"{str(expected).lower()}"
             )
-    for name, tensors, present in (
+    for name, tensor, present in (
         ("fc_norm", "fc_norm.0.weight", per_tap),
         ("norm_before_fc", "input_norm.weight", single),
     ):

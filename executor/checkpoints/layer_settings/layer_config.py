@@ -76,7 +76,7 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int, number
             vocab_size=target.vocabulary,
             hidden_size=hidden,
             intermediate_size=_rows(stored, f"{layer}mlp.gate_proj.weight"),
-            num_attention_heads=heads,
+            num_attention_heads=heads if hidden % heads == 0 else 1,
             num_key_value_heads=key_heads,
             head_dim=width,
             num_hidden_layers=1,
@@ -87,6 +87,7 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int, number
             attention_bias=any(f"{layer}self_attn.{part}_proj.bias" in stored.entries for part in "qkv"),
             mlp_bias=any(f"{layer}mlp.{part}_proj.bias" in stored.entries for part in ("gate", "up", "down")),
         )
+        config.num_attention_heads = heads  # LlamaConfig refuses GLM's, whose heads do not divide the width
         LlamaRotaryEmbedding(config)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
@@ -105,8 +106,6 @@ def _attention_heads(
             f"{stored.path}: {query} rows of {layer}self_attn.q_proj.weight and {key} of k_proj are not whole heads of "
             f"{width} (head_dim in config.json)"
         )
-    if hidden % (query // width):  # transformers' own condition
-        raise ExecutorError(f"{stored.path}: width {hidden} must be a multiple of the {query // width} attention heads")
     return query // width, key // width, width
 
 

@@ -377,6 +377,21 @@ def test_unknown_fields_are_printed(tmp_path, target, plain):
     assert "fields that treeopt does not know were not used: flavour, use_magic" in str(assumptions_of(found))
 
 
+def test_heads_need_not_divide_the_width(tmp_path, target, plain):
+    """As in drafters for GLM-4.5, 96 heads of 128 in a width of 4096 (here 3 of 8 in 32), and GLM-4.7-Flash."""
+    _, tensors, config = plain
+    cut = {f"layers.0.self_attn.{part}_proj.weight": (slice(24), slice(None)) for part in "qkv"}
+    cut["layers.0.self_attn.o_proj.weight"] = (slice(None), slice(24))
+    tensors = {name: value[cut[name]].contiguous() if name in cut else value for name, value in tensors.items()}
+    tensors |= {f"layers.0.self_attn.{part}_proj.weight": torch.randn(8, 2 * HIDDEN) for part in "kv"}
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8}
+    put_down(tmp_path / "a", tensors, config | heads)
+    found = load_drafter(tmp_path / "a", target)
+    assert (found.config.num_attention_heads, found.config.head_dim) == (3, 8)
+    save_drafter(tmp_path / "b", found, dtype="float32", meta={}, layout="speculators-eagle3")
+    assert_same(load_drafter(tmp_path / "b", target), found, target)
+
+
 def test_a_drafter_without_fc_must_say_so(tmp_path, target):
     drafter = random_drafter("eagle3-last-feature", target)
     save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="eagle3-vllm")
