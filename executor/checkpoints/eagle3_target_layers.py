@@ -60,7 +60,7 @@ def reads_last_feature(stored: Stored) -> bool:
         ExecutorError: the field is neither true nor false.
     """
     if stored.facts.get("aux_layers") is not None:
-        return stored.facts["aux_layers"] == []
+        return bool(stored.facts["aux_layers"] == [])
     nested = stored.config.get("eagle_config")
     parts = [stored.config, *([nested] if isinstance(nested, dict) else [])]
     values = [part["use_aux_hidden_state"] for part in parts if part.get("use_aux_hidden_state") is not None]

@@ -139,7 +139,7 @@ class Eagle3(Recurrent):
     @property
     def attentions(self) -> Sequence[SelfAttention]:
         """See `Recurrent.attentions`."""
-        return [self.layer.self_attn, *(layer.self_attn for layer in self.deeper)]  # type: ignore[misc]
+        return [self.layer.self_attn, *(layer.self_attn for layer in self.deeper)]  # type: ignore[list-item]
 
     def given(self, features: Tensor) -> Tensor:
         """Merge the tapped layers, side by side, into one feature."""

@@ -164,7 +164,7 @@ def _base(stored: Stored, given: Fields, layer_type: str) -> float | None:
 def _merged(stored: Stored, rope: dict[str, Any] | None, scaling: dict[str, Any] | None) -> dict[str, Any]:
     """Return one dictionary; where both are given, they must say the same."""
     if rope is None or scaling is None:
-        return dict(rope if scaling is None else scaling) if rope or scaling else {}
+        return dict(rope or scaling or {})
     if not set(rope) - {"rope_theta"}:
         return scaling | rope
     one, other = _compared(rope), _compared(scaling)
