@@ -2,16 +2,17 @@
 
 The tensors decide what a checkpoint is; its configuration is only read for what tensors cannot show.
 
-This file holds `load_drafter`, `save_drafter`, `save_ngram` and `trained_for`; the others:
+This file holds `load_drafter`, `save_drafter`, `save_ngram`, `trained_for` and `assumptions_of`; the others:
 
 * `detect_layout`: which drafter a checkpoint holds, by its tensors' names and shapes.
 * `medusa`, `hydra`, `eagle`, `ngram`: reading and writing each family.
 * `eagle3`: reading EAGLE-3.
 * `eagle3_layouts`: writing it for the reference, vLLM, SpecForge and speculators.
-* `eagle3_specforge`: how SpecForge's EAGLE-3 checkpoints differ.
+* `eagle3_norms`: EAGLE-3's norms, and what `norm_output` means in each trainer's files.
 * `eagle3_d2t_vocabulary`: EAGLE-3's `d2t` and `t2d` vocabulary mapping.
 * `eagle3_target_layers`: which of the target's layers an EAGLE-3 checkpoint reads.
-* `layer_config`: the configuration of a drafter's decoder layer.
+* `unsupported_kinds`: drafters that are recognised by name and refused.
+* `layer_settings`: the settings of a drafter's decoder layers.
 * `convert`: `python -m executor.checkpoints.convert`.
 * `engine_files`: files of engines that are more than the drafter's tensors.
 * `tensors`: tensor files, independent of the drafter that they hold.
@@ -31,8 +32,9 @@ from executor.checkpoints.hydra import hydra_content, read_hydra
 from executor.checkpoints.medusa import MEDUSA_FILE, medusa_content, read_medusa
 from executor.checkpoints.ngram import NGRAM_FILE, ngram_content, read_ngram
 from executor.checkpoints.tensors.find_tensor_files import config_beside, open_checkpoint
-from executor.checkpoints.tensors.lazy_tensors import Stored, facts_of, shorten
+from executor.checkpoints.tensors.lazy_tensors import Stored, facts_of
 from executor.checkpoints.tensors.write_tensors import Written, write
+from executor.checkpoints.unsupported_kinds import refuse_unsupported
 from executor.drafters.drafter import Drafter
 from executor.drafters.eagle import Eagle
 from executor.drafters.eagle3 import Eagle3
@@ -85,20 +87,22 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
     kind = kind_of(stored)
     if kind == "ngram":
         return read_ngram(stored, target).to(target.device).eval()
+    refuse_unsupported(stored, kind)
     if kind is None:
-        if "model_type" not in stored.config:
-            names = shorten(sorted(stored.entries)) or "no tensors"
-            raise ExecutorError(
-                f"{stored.path}: neither a drafter's tensors nor a language model's config.json: {names}"
-            )
         model = load_target(path, dtype=dtype_name(target.dtype), device=str(target.device), packed=packed)
         return LanguageModel(model)
     drafter = READERS[kind](stored, target).to(target.device, target.dtype)
     check_finite(stored.path, drafter)  # in the target's type too
     drafter.eval().requires_grad_(False)
+    drafter.assumptions = tuple(stored.assumptions)  # type: ignore[assignment]
     if packed:
         pack_where_it_fits(drafter)
     return drafter  # type: ignore[return-value]
+
+
+def assumptions_of(drafter: object) -> tuple[str, ...]:
+    """Return what `load_drafter` assumed where a drafter's files say nothing, sentences without a full stop."""
+    return tuple(getattr(drafter, "assumptions", ()))
 
 
 def trained_for(path: Path | str) -> str | None:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from executor.checkpoints import load_drafter, save_drafter
+from executor.checkpoints import assumptions_of, load_drafter, save_drafter
 from executor.checkpoints.engine_files.gguf_file import write_gguf
 from executor.checkpoints.engine_files.openvino_export import check_openvino, export_openvino
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
@@ -65,7 +65,8 @@ def rewrite(
         facts = {} if stored is None else stored.facts
         meta = {"target": model.name} | facts | {"converted_from": source.name}
         remark = save_drafter(output, drafter, dtype=number, meta=meta, layout=layout, target=model)
-    return [f"{file}: {drafter.kind}, {layout or 'own layout'}, in {written}", *filter(None, [remark])]
+    line = f"{file}: {drafter.kind}, {layout or 'own layout'}, in {written}"
+    return [line, *filter(None, [remark]), *assumptions_of(drafter)]
 
 
 def _openvino(drafter: Drafter, source: Path, target: Path, output: Path, *, python: str | None, dtype: str) -> str:

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 
-PREFIXES = ("module.", "model.", "medusa_heads.")
+PREFIXES = ("module.", "model.", "medusa_heads.", "_orig_mod.", "draft_model.", "drafter.", "eagle_module.")
 LAYERS = ("midlayer.", "transformer.")  # names of the only layer
 _COUNTS = re.compile(r"(counts|grams)\.\d+")
 _MEDUSA = re.compile(r"medusa_head\.|\d+\.\d+\.linear\.|blocks\.\d+\.layers\.\d+\.")
 _HYDRA = re.compile(r"hydra_mlp\.|hydra_lm_head\.|prefix_embeding_layer\.")
 _LAYER = re.compile(r"layers\.\d+\.")
+_MORE = re.compile(r"additional_layers\.(\d+)\.")  # SGLang's name of the layers after the first
 
 
 def unwrapped(name: str) -> str:
@@ -36,6 +37,10 @@ def plain_name(name: str) -> str:
     name = unwrapped(name)
     if name.startswith(LAYERS):
         return "layers.0." + name.split(".", 1)[1]
+    if more := _MORE.match(name):
+        return f"layers.{int(more.group(1)) + 1}." + name[more.end() :]
+    if name.startswith("fc_norms."):
+        return name.replace("fc_norms.", "fc_norm.", 1)
     return {"draft_id_to_target_id": "d2t"}.get(name, name.replace("fusion_fc.", "fc.", 1))
 
 

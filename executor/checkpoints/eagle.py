@@ -14,7 +14,8 @@ from torch import Tensor
 
 from executor.checkpoints.detect_layout import plain
 from executor.checkpoints.engine_files.folded_bias import check_residual, shifted_embeddings, unfolded_bias
-from executor.checkpoints.layer_config import SCALED, config_of, fields, is_scaled
+from executor.checkpoints.layer_settings.attention_windows import window_of
+from executor.checkpoints.layer_settings.layer_config import SCALED, config_of, fields, is_scaled, layer_fields
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, shorten
 from executor.checkpoints.tensors.parameter_names import STORED_LAYER, fill_module, layer_name, named
 from executor.checkpoints.tensors.target_copies import embedding_of, is_embedding, is_head
@@ -37,11 +38,12 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
             other than the target's, more than one layer.
     """
     stored = plain(stored)
-    one_layer(stored)
+    _check_one_layer(stored)
     norms = [entry.key for name, entry in stored.entries.items() if _is_norm(name)]
     if norms:
         raise ExecutorError(f"{stored.path}: {shorten(norms)}: EAGLE with these norms is not supported")
     config = config_of(stored, STORED_LAYER, target, hidden=target.hidden)
+    window = window_of(stored, layer_fields(stored), 0)
     groups = 0
     if "router.w2.weight" in stored.entries:
         groups = next(iter(stored.entries["router.w2.weight"].shape), 0)
@@ -52,7 +54,7 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
         raise ExecutorError(f"{stored.path}: router.w2.weight: {groups} groups of {target.vocabulary} tokens")
     stored = _unfolded(stored, target)
     drafter = fill_module(
-        lambda: Eagle(config, bias=BIAS in stored.entries, router_groups=groups, active_groups=active),
+        lambda: Eagle(config, bias=BIAS in stored.entries, router_groups=groups, active_groups=active, window=window),
         stored,
         layer_name,
         ignored=[EMBEDDINGS, HEAD, CHOSEN, *FREQUENCIES],
@@ -62,15 +64,11 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
     return drafter
 
 
-def one_layer(stored: Stored) -> None:
-    """Refuse drafters with more than one decoder layer.
-
-    Raises:
-        ExecutorError: names tensors of the other layers.
-    """
+def _check_one_layer(stored: Stored) -> None:
+    """Refuse drafters with more than one decoder layer, which only EAGLE-3 has here."""
     others = [e.key for name, e in stored.entries.items() if name.startswith("layers.") and name[7:9] != "0."]
     if others:
-        raise ExecutorError(f"{stored.path}: {shorten(others)}: drafters of more than one layer are not supported")
+        raise ExecutorError(f"{stored.path}: {shorten(others)}: EAGLE of more than one layer is not supported")
 
 
 def _unfolded(stored: Stored, target: Target) -> Stored:
@@ -122,6 +120,8 @@ def eagle_content(drafter: Eagle, layout: str | None, target: Target | None, nam
         raise UsageError(f"layout of EAGLE must be one of {', '.join(LAYOUTS)}, got {layout}")
     if layout == "eagle" and is_scaled(drafter.config):
         raise ExecutorError(f"{layout} cannot express {SCALED}: the reference's code refuses them")
+    if drafter.layer.self_attn.window is not None:
+        raise ExecutorError(f"{layout or 'EAGLE'} cannot express a layer that attends to a window")
     facts: dict[str, Any] = {"kind": drafter.kind}
     tensors = named(drafter, layer_name)
     config = _config(drafter, biased=BIAS in tensors)

@@ -1,27 +1,38 @@
-"""Read EAGLE-3 checkpoints of the reference, vLLM, SGLang, SpecForge, AngelSlim and speculators.
+"""Read EAGLE-3 checkpoints of the reference, vLLM, SGLang, SpecForge, AngelSlim, NeMo Automodel and speculators.
 
-The layer is `midlayer.*` (reference) or `layers.0.*` (vLLM, speculators), with or without `model.` before it. The other
-tensors: `fc.weight`, `norm.weight`, the drafter's LM head (none if `draft_vocab_size` is null: then the target's is
-used), `d2t` and `t2d`; optionally embeddings, `fc_norm.{i}` or `input_norm`.
+The first layer is `midlayer.*` (reference) or `layers.0.*` (vLLM, speculators), with or without `model.` before it,
+others are `layers.1.*` and so on. The other tensors: `norm.weight`; `fc.weight`, unless the drafter reads the target's
+last feature alone; the drafter's LM head (if there is none, the target's is used); `d2t` and `t2d`; optionally
+embeddings, `fc_norm.{i}` or `input_norm`, and norms of queries and keys.
 """
 
-from typing import Any, Literal
+import re
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
 
 from executor.checkpoints.detect_layout import plain
-from executor.checkpoints.eagle import EMBEDDINGS, FREQUENCIES, HEAD, one_layer
+from executor.checkpoints.eagle import EMBEDDINGS, FREQUENCIES, HEAD
 from executor.checkpoints.eagle3_d2t_vocabulary import drafted_ids
-from executor.checkpoints.eagle3_specforge import feeds_normed
-from executor.checkpoints.eagle3_target_layers import taps_of
-from executor.checkpoints.layer_config import config_of
-from executor.checkpoints.tensors.lazy_tensors import Stored
-from executor.checkpoints.tensors.parameter_names import STORED_LAYER, fill_module, layer_name
-from executor.checkpoints.tensors.target_copies import head_of, is_embedding
+from executor.checkpoints.eagle3_norms import norm_options
+from executor.checkpoints.eagle3_target_layers import reads_last_feature, taps_of
+from executor.checkpoints.layer_settings.attention_windows import window_of
+from executor.checkpoints.layer_settings.layer_config import config_of, layer_fields
+from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
+from executor.checkpoints.tensors.parameter_names import fill_module, layer_name
+from executor.checkpoints.tensors.target_copies import embedding_of, head_of, is_embedding
 from executor.drafters.eagle3 import Eagle3
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
 
+FUSION = "fc.weight"
 # Copies of the target's tensors that trainers leave.
 LEFT = ("verifier_lm_head.weight", "verifier_norm.weight")
+_HEAD_NORM = re.compile(r"layers\.\d+\.self_attn\.[qk]_norm\.weight")
+_NUMBER = re.compile(r"layers\.(\d+)\.")
 
 
 def read_eagle3(stored: Stored, target: Target) -> Eagle3:
@@ -30,44 +41,133 @@ def read_eagle3(stored: Stored, target: Target) -> Eagle3:
     Raises:
         ExecutorError: names the tensors that do not fit, or what the configuration contradicts.
     """
-    stored = plain(stored)
-    one_layer(stored)
-    hidden, wide = _matrix(stored, "fc.weight")
-    shares_head = _shares_head(stored, hidden, target)
-    rows = target.vocabulary if shares_head else _matrix(stored, "lm_head.weight")[0]
-    config = config_of(stored, STORED_LAYER, target, hidden=hidden)
+    stored = _with_input_norms(plain(stored))
+    count = _layers(stored)
+    hidden, wide = _widths(stored, target)
+    head = _shared_head(stored, hidden, target)
+    rows = len(head) if head is not None else _matrix(stored, HEAD)[0]
+    configs = [config_of(stored, f"layers.{n}.", target, hidden=hidden, number=n) for n in range(count)]
+    _check_alike(stored, configs)
     taps = taps_of(stored, wide, target)
     ids = drafted_ids(stored, rows, target)
+    if ids is not None and head is not None:
+        raise ExecutorError(f"{stored.path}: 1 missing: {HEAD}, whose rows d2t names")
+    if ids is not None:
+        ids, stored = _increasing(ids, stored, target)
     own_embeddings = EMBEDDINGS in stored.entries
     if own_embeddings and stored.entries[EMBEDDINGS].shape == (target.vocabulary, hidden) and hidden == target.hidden:
         own_embeddings = not is_embedding(stored.read(EMBEDDINGS), target)
     if not own_embeddings and hidden != target.hidden:
         raise ExecutorError(
-            f"{stored.path}: fc.weight makes features of width {hidden}, the target's embeddings have "
+            f"{stored.path}: {FUSION} makes features of width {hidden}, the target's embeddings have "
             f"{target.hidden}, and {EMBEDDINGS} is missing"
         )
-    options = _options(stored)
+    options = norm_options(stored)
+    windows = [window_of(stored, layer_fields(stored), n) for n in range(count)]
     return fill_module(
         lambda: Eagle3(
-            config,
+            configs[0],
             taps=taps,
             target_hidden=target.hidden,
             vocabulary=target.vocabulary,
             draft_ids=ids,
             own_embeddings=own_embeddings,
+            deeper=configs[1:],
+            windows=windows,
+            head_norms=any(map(_HEAD_NORM.fullmatch, stored.entries)),
+            fused=FUSION in stored.entries,
             **options,
         ),
         stored,
         layer_name,
         ignored=["d2t", "t2d", *FREQUENCIES, *LEFT, *([] if own_embeddings else [EMBEDDINGS])],
-        given={HEAD: head_of(target, "EAGLE-3 without an LM head")} if shares_head else None,
+        given=None if head is None else {HEAD: head},
     )
 
 
-def _shares_head(stored: Stored, hidden: int, target: Target) -> bool:
-    """Return whether the LM head is the target's: there is none, and no number of drafted tokens (as in SGLang)."""
-    absent = all(name not in stored.entries for name in (HEAD, "d2t", "t2d"))
-    return absent and hidden == target.hidden and stored.config.get("draft_vocab_size") is None
+def _layers(stored: Stored) -> int:
+    """Return the number of decoder layers, which must be numbered from 0."""
+    numbers = {int(match.group(1)) for name in stored.entries if (match := _NUMBER.match(name))}
+    count = len(numbers)
+    if numbers != set(range(count)) or not count:
+        raise ExecutorError(f"{stored.path}: layers must be numbered from 0, found {sorted(numbers)}")
+    return count
+
+
+def _with_input_norms(stored: Stored) -> Stored:
+    """Return the tensors with one name for the norm before the attention of deeper layers; SGLang's is hidden_norm."""
+
+    def name_of(name: str) -> str:
+        other = name.replace("hidden_norm", "input_layernorm")
+        deeper = name.startswith("layers.") and not name.startswith("layers.0.")
+        return other if deeper and other not in stored.entries else name
+
+    return stored.renamed(name_of)
+
+
+def _check_alike(stored: Stored, configs: list[LlamaConfig]) -> None:
+    """Refuse layers whose keys have different shapes, which one cache cannot hold."""
+    shapes = [(config.num_key_value_heads, config.head_dim) for config in configs]
+    if len(set(shapes)) > 1:
+        raise ExecutorError(f"{stored.path}: all layers must have the same key heads, found {shapes}")
+
+
+def _widths(stored: Stored, target: Target) -> tuple[int, int]:
+    """Return the width of the drafter, and of the features that it reads."""
+    if FUSION in stored.entries:
+        return _matrix(stored, FUSION)
+    if not reads_last_feature(stored):
+        raise ExecutorError(
+            f"{stored.path}: 1 missing: {FUSION}; for a drafter that reads the target's last feature alone, "
+            f"{stored.where.name} must have use_aux_hidden_state false in eagle_config"
+        )
+    hidden = _matrix(stored, "layers.0.self_attn.o_proj.weight")[0]
+    if hidden != target.hidden:
+        raise ExecutorError(
+            f"{stored.path}: without {FUSION} the drafter must have the target's width, {target.hidden}, found {hidden}"
+        )
+    return hidden, hidden
+
+
+def _shared_head(stored: Stored, hidden: int, target: Target) -> Tensor | None:
+    """Return the LM head that a checkpoint without one shares, (vocabulary, hidden); None if it has its own.
+
+    It is the target's, as in SGLang and vLLM, where all tokens are drafted; with `tie_word_embeddings` the embeddings.
+    """
+    if HEAD in stored.entries or hidden != target.hidden:
+        return None
+    fields = [layer_fields(stored), stored.config]
+    drafted = stored.config.get("draft_vocab_size")
+    if drafted not in (None, target.vocabulary) or not _drafts_all(stored, target):
+        return None
+    if any(part.get("tie_word_embeddings") is True for part in fields):
+        if EMBEDDINGS in stored.entries:
+            return stored.read(EMBEDDINGS) if stored.entries[EMBEDDINGS].shape[0] == target.vocabulary else None
+        return embedding_of(target, "EAGLE-3 with tied embeddings")
+    return head_of(target, "EAGLE-3 without an LM head")
+
+
+def _drafts_all(stored: Stored, target: Target) -> bool:
+    """Return whether `d2t` and `t2d`, if they are there, leave no token out."""
+    return all(
+        stored.entries[name].shape[:1] == (target.vocabulary,)
+        and (name == "d2t" or bool(stored.integers(name, (target.vocabulary,)).all()))
+        for name in ("d2t", "t2d")
+        if name in stored.entries
+    )
+
+
+def _increasing(ids: Tensor, stored: Stored, target: Target) -> tuple[Tensor | None, Stored]:
+    """Return the tokens in order, None for all, and the tensors with the rows of the LM head in the same order."""
+    order = ids.argsort()
+    entry = stored.entries[HEAD]
+
+    def read(whole: Entry) -> Tensor:
+        return whole.read()[order]
+
+    if not torch.equal(order, torch.arange(len(order))):
+        stored = replace(stored, entries={**stored.entries, HEAD: replace(entry, read=partial(read, entry))})
+    return (None if len(ids) == target.vocabulary else ids[order]), stored
 
 
 def _matrix(stored: Stored, name: str) -> tuple[int, int]:
@@ -77,22 +177,3 @@ def _matrix(stored: Stored, name: str) -> tuple[int, int]:
     if len(entry.shape) != 2 or not all(entry.shape):
         raise ExecutorError(f"{stored.path}: {entry.key} must have two dimensions, found {entry.shape}")
     return entry.shape[0], entry.shape[1]
-
-
-def _options(stored: Stored) -> dict[str, Any]:
-    """Return the variants: the norms by the tensors, the order of norms by the configuration."""
-    single, per_tap = "input_norm.weight" in stored.entries, any(n.startswith("fc_norm.") for n in stored.entries)
-    if single and per_tap:
-        raise ExecutorError(f"{stored.path}: holds both input_norm and fc_norm")
-    norms: Literal["none", "fc", "input"] = "input" if single else "fc" if per_tap else "none"
-    fields = stored.config | stored.facts
-    before, output = (fields.get(name) for name in ("norm_before_residual", "norm_output"))
-    for name, value in (("norm_before_residual", before), ("norm_output", output)):
-        if value is not None and not isinstance(value, bool):
-            raise ExecutorError(f"{stored.where}: {name} must be true or false, found {value!r}")
-    if "speculators_model_type" in stored.config and before is None:
-        raise ExecutorError(
-            f"{stored.where}: norm_before_residual is missing: speculators reads that as false, vLLM as true; add the "
-            "value that the drafter was trained with"
-        )
-    return {"norms": norms, "norm_before_residual": bool(before), "feeds_normed": feeds_normed(stored, output)}

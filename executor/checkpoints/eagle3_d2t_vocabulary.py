@@ -12,7 +12,9 @@ from treeopt.errors import ExecutorError
 
 
 def drafted_ids(stored: Stored, rows: int, target: Target) -> Tensor | None:
-    """Return the token of each of `rows` rows of the LM head, int64 (rows,), increasing; None for all tokens in order.
+    """Return the token of each of `rows` rows of the LM head, int64 (rows,); None for all tokens in order.
+
+    Trainers write the rows in any order: of token ids, or of how often the tokens occur.
 
     Raises:
         ExecutorError: d2t or t2d have wrong shapes, contradict each other, or do not name tokens of the target.
@@ -34,7 +36,7 @@ def drafted_ids(stored: Stored, rows: int, target: Target) -> Tensor | None:
         return None
     else:
         raise ExecutorError(f"{stored.path}: lm_head has {rows} rows for {known} tokens, and d2t is missing")
-    return None if rows == known else ids
+    return None if rows == known and torch.equal(ids, torch.arange(known)) else ids
 
 
 def _ids(stored: Stored, rows: int, known: int) -> Tensor:
@@ -43,13 +45,20 @@ def _ids(stored: Stored, rows: int, known: int) -> Tensor:
     if bool(((offsets < -known) | (offsets > known)).any()):  # or their sums could wrap around
         raise ExecutorError(f"{stored.path}: {key} must lead to tokens 0 to {known - 1}")
     ids = torch.arange(rows) + offsets
-    for wrong, message in (
-        ((ids < 0) | (ids >= known), f"must lead to tokens 0 to {known - 1}"),
-        (torch.cat([ids.new_zeros(1, dtype=torch.bool), ids[1:] <= ids[:-1]]), "must lead to ever larger tokens"),
-    ):
-        if bool(wrong.any()):
-            first = int(wrong.nonzero()[0])
-            raise ExecutorError(f"{stored.path}: {key} {message}, entry {first} leads to {int(ids[first])}")
+    wrong = (ids < 0) | (ids >= known)
+    if bool(wrong.any()):
+        first = int(wrong.nonzero()[0])
+        raise ExecutorError(
+            f"{stored.path}: {key} must lead to tokens 0 to {known - 1}, entry {first} leads to {int(ids[first])}"
+        )
+    order = ids.argsort(stable=True)
+    twice = (ids[order][1:] == ids[order][:-1]).nonzero()[:, 0]
+    if len(twice):
+        pair = sorted(int(entry) for entry in order[int(twice[0]) : int(twice[0]) + 2])
+        raise ExecutorError(
+            f"{stored.path}: {key} must lead to each token once, entries {pair[0]} and {pair[1]} lead to "
+            f"{int(ids[pair[0]])}"
+        )
     return ids
 
 

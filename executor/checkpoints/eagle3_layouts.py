@@ -3,9 +3,11 @@
 from typing import Any
 
 from executor.checkpoints.eagle3_d2t_vocabulary import vocabulary_tensors
-from executor.checkpoints.eagle3_specforge import specforge_config
+from executor.checkpoints.eagle3_norms import ARCHITECTURE
 from executor.checkpoints.eagle3_target_layers import INPUTS, OUTPUTS, convention_of
-from executor.checkpoints.layer_config import SCALED, fields, is_scaled
+from executor.checkpoints.layer_settings.attention_windows import FULL
+from executor.checkpoints.layer_settings.layer_config import SCALED, fields, is_scaled
+from executor.checkpoints.layer_settings.rotary_positions import SLIDING
 from executor.checkpoints.tensors.parameter_names import LAYER, layer_name, named
 from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.eagle3 import Eagle3
@@ -41,7 +43,7 @@ def eagle3_content(drafter: Eagle3, layout: str | None, target: Target | None, n
     }
     config = _reference(drafter, len(tensors["lm_head.weight"]))
     if layout == "eagle3-specforge":
-        config = specforge_config(drafter, config)
+        config = _specforge(drafter, config)
     elif layout == "eagle3-vllm":
         config = _vllm(drafter, config)
     elif layout == "speculators-eagle3":
@@ -50,16 +52,20 @@ def eagle3_content(drafter: Eagle3, layout: str | None, target: Target | None, n
 
 
 def _reference_name(name: str) -> str:
-    return f"midlayer.{name.removeprefix(LAYER)}" if name.startswith(LAYER) else name
+    return f"midlayer.{name.removeprefix(LAYER)}" if name.startswith(LAYER) else layer_name(name)
 
 
 def _check_expressible(drafter: Eagle3, layout: str | None, layers: int | None) -> None:
     norms, taps = _variants(drafter), drafter.taps
+    positions = {str(sorted((config.rope_parameters or {}).items())) for config in drafter.configs}
+    if len(positions) > 1 or len({window for window in drafter.windows if window is not None}) > 1:
+        raise ExecutorError("no layout expresses layers whose positions or windows differ")
     others = layers is not None and taps != (2, layers // 2, layers - 3)
     ambiguous = layers is not None and convention_of([tap - 1 for tap in taps], layers) != OUTPUTS
     unsupported = {
-        "eagle3": norms | {f"layers {taps}": others, SCALED: is_scaled(drafter.config)},
+        "eagle3": norms | {f"layers {taps}": others, SCALED: is_scaled(drafter.config)} | drafter.extensions,
         "eagle3-specforge": {
+            **drafter.extensions,
             **{name: norms[name] for name in ("norm_before_residual", "norm_output")},
             "a first tap at the embeddings": 0 in taps,
             f"layers {taps}, whose numbers there are those of EAGLE's usual inputs": ambiguous,
@@ -72,17 +78,43 @@ def _check_expressible(drafter: Eagle3, layout: str | None, layers: int | None) 
 
 def _reference(drafter: Eagle3, drafted: int) -> dict[str, Any]:
     """Return the reference's config.json for an LM head of `drafted` tokens."""
-    wide = drafter.fc.in_features // len(drafter.taps)
+    wide = drafter.target_hidden
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        **fields(drafter.config),
+        **_layer_fields(drafter),
         "vocab_size": drafter.vocabulary,
         "draft_vocab_size": drafted,
         # With this field the reference's code takes no embeddings from the target.
         **({"target_hidden_size": wide} if wide != drafter.config.hidden_size else {}),
         "eagle_aux_hidden_state_layer_ids": list(drafter.taps),
+        **({} if drafter.taps else {"eagle_config": {"use_aux_hidden_state": False}}),
         "torch_dtype": "",
+    }
+
+
+def _layer_fields(drafter: Eagle3) -> dict[str, Any]:
+    """Return the fields of the layers."""
+    window = next((window for window in drafter.windows if window is not None), None)
+    types = [FULL if own is None else SLIDING for own in drafter.windows]
+    sliding = {} if window is None else {"sliding_window": window, "layer_types": types}
+    return fields(drafter.config) | {"num_hidden_layers": len(drafter.configs)} | sliding
+
+
+def _specforge(drafter: Eagle3, reference: dict[str, Any]) -> dict[str, Any]:
+    """Return the config.json of SpecForge's layout, whose `eagle_config` numbers layers by their outputs.
+
+    Args:
+        drafter: what is written.
+        reference: the config.json of the reference's layout.
+    """
+    config = {key: value for key, value in reference.items() if key != "eagle_aux_hidden_state_layer_ids"}
+    outputs = [tap - 1 for tap in drafter.taps]
+    return config | {
+        "architectures": [ARCHITECTURE],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": outputs, "use_aux_hidden_state": True},
+        "fc_norm": drafter.norms == "fc",
+        "norm_before_fc": drafter.norms == "input",
     }
 
 
@@ -91,7 +123,8 @@ def _vllm(drafter: Eagle3, reference: dict[str, Any]) -> dict[str, Any]:
 
 
 def _speculators(drafter: Eagle3, drafted: int, target: Target | None, name: str) -> dict[str, Any]:
-    layer = {"model_type": "llama", **fields(drafter.config), "vocab_size": drafter.vocabulary}
+    kind = "qwen3" if drafter.head_norms else "llama"
+    layer = {"model_type": kind, **_layer_fields(drafter), "vocab_size": drafter.vocabulary}
     verifier = [] if target is None else [type(target.model).__name__]
     method = {"proposal_type": "greedy", "speculative_tokens": 3, "accept_tolerance": 0.0, "verifier_accept_k": 1}
     return {
@@ -105,8 +138,9 @@ def _speculators(drafter: Eagle3, drafted: int, target: Target | None, name: str
         },
         "transformer_layer_config": layer,
         "draft_vocab_size": drafted,
-        "target_hidden_size": drafter.fc.in_features // len(drafter.taps),
+        "target_hidden_size": drafter.target_hidden,
         "eagle_aux_hidden_state_layer_ids": list(drafter.taps),
+        **({} if drafter.taps else {"eagle_config": {"use_aux_hidden_state": False}}),
         **_variants(drafter),
         "tie_word_embeddings": False,
         "torch_dtype": "",

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from executor.checkpoints.detect_layout import plain_name
-from executor.checkpoints.layer_config import config_of, fields
+from executor.checkpoints.layer_settings.attention_windows import window_of
+from executor.checkpoints.layer_settings.layer_config import config_of, fields, layer_fields
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, shorten
 from executor.checkpoints.tensors.parameter_names import fill_module, named
 from executor.checkpoints.tensors.write_tensors import Written
@@ -48,6 +49,8 @@ def read_hydra(stored: Stored, target: Target) -> Hydra:
     config = None
     if any(name.startswith(PREFIX) for name in stored.entries):
         config = config_of(stored, LAYER, target, hidden=target.hidden)
+        if window_of(stored, layer_fields(stored), 0) is not None:
+            raise ExecutorError(f"{stored.where}: layer_types: Hydra++ that attends to a window is not supported")
     layers = len(places[0])
     claimed = stored.config.get("hydra_num_layers")
     if layers == 2 and type(claimed) is int and 2 < claimed <= MAX_LAYERS:  # tensors that are copies were left out

@@ -5,7 +5,7 @@ drafting a level of a tree (`LayerCache`), or all depths of a text (`Unrolled`, 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import (
 
 from executor.target.attention_backends import attend
 from executor.target.kv_cache import Layout, TreeCache
-from executor.target.tree_attention_mask import TreeMasks
+from executor.target.tree_attention_mask import TreeMasks, additive, chunk_seen, folded, tree_seen
 from executor.verification.tree_tensors import below
 
 # Queries (b, heads, tokens, width), keys and values (b, key heads, tokens, width) -> (b, tokens, heads, width).
@@ -29,13 +29,27 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class SelfAttention(nn.Module):
-    """Projections with rotary positions; `width` is the input's width, by default the layer's."""
+    """Projections with rotary positions.
+
+    Attributes:
+        window: positions that a query sees, its own included; None for all.
+    """
 
     is_causal = True
 
-    def __init__(self, config: LlamaConfig, width: int | None = None) -> None:
-        """Make `config.num_attention_heads` heads; `attention_bias` gives queries, keys and values a bias."""
+    def __init__(
+        self, config: LlamaConfig, width: int | None = None, *, head_norms: bool = False, window: int | None = None
+    ) -> None:
+        """Make `config.num_attention_heads` heads; `attention_bias` gives queries, keys and values a bias.
+
+        Args:
+            config: the layer's shape.
+            width: the input's width; default the layer's.
+            head_norms: the queries and keys of each head are normalised before the rotary positions (Qwen3's).
+            window: positions that a query sees, its own included; None for all.
+        """
         super().__init__()
+        self.window = window
         self.heads = int(config.num_attention_heads)
         self.key_heads = int(config.num_key_value_heads or self.heads)
         self.head_width = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
@@ -45,6 +59,8 @@ class SelfAttention(nn.Module):
         self.k_proj = nn.Linear(width, self.key_heads * self.head_width, bias=bias)
         self.v_proj = nn.Linear(width, self.key_heads * self.head_width, bias=bias)
         self.o_proj = nn.Linear(self.heads * self.head_width, config.hidden_size, bias=False)
+        self.q_norm = LlamaRMSNorm(self.head_width, eps=config.rms_norm_eps) if head_norms else None
+        self.k_norm = LlamaRMSNorm(self.head_width, eps=config.rms_norm_eps) if head_norms else None
         self._rotary = [
             LlamaRotaryEmbedding(config)
         ]  # in a list: a cast of the drafter does not change its frequencies
@@ -55,6 +71,8 @@ class SelfAttention(nn.Module):
             project(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
         rotary = self._rotary[0]
         if rotary.inv_freq.device != x.device:  # once: copied in each step, they would make the host wait
             rotary.to(x.device)
@@ -62,18 +80,20 @@ class SelfAttention(nn.Module):
         out: Tensor = self.o_proj(attention(query, key, value).flatten(2))
         return out
 
-    def layout(self, dtype: torch.dtype) -> Layout:
-        """Return the cache entries of one token."""
-        return Layout(1, self.key_heads, self.head_width, self.head_width, dtype)
+    def layout(self, dtype: torch.dtype, *, layers: int = 1) -> Layout:
+        """Return the cache entries of one token in `layers` layers like this one."""
+        return Layout(layers, self.key_heads, self.head_width, self.head_width, dtype)
 
 
 class Layer(nn.Module):
     """Attention and MLP around a residual; the drafter normalises the inputs."""
 
-    def __init__(self, config: LlamaConfig, width: int | None = None) -> None:
-        """Make a layer with Llama's parameter names; for `width` see `SelfAttention`."""
+    def __init__(
+        self, config: LlamaConfig, width: int | None = None, *, head_norms: bool = False, window: int | None = None
+    ) -> None:
+        """Make a layer with Llama's parameter names; for the arguments see `SelfAttention`."""
         super().__init__()
-        self.self_attn = SelfAttention(config, width)
+        self.self_attn = SelfAttention(config, width, head_norms=head_norms, window=window)
         self.mlp = LlamaMLP(config)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -85,16 +105,29 @@ class Layer(nn.Module):
 
 
 class LayerCache:
-    """A layer's keys and values: those of committed positions, and after them those of a step's nodes.
+    """Keys and values of a drafter's layers: those of committed positions, and after them those of a step's nodes.
+
+    Every forward gets an attention for each layer, in order.
 
     Attributes:
         lengths: int64 (batch,), committed positions.
     """
 
-    def __init__(self, attention: SelfAttention, batch: int, capacity: int, like: Tensor) -> None:
-        """Make room for `batch` sequences of `capacity` positions, with the type and device of `like`."""
-        self._module, self._masks = attention, TreeMasks(like.dtype, attention.num_key_value_groups)
-        self.cache = TreeCache(attention.layout(like.dtype), batch, capacity, like.device)
+    def __init__(self, attentions: Sequence[SelfAttention], batch: int, capacity: int, like: Tensor) -> None:
+        """Make room for `batch` sequences of `capacity` positions, with the type and device of `like`.
+
+        Args:
+            attentions: one per layer, with equal key heads.
+            batch: sequences.
+            capacity: positions of each.
+            like: gives the type and the device.
+        """
+        self._modules = tuple(attentions)
+        first = self._modules[0]
+        self._group, self._dtype = first.num_key_value_groups, like.dtype
+        self._masks = TreeMasks(like.dtype, self._group)
+        layout = first.layout(like.dtype, layers=len(self._modules))
+        self.cache = TreeCache(layout, batch, capacity, like.device)
         self.lengths = torch.zeros(batch, dtype=torch.long, device=like.device)
         self._view = capacity
         self._chains: dict[int, Tensor] = {}
@@ -102,27 +135,29 @@ class LayerCache:
         self._above, self._fed, self._level = self._start, 0, 0
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def prompts(self, rows: Tensor, lengths: Tensor) -> Attend:
+    def prompts(self, rows: Tensor, lengths: Tensor) -> tuple[Attend, ...]:
         """Restart these rows with prompts of `lengths` positions, padded on the right; return their attention."""
         self.cache.fill(rows, 0, 0)
         self.lengths[rows] = lengths
-        return partial(self._attend, None)
+        return tuple(partial(self._read, number) for number in range(len(self._modules)))
 
-    def committed(self, steps: int, view: int) -> tuple[Tensor, Attend]:
+    def committed(self, steps: int, view: int) -> tuple[Tensor, tuple[Attend, ...]]:
         """Read up to `steps` more positions, of which `advance` sets how many count; return positions and attention."""
         self._view = view
         self._above, self._fed, self._level = self._start, 0, 0
         if torch.compiler.is_compiling():
-            return self._placed(0, self._chain(steps))
-        if steps not in self._chains:
-            self._chains[steps] = self._chain(steps)
-        return self._placed(0, self._chains[steps])
+            chain = self._chain(steps)
+        else:
+            if steps not in self._chains:
+                self._chains[steps] = self._chain(steps)
+            chain = self._chains[steps]
+        return self._placed(0, chain, None)
 
     def advance(self, counts: Tensor) -> None:
         """Commit the first `counts`, int64 (batch,), of the positions read last."""
         self.lengths.add_(counts)
 
-    def nodes(self, parents: Tensor) -> tuple[Tensor, Attend]:
+    def nodes(self, parents: Tensor) -> tuple[Tensor, tuple[Attend, ...]]:
         """Read the next level of trees; parents, int64 (b, nodes), are places in the level before. See `committed`."""
         compiling = torch.compiler.is_compiling()
         known = None if compiling else self._known.get(self._level)
@@ -131,7 +166,7 @@ class LayerCache:
             if not compiling:
                 self._known[self._level] = known  # a static tree's parents come again in every step
         _, self._above = known
-        _, attention = self._placed(self._fed, self._above)
+        _, attention = self._placed(self._fed, self._above, self._level)
         positions = (self.lengths + self._level)[:, None].expand(-1, parents.shape[1])
         self._fed, self._level = self._fed + parents.shape[1], self._level + 1
         return positions, attention
@@ -139,14 +174,33 @@ class LayerCache:
     def _chain(self, steps: int) -> Tensor:
         return torch.ones(1, steps, steps, dtype=torch.bool, device=self.lengths.device).tril()
 
-    def _placed(self, first: int, ancestors: Tensor) -> tuple[Tensor, Attend]:
+    def _placed(self, first: int, ancestors: Tensor, level: int | None) -> tuple[Tensor, tuple[Attend, ...]]:
         slots = self.lengths[:, None] + self.cache.columns[first : first + ancestors.shape[1]]
         self.cache.place(slots, self._view)
-        return slots, partial(self._attend, self._masks(self.lengths, ancestors, self._view))
+        masks = {window: self._mask(window, ancestors, level) for window in {m.window for m in self._modules}}
+        return slots, tuple(partial(self._attend, n, masks[m.window]) for n, m in enumerate(self._modules))
 
-    def _attend(self, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        keys, values = self.cache.update(key, value, 0)
-        return attend(self._module, query, keys, values, mask)[0]
+    def _mask(self, window: int | None, ancestors: Tensor, level: int | None) -> Tensor:
+        """Return the mask of the nodes of a level; without a level, of positions that follow each other."""
+        if window is None or window >= self._view:  # no two positions are so far apart
+            return self._masks(self.lengths, ancestors, self._view)
+        nodes = ancestors.shape[1]
+        depths = self.cache.columns[:nodes] if level is None else self.cache.columns[level].expand(nodes)
+        seen = tree_seen(self.lengths, depths[None], ancestors, self._view, window)
+        return folded(additive(seen, self._dtype)[:, None], self._group)
+
+    def _read(self, number: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend within prompts: to the positions before, or those of the window."""
+        count, window = query.shape[2], self._modules[number].window
+        mask = None
+        if window is not None and window < count:
+            seen = chunk_seen(0, count, count, window, query.device)
+            mask = folded(additive(seen, query.dtype)[:, None], self._group)
+        return self._attend(number, mask, query, key, value)
+
+    def _attend(self, number: int, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self.cache.update(key, value, number)
+        return attend(self._modules[number], query, keys, values, mask)[0]
 
 
 class Unrolled:
@@ -156,8 +210,9 @@ class Unrolled:
     were drafted step by step. Hidden scores are minus infinity. Memory is length^2 per head and depth.
     """
 
-    def __init__(self) -> None:
-        """Start before the first depth."""
+    def __init__(self, window: int | None = None) -> None:
+        """Start before the first depth; `window` is the layer's, see `SelfAttention`."""
+        self._window = window
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -167,13 +222,19 @@ class Unrolled:
         self._values.append(value)
         batch, shared, length, width = key.shape
         grouped = query.reshape(batch, shared, -1, length, width) * width**-0.5
-        hidden = torch.ones(length, length, dtype=torch.bool, device=key.device).triu(1)
+        place = torch.arange(length, device=key.device)
+        back, depth = place[:, None] - place, len(self._keys) - 1
+        hidden = back < 0
+        drafted = list(range(1, depth + 1))  # the own keys that are seen, by depth
+        if self._window is not None:
+            hidden = hidden | (back + depth >= self._window)
+            drafted = [i for i in drafted if depth - i < self._window]
         text = (grouped @ self._keys[0][:, :, None].transpose(-1, -2)).masked_fill(hidden, -torch.inf)
-        drafted = [(grouped * k[:, :, None]).sum(-1, keepdim=True) for k in self._keys[1:]]
-        weights = torch.cat([text, *drafted], -1).softmax(-1, dtype=torch.float32).to(query.dtype)
+        own = [(grouped * self._keys[i][:, :, None]).sum(-1, keepdim=True) for i in drafted]
+        weights = torch.cat([text, *own], -1).softmax(-1, dtype=torch.float32).to(query.dtype)
         out = weights[..., :length] @ self._values[0][:, :, None]
-        for i, v in enumerate(self._values[1:]):
-            out = out + weights[..., length + i, None] * v[:, :, None]
+        for column, i in enumerate(drafted, length):
+            out = out + weights[..., column, None] * self._values[i][:, :, None]
         return out.reshape(batch, -1, length, width).transpose(1, 2)
 
 

@@ -5,7 +5,7 @@ the final norm. EAGLE-2, HASS (Zhang et al. 2025, arXiv 2408.15766) and CORAL (W
 or use the same network; CORAL may add a router (see `coral_lm_head_router`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,34 +31,42 @@ class Eagle(Recurrent):
     abstains = False
 
     def __init__(
-        self, config: LlamaConfig, *, bias: bool = True, router_groups: int = 0, active_groups: int = 2
+        self,
+        config: LlamaConfig,
+        *,
+        bias: bool = True,
+        router_groups: int = 0,
+        active_groups: int = 2,
+        window: int | None = None,
     ) -> None:
-        """Make an untrained drafter; `config` gives the layer's shape."""
+        """Make an untrained drafter; `config` gives the layer's shape, for `window` see `SelfAttention`."""
         super().__init__()
         self.config = config
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=bias)
-        self.layer = Layer(config)
+        self.layer = Layer(config, window=window)
         self.router = Router(config.hidden_size, router_groups) if router_groups else None
         self.groups, self.active, self.routed = router_groups, min(active_groups, router_groups), bool(router_groups)
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """See `Drafter.settings`."""
-        return {"config": self.config, "groups": self.groups, "active": self.active}
+        window = self.layer.self_attn.window
+        settings = {"config": self.config, "groups": self.groups, "active": self.active}
+        return settings if window is None else settings | {"window": window}
 
     @property
-    def attention(self) -> SelfAttention:
-        """See `Recurrent.attention`."""
-        return self.layer.self_attn
+    def attentions(self) -> Sequence[SelfAttention]:
+        """See `Recurrent.attentions`."""
+        return [self.layer.self_attn]
 
     def given(self, features: Tensor) -> Tensor:
         """Return the target's features unchanged, in the drafter's type."""
         return features.to(self.fc.weight.dtype)
 
-    def guess(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, attention: Attend) -> Tensor:
+    def guess(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, attention: Sequence[Attend]) -> Tensor:
         """See `Recurrent.guess`."""
         pair = self.fc(torch.cat([embeddings, hidden], -1))
-        out: Tensor = self.layer(pair, pair, positions, attention)
+        out: Tensor = self.layer(pair, pair, positions, attention[0])
         return out
 
     def scores(self, target: Target, guess: Tensor) -> Tensor:

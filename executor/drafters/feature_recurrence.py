@@ -25,7 +25,7 @@ class RecurrentState:
 
     Attributes:
         target: the model whose embeddings and LM head are used.
-        cache: keys and values of all pairs, the root's included.
+        cache: keys and values of all pairs in all layers, the root's included.
         guess: (batch, hidden), after the pair of each root.
         above: (batch, nodes, hidden), after the pairs of the last level's nodes.
         level: levels drafted in this step.
@@ -47,16 +47,19 @@ class Recurrent(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def attention(self) -> SelfAttention:
-        """The attention of the drafter's only layer."""
+    def attentions(self) -> Sequence[SelfAttention]:
+        """The attentions of the drafter's layers, in order."""
 
     @abstractmethod
     def given(self, features: Tensor) -> Tensor:
         """Map the target's features to their side of a pair: (b, tokens, features) -> (b, tokens, hidden)."""
 
     @abstractmethod
-    def guess(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, attention: Attend) -> Tensor:
-        """Map pairs, E(x_{t+1}) and f_t or its guess, at t, to guesses of f_{t+1}: (b, tokens, hidden) each."""
+    def guess(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, attention: Sequence[Attend]) -> Tensor:
+        """Map pairs, E(x_{t+1}) and f_t or its guess, at t, to guesses of f_{t+1}: (b, tokens, hidden) each.
+
+        `attention` has one entry for each layer.
+        """
 
     @abstractmethod
     def scores(self, target: Target, guess: Tensor) -> Tensor:
@@ -72,18 +75,24 @@ class Recurrent(nn.Module, ABC):
 
     def embed(self, target: Target, tokens: Tensor) -> Tensor:
         """Return the target's embeddings of tokens."""
-        return target.embed(tokens).to(self.attention.o_proj.weight.dtype)
+        return target.embed(tokens).to(self._weight.dtype)
 
     def cache_bytes(self, batch: int, capacity: int) -> int:
         """See `Drafter.cache_bytes`."""
-        return self.attention.layout(self.attention.o_proj.weight.dtype).bytes(batch, capacity)
+        layout = self.attentions[0].layout(self._weight.dtype, layers=len(self.attentions))
+        return layout.bytes(batch, capacity)
+
+    @property
+    def _weight(self) -> Tensor:
+        """A weight of the first layer, which gives the type, the device and the width."""
+        return self.attentions[0].o_proj.weight
 
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> RecurrentState:
         """See `Drafter.begin`."""
-        weight = self.attention.o_proj.weight
+        weight = self._weight
         guess = torch.zeros(batch, weight.shape[0], dtype=weight.dtype, device=weight.device)
         self.scores(target, guess[:1, None])  # measures the head's scaling now, so that no step has to
-        return RecurrentState(target, LayerCache(self.attention, batch, capacity, guess), guess)
+        return RecurrentState(target, LayerCache(self.attentions, batch, capacity, guess), guess)
 
     def lasting(self, state: RecurrentState) -> Sequence[Tensor]:
         """See `Drafter.lasting`."""
@@ -132,7 +141,8 @@ class Recurrent(nn.Module, ABC):
         detached: bool = False,
     ) -> Iterator[Forced]:
         """See `Drafter.teacher_forced`; `detached` cuts the gradient between one depth's guess and the next."""
-        attention, start = Unrolled(), torch.arange(tokens.shape[1], device=tokens.device)[None]
+        attention = [Unrolled(layer.window) for layer in self.attentions]
+        start = torch.arange(tokens.shape[1], device=tokens.device)[None]
         hidden = self.given(features)
         for k in range(1, depth + 1):
             embeddings = self.embed(target, tokens.roll(-k, 1))

@@ -148,7 +148,7 @@ class Hydra(nn.Module):
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> HydraState:
         """See `Drafter.begin`."""
         given = torch.zeros(batch, self.hidden, dtype=target.dtype, device=target.device)
-        cache = None if self.prefix is None else LayerCache(self.prefix.self_attn, batch, capacity, given)
+        cache = None if self.prefix is None else LayerCache([self.prefix.self_attn], batch, capacity, given)
         return HydraState(target, given, cache)
 
     def lasting(self, state: HydraState) -> Sequence[Tensor]:
@@ -159,7 +159,7 @@ class Hydra(nn.Module):
     def admit(self, state: HydraState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
         """Store h before the root, zero for a prompt of one token; see `Drafter.admit`."""
         if self.prefix is not None and state.cache is not None:
-            attention = state.cache.prompts(rows, lengths - 1)
+            (attention,) = state.cache.prompts(rows, lengths - 1)
             if features.shape[1]:
                 positions = torch.arange(features.shape[1], device=rows.device)[None]
                 features = self.prefix.read(features, positions, attention)
@@ -170,7 +170,7 @@ class Hydra(nn.Module):
         """Store h of the last committed position; see `Drafter.extend`."""
         features, counts = committed.features, committed.counts
         if self.prefix is not None and state.cache is not None:
-            positions, attention = state.cache.committed(features.shape[1], view)
+            positions, (attention,) = state.cache.committed(features.shape[1], view)
             features = self.prefix.read(features, positions, attention)
             state.cache.advance(counts)
         keep_last(state.given, features, counts)

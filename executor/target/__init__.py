@@ -10,7 +10,7 @@
 * `features`: hooks that return the input of the LM head and of other layers to drafters.
 * `logit_scaling`: factors and soft caps that a model applies after its LM head.
 * `load_hf_model`: load a model from a local folder; number types; preparing a device.
-* `tokenizer`: load a tokenizer, stop tokens, text as a stream.
+* `tokenizer`: load a tokenizer, stop tokens, text as a stream; compare a draft model's tokens with the target's.
 * `quantization`: 8- and 4-bit weights.
 * `packed_linears`: weights laid out for small products on CPU.
 * `tensor_parallel`: one model shared by several processes.

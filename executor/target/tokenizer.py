@@ -1,4 +1,4 @@
-"""The tokenizer of a target: loading it, the tokens that end a text, and text in pieces as its tokens arrive."""
+"""The tokenizer of a target: loading it, tokens that end a text, text in pieces; comparing a draft model's tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +20,15 @@ def load_tokenizer(path: Path | str, *, vocabulary: int) -> PreTrainedTokenizerB
     Raises:
         ExecutorError: there is no tokenizer, or it has more tokens than the model.
     """
+    tokenizer = _load(path)
+    if tokenizer.vocab_size > vocabulary:
+        raise ExecutorError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model a vocabulary of {vocabulary}"
+        )
+    return tokenizer
+
+
+def _load(path: Path | str) -> PreTrainedTokenizerBase:
     try:
         check_regular(path)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -27,10 +36,6 @@ def load_tokenizer(path: Path | str, *, vocabulary: int) -> PreTrainedTokenizerB
         )
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
         raise ExecutorError(f"{path}: transformers cannot load a tokenizer: {first_line(error)}") from error
-    if tokenizer.vocab_size > vocabulary:
-        raise ExecutorError(
-            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model a vocabulary of {vocabulary}"
-        )
     return tokenizer
 
 
@@ -57,6 +62,59 @@ def end_tokens(target: Target) -> list[int]:
     if not all(token is None or type(token) is int for token in tokens):
         raise ExecutorError(f"{target.name}: eos_token_id of generation_config.json must be ids, found {ends!r:.80}")
     return sorted({token for token in tokens if token is not None})
+
+
+SHOWN = 3  # examples of tokens that differ
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json", "tekken.json", "vocab.txt")
+
+
+def check_same_tokens(target: Path, drafter: Path, vocabulary: int) -> list[str]:
+    """Compare the tokenizers of a target and of a language model that drafts for it, token by token.
+
+    Tokens that only one of them has do no harm: vocabularies may be padded, and ids that the drafter lacks are not
+    proposed.
+
+    Args:
+        target: folder of the target.
+        drafter: folder of the language model.
+        vocabulary: of the target.
+
+    Returns:
+        Warnings: a tokenizer is missing, or special tokens differ.
+
+    Raises:
+        ExecutorError: the same id is another token; with examples.
+    """
+    tables = []
+    for folder in (target, drafter):
+        try:
+            tables.append(_tokens(folder, vocabulary))
+        except ExecutorError as error:
+            return [f"the tokens of drafter and target are not compared, and taken to be the same: {error}"]
+    (ours, special), (theirs, other_special) = tables
+    differing = sorted(token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token])
+    plain = [token for token in differing if token not in special | other_special]
+    examples = ", ".join(
+        f"id {token} is {ours[token]!r} for the target and {theirs[token]!r} for the drafter"
+        for token in (plain or differing)[:SHOWN]
+    )
+    if plain:
+        raise ExecutorError(
+            f"{drafter}: its tokenizer is not the target's, {len(plain)} of {len(ours)} tokens differ: {examples}; "
+            "drafting across tokenizers (universal assisted generation) is not supported: use a drafter with the "
+            "target's tokens, or give --assume-same-tokens"
+        )
+    return [f"{drafter}: {len(differing)} special tokens differ from the target's: {examples}"] if differing else []
+
+
+def _tokens(folder: Path, vocabulary: int) -> tuple[dict[int, str], set[int]]:
+    """Return a tokenizer's tokens by id, below `vocabulary`, and the ids of those that were added to it."""
+    folder = folder if folder.is_dir() else folder.parent
+    if not any((folder / name).is_file() for name in _FILES):
+        raise ExecutorError(f"{folder} has no tokenizer")
+    tokenizer = _load(folder)
+    tokens = {index: token for token, index in tokenizer.get_vocab().items() if index < vocabulary}
+    return tokens, {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
 
 
 class TextStream:

@@ -45,6 +45,10 @@ MAKE: dict[str, Make] = {
         t, norm_before_residual=True, feeds_normed=True, own_embeddings=True, norms="fc"
     ),
     "eagle3-input-norm": lambda t: _eagle3(t, norms="input"),
+    "eagle3-windows": lambda t: _eagle3(t, deeper=[_layer(t)], windows=(4, None), head_norms=True),
+    "eagle3-last-feature": lambda t: Eagle3(
+        _layer(t), taps=(), target_hidden=t.hidden, vocabulary=VOCABULARY, windows=(5,), fused=False
+    ),
 }
 
 

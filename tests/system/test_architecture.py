@@ -33,8 +33,8 @@ treeopt: errors defaults storage tree statistics traces traces.importers traces.
     plans planning comparison engines report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
 executor: device prompts verification target drafters drafters.lookup models checkpoints.tensors
-    checkpoints.engine_files checkpoints decoding recording profiling validation train train.shipped engines
-    engines.connections engines.drivers
+    checkpoints.layer_settings checkpoints.engine_files checkpoints decoding recording profiling validation train
+    train.shipped engines engines.connections engines.drivers
 """
 ROOF = (
     "treeopt",

@@ -32,6 +32,7 @@ class Models:
         tensor_parallel: share the target among the processes of torchrun.
         threads: CPU threads; None: what torch takes.
         random_weights: draw the weights.
+        assume_same_tokens: do not compare the tokens of a language model as drafter with the target's.
     """
 
     target: Path
@@ -42,6 +43,7 @@ class Models:
     tensor_parallel: bool = False
     threads: int | None = None
     random_weights: bool = False
+    assume_same_tokens: bool = False
 
 
 def quiet_libraries() -> None:
@@ -65,9 +67,10 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
         ExecutorError: models that cannot be loaded, or do not fit each other.
     """
     quiet_libraries()
-    from executor.checkpoints import load_drafter
+    from executor.checkpoints import assumptions_of, load_drafter
     from executor.target.load_hf_model import dtype_name, load_target, prepare
     from executor.target.tensor_parallel import launched
+    from executor.target.tokenizer import check_same_tokens
 
     if launched() > 1 and not models.tensor_parallel:
         raise UsageError(f"{launched()} processes were started for one target: give --tensor-parallel, or start one")
@@ -88,6 +91,9 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
     if models.drafter is None:
         return target, None
     drafter = load_drafter(models.drafter, target, packed=True)
+    note(assumptions_of(drafter))
+    if drafter.kind == "language-model" and not models.assume_same_tokens:
+        warn(check_same_tokens(models.target, models.drafter, target.vocabulary))
     warn(_other_target_warnings(models, target))
     return target, drafter
 

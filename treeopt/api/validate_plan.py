@@ -60,6 +60,7 @@ def validate(
     tensor_parallel: bool = False,
     threads: int | None = None,
     random_weights: bool = False,
+    assume_same_tokens: bool = False,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Record:
@@ -93,6 +94,7 @@ def validate(
         tensor_parallel: share the target among the processes of torchrun.
         threads: CPU threads.
         random_weights: draw the weights: `target` is then a shape such as "toy", `drafter` such as "medusa:3".
+        assume_same_tokens: do not compare the tokens of a language model as drafter with the target's.
         seed: of every random choice.
         progress: shows how many blocks are decoded.
 
@@ -129,7 +131,17 @@ def validate(
     material = read_sources(sources, skip=skip, requests=requests)
     note(material.notes)
     warn(material.warnings)
-    models = Models(Path(target), Path(drafter), device, dtype, quantize, tensor_parallel, threads, random_weights)
+    models = Models(
+        Path(target),
+        Path(drafter),
+        device,
+        dtype,
+        quantize,
+        tensor_parallel,
+        threads,
+        random_weights,
+        assume_same_tokens,
+    )
     chosen = Prompts(_path(prompts), requests, skip, chat, (), prompt_tokens)
     if material.replayed is not None:
         chosen = replace(chosen, requests=material.replayed.requests)

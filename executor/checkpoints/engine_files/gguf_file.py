@@ -119,6 +119,7 @@ def _eagle3_fields(drafter: Eagle3, hidden: int) -> dict[str, Any]:
         f"{len(drafter.taps)} layers of the target (llama.cpp reads 3)": len(drafter.taps) != 3,
         "norm_output": drafter.feeds_normed,
         "fc_norm": drafter.norms == "fc",
+        **drafter.extensions,
     }
     if any(lost.values()):
         raise ExecutorError(f"gguf cannot express {', '.join(name for name, present in lost.items() if present)}")
@@ -131,7 +132,8 @@ def _eagle3_fields(drafter: Eagle3, hidden: int) -> dict[str, Any]:
 
 
 def _eagle3_tensors(drafter: Eagle3) -> Iterator[tuple[str, Tensor]]:
-    yield "fc.weight", drafter.fc.weight
+    if drafter.fc is not None:
+        yield "fc.weight", drafter.fc.weight
     yield "output_norm.weight", drafter.norm.weight
     yield "output.weight", drafter.lm_head.weight
     if drafter.norms == "input":

@@ -33,12 +33,13 @@ def check_openvino(drafter: nn.Module | Drafter, python: str | None, dtype: str)
     if isinstance(drafter, Eagle3):
         lost = {
             f"layers {drafter.taps} (OpenVINO reads 3, each some layer's output)": len(drafter.taps) != 3
-            or min(drafter.taps) < 1,
+            or min(drafter.taps, default=0) < 1,
             "norm_before_residual": drafter.norm_before_residual,
             "norm_output": drafter.feeds_normed,
             "norms before fc": drafter.norms != "none",
             "own embeddings (OpenVINO puts the target's in their place)": drafter.embed_tokens is not None,
             "biases": bool(drafter.config.attention_bias or drafter.config.mlp_bias),
+            **drafter.extensions,
         }
         if any(lost.values()):
             raise ExecutorError(f"openvino cannot express {', '.join(n for n, present in lost.items() if present)}")

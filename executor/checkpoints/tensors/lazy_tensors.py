@@ -1,7 +1,7 @@
 """Lazy tensors of a checkpoint: names, shapes and types first, values only when they are known to fit."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,14 @@ class Stored:
         entries: the layout's name -> tensor.
         config: config.json beside it, {} if there is none.
         spelt: maps a missing tensor's name to the name that messages use.
+        assumptions: what readers assumed where the files say nothing; renamed copies share the list.
     """
 
     path: Path
     entries: Mapping[str, Entry]
     config: dict[str, Any]
     spelt: Callable[[str], str] = str
+    assumptions: list[str] = field(default_factory=list)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -49,6 +51,12 @@ class Stored:
     def where(self) -> Path:
         """The path of config.json, for messages."""
         return self.path.parent / "config.json"
+
+    def assume(self, sentence: str) -> None:
+        """Record an assumption, to be printed: a sentence without a full stop."""
+        line = f"{self.where}: {sentence}"
+        if line not in self.assumptions:
+            self.assumptions.append(line)
 
     def renamed(self, name_of: Callable[[str], str | None]) -> "Stored":
         """Return the tensors under other names; None leaves a tensor out.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from executor.checkpoints.tensors.lazy_tensors import Stored
 
 M = TypeVar("M", bound=nn.Module)
-LAYER, STORED_LAYER = "layer.", "layers.0."
+LAYER, DEEPER, STORED_LAYER = "layer.", "deeper.", "layers.0."
 
 
 def fill_module(
@@ -56,5 +56,10 @@ def layer_name(name: str) -> str:
 
     >>> layer_name("layer.mlp.up_proj.weight"), layer_name("fc.weight")
     ('layers.0.mlp.up_proj.weight', 'fc.weight')
+    >>> layer_name("deeper.0.mlp.up_proj.weight")
+    'layers.1.mlp.up_proj.weight'
     """
+    if name.startswith(DEEPER):
+        _, number, rest = name.split(".", 2)
+        return f"layers.{int(number) + 1}.{rest}"
     return STORED_LAYER + name.removeprefix(LAYER) if name.startswith(LAYER) else name

@@ -31,6 +31,8 @@ LAYOUTS = {
     "eagle3": "eagle3",
     "eagle3-variants": "speculators-eagle3",
     "eagle3-input-norm": "eagle3-specforge",
+    "eagle3-windows": "speculators-eagle3",
+    "eagle3-last-feature": "eagle3-vllm",
 }
 
 
@@ -68,7 +70,8 @@ OPTIONAL = {
     "eagle": "fc.bias|embed_tokens.weight",
     "coral-router": r"fc.bias|router.w\d.*",
 }
-OPTIONAL |= {"eagle3": "d2t|t2d", "eagle3-variants": "embed_tokens.weight", "eagle3-input-norm": "input_norm.weight"}
+OPTIONAL |= {"eagle3": "d2t|t2d", "eagle3-variants": "embed_tokens.weight|lm_head.weight"}
+OPTIONAL |= dict.fromkeys(("eagle3-input-norm", "eagle3-windows", "eagle3-last-feature"), "lm_head.weight")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -130,7 +133,7 @@ def test_another_models_drafter_is_refused(tmp_path, good, name):
             "embedding_layernorm.weight: EAGLE with these norms",
         ),
         ("eagle", "layers.0.input_layernorm.weight", torch.ones(HIDDEN), "layers.0.input_layernorm.weight: EAGLE with"),
-        ("eagle", "model.layers.1.mlp.up_proj.weight", torch.ones(3), "model.layers.1.mlp.up_proj.weight: drafters of"),
+        ("eagle", "model.layers.1.mlp.up_proj.weight", torch.ones(3), "model.layers.1.mlp.up_proj.weight: EAGLE of"),
         ("eagle", "lm_head.weight", torch.ones(VOCABULARY, HIDDEN), "lm_head.weight (61, 32) is not the target's"),
         (
             "eagle",
@@ -140,12 +143,13 @@ def test_another_models_drafter_is_refused(tmp_path, good, name):
         ),
         ("eagle", "token_map", torch.arange(9), "token_map: EAGLE that scores only 9 of 61 tokens is not supported"),
         ("eagle", "model.fc.weight", torch.ones(3), "fc.weight and model.fc.weight name the same tensor"),
-        ("eagle3", "layers.1.mlp.up_proj.weight", torch.ones(3), "layers.1.mlp.up_proj.weight: drafters of more than"),
+        ("eagle3", "layers.1.mlp.up_proj.weight", torch.ones(3), "1 missing: layers.1.self_attn.q_proj.weight"),
+        ("eagle3", "layers.2.mlp.up_proj.weight", torch.ones(3), "layers must be numbered from 0, found [0, 2]"),
         (
             "eagle3",
             "midlayer.self_attn.q_norm.weight",
             torch.ones(8),
-            "1 unknown: midlayer.self_attn.q_norm.weight (8,)",
+            "1 missing: midlayer.self_attn.k_norm.weight (8,)",
         ),
         ("eagle3", "midlayer.self_attn.o_proj.bias", torch.ones(32), "1 unknown: midlayer.self_attn.o_proj.bias (32,)"),
         ("eagle3-variants", "input_norm.weight", torch.ones(96), "holds both input_norm and fc_norm"),
@@ -178,7 +182,7 @@ def changed(place: int, value: int):
         (changed(0, -1), "d2t must lead to tokens 0 to 60, entry 0 leads to -1"),
         (changed(-1, 61), "d2t must lead to tokens 0 to 60"),
         (changed(3, 2**62), "d2t must lead to tokens 0 to 60"),
-        (changed(4, 7), "d2t must lead to ever larger tokens, entry 5 leads to 6"),
+        (changed(4, 2), "d2t must lead to each token once, entries 4 and 5 lead to 6"),
         (changed(1, 0), "row 1 of lm_head is token 1, which t2d lacks"),
     ],
 )
@@ -221,8 +225,10 @@ def test_draft_vocabularies_that_contradict(tmp_path, target, good):
         ({"rope_scaling": {"rope_type": "what"}}, "the decoder layer must be one of Llama's kind: "),
         ({"rope_scaling": {"rope_type": ["what"]}}, "the decoder layer must be one of Llama's kind: "),
         ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, "the decoder layer must be one of Llama's kind: "),
-        ({"layer_types": ["sliding_attention"]}, "a drafter that attends to a window is not supported"),
-        ({"layer_types": 3, "architectures": 4, "model": 5, "treeopt_drafter": 6, "bias": "x"}, None),
+        ({"layer_types": ["sliding_attention"]}, "layer_types[0] is sliding_attention, but sliding_window is None"),
+        ({"layer_types": 3}, "layer_types must have an entry for layer 0, found 3"),
+        ({"layer_types": ["chunked_attention"]}, "layer_types[0] must be full_attention or sliding_attention, found"),
+        ({"architectures": 4, "model": 5, "treeopt_drafter": 6, "bias": "x"}, None),
         ({"treeopt_drafter": {"active_groups": 0}}, "active_groups must be 1 or more, found 0"),
     ],
 )
@@ -255,7 +261,11 @@ def test_configurations_that_contradict(tmp_path, target, good, said, message):
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": "all"}, "must be a list of layers, found 'all'"),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 1, True]}, "must be a list of layers"),
         ("eagle3", {"norm_before_residual": "no"}, "norm_before_residual must be true or false, found 'no'"),
-        ("eagle3-input-norm", {"norm_output": False}, "norm_output false is not supported"),
+        ("eagle3-input-norm", {"norm_before_fc": False}, "norm_before_fc is false, but model.safetensors holds input"),
+        ("eagle3", {"fc_norm": True}, "fc_norm is true, but model.safetensors lacks fc_norm.0.weight"),
+        ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state false, found 96"),
+        ("eagle3", {"eagle_config": {"use_aux_hidden_state": 1}}, "use_aux_hidden_state must be true or false"),
+        ("eagle3", {"norm_output": True, "eagle_config": {"norm_output": False}}, "norm_output differs from the one"),
         ("hydra", {"hidden_state_offset": 1}, "hidden_state_offset must be 0"),
         (
             "hydra",
@@ -390,6 +400,8 @@ def test_what_is_no_drafter(tmp_path, target):
     save_file({"a.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     refused(tmp_path, target, "neither a drafter's tensors nor a language model's config.json: a.weight")
     target.model.config.save_pretrained(tmp_path)
+    refused(tmp_path, target, "neither a drafter that treeopt knows nor a whole language model", "a.weight")
+    save_file({"model.embed_tokens.weight": torch.zeros(61, 32)}, tmp_path / "model.safetensors")
     refused(tmp_path, target, "are missing")
 
 

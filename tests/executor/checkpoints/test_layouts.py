@@ -454,15 +454,16 @@ def test_numbers_of_specforge_come_back(tmp_path, target):
 
 
 def test_eagle3_without_an_lm_head_takes_the_targets(tmp_path, target):
-    """As SGLang does where `draft_vocab_size` is null; a number says that a head is missing."""
+    """As SGLang and vLLM do where all tokens are drafted; a smaller number says that a head is missing."""
     drafter = made("eagle3-full", target)
     drafter.lm_head.weight.copy_(target.head.weight)
     save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="eagle3-vllm")
     tensors = {name: value for name, value in tensors_of(tmp_path / "a").items() if name != "lm_head.weight"}
     config = config_of(tmp_path / "a")
-    put_down(tmp_path / "b", tensors, config | {"draft_vocab_size": None})
-    assert_same(load_drafter(tmp_path / "b", target), drafter, target)
-    put_down(tmp_path / "b", tensors, config)
+    for drafted in (None, VOCABULARY):
+        put_down(tmp_path / "b", tensors, config | {"draft_vocab_size": drafted})
+        assert_same(load_drafter(tmp_path / "b", target), drafter, target)
+    put_down(tmp_path / "b", tensors, config | {"draft_vocab_size": 40})
     with pytest.raises(ExecutorError, match=r"1 missing: lm_head\.weight"):
         load_drafter(tmp_path / "b", target)
 

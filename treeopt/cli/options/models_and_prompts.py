@@ -32,6 +32,11 @@ def _models(*more: Callable[[Any], Any], drafter: bool) -> Callable[[Any], Any]:
             required=drafter,
             help="Folder of the drafter, or prompt-lookup, or an engine's, such as prompt-lookup:vllm:2-4.",
         ),
+        click.option(
+            "--assume-same-tokens",
+            is_flag=True,
+            help="With a language model as the drafter: do not compare its tokens with the target's.",
+        ),
         *more,
         device,
         click.option(

@@ -4,13 +4,15 @@ Fields that a layer's configuration leaves out have Llama's defaults, as in the 
 Without a configuration, as beside heads, rotary positions, epsilon and context are the target's.
 """
 
-import math
 from typing import Any
 
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from executor.checkpoints.layer_settings.attention_windows import layer_type
+from executor.checkpoints.layer_settings.config_fields import check_fields
+from executor.checkpoints.layer_settings.rotary_positions import positive, rotary
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.drafters.decoder_layer import layer_config
 from executor.target.target_model import Target
@@ -20,6 +22,8 @@ LLAMA_EPSILON, LLAMA_BASE = 1e-6, 10000.0
 SCALED = "scaled rotary positions"  # in messages
 # Fields in which speculators and vLLM nest the layer's configuration; otherwise it is the whole file.
 NESTED = ("transformer_layer_config", "model")
+# Where models for images nest their text part.
+TEXT = ("text_config", "llm_config", "language_config")
 FIELDS = (
     "hidden_size",
     "intermediate_size",
@@ -35,7 +39,7 @@ FIELDS = (
 )
 
 
-def config_of(stored: Stored, layer: str, target: Target, *, hidden: int) -> LlamaConfig:
+def config_of(stored: Stored, layer: str, target: Target, *, hidden: int, number: int = 0) -> LlamaConfig:
     """Return the configuration of the decoder layer whose tensors' names begin with `layer`.
 
     Args:
@@ -43,38 +47,47 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int) -> Lla
         layer: such as `layers.0.`.
         target: gives what the checkpoint leaves out.
         hidden: the layer's width.
+        number: of the layer in the drafter, from 0.
 
     Raises:
         ExecutorError: the tensors are no such layer's, or contradict the configuration.
     """
-    given = _layer_fields(stored)
+    given = layer_fields(stored)
+    check_fields(stored, given)
     usual = layer_config(target.model.config)
     if "hidden_size" in given or "num_attention_heads" in given:
         usual.rms_norm_eps, usual.rope_parameters = LLAMA_EPSILON, {"rope_type": "default", "rope_theta": LLAMA_BASE}
     heads, key_heads, width = _attention_heads(stored, given, layer, hidden, int(usual.head_dim or 0))
-    epsilon = _number(stored, given, "rms_norm_eps", float(usual.rms_norm_eps))
-    limit = _number(stored, given, "max_position_embeddings", float(usual.max_position_embeddings))
+    epsilon = positive(stored, given, "rms_norm_eps", float(usual.rms_norm_eps))
+    limit = positive(stored, given, "max_position_embeddings", float(usual.max_position_embeddings))
     activation = given.get("hidden_act") or "silu"
     if not isinstance(activation, str) or activation not in ACT2FN:
         raise ExecutorError(f"{stored.where}: hidden_act {activation!r} is not known")
-    if "sliding_attention" in str(given.get("layer_types")):
-        raise ExecutorError(f"{stored.where}: layer_types: a drafter that attends to a window is not supported")
+    rope = rotary(
+        stored,
+        given,
+        usual.rope_parameters or {},
+        layer_type=layer_type(stored, given, number),
+        width=width,
+        positions=int(limit),
+    )
     try:
         config = LlamaConfig(
             vocab_size=target.vocabulary,
             hidden_size=hidden,
             intermediate_size=_rows(stored, f"{layer}mlp.gate_proj.weight"),
-            num_attention_heads=heads,
+            num_attention_heads=heads if hidden % heads == 0 else 1,
             num_key_value_heads=key_heads,
             head_dim=width,
             num_hidden_layers=1,
             hidden_act=activation,
             rms_norm_eps=epsilon,
             max_position_embeddings=int(limit),
-            rope_parameters=_rotary(stored, given, usual),
+            rope_parameters=rope,
             attention_bias=any(f"{layer}self_attn.{part}_proj.bias" in stored.entries for part in "qkv"),
             mlp_bias=any(f"{layer}mlp.{part}_proj.bias" in stored.entries for part in ("gate", "up", "down")),
         )
+        config.num_attention_heads = heads  # LlamaConfig refuses GLM's, whose heads do not divide the width
         LlamaRotaryEmbedding(config)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
@@ -93,8 +106,6 @@ def _attention_heads(
             f"{stored.path}: {query} rows of {layer}self_attn.q_proj.weight and {key} of k_proj are not whole heads of "
             f"{width} (head_dim in config.json)"
         )
-    if hidden % (query // width):  # transformers' own condition
-        raise ExecutorError(f"{stored.path}: width {hidden} must be a multiple of the {query // width} attention heads")
     return query // width, key // width, width
 
 
@@ -121,9 +132,12 @@ def is_scaled(config: LlamaConfig) -> bool:
     return (config.rope_parameters or {}).get("rope_type", "default") != "default"
 
 
-def _layer_fields(stored: Stored) -> dict[str, Any]:
-    parts = [stored.facts.get("layer"), *(stored.config.get(name) for name in NESTED)]
-    return next((part for part in parts if isinstance(part, dict)), stored.config)
+def layer_fields(stored: Stored) -> dict[str, Any]:
+    """Return the fields of config.json that describe a layer: those of a nested part if there is one."""
+    config = stored.config
+    text = [config.get(name) for name in TEXT if "hidden_size" not in config]
+    parts = [stored.facts.get("layer"), *(config.get(name) for name in NESTED), *text]
+    return next((part for part in parts if isinstance(part, dict)), config)
 
 
 def _rows(stored: Stored, name: str) -> int:
@@ -135,20 +149,11 @@ def _rows(stored: Stored, name: str) -> int:
     return shape[0]
 
 
-def _number(stored: Stored, given: dict[str, Any], name: str, usual: float) -> float:
-    value = given.get(name)
-    if value is None:
-        return usual
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ExecutorError(f"{stored.where}: {name} must be a positive number, found {value!r}")
-    return float(value)
-
-
 def _head_width(stored: Stored, given: dict[str, Any], rows: int, usual: int) -> int:
     """Return `head_dim`, else the query's rows over `num_attention_heads`, else the target's width."""
-    heads = int(_number(stored, given, "num_attention_heads", 0))
+    heads = int(positive(stored, given, "num_attention_heads", 0))
     if given.get("head_dim") is not None:
-        width = int(_number(stored, given, "head_dim", usual))
+        width = int(positive(stored, given, "head_dim", usual))
     else:
         width = rows // heads if heads else usual
     if not width or (heads and heads * width != rows):
@@ -157,27 +162,3 @@ def _head_width(stored: Stored, given: dict[str, Any], rows: int, usual: int) ->
             + (f" of {width}" if given.get("head_dim") is not None else "")
         )
     return width
-
-
-def _rotary(stored: Stored, given: dict[str, Any], usual: LlamaConfig) -> dict[str, Any]:
-    """Return transformers 5's dictionary of rotary positions; older files have `rope_theta` and `rope_scaling`."""
-    base = dict(usual.rope_parameters or {})
-    if isinstance(given.get("rope_parameters"), dict):
-        rope = dict(given["rope_parameters"])
-    elif "rope_theta" not in given and "rope_scaling" not in given:
-        return base
-    else:
-        scaling = given.get("rope_scaling") or {}
-        if not isinstance(scaling, dict):
-            raise ExecutorError(f"{stored.where}: rope_scaling must be an object, found {scaling!r}")
-        rope = {"rope_theta": given.get("rope_theta")} | scaling
-    if rope.pop("partial_rotary_factor", None) not in (None, 1):
-        raise ExecutorError(
-            f"{stored.where}: partial_rotary_factor: a drafter that rotates only a part of its heads is not supported"
-        )
-    kind = rope.pop("type", "default")
-    kind = rope.get("rope_type") or kind
-    # mrope: positions in an image and in time; for text they are all equal.
-    rope["rope_type"] = "default" if kind == "mrope" else kind
-    rope["rope_theta"] = _number(stored, rope, "rope_theta", float(base["rope_theta"]))
-    return rope

@@ -1,0 +1,407 @@
+"""EAGLE-3 as its trainers write it: rows in any order, windows, norms, no `fc`, more layers, positions."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from executor.checkpoints import assumptions_of, load_drafter, save_drafter
+from executor.checkpoints.layer_settings.config_fields import is_known
+from executor.checkpoints.layer_settings.rotary_positions import NAMES, ONLY, USED
+from tests.executor.checkpoints.test_layouts import assert_same, config_of, put_down, scores, tensors_of
+from tests.helpers.drafters import random_drafter
+from tests.helpers.models import HIDDEN, VOCABULARY, deep_target
+from treeopt.errors import ExecutorError
+
+FORGE = {"architectures": ["LlamaForCausalLMEagle3"]}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return deep_target()
+
+
+@pytest.fixture(scope="module")
+def plain(target, tmp_path_factory):
+    """An EAGLE-3 drafter, its tensors and its configuration, in vLLM's names."""
+    folder = tmp_path_factory.mktemp("plain")
+    drafter = random_drafter("eagle3", target)
+    save_drafter(folder, drafter, dtype="float32", meta={}, layout="eagle3-vllm")
+    config = {key: value for key, value in config_of(folder).items() if not key.startswith(("norm_", "fc_norm"))}
+    return drafter, tensors_of(folder), config | {"eagle_aux_hidden_state_layer_ids": list(drafter.taps)}
+
+
+def same(found, due, target) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(scores(found, target), scores(due, target), strict=True))
+
+
+# --- rows of the LM head
+
+
+@pytest.mark.parametrize("kind", ["reversed", "random", "swapped"])
+@pytest.mark.parametrize("chosen", [True, False])
+def test_rows_may_be_in_any_order(tmp_path, target, plain, kind, chosen):
+    drafter, tensors, config = plain
+    rows = len(tensors["d2t"])
+    order = {
+        "reversed": torch.arange(rows).flip(0),
+        "random": torch.randperm(rows, generator=torch.Generator().manual_seed(3)),
+        "swapped": torch.tensor([1, 0, *range(2, rows)]),
+    }[kind]
+    ids = tensors["d2t"] + torch.arange(rows)
+    moved = {"lm_head.weight": tensors["lm_head.weight"][order], "d2t": ids[order] - torch.arange(rows)}
+    left = {} if chosen else {"t2d"}
+    put_down(tmp_path, {k: v for k, v in (tensors | moved).items() if k not in left}, config)
+    assert_same(load_drafter(tmp_path, target), drafter, target)
+
+
+def test_a_whole_vocabulary_in_another_order(tmp_path, target):
+    drafter = random_drafter("eagle3-input-norm", target)
+    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="eagle3-vllm")
+    tensors, order = tensors_of(tmp_path / "a"), torch.randperm(VOCABULARY)
+    moved = {"lm_head.weight": tensors["lm_head.weight"][order], "d2t": order - torch.arange(VOCABULARY)}
+    put_down(tmp_path / "b", tensors | moved, config_of(tmp_path / "a"))
+    assert_same(load_drafter(tmp_path / "b", target), drafter, target)
+    put_down(tmp_path / "b", tensors | {"d2t": torch.zeros(VOCABULARY).long()}, config_of(tmp_path / "a"))
+    assert_same(load_drafter(tmp_path / "b", target), drafter, target)
+
+
+def test_tied_embeddings_are_the_lm_head(tmp_path, target):
+    drafter = random_drafter("eagle3-variants", target)
+    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="eagle3-vllm")
+    tensors, config = tensors_of(tmp_path / "a"), config_of(tmp_path / "a")
+    del tensors["lm_head.weight"]
+    put_down(tmp_path / "b", tensors, config | {"tie_word_embeddings": True})
+    assert torch.equal(load_drafter(tmp_path / "b", target).lm_head.weight, tensors["embed_tokens.weight"])
+    put_down(tmp_path / "b", tensors, config)
+    assert torch.equal(load_drafter(tmp_path / "b", target).lm_head.weight, target.head.weight)
+
+
+# --- layers
+
+
+@pytest.mark.parametrize("name", ["eagle3-windows", "eagle3-last-feature"])
+@pytest.mark.parametrize("layout", [None, "eagle3-vllm", "speculators-eagle3"])
+def test_variants_come_back_without_treeopts_own_section(tmp_path, target, name, layout):
+    drafter = random_drafter(name, target)
+    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout=layout)
+    put_down(tmp_path / "b", tensors_of(tmp_path / "a"), config_of(tmp_path / "a"))
+    found = load_drafter(tmp_path / "b", target)
+    assert_same(found, drafter, target)
+    assert (found.windows, found.head_norms, found.taps) == (drafter.windows, drafter.head_norms, drafter.taps)
+
+
+@pytest.mark.parametrize("layout", ["eagle3", "eagle3-specforge"])
+def test_layouts_that_lack_the_variants_say_so(tmp_path, target, layout):
+    with pytest.raises(ExecutorError, match="layers that attend to a window, norms of queries and keys, 2 layers"):
+        save_drafter(tmp_path, random_drafter("eagle3-windows", target), dtype="float32", meta={}, layout=layout)
+
+
+@pytest.mark.parametrize(
+    ("said", "windows"),
+    [
+        ({"layer_types": ["sliding_attention"], "sliding_window": 3}, (3,)),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 3, "use_sliding_window": True}, (3,)),
+        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3}, (None,)),
+        ({"sliding_window": 3, "use_sliding_window": False}, (None,)),
+        ({"sliding_window": 3}, (None,)),
+        ({"layer_types": None, "sliding_window": None}, (None,)),
+    ],
+)
+def test_windows_by_layer_types(tmp_path, target, plain, said, windows):
+    drafter, tensors, config = plain
+    put_down(tmp_path, tensors, config | said)
+    found = load_drafter(tmp_path, target)
+    assert found.windows == windows
+    assert same(found, drafter, target) == (windows == (None,))
+    assert ("sliding_window 3 without layer_types" in str(assumptions_of(found))) == (said == {"sliding_window": 3})
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"use_sliding_window": True, "sliding_window": 4}, "no layer_types says which layers of the drafter slide"),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 2.5}, "must be a whole number"),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 4, "use_sliding_window": False}, "give the window"),
+        ({"layer_types": []}, "must have an entry for layer 0"),
+    ],
+)
+def test_windows_that_nobody_can_know(tmp_path, target, plain, said, message):
+    put_down(tmp_path, plain[1], plain[2] | said)
+    with pytest.raises(ExecutorError, match=message):
+        load_drafter(tmp_path, target)
+
+
+def test_sglangs_names_of_deeper_layers(tmp_path, target):
+    drafter = random_drafter("eagle3-windows", target)
+    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="eagle3-vllm")
+    tensors = {
+        name.replace("layers.0.", "midlayer.")
+        .replace("layers.1.input_layernorm", "layers.1.hidden_norm")
+        .replace("layers.1.", "additional_layers.0."): value
+        for name, value in tensors_of(tmp_path / "a").items()
+    }
+    put_down(tmp_path / "b", tensors, config_of(tmp_path / "a"))
+    assert_same(load_drafter(tmp_path / "b", target), drafter, target)
+
+
+def test_norms_of_queries_and_keys_change_what_is_drafted(tmp_path, target, plain):
+    drafter, tensors, config = plain
+    norms = {f"layers.0.self_attn.{part}_norm.weight": torch.ones(8) for part in "qk"}
+    put_down(tmp_path, tensors | norms, config)
+    found = load_drafter(tmp_path, target)
+    assert found.head_norms
+    assert not same(found, drafter, target)
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "draft_model.", "eagle_module.", "module._orig_mod.model."])
+def test_prefixes_of_wrappers(tmp_path, target, plain, prefix):
+    put_down(tmp_path, {prefix + name: value for name, value in plain[1].items()}, plain[2])
+    assert_same(load_drafter(tmp_path, target), plain[0], target)
+
+
+# --- norms by the trainer
+
+
+@pytest.mark.parametrize(
+    ("said", "prefix", "feeds", "assumed"),
+    [
+        ({"norm_output": True, "architectures": ["Eagle3LlamaForCausalLM"]}, "", True, ""),
+        ({"norm_output": True, "architectures": ["LlamaEagle3DraftModel"]}, "model.", True, ""),
+        ({"norm_output": True, **FORGE}, "model.", True, ""),
+        ({"norm_output": True, "parallel_drafting": False, **FORGE}, "", True, ""),
+        ({"norm_output": True, "num_aux_hidden_states": 3, **FORGE}, "", True, ""),
+        ({"eagle_config": {"norm_output": True}, "architectures": ["Eagle3LlamaForCausalLM"]}, "", True, ""),
+        ({"norm_output": True, **FORGE}, "", False, "norm_output true is taken for SpecForge's"),
+        ({"norm_output": False, **FORGE}, "", False, "norm_output false is taken for SpecForge's since"),
+        ({"norm_output": False, **FORGE}, "model.", False, ""),
+        (FORGE, "", False, ""),
+    ],
+)
+def test_norm_output_by_class_and_trainer(tmp_path, target, plain, said, prefix, feeds, assumed):
+    _, tensors, config = plain
+    names = {name if name in ("d2t", "t2d", "lm_head.weight") else prefix + name: t for name, t in tensors.items()}
+    put_down(tmp_path, names, config | said)
+    found = load_drafter(tmp_path, target)
+    assert found.feeds_normed is feeds
+    assert assumed in str(assumptions_of(found))
+    assert bool(assumptions_of(found)) == bool(assumed)
+
+
+def test_newer_speculators_name_of_the_norms_before_fc(tmp_path, target):
+    drafter = random_drafter("eagle3-variants", target)
+    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="speculators-eagle3")
+    tensors = {name.replace("fc_norm.", "fc_norms."): t for name, t in tensors_of(tmp_path / "a").items()}
+    put_down(tmp_path / "b", tensors, config_of(tmp_path / "a"))
+    assert_same(load_drafter(tmp_path / "b", target), drafter, target)
+
+
+@pytest.mark.parametrize("field", ["use_mtp_layernorm", "use_last_layernorm", "use_input_layernorm_in_first_layer"])
+def test_modelopts_other_norms_are_refused(tmp_path, target, plain, field):
+    put_down(tmp_path, plain[1], plain[2] | {"eagle_config": {field: field == "use_mtp_layernorm"}})
+    with pytest.raises(ExecutorError, match=f"{field} .* is not supported"):
+        load_drafter(tmp_path, target)
+
+
+def test_layers_of_gpt_oss_are_inputs_and_others_are_said(tmp_path, target, plain):
+    config = {key: value for key, value in plain[2].items() if "layer_ids" not in key}
+    nested = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}}
+    put_down(tmp_path, plain[1], config | nested)
+    found = load_drafter(tmp_path, target)
+    assert found.taps == (2, 4, 6)
+    assert "taken for outputs of layers" in str(assumptions_of(found))
+    put_down(tmp_path, plain[1], config | nested | FORGE)
+    assert assumptions_of(load_drafter(tmp_path, target)) == ()
+    other = deep_target()
+    other.model.config.model_type = "gpt_oss"
+    assert load_drafter(tmp_path, other).taps == (1, 3, 5)
+
+
+# --- positions
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 2.0, 3.0, 4.0], "original_max_position_embeddings": 64}
+SAME = [  # each pair of spellings means the same
+    ({"rope_theta": 7.0}, {"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}),
+    ({"rope_theta": 7.0}, {"rotary_emb_base": 7.0}),
+    ({"rope_theta": 7.0}, {"rope_theta": 7.0, "rope_scaling": None, "rope_parameters": None}),
+    ({"rope_theta": 7.0}, {"rope_theta": 7.0, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}),
+    ({"rope_theta": 7.0}, {"rope_parameters": {"full_attention": {"rope_theta": 7.0, "rope_type": "default"}}}),
+    ({"rope_theta": 7.0}, {"rope_theta": 7.0, "partial_rotary_factor": 1.0, "rotary_dim": 8}),
+    ({"rope_theta": 7.0}, {"rope_theta": 7.0, "rope_local_base_freq": 3.0}),
+    ({"rope_theta": 7.0}, {"global_rope_theta": 7.0, "local_rope_theta": 3.0}),
+    (
+        {"rope_theta": 7.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+        {"rope_parameters": {"rope_theta": 7.0, "rope_type": "llama3", **LLAMA3}},
+    ),
+    (
+        {"rope_theta": 7.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+        {"rope_parameters": {"rope_theta": 7.0}, "rope_scaling": {"type": "llama3", **LLAMA3}},
+    ),
+    (
+        {"rope_theta": 7.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+        {
+            "rope_theta": 7.0,
+            "rope_scaling": {"rope_type": "llama3", **{k: v for k, v in LLAMA3.items() if "original" not in k}},
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    ({"rope_scaling": YARN}, {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "x"}}}),
+    ({"rope_scaling": YARN}, {"rope_scaling": {"type": "yarn", **{k: v for k, v in YARN.items() if k != "rope_type"}}}),
+    (
+        {"rope_scaling": LONG | {"long_factor": LONG["short_factor"], "factor": 8.0}},
+        {"rope_scaling": LONG | {"long_factor": LONG["short_factor"], "factor": 8.0, "rope_type": "su"}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME, ids=range(len(SAME)))
+def test_spellings_of_positions_that_mean_the_same(tmp_path, target, plain, one, other):
+    config = {key: value for key, value in plain[2].items() if not key.startswith("rope")}
+    found = []
+    for said in (one, other):
+        put_down(tmp_path, plain[1], config | said)
+        found.append(load_drafter(tmp_path, target))
+        assert not same(found[-1], plain[0], target)
+    assert same(*found, target)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"rope_parameters": {"rope_theta": 3.0, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 3.0, "partial_rotary_factor": 0.5}}}, "partial_rotary"),
+        ({"rotary_pct": 0.25}, "rotary_pct 0.25"),
+        ({"rotary_dim": 4}, "rotary_dim 4"),
+        ({"rope_interleave": True}, "rope_interleave True is not supported"),
+        ({"is_neox_style": False}, "is_neox_style False is not supported"),
+        ({"position_embedding_type": "alibi"}, "position_embedding_type 'alibi'"),
+        ({"alibi": True}, "alibi True is not supported"),
+        ({"no_rope_layers": [0, 1]}, "no_rope_layers: a drafter's layer without positions"),
+        ({"no_rope_layer_interval": 4}, "no_rope_layer_interval 4"),
+        ({"rope_ratio": 2}, "rope_ratio 2"),
+        ({"rope_scaling": {"rope_type": "proportional"}}, "rope_type 'proportional' is not one of"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "alpha": 1000.0}}, "alpha is not supported"),
+        ({"rope_scaling": {"rope_type": "default", "factor": 8.0}}, "factor is not supported in rotary positions of k"),
+        ({"rope_scaling": LONG | {"long_factor": [9.0] * 4}}, "longrope with a short_factor that differs"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 3.0}}}, "must have an object for full_attention"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "rope_scaling": YARN}, "contradict each other"),
+        ({"rope_theta": 3.0, "rotary_base": 4.0}, "rope_theta and rotary_base differ"),
+        ({"rope_scaling": YARN, "original_max_position_embeddings": 32}, "original_max_position_embeddings is 32"),
+        ({"rope_of_tomorrow": 3.0}, "rope_of_tomorrow: fields of positions that treeopt does not know"),
+        ({"attention_window_size": 3}, "attention_window_size: fields of positions"),
+        ({"logit_scale": 0.5}, "logit_scale 0.5 is not supported"),
+        ({"is_causal": False}, "is_causal False is not supported"),
+    ],
+)
+def test_positions_that_are_not_supported_are_refused(tmp_path, target, plain, said, message):
+    config = {key: value for key, value in plain[2].items() if not key.startswith("rope")}
+    put_down(tmp_path, plain[1], config | said)
+    with pytest.raises(ExecutorError, match=r"config\.json: ") as caught:
+        load_drafter(tmp_path, target)
+    assert message in str(caught.value)
+
+
+def test_positions_beside_a_nested_layer_must_say_the_same(tmp_path, target, plain):
+    layer = {key: value for key, value in plain[2].items() if not key.startswith(("rope", "eagle"))}
+    ids = {"eagle_aux_hidden_state_layer_ids": plain[2]["eagle_aux_hidden_state_layer_ids"]}
+    nested = {"transformer_layer_config": layer | {"rope_theta": 1e4}, "norm_before_residual": False, **ids}
+    put_down(tmp_path, plain[1], nested | {"rope_theta": 1e4})
+    assert_same(load_drafter(tmp_path, target), plain[0], target)
+    put_down(tmp_path, plain[1], nested | {"rope_theta": 7.0})
+    with pytest.raises(ExecutorError, match="rope_theta stands outside the layer's configuration"):
+        load_drafter(tmp_path, target)
+
+
+def test_layers_of_different_types_have_their_own_positions(tmp_path, target):
+    drafter = random_drafter("eagle3-windows", target)
+    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="speculators-eagle3")
+    config = config_of(tmp_path / "a")
+    layer = {key: v for key, v in config["transformer_layer_config"].items() if not key.startswith("rope")}
+    rope = {"sliding_attention": {"rope_theta": 3.0}, "full_attention": {"rope_theta": 9.0}}
+    config["transformer_layer_config"] = layer | {"rope_parameters": rope}
+    put_down(tmp_path / "b", tensors_of(tmp_path / "a"), config)
+    found = load_drafter(tmp_path / "b", target)
+    assert [shape.rope_parameters["rope_theta"] for shape in found.configs] == [3.0, 9.0]
+
+
+PUBLIC = Path("docs/reference/public_drafters.json")
+
+
+def test_every_field_of_public_configurations_is_known():
+    """Each is read, checked, or known to be without effect; a field of a kind that is refused as a whole may be new."""
+    refused = {"dflash", "mtp", "mla", "peagle", "vllm-medusa"}  # the last has no layer
+    entries = json.loads(PUBLIC.read_text("utf-8"))
+    fields = set()
+    for entry in entries:
+        if entry["names"] not in refused:
+            queue = [entry["config"]]
+            while queue:
+                part = queue.pop()
+                fields |= set(part)
+                queue += [
+                    part[k] for k in ("transformer_layer_config", "eagle_config") if isinstance(part.get(k), dict)
+                ]
+    assert len(fields) > 60
+    assert sorted(name for name in fields if not is_known(name)) == []
+
+
+def test_every_positional_field_is_used_or_refused(tmp_path, target, plain):
+    """No field of positions is passed over: a strange value of any of them changes the drafter, or is refused."""
+    config = {key: value for key, value in plain[2].items() if not key.startswith("rope")}
+    passed = []
+    for name in NAMES:
+        for strange in ({"rope_type": "linear", "factor": 3.0}, 3.5):
+            put_down(tmp_path, plain[1], config | {name: strange})
+            try:
+                found = load_drafter(tmp_path, target)
+            except ExecutorError as error:
+                assert name in str(error) or "rope" in str(error)  # noqa: PT017
+                continue
+            if same(found, plain[0], target):
+                passed.append(name)
+    # Of sliding layers, and of kinds of scaling that this drafter does not have.
+    others = {"rope_local_base_freq", "local_rope_theta", "swa_rope_theta", "original_max_position_embeddings"}
+    assert set(passed) <= others
+    assert set(ONLY) < set(NAMES)
+    assert set(USED) == {"default", "linear", "dynamic", "yarn", "llama3", "longrope"}
+
+
+def test_unknown_fields_are_printed(tmp_path, target, plain):
+    put_down(tmp_path, plain[1], plain[2] | {"flavour": "sweet", "use_magic": True})
+    found = load_drafter(tmp_path, target)
+    assert "fields that treeopt does not know were not used: flavour, use_magic" in str(assumptions_of(found))
+
+
+def test_heads_need_not_divide_the_width(tmp_path, target, plain):
+    """As in drafters for GLM-4.5, 96 heads of 128 in a width of 4096 (here 3 of 8 in 32), and GLM-4.7-Flash."""
+    _, tensors, config = plain
+    cut = {f"layers.0.self_attn.{part}_proj.weight": (slice(24), slice(None)) for part in "qkv"}
+    cut["layers.0.self_attn.o_proj.weight"] = (slice(None), slice(24))
+    tensors = {name: value[cut[name]].contiguous() if name in cut else value for name, value in tensors.items()}
+    tensors |= {f"layers.0.self_attn.{part}_proj.weight": torch.randn(8, 2 * HIDDEN) for part in "kv"}
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8}
+    put_down(tmp_path / "a", tensors, config | heads)
+    found = load_drafter(tmp_path / "a", target)
+    assert (found.config.num_attention_heads, found.config.head_dim) == (3, 8)
+    save_drafter(tmp_path / "b", found, dtype="float32", meta={}, layout="speculators-eagle3")
+    assert_same(load_drafter(tmp_path / "b", target), found, target)
+
+
+def test_a_drafter_without_fc_must_say_so(tmp_path, target):
+    drafter = random_drafter("eagle3-last-feature", target)
+    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="eagle3-vllm")
+    tensors, config = tensors_of(tmp_path / "a"), config_of(tmp_path / "a")
+    put_down(tmp_path / "b", tensors, {key: value for key, value in config.items() if key != "eagle_config"})
+    with pytest.raises(
+        ExecutorError, match=r"1 missing: fc.weight; for a drafter that reads the target's last feature"
+    ):
+        load_drafter(tmp_path / "b", target)
+    narrow = {"fc.weight": torch.randn(HIDDEN, HIDDEN)}  # one level, merged by an fc of its own
+    put_down(tmp_path / "b", tensors | narrow, config)
+    found = load_drafter(tmp_path / "b", target)
+    assert (found.taps, found.fc.in_features) == ((), HIDDEN)

@@ -1,0 +1,139 @@
+"""Kinds of drafters that are not supported are named in one line; nothing unknown is loaded as a language model."""
+
+import pytest
+import torch
+
+from executor.checkpoints import load_drafter, save_drafter
+from executor.drafters.language_model import LanguageModel
+from tests.executor.checkpoints.test_layouts import config_of, put_down, tensors_of
+from tests.helpers.drafters import random_drafter
+from tests.helpers.models import HIDDEN, VOCABULARY, deep_target, small_model
+from treeopt.errors import ExecutorError
+
+LAYER = {
+    **{f"self_attn.{part}_proj.weight": (HIDDEN, HIDDEN) for part in "qkvo"},
+    **{f"mlp.{part}_proj.weight": (48, HIDDEN) for part in ("gate", "up")},
+    "mlp.down_proj.weight": (HIDDEN, 48),
+    "input_layernorm.weight": (HIDDEN,),
+    "post_attention_layernorm.weight": (HIDDEN,),
+}
+LLAMA = {"model_type": "llama", "hidden_size": HIDDEN, "num_attention_heads": 4, "vocab_size": VOCABULARY}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return deep_target()
+
+
+@pytest.fixture(scope="module")
+def eagle3(target, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("eagle3")
+    save_drafter(folder, random_drafter("eagle3", target), dtype="float32", meta={}, layout="eagle3-vllm")
+    return tensors_of(folder), config_of(folder)
+
+
+def layer(prefix: str, **more: tuple[int, ...]):
+    return {prefix + name: torch.ones(shape) for name, shape in (LAYER | more).items()}
+
+
+def refusal(folder, target) -> str:
+    with pytest.raises(ExecutorError) as caught:
+        load_drafter(folder, target)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(folder) in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("more", "said", "word"),
+    [
+        ({"mask_hidden": (1, 1, 96)}, {}, "P-EAGLE"),
+        ({}, {"parallel_drafting": True}, "P-EAGLE"),
+        ({}, {"architectures": ["PEagleDraftModel"]}, "P-EAGLE"),
+        ({}, {"speculators_model_type": "peagle"}, "P-EAGLE"),
+        ({"layers.0.self_attn.q_a_proj.weight": (4, 64)}, {}, "MLA drafters"),
+        ({"layers.0.self_attn.kv_b_proj.weight": (4, 64)}, {"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "MLA"),
+        ({"layers.0.mlp.experts.0.up_proj.weight": (4, 32)}, {}, "EAGLE drafters with experts"),
+        ({"layers.0.block_sparse_moe.gate.weight": (4, 32)}, {}, "EAGLE drafters with experts"),
+        ({"layers.0.self_attn.qkv_proj.weight": (4, 64)}, {}, "fused projections"),
+        ({"layers.0.mlp.gate_up_proj.weight": (4, 64)}, {}, "fused projections"),
+        ({}, {"dflash_config": {"target_layer_ids": [1]}}, "DFlash is not supported"),
+        ({"hidden_norm.weight": (32,)}, {}, "DFlash is not supported"),
+        ({}, {"architectures": ["DSparkDraftModel"]}, "DSpark"),
+        ({"layers.0.self_attn.q_proj.weight_scale": ()}, {}, "quantised drafters"),
+        ({"layers.0.self_attn.q_proj.qweight": (4,)}, {"quantization_config": {"quant_method": "awq"}}, "(awq)"),
+    ],
+)
+def test_relatives_of_eagle_are_named(tmp_path, target, eagle3, more, said, word):
+    tensors, config = eagle3
+    put_down(tmp_path, tensors | {name: torch.ones(shape) for name, shape in more.items()}, config | said)
+    message = refusal(tmp_path, target)
+    assert word in message
+    assert "not supported" in message
+    assert "needed" in message
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+def test_narrow_types_are_quantised_drafters(tmp_path, target, eagle3, dtype):
+    tensors = {name: t.to(dtype) if name.endswith("proj.weight") else t for name, t in eagle3[0].items()}
+    put_down(tmp_path, tensors, eagle3[1] | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}})
+    message = refusal(tmp_path, target)
+    assert f"quantised drafters (modelopt, FP8, {str(dtype).removeprefix('torch.')}) are not supported" in message
+
+
+def test_a_copied_quantisation_of_plain_tensors_changes_nothing(tmp_path, target, eagle3):
+    put_down(tmp_path, eagle3[0], eagle3[1] | {"quantization_config": {"quant_method": "mxfp4"}})
+    assert load_drafter(tmp_path, target).kind == "eagle3"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        (layer("model.layers.12.", **{"eh_proj.weight": (32, 64), "enorm.weight": (32,)}), {}),
+        (layer("model.mtp_layers.0.", **{"input_proj.weight": (32, 64), "token_layernorm.weight": (32,)}), {}),
+        (layer("mtp.layers.0."), {}),
+        (
+            layer("model.layers.0.", **{"eh_proj.weight": (32, 64)})
+            | {"model.embed_tokens.weight": torch.ones(61, 32)},
+            {},
+        ),
+        (layer("model.layers.0."), {"architectures": ["Qwen3NextMTP"]}),
+        (layer("model.layers.0."), {"model_type": "deepseek_mtp"}),
+        (layer("model.layers.0."), {"architectures": ["DeepseekV3ForCausalLMNextN"]}),
+    ],
+)
+def test_mtp_heads_are_named(tmp_path, target, tensors, said):
+    put_down(tmp_path, tensors, LLAMA | said)
+    assert "MTP heads (multi-token prediction) are not supported" in refusal(tmp_path, target)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said", "word"),
+    [
+        ({"speculator.emb.0.weight": (61, 32)}, {"model_type": "mlp_speculator"}, "MLP speculators"),
+        ({"speculator.head.0.weight": (61, 32)}, {}, "MLP speculators"),
+        ({"speculator.x.weight": (61, 32)}, {"architectures": ["ArcticLSTMSpeculatorPreTrainedModel"]}, "recurrent"),
+        ({"base_model.model.layers.0.q_proj.lora_A.weight": (4, 32)}, {}, "LoRA adapters"),
+        ({"encoder.block.0.weight": (4, 32)}, {}, "neither a drafter that treeopt knows nor a whole language model"),
+        ({"heads.0.weight": (61, 32), "gate": (3,)}, {}, "its tensors are gate, heads.0.weight"),
+    ],
+)
+def test_others_are_named_before_transformers_is_asked(tmp_path, target, monkeypatch, tensors, said, word):
+    monkeypatch.setattr("executor.checkpoints.load_target", lambda *a, **k: pytest.fail("loaded as a language model"))
+    put_down(tmp_path, {name: torch.ones(shape) for name, shape in tensors.items()}, LLAMA | said)
+    assert word in refusal(tmp_path, target)
+
+
+def test_a_language_model_with_an_mtp_layer_beside_its_own_is_one(tmp_path, target):
+    model = small_model()
+    model.save_pretrained(tmp_path)
+    tensors = tensors_of_folder(tmp_path)
+    put_down(tmp_path, tensors | layer("model.layers.2.", **{"eh_proj.weight": (32, 64)}))
+    assert isinstance(load_drafter(tmp_path, target), LanguageModel)
+
+
+def tensors_of_folder(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
