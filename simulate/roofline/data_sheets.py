@@ -139,7 +139,7 @@ def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
     for number, entry in enumerate(entries):
         label = f"devices[{number}]"
         try:
-            label += f" ({entry['name']})" if isinstance(entry, dict) and "name" in entry else ""
+            label += f" ({entry['name']!s:.60})" if isinstance(entry, dict) and "name" in entry else ""
             device = _hardware(entry)
             if device.name.casefold() in map(str.casefold, devices):
                 raise CostError("name must be unique; upper and lower case count as the same")
