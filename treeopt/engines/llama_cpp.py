@@ -31,6 +31,7 @@ from treeopt.engines.export import (
 from treeopt.engines.imposed_acceptance import DIGITS, imposed_notes, kept_rates
 from treeopt.errors import UsageError
 from treeopt.plans.plan import Plan
+from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -44,7 +45,7 @@ METHODS: Mapping[str, frozenset[str]] = {
     "draft-mtp": frozenset({"mtp"}),
     "draft-dflash": frozenset({"dflash"}),
     "draft-dspark": frozenset({"dspark"}),
-    "ngram-simple": frozenset({"prompt-lookup"}),
+    "ngram-simple": frozenset({"prompt-lookup:llama.cpp", "prompt-lookup"}),
     "ngram-map-k": frozenset({"prompt-lookup"}),
     "ngram-map-k4v": frozenset({"prompt-lookup"}),
     "ngram-mod": frozenset({"prompt-lookup"}),
@@ -99,10 +100,10 @@ def export(
     entries = entries_of(plan, batch=batch)
     fits = one_chain(entries, engine=ENGINE, rules=rules, nearest=nearest)
     length = fits[0].depth
-    text = f"--spec-type {method} {_length(method, length)}"
+    text = f"--spec-type {method} {length_option(method, length)}"
     notes = [at.note for at in fits if at.note]
     notes += drafter_notes(plan, engine=f"{ENGINE} {method}", kinds=METHODS[method])
-    notes += _method_notes(method, length)
+    notes += _method_notes(method, length, look(plan.meta, "trace", "drafter", "kind"))
     if replay is not None:
         rates = kept_rates(Tree.chain(length), replay)
         text += f" --spec-synth-rates {','.join(f'{rate:.{DIGITS}f}' for rate in rates)}"
@@ -115,13 +116,23 @@ def export(
     return Export(text, ".txt", "", tuple(notes), launch=launch)
 
 
-def _length(method: str, length: int) -> str:
+def length_option(method: str, length: int) -> str:
+    """Return the options that set the draft length of a method.
+
+    >>> length_option("ngram-simple", 5)
+    '--spec-ngram-simple-size-m 5'
+    """
     return LENGTHS.get(method, "--spec-draft-n-max {} --spec-draft-p-min 0").format(length)
 
 
-def _method_notes(method: str, length: int) -> list[str]:
+def _method_notes(method: str, length: int, kind: object) -> list[str]:
     if method in CLAMPED:
         return [f"{ENGINE} drafts no more than {method} was trained for; check its log for a length below {length}"]
+    if method in LENGTHS and kind == "prompt-lookup:llama.cpp":
+        return [
+            f"set --spec-ngram-simple-size-n to N of the drafter's name (default 12), at most {length}: "
+            "shorter drafts are dropped"
+        ]
     if method in LENGTHS:
         return [
             f"{ENGINE} {method} matches a fixed number of tokens (see its size-n or n-match option), takes one piece "
