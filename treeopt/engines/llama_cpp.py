@@ -60,6 +60,11 @@ LENGTHS: Mapping[str, str] = {
 }
 """How n-gram types take their length."""
 
+HOST_SAMPLING: Mapping[str, str] = {"draft-eagle3": "--no-spec-draft-backend-sampling"}
+"""Options that keep drafts as good with several slots as with one. By default llama-server 0.6.0-dev samples the drafts
+of these types in the drafter's compute graph; with several slots far fewer are then accepted (docs/results/engines.md).
+"""
+
 LONGEST_NGRAM = DepthAtMost(1024, source="--spec-ngram-*-size-m in common/arg.cpp")
 CLAMPED = frozenset({"draft-mtp", "draft-dflash", "draft-dspark"})
 WITHOUT_MODEL = frozenset({*LENGTHS, "draft-mtp"})
@@ -100,7 +105,7 @@ def export(
     entries = entries_of(plan, batch=batch)
     fits = one_chain(entries, engine=ENGINE, rules=rules, nearest=nearest)
     length = fits[0].depth
-    text = f"--spec-type {method} {length_option(method, length)}"
+    text = f"--spec-type {method} {draft_options(method, length, slots=fits[-1].batch)}"
     notes = [at.note for at in fits if at.note]
     notes += drafter_notes(plan, engine=f"{ENGINE} {method}", kinds=METHODS[method])
     notes += _method_notes(method, length, look(plan.meta, "trace", "drafter", "kind"))
@@ -116,13 +121,14 @@ def export(
     return Export(text, ".txt", "", tuple(notes), launch=launch)
 
 
-def length_option(method: str, length: int) -> str:
-    """Return the options that set the draft length of a method.
+def draft_options(method: str, length: int, *, slots: int) -> str:
+    """Return the options that make a method draft `length` tokens, equally well for any number of slots.
 
-    >>> length_option("ngram-simple", 5)
+    >>> draft_options("ngram-simple", 5, slots=4)
     '--spec-ngram-simple-size-m 5'
     """
-    return LENGTHS.get(method, "--spec-draft-n-max {} --spec-draft-p-min 0").format(length)
+    text = LENGTHS.get(method, "--spec-draft-n-max {} --spec-draft-p-min 0").format(length)
+    return f"{text} {HOST_SAMPLING[method]}" if slots > 1 and method in HOST_SAMPLING else text
 
 
 def _method_notes(method: str, length: int, kind: object) -> list[str]:
