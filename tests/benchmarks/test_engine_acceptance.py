@@ -5,7 +5,8 @@ import pytest
 
 from executor.engines.engine_record import RequestRecord
 from tests.benchmarks import engine_acceptance
-from tests.benchmarks.engine_acceptance import CHECKS, KNOWN, chosen, compared, problem, save
+from tests.benchmarks.engine_acceptance import CHECKS, KNOWN, chosen, compared, key_of, problem, save
+from tests.helpers.acceptance_tables import PAGE, acceptance, records, slots
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -81,3 +82,20 @@ def test_a_record_takes_the_place_of_the_one_before(tmp_path):
     for number in (1, 4, 4):
         save(RECORD | {"concurrency": number, "anchors_equal": number}, tmp_path / "a.json")
     assert (tmp_path / "a.json").read_text("utf-8").count('"engine"') == 2
+
+
+# --- the shipped results
+
+
+def test_the_page_has_the_tables_of_the_file():
+    page = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.read_text("utf-8").splitlines()]
+    for table in (list(acceptance()), list(slots())):
+        assert [row for row in page if len(row) == len(table[0]) and row[:2] in [row[:2] for row in table]] == table
+
+
+def test_the_shipped_checks_are_all_there_and_differ_only_where_it_is_known():
+    shipped = records()
+    expected = {(check.engine, check.method, number) for check in CHECKS for number in check.concurrencies}
+    assert {key_of(record) for record in shipped} == expected
+    assert [problem(record) for record in shipped] == [None] * len(expected)
+    assert min(record["requests"] for record in shipped) >= 24

@@ -120,8 +120,15 @@ def launches(path: Path) -> list[dict[str, Any]]:
         if "launch" in record:
             found.append(record | {"exchanges": []})
         else:
-            found[-1]["exchanges"].append(record)
+            running = next(launch for launch in reversed(found) if "printed" not in launch)
+            running["exchanges"].append(record)
     return found
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether two requests are the same; which slot is free first differs from run to run."""
+    slots = ({"id_slot": None} if "id_slot" in body else {} for body in (one, other))
+    return one | next(slots) == other | next(slots)
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -147,7 +154,7 @@ class Answers(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.lock:
-            found = next((e for e in self.exchanges if e.get("post") == self.path and e["body"] == body), None)
+            found = next((e for e in self.exchanges if e.get("post") == self.path and same(e["body"], body)), None)
             if found is not None:
                 self.exchanges.remove(found)
         if found is None:

@@ -22,7 +22,8 @@ from treeopt.storage.provenance import this_run
 MODELS = ENGINES / "models" / "servers"
 TARGET, EAGLE3 = "stdlib-llama", "stdlib-eagle3"
 LENGTH = 3
-RUNS_OF = ((0, 1), (LENGTH, 1), (LENGTH, 2))  # draft length, requests in flight
+NEW_TOKENS = 10
+PLAIN, CHAIN = (0, 1), (LENGTH, 2)  # draft length, requests in flight
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Run:
         target: the target in the folder of the models.
         drafter: the drafter there; None: prompt lookup.
         lookup: the prompt lookup; None: a drafter.
+        settings: draft lengths and requests in flight, of each part of the run.
     """
 
     engine: str
@@ -42,13 +44,16 @@ class Run:
     target: str
     drafter: str | None = None
     lookup: str | None = None
+    settings: tuple[tuple[int, int], ...] = (PLAIN, CHAIN)
 
 
 RUNS = {
     "vllm-eagle3": Run("vllm", "eagle3", TARGET, f"{EAGLE3}-vllm"),
-    "vllm-ngram": Run("vllm", "ngram", TARGET, lookup="prompt-lookup:vllm:1-3"),
+    "vllm-ngram": Run("vllm", "ngram", TARGET, lookup="prompt-lookup:vllm:1-3", settings=(CHAIN,)),
     "llama-server-eagle3": Run("llama.cpp", "draft-eagle3", f"{TARGET}.gguf", f"{EAGLE3}.gguf"),
-    "llama-server-ngram": Run("llama.cpp", "ngram-simple", f"{TARGET}.gguf", lookup="prompt-lookup:llama.cpp:1-3"),
+    "llama-server-ngram": Run(
+        "llama.cpp", "ngram-simple", f"{TARGET}.gguf", lookup="prompt-lookup:llama.cpp:1-3", settings=(CHAIN,)
+    ),
 }
 
 
@@ -74,9 +79,9 @@ def models() -> Path:
     return MODELS
 
 
-def asked(new_tokens: int = 12) -> list[EngineRequest]:
+def asked() -> list[EngineRequest]:
     """Return the requests of the recorded runs."""
-    return [EngineRequest(tokens, new_tokens, ignore_stop=True) for tokens in prompts(3, 24)]
+    return [EngineRequest(tokens, NEW_TOKENS, ignore_stop=True) for tokens in prompts(3, 24)]
 
 
 def engine(run: Run, python: Path) -> Engine:
@@ -96,10 +101,10 @@ def engine(run: Run, python: Path) -> Engine:
 
 
 def decoded(run: Run, python: Path) -> list[list[list[EngineStep]]]:
-    """Return the steps of each request, for each of `RUNS_OF`."""
+    """Return the steps of each request, for each of its settings."""
     found = []
     with engine(run, python) as driver:
-        for draft, concurrency in RUNS_OF:
+        for draft, concurrency in run.settings:
             rows: list[list[EngineStep]] = [[] for _ in asked()]
             for step in driver.decode(asked(), draft=draft, concurrency=concurrency):
                 rows[step.request].append(step)
