@@ -122,6 +122,7 @@ engine-openvino: .engines/openvino/.ready .engines/openvino-export/.ready  ## Op
 engines: $(VENV)/.all  ## tests and acceptance checks in the engines that are set up below .engines
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m engines tests/executor/engines
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.engine_acceptance --output data/engines/acceptance.json
+	$(BIN)/python -m tests.helpers.acceptance_tables
 
 recordings: $(VENV)/.all  ## what engines' servers and workers answer in short runs, recorded again for the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.helpers.server_runs

@@ -236,8 +236,8 @@ def compared(
     }
 
 
-def run_check(bench: Bench, check: Check, concurrency: int) -> dict[str, Any]:
-    """Run a check in its engine, record, replay and compare; return the record.
+def run_check(bench: Bench, check: Check, concurrencies: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Run a check in one launch of its engine, record, replay and compare; yield a record per number in flight.
 
     Raises:
         EngineError: the engine failed.
@@ -245,23 +245,23 @@ def run_check(bench: Bench, check: Check, concurrency: int) -> dict[str, Any]:
     requests = [EngineRequest(tuple(prompt), bench.new_tokens, ignore_stop=True) for prompt in bench.prompts]
     drafts = check.drafts
     draft = drafts if isinstance(drafts, DynamicTree) else drafts.depth
-    with make_engine(bench.settings(check, concurrency)) as engine:
-        records = record_run(engine, requests, draft=draft, concurrency=concurrency)
-        version = version_of(engine.meta)
     trace, texts = bench.recorded(check)
     shape = f"dynamic tree {settings(drafts)}" if isinstance(drafts, DynamicTree) else f"chain of {drafts.depth}"
     arguments = f"{SETUPS[check.engine].arguments} {check.arguments}".strip()
-    return {
-        "engine": check.engine,
-        "method": check.method,
-        "concurrency": concurrency,
-        "version": version,
-        "drafter": f"first {LAYERS} layers of {TARGET}" if check.drafter == FIRST_LAYERS else check.drafter,
-        "draft": shape,
-        **compared(trace, texts, records, drafts),
-        "settings": {"new_tokens": bench.new_tokens, "skip": SKIP, "arguments": arguments},
-        "provenance": this_run(),
-    }
+    with make_engine(bench.settings(check, max(concurrencies))) as engine:
+        for concurrency in concurrencies:
+            records = record_run(engine, requests, draft=draft, concurrency=concurrency)
+            yield {
+                "engine": check.engine,
+                "method": check.method,
+                "concurrency": concurrency,
+                "version": version_of(engine.meta),
+                "drafter": f"first {LAYERS} layers of {TARGET}" if check.drafter == FIRST_LAYERS else check.drafter,
+                "draft": shape,
+                **compared(trace, texts, records, drafts),
+                "settings": {"new_tokens": bench.new_tokens, "skip": SKIP, "arguments": arguments},
+                "provenance": this_run(),
+            }
 
 
 def version_of(meta: Mapping[str, Any]) -> str | None:
@@ -286,15 +286,19 @@ def problem(record: Mapping[str, Any]) -> str | None:
     return None if anchors[0] == anchors[1] and anchors[1] else f"{name}: {differs}"
 
 
-def chosen(engines: Path, names: Sequence[str], methods: Sequence[str], concurrency: Sequence[int]) -> Iterator[Any]:
-    """Yield the checks to be run with their requests in flight: of the named engines, or of those that are set up."""
+def chosen(
+    engines: Path, names: Sequence[str], methods: Sequence[str], concurrency: Sequence[int]
+) -> Iterator[tuple[Check, Any]]:
+    """Yield the launches: a check and its requests in flight, of the named engines or of those that are set up."""
     for check in CHECKS:
         setup = SETUPS[check.engine]
         needed = [engines / path for path in (setup.python, setup.exporter) if path]
         if check.engine not in names if names else not all(path.exists() for path in needed):
             continue
         if not methods or check.method in methods:
-            yield from ((check, number) for number in check.concurrencies if not concurrency or number in concurrency)
+            numbers = [number for number in check.concurrencies if not concurrency or number in concurrency]
+            slots = check.engine == "llama.cpp"  # launched with as many slots as requests in flight
+            yield from ((check, some) for some in ([[number] for number in numbers] if slots else [numbers]) if some)
 
 
 @click.command()
@@ -320,13 +324,13 @@ def main(
     problems = []
     with tempfile.TemporaryDirectory(prefix="treeopt-acceptance-") as folder:
         bench = Bench.make(engines.absolute(), Path(folder), count=count, new_tokens=new_tokens)
-        for check, number in runs:
-            record = run_check(bench, check, number)
-            click.echo(json.dumps({name: value for name, value in record.items() if name != "provenance"}))
-            problems += filter(None, [problem(record)])
-            if output is not None:
-                save(record, output)
-    click.echo(f"{len(runs)} checks, {len(problems)} problems", err=True)
+        for check, numbers in runs:
+            for record in run_check(bench, check, numbers):
+                click.echo(json.dumps({name: value for name, value in record.items() if name != "provenance"}))
+                problems += filter(None, [problem(record)])
+                if output is not None:
+                    save(record, output)
+    click.echo(f"{sum(len(numbers) for _, numbers in runs)} checks, {len(problems)} problems", err=True)
     if problems:
         sys.exit("\n".join(problems))
 

@@ -1,6 +1,7 @@
-"""The tables of docs/results/engines.md, from data/engines/acceptance.json; run as a module, it prints them."""
+"""The tables of docs/results/engines.md, from data/engines/acceptance.json; run as a module, it writes them there."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -44,7 +45,7 @@ def acceptance() -> Iterator[Row]:
 
 
 def slots() -> Iterator[Row]:
-    """Yield a row per check of llama.cpp: share of steps that accept their first drafted token, and accepted per step."""
+    """Yield a row per check of llama.cpp: share of steps that accept the first drafted token, and accepted per step."""
     for record in records():
         if record["engine"] == "llama.cpp":
             steps = record["anchors_shared"]
@@ -59,6 +60,28 @@ def slots() -> Iterator[Row]:
             ]
 
 
+def tables(page: str) -> list[list[Row]]:
+    """Return the rows of each table of a page, without its head."""
+    found: list[list[Row]] = []
+    before = ""
+    for line in page.splitlines():
+        if line.startswith("|"):
+            if not before.startswith("|"):
+                found.append([])
+            found[-1].append([cell.strip() for cell in line.strip("|").split("|")])
+        before = line
+    return [table[2:] for table in found]
+
+
+def written(page: str) -> str:
+    """Return the page with the rows of its two tables as the file has them."""
+    new = iter([acceptance(), slots()])
+
+    def with_rows(head: re.Match[str]) -> str:
+        return head[1] + "".join(f"| {' | '.join(row)} |\n" for row in next(new))
+
+    return re.sub(r"^(\|.*\n\|---.*\n)(?:\|.*\n)*", with_rows, page, flags=re.MULTILINE)
+
+
 if __name__ == "__main__":
-    for table in (acceptance(), slots()):
-        print(*(f"| {' | '.join(row)} |" for row in table), "", sep="\n")
+    PAGE.write_text(written(PAGE.read_text("utf-8")), "utf-8")

@@ -236,13 +236,14 @@ class CompletionsClient:
             yield at_s, record
 
     def _chunks(self, records: Records) -> Iterator[Chunk]:
-        chunk = None
+        began = finished = False
         with closing(records):
             for at_s, record in records:
-                if record.get("choices"):
-                    chunk = _chunk(record, at_s)
-                    yield chunk
-        if chunk is not None and chunk.finish is None:
+                chunk = _chunk(record, at_s)
+                began |= bool(record.get("choices"))
+                finished |= chunk.finish is not None
+                yield chunk
+        if began and not finished:
             raise EngineError(f"{self.url}: the connection broke: the answer has no end")
 
 

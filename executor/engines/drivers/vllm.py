@@ -136,11 +136,14 @@ def _version(text: str | None) -> str | None:
 
 
 def _statistics(chunks: Sequence[Chunk]) -> tuple[list[int], list[int]] | None:
-    """Return accepted and drafted tokens of each step that drafted, as the last chunk with statistics holds them."""
+    """Return accepted and drafted tokens of each step that drafted, as the last chunk with statistics holds them.
+
+    vLLM leaves the lists out where no step drafted.
+    """
     for chunk in reversed(chunks):
         found = look(chunk.record, "metrics", "speculative_decoding")
-        if isinstance(found, dict) and "per_step_accepted" in found:
-            return list(found["per_step_accepted"] or ()), list(found["per_step_drafted"] or ())
+        if isinstance(found, dict) and ("per_step_accepted" in found or found.get("num_spec_steps") == 0):
+            return list(found.get("per_step_accepted") or ()), list(found.get("per_step_drafted") or ())
     return None
 
 
