@@ -104,11 +104,9 @@ class VLLM:
         def ask(number: int, request: EngineRequest, lane: int) -> Generator[EngineStep, None, None]:
             chunks = list[Chunk]()
             kept = _appending(client.stream(request, model=model), chunks)
-            if not draft:
-                yield from steps_of(kept, number, draft=0, began_s=began_s, where=client.url)
-                return
-            steps = list(steps_of(kept, number, draft=MERGED * draft, began_s=began_s, where=client.url))
-            yield from counted(steps, _statistics(chunks), where=client.url)
+            longest = MERGED * (draft + 1)
+            steps = list(steps_of(kept, number, draft=longest, began_s=began_s, where=client.url))
+            yield from counted(steps, _statistics(chunks) if draft else ([], []), where=client.url)
 
         try:
             yield from in_flight(requests, ask, concurrency=concurrency, cancel=client.cancel)
