@@ -150,7 +150,7 @@ def check_options(words: list[str]) -> None:
     known = {
         option for parameter in command.get_params(context) for option in (*parameter.opts, *parameter.secondary_opts)
     }
-    unknown = {word.split("=")[0] for word in remaining if word.startswith("--")} - known
+    unknown = {word.split("=")[0] for word in remaining if word.startswith("--") and " " not in word} - known
     assert not unknown, f"{words}: no options {unknown}"
 
 
