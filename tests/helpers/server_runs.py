@@ -48,6 +48,7 @@ class Run:
 
 
 RUNS = {
+    "vllm-eagle3": Run("vllm", "eagle3", TARGET, f"{EAGLE3}-vllm"),
     "vllm-ngram": Run("vllm", "ngram", TARGET, lookup="prompt-lookup:vllm:1-3", settings=(CHAIN,)),
     "llama-server-eagle3": Run("llama.cpp", "draft-eagle3", f"{TARGET}.gguf", f"{EAGLE3}.gguf"),
     "llama-server-ngram": Run(
@@ -67,6 +68,7 @@ def models() -> Path:
     for name, layout, file in (
         (TARGET, "gguf", f"{TARGET}.gguf"),
         (EAGLE3, "gguf", f"{EAGLE3}.gguf"),
+        (EAGLE3, "eagle3-vllm", f"{EAGLE3}-vllm"),
     ):
         if not (MODELS / file).exists():
             output = MODELS / "scratch" if layout == "gguf" else MODELS / file

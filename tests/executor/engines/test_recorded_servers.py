@@ -78,7 +78,7 @@ def test_acceptance_adds_up_to_the_server_s_own_counts(replayed, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("vllm-ngram", True), ("llama-server-ngram", True), ("llama-server-eagle3", False)]
+    ("name", "expected"), [("vllm-ngram", True), ("llama-server-ngram", True), ("vllm-eagle3", False)]
 )
 def test_steps_without_a_draft_are_seen(replayed, name, expected):
     steps = [step for row in replayed(name)[-1] for step in row]
