@@ -18,7 +18,7 @@ TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
 PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
 
-.PHONY: fuzz coverage engines engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
+.PHONY: fuzz coverage engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -128,8 +128,14 @@ engine-llama.cpp: .engines/llama.cpp/.ready  ## llama.cpp, built in about 25 min
 
 engine-openvino: .engines/openvino/.ready .engines/openvino-export/.ready  ## OpenVINO GenAI and its exporter, 1.9 GB
 
-engines: $(VENV)/.all  ## tests in the engines that are set up below .engines
-	$(BIN)/python -m pytest -q -m engines tests/executor/engines
+engines: $(VENV)/.all  ## tests and acceptance checks in the engines that are set up below .engines
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m engines tests/executor/engines
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.engine_acceptance --output data/engines/acceptance.json
+	$(BIN)/python -m tests.helpers.acceptance_tables
+
+recordings: $(VENV)/.all  ## what engines' servers and workers answer in short runs, recorded again for the fast tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.helpers.server_runs
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.helpers.openvino_runs
 
 # torchvision and its like of another build of torch fail to load, and no text model needs them.
 ENGINE_PIP = $(@D)/bin/python -m pip --disable-pip-version-check -q

@@ -1,15 +1,17 @@
 """Acceptance in engines against replay: every layout converted, run in its engine, compared at every shared anchor.
 
-Run as `python -m tests.benchmarks.engine_acceptance --engine vllm --method eagle --engine-python PYTHON`:
-PYTHON is the interpreter of the engine's own environment. Greedy, float32, prompts that are in no shipped trace.
-The engine's first token comes from the prefill, so its steps start from the second token on.
+Run as `python -m tests.benchmarks.engine_acceptance`: it checks every engine that is set up below `.engines`, and ends
+with exit code 1 if a text or an accepted length differs that `KNOWN` does not list. Greedy, float32, prompts that are
+in no shipped trace. An engine's first token comes from the prefill, so its steps start from the second token on.
 """
 
 import json
-import subprocess
+import os
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,16 @@ import numpy as np
 
 from executor.checkpoints import load_drafter
 from executor.checkpoints.convert import rewrite
+from executor.engines.drivers.driver_settings import EngineSettings, make_engine
+from executor.engines.engine import EngineRequest
+from executor.engines.engine_record import RequestRecord, record_run
+from executor.engines.engine_trace import engine_texts
 from executor.prompts.prompt_files import encode, read_prompts
 from executor.recording.collect_trace import collect
 from executor.target.load_hf_model import load_target, prepare
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
-from tests.benchmarks.engine_workers.llama_server_steps import llama_server_steps
-from treeopt.errors import EngineError
+from tests.helpers.engine_setups import ENGINES, ENVIRONMENT, SETUPS
 from treeopt.policies import DynamicTree, settings
 from treeopt.replay.dynamic_tree import accepted_lengths as dynamic_lengths
 from treeopt.replay.static_tree import accepted_lengths
@@ -33,121 +38,190 @@ from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
-TARGET = "models/stdlib-llama"
+TARGET = "stdlib-llama"
 PROMPTS, SKIP = "prompts/stdlib.jsonl", 1000
-LENGTH = 512  # of the engines' context
-LIMIT_S = 900  # of an engine's run
+LAYERS = 10  # of the target, in the draft model
 Drafts = Tree | DynamicTree
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What every check is made with; `folder` is scratch space."""
+class Check:
+    """A method of an engine.
 
+    Attributes:
+        engine: key of `SETUPS`.
+        method: name of the check.
+        drafter: a shipped drafter, `LAYERS` for the target's first layers, or a name of prompt lookup.
+        drafts: what a step verifies.
+        layout: layout of the drafter for the engine; None: the drafter has no file there.
+        word: `--method`; None: the engine needs none.
+        concurrencies: requests in flight.
+        arguments: of the launch, beside those of the engine.
+    """
+
+    engine: str
+    method: str
+    drafter: str
+    drafts: Drafts
+    layout: str | None = None
+    word: str | None = None
+    concurrencies: tuple[int, ...] = (1, 4)
+    arguments: str = ""
+
+
+FIRST_LAYERS = "first-layers"  # the target's first layers as a draft model
+BACKEND = "--spec-draft-backend-sampling"  # llama-server's default, which the driver switches off
+SAMPLED = f"eagle3 {BACKEND}"
+TREE = DynamicTree(nodes=12, depth=4, beam=3)
+THREE, FIVE = Tree.chain(3), Tree.chain(5)
+CHECKS = (
+    Check("vllm", "eagle", "stdlib-eagle", THREE, "vllm", "eagle"),
+    Check("vllm", "eagle3", "stdlib-eagle3", THREE, "eagle3-vllm", "eagle3"),
+    Check("vllm", "medusa", "stdlib-medusa", THREE, "vllm-medusa", "medusa"),
+    Check("vllm", "draft-model", FIRST_LAYERS, THREE, "", "draft_model"),
+    Check("vllm", "ngram", "prompt-lookup:vllm:1-3", THREE, None, "ngram"),
+    Check("llama.cpp", "eagle3", "stdlib-eagle3", FIVE, "gguf", "draft-eagle3", (1, 2, 4)),
+    Check("llama.cpp", SAMPLED, "stdlib-eagle3", FIVE, "gguf", "draft-eagle3", (1, 2, 4), BACKEND),
+    Check("llama.cpp", "draft-model", FIRST_LAYERS, FIVE, "gguf", "draft-simple", (1, 2, 4)),
+    Check("llama.cpp", "ngram-simple", "prompt-lookup:llama.cpp:2-5", FIVE, None, "ngram-simple", (1, 2, 4)),
+    Check("openvino", "eagle3", "stdlib-eagle3", FIVE, "openvino"),
+    Check("openvino", "eagle3-tree", "stdlib-eagle3", TREE, "openvino", None, (1,)),
+    Check("openvino", "draft-model", FIRST_LAYERS, FIVE, "openvino"),
+    Check("openvino", "prompt-lookup", "prompt-lookup:vllm:1-3", FIVE, None, "prompt-lookup"),
+)
+
+METHODS = list(dict.fromkeys(check.method for check in CHECKS))
+
+# Checks that are known to differ, and why: engine, method, requests in flight.
+KNOWN: Mapping[tuple[str, str, int], str] = {
+    ("llama.cpp", SAMPLED, slots): "llama-server accepts far fewer drafts that its backend sampled for several slots."
+    for slots in (2, 4)
+}
+
+
+@dataclass
+class Bench:
+    """The models and prompts of all checks; `folder` holds what is converted, each once."""
+
+    engines: Path
+    folder: Path
     target: Target
     prompts: list[list[int]]
     domains: Sequence[Any]
     new_tokens: int
-    concurrency: int
-    length: int
-    python: str
-    export_python: str | None
-    folder: Path
+    traces: dict[tuple[str, str], tuple[Trace, list[list[int]]]] = field(default_factory=dict)
 
     @classmethod
-    def make(
-        cls,
-        python: str,
-        export_python: str | None,
-        folder: Path,
-        *,
-        count: int,
-        new_tokens: int,
-        concurrency: int,
-        length: int,
-    ) -> "Bench":
+    def make(cls, engines: Path, folder: Path, *, count: int, new_tokens: int) -> "Bench":
         """Load the target and `count` prompts."""
         prepare("cpu", threads=1)
-        target = load_target(shipped(TARGET))
+        source = shipped(f"models/{TARGET}")
+        target = load_target(source)
         domains = read_prompts(shipped(PROMPTS))[SKIP : SKIP + count]
-        tokens = encode(load_tokenizer(shipped(TARGET), vocabulary=target.vocabulary), domains)
-        return cls(target, tokens, domains, new_tokens, concurrency, length, python, export_python, folder)
+        tokens = encode(load_tokenizer(source, vocabulary=target.vocabulary), domains)
+        return cls(engines, folder, target, tokens, domains, new_tokens)
 
-    def recorded(self, drafter: Path | str, drafts: Drafts) -> tuple[Trace, list[list[int]]]:
-        """Return the trace of a drafter on these prompts, with candidates for a dynamic tree, and the texts."""
-        written: dict[int, list[list[int]]] = {}
-        settings: dict[str, Any] = {"new_tokens": self.new_tokens, "width": 1, "depth": self.length}
-        if isinstance(drafts, DynamicTree):
-            settings |= {"width": drafts.beam, "depth": drafts.depth, "candidates": drafts}
-        trace = collect(
-            self.target, load_drafter(drafter, self.target), self.domains, self.prompts, written=written, **settings
+    def source(self, name: str) -> Path | str:
+        """Return the drafter that is recorded: a folder, or a name of prompt lookup."""
+        if name == FIRST_LAYERS:
+            return first_layers(self.folder / FIRST_LAYERS)
+        return name if name.startswith("prompt-lookup") else shipped(f"models/{name}")
+
+    def recorded(self, check: Check) -> tuple[Trace, list[list[int]]]:
+        """Return the trace of a check's drafter on the prompts, with candidates for a dynamic tree, and the texts."""
+        drafts = check.drafts
+        key = (check.drafter, str(drafts))
+        if key not in self.traces:
+            written: dict[int, list[list[int]]] = {}
+            shape: dict[str, Any] = {"width": 1, "depth": drafts.depth}
+            if isinstance(drafts, DynamicTree):
+                shape = {"width": drafts.beam, "depth": drafts.depth, "candidates": drafts}
+            drafter = load_drafter(self.source(check.drafter), self.target)
+            trace = collect(
+                self.target,
+                drafter,
+                self.domains,
+                self.prompts,
+                written=written,
+                new_tokens=self.new_tokens,
+                **shape,
+            )
+            self.traces[key] = trace, [text for first in sorted(written) for text in written[first]]
+        return self.traces[key]
+
+    def converted(self, name: str, layout: str, *, exporter: str | None) -> Path:
+        """Return a model in a layout, in float32; a GGUF file where the layout is one."""
+        source = self.source(name)
+        if not layout:
+            return Path(source)
+        output = self.folder / f"{name}-{layout}"
+        if not output.exists():
+            python = str(self.engines / exporter) if exporter and layout == "openvino" else None
+            target = shipped(f"models/{TARGET}")
+            rewrite(Path(source), target, output, layout=layout, dtype="float32", engine_python=python)
+        return output / "model.gguf" if layout == "gguf" else output
+
+    def settings(self, check: Check, concurrency: int) -> EngineSettings:
+        """Return the settings of the driver."""
+        setup = SETUPS[check.engine]
+        drafter = None
+        if check.layout is not None:
+            drafter = str(self.converted(check.drafter, check.layout, exporter=setup.exporter))
+        return EngineSettings(
+            check.engine,
+            str(self.converted(TARGET, setup.layout, exporter=setup.exporter)),
+            drafter=drafter,
+            method=check.word,
+            lookup=None if drafter else check.drafter,
+            python=self.engines / setup.python,
+            arguments=f"{setup.arguments} {check.arguments}".strip(),
+            concurrency=concurrency,
         )
-        return trace, [text for first in sorted(written) for text in written[first]]
 
-    def converted(self, source: Path | str, layout: str, *, folder: str | None = None, **options: Any) -> Path:
-        """Return a shipped drafter, or a folder, in another layout, in float32."""
-        output = self.folder / (folder or layout)
-        source = shipped(source) if isinstance(source, str) else source
-        rewrite(source, shipped(TARGET), output, layout=layout, dtype="float32", **options)
-        return output
 
-    def draft_model(self, layers: int = 10) -> Path:
-        """Return a language model of the target's first layers."""
-        output = self.folder / "draft-model"
-        model = load_target(shipped(TARGET)).model
-        model.model.layers = model.model.layers[:layers]
-        model.config.num_hidden_layers = layers
-        model.save_pretrained(output)
-        for file in ("tokenizer.json", "tokenizer_config.json"):
-            (output / file).write_bytes((shipped(TARGET) / file).read_bytes())
-        return output
-
-    def run(self, worker: str, job: dict[str, Any]) -> dict[str, Any]:
-        """Run a worker with the engine's Python; return its result.
-
-        Raises:
-            EngineError: it failed; holds its last words.
-        """
-        job |= {"prompts": self.prompts, "new_tokens": self.new_tokens, "concurrency": self.concurrency}
-        paths = [self.folder / name for name in ("job.json", "result.json")]
-        paths[0].write_text(json.dumps(job), "utf-8")
-        words = [self.python, str(Path(__file__).parent / "engine_workers" / worker), *map(str, paths)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        if done.returncode:
-            raise EngineError(f"{worker}: exit code {done.returncode}: {done.stderr.strip()[-2000:]}")
-        result: dict[str, Any] = json.loads(paths[1].read_text("utf-8"))
-        return result
+@cache
+def first_layers(folder: Path) -> Path:
+    """Write a language model of the target's first layers; return its folder."""
+    source = shipped(f"models/{TARGET}")
+    model = load_target(source).model
+    model.model.layers = model.model.layers[:LAYERS]
+    model.config.num_hidden_layers = LAYERS
+    model.save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_bytes((source / file).read_bytes())
+    return folder
 
 
 def compared(
-    trace: Trace, texts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]], drafts: Drafts
+    trace: Trace, texts: Sequence[Sequence[int]], requests: Sequence[RequestRecord], drafts: Drafts
 ) -> dict[str, Any]:
     """Compare an engine's steps with replay; return the counts and the first differences.
 
     Args:
         trace: recorded on the texts.
         texts: what the target wrote.
-        requests: the engine's `steps`, tokens emitted by each, the prefill's first, and `tokens`.
+        requests: the engine's steps.
         drafts: what the engine verifies.
 
-    A text that differs is compared up to the first token that differs.
+    A text that differs is compared up to the first token that differs. Counts by position are over the shared anchors.
     """
     replay = dynamic_lengths if isinstance(drafts, DynamicTree) else accepted_lengths
     accepted, starts = replay(drafts, trace), trace.starts
     equal = shared = same = 0
-    counts, differing = np.zeros(drafts.depth, dtype=int), list[dict[str, int]]()
-    for number, (text, request) in enumerate(zip(texts, requests, strict=True)):
-        common = next((i for i, (a, b) in enumerate(zip(text, request["tokens"], strict=False)) if a != b), len(text))
-        same += list(text) == list(request["tokens"])
-        at = request["steps"][0]
-        for committed in request["steps"][1:]:
+    replayed, engine = np.zeros((2, drafts.depth), dtype=int)
+    differing = list[dict[str, int]]()
+    for number, (text, tokens, request) in enumerate(zip(texts, engine_texts(requests), requests, strict=True)):
+        common = next((i for i, (a, b) in enumerate(zip(text, tokens, strict=False)) if a != b), len(text))
+        same += list(text) == tokens
+        at = request.committed[0]
+        for committed in request.committed[1:]:
             if at >= common:
                 break
-            replayed = int(accepted[starts[number] + at])
-            expected = min(replayed + 1, len(text) - at)
+            expected = min(int(accepted[starts[number] + at]) + 1, len(text) - at)
             if at + max(committed, expected) <= common:
                 shared, equal = shared + 1, equal + (committed == expected)
-                counts[:replayed] += 1
+                replayed[: expected - 1] += 1
+                engine[: committed - 1] += 1
                 if committed != expected and len(differing) < 5:
                     differing.append({"request": number, "at": at, "engine": committed, "replay": expected})
             at += committed
@@ -156,170 +230,116 @@ def compared(
         "texts_equal": same,
         "anchors_shared": shared,
         "anchors_equal": equal,
-        "replayed_by_position": counts.tolist(),
+        "accepted_by_position": engine.tolist(),
+        "replayed_by_position": replayed.tolist(),
         "differing": differing,
     }
 
 
-def checked(bench: Bench, drafter: Path | str, result: dict[str, Any], drafts: Drafts) -> dict[str, Any]:
-    """Return the comparison of an engine's run with the trace of `drafter`."""
-    trace, texts = bench.recorded(drafter, drafts)
-    found = compared(trace, texts, result["requests"], drafts)
-    shape = f"dynamic tree {settings(drafts)}" if isinstance(drafts, DynamicTree) else f"chain of {drafts.nodes}"
-    return found | {"version": result["version"], "metrics": result.get("metrics", {}), "draft": shape}
-
-
-# --- vLLM
-
-
-def _vllm(bench: Bench, drafter: Path | str, speculative: dict[str, Any]) -> dict[str, Any]:
-    job = {
-        "target": str(shipped(TARGET)),
-        "speculative": speculative | {"num_speculative_tokens": bench.length},
-        "length": LENGTH,
-    }
-    return checked(bench, drafter, bench.run("vllm_steps.py", job), Tree.chain(bench.length))
-
-
-def vllm_eagle(bench: Bench) -> dict[str, Any]:
-    """EAGLE, its bias folded."""
-    model = bench.converted("models/stdlib-eagle", "vllm")
-    return _vllm(bench, shipped("models/stdlib-eagle"), {"method": "eagle", "model": str(model)})
-
-
-def vllm_eagle3(bench: Bench) -> dict[str, Any]:
-    """EAGLE-3."""
-    model = bench.converted("models/stdlib-eagle3", "eagle3-vllm")
-    return _vllm(bench, shipped("models/stdlib-eagle3"), {"method": "eagle3", "model": str(model)})
-
-
-def vllm_medusa(bench: Bench) -> dict[str, Any]:
-    """Medusa heads."""
-    model = bench.converted("models/stdlib-medusa", "vllm-medusa")
-    return _vllm(bench, shipped("models/stdlib-medusa"), {"method": "medusa", "model": str(model)})
-
-
-def vllm_draft_model(bench: Bench) -> dict[str, Any]:
-    """The target's first layers as a draft model."""
-    model = bench.draft_model()
-    return _vllm(bench, model, {"method": "draft_model", "model": str(model)})
-
-
-# --- llama.cpp
-
-
-def _llama_cpp(bench: Bench, drafter: Path | str, draft: Path, kind: str) -> dict[str, Any]:
-    target = bench.converted(TARGET, "gguf", folder="gguf-target")
-    words = [bench.python, "-m", str(target / "model.gguf"), "-md", str(draft / "model.gguf"), "--spec-type", kind]
-    words += ["--spec-draft-n-max", str(bench.length), "--spec-draft-p-min", "0", "-c", str(LENGTH)]
-    words += ["-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "off"]  # the default is f16
-    result = llama_server_steps(words, bench.prompts, new_tokens=bench.new_tokens)
-    return checked(bench, drafter, result, Tree.chain(bench.length))
-
-
-def llama_cpp_eagle3(bench: Bench) -> dict[str, Any]:
-    """EAGLE-3."""
-    draft = bench.converted("models/stdlib-eagle3", "gguf")
-    return _llama_cpp(bench, shipped("models/stdlib-eagle3"), draft, "draft-eagle3")
-
-
-def llama_cpp_draft_model(bench: Bench) -> dict[str, Any]:
-    """The target's first layers as a draft model."""
-    model = bench.draft_model()
-    return _llama_cpp(bench, model, bench.converted(model, "gguf"), "draft-simple")
-
-
-# --- OpenVINO
-
-
-def _openvino(bench: Bench, drafter: Path | str, draft: Path, knobs: dict[str, Any], drafts: Drafts) -> dict[str, Any]:
-    target = bench.converted(TARGET, "openvino", folder="openvino-target", engine_python=bench.export_python)
-    job = {"target": str(target), "draft": str(draft), "settings": knobs}
-    return checked(bench, drafter, bench.run("openvino_steps.py", job), drafts)
-
-
-def openvino_eagle3(bench: Bench) -> dict[str, Any]:
-    """EAGLE-3, a chain."""
-    draft = bench.converted("models/stdlib-eagle3", "openvino", engine_python=bench.export_python)
-    knobs = {"num_assistant_tokens": bench.length}
-    return _openvino(bench, shipped("models/stdlib-eagle3"), draft, knobs, Tree.chain(bench.length))
-
-
-def openvino_eagle3_tree(bench: Bench) -> dict[str, Any]:
-    """EAGLE-3, a dynamic tree."""
-    draft = bench.converted("models/stdlib-eagle3", "openvino", engine_python=bench.export_python)
-    tree = DynamicTree(nodes=12, depth=4, beam=3)
-    knobs = {"num_assistant_tokens": tree.nodes, "tree_depth": tree.depth, "branching_factor": tree.beam}
-    return _openvino(bench, shipped("models/stdlib-eagle3"), draft, knobs, tree)
-
-
-def openvino_draft_model(bench: Bench) -> dict[str, Any]:
-    """The target's first layers as a draft model."""
-    model = bench.draft_model()
-    draft = bench.converted(model, "openvino", engine_python=bench.export_python)
-    knobs = {"num_assistant_tokens": bench.length}
-    return _openvino(bench, model, draft, knobs, Tree.chain(bench.length))
-
-
-CHECKS: dict[tuple[str, str], Callable[[Bench], dict[str, Any]]] = {
-    ("vllm", "eagle"): vllm_eagle,
-    ("vllm", "eagle3"): vllm_eagle3,
-    ("vllm", "medusa"): vllm_medusa,
-    ("vllm", "draft-model"): vllm_draft_model,
-    ("llama.cpp", "eagle3"): llama_cpp_eagle3,
-    ("llama.cpp", "draft-model"): llama_cpp_draft_model,
-    ("openvino", "eagle3"): openvino_eagle3,
-    ("openvino", "eagle3-tree"): openvino_eagle3_tree,
-    ("openvino", "draft-model"): openvino_draft_model,
-}
-
-
-def check(
-    engine: str,
-    method: str,
-    python: str,
-    *,
-    export_python: str | None = None,
-    count: int = 24,
-    new_tokens: int = 32,
-    concurrency: int = 8,
-    length: int = 3,
-) -> dict[str, Any]:
-    """Convert, run, record, replay and compare; return the record.
+def run_check(bench: Bench, check: Check, concurrencies: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Run a check in one launch of its engine, record, replay and compare; yield a record per number in flight.
 
     Raises:
-        EngineError: no such check, or the engine failed.
+        EngineError: the engine failed.
     """
-    found = CHECKS.get((engine, method))
-    if found is None:
-        raise EngineError(f"checks are {', '.join(' '.join(pair) for pair in CHECKS)}, got {engine} {method}")
-    sizes = {"count": count, "new_tokens": new_tokens, "concurrency": concurrency, "length": length}
-    with tempfile.TemporaryDirectory(prefix="treeopt-engine-") as name:
-        record = found(Bench.make(python, export_python, Path(name), **sizes))
-    settings = {"new_tokens": new_tokens, "concurrency": concurrency, "skip": SKIP, "dtype": "float32"}
-    return {"engine": engine, "method": method, **record, "settings": settings, "provenance": this_run()}
+    requests = [EngineRequest(tuple(prompt), bench.new_tokens, ignore_stop=True) for prompt in bench.prompts]
+    drafts = check.drafts
+    draft = drafts if isinstance(drafts, DynamicTree) else drafts.depth
+    trace, texts = bench.recorded(check)
+    shape = f"dynamic tree {settings(drafts)}" if isinstance(drafts, DynamicTree) else f"chain of {drafts.depth}"
+    arguments = f"{SETUPS[check.engine].arguments} {check.arguments}".strip()
+    with make_engine(bench.settings(check, max(concurrencies))) as engine:
+        for concurrency in concurrencies:
+            records = record_run(engine, requests, draft=draft, concurrency=concurrency)
+            yield {
+                "engine": check.engine,
+                "method": check.method,
+                "concurrency": concurrency,
+                "version": version_of(engine.meta),
+                "drafter": f"first {LAYERS} layers of {TARGET}" if check.drafter == FIRST_LAYERS else check.drafter,
+                "draft": shape,
+                **compared(trace, texts, records, drafts),
+                "settings": {"new_tokens": bench.new_tokens, "skip": SKIP, "arguments": arguments},
+                "provenance": this_run(),
+            }
+
+
+def version_of(meta: Mapping[str, Any]) -> str | None:
+    """Return an engine's version as its driver reports it."""
+    return meta.get("version") or meta.get("openvino_genai")
+
+
+def key_of(record: Mapping[str, Any]) -> tuple[str, str, int]:
+    """Return what identifies a record: engine, method, requests in flight."""
+    return record["engine"], record["method"], record["concurrency"]
+
+
+def problem(record: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a record, None if nothing: it differs and is not known to, or no longer does."""
+    name = f"{record['engine']} {record['method']}, {record['concurrency']} in flight"
+    texts, anchors = (record["texts_equal"], record["requests"]), (record["anchors_equal"], record["anchors_shared"])
+    differs = f"texts equal {texts[0]} of {texts[1]}, accepted lengths {anchors[0]} of {anchors[1]}"
+    if texts[0] != texts[1]:
+        return f"{name}: {differs}"
+    if key_of(record) in KNOWN:
+        return f"{name}: equal now: remove it from KNOWN" if anchors[0] == anchors[1] else None
+    return None if anchors[0] == anchors[1] and anchors[1] else f"{name}: {differs}"
+
+
+def chosen(
+    engines: Path, names: Sequence[str], methods: Sequence[str], concurrency: Sequence[int]
+) -> Iterator[tuple[Check, Any]]:
+    """Yield the launches: a check and its requests in flight, of the named engines or of those that are set up."""
+    for check in CHECKS:
+        setup = SETUPS[check.engine]
+        needed = [engines / path for path in (setup.python, setup.exporter) if path]
+        if check.engine not in names if names else not all(path.exists() for path in needed):
+            continue
+        if not methods or check.method in methods:
+            numbers = [number for number in check.concurrencies if not concurrency or number in concurrency]
+            slots = check.engine == "llama.cpp"  # launched with as many slots as requests in flight
+            yield from ((check, some) for some in ([[number] for number in numbers] if slots else [numbers]) if some)
 
 
 @click.command()
-@click.option("--engine", required=True, type=click.Choice(sorted({engine for engine, _ in CHECKS})))
-@click.option("--method", required=True, multiple=True)
-@click.option("--engine-python", "python", required=True, help="Interpreter of the engine's environment; llama-server.")
-@click.option("--export-python", help="Interpreter of optimum-intel's environment, for openvino.")
+@click.option("--engine", "names", multiple=True, type=click.Choice(list(SETUPS)), help="Default: those set up.")
+@click.option("--method", "methods", multiple=True, type=click.Choice(METHODS))
+@click.option("--concurrency", multiple=True, type=int, help="Requests in flight.")
+@click.option("--engines", type=click.Path(path_type=Path), default=ENGINES, help="Folder of the environments.")
 @click.option("--requests", "count", default=24, show_default=True)
 @click.option("--new-tokens", default=32, show_default=True)
-@click.option("--concurrency", default=8, show_default=True)
-@click.option("--length", default=3, show_default=True, help="Drafted tokens; levels of a tree.")
 @click.option("--output", type=click.Path(path_type=Path), help="Records of the same checks are replaced.")
-def main(engine: str, method: Sequence[str], python: str, output: Path | None, **settings: Any) -> None:
-    """Check what an engine accepts of converted drafters."""
-    records = [check(engine, name, python, **settings) for name in method]
-    click.echo(json.dumps(records, indent=2))
-    if output:
-        kept = json.loads(output.read_text("utf-8")) if output.exists() else []
-        made = {(record["engine"], record["method"]) for record in records}
-        kept = [record for record in kept if (record["engine"], record["method"]) not in made]
-        ordered = sorted(kept + records, key=lambda record: (record["engine"], record["method"]))
-        write_text(output, json.dumps(ordered, indent=2) + "\n")
+def main(
+    names: Sequence[str],
+    methods: Sequence[str],
+    concurrency: Sequence[int],
+    engines: Path,
+    count: int,
+    new_tokens: int,
+    output: Path | None,
+) -> None:
+    """Check what engines accept of converted drafters."""
+    os.environ |= ENVIRONMENT
+    runs = list(chosen(engines, names, methods, concurrency))
+    problems = []
+    with tempfile.TemporaryDirectory(prefix="treeopt-acceptance-") as folder:
+        bench = Bench.make(engines.absolute(), Path(folder), count=count, new_tokens=new_tokens)
+        for check, numbers in runs:
+            for record in run_check(bench, check, numbers):
+                click.echo(json.dumps({name: value for name, value in record.items() if name != "provenance"}))
+                problems += filter(None, [problem(record)])
+                if output is not None:
+                    save(record, output)
+    click.echo(f"{sum(len(numbers) for _, numbers in runs)} checks, {len(problems)} problems", err=True)
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+def save(record: dict[str, Any], output: Path) -> None:
+    """Write a record into a file, in the place of an earlier one of the same check."""
+    records = json.loads(output.read_text("utf-8")) if output.exists() else []
+    records = [other for other in records if key_of(other) != key_of(record)] + [record]
+    write_text(output, json.dumps(sorted(records, key=key_of), indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Recording them again needs OpenVINO GenAI and the exported models, see `models`:
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,39 +33,25 @@ TREE = DynamicTree(nodes=6, depth=3, beam=2)
 # fp32 throughout: the engine's cache has 8 bits otherwise, and texts of different batches need not be equal
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 1}
 
-EXPORT = """
-import sys
-
-sys.modules["torchvision"] = None  # an installed one that does not fit stops transformers
-from optimum.exporters.openvino import main_export
-from optimum.intel import OVConfig
-
-main_export(*sys.argv[1:], task="text-generation-with-past", ov_config=OVConfig(dtype="fp32"))
-"""
-
 
 def models() -> Path:
-    """Return the folder of the target, of its first three layers as a drafter, and of the EAGLE-3 drafter.
-
-    The first two are exported if they are missing; the last is not, as optimum-intel's command line cannot.
+    """Return the folder of the target, its first three layers and EAGLE-3, which are exported if they are missing.
 
     Raises:
-        FileNotFoundError: names what is not there.
+        FileNotFoundError: there is no environment to export with; names what is missing.
     """
-    if not (MODELS / EAGLE3 / "openvino_model.xml").exists():
-        raise FileNotFoundError(f"data/models/{EAGLE3} exported to {(MODELS / EAGLE3).relative_to(ROOT)}")
-    for name, layers in ((TARGET, None), (DRAFTER, 3)):
+    from executor.checkpoints.convert import rewrite
+
+    target = ROOT / "data" / "models" / TARGET
+    for name in (TARGET, DRAFTER, EAGLE3):
         if (MODELS / name / "openvino_model.xml").exists():
             continue
         if not EXPORT_PYTHON.exists():
             raise FileNotFoundError(f"{EXPORT_PYTHON.relative_to(ROOT)} to export {name}")
         with tempfile.TemporaryDirectory() as scratch:
-            source = ROOT / "data" / "models" / TARGET
-            if layers is not None:
-                source = first_layers(source, Path(scratch), layers)
-            environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-            words = [EXPORT_PYTHON, "-c", EXPORT, source, MODELS / name]
-            subprocess.run(words, env=environment, check=True, capture_output=True)
+            source = first_layers(target, Path(scratch), 3) if name == DRAFTER else target.with_name(name)
+            settings = {"dtype": "float32", "engine_python": str(EXPORT_PYTHON)}
+            rewrite(source, target, MODELS / name, layout="openvino", **settings)
     return MODELS
 
 

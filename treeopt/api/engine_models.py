@@ -53,11 +53,12 @@ class EngineChoice:
         assert self.engine is not None
         tokenizer = _tokenizer(target)
         count = None if tokenizer is None else lambda text: len(tokenizer.encode(text, add_special_tokens=False))
-        named = None if drafter is None or str(drafter).startswith("prompt-lookup") else str(drafter)
+        named = None if drafter is None else str(drafter)
+        lookup = named if named is not None and named.startswith("prompt-lookup") else None
         return EngineSettings(
             self.engine,
             self.engine_target or str(target),
-            self.engine_drafter or named,
+            self.engine_drafter or (named if lookup is None else None),
             self.method,
             dict(self.urls) if self.urls else None,
             self.engine_python,
@@ -66,6 +67,7 @@ class EngineChoice:
             self.engine_timeout,
             concurrency,
             count,
+            lookup,
         )
 
 

@@ -31,6 +31,7 @@ from treeopt.engines.export import (
 from treeopt.engines.imposed_acceptance import DIGITS, imposed_notes, kept_rates
 from treeopt.errors import UsageError
 from treeopt.plans.plan import Plan
+from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -44,7 +45,7 @@ METHODS: Mapping[str, frozenset[str]] = {
     "draft-mtp": frozenset({"mtp"}),
     "draft-dflash": frozenset({"dflash"}),
     "draft-dspark": frozenset({"dspark"}),
-    "ngram-simple": frozenset({"prompt-lookup"}),
+    "ngram-simple": frozenset({"prompt-lookup:llama.cpp", "prompt-lookup"}),
     "ngram-map-k": frozenset({"prompt-lookup"}),
     "ngram-map-k4v": frozenset({"prompt-lookup"}),
     "ngram-mod": frozenset({"prompt-lookup"}),
@@ -58,6 +59,11 @@ LENGTHS: Mapping[str, str] = {
     "ngram-mod": "--spec-ngram-mod-n-max {} --spec-ngram-mod-n-min 0",
 }
 """How n-gram types take their length."""
+
+HOST_SAMPLING: Mapping[str, str] = {"draft-eagle3": "--no-spec-draft-backend-sampling"}
+"""Options that keep drafts as good with several slots as with one. By default llama-server 0.6.0-dev samples the drafts
+of these types in the drafter's compute graph; with several slots far fewer are then accepted (docs/results/engines.md).
+"""
 
 LONGEST_NGRAM = DepthAtMost(1024, source="--spec-ngram-*-size-m in common/arg.cpp")
 CLAMPED = frozenset({"draft-mtp", "draft-dflash", "draft-dspark"})
@@ -99,10 +105,10 @@ def export(
     entries = entries_of(plan, batch=batch)
     fits = one_chain(entries, engine=ENGINE, rules=rules, nearest=nearest)
     length = fits[0].depth
-    text = f"--spec-type {method} {_length(method, length)}"
+    text = f"--spec-type {method} {draft_options(method, length, slots=fits[-1].batch)}"
     notes = [at.note for at in fits if at.note]
     notes += drafter_notes(plan, engine=f"{ENGINE} {method}", kinds=METHODS[method])
-    notes += _method_notes(method, length)
+    notes += _method_notes(method, length, look(plan.meta, "trace", "drafter", "kind"))
     if replay is not None:
         rates = kept_rates(Tree.chain(length), replay)
         text += f" --spec-synth-rates {','.join(f'{rate:.{DIGITS}f}' for rate in rates)}"
@@ -115,13 +121,24 @@ def export(
     return Export(text, ".txt", "", tuple(notes), launch=launch)
 
 
-def _length(method: str, length: int) -> str:
-    return LENGTHS.get(method, "--spec-draft-n-max {} --spec-draft-p-min 0").format(length)
+def draft_options(method: str, length: int, *, slots: int) -> str:
+    """Return the options that make a method draft `length` tokens, equally well for any number of slots.
+
+    >>> draft_options("ngram-simple", 5, slots=4)
+    '--spec-ngram-simple-size-m 5'
+    """
+    text = LENGTHS.get(method, "--spec-draft-n-max {} --spec-draft-p-min 0").format(length)
+    return f"{text} {HOST_SAMPLING[method]}" if slots > 1 and method in HOST_SAMPLING else text
 
 
-def _method_notes(method: str, length: int) -> list[str]:
+def _method_notes(method: str, length: int, kind: object) -> list[str]:
     if method in CLAMPED:
         return [f"{ENGINE} drafts no more than {method} was trained for; check its log for a length below {length}"]
+    if method in LENGTHS and kind == "prompt-lookup:llama.cpp":
+        return [
+            f"set --spec-ngram-simple-size-n to N of the drafter's name (default 12), at most {length}: "
+            "shorter drafts are dropped"
+        ]
     if method in LENGTHS:
         return [
             f"{ENGINE} {method} matches a fixed number of tokens (see its size-n or n-match option), takes one piece "

@@ -27,6 +27,7 @@ from treeopt.engines.export import (
 )
 from treeopt.errors import EngineError, UsageError
 from treeopt.plans.plan import Plan
+from treeopt.storage.provenance import look
 
 ENGINE = "OpenVINO GenAI 2026.4.1"
 CHECKED = f"{ENGINE}, its GenerationConfig.validate"
@@ -46,7 +47,7 @@ LONGEST_MATCH = 3  # tokens that treeopt's prompt lookup matches at most, by def
 METHODS: Mapping[str, frozenset[str]] = {
     "draft-model": frozenset({"language-model"}),
     "eagle3": frozenset({"eagle3"}),
-    "prompt-lookup": frozenset({"prompt-lookup"}),
+    "prompt-lookup": frozenset({"prompt-lookup", "prompt-lookup:vllm"}),
 }
 """Drafting methods, and the kinds of treeopt's drafters that each runs."""
 
@@ -99,17 +100,19 @@ def export(
         notes = [*(at.note for at in fits if at.note), *notes, coverage_note(fits), origin_note(fits)]
     if method == "prompt-lookup":
         settings["max_ngram_size"] = LONGEST_MATCH
-    notes += [*_method_notes(method), checked_note(CHECKED)]
+    notes += [*_method_notes(method, look(plan.meta, "trace", "drafter", "kind")), checked_note(CHECKED)]
     launch = _launch(settings, target, model or DRAFTER, method)
     return Export(json.dumps(settings), ".json", "", tuple(notes), launch=launch)
 
 
-def _method_notes(method: str) -> list[str]:
+def _method_notes(method: str, kind: object) -> list[str]:
     if method == "eagle3":
         return [
             "OpenVINO may feed an EAGLE-3 drafter other layers of the target than it was trained on (the exported "
             "target decides); compare its acceptance with the trace before you trust the prediction"
         ]
+    if method == "prompt-lookup" and kind == "prompt-lookup:vllm":
+        return ["set max_ngram_size to MAX of the drafter's name; OpenVINO matches that many tokens, down to 1"]
     if method == "prompt-lookup":
         return [
             f"max_ngram_size {LONGEST_MATCH} is that of the drafter prompt-lookup; set it to N for prompt-lookup:N",

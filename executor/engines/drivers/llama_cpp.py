@@ -7,10 +7,12 @@ tokens belong to it; a token behind them comes from a step that drafted nothing.
 is the server's own time of a token, which a late reader does not change. The length is an option of the launch, since
 requests cannot set it (`speculative.n_max` is switched off in server-schema.cpp).
 
-Seen with this release: with several requests in flight an EAGLE-3 drafter is accepted far less often than with one (its
-first token 26 % in place of 58 %, four in flight), with the same texts.
+This release samples the drafts of EAGLE-3 in the drafter's compute graph by default, and with several slots far fewer
+of them are then accepted, with the same texts. `--no-spec-draft-backend-sampling`, which the driver passes with several
+slots, mends that; `--engine-args "--spec-draft-backend-sampling"` brings the default back.
 """
 
+import subprocess
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,9 +24,10 @@ from executor.engines.connections.concurrent_requests import in_flight
 from executor.engines.connections.server_pool import ALIVE, Launch, ServerPool
 from executor.engines.drivers.openai import TIMEOUT_S
 from executor.engines.engine import Draft, EngineRequest, EngineStep
+from treeopt.engines.llama_cpp import draft_options
 from treeopt.errors import EngineError, UsageError
 
-WITHOUT_MODEL = "ngram-"  # beginning of the methods that need no drafter
+VERSION_S = 10.0  # longest time that `--version` may take
 SLOTS = 8  # rows, the largest concurrency; each has a share of the context
 
 
@@ -42,6 +45,7 @@ class LlamaCpp:
         *,
         method: str | None = None,
         drafter: Path | str | None = None,
+        match: int | None = None,
         arguments: Sequence[str] = (),
         slots: int = SLOTS,
         environment: Mapping[str, str] | None = None,
@@ -55,6 +59,7 @@ class LlamaCpp:
             target: GGUF file of the target.
             method: value of `--spec-type`, such as draft-eagle3 or ngram-simple; None: plain decoding only.
             drafter: GGUF file of the drafter, for methods that need one.
+            match: tokens that ngram-simple matches; None: its default, 12. A draft shorter than this is dropped.
             arguments: further arguments of llama-server.
             slots: largest concurrency.
             environment: variables beside those of this process.
@@ -62,10 +67,15 @@ class LlamaCpp:
             timeout_s: longest time that a server may take to start, and then to send anything.
         """
         self._command = [str(executable), "-m", str(target), "--host", "127.0.0.1", "-np", str(slots), "--no-webui"]
-        self._method, self._drafter, self._slots = method, drafter, slots
+        self._method, self._drafter, self._slots, self._match = method, drafter, slots, match
         self._arguments, self._environment = tuple(arguments), dict(environment or {})
         self._servers: ServerPool[int] = ServerPool(self._launch, alive=alive, timeout_s=timeout_s)
-        self.meta: Mapping[str, Any] = {"name": "llama.cpp", "method": method, "arguments": list(self._arguments)}
+        self.meta: Mapping[str, Any] = {
+            "name": "llama.cpp",
+            "method": method,
+            **({} if match is None else {"match": match}),
+            "arguments": list(self._arguments),
+        }
 
     def __enter__(self) -> Self:
         """See `Engine`."""
@@ -80,7 +90,9 @@ class LlamaCpp:
     def _launch(self, length: int) -> Launch:
         command = [*self._command]
         if length:
-            command += ["--spec-type", str(self._method), "--spec-draft-n-max", str(length)]
+            method = str(self._method)
+            command += ["--spec-type", method, *draft_options(method, length, slots=self._slots).split()]
+            command += [] if self._match is None else ["--spec-ngram-simple-size-n", str(self._match)]
             command += [] if self._drafter is None else ["-md", str(self._drafter)]
         return Launch("llama-server", [*command, *self._arguments], environment=self._environment, ready="/health")
 
@@ -98,7 +110,7 @@ class LlamaCpp:
             raise UsageError(f"{concurrency} requests in flight, llama-server was given {self._slots} slots")
         server = self._servers.server(draft)
         if "version" not in self.meta:
-            self.meta = {**self.meta, "version": _version(server.process.log())}
+            self.meta = {**self.meta, "version": _version(self._command[0])}
         client, began_s = server.client, time.monotonic()
 
         def ask(number: int, request: EngineRequest, lane: int) -> Generator[EngineStep, None, None]:
@@ -125,10 +137,16 @@ def _body(request: EngineRequest, lane: int) -> dict[str, Any]:
     }
 
 
-def _version(log: str) -> str | None:
-    """Return the build that a log names."""
-    lines = (line.strip() for line in log.splitlines())
-    return next((line[:80] for line in lines if line.startswith(("build:", "build_info:", "version:"))), None)
+def _version(executable: str) -> str | None:
+    """Return the version that the program prints; None if it prints none."""
+    try:
+        done = subprocess.run(  # noqa: S603 - the engine that the user named
+            [executable, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = (done.stdout + done.stderr).splitlines()
+    return next((line.partition("version: ")[2][:80] for line in lines if line.startswith("version: ")), None)
 
 
 def _milliseconds(counts: Mapping[str, Any]) -> float:

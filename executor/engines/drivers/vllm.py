@@ -105,11 +105,9 @@ class VLLM:
         def ask(number: int, request: EngineRequest, lane: int) -> Generator[EngineStep, None, None]:
             chunks = list[Chunk]()
             kept = _appending(client.stream(request, model=model), chunks)
-            if not draft:
-                yield from steps_of(kept, number, draft=0, began_s=began_s, where=client.url)
-                return
-            steps = list(steps_of(kept, number, draft=MERGED * draft, began_s=began_s, where=client.url))
-            yield from counted(steps, _statistics(chunks), where=client.url)
+            longest = MERGED * (draft + 1)
+            steps = list(steps_of(kept, number, draft=longest, began_s=began_s, where=client.url))
+            yield from counted(steps, _statistics(chunks) if draft else ([], []), where=client.url)
 
         try:
             yield from in_flight(requests, ask, concurrency=concurrency, cancel=client.cancel)
@@ -134,11 +132,14 @@ def _version(text: str | None) -> str | None:
 
 
 def _statistics(chunks: Sequence[Chunk]) -> tuple[list[int], list[int]] | None:
-    """Return accepted and drafted tokens of each step that drafted, as the last chunk with statistics holds them."""
+    """Return accepted and drafted tokens of each step that drafted, as the last chunk with statistics holds them.
+
+    vLLM leaves the lists out where no step drafted.
+    """
     for chunk in reversed(chunks):
         found = look(chunk.record, "metrics", "speculative_decoding")
-        if isinstance(found, dict) and "per_step_accepted" in found:
-            return list(found["per_step_accepted"] or ()), list(found["per_step_drafted"] or ())
+        if isinstance(found, dict) and ("per_step_accepted" in found or found.get("num_spec_steps") == 0):
+            return list(found.get("per_step_accepted") or ()), list(found.get("per_step_drafted") or ())
     return None
 
 

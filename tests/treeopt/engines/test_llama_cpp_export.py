@@ -30,10 +30,14 @@ OPTIONS = {  # of common/arg.cpp, with the bounds of their values
     "--spec-ngram-mod-n-min": range(1025),
     "--spec-synth-rates": str,
 }
+FLAGS = {"--no-spec-draft-backend-sampling"}
 
 
 def parsed(text: str) -> dict[str, str]:
     words = shlex.split(text)
+    flags = [word for word in words if word in FLAGS]
+    words = [word for word in words if word not in FLAGS]
+    assert len(flags) == len(set(flags))
     options = dict(zip(words[::2], words[1::2], strict=True))
     assert len(options) == len(words) // 2  # a repeated option would be a deprecation warning
     for name, value in options.items():
@@ -75,6 +79,7 @@ def test_llama_cpp_drafts_the_planned_length(method: str, length: int, batch: in
 def test_llama_cpp_golden() -> None:
     result = llama_cpp.export(GOLDEN, method="draft-eagle3", model="drafter 1.gguf", target="t.gguf", batch=8)
     text = "-md 'drafter 1.gguf' --spec-type draft-eagle3 --spec-draft-n-max 3 --spec-draft-p-min 0"
+    text += " --no-spec-draft-backend-sampling"  # several slots
     assert (result.text, result.suffix, result.flags) == (text, ".txt", "")
     assert result.launch == f"llama-server -m t.gguf -np 8 {text}"
     assert llama_cpp.export(GOLDEN, method="draft-eagle3", batch=1).launch.startswith(
@@ -85,11 +90,17 @@ def test_llama_cpp_golden() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [("eagle3", "draft-eagle3"), ("language-model", "draft-simple"), ("prompt-lookup", "ngram-simple")],
+    [
+        ("eagle3", "draft-eagle3"),
+        ("language-model", "draft-simple"),
+        ("prompt-lookup", "ngram-simple"),
+        ("prompt-lookup:llama.cpp", "ngram-simple"),
+    ],
 )
 def test_llama_cpp_takes_its_type_from_the_plans_drafter(kind: str, method: str) -> None:
     result = llama_cpp.export(plan_of(entry(1, Tree.chain(4)), drafter={"kind": kind}))
     assert parsed(result.text)["--spec-type"] == method
+    assert any("at most 4: shorter drafts are dropped" in note for note in result.notes) == (kind[-4:] == ".cpp")
     assert not any("does not hold" in note for note in result.notes)
 
 
