@@ -98,9 +98,9 @@ def load_prompts(models: Models, target: "Target", prompts: Prompts, *, shortest
     """
     from executor.target.tokenizer import load_tokenizer, stop_tokens
 
-    texts = prompts.read()
+    read = prompts.read()
     tokenizer = load_tokenizer(models.target, vocabulary=target.vocabulary)
-    texts, tokens = encoded_prompts(tokenizer, texts, prompts, models.target)
+    texts, tokens = encoded_prompts(tokenizer, read, prompts, models.target)
     for number, prompt in enumerate(tokens, prompts.skip):
         if len(prompt) < shortest:
             source = prompts.prompts_file or "--prompt"
