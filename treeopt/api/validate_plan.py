@@ -1,6 +1,6 @@
 """`treeopt.validate`: trees in the real loop, predicted beside measured."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -47,6 +47,7 @@ def validate(
     skip: int = 0,
     chat: bool = False,
     prompt_tokens: int | None = None,
+    leave_out: Collection[str] = (),
     new_tokens: int = NEW_TOKENS,
     blocks: int = BLOCKS,
     rule: str | None = None,
@@ -81,6 +82,7 @@ def validate(
         skip: prompts to leave out first.
         chat: put texts through the target's chat template as a user's turn.
         prompt_tokens: length of random prompts, in place of `prompts`.
+        leave_out: parts of records that are left out: tools, thoughts, system, unreadable.
         new_tokens: tokens decoded after each prompt.
         blocks: number of blocks that the prompts are split into.
         rule: of verification; default greedy, or sample-and-match at a temperature above 0.
@@ -142,7 +144,7 @@ def validate(
         random_weights,
         assume_same_tokens,
     )
-    chosen = Prompts(_path(prompts), requests, skip, chat, (), prompt_tokens)
+    chosen = Prompts(_path(prompts), requests, skip, chat, (), prompt_tokens, frozenset(leave_out))
     if material.replayed is not None:
         chosen = replace(chosen, requests=material.replayed.requests)
     target_model, drafter_model = load_models(models)
