@@ -69,6 +69,7 @@ def test_a_device_of_its_own_gives_what_the_cpu_gives(found, number):
         np.testing.assert_allclose(part, array, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(found, fault):
     place = len(CASES) + list(FAULTS).index(fault)

@@ -346,6 +346,7 @@ def test_a_shared_target_computes_what_one_process_does(shared, name):
             assert torch.equal(first[key], value), key
 
 
+@pytest.mark.slow
 def test_a_shared_target_is_the_same_model_with_its_heads_apart(shared):
     said = [json.loads((shared / f"said.{rank}.json").read_text()) for rank in range(2)]
     assert [each["main"] for each in said] == [True, False]
