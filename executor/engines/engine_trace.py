@@ -18,8 +18,6 @@ from treeopt.traces.importers.synthetic_trace import trace_from_ranks
 from treeopt.traces.trace import Trace
 from treeopt.traces.trace_checks import MISSED
 
-VISITED = "steps of the run itself: only the positions that the chain visited were measured"
-
 
 def engine_texts(records: Sequence[RequestRecord]) -> list[list[int]]:
     """Return the tokens of each text.

@@ -13,6 +13,7 @@ from simulate.validation.predictions import ClosedForms, judged_on, ways_of
 from treeopt.errors import EngineError, UsageError
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.statistics.clustered_estimate import Estimate, ratio
+from treeopt.statistics.robust_mean import TRIMMED_ERROR, trimmed_mean
 from treeopt.tree import Tree
 
 
@@ -168,15 +169,14 @@ def _rate(runs: Sequence[Waves]) -> float:
 
 def _figures(runs: Sequence[Waves], plain: Sequence[Waves]) -> Figures:
     """Return tau, step time and speedup; step times are compared round by round, since the machine drifts."""
-    from scipy.stats import trim_mean
-
     committed = [tokens for run in runs for tokens in run.committed.values()]
     steps = [count for run in runs for count in run.steps.values()]
     tau = ratio(np.array(committed), np.array(steps))
     quotients = np.array(_seconds(plain)) / _seconds(runs)
     spread: Estimate = ratio(quotients, np.ones(len(quotients)))
-    quotient = float(np.exp(trim_mean(np.log(quotients), 0.25)))
-    return Figures(tau, float(np.median(_seconds(runs))), tau.times(quotient, relative_error=spread.relative))
+    quotient = float(np.exp(trimmed_mean(np.log(quotients).tolist())))
+    speedup = tau.times(quotient, relative_error=TRIMMED_ERROR * spread.relative)
+    return Figures(tau, float(np.median(_seconds(runs))), speedup)
 
 
 def validation_meta(engine: Engine, run: EngineRun) -> dict[str, Any]:

@@ -12,23 +12,11 @@ from numpy.typing import NDArray
 from executor.profiling.measured_shapes import Configuration
 from executor.profiling.timed_block import Block
 from simulate.profiles.measured_cells import Cell
+from treeopt.statistics.robust_mean import TRIMMED_ERROR, trimmed_mean
 
-CUT = 1 / 3  # of the blocks at either end: of three the median is left
 FEWEST = 8  # configurations
 NEIGHBOURS = 15  # blocks, some 5 seconds
 POLISHED = 6  # passes, after one with all blocks of a round for neighbours
-TRIMMED_ERROR = 1.12  # standard error of the trimmed mean over that of the mean, for normal values
-
-
-def trimmed_mean(values: Sequence[float]) -> float:
-    """Return the mean without the lowest and the highest third of the values.
-
-    >>> trimmed_mean([1.0, 2.0, 90.0])
-    2.0
-    """
-    from scipy.stats import trim_mean
-
-    return float(trim_mean(values, CUT))
 
 
 def remove_drift(rounds: Sequence[Sequence[tuple[int, Block]]]) -> tuple[dict[int, list[Block]], float]:

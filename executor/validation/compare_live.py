@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from executor.decoding.decoder import Decoder, NewTokens
 from executor.decoding.step_results import Step
 from executor.drafters.drafter import Drafter
-from executor.profiling.drift import TRIMMED_ERROR, trimmed_mean
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Rule
 from executor.verification.replayed_acceptance import Imposed
@@ -24,6 +23,7 @@ from treeopt.errors import ExecutorError, UsageError
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.policies import Policy
 from treeopt.statistics.clustered_estimate import Estimate, ratio
+from treeopt.statistics.robust_mean import TRIMMED_ERROR, trimmed_mean
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
 

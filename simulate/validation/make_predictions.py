@@ -110,7 +110,9 @@ def _whole_runs(plan: Plan, judged: Trace, profile: Profile, runs: Runs) -> tupl
     limit = look(judged.meta, "new_tokens")
     limit = limit if type(limit) is int else int(judged.lengths.max())
     notes: tuple[str, ...] = ()
-    if profile.prefill is None:
+    if not runs.pieces:
+        why = "an engine decides itself when requests join"
+    elif profile.prefill is None:
         why = "the profile does not record prefill times"
     elif limit != runs.new_tokens:
         why = f"the trace's requests have up to {limit} tokens, those to be decoded {runs.new_tokens}"

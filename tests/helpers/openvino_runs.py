@@ -82,7 +82,7 @@ def prompts(count: int, tokens: int) -> list[tuple[int, ...]]:
 
 @dataclass
 class Text:
-    """What the steps of one request gave."""
+    """The steps of one request."""
 
     tokens: list[int] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)

@@ -34,7 +34,7 @@ GOLDEN = plan_of(entry(1, Tree.chain(5)), entry(8, Tree.chain(3)), entry(32, Tre
 
 
 def planned(plan: Plan, batch: int) -> int:
-    """As documented: the length of the largest planned size that a batch reaches, else of the smallest."""
+    """The length of the largest planned size that a batch reaches, else of the smallest, as documented."""
     sizes = sorted(each.batch for each in plan.entries)
     size = max((at for at in sizes if at <= batch), default=sizes[0])
     tree = next(each.choice.tree for each in plan.entries if each.batch == size)

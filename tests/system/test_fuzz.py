@@ -87,7 +87,7 @@ def text(*paths: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Reader:
-    """What reads an input, and how inputs are made: `make` returns bytes, `read` gets the path of a file with them."""
+    """A reader of inputs, and how they are made: `make` returns bytes, `read` gets the path of a file with them."""
 
     make: Callable[[RANDOM], bytes]
     read: Callable[[Path], Any]

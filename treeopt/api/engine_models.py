@@ -1,14 +1,13 @@
 """An inference engine in words, as options name it, and the prompts that it decodes."""
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from treeopt.api.run_models import quiet_libraries
 from treeopt.api.run_prompts import Prompts, encoded_prompts
-from treeopt.errors import ExecutorError, UsageError
-from treeopt.storage.user_files import read_text
+from treeopt.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,16 +76,17 @@ def _tokenizer(target: Path) -> "PreTrainedTokenizerBase | None":
         return None
     quiet_libraries()
     from executor.target.tokenizer import load_tokenizer
+    from simulate.model_sizes.hf_config import parsed
 
-    try:
-        config = json.loads(read_text(target / "config.json"))
-    except (OSError, ValueError) as error:
-        raise ExecutorError(f"{target}: config.json cannot be read: {error}") from error
-    sizes = [config.get("vocabulary_size"), config.get("vocab_size"), config.get("text_config", {}).get("vocab_size")]
-    size = next((size for size in sizes if type(size) is int), None)
-    if size is None:
-        raise ExecutorError(f"{target}: config.json has no vocab_size")
-    return load_tokenizer(target, vocabulary=size)
+    return load_tokenizer(target, vocabulary=parsed(target, _vocabulary))
+
+
+def _vocabulary(config: Mapping[str, Any]) -> int:
+    """Return the number of tokens that a config.json states, also one with images beside its texts."""
+    from simulate.model_sizes.hf_config import positive
+
+    text = config.get("text_config")
+    return positive("vocab_size", config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None))
 
 
 def engine_prompts(target: Path, prompts: Prompts) -> list[list[int]]:

@@ -163,7 +163,7 @@ def collect_engine_steps(
         UsageError, EngineError: see `record_run` and `every_anchor_trace`.
     """
     from executor.engines.drivers.driver_settings import make_engine
-    from executor.engines.engine_trace import VISITED, every_anchor_trace, visited_trace
+    from executor.engines.engine_trace import every_anchor_trace, visited_trace
 
     tokens = engine_prompts(target, prompts)
     names = choice.settings(target, None, concurrency=settings.concurrency)
@@ -179,7 +179,6 @@ def collect_engine_steps(
             "provenance": this_run(),
         }
         if not settings.every_anchor:
-            meta["assumed"] = [VISITED]
             return visited_trace(records, depth=settings.depth, meta=meta, seed=settings.seed)
         anchors = sum(sum(record.committed) - 1 for record in records)
         with progress("measuring anchors", anchors) as advance:

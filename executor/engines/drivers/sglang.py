@@ -1,9 +1,9 @@
 """SGLang: `sglang.launch_server` of the environment that holds it, one launch per draft length.
 
-Written from the sources of SGLang 0.5.23 and not run: SGLang needs a GPU. `--stream-interval 1` makes it send one chunk
-per step; the running `usage` of each chunk says how many tokens it holds. Its answers hold no token ids, so texts are
-encoded again where ids are needed. A chain of K drafted tokens is `--speculative-num-steps K` with one candidate per
-level and K + 1 draft tokens, since it counts the root.
+Written from what is documented of SGLang 0.5.23 and not run: SGLang needs a GPU. `--stream-interval 1` is to make it
+send one chunk per step. The running `usage` of each chunk, where it is sent, says how many tokens it holds; otherwise
+they are counted in the text. A chain of K drafted tokens is `--speculative-num-steps K` with one candidate per level
+and K + 1 draft tokens, since it counts the root.
 """
 
 import time

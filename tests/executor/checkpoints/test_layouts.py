@@ -454,7 +454,7 @@ def test_numbers_of_specforge_come_back(tmp_path, target):
 
 
 def test_eagle3_without_an_lm_head_takes_the_targets(tmp_path, target):
-    """As SGLang and vLLM do where all tokens are drafted; a smaller number says that a head is missing."""
+    """SGLang and vLLM do so where all tokens are drafted; a smaller number says that a head is missing."""
     drafter = made("eagle3-full", target)
     drafter.lm_head.weight.copy_(target.head.weight)
     save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="eagle3-vllm")

@@ -378,7 +378,7 @@ def test_unknown_fields_are_printed(tmp_path, target, plain):
 
 
 def test_heads_need_not_divide_the_width(tmp_path, target, plain):
-    """As in drafters for GLM-4.5, 96 heads of 128 in a width of 4096 (here 3 of 8 in 32), and GLM-4.7-Flash."""
+    """Drafters for GLM-4.5 have 96 heads of 128 in a width of 4096 (here 3 of 8 in 32), and GLM-4.7-Flash."""
     _, tensors, config = plain
     cut = {f"layers.0.self_attn.{part}_proj.weight": (slice(24), slice(None)) for part in "qkv"}
     cut["layers.0.self_attn.o_proj.weight"] = (slice(None), slice(24))

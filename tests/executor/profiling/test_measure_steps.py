@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.decoding.decoder import Decoder
-from executor.profiling.drift import cell_of, remove_drift, trimmed_mean
+from executor.profiling.drift import cell_of, remove_drift
 from executor.profiling.measure_steps import measure_profile
 from executor.profiling.measured_policies import unstopped_policies
 from executor.profiling.measured_shapes import REQUIRED, TOKENS, Configuration, ranked_configurations
@@ -26,6 +26,7 @@ from tests.helpers.slow_params import slow_unless
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, ExecutorError, UsageError
 from treeopt.policies import GROWTHS
+from treeopt.statistics.robust_mean import trimmed_mean
 from treeopt.tree import Tree
 
 

@@ -47,7 +47,9 @@ def test_the_steps_of_an_engine_become_a_trace(recorded):
     assert trace.meta["engine"]["drafted"] == 2
     assert not list(recorded.glob("t.npz.work*"))
     told = done("trace", "info", recorded / "t.npz").stdout
-    assert "only the positions that the chain visited were measured" in " ".join(told.split())
+    visited = trace.meta["visited"]["anchors"]
+    assert visited < trace.anchors
+    assert f"the run visited {visited} of the trace's {trace.anchors} anchors" in " ".join(told.split())
 
 
 def test_a_profile_of_an_engine_prices_chains(recorded):

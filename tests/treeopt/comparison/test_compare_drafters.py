@@ -46,7 +46,7 @@ def two():
 
 
 def counts(draw, clusters):
-    """As many clusters as there must be for the linearised interval, each drawn one repeated 60 times."""
+    """Clusters, as many as there must be for the linearised interval, each drawn one repeated 60 times."""
     numbers = st.lists(st.integers(1, 9), min_size=clusters, max_size=clusters)
     return np.tile(draw(numbers), 60), np.tile(draw(numbers), 60)
 

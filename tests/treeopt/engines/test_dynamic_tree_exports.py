@@ -51,7 +51,7 @@ def read_back(name: str, text: str) -> Triple:
 
 
 def runs(name: str, triple: Triple) -> bool:
-    """Whether an engine runs these settings: the table of engines.md, 2.1, and OpenVINO's verdicts."""
+    """True if an engine runs these settings, by the bounds of each and OpenVINO's verdicts."""
     depth, width, nodes = triple.depth, triple.width, triple.nodes
     candidates = width + (depth - 1) * width**2
     if name == "tensorrt-llm":

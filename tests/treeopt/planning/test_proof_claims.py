@@ -1,4 +1,4 @@
-"""What a proof claims against all trees there are, for every engine's rules, on traces small enough to try them all."""
+"""Claims of proofs against all trees there are, for every engine's rules, on traces small enough to try them all."""
 
 import numpy as np
 import pytest

@@ -1,0 +1,54 @@
+"""SGLang, which was not run: the driver's launches, and its steps from a server that sends `usage` with each chunk."""
+
+import sys
+
+import pytest
+
+from executor.engines.drivers.sglang import SGLang
+from executor.engines.engine import EngineRequest
+from tests.helpers import fake_engine
+from treeopt.errors import EngineError, UsageError
+from treeopt.policies import DynamicTree
+
+PROMPT = (5, 6)
+
+
+def interpreter(folder, manner):
+    """A program that takes SGLang's words, keeps them, and runs the fake engine."""
+    path = folder / "python"
+    path.write_text(
+        f'#!/bin/sh\necho "$@" >> {folder}/words\nexec {sys.executable} {fake_engine.__file__} "{manner}" "$@"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def driver(folder, manner="usage", **settings):
+    return SGLang(interpreter(folder, manner), "target", timeout_s=30, **settings)
+
+
+def test_a_launch_counts_the_root_and_streams_by_step(tmp_path):
+    settings = {"method": "EAGLE3", "drafter": "drafter", "arguments": ["--tp-size", "2"]}
+    with driver(tmp_path, **settings) as engine:
+        steps = list(engine.decode([EngineRequest(PROMPT, 12)], draft=2, concurrency=1))
+    assert [step.committed for step in steps] == [len(step) for step in fake_engine.steps_of(list(PROMPT), 12)]
+    words = (tmp_path / "words").read_text()
+    assert "-m sglang.launch_server --model-path target --host 127.0.0.1" in words
+    assert "--speculative-algorithm EAGLE3 --speculative-draft-model-path drafter" in words
+    assert "--speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3" in words
+    assert "--stream-interval 1 --tp-size 2" in words
+
+
+def test_plain_decoding_is_launched_without_a_drafter(tmp_path):
+    with driver(tmp_path, "usage", method="EAGLE3", drafter="drafter") as engine, pytest.raises(EngineError):
+        list(engine.decode([EngineRequest(PROMPT, 12)], draft=0, concurrency=1))  # this server drafts
+    assert "speculative" not in (tmp_path / "words").read_text()
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"), [(DynamicTree(4, 2), "give draft lengths"), (3, "needs an algorithm for a draft of 3")]
+)
+def test_what_the_driver_does_not_run_is_refused_before_a_launch(tmp_path, draft, message):
+    with driver(tmp_path) as engine, pytest.raises(UsageError, match=message):
+        list(engine.decode([EngineRequest(PROMPT, 12)], draft=draft, concurrency=1))
+    assert not (tmp_path / "words").exists()
