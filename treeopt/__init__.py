@@ -8,7 +8,8 @@ first used, so that importing treeopt takes no time. The rooms, in the order of 
 * `traces`, `tree_files`: what a drafter gets right, and importers of other programs' figures; other programs' trees.
 * `policies`, `constraints`, `replay`: dynamic trees; rules of engines; which drafted tokens a tree gets accepted.
 * `searchers`, `plans`, `planning`: search algorithms; the result and its JSON; from a trace and step times to a plan.
-* `comparison`, `engines`, `report`: drafters side by side; exports and engine rules; tables, plots, the HTML page.
+* `comparison`, `engines`: drafters side by side; exports and engine rules.
+* `tables`, `report`: results on the terminal; plots and the HTML page.
 * `api`, `cli`: the Python API, one command per file; the command line, which parses, calls and prints.
 
 >>> import treeopt

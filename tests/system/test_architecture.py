@@ -30,7 +30,7 @@ PACKAGES = ("treeopt", "simulate", "executor")
 ROOMS = """
 treeopt: errors defaults storage tree statistics traces traces.importers traces.importers.readers tree_files policies
     cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
-    plans planning comparison engines report
+    plans planning comparison engines tables report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
 executor: device prompts verification target drafters drafters.lookup models checkpoints.tensors
     checkpoints.layer_settings checkpoints.engine_files checkpoints decoding recording profiling validation train

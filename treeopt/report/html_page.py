@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from treeopt.report.terminal_text import PLAIN
+from treeopt.tables.terminal_text import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

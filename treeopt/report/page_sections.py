@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import UsageError
 from treeopt.plans.plan import Plan
-from treeopt.report.compare_tables import SCHEMA as COMPARISON
-from treeopt.report.compare_tables import show_comparison
 from treeopt.report.html_page import Section
-from treeopt.report.plan_tables import show_plan
 from treeopt.report.plots import draw_agreement, draw_comparison, draw_scenarios, draw_speedups, draw_tau
-from treeopt.report.simulate_tables import show_capacity, show_runs, show_serving
-from treeopt.report.terminal_text import describe_models
-from treeopt.report.trace_tables import show_trace
-from treeopt.report.validate_tables import show_validation
-from treeopt.report.whatif_tables import show_scenarios
+from treeopt.tables.compare_tables import SCHEMA as COMPARISON
+from treeopt.tables.compare_tables import show_comparison
+from treeopt.tables.plan_tables import show_plan
+from treeopt.tables.simulate_tables import show_capacity, show_runs, show_serving
+from treeopt.tables.terminal_text import describe_models
+from treeopt.tables.trace_tables import show_trace
+from treeopt.tables.validate_tables import show_validation
+from treeopt.tables.whatif_tables import show_scenarios
 from treeopt.traces.trace import CHAINS, Trace
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from treeopt.planning.search_pipeline import search
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.priced_walk import plain_share, step_seconds, upper_levels
 from treeopt.replay.static_tree import replay_tree, visit
-from treeopt.report.trace_tables import describe, show_trace
+from treeopt.tables.trace_tables import describe, show_trace
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

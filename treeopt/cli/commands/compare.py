@@ -61,7 +61,7 @@ def compare(
     """
     general.check_output(output)
     result = compare_traces.compare(traces, profiles or None, batch=batch or (), **settings)
-    from treeopt.report.compare_tables import comparison_record, show_comparison
+    from treeopt.tables.compare_tables import comparison_record, show_comparison
 
     record = comparison_record(result)
     if output:

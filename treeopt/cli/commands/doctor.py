@@ -35,7 +35,7 @@ def doctor(device: str, as_json: bool) -> None:
     if as_json:
         general.print_json(record)
     else:
-        from treeopt.report.doctor_tables import show_health
+        from treeopt.tables.doctor_tables import show_health
 
         show_health(record)
     if not sound:

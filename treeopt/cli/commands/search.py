@@ -149,7 +149,7 @@ def search(
         click.echo(to_json(plan))
         return
     from simulate.validation.find_validation import live_checks
-    from treeopt.report.plan_tables import show_plan
+    from treeopt.tables.plan_tables import show_plan
 
     show_plan(plan, checks=live_checks(plan))
     if settings["context"] is not None or profile.apart:

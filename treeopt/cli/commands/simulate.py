@@ -115,7 +115,7 @@ def simulate(
     if as_json:
         general.print_json(record)
         return
-    from treeopt.report.simulate_tables import show_capacity, show_runs, show_serving
+    from treeopt.tables.simulate_tables import show_capacity, show_runs, show_serving
 
     shows = {"treeopt.run/1": show_runs, "treeopt.serving/1": show_serving, "treeopt.capacity/1": show_capacity}
     shows[record["schema"]](record)

@@ -126,7 +126,7 @@ def validate(
     if as_json:
         general.print_json(record)
         return
-    from treeopt.report.validate_tables import show_validation
+    from treeopt.tables.validate_tables import show_validation
 
     show_validation(record)
 

@@ -157,7 +157,7 @@ def whatif(
     if as_json:
         general.print_json(record)
         return
-    from treeopt.report.whatif_tables import show_scenarios
+    from treeopt.tables.whatif_tables import show_scenarios
 
     show_scenarios(record)
 

@@ -38,8 +38,8 @@ EXAMPLES = general.examples(
 @general.as_json
 def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: int, as_json: bool) -> None:
     """Describe a trace or a folder of shards: size, models, acceptance by depth, repeated text, what to beware of."""
-    from treeopt.report.learning_curve_tables import curve_record, show_curves
-    from treeopt.report.trace_tables import describe, show_trace
+    from treeopt.tables.learning_curve_tables import curve_record, show_curves
+    from treeopt.tables.trace_tables import describe, show_trace
 
     trace = load_file_or_shards(trace_file, ranks_only=True)
     ranked = with_drawn_ranks(trace, seed)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from treeopt.report.terminal_text import terminal
+from treeopt.tables.terminal_text import terminal
 
 GIB = 2**30
 

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from treeopt.replay.priced_walk import plain_share
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
-from treeopt.report.terminal_text import describe_models, shown, terminal
 from treeopt.storage.provenance import look
+from treeopt.tables.terminal_text import describe_models, shown, terminal
 from treeopt.traces.trace import OPTIONAL, PAST_END, Trace
 from treeopt.tree import Tree
 

@@ -14,10 +14,10 @@ from simulate.validation.predicted_vs_measured import Comparison, Figures, compa
 from simulate.validation.predictions import ClosedForms
 from tests.helpers.strategies import trace_of, traces
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
-from treeopt.report.plan_tables import show_plan
-from treeopt.report.trace_tables import describe, show_trace
-from treeopt.report.validate_tables import WIDTH, show_validation
 from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.tables.plan_tables import show_plan
+from treeopt.tables.trace_tables import describe, show_trace
+from treeopt.tables.validate_tables import WIDTH, show_validation
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from treeopt.comparison.compare_drafters import Comparison, Standing
-from treeopt.report.terminal_text import describe_measurement, describe_models, describe_rule, interval, terminal
 from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule, interval, terminal
 
 SCHEMA = "treeopt.comparison/1"
 PAIRED = {

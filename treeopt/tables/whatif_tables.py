@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from treeopt.planning.evaluator import PLAIN
-from treeopt.report.terminal_text import interval, terminal
 from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.tables.terminal_text import interval, terminal
 
 
 def show_scenarios(record: Mapping[str, Any], console: Console | None = None) -> None:

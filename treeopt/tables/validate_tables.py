@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from treeopt.report.terminal_text import describe_measurement, interval, terminal
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.provenance import look, rule_in
+from treeopt.tables.terminal_text import describe_measurement, interval, terminal
 
 WIDTH = 220
 FORMS = {"leviathan": "Leviathan\nThm 3.8", "coral": "CORAL\nEq. 6"}

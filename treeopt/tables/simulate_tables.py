@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from treeopt.report.terminal_text import interval, terminal
 from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.tables.terminal_text import interval, terminal
 
 PERCENTS = (50, 95, 99)
 LATENCIES = {

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from treeopt.planning.learning_curve import WIDE, LearningCurve
-from treeopt.report.terminal_text import interval, terminal
+from treeopt.tables.terminal_text import interval, terminal
 
 
 def curve_record(curve: LearningCurve) -> dict[str, Any]:

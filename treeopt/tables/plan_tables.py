@@ -9,7 +9,8 @@ from rich.text import Text
 
 from treeopt.planning.proof import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans.plan import Plan, PlanEntry
-from treeopt.report.terminal_text import (
+from treeopt.storage.provenance import look
+from treeopt.tables.terminal_text import (
     describe_measurement,
     describe_models,
     describe_rule,
@@ -18,7 +19,6 @@ from treeopt.report.terminal_text import (
     shown,
     terminal,
 )
-from treeopt.storage.provenance import look
 
 PATHS_SHOWN = 12
 LABELS = (SEARCHED, PROVED, NOT_PROVED)
