@@ -11,7 +11,7 @@ from treeopt.cost_model import CostModel, Measured
 from treeopt.defaults import HELD_OUT, NEAR, NODES
 from treeopt.errors import InfeasibleError, UsageError
 from treeopt.planning.baselines import Rivals
-from treeopt.planning.choose_trees import changes, choose, prices
+from treeopt.planning.choose_trees import changes, choose, faster_trees, prices
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import check_domains, hold_out
 from treeopt.planning.proof import proof_of
@@ -155,6 +155,7 @@ def search(
             "shapes": shapes,
             "max_tpot_s": max_tpot_s,
             "near": near,
+            "faster": faster_trees(judge, settings, proposals, chosen),
             "shrink": proposals.shrink,
             "solver_work": solver_work,
             "policies": list(policies),

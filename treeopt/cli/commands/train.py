@@ -404,7 +404,6 @@ def _show(job: "Job", trained: "Trained", *, as_json: bool) -> None:
     if as_json:
         general.print_json(record)
         return
-    from treeopt.tables.print_blocks import print_blocks
     from treeopt.tables.train_tables import training_blocks
 
-    print_blocks(training_blocks(record))
+    general.show(training_blocks(record))
