@@ -49,7 +49,7 @@ def plan_blocks(
     blocks: list[Block] = [Line("answer", _answer(entry)) for entry in plan.entries]
     if plan.best is not None:
         blocks.append(Line("answer", _preferred(plan, plan.entry(plan.best))))
-    blocks += [Line("answer", text) for text in _near(plan)]
+    blocks += [Line("answer", text) for text in (*_near(plan), *_faster(plan))]
     blocks += _next(plan, file, engine)
     for entry in plan.entries:
         blocks += [_table(entry), *(Line("note", text) for text in _notes(entry))]
@@ -80,6 +80,23 @@ def _near(plan: Plan) -> list[str]:
             lines.append(
                 f"Batch {entry.batch}: {name} was {best['gain']:.1%} faster where trees were chosen; within {near:.0%} "
                 "and overlapping intervals the smallest is preferred (--near)."
+            )
+    return lines
+
+
+def _faster(plan: Plan) -> list[str]:
+    """Return the line that is faster than the choice where no rule explains it: choices are made on other requests."""
+    if look(plan.meta, "search", "rules") or look(plan.meta, "search", "objective") not in (None, "throughput"):
+        return []
+    explained, lines = look(plan.meta, "search", "faster") or {}, []
+    for entry in plan.entries:
+        running = [choice for choice in entry.compared if choice.grown is None or choice.grown.policy is not None]
+        best = max(running, key=lambda choice: choice.tokens_s(entry.batch), default=entry.choice)
+        gain = best.tokens_s(entry.batch) / entry.choice.tokens_s(entry.batch) - 1
+        if gain > 0 and str(entry.batch) not in explained:
+            lines.append(
+                f"Batch {entry.batch}: {best.name} is {gain:.1%} faster on the requests held out; the choice was made "
+                "on the others, which keeps its prediction fair."
             )
     return lines
 
