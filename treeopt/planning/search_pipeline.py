@@ -1,6 +1,6 @@
 """The search from a trace and a cost model to a plan: propose trees, replay, choose, report on requests held out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -64,6 +64,7 @@ def search(
     held_out: float = HELD_OUT,
     context: int | None = None,
     seed: int = 0,
+    advance: Callable[[int], None] = lambda pieces: None,
 ) -> Plan:
     """Return the fastest topology for each batch size, or none, chosen on some requests and reported on the others.
 
@@ -94,6 +95,7 @@ def search(
         context: cached tokens per sequence; default what the cost model was made for, and for a profile of several
             contexts the shortest.
         seed: seed of the split.
+        advance: called with 1 twice for each batch size: trees proposed, configurations compared.
 
     Raises:
         UsageError: a setting without meaning.
@@ -127,6 +129,9 @@ def search(
     settings, limited = clamped(settings, cost, nodes=max_nodes is None, depth=max_depth is None, context=context)
     judge = Judge(fit, held, cost, objective, context=context)
     proposals = Proposals(judge, settings, settings.rules)
+    for size in settings.batches:
+        proposals.trees(size)  # what is slow about a proposal is kept
+        advance(1)
     chosen = choose(judge, settings, proposals)
     rule_prices = prices(judge, replace(settings, shrink=proposals.shrink))
     rivals = Rivals(
@@ -140,10 +145,10 @@ def search(
         take_policies=not settings.rules and shapes is None,
         near=near,
     )
-    entries = tuple(
-        rivals.entry(judge, size, chosen[size], proof_of(judge, proposals, size), rule_prices[size])
-        for size in settings.batches
-    )
+    entries = []
+    for size in settings.batches:
+        entries.append(rivals.entry(judge, size, chosen[size], proof_of(judge, proposals, size), rule_prices[size]))
+        advance(1)
     measured = cost if isinstance(cost, Measured) else None
     meta = {
         "search": {
@@ -187,7 +192,7 @@ def search(
     )
     configurations = {e.batch: e.choice.grown.policy if e.choice.grown else e.choice.tree for e in entries}
     switches = changes(configurations, partial(rivals.rate, judge), near=near)
-    return Plan(entries, meta, switches, best, warnings)
+    return Plan(tuple(entries), meta, switches, best, warnings)
 
 
 def baselines() -> dict[str, Tree]:

@@ -143,6 +143,7 @@ def search(
         max_tpot_s=None if max_tpot_ms is None else max_tpot_ms / 1e3,
         compare=(published_trees() if published else baselines()) | dict(compared),
         policies=policies,
+        progress=general.progress,
         **settings,
     )
     if output:
