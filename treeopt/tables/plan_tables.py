@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from treeopt.engines import METHODS
+from treeopt.engines import ENGINES, METHODS
 from treeopt.planning.proof import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.storage.provenance import look
@@ -118,16 +118,16 @@ def _next(plan: Plan, file: str | None, engine: str | None) -> list[Line]:
     if all(entry.choice.plain for entry in plan.entries):
         return []
     path, keep = shlex.quote(file or "plan.json"), "" if file else "keep the plan with --output plan.json, and "
-    if engine is not None:
+    if engine in ENGINES:
         export = f"treeopt export {path} --format {engine}{_method(plan, engine)}"
         return [Line("next", f"Next: {keep}write the configuration of {engine}:", export)]
     command = f"treeopt validate --plan {path} --target TARGET --drafter DRAFTER --prompts PROMPTS"
     return [Line("next", f"Next: {keep}check it on your machine:", command)]
 
 
-def _method(plan: Plan, engine: str) -> str:
+def _method(plan: Plan, engine: str | None) -> str:
     """Return the option that names how an engine drafts, for engines that must be given it."""
-    methods, kind = METHODS.get(engine, ()), look(plan.meta, "trace", "drafter", "kind")
+    methods, kind = METHODS.get(engine or "", ()), look(plan.meta, "trace", "drafter", "kind")
     if not methods or engine == "sglang":
         return ""
     return f" --method {kind if kind in methods else 'METHOD'}"

@@ -5,10 +5,11 @@ from typing import Any
 
 from rich.console import Console
 
-from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
+from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
 from treeopt.tables.print_blocks import print_blocks
 
 FIGURE = Column("figure", align="left", key=True)
+DETAIL = ("Prefill", "Trace: ")  # conditions that few need
 PERCENTS = (50, 95, 99)
 LATENCIES = {
     "ttft_s": "time to first token",
@@ -139,9 +140,9 @@ def _columns(record: Mapping[str, Any]) -> tuple[Column, ...]:
 
 
 def _conditions(record: Mapping[str, Any]) -> list[Line]:
-    """Return warnings and conditions; the first condition says what was simulated, and stays."""
+    """Return warnings and conditions."""
     warnings = [Line("warning", f"{warning}.") for warning in record["warnings"]]
-    return warnings + conditions(record["conditions"][:1], record["conditions"][1:])
+    return warnings + [Line("condition", text, detail=text.startswith(DETAIL)) for text in record["conditions"]]
 
 
 def _unsure(over: Mapping[str, float]) -> str:
