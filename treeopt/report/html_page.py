@@ -4,17 +4,14 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from treeopt.charts.chart import Chart
+from treeopt.charts.matplotlib_axes import as_svg
 from treeopt.tables.terminal_text import PLAIN
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 WIDTH = 200  # columns, enough for the widest table
-INCHES = (7.0, 4.2)  # size of a plot
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 82rem; margin: 2rem auto; padding: 0 1rem; }
@@ -34,13 +31,13 @@ class Section:
         title: its title.
         source: its file, with the checksum.
         show: prints its tables.
-        draws: functions that draw its plots, each into its own axes.
+        draws: functions that return its charts.
     """
 
     title: str
     source: str
     show: Callable[[Console], None]
-    draws: Sequence[Callable[["Axes"], None]] = ()
+    draws: Sequence[Callable[[], Chart]] = ()
 
 
 def as_html(title: str, sections: Sequence[Section], *, footer: str) -> str:
@@ -56,7 +53,7 @@ def as_html(title: str, sections: Sequence[Section], *, footer: str) -> str:
 
 
 def _section(number: int, section: Section) -> str:
-    plots = "".join(f"<figure>{_svg(draw)}</figure>\n" for draw in section.draws)
+    plots = "".join(f"<figure>{as_svg(draw())}</figure>\n" for draw in section.draws)
     return (
         f'<h2 id="s{number}">{escape(section.title)}</h2>\n<p class="from">{escape(section.source)}</p>\n{plots}'
         f'<div class="wide"><pre>{_printed(section.show)}</pre></div>\n'
@@ -68,17 +65,3 @@ def _printed(show: Callable[[Console], None]) -> str:
     console = Console(record=True, file=io.StringIO(), width=WIDTH, color_system="truecolor", **PLAIN)
     show(console)
     return console.export_html(inline_styles=True, code_format="{code}")
-
-
-def _svg(draw: Callable[["Axes"], None]) -> str:
-    """Return a plot as SVG, byte for byte the same for the same data."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context({"svg.hashsalt": "treeopt"}):
-        figure = Figure(figsize=INCHES, layout="constrained")
-        draw(figure.subplots())
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    whole = file.getvalue()
-    return whole[whole.index("<svg") :]
