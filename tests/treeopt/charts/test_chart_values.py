@@ -146,6 +146,11 @@ def test_columns_must_have_one_length():
         Layer("intervals", (1.0, 2.0), (1.0, 2.0), low=(1.0,))
 
 
+def test_numbers_must_be_finite():
+    with pytest.raises(ValueError, match="column y must hold finite numbers"):
+        Layer("points", (1.0,), (float("nan"),))
+
+
 def test_ends_that_are_infinite_are_not_drawn():
     assert columns([Estimate(2.0, -np.inf, np.inf)]) == ((2.0,), (2.0,), (2.0,))
 
