@@ -70,6 +70,7 @@ EXAMPLES = general.examples(
 @general.graphs
 @engine
 @click.option("--output", type=general.FILE, help="Write the comparison to this file (.json).")
+@general.table
 @general.as_json
 def validate(
     models: Models,
@@ -83,6 +84,7 @@ def validate(
     predictions_file: Path | None,
     acceptance: str,
     output: Path | None,
+    table_file: Path | None,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -101,6 +103,7 @@ def validate(
     written = plan_file is not None or trace_file is not None
     reads = {"acceptance": replay, "predictions": None if written else predictions_file}
     general.check_output(output, reads=reads)
+    general.check_output(table_file, "--table", reads=reads)
     sampling.check()
     if written:
         general.check_output(predictions_file, "--predictions", reads=reads)
@@ -123,6 +126,7 @@ def validate(
             return
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
+    general.write_table(table_file, record.frame)
     if as_json:
         general.print_json(record)
         return

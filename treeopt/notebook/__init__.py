@@ -1,0 +1,8 @@
+"""Values in notebooks: summaries in HTML, plots, files. The methods of `treeopt.value_methods` call this room.
+
+* `html_summary`: a summary as HTML, escaped, with the colours of the page around it.
+* `value_summaries`: trees, traces, plans and profiles as summaries.
+* `record_summaries`: validations and other records as summaries.
+* `value_html`: HTML of each kind of value.
+* `value_files`: values written to files and records read from them.
+"""
