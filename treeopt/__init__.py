@@ -113,6 +113,7 @@ __all__ = [
 # Function that methods of values call -> the module that holds it.
 _METHODS = {
     "html_of": "treeopt.notebook.value_html",
+    "plot_value": "treeopt.notebook.value_plots",
     "save_value": "treeopt.notebook.value_files",
 }
 provide(tuple(_METHODS), lambda name: getattr(import_module(_METHODS[name]), name))

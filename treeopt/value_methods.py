@@ -37,7 +37,7 @@ class ValueMethods:
 
         Args:
             ax: axes to draw into; default new ones.
-            chart: name of the chart, where a value has several; default the first. See `treeopt.charts_of`.
+            chart: name of the chart, where a value has several; default the first. An unknown name lists them.
 
         Returns:
             The axes.

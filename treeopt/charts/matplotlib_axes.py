@@ -44,6 +44,14 @@ def draw(chart: Chart, ax: "Axes", *, palette: Palette = LIGHT, legend: bool = T
         _legend(ax, chart, palette)
 
 
+def new_axes(chart: Chart) -> "Axes":
+    """Return axes of a new figure of the chart's size, which a notebook shows."""
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=(WIDTH / PIXELS, (chart.height + 60) / PIXELS), layout="constrained")
+    return figure.subplots()
+
+
 def as_svg(chart: Chart, *, palette: Palette = LIGHT, legend: bool = True, title: bool = False) -> str:
     """Return a chart as an SVG element; the same bytes for the same chart and version of matplotlib."""
     import matplotlib as mpl

@@ -4,5 +4,6 @@
 * `value_summaries`: trees, traces, plans and profiles as summaries.
 * `record_summaries`: validations and other records as summaries.
 * `value_html`: HTML of each kind of value.
+* `value_plots`: charts of each kind of value, drawn into axes.
 * `value_files`: values written to files and records read from them.
 """
