@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from treeopt.api.compare_traces import compare as compare
     from treeopt.api.draw_charts import draw_speedups as draw_speedups
     from treeopt.api.draw_charts import draw_tau as draw_tau
+    from treeopt.api.file_loading import import_trace as import_trace
     from treeopt.api.file_loading import load_plan as load_plan
     from treeopt.api.file_loading import load_profile as load_profile
     from treeopt.api.file_loading import load_trace as load_trace
@@ -64,6 +65,7 @@ _MODULES = {
     "compare": "treeopt.api.compare_traces",
     "draw_speedups": "treeopt.api.draw_charts",
     "draw_tau": "treeopt.api.draw_charts",
+    "import_trace": "treeopt.api.file_loading",
     "load_plan": "treeopt.api.file_loading",
     "load_profile": "treeopt.api.file_loading",
     "load_record": "treeopt.notebook.value_files",
@@ -92,6 +94,7 @@ __all__ = [
     "compare",
     "draw_speedups",
     "draw_tau",
+    "import_trace",
     "load_plan",
     "load_profile",
     "load_record",
@@ -115,6 +118,7 @@ _METHODS = {
     "html_of": "treeopt.notebook.value_html",
     "plot_value": "treeopt.notebook.value_plots",
     "save_value": "treeopt.notebook.value_files",
+    "text_of": "treeopt.notebook.value_html",
 }
 provide(tuple(_METHODS), lambda name: getattr(import_module(_METHODS[name]), name))
 

@@ -23,6 +23,11 @@ def provide(names: tuple[str, ...], loader: Loader) -> None:
 class ValueMethods:
     """Base class of trees, traces, plans, profiles and records of results."""
 
+    def __init_subclass__(cls) -> None:
+        """Give each class an entry of its own, which IPython prefers to the class's `__repr__`."""
+        super().__init_subclass__()
+        cls._repr_pretty_ = ValueMethods._repr_pretty_  # type: ignore[method-assign]
+
     def save(self, path: Path | str) -> None:
         """Write the value to a file, whole or not at all; `treeopt.load_*` reads it.
 
@@ -47,6 +52,10 @@ class ValueMethods:
         """
         axes: Axes = _LOADERS["plot_value"]("plot_value")(self, ax, chart=chart)
         return axes
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print a summary that IPython shows in place of `repr`."""
+        printer.text(_LOADERS["text_of"]("text_of")(self))
 
     def _repr_html_(self) -> str:
         """Return a summary that notebooks show in place of `repr`."""

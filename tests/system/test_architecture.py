@@ -376,7 +376,7 @@ def test_treeopt_exposes_what_it_says():
 
 def test_every_function_of_the_api_has_an_example():
     """Values and readers of values have their own; examples run as doctests."""
-    functions = ["compare", "load_plan", "load_profile", "load_record", "load_trace", "load_tree"]
+    functions = ["compare", "import_trace", "load_plan", "load_profile", "load_record", "load_trace", "load_tree"]
     functions += ["load_validation", "search", "simulate", "validate"]
     assert [name for name in (*functions, "whatif") if ">>> " not in getattr(treeopt, name).__doc__] == []
 

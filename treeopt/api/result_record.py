@@ -14,7 +14,7 @@ NESTED = ("grown", "tree")  # fields that are an object or null
 TRANSPARENT = ("figures_",)  # a key of the format whose name says nothing in a column
 
 
-class Record(dict[str, Any], ValueMethods):
+class Record(ValueMethods, dict[str, Any]):
     """The result of `simulate`, `whatif` or `validate`, or their file: the JSON values that `--json` prints."""
 
     def frame(self) -> "pd.DataFrame":

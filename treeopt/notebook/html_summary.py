@@ -44,6 +44,24 @@ def summary_html(summary: Summary) -> str:
     return f'<div style="{FRAME}">{"".join(parts)}</div>'
 
 
+def summary_text(summary: Summary) -> str:
+    """Return title, facts and table of a summary as lines of text.
+
+    >>> print(summary_text(Summary("Plan", {"on": "cpu"}, ["batch", "tau"], [["1", "1.56"], ["16", "1.31"]])))
+    Plan
+    on: cpu
+    batch  tau
+        1 1.56
+       16 1.31
+    """
+    lines = [summary.title, *(f"{name}: {fact}" for name, fact in summary.facts.items())]
+    if summary.rows:
+        shown = [list(summary.head), *map(list, summary.rows[:ROWS])]
+        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+        lines += [" ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in shown]
+    return "\n".join(lines)
+
+
 def _table(summary: Summary) -> str:
     left = [_is_text([row[column] for row in summary.rows]) for column in range(len(summary.head))]
     styles = [CELL.format("left" if text else "right") for text in left]

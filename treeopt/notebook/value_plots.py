@@ -43,7 +43,8 @@ def plot_value(value: Any, ax: "Axes | None" = None, *, chart: str | None = None
     drawn = chart_of(value, chart)
     axes = new_axes(drawn) if ax is None else ax
     draw(drawn, axes)
-    axes.set_title(drawn.title, loc="left", fontsize="medium")
+    if ax is None:
+        axes.set_title(drawn.title, loc="left", fontsize="medium")
     return axes
 
 

@@ -129,3 +129,17 @@ def test_a_dynamic_choice_and_a_plain_one_are_named():
     assert _configuration(Choice("a", None, one, 1.0, one)) == "do not speculate"
     assert _configuration(Choice("a", None, one, 1.0, one, grown)) == "dynamic: eagle2"
     assert _configuration(Choice("a", Tree.chain(2), one, 1.0, one)) == "chain of 2"
+
+
+def test_a_terminal_shows_the_same_figures_as_lines(plan):
+    printed = []
+
+    class Printer:
+        text = printed.append
+
+    plan._repr_pretty_(Printer(), cycle=False)
+    lines = printed[0].splitlines()
+    assert lines[0] == "Plan for batch 1, 4"
+    assert lines[1].split()[:3] == ["batch", "configuration", "nodes"]
+    assert len(lines) == 2 + len(plan.entries)
+    assert plan.entries[1].choice.tree.id in lines[3]

@@ -48,6 +48,7 @@ def test_a_chart_is_drawn_into_the_axes_that_are_given(values):
     _, (left, right) = plt.subplots(1, 2)
     assert values["plan"].plot(left) is left
     assert values["plan"].plot(right, chart="latency") is right
+    assert left.get_title(loc="left") == ""
     assert left.get_xlabel() == "batch"
     assert right.get_xlabel() != "batch"
     assert len(plt.get_fignums()) == 1
