@@ -9,7 +9,7 @@ first used, so that importing treeopt takes no time. The rooms, in the order of 
 * `traces`, `tree_files`: what a drafter gets right, and importers of other programs' figures; other programs' trees.
 * `policies`, `constraints`, `replay`: dynamic trees; rules of engines; which drafted tokens a tree gets accepted.
 * `searchers`, `plans`, `planning`: search algorithms; the result and its JSON; from a trace and step times to a plan.
-* `comparison`, `engines`: drafters side by side; exports and engine rules.
+* `comparison`, `engines`, `trackers`: drafters side by side; exports and engine rules; runs of experiment trackers.
 * `tables`, `charts`, `report`: results on the terminal; charts as values and their renderers; the HTML page.
 * `api`, `notebook`, `cli`: the Python API, one command per file; values in notebooks and files; the command line, which
   parses, calls and prints.
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from treeopt.replay.static_tree import replay_tree as replay_tree
     from treeopt.traces.trace import Trace as Trace
     from treeopt.traces.trace import save_trace as save_trace
+    from treeopt.trackers.log_run import log_validation as log_validation
     from treeopt.tree import Tree as Tree
 
 # Name -> the module that holds it, loaded when the name is first used.
@@ -72,6 +73,7 @@ _MODULES = {
     "load_trace": "treeopt.api.file_loading",
     "load_tree": "treeopt.api.file_loading",
     "load_validation": "treeopt.notebook.value_files",
+    "log_validation": "treeopt.trackers.log_run",
     "replay_tree": "treeopt.replay.static_tree",
     "reproduction_frame": "simulate.closed_forms.errors_on_published_speedups",
     "reproductions": "simulate.closed_forms.errors_on_published_speedups",
@@ -101,6 +103,7 @@ __all__ = [
     "load_trace",
     "load_tree",
     "load_validation",
+    "log_validation",
     "replay_tree",
     "reproduction_frame",
     "reproductions",

@@ -27,6 +27,8 @@ EXTRAS = {
     "simpy": "serving",
     "matplotlib": "report",
     "pyarrow": "parquet",
+    "mlflow": "mlflow",
+    "wandb": "wandb",
 }
 
 
