@@ -140,7 +140,7 @@ history = client.get_metric_history(run, {CELL!r})
 print([(point.step, point.value) for point in history])
 print(client.get_run(run).data.params["target"], [file.path for file in client.list_artifacts(run)])
 """
-    store = {"MLFLOW_TRACKING_URI": f"file://{tmp_path}", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    store = {"MLFLOW_TRACKING_URI": f"file://{tmp_path}/mlruns", "MLFLOW_ALLOW_FILE_STORE": "true"}
     printed = logged_by("mlflow", code, tmp_path, MLFLOW_DISABLE_TELEMETRY="true", **store).splitlines()
     assert printed[-2] == str([(batch, measured(validation, batch)) for batch in (1, 2, 4, 8)])
     assert printed[-1] == "stdlib-llama ['validation.json']"
