@@ -65,7 +65,7 @@ def as_svg(chart: Chart, *, palette: Palette = LIGHT, legend: bool = True, title
         ax.set_facecolor(palette.back)
         draw(chart, ax, palette=palette, legend=legend)
         if title:
-            ax.set_title(chart.title, loc="left", color=palette.text, fontsize=11)
+            ax.set_title(chart.title.replace("$", r"\$"), loc="left", color=palette.text, fontsize=11)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     return _compact(file.getvalue())
@@ -165,7 +165,7 @@ def _set_axis(ax: "Axes", name: str, axis: Axis) -> None:
     if axis.reverse:
         side.set_inverted(True)
     if axis.shown:
-        side.set_label_text(axis.title)
+        side.set_label_text(axis.title.replace("$", r"\$"))
     else:
         side.set_ticks([])
 

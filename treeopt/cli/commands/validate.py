@@ -79,6 +79,8 @@ EXAMPLES = general.examples(
 )
 @general.table
 @general.as_json
+@general.verbose
+@general.quiet
 def validate(
     models: Models,
     prompts: Prompts,
@@ -131,9 +133,9 @@ def validate(
     if as_json:
         general.print_json(record)
         return
-    from treeopt.tables.validate_tables import show_validation
+    from treeopt.tables.validate_tables import validation_blocks
 
-    show_validation(record)
+    general.show(validation_blocks(record, plan=None if plan_file is None else str(plan_file)))
 
 
 def _store(record: Record, output: Path | None, table_file: Path | None, tracker: str | None) -> None:
