@@ -24,6 +24,7 @@ from treeopt.tree import MAX_NODES
 
 if TYPE_CHECKING:
     import pandas as pd
+
     from treeopt.tables.blocks import Blocks
 
 FILE = click.Path(path_type=Path, dir_okay=False)
