@@ -45,8 +45,15 @@ def draw(chart: Chart, ax: "Axes", *, palette: Palette = LIGHT, legend: bool = T
 
 
 def new_axes(chart: Chart) -> "Axes":
-    """Return axes of a new figure of the chart's size, which a notebook shows."""
-    import matplotlib.pyplot as plt
+    """Return axes of a new figure of the chart's size, which a notebook shows.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed; says how to install it.
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("plots need matplotlib: pip install 'treeopt[report]'", name=error.name) from error
 
     figure = plt.figure(figsize=(WIDTH / PIXELS, (chart.height + 60) / PIXELS), layout="constrained")
     return figure.subplots()

@@ -39,7 +39,7 @@ RECORD_CHARTS: dict[str, Mapping[str, Callable[[Any], Chart | None]]] = {
 
 
 def plot_value(value: Any, ax: "Axes | None" = None, *, chart: str | None = None) -> "Axes":
-    """Draw a chart of a value; see `ValueMethods.plot`."""
+    """Draw a chart of a value into its axes, or with its title into new ones; see `ValueMethods.plot`."""
     drawn = chart_of(value, chart)
     axes = new_axes(drawn) if ax is None else ax
     draw(drawn, axes)

@@ -1,5 +1,7 @@
 """`plot`: the charts of the report, drawn into given axes or new ones."""
 
+import sys
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -76,6 +78,12 @@ def test_unknown_charts_are_refused_with_those_that_there_are(values):
     with pytest.raises(UsageError, match="a record has no chart"):
         treeopt.Record(schema="treeopt.other/1").plot()
     assert plt.get_fignums() == []
+
+
+def test_without_matplotlib_the_way_on_is_named(values, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ModuleNotFoundError, match=r"plots need matplotlib: pip install 'treeopt\[report\]'"):
+        values["tree"].plot()
 
 
 def test_every_record_that_can_be_read_has_a_chart():
