@@ -83,7 +83,7 @@ def _scripts(*, interactive: bool, sliders: bool) -> Iterator[str]:
     if interactive:
         import vl_convert
 
-        yield vl_convert.javascript_bundle()
+        yield vl_convert.javascript_bundle(None)
     yield (FOLDER / "page.js").read_text("utf-8")
     if sliders:
         yield (FOLDER / "sliders.js").read_text("utf-8")
