@@ -18,7 +18,7 @@ TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
 PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
 
-.PHONY: snapshots fuzz coverage engine-times engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean browser pictures
+.PHONY: snapshots fuzz coverage engine-times engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean browser pictures notebooks
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -59,6 +59,9 @@ snapshots: $(VENV)/.all  ## what terminals of 60 and 120 columns show, written a
 reference: $(VENV)/.all  ## the command-line reference and the outputs that README and docs show, written again
 	$(BIN)/python docs/generate_cli_reference.py
 	$(BIN)/python -m tests.helpers.console_blocks
+
+notebooks: $(VENV)/.all  ## the notebooks, run again and stored with their outputs
+	$(BIN)/python -m tests.helpers.notebooks
 
 schemas: $(VENV)/.all  ## JSON Schemas of the file formats, from the types that read them
 	$(BIN)/python -m tests.helpers.write_schemas

@@ -4,13 +4,15 @@
 first used, so that importing treeopt takes no time. The rooms, in the order of import:
 
 * `errors`, `defaults`, `tree`, `cost_model`: the errors, default settings, the tree, the protocol of step times.
+* `value_methods`: methods that values share: HTML for notebooks, plots, files.
 * `storage`, `statistics`: files and provenance; estimates with intervals.
 * `traces`, `tree_files`: what a drafter gets right, and importers of other programs' figures; other programs' trees.
 * `policies`, `constraints`, `replay`: dynamic trees; rules of engines; which drafted tokens a tree gets accepted.
 * `searchers`, `plans`, `planning`: search algorithms; the result and its JSON; from a trace and step times to a plan.
-* `comparison`, `engines`: drafters side by side; exports and engine rules.
+* `comparison`, `engines`, `trackers`: drafters side by side; exports and engine rules; runs of experiment trackers.
 * `tables`, `charts`, `report`: results on the terminal; charts as values and their renderers; the HTML page.
-* `api`, `cli`: the Python API, one command per file; the command line, which parses, calls and prints.
+* `api`, `notebook`, `cli`: the Python API, one command per file; values in notebooks and files; the command line, which
+  parses, calls and prints.
 
 >>> import treeopt
 >>> treeopt.Tree.chain(2).paths
@@ -20,6 +22,8 @@ first used, so that importing treeopt takes no time. The rooms, in the order of 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from treeopt.value_methods import provide
+
 if TYPE_CHECKING:
     from simulate.closed_forms.errors_on_published_speedups import reproduction_frame as reproduction_frame
     from simulate.closed_forms.errors_on_published_speedups import reproductions as reproductions
@@ -28,21 +32,26 @@ if TYPE_CHECKING:
     from treeopt.api.compare_traces import compare as compare
     from treeopt.api.draw_charts import draw_speedups as draw_speedups
     from treeopt.api.draw_charts import draw_tau as draw_tau
+    from treeopt.api.file_loading import import_trace as import_trace
     from treeopt.api.file_loading import load_plan as load_plan
     from treeopt.api.file_loading import load_profile as load_profile
     from treeopt.api.file_loading import load_trace as load_trace
     from treeopt.api.file_loading import load_tree as load_tree
     from treeopt.api.result_record import Record as Record
+    from treeopt.api.result_record import Validation as Validation
     from treeopt.api.search_trace import search as search
     from treeopt.api.simulate_requests import simulate as simulate
     from treeopt.api.validate_plan import validate as validate
     from treeopt.api.whatif_devices import whatif as whatif
     from treeopt.errors import TreeoptError as TreeoptError
+    from treeopt.notebook.value_files import load_record as load_record
+    from treeopt.notebook.value_files import load_validation as load_validation
     from treeopt.plans.plan import Plan as Plan
     from treeopt.plans.plan_json import save_plan as save_plan
     from treeopt.replay.static_tree import replay_tree as replay_tree
     from treeopt.traces.trace import Trace as Trace
     from treeopt.traces.trace import save_trace as save_trace
+    from treeopt.trackers.log_run import log_validation as log_validation
     from treeopt.tree import Tree as Tree
 
 # Name -> the module that holds it, loaded when the name is first used.
@@ -53,13 +62,18 @@ _MODULES = {
     "Trace": "treeopt.traces.trace",
     "Tree": "treeopt.tree",
     "TreeoptError": "treeopt.errors",
+    "Validation": "treeopt.api.result_record",
     "compare": "treeopt.api.compare_traces",
     "draw_speedups": "treeopt.api.draw_charts",
     "draw_tau": "treeopt.api.draw_charts",
+    "import_trace": "treeopt.api.file_loading",
     "load_plan": "treeopt.api.file_loading",
     "load_profile": "treeopt.api.file_loading",
+    "load_record": "treeopt.notebook.value_files",
     "load_trace": "treeopt.api.file_loading",
     "load_tree": "treeopt.api.file_loading",
+    "load_validation": "treeopt.notebook.value_files",
+    "log_validation": "treeopt.trackers.log_run",
     "replay_tree": "treeopt.replay.static_tree",
     "reproduction_frame": "simulate.closed_forms.errors_on_published_speedups",
     "reproductions": "simulate.closed_forms.errors_on_published_speedups",
@@ -78,13 +92,18 @@ __all__ = [
     "Trace",
     "Tree",
     "TreeoptError",
+    "Validation",
     "compare",
     "draw_speedups",
     "draw_tau",
+    "import_trace",
     "load_plan",
     "load_profile",
+    "load_record",
     "load_trace",
     "load_tree",
+    "load_validation",
+    "log_validation",
     "replay_tree",
     "reproduction_frame",
     "reproductions",
@@ -96,6 +115,15 @@ __all__ = [
     "validate",
     "whatif",
 ]
+
+# Function that methods of values call -> the module that holds it.
+_METHODS = {
+    "html_of": "treeopt.notebook.value_html",
+    "plot_value": "treeopt.notebook.value_plots",
+    "save_value": "treeopt.notebook.value_files",
+    "text_of": "treeopt.notebook.value_html",
+}
+provide(tuple(_METHODS), lambda name: getattr(import_module(_METHODS[name]), name))
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import TreeError
 from treeopt.storage.json_records import brief
+from treeopt.value_methods import ValueMethods
 
 MAX_NODES = 4096
 MAX_RANK = 2**15 - 1
@@ -23,7 +24,7 @@ Path = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Tree:
+class Tree(ValueMethods):
     """An immutable topology.
 
     Attributes:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import structs
@@ -31,6 +31,10 @@ from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import GREEDY, look, rule_in, same_choosing
 from treeopt.storage.typed_records import read_record
 from treeopt.storage.user_files import read_text
+from treeopt.value_methods import ValueMethods
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA = "treeopt.profile/2"
 NORMAL_95 = 1.96
@@ -41,7 +45,7 @@ AT_ONCE = "medusa"  # the kind of drafter that drafts all levels in one forward 
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(ValueMethods):
     """Measured step times: a `CostModel` for the batch sizes, tree sizes, levels and contexts that were measured.
 
     Attributes:
@@ -190,6 +194,18 @@ class Profile:
         errors = [times.relative_error for times in tables if times.relative_error is not None]
         spreads = [known.spread for times in tables for kind, known in times.growth.items() if kind == shape.growth]
         return math.hypot(max(errors, default=self.relative_error), NORMAL_95 * max(spreads, default=0.0), BETWEEN_RUNS)
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a table with one row per measured time.
+
+        Columns: `batch`, `context` (tokens in the cache; 0: not measured separately), `part`, `size`, `unit` of the
+        size, `time_s` (seconds). Parts: `plain` (a plain step), `draft` (a chain of `size` levels), `rest` (the rest of
+        a step with `size` tokens per sequence), `width` (additional seconds of a level that is fed `size` nodes).
+        """
+        import pandas as pd
+
+        columns = ["batch", "context", "part", "size", "unit", "time_s"]
+        return pd.DataFrame([row for times in self.batches for row in times.rows()], columns=columns)
 
     def _remedy(self, batch: int, shapes: Sequence[StepShape], tables: list[tuple[float, BatchTimes]]) -> str:
         """Say which limits would avoid shapes that are too large; empty if none is too large, or if nothing fits."""

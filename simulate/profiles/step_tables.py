@@ -79,6 +79,20 @@ class BatchTimes:
         """Depth of the deepest tree that was measured."""
         return self.draft[-1][0]
 
+    def rows(self) -> list[tuple[int, float, str, int, str, float]]:
+        """Return the measured times as rows: batch, context, part, size, its unit, seconds."""
+        parts = (
+            ("plain", "tokens", ((1, self.plain_s),)),
+            ("draft", "levels", self.draft),
+            ("rest", "tokens", self.rest),
+            ("width", "nodes", self.widths),
+        )
+        return [
+            (self.batch, self.context, part, size, unit, seconds)
+            for part, unit, points in parts
+            for size, seconds in points
+        ]
+
     def drafts(self, shapes: Sequence[StepShape]) -> Floats:
         """Return the seconds of drafting, float64 (shapes,).
 

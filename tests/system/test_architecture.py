@@ -28,9 +28,10 @@ PACKAGES = ("treeopt", "simulate", "executor")
 
 # The room rule: a room imports rooms that stand before it, in its own package or in one before; never a later one.
 ROOMS = """
-treeopt: errors defaults storage tree statistics traces traces.importers traces.importers.readers tree_files policies
+treeopt: errors defaults storage value_methods tree statistics traces traces.importers traces.importers.readers
+    tree_files policies
     cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
-    plans planning comparison engines tables charts report
+    plans planning comparison engines trackers tables charts report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
 executor: device prompts verification target drafters drafters.lookup models checkpoints.tensors
     checkpoints.layer_settings checkpoints.engine_files checkpoints decoding recording profiling validation train
@@ -40,6 +41,7 @@ ROOF = (
     "treeopt",
     "treeopt.__main__",
     "treeopt.api",
+    "treeopt.notebook",
     "treeopt.cli",
     "treeopt.cli.options",
     "treeopt.cli.commands",
@@ -49,6 +51,7 @@ EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelera
 # Loaded inside functions, where they are needed: each takes 0.1 s to seconds.
 LONGEST_COMMAND = 60  # lines
 LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft", "simpy", "datasets", "jinja2", "altair", "vl_convert"}
+LAZY |= {"pyarrow", "mlflow", "wandb"}
 
 
 @dataclass(frozen=True)
@@ -373,7 +376,8 @@ def test_treeopt_exposes_what_it_says():
 
 def test_every_function_of_the_api_has_an_example():
     """Values and readers of values have their own; examples run as doctests."""
-    functions = ["compare", "load_plan", "load_profile", "load_trace", "load_tree", "search", "simulate", "validate"]
+    functions = ["compare", "import_trace", "load_plan", "load_profile", "load_record", "load_trace", "load_tree"]
+    functions += ["load_validation", "search", "simulate", "validate"]
     assert [name for name in (*functions, "whatif") if ">>> " not in getattr(treeopt, name).__doc__] == []
 
 

@@ -1,6 +1,6 @@
 """The Python API: what `import treeopt` offers, thin functions over all rooms, one command a file.
 
-* `file_loading`: `load_trace`, `load_profile`, `load_plan`, `load_tree`, and values that are given by path.
+* `file_loading`: `import_trace`, `load_trace`, `load_profile`, `load_plan`, `load_tree`, and values given by path.
 * `search_trace`: `search`, the fastest tree for each batch size.
 * `simulate_requests`: `simulate`, a run of all requests or a server's days.
 * `whatif_devices`: `whatif`, devices, batch sizes and contexts that were not measured.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.api.engine_models import EngineChoice, engine_prompts
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.result_record import Record
+from treeopt.api.result_record import Validation
 from treeopt.api.run_prompts import Prompts
 from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.constraints import ChainOnly
@@ -80,7 +80,7 @@ def validate_engine(
     rounds: int,
     seed: int = 0,
     progress: Progress = silent,
-) -> Record:
+) -> Validation:
     """Decode a plan's chains in an engine and return predicted beside measured figures, for each batch size.
 
     Predictions are made, and written to their file with a hash, before the engine is started.
@@ -130,7 +130,7 @@ def validate_engine(
         "skipped": {},
         "provenance": this_run(),
     }
-    return Record({"schema": SCHEMA, "meta": meta, **comparison_record(comparisons)})
+    return Validation({"schema": SCHEMA, "meta": meta, **comparison_record(comparisons)})
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Load traces, profiles, plans and trees by path, and find the profile that belongs to a trace."""
+"""Load or import traces, profiles, plans and trees by path, and find the profile that belongs to a trace."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,6 +35,45 @@ def load_trace(path: Path | str, *, ranks_only: bool = False) -> Trace:
         (1000, 32000, 5)
     """
     return load_file_or_shards(path, ranks_only=ranks_only)
+
+
+def import_trace(path: Path | str, *, kind: str = "engine", seed: int = 0, **settings: Any) -> Trace:
+    """Turn acceptance figures that another program measured into a trace; what they leave open is logged as a note.
+
+    Args:
+        path: the file, such as the saved `/metrics` page of a server.
+        kind: its format; "engine" recognises the output of an engine by its content.
+        seed: of the texts, which are made up.
+        settings: of the format, as `treeopt trace import` has them: `requests`, `depth`, `before`, `column`, ...
+
+    Raises:
+        UsageError: no such format, or a setting that it does not take.
+        TraceError: names the file and what is wrong in it.
+
+    Examples:
+        >>> import treeopt
+        >>> trace = treeopt.import_trace("docs/examples/vllm_metrics.txt")
+        >>> trace.depth, trace.meta["imported"]["engine"]
+        (5, 'vllm')
+    """
+    from treeopt.traces.importers.readers import formats
+
+    given = {name: value for name, value in settings.items() if value is not None}
+    if kind in formats.FORMATS:
+        formats.check_settings(kind, given)
+    made_up = {name: given.pop(name) for name in ("requests", "length") if name in given}
+    if "before" in given:
+        given["before"] = Path(given["before"])
+    trace = formats.import_trace(formats.Source(Path(path), kind, _saved, seed=seed, **made_up), given)
+    note(f"assumed: {sentence}" for sentence in trace.meta["assumed"])
+    return trace
+
+
+def _saved(path: Path) -> Any:
+    """Return the plain values of a file of `torch.save`."""
+    from executor.checkpoints.tensors.torch_save import read_saved
+
+    return read_saved(path)
 
 
 def load_profile(path: Path | str) -> "Profile":
@@ -89,13 +128,7 @@ def load_tree(path: Path | str, *, name: str | None = None) -> Tree:
         ...     treeopt.load_tree(file.name).paths
         ((0,), (1,), (0, 0))
     """
-
-    def saved(file: Path) -> Any:
-        from executor.checkpoints.tensors.torch_save import read_saved
-
-        return read_saved(file)
-
-    tree_file = read_tree(Path(path), name=name, saved=saved)
+    tree_file = read_tree(Path(path), name=name, saved=_saved)
     if tree_file.reading == "leaves only":
         note([f"{path}: read as a list of leaves, which implies {tree_file.tree.nodes} nodes"])
     return tree_file.tree

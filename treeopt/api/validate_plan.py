@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.result_record import Record
+from treeopt.api.result_record import Validation
 from treeopt.api.run_models import Models, is_main_rank, load_models
 from treeopt.api.run_prompts import Prompts, load_tokens
 from treeopt.api.token_sampling import Sampling
@@ -64,7 +64,7 @@ def validate(
     assume_same_tokens: bool = False,
     seed: int = 0,
     progress: Progress = silent,
-) -> Record:
+) -> Validation:
     """Run trees in the real loop and return predicted beside measured figures, for each batch size; needs torch.
 
     Args:
@@ -214,7 +214,7 @@ class _Run:
             _write(made.predictions, sources.predictions)
         return made.predictions
 
-    def record(self, predictions: "Predictions", progress: Progress) -> Record:
+    def record(self, predictions: "Predictions", progress: Progress) -> Validation:
         """Measure every tree of the predictions, and return predicted beside measured figures."""
         from executor.models.fingerprint import device_name
         from executor.validation.compare_live import blocks_of, compare
@@ -250,7 +250,7 @@ class _Run:
             "skipped": {batch: reasons for batch, reasons in skipped.items() if reasons},
             "provenance": this_run(),
         }
-        return Record({"schema": SCHEMA, "meta": meta, **comparison_record(comparisons)})
+        return Validation({"schema": SCHEMA, "meta": meta, **comparison_record(comparisons)})
 
 
 def _skipped(entry: PlanEntry, *, replayed: bool) -> dict[str, str]:

@@ -50,7 +50,7 @@ def whatif(
     max_depth: int | None = None,
     seed: int = 0,
     progress: Progress = silent,
-) -> Record:
+) -> "WhatIfRecord":
     """Choose a tree for each device, context and batch size, and say where speculation stops paying.
 
     Step times come from the models' sizes and the devices' data sheets; with `profile`, from times measured on another
@@ -84,7 +84,8 @@ def whatif(
         progress: shows how many settings are searched.
 
     Returns:
-        The record that `treeopt whatif --json` prints.
+        The record that `treeopt whatif --json` prints. `plans()` and `profiles()` return what `--plans` and
+        `--profiles` write.
 
     Raises:
         UsageError: settings that contradict each other.
@@ -99,6 +100,8 @@ def whatif(
         ... )
         >>> [(cell["batch"], cell["name"], round(cell["speedup"]["value"], 2)) for cell in record["cells"]]
         [(1, 'chosen tree', 1.47), (64, 'chosen tree', 1.33)]
+        >>> record.plans()["l40s-512.json"].entry(64).choice.nodes
+        2
     """
     question = WhatIf.prepare(
         trace,
@@ -125,7 +128,24 @@ def whatif(
         max_depth=max_depth,
         seed=seed,
     )
-    return question.answer(progress).record
+    return WhatIfRecord(question.answer(progress))
+
+
+class WhatIfRecord(Record):
+    """The result of `whatif`, with its plans and step times for other functions."""
+
+    def __init__(self, answer: "Answer") -> None:
+        """Take the record of an answer."""
+        super().__init__(answer.record)
+        self._answer = answer
+
+    def plans(self) -> dict[str, Plan]:
+        """Return the plan of each device and context, by the file name that `--plans` gives it."""
+        return self._answer.plans()
+
+    def profiles(self) -> "dict[str, Profile]":
+        """Return the predicted step times of each device, by the file name that `--profiles` gives them."""
+        return self._answer.profiles()
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,6 +44,21 @@ def draw(chart: Chart, ax: "Axes", *, palette: Palette = LIGHT, legend: bool = T
         _legend(ax, chart, palette)
 
 
+def new_axes(chart: Chart) -> "Axes":
+    """Return axes of a new figure of the chart's size, which a notebook shows.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed; says how to install it.
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("plots need matplotlib: pip install 'treeopt[report]'", name=error.name) from error
+
+    figure = plt.figure(figsize=(WIDTH / PIXELS, (chart.height + 60) / PIXELS), layout="constrained")
+    return figure.subplots()
+
+
 def as_svg(chart: Chart, *, palette: Palette = LIGHT, legend: bool = True, title: bool = False) -> str:
     """Return a chart as an SVG element; the same bytes for the same chart and version of matplotlib."""
     import matplotlib as mpl

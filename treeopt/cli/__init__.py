@@ -26,6 +26,9 @@ EXTRAS = {
     "peft": "train",
     "simpy": "serving",
     **dict.fromkeys(("matplotlib", "jinja2", "vl_convert"), "report"),
+    "pyarrow": "parquet",
+    "mlflow": "mlflow",
+    "wandb": "wandb",
 }
 
 

@@ -27,8 +27,10 @@ from treeopt.replay.objective import THROUGHPUT
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics.clustered_estimate import Counts, Estimate, in_logs, paired_ratio, ratio
 from treeopt.storage.provenance import look, this_run
+from treeopt.storage.table_files import table_of
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
+from treeopt.value_methods import ValueMethods
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +81,7 @@ class Contest:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(ValueMethods):
     """The result of `compare`.
 
     Attributes:
@@ -100,9 +102,12 @@ class Comparison:
     meta: Mapping[str, Any]
 
     def frame(self) -> "pd.DataFrame":
-        """Return one row per contest and drafter."""
-        import pandas as pd
+        """Return a table with one row per contest and drafter.
 
+        Columns: `contest`, `batch` (missing: trees of one size), `drafter`, `nodes`, `depth`, `step_s` and `plain_s`
+        (seconds), `tau` (tokens per step), `speedup` (over plain decoding), `over` (ratio to the first drafter). `tau`,
+        `speedup` and `over` have 95 % intervals in `_low` and `_high`.
+        """
         rows = []
         for contest in self.contests:
             for standing in contest.standings:
@@ -114,7 +119,7 @@ class Comparison:
                     row |= {name: getattr(estimate, "value", None)}
                     row |= {f"{name}_{end}": getattr(estimate, end, None) for end in ("low", "high")}
                 rows.append(row)
-        return pd.DataFrame(rows)
+        return table_of(rows)
 
 
 def compare(

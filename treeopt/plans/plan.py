@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from treeopt.errors import PlanError, UsageError
 from treeopt.policies import Policy
 from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.storage.table_files import table_of
 from treeopt.tree import Tree
+from treeopt.value_methods import ValueMethods
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,7 +159,7 @@ class Switch:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(ValueMethods):
     """The result of a search: an entry per batch size, and its provenance.
 
     Attributes:
@@ -195,31 +197,36 @@ class Plan:
         raise PlanError(f"the plan is for batch {sizes}, not {batch}")
 
     def frame(self) -> "pd.DataFrame":
-        """Return a table with one row per batch size and configuration."""
-        import pandas as pd
+        """Return a table with one row per batch size and configuration.
 
-        rows = []
-        for entry in self.entries:
-            for choice in (entry.choice, *entry.compared):
-                rows.append(
-                    {
-                        "batch": entry.batch,
-                        "name": choice.name,
-                        "chosen": choice is entry.choice,
-                        "nodes": choice.nodes,
-                        "depth": choice.depth,
-                        "tau": choice.tau.value,
-                        "tau_low": choice.tau.low,
-                        "tau_high": choice.tau.high,
-                        "step_s": choice.step_s,
-                        "tokens_s": choice.tokens_s(entry.batch),
-                        "speedup": choice.speedup.value,
-                        "speedup_low": choice.speedup.low,
-                        "speedup_high": choice.speedup.high,
-                        "behind": choice.behind.value if choice.behind else 0.0,
-                    }
-                )
-        return pd.DataFrame(rows)
+        Columns: `batch`, `name`, `chosen`, `tree` (its id; missing for plain decoding and dynamic trees), `nodes`,
+        `depth`, `tau` (tokens per step), `step_s` (seconds), `tokens_s` (tokens per second of the batch), `speedup`
+        (over plain decoding), `behind` (share of the chosen one's tokens per second that is lost). `tau`, `speedup`
+        and `behind` have 95 % intervals in `_low` and `_high`.
+        """
+        return table_of([_row(entry, choice) for entry in self.entries for choice in (entry.choice, *entry.compared)])
+
+
+def _row(entry: PlanEntry, choice: Choice) -> dict[str, Any]:
+    """Return a choice as a row of `Plan.frame`."""
+    behind = choice.behind or Estimate(0.0, 0.0, 0.0)
+    return {
+        "batch": entry.batch,
+        "name": choice.name,
+        "chosen": choice is entry.choice,
+        "tree": choice.tree.id if choice.tree else None,
+        "nodes": choice.nodes,
+        "depth": choice.depth,
+        **_bounds("tau", choice.tau),
+        "step_s": choice.step_s,
+        "tokens_s": choice.tokens_s(entry.batch),
+        **_bounds("speedup", choice.speedup),
+        **_bounds("behind", behind),
+    }
+
+
+def _bounds(name: str, estimate: Estimate) -> dict[str, float]:
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 def _largest(choice: Choice) -> int:

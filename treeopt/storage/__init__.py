@@ -1,5 +1,6 @@
 """Storage: read and write every file of the project.
 
+* `table_files`: tables as CSV and Parquet files.
 * `user_files`: open files that users name: regular ones alone, within a limit of size.
 * `atomic_files`: files written whole or not at all, checksums, and the paths of data shipped with treeopt.
 * `json_records`: strict reading of JSON: field types, finite numbers, schemas.

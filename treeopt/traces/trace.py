@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,10 @@ from treeopt.traces.trace_checks import PAST_END as PAST_END
 from treeopt.traces.trace_checks import SEVERAL_ACCEPTED as SEVERAL_ACCEPTED
 from treeopt.traces.trace_checks import check
 from treeopt.tree import Tree
+from treeopt.value_methods import ValueMethods
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA = "treeopt.trace/1"
 # Optional arrays, one row per anchor.
@@ -37,7 +41,7 @@ DRAWN = (*CHAINS, "specinfer", "sequoia")  # rules that draw candidates from the
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(ValueMethods):
     """The recorded ranks and probabilities; P anchors of R requests, D depths, W candidates per node.
 
     Attributes:
@@ -184,6 +188,27 @@ class Trace:
         first = min(max(round(share * self.requests), 1), self.requests - 1)
         order = rng.permutation(self.requests)
         return self.select(np.sort(order[:first])), self.select(np.sort(order[first:]))
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a table with one row per anchor and depth; positions past the end of a request have no row.
+
+        Columns: `request`, `domain` where it is recorded, `position` (tokens), `depth` (from 1), and `rank` (0 = the
+        drafter's best candidate; −1: not among its first `width`).
+
+        >>> Trace(np.int32([0, 0]), np.int32([0, 1]), np.int16([[0, 3], [-1, -2]]), 4).frame()["rank"].tolist()
+        [0, 3, -1]
+        """
+        import pandas as pd
+
+        columns: dict[str, Any] = {"request": np.repeat(self.request, self.depth)}
+        if self.domain is not None:
+            labels = np.array(self.domain_names)[self.domain[self.request_index]]
+            columns["domain"] = np.repeat(labels, self.depth).astype(object)
+        columns["position"] = np.repeat(self.position, self.depth)
+        columns["depth"] = np.tile(np.arange(1, self.depth + 1), self.anchors)
+        columns["rank"] = self.rank.ravel()
+        known = columns["rank"] != PAST_END
+        return pd.DataFrame({name: values[known] for name, values in columns.items()})
 
 
 def save_trace(trace: Trace, path: Path) -> None:

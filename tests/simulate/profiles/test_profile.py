@@ -662,3 +662,21 @@ def test_an_interrupted_save_keeps_the_old_file(tmp_path, monkeypatch, failure):
         save_profile(Profile(PROFILE.batches[:1], (0, 1), 0.0), path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["p.json"]
+
+
+def test_a_profile_as_a_frame_holds_every_measured_time():
+    times = BatchTimes(2, 0.01, ((1, 1e-3), (3, 2e-3)), ((2, 0.01), (64, 0.02)), ((1, 0.0), (4, 1e-4)), context=50.0)
+    frame = Profile((times,), (0, 100), 0.02).frame()
+    assert list(frame.columns) == ["batch", "context", "part", "size", "unit", "time_s"]
+    assert frame[["part", "size", "time_s"]].to_numpy().tolist() == [
+        ["plain", 1, 0.01],
+        ["draft", 1, 1e-3],
+        ["draft", 3, 2e-3],
+        ["rest", 2, 0.01],
+        ["rest", 64, 0.02],
+        ["width", 1, 0.0],
+        ["width", 4, 1e-4],
+    ]
+    assert set(frame["batch"]) == {2}
+    assert set(frame["context"]) == {50.0}
+    assert dict(zip(frame["part"], frame["unit"], strict=True))["draft"] == "levels"

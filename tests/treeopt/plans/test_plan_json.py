@@ -137,6 +137,11 @@ def test_a_plan_as_a_frame():
     assert frame["depth"].tolist() == [2, 0, 2, 3, 3, 0, 2]
     assert frame["tau"].tolist() == [2.5, 1, 2, 2.25, 2.25, 1, 2]
     assert frame["tokens_s"].tolist() == pytest.approx([100, 50, 80, 90, 90, 3200, 5120])
+    choice = plan_of().entries[0].choice
+    assert frame["tree"].tolist()[0] == choice.tree.id
+    assert frame["tree"].isna().tolist()[:3] == [False, True, False]
+    assert frame["speedup_low"].tolist()[0] == choice.speedup.low
+    assert frame["behind_high"].tolist()[0] == 0.0
 
 
 def test_what_graphs_are_captured_for():

@@ -822,3 +822,18 @@ def test_splits_differ_between_seeds_and_are_fair():
 def test_one_request_cannot_be_split():
     with pytest.raises(TraceError, match="at least 2 requests, the trace has 1"):
         trace_of([[[0]]], width=1).split(share=0.5, rng=np.random.default_rng(0))
+
+
+@given(traces())
+def test_a_trace_as_a_frame_has_a_row_per_anchor_and_depth_inside_its_request(trace):
+    frame = trace.frame()
+    inside = trace.rank != trace_checks.PAST_END
+    anchors, depths = np.nonzero(inside)
+    assert frame["rank"].tolist() == trace.rank[inside].tolist()
+    assert frame["request"].tolist() == trace.request[anchors].tolist()
+    assert frame["position"].tolist() == trace.position[anchors].tolist()
+    assert frame["depth"].tolist() == (depths + 1).tolist()
+    assert ("domain" in frame) == (trace.domain is not None)
+    if trace.domain is not None:
+        labels = [trace.domain_names[trace.domain[trace.request_index[anchor]]] for anchor in anchors]
+        assert frame["domain"].tolist() == labels

@@ -46,6 +46,7 @@ EXAMPLES = general.examples(
 @general.max_depth
 @general.seed
 @click.option("--output", type=general.FILE, help="Write the result to this file (.json).")
+@general.table
 @general.as_json
 @general.verbose
 @general.quiet
@@ -54,6 +55,7 @@ def compare(
     batch: tuple[int, ...] | None,
     profiles: tuple[Path, ...],
     output: Path | None,
+    table_file: Path | None,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -62,12 +64,14 @@ def compare(
     Differences are paired by request where the traces were recorded on the same prompts.
     """
     general.check_output(output)
+    general.check_output(table_file, "--table")
     result = compare_traces.compare(traces, profiles or None, batch=batch or (), **settings)
     from treeopt.tables.compare_tables import comparison_blocks, comparison_record
 
     record = comparison_record(result)
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
+    general.write_table(table_file, result.frame)
     if as_json:
         general.print_json(record)
         return

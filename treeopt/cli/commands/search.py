@@ -115,6 +115,7 @@ engine_rules = click.option(
 @general.context
 @general.seed
 @click.option("--output", type=general.FILE, help="Write the plan to this file (.json).")
+@general.table
 @general.as_json
 @general.verbose
 @general.quiet
@@ -122,6 +123,7 @@ def search(
     trace_file: Path,
     profile_file: Path | None,
     output: Path | None,
+    table_file: Path | None,
     as_json: bool,
     max_tpot_ms: float | None,
     compared: tuple[tuple[str, Tree], ...],
@@ -135,6 +137,7 @@ def search(
     decoding, the best chain and published trees.
     """
     general.check_output(output)
+    general.check_output(table_file, "--table")
     trace = load_trace(trace_file, ranks_only=not policies)
     profile = as_profile(profile_file, trace, trace_file)
     plan = search_trace.search(
@@ -148,6 +151,7 @@ def search(
     )
     if output:
         save_plan(plan, output)
+    general.write_table(table_file, plan.frame)
     if as_json:
         click.echo(to_json(plan))
         return

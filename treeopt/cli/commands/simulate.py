@@ -91,6 +91,7 @@ EXAMPLES = general.examples(
 )
 @general.seed
 @click.option("--output", type=general.FILE, help="Write the result to this file (.json).")
+@general.table
 @general.as_json
 @general.verbose
 @general.quiet
@@ -99,6 +100,7 @@ def simulate(
     profile_file: Path | None,
     plan_file: Path | None,
     output: Path | None,
+    table_file: Path | None,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -109,9 +111,11 @@ def simulate(
     changes; with --capacity, the highest rate that keeps the limits is found. Servers need simpy.
     """
     general.check_output(output)
+    general.check_output(table_file, "--table")
     record = simulate_requests.simulate(trace_file, profile_file, plan=plan_file, progress=general.progress, **settings)
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
+    general.write_table(table_file, record.frame)
     if as_json:
         general.warn(record["warnings"])
         general.print_json(record)

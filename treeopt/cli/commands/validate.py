@@ -20,6 +20,7 @@ from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.defaults import BLOCKS, VALIDATED_BATCHES
 from treeopt.errors import UsageError
 from treeopt.storage.atomic_files import write_text
+from treeopt.trackers.log_run import TRACKERS, check_tracker, log_validation
 
 SHAPES = ",".join(f"{size.kind}:{size.nodes}" for size in USUAL)
 REPLAY = "replay:"
@@ -70,6 +71,13 @@ EXAMPLES = general.examples(
 @general.graphs
 @engine
 @click.option("--output", type=general.FILE, help="Write the comparison to this file (.json).")
+@click.option(
+    "--log",
+    "tracker",
+    type=click.Choice(list(TRACKERS)),
+    help="Also log the comparison as a run of this tracker, which its own environment variables configure.",
+)
+@general.table
 @general.as_json
 @general.verbose
 @general.quiet
@@ -85,6 +93,8 @@ def validate(
     predictions_file: Path | None,
     acceptance: str,
     output: Path | None,
+    table_file: Path | None,
+    tracker: str | None,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -103,34 +113,38 @@ def validate(
     written = plan_file is not None or trace_file is not None
     reads = {"acceptance": replay, "predictions": None if written else predictions_file}
     general.check_output(output, reads=reads)
+    general.check_output(table_file, "--table", reads=reads)
     sampling.check()
+    check_tracker(tracker)
     if written:
         general.check_output(predictions_file, "--predictions", reads=reads)
     if sizes is not None:
         parse_sizes(sizes)
     beside = output.with_suffix(".predictions.json") if output and written else None
-    made: dict[str, Any] = {
-        "plan": plan_file,
-        "trace": trace_file,
-        "profile": profile_file,
-        "sizes": sizes,
-        "replay": replay,
-    }
-    made |= {"predictions": predictions_file or beside, "progress": general.progress}
+    made: dict[str, Any] = {"plan": plan_file, "trace": trace_file, "profile": profile_file, "sizes": sizes}
+    made |= {"replay": replay, "predictions": predictions_file or beside, "progress": general.progress}
     if engine.engine is not None:
         record = _in_engine(engine, models, prompts, sampling, {**made, **settings})
     else:
         record = validate_plan.validate(**_arguments(models, prompts, sampling), **made, **settings)
         if not is_main_rank():
             return
-    if output:
-        write_text(output, json.dumps(record, indent=1) + "\n")
+    _store(record, output, table_file, tracker)
     if as_json:
         general.print_json(record)
         return
     from treeopt.tables.validate_tables import validation_blocks
 
     general.show(validation_blocks(record, plan=None if plan_file is None else str(plan_file)))
+
+
+def _store(record: Record, output: Path | None, table_file: Path | None, tracker: str | None) -> None:
+    """Write the comparison to its files first, then log it."""
+    if output:
+        write_text(output, json.dumps(record, indent=1) + "\n")
+    general.write_table(table_file, record.frame)
+    if tracker is not None:
+        general.say(f"logged as {tracker} run {log_validation(record, tracker)}")
 
 
 def _in_engine(

@@ -103,6 +103,7 @@ POSITIVE = general.Real(min=0, min_open=True)
     help="Write the step times of each device to this folder, for --profile of search, compare and simulate.",
 )
 @click.option("--output", type=general.FILE, help="Write the result to this file (.json).")
+@general.table
 @general.as_json
 @general.verbose
 @general.quiet
@@ -113,6 +114,7 @@ def whatif(
     plans: Path | None,
     tables: Path | None,
     output: Path | None,
+    table_file: Path | None,
     as_json: bool,
     price: str | None,
     link: str | None,
@@ -126,6 +128,7 @@ def whatif(
     the price of a million tokens, and the cheapest configuration.
     """
     general.check_output(output)
+    general.check_output(table_file, "--table")
     for folder, option in ((plans, "--plans"), (tables, "--profiles")):
         if folder is not None:
             general.check_output(folder / "x" if folder.is_dir() else folder, option)
@@ -154,6 +157,7 @@ def whatif(
             general.say(f"step times written to {tables / name}")
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
+    general.write_table(table_file, record.frame)
     if as_json:
         general.warn(record["warnings"])
         general.print_json(record)

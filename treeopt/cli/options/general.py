@@ -19,14 +19,17 @@ from treeopt.defaults import NODES
 from treeopt.errors import UsageError
 from treeopt.storage.atomic_files import is_special
 from treeopt.storage.json_records import LARGEST_NUMBER
+from treeopt.storage.table_files import check_table_file, save_table
 from treeopt.tree import MAX_NODES
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from treeopt.tables.blocks import Blocks
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 # Parameters that name what is written; others are read.
-WRITTEN = ("output", "rest", "predictions_file", "plans", "tables")
+WRITTEN = ("output", "rest", "predictions_file", "plans", "tables", "table_file")
 FOLDER = click.Path(path_type=Path)
 LARGEST = 2**31  # whole number of a list
 EXAMPLE_WIDTH = 100  # columns
@@ -111,6 +114,29 @@ def _doubled(low: int, high: int) -> list[int]:
     return numbers if low == high else [*numbers, high]
 
 
+class TableFile(click.Path):
+    """The name of a file for a table, which must end in .csv or .parquet."""
+
+    def __init__(self) -> None:
+        """Take files only."""
+        super().__init__(path_type=Path, dir_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        path = Path(str(super().convert(value, param, ctx)))
+        try:
+            check_table_file(path)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+        return path
+
+
+table = click.option(
+    "--table",
+    "table_file",
+    type=TableFile(),
+    help="Also write the table of results to this file (.csv or .parquet), with a row per configuration.",
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, alone, on stdout.")
 seed = click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of every random choice."
@@ -243,6 +269,12 @@ def _read() -> Iterator[tuple[str, Path]]:
             for item in value if isinstance(value, tuple) else (value,):
                 if isinstance(item, Path):
                     yield name.removesuffix("_file").replace("_", " "), item
+
+
+def write_table(path: Path | None, frame: Callable[[], "pd.DataFrame"]) -> None:
+    """Write the table of results to the file of `--table`, if it was given."""
+    if path is not None:
+        save_table(frame(), path)
 
 
 def print_json(value: Any) -> None:

@@ -1,0 +1,49 @@
+import json
+
+import pytest
+
+import treeopt
+from tests.helpers.command_line import done
+from treeopt.errors import TraceError, UsageError
+
+METRICS = "docs/examples/vllm_metrics.txt"
+
+
+def test_an_import_equals_that_of_the_command(tmp_path):
+    done("trace", "import", METRICS, "--requests", "50", "--output", tmp_path / "imported.npz")
+    command = treeopt.load_trace(tmp_path / "imported.npz")
+    trace = treeopt.import_trace(METRICS, requests=50)
+    assert trace.requests == command.requests == 50
+    assert trace.rank.tolist() == command.rank.tolist()
+    assert trace.meta["assumed"] == command.meta["assumed"]
+
+
+def test_settings_of_another_format_and_unknown_formats_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="--column does not apply to --format engine"):
+        treeopt.import_trace(METRICS, column="rank")
+    with pytest.raises(UsageError, match="--format must be one of"):
+        treeopt.import_trace(METRICS, kind="pdf")
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(TraceError, match=r"empty\.txt: "):
+        treeopt.import_trace(tmp_path / "empty.txt")
+
+
+def test_a_table_of_numbers_is_imported(tmp_path):
+    (tmp_path / "ranks.csv").write_text("0.62,0.12,0.06\n0.48,0.13,0.06\n")
+    trace = treeopt.import_trace(tmp_path / "ranks.csv", kind="table", column="rank", requests=20, length=16)
+    assert (trace.requests, trace.depth, trace.anchors) == (20, 2, 320)
+
+
+def test_a_what_if_hands_on_the_plans_and_step_times_that_the_command_writes(tmp_path):
+    words = {"hardware": "h100", "target": "docs/examples/llama-8b", "batch": (1, 8), "context": 512, "max_nodes": 4}
+    record = treeopt.whatif("data/traces/smollm2-eagle-t0.npz", **words)
+    options = ("--hardware", "h100", "--target", "docs/examples/llama-8b", "--batch", "1,8", "--max-nodes", "4")
+    folders = ("--plans", tmp_path / "plans", "--profiles", tmp_path / "profiles", "--json")
+    printed = done("whatif", "--trace", "data/traces/smollm2-eagle-t0.npz", *options, *folders)
+    assert json.loads(printed.stdout)["cells"] == json.loads(json.dumps(record["cells"]))
+    for name, plan in record.plans().items():
+        stored = treeopt.load_plan(tmp_path / "plans" / name)
+        assert [entry.choice for entry in stored.entries] == [entry.choice for entry in plan.entries]
+    for name, profile in record.profiles().items():
+        assert treeopt.load_profile(tmp_path / "profiles" / name).batches == profile.batches
+    assert sorted(record.plans()) == ["h100-sxm-512.json"]
