@@ -18,13 +18,13 @@ TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
 PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
 
-.PHONY: fuzz coverage engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
+.PHONY: fuzz coverage engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow browser check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
 
 test: $(VENV)/.all  ## all fast tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not engines" -n auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not engines and not browser" -n auto --maxprocesses 4 --dist loadfile
 
 FUZZ := 1000000
 
@@ -33,7 +33,10 @@ fuzz: $(VENV)/.all  ## every reader of files on FUZZ damaged inputs; those that 
 		-n 2 tests/system/test_fuzz.py
 
 slow: $(VENV)/.all  ## statistical and whole-data suites, and property tests with more examples
-	TREEOPT_EXAMPLES=200 $(BIN)/python -m pytest -q -m "slow or (hypothesis and not engines)"
+	TREEOPT_EXAMPLES=200 $(BIN)/python -m pytest -q -m "slow or (hypothesis and not engines and not browser)"
+
+browser: $(VENV)/.all  ## pages in headless Chromium, which must be installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser
 
 check: $(VENV)/.all  ## style and types
 	$(BIN)/ruff check .
@@ -176,7 +179,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.all: $(VENV)/.core
-	$(PIP) -e '.[executor,train,report,dev]'
+	$(PIP) -e '.[executor,train,report,explore,dev]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.core

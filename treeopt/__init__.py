@@ -10,7 +10,8 @@ first used, so that importing treeopt takes no time. The rooms, in the order of 
 * `searchers`, `plans`, `planning`: search algorithms; the result and its JSON; from a trace and step times to a plan.
 * `comparison`, `engines`: drafters side by side; exports and engine rules.
 * `tables`, `report`: results on the terminal; plots and the HTML page.
-* `api`, `cli`: the Python API, one command per file; the command line, which parses, calls and prints.
+* `api`, `explore`, `cli`: the Python API, one command per file; a local page; the command line, which parses, calls and
+  prints.
 
 >>> import treeopt
 >>> treeopt.Tree.chain(2).paths

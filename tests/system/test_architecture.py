@@ -40,6 +40,7 @@ ROOF = (
     "treeopt",
     "treeopt.__main__",
     "treeopt.api",
+    "treeopt.explore",
     "treeopt.cli",
     "treeopt.cli.options",
     "treeopt.cli.commands",
@@ -48,7 +49,7 @@ ROOF = (
 EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft"}
 # Loaded inside functions, where they are needed: each takes 0.1 s to seconds.
 LONGEST_COMMAND = 60  # lines
-LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft", "simpy", "datasets"}
+LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft", "simpy", "datasets", "uvicorn", "starlette"}
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ EXTRAS = {
     "peft": "train",
     "simpy": "serving",
     "matplotlib": "report",
+    **dict.fromkeys(("marimo", "uvicorn", "starlette"), "explore"),
 }
 
 

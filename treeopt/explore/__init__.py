@@ -1,0 +1,11 @@
+"""The local page of `treeopt explore`: controls, the library's answer to them, and the server that shows it.
+
+* `offered_files`: traces, profiles, models and devices that the page offers; it reads no others.
+* `questions`: the state of the controls as arguments of the library.
+* `answers`: the library's answer, with what it reports on the way.
+* `answer_words`: the answer in sentences and table rows.
+* `page_parts`: pieces of HTML.
+* `downloads`: the plan, the engine's configuration and the report as files.
+* `local_server`: the server on 127.0.0.1.
+* `page`: the page itself, a marimo app.
+"""
