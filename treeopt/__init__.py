@@ -9,7 +9,7 @@ first used, so that importing treeopt takes no time. The rooms, in the order of 
 * `policies`, `constraints`, `replay`: dynamic trees; rules of engines; which drafted tokens a tree gets accepted.
 * `searchers`, `plans`, `planning`: search algorithms; the result and its JSON; from a trace and step times to a plan.
 * `comparison`, `engines`: drafters side by side; exports and engine rules.
-* `tables`, `report`: results on the terminal; plots and the HTML page.
+* `tables`, `charts`, `report`: results on the terminal; charts as values and their renderers; the HTML page.
 * `api`, `explore`, `cli`: the Python API, one command per file; a local page; the command line, which parses, calls and
   prints.
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from simulate.profiles.profile import Profile as Profile
     from simulate.profiles.profile import save_profile as save_profile
     from treeopt.api.compare_traces import compare as compare
+    from treeopt.api.draw_charts import draw_speedups as draw_speedups
+    from treeopt.api.draw_charts import draw_tau as draw_tau
     from treeopt.api.file_loading import load_plan as load_plan
     from treeopt.api.file_loading import load_profile as load_profile
     from treeopt.api.file_loading import load_trace as load_trace
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
     from treeopt.plans.plan import Plan as Plan
     from treeopt.plans.plan_json import save_plan as save_plan
     from treeopt.replay.static_tree import replay_tree as replay_tree
-    from treeopt.report.plots import draw_speedups as draw_speedups
-    from treeopt.report.plots import draw_tau as draw_tau
     from treeopt.traces.trace import Trace as Trace
     from treeopt.traces.trace import save_trace as save_trace
     from treeopt.tree import Tree as Tree
@@ -55,8 +55,8 @@ _MODULES = {
     "Tree": "treeopt.tree",
     "TreeoptError": "treeopt.errors",
     "compare": "treeopt.api.compare_traces",
-    "draw_speedups": "treeopt.report.plots",
-    "draw_tau": "treeopt.report.plots",
+    "draw_speedups": "treeopt.api.draw_charts",
+    "draw_tau": "treeopt.api.draw_charts",
     "load_plan": "treeopt.api.file_loading",
     "load_profile": "treeopt.api.file_loading",
     "load_trace": "treeopt.api.file_loading",

@@ -30,7 +30,7 @@ PACKAGES = ("treeopt", "simulate", "executor")
 ROOMS = """
 treeopt: errors defaults storage tree statistics traces traces.importers traces.importers.readers tree_files policies
     cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
-    plans planning comparison engines tables report
+    plans planning comparison engines tables charts report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
 executor: device prompts verification target drafters drafters.lookup models checkpoints.tensors
     checkpoints.layer_settings checkpoints.engine_files checkpoints decoding recording profiling validation train
@@ -49,7 +49,8 @@ ROOF = (
 EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft"}
 # Loaded inside functions, where they are needed: each takes 0.1 s to seconds.
 LONGEST_COMMAND = 60  # lines
-LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft", "simpy", "datasets", "uvicorn", "starlette"}
+LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft", "simpy", "datasets", "jinja2", "altair", "vl_convert"}
+LAZY |= {"marimo", "uvicorn", "starlette"}
 
 
 @dataclass(frozen=True)
@@ -261,13 +262,13 @@ def test_only_the_command_line_imports_click():
     assert sorted((name, module) for name, module in wrong if not name.startswith("treeopt.cli")) == []
 
 
-def test_matplotlib_is_imported_only_by_functions_of_the_report():
+def test_matplotlib_is_imported_only_by_functions_of_the_charts():
     wrong = [
         (name, found)
         for name, found in all_imports()
         if found.top == "matplotlib"
         and not found.types_only
-        and not (found.inside and name.startswith("treeopt.report"))
+        and not (found.inside and name.startswith("treeopt.charts"))
     ]
     assert wrong == []
 

@@ -1,84 +1,179 @@
-"""The HTML page of results, which needs no other file: tables as printed on the terminal, and plots as SVG."""
+"""The HTML page of results, which needs no other file: tables, charts that can be explored, and sliders."""
 
-import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from treeopt.tables.terminal_text import PLAIN
+from treeopt.charts.chart import Chart
+from treeopt.charts.matplotlib_axes import as_svg
+from treeopt.charts.palette import DARK, LIGHT, STYLED, Palette, shape
+from treeopt.charts.vega_lite import as_vega_lite
+from treeopt.report.page_parts import QUESTIONS, Finding, Page
+from treeopt.tables.blocks import Blocks, Line, Table, notes_once
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from jinja2 import Environment
 
-WIDTH = 200  # columns, enough for the widest table
-INCHES = (7.0, 4.2)  # size of a plot
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 82rem; margin: 2rem auto; padding: 0 1rem; }
-h2 { margin: 2.5rem 0 0.5rem; border-bottom: 1px solid #8888; }
-pre { font: 12px/1.2 ui-monospace, Consolas, Menlo, monospace; white-space: pre-wrap; min-width: 150ch; }
-.wide { overflow-x: auto; }
-figure { display: inline-block; margin: 0.5rem 1rem 0.5rem 0; background: white; }
-footer, .from { color: #777; font-size: 13px; }
-"""
+FOLDER = Path(__file__).parent / "page_files"
+ANSWERS = 4  # of one question in the summary
+# What a small mark in the legend looks like, in a box of 12 by 12.
+GLYPHS = {
+    "circle": "M6 1.6a4.4 4.4 0 1 0 0 8.8a4.4 4.4 0 1 0 0-8.8z", "square": "M2 2h8v8h-8z",
+    "triangle-up": "M6 1.4l5 9h-10z", "diamond": "M6 .8l5.2 5.2l-5.2 5.2l-5.2-5.2z", "triangle-down": "M6 10.6l5-9h-10z",
+    "cross": "M4.4 1.2h3.2v3.2h3.2v3.2h-3.2v3.2h-3.2v-3.2h-3.2v-3.2h3.2z",
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Section:
-    """A section of the page: one result.
+def as_html(page: Page, *, plots: bool = True, static: bool = False) -> str:
+    """Return the whole page.
 
-    Attributes:
-        title: its title.
-        source: its file, with the checksum.
-        show: prints its tables.
-        draws: functions that draw its plots, each into its own axes.
+    Args:
+        page: its parts.
+        plots: draw the charts; needs matplotlib, and vl-convert unless `static`.
+        static: charts as pictures alone, without scripts: for mail.
     """
-
-    title: str
-    source: str
-    show: Callable[[Console], None]
-    draws: Sequence[Callable[["Axes"], None]] = ()
-
-
-def as_html(title: str, sections: Sequence[Section], *, footer: str) -> str:
-    """Return the whole page."""
-    parts = [_section(number, section) for number, section in enumerate(sections, 1)]
-    titles = (f'<li><a href="#s{n}">{escape(section.title)}</a></li>' for n, section in enumerate(sections, 1))
-    contents = f"<ol>{''.join(titles)}</ol>" if len(sections) > 1 else ""
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>\n'
-        f"<style>{STYLE}</style></head>\n<body>\n<h1>{escape(title)}</h1>\n{contents}\n{''.join(parts)}"
-        f"<footer><p>{escape(footer)}</p></footer>\n</body>\n</html>\n"
+    interactive = plots and not static
+    sections = [_section(key, page.findings, plots=plots, interactive=interactive) for key in _asked(page)]
+    charts = [chart for section in sections for finding in section["findings"] for chart in finding["charts"]]
+    return _environment().get_template("page.html.j2").render(
+        page=page,
+        summary=[{"question": QUESTIONS[key].text, "key": key, "answers": _answers(page, key)} for key in _asked(page)],
+        sections=sections,
+        css=_colours() + (FOLDER / "page.css").read_text("utf-8"),
+        scripts=_scripts(interactive=interactive and bool(charts), sliders=page.sliders is not None) if not static else (),
+        specs=_embedded({chart["id"]: chart["spec"] for chart in charts if chart["spec"]}),
+        sliders=_embedded(page.sliders) if page.sliders is not None and not static else "",
+        formula=_formula(),
+        static=static,
     )
 
 
-def _section(number: int, section: Section) -> str:
-    plots = "".join(f"<figure>{_svg(draw)}</figure>\n" for draw in section.draws)
-    return (
-        f'<h2 id="s{number}">{escape(section.title)}</h2>\n<p class="from">{escape(section.source)}</p>\n{plots}'
-        f'<div class="wide"><pre>{_printed(section.show)}</pre></div>\n'
+def _environment() -> "Environment":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
 
 
-def _printed(show: Callable[[Console], None]) -> str:
-    """Return the printed tables as HTML."""
-    console = Console(record=True, file=io.StringIO(), width=WIDTH, color_system="truecolor", **PLAIN)
-    show(console)
-    return console.export_html(inline_styles=True, code_format="{code}")
+def _scripts(*, interactive: bool, sliders: bool) -> Iterator[str]:
+    """Yield the scripts of the page, Vega's first."""
+    if interactive:
+        import vl_convert
+
+        yield vl_convert.javascript_bundle()
+    yield (FOLDER / "page.js").read_text("utf-8")
+    if sliders:
+        yield (FOLDER / "sliders.js").read_text("utf-8")
 
 
-def _svg(draw: Callable[["Axes"], None]) -> str:
-    """Return a plot as SVG, byte for byte the same for the same data."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+def _asked(page: Page) -> list[str]:
+    present = {finding.question for finding in page.findings}
+    return [key for key in QUESTIONS if key in present]
 
-    with mpl.rc_context({"svg.hashsalt": "treeopt"}):
-        figure = Figure(figsize=INCHES, layout="constrained")
-        draw(figure.subplots())
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    whole = file.getvalue()
-    return whole[whole.index("<svg") :]
+
+def _answers(page: Page, key: str) -> list[str]:
+    """Return the answers to a question, those of several files with their titles."""
+    findings = [finding for finding in page.findings if finding.question == key]
+    several = len(findings) > 1
+    return [
+        f"{finding.title}: {text}" if several else text
+        for finding in findings
+        for text in (finding.answers or tuple(_texts(finding.blocks, "answer")))[: 2 if several else ANSWERS]
+    ]
+
+
+def _texts(blocks: Blocks, kind: str) -> Iterator[str]:
+    return (block.text for block in blocks if isinstance(block, Line) and block.kind == kind)
+
+
+def _section(key: str, findings: Sequence[Finding], *, plots: bool, interactive: bool) -> dict[str, Any]:
+    chosen = [(place, finding) for place, finding in enumerate(findings) if finding.question == key]
+    return {
+        "key": key,
+        "text": QUESTIONS[key].text,
+        "several": len(chosen) > 1,
+        "findings": [_finding(place, finding, plots=plots, interactive=interactive) for place, finding in chosen],
+    }
+
+
+def _finding(place: int, finding: Finding, *, plots: bool, interactive: bool) -> dict[str, Any]:
+    blocks = notes_once(finding.blocks)
+    drawn = enumerate(finding.charts if plots else ())
+    return {
+        "id": f"result-{place}",
+        "title": finding.title,
+        "source": finding.source,
+        "shown": [_block(block) for block in blocks if not block.detail and not _is(block, "condition")],
+        "more": [_block(block) for block in blocks if block.detail or _is(block, "condition")],
+        "charts": [_chart(f"chart-{place}-{number}", chart, interactive=interactive) for number, chart in drawn],
+    }
+
+
+def _is(block: Table | Line, kind: str) -> bool:
+    return isinstance(block, Line) and block.kind == kind
+
+
+def _block(block: Table | Line) -> dict[str, Any]:
+    return {"table": block if isinstance(block, Table) else None, "line": block if isinstance(block, Line) else None}
+
+
+def _chart(name: str, chart: Chart, *, interactive: bool) -> dict[str, Any]:
+    legend = [
+        {"name": series, "glyph": GLYPHS[shape(place)], "colour": "--muted" if chart.muted(series) else _property(place)}
+        for place, series in enumerate(chart.series)
+    ]
+    return {
+        "id": name,
+        "title": chart.title,
+        "alt": chart.alt or chart.title,
+        "conditions": chart.conditions,
+        "legend": legend if len(legend) > 1 else [],
+        "height": chart.height,
+        "svg": _themed(as_svg(chart, legend=False), name),
+        "spec": as_vega_lite(chart, palette=STYLED) if interactive else None,
+    }
+
+
+def _property(place: int) -> str:
+    return f"--series-{place % len(LIGHT.series)}"
+
+
+def _themed(svg: str, name: str) -> str:
+    """Return a picture whose colours follow the page's theme, with ids of its own."""
+    names = {colour: _property(place) for place, colour in enumerate(LIGHT.series)}
+    names |= {LIGHT.text: "--text", LIGHT.muted: "--muted", LIGHT.grid: "--grid", LIGHT.back: "--card"}
+    for colour, custom in names.items():
+        svg = svg.replace(colour, f"var({custom})")
+    for mark in ('id="', 'href="#', "url(#"):
+        svg = svg.replace(mark, f"{mark}{name}-")
+    return svg.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
+
+
+def _colours() -> str:
+    """Return the custom properties of both themes."""
+
+    def properties(palette: Palette) -> str:
+        series = ";".join(f"{_property(place)}:{colour}" for place, colour in enumerate(palette.series))
+        return f"{series};--text:{palette.text};--muted:{palette.muted};--grid:{palette.grid};--card:{palette.back}"
+
+    dark = properties(DARK)
+    return (
+        f":root{{{properties(LIGHT)}}}\n"
+        f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
+        f"@media screen{{:root[data-theme=dark]{{{dark}}}}}\n"
+    )
+
+
+def _embedded(value: Any) -> str:
+    """Return JSON that can stand in a script element."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _formula() -> list[str]:
+    """Return the formulas of the sliders, as their module states them."""
+    from treeopt.report import slider_model
+
+    text = (slider_model.__doc__ or "").split("\n\n", 1)[1]
+    return [" ".join(part.split()) for part in text.split("\n* ")]

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from treeopt.charts.agreement_charts import agreement
+from treeopt.charts.chart import Chart
+from treeopt.charts.speedup_charts import contests, scenario_speedups, speedups
+from treeopt.charts.tau_chart import tau_by_nodes
 from treeopt.errors import UsageError
 from treeopt.plans.plan import Plan
 from treeopt.report.html_page import Section
-from treeopt.report.plots import draw_agreement, draw_comparison, draw_scenarios, draw_speedups, draw_tau
 from treeopt.tables.compare_tables import SCHEMA as COMPARISON
 from treeopt.tables.compare_tables import show_comparison
 from treeopt.tables.plan_tables import show_plan
@@ -18,17 +21,14 @@ from treeopt.tables.validate_tables import show_validation
 from treeopt.tables.whatif_tables import show_scenarios
 from treeopt.traces.trace import CHAINS, Trace
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-# Schema of a record -> its title, the function that prints it and the one that draws it.
-RECORDS: dict[str, tuple[str, Callable[..., None], "Callable[[Axes, Mapping[str, Any]], None] | None"]] = {
-    COMPARISON: ("Drafters side by side", show_comparison, draw_comparison),
+# Schema of a record -> its title, the function that prints it and the one that returns its chart.
+RECORDS: dict[str, tuple[str, Callable[..., None], Callable[[Mapping[str, Any]], Chart] | None]] = {
+    COMPARISON: ("Drafters side by side", show_comparison, contests),
     "treeopt.run/1": ("Run of all requests", show_runs, None),
     "treeopt.serving/1": ("Server", show_serving, None),
     "treeopt.capacity/1": ("Capacity of a server", show_capacity, None),
-    "treeopt.validation/2": ("Predicted and measured", show_validation, draw_agreement),
-    "treeopt.whatif/1": ("Devices that were not measured", show_scenarios, draw_scenarios),
+    "treeopt.validation/2": ("Predicted and measured", show_validation, agreement),
+    "treeopt.whatif/1": ("Devices that were not measured", show_scenarios, scenario_speedups),
 }
 
 
@@ -41,7 +41,7 @@ def trace_section(trace: Trace, source: str, *, replayed: Trace | None = None) -
         replayed: the trace with drawn ranks that determine acceptance, if its own ranks do not.
     """
     single = trace.tree_kept is None and trace.meta.get("verification") not in CHAINS
-    draws = (partial(draw_tau, trace=replayed or trace),) if single else ()
+    draws = (partial(tau_by_nodes, replayed or trace),) if single else ()
     return Section(f"Trace: {describe_models(trace.meta)}", source, partial(show_trace, trace), draws)
 
 
@@ -49,23 +49,23 @@ def plan_section(plan: Plan, source: str, *, checks: Mapping[int, str]) -> Secti
     """Return the section of a plan, with live checks of its choices; see `show_plan`."""
     sizes = ", ".join(str(entry.batch) for entry in plan.entries)
     show = partial(show_plan, plan, checks=checks)
-    return Section(f"Plan for batch {sizes}", source, show, (partial(draw_speedups, plan=plan),))
+    return Section(f"Plan for batch {sizes}", source, show, (partial(speedups, plan),))
 
 
 def record_section(record: Mapping[str, Any], source: str) -> Section:
     """Return the section of a record of one of the schemas in `RECORDS`."""
     title, show, draw = RECORDS[record["schema"]]
     printed = _checked(lambda console: show(record, console), record, source)
-    drawn = () if draw is None else (_checked(lambda ax: draw(ax, record), record, source),)
+    drawn = () if draw is None else (_checked(lambda: draw(record), record, source),)
     return Section(title, source, printed, drawn)
 
 
-def _checked(act: Callable[[Any], None], record: Mapping[str, Any], source: str) -> Callable[[Any], None]:
+def _checked(act: Callable[..., Any], record: Mapping[str, Any], source: str) -> Callable[..., Any]:
     """Return `act` with a `UsageError` in place of Python's errors for a record that lacks a field."""
 
-    def checked(target: Any) -> None:
+    def checked(*words: Any) -> Any:
         try:
-            act(target)
+            return act(*words)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             reason = f"`{error.args[0]}` is missing" if isinstance(error, KeyError) else str(error)
             raise UsageError(f"{source}: no whole {record['schema']}: {reason}") from error

@@ -3,9 +3,8 @@ import numpy as np
 import pytest
 
 from simulate.profiles.profile import BatchTimes, Profile
-from treeopt import search
+from treeopt import draw_speedups, draw_tau, search
 from treeopt.replay.static_tree import replay_tree
-from treeopt.report.plots import draw_speedups, draw_tau
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.traces.trace import Trace
 
@@ -30,7 +29,7 @@ def test_speedups_show_every_way_and_its_figures(trace):
     draw_speedups(ax, plan)
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert {"chosen tree", "best chain"} <= set(labels)
-    line = ax.containers[labels.index("best chain")][0]
+    line = next(drawn[0] for drawn in ax.containers if drawn.get_label() == "best chain")
     rows = plan.frame().query("name == 'best chain'")
     assert line.get_ydata() == pytest.approx(rows["speedup"].to_numpy())
     plt.close(figure)
@@ -39,7 +38,8 @@ def test_speedups_show_every_way_and_its_figures(trace):
 def test_tau_shows_average_and_replay(trace):
     figure, ax = plt.subplots()
     draw_tau(ax, trace, sizes=(1, 4, 16))
-    averaged, replayed = ax.get_lines()
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    averaged, replayed = lines["averaged over positions"], lines["replayed along the walk"]
     frontier = count_prefixes(trace, nodes=16, depth=3)
     assert averaged.get_ydata()[1] == pytest.approx(frontier.tokens(3)[4])
     assert replayed.get_ydata()[2] == pytest.approx(replay_tree(frontier.tree(16, 3), trace).tau)
