@@ -1,5 +1,9 @@
-"""Results as tables on the terminal.
+"""Results as tables and sentences, and how a terminal shows them.
 
+* `blocks`: tables, lines and cells with their full text: what every medium shows.
+* `print_blocks`: blocks printed on a terminal.
+* `table_layout`: tables as lines that fit a width; no cell is cut.
+* `wrapped_text`: sentences and command lines that fit a width.
 * `terminal_text`: text that all tables share: the terminal, intervals, one-line descriptions of provenance.
 * `plan_tables`: plans, as `treeopt search` prints them.
 * `trace_tables`: traces, as `treeopt trace info` prints them.
@@ -8,5 +12,6 @@
 * `simulate_tables`: simulated runs, servers and capacities.
 * `validate_tables`: predicted beside measured.
 * `whatif_tables`: predictions for other devices.
+* `train_tables`: the accuracy of a trained drafter.
 * `doctor_tables`: packages, device and trials.
 """

@@ -1,17 +1,18 @@
-"""Comparisons of drafters as tables on the terminal, and as records for JSON."""
+"""Comparisons of drafters as tables, the fastest drafter first in words, and as records for JSON."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from treeopt.comparison.compare_drafters import Comparison, Standing
-from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule, interval, terminal
+from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
+from treeopt.tables.print_blocks import print_blocks
+from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule
 
+Contests = Sequence[Mapping[str, Any]]
 SCHEMA = "treeopt.comparison/1"
 PAIRED = {
     "texts": "paired by request: the target wrote the same texts",
@@ -19,6 +20,29 @@ PAIRED = {
     "told": "paired by request",
     None: "not paired",
 }
+DRAFTER = Column("drafter", align="left", key=True)
+NODES = Column("nodes", drop=2, meaning="Drafted tokens in the tree.")
+DEPTH = Column("depth", drop=5, meaning="Drafted tokens on the longest path.")
+TAU = Column("tau", drop=1, meaning="Tokens committed per step and sequence, bonus counted.")
+JUDGED = (  # with trees of one size
+    Column("trees", align="left", key=True),
+    DRAFTER,
+    NODES,
+    DEPTH,
+    replace(TAU, drop=0),
+    Column("tau over the first's", meaning="Ratio of tau to that of the first drafter."),
+)
+PRICED = (  # each with its own best tree
+    Column("batch", key=True),
+    DRAFTER,
+    NODES,
+    DEPTH,
+    TAU,
+    Column("step", "ms", drop=4, meaning="Time of one step: draft, verify, accept."),
+    Column("plain", "ms", drop=3, meaning="Time of one step of plain decoding."),
+    Column("speedup", meaning="Over plain decoding with the drafter's own step times."),
+    Column("speedup over the first's", meaning="Ratio of the speedup to that of the first drafter."),
+)
 
 
 def comparison_record(comparison: Comparison) -> dict[str, Any]:
@@ -49,47 +73,104 @@ def _standing(standing: Standing) -> dict[str, Any]:
 
 
 def show_comparison(record: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a table for each contest, warnings and conditions; `record` is what `comparison_record` returns."""
-    console = console or terminal()
-    for contest in record["contests"]:
-        console.print(_table(contest))
-        console.print()
-    for warning in record["warnings"]:
-        console.print(f"Warning: {warning}.", markup=False, soft_wrap=True)
-    if record["warnings"]:
-        console.print()
-    console.print(Text(_conditions(record)), style="dim", soft_wrap=True)
+    """Print a comparison with all of its details."""
+    print_blocks(comparison_blocks(record), console, verbose=True)
 
 
-def _table(contest: Mapping[str, Any]) -> Table:
-    priced = contest["batch"] is not None
-    table = Table(title=contest["name"], title_justify="left", title_style="bold")
-    table.add_column("drafter", overflow="fold")
-    times = ("step ms", "plain ms", "speedup") if priced else ()
-    for name in ("nodes", "depth", "tau", *times, f"{'speedup' if priced else 'tau'}\nover the first's"):
-        table.add_column(name, justify="right")
-    for standing in contest["standings"]:
-        plain, tree = not standing["tree"], standing["tree"] or {"nodes": 0, "depth": 0}
-        cells = [standing["drafter"], str(tree["nodes"]), str(tree["depth"]), _estimate(standing["tau"], plain=plain)]
-        if priced:
-            cells += [f"{standing[name] * 1e3:.2f}" for name in ("step_s", "plain_s")]
-            cells.append(_estimate(standing["speedup"], plain=plain))
-        table.add_row(*map(Text, cells), "" if standing["over"] is None else _estimate(standing["over"]))
-    for drafter, reason in contest["skipped"].items():
-        table.add_row(Text(drafter), *[""] * (len(table.columns) - 2), Text(f"not compared: {reason}"), style="dim")
-    return table
+def comparison_blocks(record: Mapping[str, Any], *, files: Mapping[str, str] | None = None) -> Blocks:
+    """Return the winners, the next command, a table of contests with trees of one size and one of speedups, conditions.
+
+    Args:
+        record: what `comparison_record` returns.
+        files: the trace of each drafter, for the next command.
+    """
+    judged = [contest for contest in record["contests"] if contest["batch"] is None]
+    priced = [contest for contest in record["contests"] if contest["batch"] is not None]
+    blocks: list[Block] = [Line("answer", text) for text in _answers(judged, priced, record["first"])]
+    blocks += _next(judged, priced, files or {})
+    if judged:
+        blocks.append(Table("trees of one size", JUDGED, tuple(_rows(judged))))
+    if priced:
+        blocks.append(Table("each drafter with its own best tree", PRICED, tuple(_rows(priced))))
+    blocks += [Line("warning", f"{warning}.") for warning in record["warnings"]]
+    return (*blocks, *_conditions(record))
 
 
-def _estimate(estimate: Mapping[str, float], *, plain: bool = False) -> str:
-    return "1" if plain else interval(Estimate(**estimate))
+def _answers(judged: Contests, priced: Contests, first: str) -> list[str]:
+    """Return a sentence for each batch size, and one for each drafter that is best with some size of tree."""
+    lines = [_fastest(contest, first) for contest in priced]
+    won: dict[str, list[str]] = {}
+    for contest in judged:
+        won.setdefault(_winner(contest, "tau")["drafter"], []).append(contest["name"])
+    return [
+        *lines,
+        *(f"{drafter} commits the most tokens per step with {', '.join(names)}." for drafter, names in won.items()),
+    ]
 
 
-def _conditions(record: Mapping[str, Any]) -> str:
+def _winner(contest: Mapping[str, Any], by: str) -> Mapping[str, Any]:
+    standing: Mapping[str, Any] = max(contest["standings"], key=lambda standing: standing[by]["value"])
+    return standing
+
+
+def _fastest(contest: Mapping[str, Any], first: str) -> str:
+    """Return the fastest drafter of a batch size, and how it compares with the first, or the next one with it."""
+    best = _winner(contest, "speedup")
+    line = f"Batch {contest['batch']}: {best['drafter']} is the fastest, {_text(best['speedup'])} times plain decoding"
+    others = [standing for standing in contest["standings"] if standing is not best]
+    if best["over"] is not None:
+        return f"{line}; {_text(best['over'])} times the speedup of {first}{_unsure(best['over'])}."
+    if not others:
+        return f"{line}."
+    second = max(others, key=lambda standing: standing["over"]["value"])
+    return f"{line}; {second['drafter']} reaches {_text(second['over'])} of it{_unsure(second['over'])}."
+
+
+def _unsure(over: Mapping[str, float]) -> str:
+    return ", a difference within the noise" if over["low"] <= 1 <= over["high"] else ""
+
+
+def _text(estimate: Mapping[str, float]) -> str:
+    return ranged(estimate).text
+
+
+def _next(judged: Contests, priced: Contests, files: Mapping[str, str]) -> list[Line]:
+    """Return the search on the trace of the drafter that won most contests."""
+    winners = [_winner(c, "speedup") for c in priced] or [_winner(c, "tau") for c in judged]
+    names = [standing["drafter"] for standing in winners]
+    best = max(names, key=names.count, default=None)
+    if best is None or best not in files:
+        return []
+    batch = ",".join(str(contest["batch"]) for contest in priced) or "1"
+    command = f"treeopt search --trace {shlex.quote(files[best])} --batch {batch} --output plan.json"
+    return [Line("next", f"Next: choose the tree of {best}:", command)]
+
+
+def _rows(contests: Contests) -> Iterator[Row]:
+    for contest in contests:
+        priced = contest["batch"] is not None
+        name = number(contest["batch"]) if priced else word(contest["name"])
+        for standing in contest["standings"]:
+            plain, tree = not standing["tree"], standing["tree"] or {"nodes": 0, "depth": 0}
+            cells = [name, word(standing["drafter"]), number(tree["nodes"]), number(tree["depth"])]
+            cells.append(ONE if plain else ranged(standing["tau"]))
+            if priced:
+                cells += [number(standing[key] * 1e3, 2) for key in ("step_s", "plain_s")]
+                cells.append(ONE if plain else ranged(standing["speedup"]))
+            yield Row((*cells, ranged(standing["over"])))
+        for drafter, reason in contest["skipped"].items():
+            blank = (Cell(),) * (len(PRICED if priced else JUDGED) - 2)
+            yield Row((name, word(drafter), *blank), "dim", f"not compared: {reason}")
+
+
+def _conditions(record: Mapping[str, Any]) -> list[Line]:
     meta, text = record["meta"], record["meta"]["trace"][record["first"]]
-    lines = [
-        f"By replay on {meta['requests_judged_on']} requests held out, trees chosen on {meta['requests_chosen_on']} "
-        f"others (seed {meta['seed']}).",
+    visible = [
+        f"Predictions: by replay on {meta['requests_judged_on']} requests held out, trees chosen on "
+        f"{meta['requests_chosen_on']} others (seed {meta['seed']}).",
         f"Intervals: 95 %, clustered by request; ratios to the first drafter are {PAIRED[record['pairing']]}.",
+    ]
+    detail = [
         f"Texts: {describe_rule(text)}; {text.get('new_tokens', '?')} new tokens per request.",
         *(f"{name}: {describe_models(trace)}." for name, trace in meta["trace"].items()),
         *(
@@ -99,8 +180,8 @@ def _conditions(record: Mapping[str, Any]) -> str:
         ),
     ]
     if meta["cost"]:
-        lines.append(
+        detail.append(
             "Speedups are over plain decoding with the drafter's own step times and include their error; ratios of "
             "speedups include both errors as if independent."
         )
-    return "\n".join(lines)
+    return conditions(visible, detail)

@@ -1,33 +1,53 @@
-"""The results of `treeopt doctor` as tables on the terminal."""
+"""The results of `treeopt doctor`: whether all is well, the device and trials, then the packages."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from treeopt.tables.terminal_text import terminal
+from treeopt.tables.blocks import Block, Blocks, Column, Line, Mark, Row, Table, word
 
 GIB = 2**30
+PACKAGES = (
+    Column("package", align="left", key=True),
+    Column("version", align="left"),
+    Column("needed for", align="left", drop=1),
+    Column("what to do", align="left"),
+)
+EXECUTOR = "pip install 'treeopt[executor]'"
 
 
-def show_health(record: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print packages, device and trials; `record` is what `treeopt doctor --json` prints."""
-    console = console or terminal()
-    run = record["provenance"]
+def health_blocks(record: Mapping[str, Any]) -> Blocks:
+    """Return the answer, trials and packages; `record` is what `treeopt doctor --json` prints."""
+    run, troubled = record["provenance"], [package for package in record["packages"] if package["trouble"]]
     commit = f", commit {run['commit']}" if run["commit"] else ""
-    console.print(f"treeopt {run['treeopt']}{commit}, Python {run['software']['python']}")
-    console.print(f"{run['processor']}, {run['cores']} cores for this process")
-    console.print(_packages(record["packages"]))
+    blocks: list[Block] = [Line("answer", _answer(record))]
     if "trials" not in record:
-        console.print("The decoding loop is not installed: pip install 'treeopt[executor]'", markup=False)
-        return
+        blocks.append(Line("next", "Next: install the decoding loop:", EXECUTOR))
+    blocks += [
+        Line("note", f"treeopt {run['treeopt']}{commit}, Python {run['software']['python']}"),
+        Line("note", f"{run['processor']}, {run['cores']} cores for this process"),
+    ]
     if "device" in record:
-        console.print(_device(record["device"]))
-    for trial in record["trials"]:
-        verdict = Text("right" if trial["holds"] else "WRONG", style="green" if trial["holds"] else "bold red")
-        console.print(verdict, f"{trial['name']}: {trial['told']}", markup=False, soft_wrap=True)
+        blocks.append(Line("note", _device(record["device"])))
+    for trial in record.get("trials", ()):
+        kind, verdict = ("note", "right") if trial["holds"] else ("warning", "wrong")
+        blocks.append(Line(kind, f"{verdict}: {trial['name']}: {trial['told']}"))
+    missing = [package["name"] for package in record["packages"] if _absent(package)]
+    if missing:
+        blocks.append(Line("note", f"Not installed, needed for some commands only: {', '.join(missing)}"))
+    if troubled:
+        blocks.append(_packages("packages to mend", troubled))
+    return (*blocks, _packages("packages", record["packages"], detail=True))
+
+
+def _answer(record: Mapping[str, Any]) -> str:
+    """Return whether everything that is installed works."""
+    wrong = [package["name"] for package in record["packages"] if package["trouble"]]
+    wrong += [trial["name"] for trial in record.get("trials", ()) if not trial["holds"]]
+    if wrong:
+        return f"Not sound: {', '.join(wrong)}."
+    if "trials" not in record:
+        return "Sound for search and prediction; the decoding loop is not installed."
+    return "Sound: the packages fit, and the decoding loop is right on this device."
 
 
 def _device(device: Mapping[str, Any]) -> str:
@@ -36,13 +56,15 @@ def _device(device: Mapping[str, Any]) -> str:
     return f"Device {device['name']}{cuda}: {free} free, {'' if device['bf16_products'] else 'no '}bf16 products"
 
 
-def _packages(packages: list[Mapping[str, Any]]) -> Table:
-    table = Table()
-    for name in ("package", "version", "needed for", ""):
-        table.add_column(name)
+def _absent(package: Mapping[str, Any]) -> bool:
+    return not package["version"] and not package["trouble"]
+
+
+def _packages(title: str, packages: Sequence[Mapping[str, Any]], *, detail: bool = False) -> Table:
+    rows = []
     for package in packages:
-        absent = "" if package["version"] or package["trouble"] else f"pip install 'treeopt[{package['extra']}]'"
-        trouble = package["trouble"] or absent
-        style = "bold red" if package["trouble"] else "dim" if absent else None
-        table.add_row(package["name"], package["version"] or "-", package["extra"] or "all", trouble, style=style)
-    return table
+        absent = f"pip install 'treeopt[{package['extra']}]'" if _absent(package) else ""
+        mark: Mark = "wrong" if package["trouble"] else "dim" if absent else ""
+        cells = (package["name"], package["version"] or "-", package["extra"] or "all", package["trouble"] or absent)
+        rows.append(Row(tuple(map(word, cells)), mark))
+    return Table(title, PACKAGES, tuple(rows), detail=detail)

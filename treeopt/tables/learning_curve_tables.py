@@ -1,14 +1,19 @@
-"""Learning curves as tables on the terminal, and as records for JSON."""
+"""Learning curves as tables, and as records for JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from treeopt.planning.learning_curve import WIDE, LearningCurve, Point
+from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, number, ranged
 
-from treeopt.planning.learning_curve import WIDE, LearningCurve
-from treeopt.tables.terminal_text import interval, terminal
+COLUMNS = (
+    Column("requests", key=True, meaning="Requests that the trees were chosen on."),
+    Column("anchors", drop=2, meaning="Text positions of these requests."),
+    Column("tau where chosen", drop=1, meaning="Tokens per step on the requests that the tree was chosen on."),
+    Column("tau held out", meaning="Tokens per step on other requests."),
+)
+LOSS = "Tokens per step lost to the tree chosen on the most requests."
 
 
 def curve_record(curve: LearningCurve) -> dict[str, Any]:
@@ -28,25 +33,20 @@ def curve_record(curve: LearningCurve) -> dict[str, Any]:
     return {"nodes": curve.nodes, "flat_from": flat_from, "vague": curve.vague, "points": points}
 
 
-def show_curves(curves: Sequence[LearningCurve], console: Console | None = None) -> None:
-    """Print a table for each size, and from where its curve is flat."""
-    console = console or terminal()
+def curve_blocks(curves: Sequence[LearningCurve]) -> Blocks:
+    """Return a table for each size, and from where its curve is flat."""
+    blocks: list[Block] = []
     for curve in curves:
-        last = curve.points[-1]
-        table = Table(title=f"best trees of {curve.nodes} nodes", title_justify="left", title_style="bold")
-        for name in ("requests", "anchors", "tau where chosen", "tau held out", f"loss against {last.requests}"):
-            table.add_column(name, justify="right")
-        for point in curve.points:
-            table.add_row(
-                str(point.requests),
-                str(point.anchors),
-                f"{point.fitted:.3f}",
-                interval(point.held_out, 3),
-                "" if point is last else interval(point.loss, 3),
-            )
-        console.print(table)
-        console.print(_verdict(curve), soft_wrap=True, markup=False)
-        console.print()
+        rows = tuple(_row(point, last=point is curve.points[-1]) for point in curve.points)
+        columns = (*COLUMNS, Column(f"loss against {curve.points[-1].requests}", meaning=LOSS))
+        blocks.append(Table(f"best trees of {curve.nodes} nodes", columns, rows))
+        blocks.append(Line("note", _verdict(curve)))
+    return tuple(blocks)
+
+
+def _row(point: Point, *, last: bool) -> Row:
+    counts = (number(point.requests), number(point.anchors))
+    return Row((*counts, number(point.fitted, 3), ranged(point.held_out, 3), Cell() if last else ranged(point.loss, 3)))
 
 
 def _verdict(curve: LearningCurve) -> str:

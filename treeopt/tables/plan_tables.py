@@ -1,73 +1,116 @@
-"""Plans as tables on the terminal: a table for each batch size, then what holds for all of them, each line once."""
+"""Plans as tables: the answer for each batch size and what to run next, then a table for each, then the conditions."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from treeopt.planning.proof import NOT_PROVED, PROVED, SEARCHED
-from treeopt.plans.plan import Plan, PlanEntry
+from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.storage.provenance import look
-from treeopt.tables.terminal_text import (
-    describe_measurement,
-    describe_models,
-    describe_rule,
-    interval,
-    percent,
-    shown,
-    terminal,
-)
+from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
+from treeopt.tables.print_blocks import print_blocks
+from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule, interval, percent, shown
 
 PATHS_SHOWN = 12
 LABELS = (SEARCHED, PROVED, NOT_PROVED)
 UNLABELLED = "Proof"  # label for the statement of plans that earlier versions wrote
 
 
+COLUMNS = (
+    Column("configuration", align="left", key=True),
+    Column("nodes", drop=3, meaning="Drafted tokens in the tree; the mean for dynamic trees."),
+    Column("depth", drop=6, meaning="Drafted tokens on the longest path; the mean for dynamic trees."),
+    Column("tau", drop=2, meaning="Tokens committed per step and sequence, bonus counted."),
+    Column("step", "ms", drop=5, meaning="Time of one step: draft, verify, accept."),
+    Column("tokens/s", drop=1, meaning="Tokens per second of the whole batch."),
+    Column("speedup", meaning="Time per token of plain decoding over that of this configuration."),
+    Column("behind", "%", drop=4, meaning="Tokens per second lost to the first row, paired by request."),
+)
+
+
 def show_plan(plan: Plan, console: Console | None = None, *, checks: Mapping[int, str] | None = None) -> None:
-    """Print a table for each batch size with the live check of its choice, then proof, warnings and conditions."""
-    console = console or terminal()
+    """Print a plan with all of its details."""
+    print_blocks(plan_blocks(plan, checks=checks), console, verbose=True)
+
+
+def plan_blocks(
+    plan: Plan, *, checks: Mapping[int, str] | None = None, file: str | None = None, engine: str | None = None
+) -> Blocks:
+    """Return the answers, the next command, a table for each batch size, and the conditions.
+
+    Args:
+        plan: the plan.
+        checks: by batch size, the sentence about a live run of the choice.
+        file: the file that holds the plan; None if it is not written.
+        engine: the engine that it was made for, by its name in `treeopt export`.
+    """
+    blocks: list[Block] = [Line("answer", _answer(entry)) for entry in plan.entries]
+    if plan.best is not None:
+        blocks.append(Line("answer", _preferred(plan, plan.entry(plan.best))))
+    blocks += [Line("next", *_next(file, engine))]
     for entry in plan.entries:
-        console.print(_plan_table(entry))
-        console.print(_verdict(entry), soft_wrap=True, markup=False)
+        blocks += [_table(entry), *(Line("note", text) for text in _notes(entry))]
         if checks and entry.batch in checks:
-            console.print(checks[entry.batch], soft_wrap=True, markup=False)
-        console.print()
-    for lines in (_together(plan), [f"Warning: {warning}." for warning in plan.warnings]):
-        for line in [*lines, ""] if lines else ():
-            console.print(line, soft_wrap=True, markup=False)
-    console.print(_conditions(plan), style="dim", soft_wrap=True, markup=False)
+            blocks.append(Line("note", checks[entry.batch]))
+    blocks += [Line("condition", text, detail=True) for text in _together(plan)]
+    blocks += [Line("warning", f"{warning}.") for warning in plan.warnings]
+    return (*blocks, *_conditions(plan))
 
 
-def _plan_table(entry: PlanEntry) -> Table:
-    table = Table(title=f"batch {entry.batch}", title_justify="left", title_style="bold")
-    table.add_column("configuration")
-    for name in ("nodes", "depth", "tau", "step ms", "tokens/s", "speedup", "% behind"):
-        table.add_column(name, justify="right")
-    for choice in (entry.choice, *entry.compared):
-        table.add_row(
-            Text(choice.name),
-            f"{choice.nodes:.3g}",
-            f"{choice.depth:.3g}",
-            "1" if choice.plain else interval(choice.tau),
-            f"{choice.step_s * 1e3:.2f}",
-            f"{choice.tokens_s(entry.batch):.0f}",
-            "1" if choice.plain else interval(choice.speedup),
-            "" if choice.behind is None else percent(choice.behind),
-            style="bold green" if choice is entry.choice else None,
-        )
-    return table
+def _answer(entry: PlanEntry) -> str:
+    """Return the choice for a batch size and its speed in one sentence."""
+    choice, rate = entry.choice, f"{entry.choice.tokens_s(entry.batch):,.0f} tokens/s"
+    if choice.plain:
+        return f"Batch {entry.batch}: do not speculate: no tree or chain tried is predicted to be faster; {rate}."
+    speedup = f"{interval(choice.speedup)} times plain decoding"
+    return f"Batch {entry.batch}: {describe_choice(choice)}, {speedup}, {rate}."
 
 
-def _verdict(entry: PlanEntry) -> str:
+def describe_choice(choice: Choice) -> str:
+    """Return a configuration in words, such as `a chain of 3`."""
+    if choice.grown is not None:
+        return f"a dynamic tree ({choice.grown.kind}) of {choice.nodes:.3g} nodes on average"
+    if choice.tree is None:
+        return "no speculation"
+    if choice.tree.depth == choice.tree.nodes:
+        return f"a chain of {choice.tree.nodes}"
+    return f"a tree of {choice.tree.nodes} nodes"
+
+
+def _next(file: str | None, engine: str | None) -> tuple[str, str]:
+    """Return what to do with the plan, and the command for it."""
+    keep = "" if file else "keep the plan (--output plan.json), then "
+    export = f"treeopt export {file or 'plan.json'} --format {engine or 'ENGINE'}"
+    return f"Next: {keep}hand it to {engine or 'an engine'}:", export
+
+
+def _table(entry: PlanEntry) -> Table:
+    choices = (entry.choice, *entry.compared)
+    rows = tuple(Row(_cells(choice, entry), "chosen" if choice is entry.choice else "") for choice in choices)
+    return Table(f"batch {entry.batch}", COLUMNS, rows)
+
+
+def _cells(choice: Choice, entry: PlanEntry) -> tuple[Cell, ...]:
+    return (
+        word(choice.name),
+        Cell(f"{choice.nodes:.3g}", float(choice.nodes)),
+        Cell(f"{choice.depth:.3g}", float(choice.depth)),
+        ONE if choice.plain else ranged(choice.tau),
+        number(choice.step_s * 1e3, 2),
+        number(choice.tokens_s(entry.batch)),
+        ONE if choice.plain else ranged(choice.speedup),
+        ranged(choice.behind, 1, scale=100),
+    )
+
+
+def _notes(entry: PlanEntry) -> list[str]:
+    """Return what belongs to the table of a batch size: the tree, its gain over chains, the cost of rules."""
     choice, lines = entry.choice, []
     if choice.grown is not None:
         settings = (_setting(key, value) for key, value in choice.grown.settings.items() if value is not None)
         lines.append(f"Dynamic tree, built at each step: {choice.grown.kind} with {', '.join(settings)}")
-    elif choice.tree is None:
-        lines.append("Do not speculate: no tree or chain tried is predicted to be faster.")
-    else:
+    elif choice.tree is not None:
         paths = [list(path) for path in choice.tree.paths[:PATHS_SHOWN]]
         more = "" if choice.tree.nodes <= PATHS_SHOWN else f" and {choice.tree.nodes - PATHS_SHOWN} more"
         lines.append(f"Tree {choice.tree.id}, levels {'/'.join(map(str, choice.tree.level_widths))}: {paths}{more}")
@@ -82,7 +125,7 @@ def _verdict(entry: PlanEntry) -> str:
         )
     for price in entry.prices:
         lines.append(f"{price.rule} ({price.source}) alone costs {percent(price.share)} % of tokens per second")
-    return "\n".join(lines)
+    return lines
 
 
 def _setting(name: str, value: Any) -> str:
@@ -94,8 +137,6 @@ def _setting(name: str, value: Any) -> str:
 def _together(plan: Plan) -> list[str]:
     """Return the lines about several batch sizes or all of them."""
     lines = []
-    if plan.best is not None:
-        lines.append(_preferred(plan, next(entry for entry in plan.entries if entry.batch == plan.best)))
     if plan.switches:
         points = (f"to batch {s.large}'s at {s.up}, back to batch {s.small}'s at {s.down}" for s in plan.switches)
         lines.append(
@@ -142,12 +183,12 @@ def _preferred(plan: Plan, entry: PlanEntry) -> str:
     preferred = "Most tokens per second" if objective == "throughput" else f"Best for {shown(objective)}"
     below = f" below {ceiling * 1e3:g} ms per token" if ceiling else ""
     return (
-        f"{preferred}{below}: batch {entry.batch}, {entry.batch / entry.tpot_s:.0f} tokens/s, "
-        f"{entry.tpot_s * 1e3:.2f} ms per token and sequence"
+        f"{preferred}{below}: batch {entry.batch}, {entry.batch / entry.tpot_s:,.0f} tokens/s, "
+        f"{entry.tpot_s * 1e3:.2f} ms per token and sequence."
     )
 
 
-def _conditions(plan: Plan) -> str:
+def _conditions(plan: Plan) -> list[Line]:
     """Return the conditions of the predictions, one labelled line each."""
 
     def show(*keys: str) -> str:
@@ -158,15 +199,16 @@ def _conditions(plan: Plan) -> str:
     if objective not in (None, "throughput"):
         counted = f"; tokens counted for {objective}, tau and tokens/s of the tables over all requests"
     dynamic = any(choice.grown for entry in plan.entries for choice in (entry.choice, *entry.compared))
-    return "\n".join(
-        [
-            f"Predictions: by replay on {show('search', 'requests_judged_on')} requests held out, trees chosen on "
-            f"{show('search', 'requests_chosen_on')} others (seed {show('search', 'seed')}){counted}.",
-            "Intervals: 95 %, clustered by request; those of speedups include the error of step times.",
-            "% behind: tokens per second lost to the first line, paired by request.",
-            *(["Dynamic trees: nodes and depth are means."] if dynamic else []),
-            f"Trace: {describe_models(look(plan.meta, 'trace'))}; {describe_rule(look(plan.meta, 'trace'))}; "
-            f"{show('trace', 'new_tokens')} new tokens per request.",
-            f"Step times: {describe_measurement(look(plan.meta, 'cost'))}.",
-        ]
-    )
+    visible = [
+        f"Predictions: by replay on {show('search', 'requests_judged_on')} requests held out, trees chosen on "
+        f"{show('search', 'requests_chosen_on')} others (seed {show('search', 'seed')}){counted}.",
+        "Intervals: 95 %, clustered by request; those of speedups include the error of step times.",
+        f"Step times: {describe_measurement(look(plan.meta, 'cost'))}.",
+    ]
+    detail = [
+        "% behind: tokens per second lost to the first line, paired by request.",
+        *(["Dynamic trees: nodes and depth are means."] if dynamic else []),
+        f"Trace: {describe_models(look(plan.meta, 'trace'))}; {describe_rule(look(plan.meta, 'trace'))}; "
+        f"{show('trace', 'new_tokens')} new tokens per request.",
+    ]
+    return conditions(visible, detail)

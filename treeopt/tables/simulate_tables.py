@@ -1,15 +1,14 @@
-"""Simulated runs, servers and capacities as tables on the terminal."""
+"""Simulated runs, servers and capacities as tables: figures down, configurations side by side."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.tables.terminal_text import interval, terminal
+from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
+from treeopt.tables.print_blocks import print_blocks
 
+FIGURE = Column("figure", align="left", key=True)
 PERCENTS = (50, 95, 99)
 LATENCIES = {
     "ttft_s": "time to first token",
@@ -30,46 +29,74 @@ SERVED = (
 
 
 def show_runs(record: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print runs side by side and the gain of the first; `record` is what `treeopt simulate` writes."""
-    console = console or terminal()
-    table = Table(title=f"batch {record['batch']}, {record['mode']}", title_justify="left", title_style="bold")
-    table.add_column("")
-    for configuration in record["ways"]:
-        table.add_column(Text(configuration["name"]), justify="right")
-    for label, key, digits in (("tokens/s", "tokens_s", 1), ("tau", "tau", 3), ("mean occupancy", "occupancy", 2)):
-        table.add_row(label, *(_value(configuration[key], digits) for configuration in record["ways"]))
-    for key, label in LATENCIES.items():
-        for percent in PERCENTS:
-            values = (configuration[key][f"p{percent}"] for configuration in record["ways"])
-            table.add_row(f"{label}, p{percent}, ms", *("" if v is None else _value(v, 1, 1e3) for v in values))
-    console.print(table)
-    for label, key in (("tokens/s over plain decoding's", "throughput"), ("mean over requests", "per_request")):
-        if record["speedup"] is not None:
-            console.print(f"Speedup, {label}: {interval(Estimate(**record['speedup'][key]))}", markup=False)
-    console.print(Text("\n".join(record["conditions"])), style="dim", soft_wrap=True)
+    """Print simulated runs with all details."""
+    print_blocks(run_blocks(record), console, verbose=True)
 
 
 def show_serving(record: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a server's figures, configurations side by side; `record` is what `treeopt simulate` writes."""
-    console = console or terminal()
-    table = Table(title=f"server of {record['rows']} rows", title_justify="left", title_style="bold")
-    table.add_column("")
-    for configuration in record["ways"]:
-        table.add_column(Text(configuration["name"]), justify="right")
-    figures = [configuration["figures"] for configuration in record["ways"]]
+    """Print a simulated server with all details."""
+    print_blocks(serving_blocks(record), console, verbose=True)
 
-    def row(label: str, key: str, digits: int, unit: float = 1.0) -> None:
-        values = [figure.get(key) for figure in figures]
-        table.add_row(label, *("" if value is None else _value(value, digits, unit) for value in values))
 
-    for label, key, digits, unit in SERVED:
-        row(label, key, digits, unit)
-    for number in range(max(len(configuration["trees"]) for configuration in record["ways"])):
-        row(f"time of steps with tree {number + 1}, %", f"way_{number}", 1, 100)
-    for key, label in (LATENCIES | {"e2e_s": "arrival to end"}).items():
+def show_capacity(record: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print a server's capacity with all details."""
+    print_blocks(capacity_blocks(record), console, verbose=True)
+
+
+def run_blocks(record: Mapping[str, Any]) -> Blocks:
+    """Return the first run's speed and gain, and runs side by side; `record` is what `treeopt simulate` writes."""
+    first = record["ways"][0]
+    answer = f"Batch {record['batch']}: {first['name']}, {_cell(first['tokens_s'], 1).text} tokens/s"
+    lines = [Line("answer", f"{answer}.")]
+    if record["speedup"] is not None:
+        overall, mean = (ranged(record["speedup"][key]).text for key in ("throughput", "per_request"))
+        lines = [
+            Line("answer", f"{answer}, {overall} times plain decoding's{_unsure(record['speedup']['throughput'])}.")
+        ]
+        lines.append(Line("answer", f"A request is {mean} times as fast on average."))
+    rows = [
+        Row((word(label), *(_cell(run[key], digits) for run in record["ways"])))
+        for label, key, digits in (("tokens/s", "tokens_s", 1), ("tau", "tau", 3), ("mean occupancy", "occupancy", 2))
+    ]
+    for key, label in LATENCIES.items():
         for percent in PERCENTS:
-            row(f"{label}, p{percent}, ms", f"{key}_p{percent}", 1, 1e3)
-    console.print(table)
+            values = (_cell(run[key][f"p{percent}"], 1, 1e3) for run in record["ways"])
+            rows.append(Row((word(f"{label}, p{percent}, ms"), *values)))
+    title = f"batch {record['batch']}, {record['mode']}"
+    return (*lines, Table(title, _columns(record), tuple(rows)), *_conditions(record))
+
+
+def serving_blocks(record: Mapping[str, Any]) -> Blocks:
+    """Return what a server achieves, and its figures by configuration; `record` is what `treeopt simulate` writes."""
+    rows = [_row(record, *figure) for figure in SERVED]
+    for place in range(max(len(configuration["trees"]) for configuration in record["ways"])):
+        rows.append(_row(record, f"time of steps with tree {place + 1}, %", f"way_{place}", 1, 100))
+    for key, label in (LATENCIES | {"e2e_s": "arrival to end"}).items():
+        rows += [_row(record, f"{label}, p{percent}, ms", f"{key}_p{percent}", 1, 1e3) for percent in PERCENTS]
+    table = Table(f"server of {record['rows']} rows", _columns(record), tuple(rows))
+    answers: list[Block] = [Line("answer", _served(configuration)) for configuration in record["ways"]]
+    return (*answers, table, *(Line("note", text) for text in _trees(record)), *_conditions(record))
+
+
+def _served(configuration: Mapping[str, Any]) -> str:
+    """Return the throughput, goodput and waiting time of a configuration in one sentence."""
+    figures = configuration["figures"]
+    parts = [f"{_cell(figures['tokens_s'], 1).text} tokens/s"]
+    if figures.get("goodput_s") is not None:
+        parts.append(f"{_cell(figures['goodput_s'], 2).text} requests/s within the limits")
+    if figures.get("ttft_s_p95") is not None:
+        parts.append(f"95 % of first tokens within {_cell(figures['ttft_s_p95'], 1, 1e3).text} ms")
+    return f"{configuration['name']}: {', '.join(parts)}."
+
+
+def _row(record: Mapping[str, Any], label: str, key: str, digits: int, unit: float) -> Row:
+    values = (configuration["figures"].get(key) for configuration in record["ways"])
+    return Row((word(label), *(_cell(value, digits, unit) for value in values)))
+
+
+def _trees(record: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each configuration that changes between trees."""
+    lines = []
     for configuration in record["ways"]:
         nodes = [0 if tree is None else len(tree) for tree in configuration["trees"]]
         if len(nodes) > 1:
@@ -78,27 +105,43 @@ def show_serving(record: Mapping[str, Any], console: Console | None = None) -> N
                 for up, down in zip(configuration["up"], configuration["down"], strict=True)
             ]
             trees = "; ".join(f"{n} nodes from {change}" for n, change in zip(nodes[1:], changes, strict=True))
-            console.print(
-                f"Trees of the {configuration['name']}: {nodes[0]} nodes; {trees}.", markup=False, soft_wrap=True
-            )
-    console.print(Text("\n".join(record["conditions"])), style="dim", soft_wrap=True)
+            lines.append(f"Trees of the {configuration['name']}: {nodes[0]} nodes; {trees}.")
+    return lines
 
 
-def show_capacity(record: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print the rates that a server carries, one line per configuration; `record` is what `treeopt simulate` writes."""
-    console = console or terminal()
-    table = Table(title=f"server of {record['rows']} rows", title_justify="left", title_style="bold")
-    names = ("configuration", "requests/s carried", f"ratio to {record['ways'][-1]['name']}")
-    for name in names:
-        table.add_column(name, justify="left" if name == names[0] else "right")
-    for configuration in record["ways"]:
-        over = "" if configuration["over"] is None else interval(Estimate(**configuration["over"]))
-        table.add_row(Text(configuration["name"]), _value(configuration["requests_s"], 2), over)
-    console.print(table)
-    console.print(Text("\n".join(record["conditions"])), style="dim", soft_wrap=True)
+def capacity_blocks(record: Mapping[str, Any]) -> Blocks:
+    """Return the rates that a server carries, a row per configuration; `record` is what `treeopt simulate` writes."""
+    first, last = record["ways"][0], record["ways"][-1]
+    answer = f"{first['name']} carries {_cell(first['requests_s'], 2).text} requests/s"
+    if first["over"] is not None:
+        answer += f", {ranged(first['over']).text} times {last['name']}{_unsure(first['over'])}"
+    columns = (
+        Column("configuration", align="left", key=True),
+        Column("requests/s carried", meaning="The highest rate at which enough requests keep the limits."),
+        Column(f"ratio to {last['name']}"),
+    )
+    rows = tuple(Row((word(c["name"]), _cell(c["requests_s"], 2), ranged(c["over"]))) for c in record["ways"])
+    return (
+        Line("answer", f"{answer}."),
+        Table(f"server of {record['rows']} rows", columns, rows),
+        *_conditions(record),
+    )
 
 
-def _value(value: Any, digits: int, unit: float = 1.0) -> str:
+def _columns(record: Mapping[str, Any]) -> tuple[Column, ...]:
+    return (FIGURE, *(Column(configuration["name"]) for configuration in record["ways"]))
+
+
+def _conditions(record: Mapping[str, Any]) -> list[Line]:
+    """Return the conditions; the first says what was simulated, and stays."""
+    return conditions(record["conditions"][:1], record["conditions"][1:])
+
+
+def _unsure(over: Mapping[str, float]) -> str:
+    return ", a difference within the noise" if over["low"] <= 1 <= over["high"] else ""
+
+
+def _cell(value: Any, digits: int, unit: float = 1.0) -> Cell:
     if isinstance(value, Mapping):
-        return interval(Estimate(*(unit * value[end] for end in ("value", "low", "high"))), digits)
-    return f"{value * unit:.{digits}f}"
+        return ranged(value, digits, scale=unit)
+    return number(None if value is None else value * unit, digits)

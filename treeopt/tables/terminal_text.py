@@ -1,5 +1,8 @@
 """Text that all tables share: the terminal, values with intervals, and one-line descriptions of provenance."""
 
+import os
+import shutil
+import sys
 from dataclasses import astuple
 from typing import Any
 
@@ -8,13 +11,21 @@ from rich.console import Console
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.provenance import look
 
+ANY_WIDTH = 240  # columns, where nothing limits them
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}  # names are printed as they are
 
 
-def terminal(width: int = 160) -> Console:
-    """Return standard output; when it is no terminal, with `width` columns, enough for a table."""
-    console = Console(**PLAIN)
-    return console if console.is_terminal else Console(**PLAIN, width=width)
+def terminal() -> Console:
+    """Return standard output, as wide as COLUMNS says or the terminal is; a file or pipe takes lines of any length."""
+    width = _given_width()
+    if width is None and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    return Console(**PLAIN, width=width or ANY_WIDTH, soft_wrap=width is None)
+
+
+def _given_width() -> int | None:
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isdecimal() and int(given) > 0 else None
 
 
 def interval(estimate: Estimate, digits: int = 2) -> str:

@@ -1,20 +1,27 @@
-"""Traces as a table on the terminal, and the same figures as records for JSON."""
+"""Traces as a sentence and a table, and the same figures as records for JSON."""
 
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from treeopt.replay.priced_walk import plain_share
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
 from treeopt.storage.provenance import look
-from treeopt.tables.terminal_text import describe_models, shown, terminal
+from treeopt.tables.blocks import Block, Blocks, Column, Line, Row, Table, number
+from treeopt.tables.print_blocks import print_blocks
+from treeopt.tables.terminal_text import describe_models, shown
 from treeopt.traces.trace import OPTIONAL, PAST_END, Trace
 from treeopt.tree import Tree
 
 TOPS = (1, 2, 4, 8)
+COLUMNS = (
+    Column("depth", key=True, meaning="Tokens further on."),
+    *(Column(f"top {top}", meaning=f"Share of positions whose token is among the first {top}.") for top in TOPS),
+)
 
 
 def describe(trace: Trace) -> dict[str, Any]:
@@ -70,46 +77,75 @@ def _accepted_by_depth(trace: Trace) -> list[float]:
 
 
 def show_trace(trace: Trace, console: Console | None = None) -> None:
-    """Print the content of a trace."""
-    console = console or terminal()
+    """Print the content of a trace with all of its details."""
+    print_blocks(trace_blocks(trace), console, verbose=True)
+
+
+def trace_blocks(trace: Trace, *, file: str | None = None, beware: Sequence[str] = ()) -> Blocks:
+    """Return the size of a trace, the next command, how well the drafter ranks, and what to beware of.
+
+    Args:
+        trace: the trace.
+        file: the file or folder that holds it, for the next command.
+        beware: sentences, without a full stop.
+    """
     facts = describe(trace)
-    meta, prompts = facts["meta"], ""
+    blocks: list[Block] = [Line("answer", _size(trace, facts)), Line("answer", _origin(facts["meta"]))]
+    if file is not None:
+        command = f"treeopt search --trace {shlex.quote(file)} --batch 1,4 --output plan.json"
+        blocks.append(Line("next", "Next: choose the tree of each batch size:", command))
+    blocks += [_table(trace, facts), *(Line("note", text) for text in _notes(trace, facts))]
+    return (*blocks, *(Line("warning", f"{warning}.") for warning in beware))
+
+
+def _size(trace: Trace, facts: Mapping[str, Any]) -> str:
+    """Return how much was recorded, in one sentence."""
+    prompts = ""
     if trace.prompt_tokens is not None:
         prompts = f" after prompts of {trace.prompt_tokens.min()} to {trace.prompt_tokens.max()}"
-    console.print(
-        f"{facts['anchors']} anchors of {facts['requests']} requests "
-        f"({facts['tokens_a_request']['min']} to {facts['tokens_a_request']['max']} tokens{prompts}), "
-        f"depth {facts['depth']}, width {facts['width']}"
-        + (f", {facts['domains']} domains" if facts["domains"] else "")
+    tokens = facts["tokens_a_request"]
+    length = str(tokens["min"]) if tokens["min"] == tokens["max"] else f"{tokens['min']} to {tokens['max']}"
+    domains = f", {facts['domains']} domains" if facts["domains"] else ""
+    return (
+        f"{facts['anchors']:,} anchors of {facts['requests']:,} requests ({length} tokens{prompts}), "
+        f"depth {facts['depth']}, width {facts['width']}{domains}."
     )
+
+
+def _origin(meta: Mapping[str, Any]) -> str:
+    """Return the models and the settings that a trace was recorded with."""
     settings = {"": look(meta, "verification"), "temperature ": look(meta, "temperature"), "seed ": look(meta, "seed")}
     if look(meta, "imported") is not None:
         settings = {name: value for name, value in settings.items() if value is not None}
     line = ", ".join(f"{name}{shown(value)}" for name, value in settings.items())
-    console.print(f"{describe_models(meta)}{line and '; '}{line}", soft_wrap=True, markup=False)
-    written, given = (look(meta, "repeated_4grams", part) for part in ("written", "prompts"))
-    if isinstance(written, float) and isinstance(given, float):
-        console.print(
-            f"repeated 4-grams: {written:.1%} of the target's text, {given:.1%} of the prompts",
-            soft_wrap=True,
-        )
-    if trace.drafted is not None:
-        mean, nothing, walk = facts["drafted"].values()
-        console.print(
-            f"tokens proposed: {mean:.2f} on average, none at {nothing:.1%} of positions and in {walk:.1%} of steps of "
-            f"{'the recorded tree' if trace.tree else f'a chain of {trace.depth}'}",
-            soft_wrap=True,
-        )
-    true = "true" if trace.tree is None else "written"
-    console.print(f"{true} token among the drafter's best, over all positions (tau needs a replay):")
-    table = Table()
-    table.add_column("depth")
-    for top in TOPS:
-        table.add_column(f"top {top}", justify="right")
-    accepted = facts.get("kept_by_depth", [])
+    return f"{describe_models(meta)}{line and '; '}{line}."
+
+
+def _table(trace: Trace, facts: Mapping[str, Any]) -> Table:
+    """Return the shares of positions by depth whose true token is among the best candidates."""
+    accepted, columns = facts.get("kept_by_depth", []), COLUMNS
     if accepted:
-        table.add_column(f"accepted by the recorded tree of {len(meta['tree'])}", justify="right")
+        columns += (Column(f"accepted by the recorded tree of {len(facts['meta']['tree'])}"),)
+    rows = []
     for depth, shares in enumerate(facts["top_1_2_4_8_by_depth"], 1):
         cells = [*shares, *([accepted[depth - 1] if depth <= len(accepted) else None] if accepted else [])]
-        table.add_row(str(depth), *("" if share is None else f"{share:.3f}" for share in cells))
-    console.print(table)
+        rows.append(Row((number(depth), *(number(share, 3) for share in cells))))
+    true = "true" if trace.tree is None else "written"
+    title = f"{true} token among the drafter's best, share of all positions (tau needs a replay)"
+    return Table(title, columns, tuple(rows))
+
+
+def _notes(trace: Trace, facts: Mapping[str, Any]) -> list[str]:
+    """Return how often text repeats, and how much was proposed."""
+    lines = []
+    written, given = (look(facts["meta"], "repeated_4grams", part) for part in ("written", "prompts"))
+    if isinstance(written, float) and isinstance(given, float):
+        lines.append(f"repeated 4-grams: {written:.1%} of the target's text, {given:.1%} of the prompts")
+    if trace.drafted is not None:
+        mean, nothing, walk = facts["drafted"].values()
+        tree = "the recorded tree" if trace.tree else f"a chain of {trace.depth}"
+        lines.append(
+            f"tokens proposed: {mean:.2f} on average, none at {nothing:.1%} of positions and in {walk:.1%} of steps of "
+            f"{tree}"
+        )
+    return lines

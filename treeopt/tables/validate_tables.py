@@ -1,103 +1,144 @@
-"""Validations as tables on the terminal: predicted beside measured, closed forms beside both, and their errors."""
+"""Validations as tables: whether predictions held, predicted beside measured, closed forms beside both."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.provenance import look, rule_in
-from treeopt.tables.terminal_text import describe_measurement, interval, terminal
+from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
+from treeopt.tables.print_blocks import print_blocks
+from treeopt.tables.terminal_text import describe_measurement
 
-WIDTH = 220
-FORMS = {"leviathan": "Leviathan\nThm 3.8", "coral": "CORAL\nEq. 6"}
+FORMS = {"leviathan": "Leviathan Thm 3.8", "coral": "CORAL Eq. 6"}
 DRIFT = 0.1  # share by which plain steps may differ from the profile without a warning
 
 
+SIDES = ("predicted", "measured")
+
+
 def show_validation(record: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print predicted beside measured; `record` is what `treeopt validate` writes."""
-    console = console or terminal(WIDTH)
-    console.print(_table(record))
-    for line in (*_errors(record), *_coverage(record), *_best(record), *_plain(record), *_skipped(record)):
-        console.print(line, markup=False, soft_wrap=True)
-    console.print(_conditions(record["meta"]), style="dim", markup=False, soft_wrap=True)
+    """Print a validation with all of its details."""
+    print_blocks(validation_blocks(record), console, verbose=True)
+
+
+def validation_blocks(record: Mapping[str, Any]) -> Blocks:
+    """Return whether predictions held, the next command, predicted beside measured, and the conditions.
+
+    `record` is what `treeopt validate` writes.
+    """
+    blocks: list[Block] = [Line("answer", text) for text in (*_best(record), *_errors(record), _coverage(record))]
+    blocks += [_next(record), _table(record)]
+    blocks += [Line("note", text, detail=True) for text in (*_forms(record), *_whole(record), *_plain(record))]
+    if _drifted(record):
+        text = "The machine's speed has changed since it was profiled, for trees perhaps by another factor."
+        blocks.append(Line("warning", text))
+    blocks += [Line("note", text) for text in _skipped(record)]
+    return (*blocks, *_conditions(record["meta"]))
+
+
+def _columns(*, whole: bool) -> tuple[Column, ...]:
+    """Return the columns; `whole`: whole runs were predicted, too."""
+
+    def pair(name: str, drop: int, unit: str = "", meaning: str = "") -> tuple[Column, ...]:
+        return tuple(Column(f"{side} {name}", unit, drop=drop, meaning=meaning) for side in SIDES)
+
+    ends = pair("end to end", 7, meaning="Speedup of whole runs, prefill and draining included.")
+    return (
+        Column("batch", key=True),
+        Column("tree", align="left", key=True),
+        Column("nodes", drop=6, meaning="Drafted tokens in the tree; the mean for dynamic trees."),
+        *pair("tau", 3, meaning="Tokens committed per step and sequence, bonus counted."),
+        *pair("step", 4, "ms", "Median time of a step with all rows busy."),
+        *pair("speedup", 0, meaning="Time per token of plain decoding over that of the tree."),
+        Column("error", "%", drop=1, meaning="Error of the predicted speedup."),
+        Column("in the interval", align="left", drop=2, meaning="The interval contains the measured speedup."),
+        *(Column(form, drop=8, meaning="Speedup by a closed form of the literature.") for form in FORMS.values()),
+        *(ends if whole else ends[1:]),
+    )
 
 
 def _table(record: Mapping[str, Any]) -> Table:
-    table = Table(title="predicted | measured", title_justify="left", title_style="bold")
-    for name in ("batch", "tree", "nodes"):
-        table.add_column(name, justify="left" if name == "tree" else "right")
-    for name in ("tau", "step ms", "speedup"):
-        table.add_column(f"{name}\npredicted", justify="right")
-        table.add_column("\nmeasured", justify="right")
     whole = record.get("end_to_end") is not None  # missing in older records
-    ends = ("end to end\npredicted", "\nmeasured") if whole else ("end to\nend",)
-    for name in ("error", "in the\ninterval", *FORMS.values(), *ends):
-        table.add_column(name, justify="right")
-    for cell in record["cells"]:
-        end_to_end = cell["end_to_end_predicted"] if whole else None
-        p, m = cell["predicted"], cell["measured"]
-        table.add_row(
-            str(cell["batch"]),
-            Text(cell["name"]),
-            str(len(cell["tree"]["paths"])) if cell["tree"] else f"{cell['grown']['nodes']:.1f}",
-            *(interval(Estimate(**side["tau"])) for side in (p, m)),
-            *(f"{side['step_s'] * 1e3:.2f}" for side in (p, m)),
-            *(interval(Estimate(**side["speedup"])) for side in (p, m)),
-            f"{cell['error']:+.1%}",
-            "yes" if cell["covered"] else "no",
-            *("" if cell["closed_forms"][form] is None else f"{cell['closed_forms'][form]:.2f}" for form in FORMS),
-            *(["" if end_to_end is None else interval(Estimate(**end_to_end))] if whole else []),
-            f"{cell['end_to_end']:.2f}",
-        )
-    return table
+    rows = tuple(Row(_cells(cell, whole=whole)) for cell in record["cells"])
+    return Table("predicted and measured", _columns(whole=whole), rows)
 
 
-def _errors(record: Mapping[str, Any]) -> list[str]:
-    lines = [f"Error of the predicted speedup: mean {record['mean_error']:.1%}, largest {record['max_error']:.1%}."]
-    forms = [(FORMS[name].replace("\n", " "), errors) for name, errors in record["closed_forms"].items() if errors]
-    if forms:
-        parts = (f"{name}: mean {e['mean_error']:.1%}, largest {e['max_error']:.1%}" for name, e in forms)
-        lines.append(f"Errors of the closed forms: {'; '.join(parts)}.")
-    if whole := record.get("end_to_end"):  # missing in older records
-        lines.append(
-            f"Error of whole runs, prefill and draining included: mean {whole['mean_error']:.1%}, largest "
-            f"{whole['max_error']:.1%}; {whole['covered']} of {whole['cells']} intervals contain the measured value."
-        )
-    return lines
-
-
-def _coverage(record: Mapping[str, Any]) -> list[str]:
-    coverage = record["coverage"]
-    covered = coverage["covered"]
-    return [
-        f"Predicted {coverage['nominal']:.0%} intervals contain the measured value in {covered['cells']} of "
-        f"{coverage['cells']} cells, {covered['value']:.0%} [{covered['low']:.0%}, {covered['high']:.0%}]."
-    ]
+def _cells(cell: Mapping[str, Any], *, whole: bool) -> tuple[Cell, ...]:
+    sides = [cell[side] for side in SIDES]
+    return (
+        number(cell["batch"]),
+        word(cell["name"]),
+        number(len(cell["tree"]["paths"])) if cell["tree"] else number(cell["grown"]["nodes"], 1),
+        *(ranged(side["tau"]) for side in sides),
+        *(number(side["step_s"] * 1e3, 2) for side in sides),
+        *(ranged(side["speedup"]) for side in sides),
+        number(cell["error"] * 100, 1, sign=True),
+        word("yes" if cell["covered"] else "no"),
+        *(number(cell["closed_forms"][form], 2) for form in FORMS),
+        *([ranged(cell["end_to_end_predicted"])] if whole else []),
+        number(cell["end_to_end"], 2),
+    )
 
 
 def _best(record: Mapping[str, Any]) -> list[str]:
+    """Return for each batch size whether the tree that was predicted to be the fastest was."""
     lines = []
     for best in record["best"]:
+        line = f"Batch {best['batch']}: {best['predicted']} was predicted to be the fastest"
+        if best["predicted"] == best["measured"]:
+            lines.append(f"{line}, and was.")
+            continue
         verdict = "within" if best["within"] else "NOT within"
-        lines.append(
-            f"Batch {best['batch']}: {best['predicted']} was predicted to be the fastest, {best['measured']} was; "
-            f"{best['behind']:.1%} apart, {verdict} {best['near']:.0%}."
-        )
+        lines.append(f"{line}, {best['measured']} was; {best['behind']:.1%} apart, {verdict} {best['near']:.0%}.")
     return lines
+
+
+def _errors(record: Mapping[str, Any]) -> list[str]:
+    return [f"Error of the predicted speedup: mean {record['mean_error']:.1%}, largest {record['max_error']:.1%}."]
+
+
+def _coverage(record: Mapping[str, Any]) -> str:
+    coverage = record["coverage"]
+    covered = coverage["covered"]
+    return (
+        f"Predicted {coverage['nominal']:.0%} intervals contain the measured value in {covered['cells']} of "
+        f"{coverage['cells']} cells, {covered['value']:.0%} [{covered['low']:.0%}, {covered['high']:.0%}]."
+    )
+
+
+def _next(record: Mapping[str, Any]) -> Line:
+    """Return what follows: the export of a plan that holds, or another profile."""
+    if all(best["within"] for best in record["best"]):
+        return Line("next", "Next: hand the plan to an engine:", "treeopt export plan.json --format ENGINE")
+    return Line("next", "Next: measure step times again (treeopt profile), and search with them.")
+
+
+def _forms(record: Mapping[str, Any]) -> list[str]:
+    forms = [(FORMS[name], errors) for name, errors in record["closed_forms"].items() if errors]
+    parts = (f"{name}: mean {e['mean_error']:.1%}, largest {e['max_error']:.1%}" for name, e in forms)
+    return [f"Errors of the closed forms: {'; '.join(parts)}."] if forms else []
+
+
+def _whole(record: Mapping[str, Any]) -> list[str]:
+    whole = record.get("end_to_end")  # missing in older records
+    if not whole:
+        return []
+    return [
+        f"Error of whole runs, prefill and draining included: mean {whole['mean_error']:.1%}, largest "
+        f"{whole['max_error']:.1%}; {whole['covered']} of {whole['cells']} intervals contain the measured value."
+    ]
 
 
 def _plain(record: Mapping[str, Any]) -> list[str]:
-    steps = record.get("plain")  # missing in older records
-    if not steps:
-        return []
-    pairs = (f"{p['predicted_s'] * 1e3:.2f} | {p['measured_s'] * 1e3:.2f} at batch {p['batch']}" for p in steps)
-    lines = [f"Plain steps, ms predicted | measured: {', '.join(pairs)}."]
-    if any(abs(p["measured_s"] / p["predicted_s"] - 1) > DRIFT for p in steps):
-        lines.append("The machine's speed has changed since it was profiled, for trees perhaps by another factor.")
-    return lines
+    steps = record.get("plain") or ()  # missing in older records
+    pairs = [f"{p['predicted_s'] * 1e3:.2f} | {p['measured_s'] * 1e3:.2f} at batch {p['batch']}" for p in steps]
+    return [f"Plain steps, ms predicted | measured: {', '.join(pairs)}."] if pairs else []
+
+
+def _drifted(record: Mapping[str, Any]) -> bool:
+    """Return whether plain steps differ from the profile."""
+    return any(abs(p["measured_s"] / p["predicted_s"] - 1) > DRIFT for p in record.get("plain") or ())
 
 
 def _skipped(record: Mapping[str, Any]) -> list[str]:
@@ -109,16 +150,19 @@ def _skipped(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _conditions(meta: Mapping[str, Any]) -> str:
+def _conditions(meta: Mapping[str, Any]) -> list[Line]:
     replayed = look(meta, "acceptance") == "replay"
     prompts = "prompts with the acceptance of a trace's requests" if replayed else "prompts that are not in the trace"
     sha256 = look(meta, "predictions", "sha256")
     rule = f" by {rule_in(meta)}" if look(meta, "temperature") else ""
-    fixed = f"\nPredictions fixed beforehand: sha256 {sha256:.16}." if sha256 else ""
-    return (
+    visible = [
         f"{meta['prompts']} {prompts}, {meta['new_tokens']} new tokens each{rule}, in "
-        f"{meta['blocks']} blocks of shuffled order; {describe_measurement(meta)}.\n"
-        "Steps: medians with all rows busy, means for dynamic trees; end to end includes prefill and draining.\n"
-        "Intervals: 95 %; predicted ones are for a run of the same number of requests, that of coverage takes cells as "
-        f"independent.{fixed}"
-    )
+        f"{meta['blocks']} blocks of shuffled order; {describe_measurement(meta)}.",
+        "Intervals: 95 %; predicted ones are for a run of the same number of requests.",
+    ]
+    detail = [
+        "The interval of the share of cells takes cells as independent.",
+        "Steps: medians with all rows busy, means for dynamic trees; end to end includes prefill and draining.",
+        *([f"Predictions fixed beforehand: sha256 {sha256:.16}."] if sha256 else []),
+    ]
+    return conditions(visible, detail)

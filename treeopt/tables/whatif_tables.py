@@ -1,73 +1,107 @@
-"""Predictions for other devices (`treeopt whatif`) as tables on the terminal."""
+"""Predictions for other devices (`treeopt whatif`) as tables: one for each device and context."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from treeopt.planning.evaluator import PLAIN
-from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.tables.terminal_text import interval, terminal
+from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
+from treeopt.tables.print_blocks import print_blocks
+
+Cells = Sequence[Mapping[str, Any]]
+COLUMNS = (
+    Column("batch", key=True),
+    Column("best", align="left", key=True),
+    Column("nodes", drop=4, meaning="Drafted tokens in the tree."),
+    Column("depth", drop=8, meaning="Drafted tokens on the longest path."),
+    Column("tau", drop=3, meaning="Tokens committed per step and sequence, bonus counted."),
+    Column("step", "ms", drop=6, meaning="Time of one step: draft, verify, accept."),
+    Column("plain", "ms", drop=7, meaning="Time of one step of plain decoding."),
+    Column("tokens/s", drop=2, meaning="Tokens per second of the whole batch."),
+    Column("speedup", meaning="Time per token of plain decoding over that of the best tree."),
+    Column("break-even acceptance", drop=5, meaning="Acceptance of each token from which the best chain pays."),
+)
+PRICE = Column("per million tokens", drop=1, meaning="Price of a million tokens, in the currency of --price.")
 
 
 def show_scenarios(record: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a table for each device, the batch size from which speculation stops paying, and the conditions.
+    """Print predictions for devices with all of their details."""
+    print_blocks(scenario_blocks(record), console, verbose=True)
+
+
+def scenario_blocks(record: Mapping[str, Any], *, plans: Sequence[str] = ()) -> Blocks:
+    """Return where speculation pays, what is cheapest, the next command, a table for each device, and the conditions.
 
     Args:
         record: what `treeopt whatif` writes.
-        console: where to print; default standard output.
+        plans: files of the plans, if they were written.
     """
-    console = console or terminal()
-    for device in dict.fromkeys(cell["device"] for cell in record["cells"]):
-        table = Table(title=device, title_justify="left", title_style="bold")
-        names = ("context", "batch", "best", "nodes", "depth", "tau", "step ms", "plain ms", "tokens/s", "speedup")
-        for name in (*names, "break-even\nacceptance", *(["per million\ntokens"] if record.get("cheapest") else [])):
-            table.add_column(name, justify="left" if name == "best" else "right")
-        for cell in record["cells"]:
-            if cell["device"] == device:
-                table.add_row(*_row(cell), style="dim" if cell["tree"] is None else None)
-        console.print(table)
-        for limit in record["limits"]:
-            if limit["device"] == device:
-                console.print(_break_even(limit, record), soft_wrap=True)
-        console.print()
-    for best in record.get("cheapest", ()):  # missing in older records
-        console.print(_cheapest(best), soft_wrap=True)
-    console.print(Text("\n".join(record["conditions"])), style="dim", soft_wrap=True)
+    blocks: list[Block] = [Line("answer", _pays(limit, record)) for limit in record["limits"]]
+    blocks += [Line("answer", _cheapest(best)) for best in record.get("cheapest", ())]  # missing in older records
+    blocks.append(_next(plans))
+    blocks += _tables(record)
+    return (*blocks, *conditions(record["conditions"][:1], record["conditions"][1:]))
 
 
-def _row(cell: Mapping[str, Any]) -> tuple[str | Text, ...]:
+def _next(plans: Sequence[str]) -> Line:
+    if not plans:
+        return Line("next", "Next: write the plans with --plans FOLDER, and hand one to an engine with treeopt export.")
+    return Line("next", "Next: hand a plan to an engine:", f"treeopt export {plans[0]} --format ENGINE")
+
+
+def _tables(record: Mapping[str, Any]) -> list[Table]:
+    columns = (*COLUMNS, PRICE) if record.get("cheapest") else COLUMNS
+    tables = []
+    for device, context in dict.fromkeys((cell["device"], cell["context"]) for cell in record["cells"]):
+        rows = tuple(
+            Row(_cells(cell)[: len(columns)], "dim" if cell["tree"] is None else "")
+            for cell in _of(record, device, context)
+        )
+        tables.append(Table(f"{device}, {context} tokens of context", columns, rows))
+    return tables
+
+
+def _of(record: Mapping[str, Any], device: str, context: int) -> Cells:
+    return [cell for cell in record["cells"] if (cell["device"], cell["context"]) == (device, context)]
+
+
+def _cells(cell: Mapping[str, Any]) -> tuple[Cell, ...]:
     plain, tree = cell["tree"] is None, cell["tree"] or {"nodes": 0, "depth": 0}
-    needed = "none" if cell["break_even_acceptance"] is None else f"{cell['break_even_acceptance']:.3f}"
+    needed = cell["break_even_acceptance"]
     return (
-        str(cell["context"]),
-        str(cell["batch"]),
-        Text(cell["name"]),
-        str(tree["nodes"]),
-        str(tree["depth"]),
-        "1" if plain else interval(Estimate(**cell["tau"])),
-        f"{cell['step_s'] * 1e3:.2f}",
-        f"{cell['plain_s'] * 1e3:.2f}",
-        f"{cell['tokens_s']:.0f}",
-        "1" if plain else interval(Estimate(**cell["speedup"])),
-        needed,
-        *([_money(Estimate(**cell["million"]))] if cell.get("million") else []),
+        number(cell["batch"]),
+        word(cell["name"]),
+        number(tree["nodes"]),
+        number(tree["depth"]),
+        ONE if plain else ranged(cell["tau"]),
+        number(cell["step_s"] * 1e3, 2),
+        number(cell["plain_s"] * 1e3, 2),
+        number(cell["tokens_s"]),
+        ONE if plain else ranged(cell["speedup"]),
+        Cell("none") if needed is None else number(needed, 3),
+        _money(cell["million"]) if cell.get("million") else Cell(),
     )
 
 
-def _break_even(limit: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    """Return up to which batch size speculation pays at one device and context."""
-    cells = [c for c in record["cells"] if (c["device"], c["context"]) == (limit["device"], limit["context"])]
-    largest = max(cell["batch"] for cell in cells)
+def _pays(limit: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Return up to which batch size speculation pays at one device and context, and the highest speedup."""
+    cells = _of(record, limit["device"], limit["context"])
+    place, largest = f"{limit['device']}, context {limit['context']}", max(cell["batch"] for cell in cells)
     if all(cell["fits"] is False for cell in cells):
-        return f"Context {limit['context']}: no batch size fits."
+        return f"{place}: no batch size fits."
     pays, surely = (
         "at no batch size" if size is None else "at every batch size" if size == largest else f"up to batch {size}"
         for size in (limit["pays_up_to"], limit["surely_up_to"])
     )
-    return f"Context {limit['context']}: speculation pays {pays}; with the whole interval above 1 {surely}."
+    best = max(
+        (cell for cell in cells if cell["tree"] is not None), key=lambda cell: cell["speedup"]["value"], default=None
+    )
+    most = ""
+    if best is not None:
+        name = f"{best['name']} of {best['tree']['nodes']} nodes"
+        most = f" Most at batch {best['batch']}: {name}, {ranged(best['speedup']).text} times plain decoding."
+    return f"{place}: speculation pays {pays}; with the whole interval above 1 {surely}.{most}"
 
 
 def _cheapest(best: Mapping[str, Any]) -> str:
@@ -81,15 +115,14 @@ def _cheapest(best: Mapping[str, Any]) -> str:
 def _offer(offer: Mapping[str, Any] | None) -> str:
     if offer is None:
         return "none of these"
-    price = _money(Estimate(**offer["million"]))
     name = f", {offer['name']}" if offer["name"] != PLAIN else ""
     place = f"{offer['device']}, batch {offer['batch']}{name}"
-    return f"{place}: {price} per million, {offer['tpot_s'] * 1e3:.2f} ms per token"
+    return f"{place}: {_money(offer['million']).text} per million, {offer['tpot_s'] * 1e3:.2f} ms per token"
 
 
-def _money(price: Estimate) -> str:
+def _money(price: Mapping[str, float]) -> Cell:
     """Return a price, to three digits, with its interval if it has one."""
-    value, low, high = (
-        f"{amount:,.0f}" if amount >= 1000 else f"{amount:.3g}" for amount in (price.value, price.low, price.high)
-    )
-    return value if price.low == price.high else f"{value} [{low}, {high}]"
+    value, low, high = price["value"], price["low"], price["high"]
+    texts = [f"{amount:,.0f}" if amount >= 1000 else f"{amount:.3g}" for amount in (value, low, high)]
+    text = texts[0] if low == high else f"{texts[0]} [{texts[1]}, {texts[2]}]"
+    return Cell(text, value, low, high)

@@ -383,28 +383,28 @@ def _show(job: "Job", trained: "Trained", *, as_json: bool) -> None:
     """Print the accuracy by depth on the held-out rows."""
     from executor.train.loss_module import TOPS
 
+    depths = [
+        {
+            "anchors": after.anchors,
+            "loss": after.loss if after.anchors else None,
+            "hits": after.hits,
+            "hits_before": before.hits,
+        }
+        for before, after in zip(trained.before, trained.after, strict=True)
+    ]
+    record = {
+        "schema": SCHEMA,
+        "recipe": job.recipe.name,
+        "output": str(job.output),
+        "steps": job.steps,
+        "train_s": trained.train_s,
+        "tops": TOPS,
+        "depths": depths,
+    }
     if as_json:
-        depths = [
-            {
-                "anchors": after.anchors,
-                "loss": after.loss if after.anchors else None,
-                "hits": after.hits,
-                "hits_before": before.hits,
-            }
-            for before, after in zip(trained.before, trained.after, strict=True)
-        ]
-        record = {"schema": SCHEMA, "recipe": job.recipe.name, "output": str(job.output), "steps": job.steps}
-        general.print_json({**record, "train_s": trained.train_s, "tops": TOPS, "depths": depths})
+        general.print_json(record)
         return
-    from rich.console import Console
-    from rich.table import Table
+    from treeopt.tables.print_blocks import print_blocks
+    from treeopt.tables.train_tables import training_blocks
 
-    table = Table(
-        title=f"{job.recipe.name}: true tokens among the best candidates, on held-out rows", title_justify="left"
-    )
-    for name in ("depth", "anchors", "top-1 before", *(f"top-{top}" for top in TOPS)):
-        table.add_column(name, justify="right")
-    for depth, (before, after) in enumerate(zip(trained.before, trained.after, strict=True), 1):
-        shares = (f"{share:.3f}" if after.anchors else "-" for share in (before.accuracy[0], *after.accuracy))
-        table.add_row(str(depth), str(after.anchors), *shares)
-    Console().print(table)
+    print_blocks(training_blocks(record))

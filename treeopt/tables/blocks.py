@@ -1,0 +1,157 @@
+"""Results as tables and lines of text: what is shown, in which order, with the full text of every cell; not how."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass
+from typing import Literal
+
+from treeopt.statistics.clustered_estimate import Estimate
+
+Kind = Literal["answer", "next", "note", "warning", "condition"]
+Align = Literal["left", "right"]
+Mark = Literal["", "chosen", "dim", "wrong"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell.
+
+    Attributes:
+        text: the full text, as every medium shows it.
+        value: what a column is sorted by, in the unit of the text; None sorts last.
+        low: lower end of the 95 % interval of `value`, in the same unit; None if there is none.
+        high: its upper end.
+    """
+
+    text: str = ""
+    value: float | str | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column.
+
+    Attributes:
+        name: its heading; it may continue on further lines at spaces, never inside a word.
+        unit: unit of its numbers; empty where there is none or the name says it.
+        align: where its cells stand.
+        drop: order in which columns leave a table that is too wide: those of the highest number first, together; those
+            of 0 stay.
+        key: True for the columns that name a row.
+        meaning: one sentence for readers who do not know the word.
+    """
+
+    name: str
+    unit: str = ""
+    align: Align = "right"
+    drop: int = 0
+    key: bool = False
+    meaning: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The name with the unit.
+
+        >>> Column("step", "ms").heading
+        'step ms'
+        """
+        return f"{self.name} {self.unit}".strip()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: a cell for each column; `note` is one sentence on a line of its own below it."""
+
+    cells: tuple[Cell, ...]
+    mark: Mark = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; `detail`: shown only when asked for."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    detail: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that every row has a cell for each column."""
+        for row in self.rows:
+            assert len(row.cells) == len(self.columns), (self.title, row)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A sentence or a few: an answer, what to do next, or what a reader must know.
+
+    Attributes:
+        kind: `answer` comes first in a result; `next` names a command; `note` belongs to the block above it; `warning`
+            limits what can be believed; `condition` states how numbers were made.
+        text: the sentences; whole by themselves, without a label of their kind.
+        command: for `next`: the command line.
+        detail: shown only when asked for.
+    """
+
+    kind: Kind
+    text: str
+    command: str = ""
+    detail: bool = False
+
+
+ONE = Cell("1", 1.0)  # plain decoding's tau and speedup
+Block = Table | Line
+Blocks = tuple[Block, ...]
+
+
+def word(text: object) -> Cell:
+    """Return a cell of text, sorted by its letters.
+
+    >>> word("best chain")
+    Cell(text='best chain', value='best chain', low=None, high=None)
+    """
+    return Cell(str(text), str(text))
+
+
+def number(value: float | None, digits: int = 0, *, sign: bool = False, unit: str = "") -> Cell:
+    """Return a cell of a number with commas between thousands, empty for None.
+
+    >>> number(5120.4).text, number(12.345, 2).text, number(0.5, 1, sign=True, unit="%").text, number(None).text
+    ('5,120', '12.35', '+0.5%', '')
+    """
+    if value is None:
+        return Cell()
+    return Cell(f"{value:{'+' if sign else ''},.{digits}f}{unit}", float(value))
+
+
+def ranged(estimate: Estimate | Mapping[str, float] | None, digits: int = 2, *, scale: float = 1.0) -> Cell:
+    """Return a cell of a value and its interval, both times `scale`, empty for None; records hold mappings.
+
+    >>> ranged(Estimate(0.0150, 0.0125, 0.0175), 1, scale=1e3)
+    Cell(text='15.0 [12.5, 17.5]', value=15.0, low=12.5, high=17.5)
+    """
+    if estimate is None:
+        return Cell()
+    ends = astuple(estimate) if isinstance(estimate, Estimate) else [estimate[end] for end in ("value", "low", "high")]
+    value, low, high = (float(scale * end) for end in ends)
+    return Cell(f"{value:,.{digits}f} [{low:,.{digits}f}, {high:,.{digits}f}]", value, low, high)
+
+
+def conditions(visible: Iterable[str], detail: Iterable[str]) -> list[Line]:
+    """Return the conditions of numbers: those that everyone must know, then those shown only when asked for."""
+    return [Line("condition", text) for text in visible] + [Line("condition", text, detail=True) for text in detail]
+
+
+def notes_once(blocks: Blocks) -> Blocks:
+    """Return the blocks without lines that stand in an earlier block word for word."""
+    seen: set[str] = set()
+    kept: list[Block] = []
+    for block in blocks:
+        if isinstance(block, Line) and not block.command:
+            if block.text in seen:
+                continue
+            seen.add(block.text)
+        kept.append(block)
+    return tuple(kept)
