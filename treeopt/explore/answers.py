@@ -2,10 +2,11 @@
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
 from simulate.validation.find_validation import live_checks
 from treeopt.api.messages import LOG
@@ -13,7 +14,7 @@ from treeopt.api.search_trace import search
 from treeopt.api.whatif_devices import WhatIf
 from treeopt.errors import TreeoptError
 from treeopt.explore.offered_files import Offer
-from treeopt.explore.questions import Device, Question
+from treeopt.explore.questions import Device, Question, question_of
 from treeopt.plans.plan import Plan
 from treeopt.replay.objective import OBJECTIVES
 from treeopt.traces.trace import Trace
@@ -56,6 +57,11 @@ class Failure:
 
     line: str
 
+    @classmethod
+    def of(cls, error: TreeoptError) -> "Failure":
+        """Return an error of the library."""
+        return cls(" ".join(str(error).split()))
+
 
 def answer(question: Question, offer: Offer) -> Answer:
     """Ask the library.
@@ -76,17 +82,12 @@ def answer(question: Question, offer: Offer) -> Answer:
     )
 
 
-def attempt(question: Question, offer: Offer) -> Answer | Failure:
-    """Ask the library; an error becomes one line."""
+def attempt(controls: Mapping[str, Any], offer: Offer) -> Answer | Failure:
+    """Ask the library what the controls say; an error becomes one line."""
     try:
-        return answer(question, offer)
+        return answer(question_of(controls), offer)
     except TreeoptError as error:
-        return failure(error)
-
-
-def failure(error: TreeoptError) -> Failure:
-    """Return an error as one line."""
-    return Failure(" ".join(str(error).split()))
+        return Failure.of(error)
 
 
 @contextmanager

@@ -1,34 +1,16 @@
 """Files to download: the plan, the engine's configuration, the report; each as the commands write it."""
 
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
-from treeopt.engines import ENGINES, METHODS
+from treeopt.engines import ENGINES
 from treeopt.engines.export import Export
-from treeopt.errors import UsageError
-from treeopt.explore.answers import Answer
+from treeopt.errors import TreeoptError, UsageError
+from treeopt.explore.answers import Answer, Failure
 from treeopt.plans.plan_json import to_json
 
 PLAN_FILE = "plan.json"
 REPORT_FILE = "report.html"
-
-
-@dataclass(frozen=True)
-class Handover:
-    """Choices of an export.
-
-    Attributes:
-        engine: the engine, as in `treeopt export --format`.
-        method: how it drafts; None: by the plan's drafter.
-        model: the drafter's checkpoint; None: not named.
-        batch: one of the plan's batch sizes; None: all of them.
-    """
-
-    engine: str
-    method: str | None = None
-    model: str | None = None
-    batch: int | None = None
 
 
 def plan_text(answer: Answer) -> str:
@@ -36,19 +18,33 @@ def plan_text(answer: Answer) -> str:
     return to_json(answer.plan) + "\n"
 
 
-def exported(answer: Answer, handover: Handover) -> Export:
-    """Return the plan for an engine.
+def exported(answer: Answer, *, method: str | None = None, model: str = "", batch: int | None = None) -> Export:
+    """Return the plan for the engine of the question, as `treeopt export` writes it.
+
+    Args:
+        answer: the answer.
+        method: how the engine drafts; None: by the plan's drafter.
+        model: the drafter's checkpoint; empty: not named.
+        batch: one of the plan's batch sizes; None: all of them.
 
     Raises:
         UsageError: no exporter for this engine, or it lacks a setting.
         EngineError: the engine cannot run the plan.
     """
-    if handover.engine not in ENGINES:
-        raise UsageError(f"there is no exporter for {handover.engine}: download the plan instead")
-    export = ENGINES[handover.engine]
-    known = inspect.signature(export).parameters
-    given: dict[str, Any] = {"method": handover.method, "model": handover.model, "batch": handover.batch}
-    return export(answer.plan, **{name: value for name, value in given.items() if value and name in known})
+    engine = answer.question.engine
+    if engine is None or engine not in ENGINES:
+        raise UsageError(f"there is no exporter for {engine}: download the plan")
+    known = inspect.signature(ENGINES[engine]).parameters
+    given = {"method": method, "model": model, "batch": batch}
+    return ENGINES[engine](answer.plan, **{name: value for name, value in given.items() if value and name in known})
+
+
+def attempt_export(answer: Answer, **choices: Any) -> Export | Failure:
+    """Return the export, or its error as one line."""
+    try:
+        return exported(answer, **choices)
+    except TreeoptError as error:
+        return Failure.of(error)
 
 
 def export_file(export: Export, engine: str) -> str:
@@ -58,8 +54,3 @@ def export_file(export: Export, engine: str) -> str:
     'treeopt_vllm.json'
     """
     return export.file or f"treeopt_{engine.replace('.', '_').replace('-', '_')}{export.suffix}"
-
-
-def methods_of(engine: str | None) -> tuple[str, ...]:
-    """Return the names of an engine's drafting methods; none without an exporter."""
-    return METHODS.get(engine, ()) if engine else ()

@@ -8,7 +8,7 @@ from typing import Any
 from treeopt.errors import UsageError
 
 HOST = "127.0.0.1"
-PAGE = Path(__file__).with_name("page.py")
+PAGE = Path(__file__).with_name("marimo_page.py")
 GRACE_S = 1  # that open connections have to end
 
 Scope = MutableMapping[str, Any]

@@ -1,7 +1,10 @@
 """The state of the controls as arguments of the library; texts are checked here."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from treeopt.defaults import NODES
 from treeopt.errors import UsageError
 from treeopt.replay.objective import THROUGHPUT
 
@@ -60,6 +63,27 @@ class Question:
     max_depth: int | None = None
     max_tpot_s: float | None = None
     objective: str = THROUGHPUT.name
+
+
+def question_of(controls: Mapping[str, Any]) -> Question:
+    """Return the question of the controls' values, by their names in `treeopt.explore.controls`.
+
+    Raises:
+        UsageError: a text that is no number.
+    """
+    steps: str | Device = controls.get("profile", "")
+    if "device" in controls:
+        steps = Device(*(controls[name] for name in ("device", "count", "target", "context")))
+    return Question(
+        trace=controls["trace"],
+        steps=steps,
+        batches=batch_sizes(controls["batches"]),
+        engine=None if controls["engine"] == ANY_TREE else controls["engine"],
+        max_nodes=below(controls["nodes"], NODES),
+        max_depth=below(controls["depth"], controls["deepest"]),
+        max_tpot_s=limit_s(controls["tpot"]),
+        objective=controls["objective"],
+    )
 
 
 def batch_sizes(text: str) -> tuple[int, ...]:
