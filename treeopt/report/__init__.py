@@ -1,5 +1,8 @@
-"""The page of results for people: one HTML page that needs no other file.
+"""The page of results for people: one HTML file that needs no other.
 
-* `page_sections`: results as sections of the HTML page.
-* `html_page`: the HTML page.
+* `page_parts`: the page as values: questions, findings, files that could not be read.
+* `page_sections`: results as findings: their tables and charts.
+* `measured_blocks`: tables of profiles and of engines' acceptance checks.
+* `slider_model`: the formulas of the sliders.
+* `html_page`: the HTML; its template, style and scripts lie in the folder `page_files`.
 """

@@ -1,73 +1,219 @@
-"""Results as sections of the HTML page: tables and plots of each kind of record. Reads no files."""
+"""Results as findings of the page: tables and charts of each kind of record. Reads no files."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from treeopt.charts.acceptance_charts import acceptance_by_depth, acceptance_by_domain
 from treeopt.charts.agreement_charts import agreement
 from treeopt.charts.chart import Chart
+from treeopt.charts.latency_charts import scenario_latency, throughput_and_latency
+from treeopt.charts.learning_chart import learning
+from treeopt.charts.server_charts import carried_rates, latencies, load_over_time
 from treeopt.charts.speedup_charts import contests, scenario_speedups, speedups
 from treeopt.charts.tau_chart import tau_by_nodes
-from treeopt.errors import UsageError
+from treeopt.charts.tree_chart import tree_picture
+from treeopt.errors import TreeoptError, UsageError
+from treeopt.planning.learning_curve import learning_curves
 from treeopt.plans.plan import Plan
-from treeopt.report.html_page import Section
+from treeopt.plans.plan_json import from_json
+from treeopt.replay.static_tree import covers, visit
+from treeopt.report.measured_blocks import engine_blocks, profile_blocks
+from treeopt.report.page_parts import Finding
+from treeopt.searchers.static_trees.best_first import count_prefixes
+from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.tables.blocks import Blocks, Line
 from treeopt.tables.compare_tables import SCHEMA as COMPARISON
-from treeopt.tables.compare_tables import show_comparison
-from treeopt.tables.plan_tables import show_plan
-from treeopt.tables.simulate_tables import show_capacity, show_runs, show_serving
-from treeopt.tables.terminal_text import describe_models
-from treeopt.tables.trace_tables import show_trace
-from treeopt.tables.validate_tables import show_validation
-from treeopt.tables.whatif_tables import show_scenarios
+from treeopt.tables.compare_tables import comparison_blocks
+from treeopt.tables.plan_tables import describe_choice, plan_blocks
+from treeopt.tables.simulate_tables import capacity_blocks, run_blocks, serving_blocks
+from treeopt.tables.terminal_text import describe_models, interval
+from treeopt.tables.trace_tables import trace_blocks
+from treeopt.tables.validate_tables import validation_blocks
+from treeopt.tables.whatif_tables import scenario_blocks
 from treeopt.traces.trace import CHAINS, Trace
+from treeopt.tree import Tree
+from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
 
-# Schema of a record -> its title, the function that prints it and the one that returns its chart.
-RECORDS: dict[str, tuple[str, Callable[..., None], Callable[[Mapping[str, Any]], Chart] | None]] = {
-    COMPARISON: ("Drafters side by side", show_comparison, contests),
-    "treeopt.run/1": ("Run of all requests", show_runs, None),
-    "treeopt.serving/1": ("Server", show_serving, None),
-    "treeopt.capacity/1": ("Capacity of a server", show_capacity, None),
-    "treeopt.validation/2": ("Predicted and measured", show_validation, agreement),
-    "treeopt.whatif/1": ("Devices that were not measured", show_scenarios, scenario_speedups),
+PROFILE, PREDICTIONS = "treeopt.profile/2", "treeopt.predictions/1"
+PICTURES = 3  # trees of a plan that are drawn
+NODES = 8  # of the tree that domains are compared with
+CURVES = (4, 16)  # nodes of learning curves
+
+Draw = Callable[[Mapping[str, Any]], Chart | None]
+# Schema of a record -> question, title, blocks and charts.
+RECORDS: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], Blocks], tuple[Draw, ...]]] = {
+    COMPARISON: ("comparison", "Drafters side by side", comparison_blocks, (contests,)),
+    "treeopt.run/1": ("run", "Run of all requests", run_blocks, (latencies,)),
+    "treeopt.serving/1": ("serving", "Server", serving_blocks, (load_over_time, latencies)),
+    "treeopt.capacity/1": ("capacity", "Capacity of a server", capacity_blocks, (carried_rates,)),
+    "treeopt.validation/2": ("validation", "Predicted and measured", validation_blocks, (agreement,)),
+    "treeopt.whatif/1": (
+        "whatif",
+        "Devices that were not measured",
+        scenario_blocks,
+        (scenario_speedups, scenario_latency),
+    ),
+    PROFILE: ("profile", "Step times", profile_blocks, ()),
 }
 
 
-def trace_section(trace: Trace, source: str, *, replayed: Trace | None = None) -> Section:
-    """Return the section of a trace, with a plot of tau by tree size if its rule accepts one sibling of any tree.
+def trace_finding(
+    trace: Trace, source: str, *, replayed: Trace | None = None, named: Mapping[str, Tree] | None = None
+) -> Finding:
+    """Return a trace: acceptance by depth, and where its ranks determine acceptance tau, domains and learning curves.
 
     Args:
         trace: the trace.
         source: its file, with the checksum.
         replayed: the trace with drawn ranks that determine acceptance, if its own ranks do not.
+        named: trees to show in the chart of tau beside the published ones.
     """
-    single = trace.tree_kept is None and trace.meta.get("verification") not in CHAINS
-    draws = (partial(tau_by_nodes, replayed or trace),) if single else ()
-    return Section(f"Trace: {describe_models(trace.meta)}", source, partial(show_trace, trace), draws)
+    charts = list(_trace_charts(trace, replayed or trace, named or {}))
+    return Finding("trace", f"Trace: {describe_models(trace.meta)}", source, trace_blocks(trace), charts)
 
 
-def plan_section(plan: Plan, source: str, *, checks: Mapping[int, str]) -> Section:
-    """Return the section of a plan, with live checks of its choices; see `show_plan`."""
+def _trace_charts(trace: Trace, replayed: Trace, named: Mapping[str, Tree]) -> Iterator[Chart]:
+    yield acceptance_by_depth(trace)
+    if trace.tree_kept is not None or trace.meta.get("verification") in CHAINS:
+        return
+    published = published_trees()
+    yield tau_by_nodes(replayed, named={**named, "Medusa's": published[MEDUSA], "EAGLE-1's": published[EAGLE]})
+    if trace.domain is not None and len(trace.domain_names) > 1:
+        tree = count_prefixes(replayed, nodes=NODES, depth=replayed.depth).tree(NODES, replayed.depth)
+        yield acceptance_by_domain(replayed, tree, name=f"Best tree of {tree.nodes} nodes")
+    if trace.requests >= 4 * len(CURVES):
+        yield learning(learning_curves(replayed, nodes=CURVES, depth=replayed.depth, seed=0))
+
+
+def plan_finding(
+    plan: Plan,
+    source: str,
+    *,
+    title: str = "",
+    checks: Mapping[int, str] | None = None,
+    measured: Mapping[int, Estimate] | None = None,
+    traces: Sequence[Trace] = (),
+) -> Finding:
+    """Return a plan, with its chosen trees drawn.
+
+    Args:
+        plan: the plan.
+        source: its file, with the checksum.
+        title: its title; default the batch sizes.
+        checks: live checks of its choices in words, by batch size.
+        measured: the speedups that they measured.
+        traces: traces among the results; the one that the plan was made from sizes the nodes of its trees.
+    """
     sizes = ", ".join(str(entry.batch) for entry in plan.entries)
-    show = partial(show_plan, plan, checks=checks)
-    return Section(f"Plan for batch {sizes}", source, show, (partial(speedups, plan),))
+    own = next((trace for trace in traces if same_texts(trace.meta, plan.meta.get("trace"))), None)
+    pictures = [tree_picture(tree, accepted=accepted_shares(tree, own)) for tree in _chosen(plan)]
+    return Finding(
+        "plan",
+        title or f"Plan for batch {sizes}",
+        source,
+        plan_blocks(plan, checks=checks),
+        [speedups(plan), throughput_and_latency(plan), *pictures],
+        plan_answers(plan, measured or {}),
+    )
 
 
-def record_section(record: Mapping[str, Any], source: str) -> Section:
-    """Return the section of a record of one of the schemas in `RECORDS`."""
-    title, show, draw = RECORDS[record["schema"]]
-    printed = _checked(lambda console: show(record, console), record, source)
-    drawn = () if draw is None else (_checked(lambda: draw(record), record, source),)
-    return Section(title, source, printed, drawn)
+def plan_answers(plan: Plan, measured: Mapping[int, Estimate]) -> tuple[str, ...]:
+    """Return the answer for each batch size, with the speedup that a live run measured."""
+    answers = []
+    for entry in plan.entries:
+        choice = entry.choice
+        if choice.plain:
+            answers.append(f"Batch {entry.batch}: do not speculate.")
+            continue
+        checked = f", checked: {measured[entry.batch].value:.2f}" if entry.batch in measured else ""
+        answers.append(f"Batch {entry.batch}: {describe_choice(choice)}, {interval(choice.speedup)} times{checked}.")
+    return tuple(answers)
 
 
-def _checked(act: Callable[..., Any], record: Mapping[str, Any], source: str) -> Callable[..., Any]:
-    """Return `act` with a `UsageError` in place of Python's errors for a record that lacks a field."""
+def _chosen(plan: Plan) -> list[Tree]:
+    """Return the chosen static trees, each once, that branch or are chains; the first few."""
+    trees = (entry.choice.tree for entry in plan.entries if entry.choice.tree is not None)
+    return list(dict.fromkeys(tree for tree in trees if tree.nodes))[:PICTURES]
 
-    def checked(*words: Any) -> Any:
-        try:
-            return act(*words)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            reason = f"`{error.args[0]}` is missing" if isinstance(error, KeyError) else str(error)
-            raise UsageError(f"{source}: no whole {record['schema']}: {reason}") from error
 
-    return checked
+def same_texts(meta: Mapping[str, Any], other: Any) -> bool:
+    """Return True if two descriptions of traces name the same texts and drafter."""
+    keys = ("text_sha256", "drafter")
+    return isinstance(other, Mapping) and "text_sha256" in meta and all(meta.get(k) == other.get(k) for k in keys)
+
+
+def accepted_shares(tree: Tree, trace: Trace | None) -> list[float] | None:
+    """Return the share of a walk's steps that accept each node, float (nodes,); None if the trace does not say."""
+    if trace is None or not covers(trace, tree):
+        return None
+    try:
+        walk = visit(tree, trace)
+    except TreeoptError:
+        return None
+    reached = _deepest_on_walk(tree, trace, walk.anchors)
+    shares = np.bincount(reached[reached >= 0], minlength=tree.nodes).astype(float)
+    for node in reversed(range(tree.nodes)):
+        if tree.parents[node] >= 0:
+            shares[tree.parents[node]] += shares[node]
+    return [float(share) for share in shares / len(walk.anchors)]
+
+
+def _deepest_on_walk(tree: Tree, trace: Trace, anchors: Any) -> Any:
+    from treeopt.replay.static_tree import deepest
+
+    return deepest(tree, trace)[anchors]
+
+
+def predictions_finding(record: Mapping[str, Any], source: str) -> Finding:
+    """Return the plan that predictions were written for before measuring, with their hash."""
+    plan = from_json(json.dumps(record["plan"]))
+    found = plan_finding(plan, source)
+    digest = Line("condition", f"Written before measuring: sha256 {str(record['sha256'])[:16]}.")
+    return Finding("predictions", "Predictions", source, (*found.blocks, digest), found.charts[:2], found.answers)
+
+
+def record_finding(record: Mapping[str, Any], source: str, *, charts: Sequence[Chart] = ()) -> Finding:
+    """Return the finding of a record of one of the schemas in `RECORDS`.
+
+    Args:
+        record: the record.
+        source: its file, with the checksum.
+        charts: further charts, which need more than the record.
+
+    Raises:
+        UsageError: the record lacks a field.
+    """
+    question, title, blocks, draws = RECORDS[record["schema"]]
+    return checked(
+        lambda: Finding(
+            question,
+            title,
+            source,
+            blocks(record),
+            [*(chart for chart in (draw(record) for draw in draws) if chart is not None), *charts],
+        ),
+        str(record["schema"]),
+    )
+
+
+def engines_finding(checks: Sequence[Mapping[str, Any]], source: str) -> Finding:
+    """Return acceptance checks of engines.
+
+    Raises:
+        UsageError: a check lacks a field.
+    """
+    return checked(
+        lambda: Finding("acceptance", "Engines against replay", source, engine_blocks(checks)), "list of engine checks"
+    )
+
+
+def checked(make: Callable[[], Finding], schema: str) -> Finding:
+    """Return a finding, or raise `UsageError` in place of Python's errors for a record that lacks a field."""
+    try:
+        return make()
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        reason = f"`{error.args[0]}` is missing" if isinstance(error, KeyError) else str(error)
+        raise UsageError(f"no whole {schema}: {reason}") from error
