@@ -13,6 +13,7 @@ from treeopt.charts.vega_lite import as_vega_lite
 from treeopt.errors import TraceError
 from treeopt.explore.answers import Answer
 from treeopt.replay.sampled_rules import with_drawn_ranks
+from treeopt.report.page_sections import accepted_shares
 
 VEGA_LITE = "application/vnd.vegalite.v6+json"
 # Properties of marimo_page.css; marimo has properties of its own under the names of `STYLED`.
@@ -37,10 +38,12 @@ def charts_of(answer: Answer, batch: int) -> tuple[Chart, ...]:
     Without a tree, none is drawn; tau by nodes is left out where the trace's rule accepts several siblings.
     """
     plan, tree = answer.plan, answer.plan.entry(batch).choice.tree
-    drawn = (tree_picture(tree),) if tree else ()
+    replayed = with_drawn_ranks(answer.trace, 0)
+    drawn = (tree_picture(tree, accepted=accepted_shares(tree, replayed)),) if tree else ()
     named = {"chosen tree": tree} if tree else {}
+    frontier: tuple[Chart, ...]
     try:
-        frontier = (tau_by_nodes(with_drawn_ranks(answer.trace, 0), named=named),)
+        frontier = (tau_by_nodes(replayed, named=named),)
     except TraceError:
         frontier = ()
     return (speedups(plan), *drawn, *frontier, throughput_and_latency(plan))

@@ -1,5 +1,6 @@
 """The controls of the page: groups of marimo's elements, whose values `questions` reads by name."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from treeopt.defaults import NODES, WHATIF_CONTEXT
@@ -10,11 +11,16 @@ from treeopt.plans.plan import Plan
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT
 
 if TYPE_CHECKING:
-    from marimo import ui
+    from marimo import AppMeta, ui
 
 BATCHES = "1, 4, 16"
 BY_DRAFTER = "by the drafter"  # label of no method
 ALL = "all"  # label of all batch sizes
+
+
+def files_of(meta: "AppMeta") -> Mapping[str, Any]:
+    """Return the files that the server hands to the page, arguments of `Offer.of_files`; none without a server."""
+    return meta.request.meta if meta.request else {}
 
 
 def source(offer: Offer) -> "ui.dictionary":

@@ -8,6 +8,10 @@ from treeopt.engines.export import Export
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.explore.answers import Answer, Failure
 from treeopt.plans.plan_json import to_json
+from treeopt.replay.sampled_rules import with_drawn_ranks
+from treeopt.report.page_parts import Page
+from treeopt.report.page_sections import plan_finding, trace_finding
+from treeopt.storage.provenance import this_run
 
 PLAN_FILE = "plan.json"
 REPORT_FILE = "report.html"
@@ -16,6 +20,21 @@ REPORT_FILE = "report.html"
 def plan_text(answer: Answer) -> str:
     """Return the content of the plan's file."""
     return to_json(answer.plan) + "\n"
+
+
+def report_text(answer: Answer) -> str:
+    """Return the report of the plan and its trace, as `treeopt report` writes it."""
+    from treeopt.report.html_page import as_html
+
+    trace, run = answer.trace, this_run()
+    replayed = with_drawn_ranks(trace, 0)
+    findings = [
+        plan_finding(answer.plan, PLAN_FILE, checks=answer.checks, traces=(replayed,)),
+        trace_finding(trace, answer.question.trace, replayed=replayed),
+    ]
+    return as_html(
+        Page("treeopt explore", findings, footer=f"treeopt {run['treeopt']}, {run['date']}: {run['command']}")
+    )
 
 
 def exported(answer: Answer, *, method: str | None = None, model: str = "", batch: int | None = None) -> Export:

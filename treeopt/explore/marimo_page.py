@@ -17,7 +17,7 @@ def _():
     from treeopt.explore import answer_charts, answers, controls, downloads, markup
     from treeopt.explore.offered_files import Offer
 
-    offer = Offer.of_files(**mo.app_meta().request.meta)
+    offer = Offer.of_files(**controls.files_of(mo.app_meta()))
     mo.Html(markup.HEADER)
     return ENGINES, answer_charts, answers, controls, downloads, markup, mo, offer
 
@@ -100,7 +100,10 @@ def _(ENGINES, answer, answered, controls, mo):
 
 @app.cell
 def _(answer, answers, downloads, engine, export_choices, markup, mo):
-    files = [mo.download(downloads.plan_text(answer).encode(), filename=downloads.PLAN_FILE, label="Plan")]
+    files = [
+        mo.download(downloads.plan_text(answer).encode(), filename=downloads.PLAN_FILE, label="Plan"),
+        mo.download(lambda: downloads.report_text(answer).encode(), filename=downloads.REPORT_FILE, label="Report"),
+    ]
     if export_choices is None:
         export_text, fields = markup.no_exporter(engine), {}
     else:

@@ -125,7 +125,7 @@ def _figure(chart: Chart, html: str) -> str:
 
 
 def _entry(chart: Chart, place: int, name: str) -> str:
-    colour = "var(--muted)" if chart.muted(name) else f"var(--series-{place % len(LIGHT.series)})"
+    colour = "var(--soft)" if chart.muted(name) else f"var(--series-{place % len(LIGHT.series)})"
     return f'<li><span aria-hidden="true" style="color:{colour}">{GLYPHS[shape(place)]}</span> {escape(name)}</li>'
 
 

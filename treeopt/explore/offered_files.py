@@ -69,12 +69,12 @@ class Offer:
         Raises:
             UsageError: no trace was given, and none is shipped.
         """
-        named_traces = _by_name(
-            traces or sorted(shipped("traces").glob("*.npz"), key=lambda path: (path.name != FIRST, path))
-        )
+        own = sorted(sorted(shipped("traces").glob("*.npz")), key=lambda path: path.name != FIRST)
+        named_traces = _by_name(traces or own)
         if not named_traces:
             raise UsageError("this installation ships no traces: give one with --trace")
-        named_targets = {**_by_name(targets), **{name: config_of_size(name) for name in SIZES}}
+        sizes: dict[str, Config] = {name: config_of_size(name) for name in SIZES}
+        named_targets: dict[str, Config] = {**_by_name(targets), **sizes}
         named_profiles = _by_name(profiles or sorted(shipped("profiles").glob("*.json")))
         return cls(named_traces, named_profiles, named_targets, None if drafter is None else Path(drafter))
 
