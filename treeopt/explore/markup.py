@@ -116,10 +116,9 @@ def _figure(chart: Chart, html: str) -> str:
     names = chart.series if len(chart.series) > 1 else ()
     legend = "".join(_entry(chart, place, name) for place, name in enumerate(names))
     conditions = "".join(f"<p>{escape(line)}</p>" for line in chart.conditions)
-    label = escape(chart.alt or chart.title)
     return (
         f'<figure><h2>{escape(chart.title)}</h2><ul class="legend">{legend}</ul>'
-        f'<div role="img" aria-label="{label}" style="min-height:{chart.height}px">{html}</div>'
+        f'<div style="min-height:{chart.height}px">{html}</div>'
         f"<figcaption>{conditions}</figcaption></figure>"
     )
 
