@@ -1,24 +1,45 @@
-"""Shipped validations of a plan: what the live loop measured for the very tree that was chosen."""
+"""Validations of a plan, shipped or given: what the live loop measured for the very tree that was chosen."""
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from simulate.validation.predicted_vs_measured import SCHEMA, Figures
 from simulate.validation.predictions import judged_on
 from treeopt.comparison.mismatch_warnings import choosing, differing_models, identified
-from treeopt.plans.plan import Plan
+from treeopt.plans.plan import Plan, PlanEntry
+from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import GREEDY, look
 
 
-def live_checks(plan: Plan) -> dict[int, str]:
-    """Return a sentence for each batch size whose chosen tree a shipped validation measured.
+def live_checks(plan: Plan, records: Sequence[Mapping[str, Any]] = ()) -> dict[int, str]:
+    """Return a sentence for each batch size whose chosen tree a validation measured.
 
     The validation must be of the same models, machine and rule.
+
+    Args:
+        plan: the plan.
+        records: validations that come before the shipped ones.
     """
     checks: dict[int, str] = {}
-    for path in sorted(shipped("validations").glob("*.json")):
-        record = json.loads(path.read_text("utf-8"))
+    for entry, speedup, meta in _measured(plan, records):
+        predicted = Figures.of_run(entry.choice, judged=judged_on(plan), requests=meta["prompts"]).speedup
+        checks[entry.batch] = _sentence(speedup, (predicted.low, predicted.high), meta)
+    return checks
+
+
+def live_speedups(plan: Plan, records: Sequence[Mapping[str, Any]] = ()) -> dict[int, Estimate]:
+    """Return the measured speedups behind the sentences of `live_checks`, by batch size."""
+    return {entry.batch: Estimate(**speedup) for entry, speedup, _ in _measured(plan, records)}
+
+
+def _measured(
+    plan: Plan, records: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[PlanEntry, dict[str, float], Mapping[str, Any]]]:
+    """Yield the entries whose tree was measured, the speedup and the validation's `meta`; the one that counts last."""
+    shown = (json.loads(path.read_text("utf-8")) for path in sorted(shipped("validations").glob("*.json")))
+    for record in (*shown, *reversed(records)):
         if record["schema"] != SCHEMA or record["meta"]["acceptance"] != "live":  # predictions lie beside them
             continue
         if not _fits(record["meta"], plan):
@@ -29,10 +50,7 @@ def live_checks(plan: Plan) -> dict[int, str]:
         for entry in plan.entries:
             speedup = measured.get((entry.batch, entry.choice.tree.id)) if entry.choice.tree else None
             if speedup:
-                requests = record["meta"]["prompts"]
-                predicted = Figures.of_run(entry.choice, judged=judged_on(plan), requests=requests).speedup
-                checks[entry.batch] = _sentence(speedup, (predicted.low, predicted.high), record["meta"])
-    return checks
+                yield entry, speedup, record["meta"]
 
 
 def _fits(meta: Any, plan: Plan) -> bool:

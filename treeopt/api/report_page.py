@@ -9,6 +9,7 @@ from zipfile import is_zipfile
 
 from treeopt.api.chart_inputs import device_chart, profile_chart
 from treeopt.api.slider_inputs import slider_data
+from treeopt.comparison.mismatch_warnings import differing_models
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import BEFORE, SCHEMA, load_plan
@@ -126,7 +127,7 @@ class ProfileFile:
 
 def _finding(value: Any, source: str, inputs: Inputs) -> Finding:
     if isinstance(value, Trace):
-        return trace_finding(value, source, replayed=with_drawn_ranks(value, 0), named=_named(inputs.of(Plan)))
+        return trace_finding(value, source, replayed=with_drawn_ranks(value, 0), chosen=_chosen(inputs.of(Plan)))
     if isinstance(value, Plan):
         return _plan(value, source, inputs)
     if isinstance(value, ProfileFile):
@@ -154,10 +155,10 @@ def _plan(plan: Plan, source: str, inputs: Inputs) -> Finding:
     )
 
 
-def _named(plans: Sequence[Plan]) -> dict[str, Any]:
+def _chosen(plans: Sequence[Plan]) -> dict[str, Any]:
     """Return the chosen trees of plans by name, for the chart of tau."""
     return {
-        f"chosen, batch {entry.batch}": entry.choice.tree
+        f"batch {entry.batch}": entry.choice.tree
         for plan in plans
         for entry in plan.entries
         if entry.choice.tree is not None
@@ -168,10 +169,10 @@ def _sliders(inputs: Inputs) -> dict[str, Any] | None:
     """Return the data of the sliders for the first trace that has step times: given ones, or found by its models."""
     from simulate.profiles.find_profile import profile_of_trace
 
-    given = [value.profile for value in inputs.of(ProfileFile)]
     for trace in inputs.of(Trace):
+        given = [v.profile for v in inputs.of(ProfileFile) if not differing_models(v.profile.meta, trace.meta)]
         try:
-            profile = given[0] if given else profile_of_trace(trace, None)[0]
+            profile = given[0] if given else profile_of_trace(trace)[0]
             data = slider_data(with_drawn_ranks(trace, 0), profile)
         except TreeoptError:
             continue

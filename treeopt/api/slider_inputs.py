@@ -28,9 +28,10 @@ def slider_data(trace: Trace, profile: "Profile") -> dict[str, Any] | None:
     """
     batches = sorted({times.batch for times in profile.batches})
     try:
-        drafted = [tree for tree in map(lambda found: _drafted(*found, trace, profile, batches), _trees(trace)) if tree]
+        priced = [_drafted(shape, tree, trace, profile, batches) for shape, tree in _trees(trace)]
     except TraceError:
         return None
+    drafted = [tree for tree in priced if tree is not None]
     if not any(tree.shape == "chain" for tree in drafted):
         return None
     plain = {batch: profile.plain_s(batch=batch) for batch in batches}
@@ -55,9 +56,7 @@ def _trees(trace: Trace) -> Iterator[tuple[str, Tree]]:
             yield "tree", tree
 
 
-def _drafted(
-    shape: str, tree: Tree, trace: Trace, profile: "Profile", batches: Sequence[int]
-) -> Drafted | None:
+def _drafted(shape: str, tree: Tree, trace: Trace, profile: "Profile", batches: Sequence[int]) -> Drafted | None:
     """Return a tree with its replay and prices; None if it has no price at any batch size."""
     from treeopt.cost_model import StepShape
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from treeopt.charts.chart import Axis, Chart, Layer, floats, short
+from treeopt.charts.chart import Axis, Chart, Layer, decimal_ticks, floats, short
 from treeopt.charts.speedup_charts import across
 from treeopt.statistics.clustered_estimate import Estimate
 
@@ -62,9 +62,11 @@ def latencies(record: Mapping[str, Any]) -> Chart:
         if values:
             layers.append(across(short(way["name"]), values))
     names = {"ttft_s": "first token", "tpot_s": "per token", "itl_s": "between tokens", "e2e_s": "whole request"}
+    ends = [end for layer in layers for column in (layer.x, layer.left, layer.right) for end in column if end > 0]
+    ticks = decimal_ticks(min(ends), max(ends))
     return Chart(
         "Latencies",
-        Axis("ms", "log"),
+        Axis("ms", "log", ticks, limits=(min(*ends, ticks[0]) / 1.15, max(*ends, ticks[-1]) * 1.15)),
         Axis("", names=tuple(f"{names[kind]}, p{percent}" for kind, percent in rows), reverse=True),
         tuple(layers),
         ("Bars: 95 % intervals. p50, p95, p99: percentiles over requests or tokens.",),

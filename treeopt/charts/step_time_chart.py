@@ -1,4 +1,4 @@
-"""The chart of step times against verified tokens: measured points, the model's line, predictions of left-out points."""
+"""The chart of step times against verified tokens: measured points, the model's line, points that it had not seen."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,10 +46,11 @@ def step_times(rows: Sequence[StepTimes], *, conditions: Sequence[str] = ()) -> 
     if left_out:
         layers.append(Layer("points", *_columns(left_out), "predicted without the point", dashed=True, muted=True))
     sizes = [tokens for row in rows for tokens, _ in row.measured]
+    heights = [y for layer in layers for y in layer.y]
     return Chart(
         "Step time by verified tokens",
         Axis("verified tokens per sequence", "log", decimal_ticks(min(sizes), max(sizes))),
-        Axis("step except drafting, ms", zero=True),
+        Axis("step except drafting, ms", "log", decimal_ticks(min(heights), max(heights))),
         tuple(layers),
         ("Points: measured. Lines: the model between them.", *conditions),
         f"Step times at {', '.join(row.name for row in rows)}, for {min(sizes):g} to {max(sizes):g} tokens.",

@@ -15,15 +15,23 @@ REPLAYED = "replayed along the walk"
 AVERAGED = "averaged over positions"
 CHAINS = "chains, replayed"
 NAMED = "named trees, replayed"
+CHOSEN = "chosen in the plan, replayed"
 
 
-def tau_by_nodes(trace: Trace, *, sizes: Sequence[int] = SIZES, named: Mapping[str, Tree] | None = None) -> Chart:
-    """Return tau of the best trees of each size, of chains and of named trees.
+def tau_by_nodes(
+    trace: Trace,
+    *,
+    sizes: Sequence[int] = SIZES,
+    named: Mapping[str, Tree] | None = None,
+    chosen: Mapping[str, Tree] | None = None,
+) -> Chart:
+    """Return tau of the best trees of each size, of chains, of named trees and of those that plans chose.
 
     Args:
         trace: ranks that determine acceptance.
         sizes: nodes of the best trees.
         named: name -> tree, such as published ones; those that the trace does not cover are left out.
+        chosen: name -> tree of plans.
 
     Raises:
         TraceError: its rule draws candidates or accepts several siblings.
@@ -37,7 +45,8 @@ def tau_by_nodes(trace: Trace, *, sizes: Sequence[int] = SIZES, named: Mapping[s
         Layer("line", floats(reached), floats([averaged[size] for size in reached]), AVERAGED, dashed=True, muted=True),
         *_line(REPLAYED, reached, best),
         *_line(CHAINS, list(chains), [tau_of(Tree.chain(depth), trace) for depth in chains]),
-        *_named(trace, named or {}),
+        *_named(trace, NAMED, named or {}, labels=True),
+        *_named(trace, CHOSEN, chosen or {}, labels=False),
     ]
     largest = max([*reached, *(x for layer in layers for x in layer.x)])
     ticks = tuple(float(2**power) for power in range(int(largest).bit_length()))
@@ -70,9 +79,9 @@ def _line(series: str, nodes: Sequence[int], values: Sequence[Estimate]) -> tupl
     return Layer("line", x, value, series), Layer("intervals", x, value, series, low, high)
 
 
-def _named(trace: Trace, named: Mapping[str, Tree]) -> tuple[Layer, ...]:
+def _named(trace: Trace, series: str, trees: Mapping[str, Tree], *, labels: bool) -> tuple[Layer, ...]:
     points = []
-    for name, tree in named.items():
+    for name, tree in trees.items():
         try:
             points.append((name, tree.nodes, tau_of(tree, trace)))
         except TraceError:
@@ -82,7 +91,5 @@ def _named(trace: Trace, named: Mapping[str, Tree]) -> tuple[Layer, ...]:
     names, nodes, values = zip(*points, strict=True)
     value, low, high = columns(values)
     x = floats(nodes)
-    return (
-        Layer("intervals", x, value, NAMED, low, high, details=(("tree", names),)),
-        Layer("labels", x, value, text=names),
-    )
+    marks = Layer("intervals", x, value, series, low, high, details=(("tree", names),))
+    return (marks, Layer("labels", x, value, text=names)) if labels else (marks,)

@@ -9,13 +9,14 @@ ROW = 18  # pixels of a leaf
 LABELLED = 80  # nodes up to which edges show their ranks
 
 
-def tree_picture(tree: Tree, *, accepted: Sequence[float] | None = None, sample: str = "") -> Chart:
+def tree_picture(tree: Tree, *, accepted: Sequence[float] | None = None, sample: str = "", title: str = "") -> Chart:
     """Return the picture of a tree.
 
     Args:
         tree: the tree.
         accepted: share of steps in which each node is accepted, float (nodes,); None draws all nodes alike.
         sample: how the tree was made, for a dynamic one that differs from step to step.
+        title: default its size.
     """
     rows = leaf_rows(tree)
     root = (
@@ -35,12 +36,12 @@ def tree_picture(tree: Tree, *, accepted: Sequence[float] | None = None, sample:
     layers = (edges, Layer("points", x[:1], y[:1], "last committed token", muted=True), nodes)
     sized = " Area: share of steps that accept the node." if accepted is not None else ""
     return Chart(
-        f"Tree of {tree.nodes} nodes" + (", a sample" if sample else ""),
+        (title or f"Tree of {_count(tree.nodes, 'node')}") + (", a sample" if sample else ""),
         Axis("depth", ticks=floats(range(tree.depth + 1)), limits=(-0.25, tree.depth + 0.5)),
         Axis("", limits=(-0.8, max(rows, default=0) + 0.8), reverse=True, shown=False),
         (*layers, labels) if tree.nodes <= LABELLED else layers,
         (f"Labels: rank of the drafter's candidate, 0 is the best.{sized}", *((sample,) if sample else ())),
-        f"A tree of {tree.nodes} nodes; nodes by level: {', '.join(map(str, tree.level_widths))}.",
+        f"A tree of {_count(tree.nodes, 'node')}; nodes by level: {', '.join(map(str, tree.level_widths))}.",
         height=max(150, 70 + ROW * round(max(rows, default=0) + 1)),
     )
 
@@ -62,6 +63,10 @@ def leaf_rows(tree: Tree) -> list[float]:
         if node in below:
             rows[node] = _middle([rows[child] for child in below[node]])
     return rows
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _middle(rows: Sequence[float]) -> float:

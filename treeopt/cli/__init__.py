@@ -25,7 +25,7 @@ EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "accelerate"), "executor"),
     "peft": "train",
     "simpy": "serving",
-    "matplotlib": "report",
+    **dict.fromkeys(("matplotlib", "jinja2", "vl_convert"), "report"),
     **dict.fromkeys(("marimo", "uvicorn", "starlette"), "explore"),
 }
 

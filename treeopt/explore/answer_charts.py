@@ -46,4 +46,4 @@ def charts_of(answer: Answer, batch: int) -> tuple[Chart, ...]:
         frontier = (tau_by_nodes(replayed, named=named),)
     except TraceError:
         frontier = ()
-    return (speedups(plan), *drawn, *frontier, throughput_and_latency(plan))
+    return (speedups(plan), *frontier, throughput_and_latency(plan), *drawn)

@@ -9,6 +9,7 @@ from treeopt.charts.chart import Chart
 from treeopt.charts.palette import LIGHT, shape
 from treeopt.engines.export import Export
 from treeopt.explore.answers import Answer, Failure
+from treeopt.explore.questions import Device
 from treeopt.tables.blocks import Blocks, Line, Row, Table
 from treeopt.tables.plan_tables import plan_blocks
 
@@ -16,6 +17,7 @@ HEADER = (
     "<header><h1>treeopt explore</h1><p>Choose a trace, step times and limits. "
     "The answer is what <code>treeopt search</code> says.</p></header>"
 )
+STEP_TIMES = "Step times:"  # label of the condition that says where they come from
 SEARCHING = '<p class="status searching" role="status">Searching …</p>'
 GLYPHS = {
     "circle": "●", "square": "■", "triangle-up": "▲", "diamond": "◆", "triangle-down": "▼", "cross": "✚",
@@ -80,6 +82,8 @@ def footnotes(answer: Answer) -> str:
     reported = [f"{line[:1].upper()}{line[1:]}." for line in (*answer.warnings, *answer.notes)]
     warned = dict.fromkeys((*memory, *reported[: len(answer.warnings)]))
     lines = [block for block in blocks if isinstance(block, Line) and block.kind == "condition"]
+    if isinstance(answer.question.steps, Device):
+        lines = [_priced(answer.question.steps), *(line for line in lines if not line.text.startswith(STEP_TIMES))]
     open_lines = [*reported[len(answer.warnings) :], *(line.text for line in lines if not line.detail)]
     folded = _list([line.text for line in lines if line.detail], "conditions")
     warnings = f"<h2>Warnings</h2>{_list(list(warned), 'warnings')}" if warned else ""
@@ -106,6 +110,12 @@ def no_exporter(engine: str | None) -> str:
     if engine is None:
         return "<p>Choose an engine to get its configuration.</p>"
     return f"<p>There is no exporter for {escape(engine)}: download the plan.</p>"
+
+
+def _priced(device: Device) -> Line:
+    """Return where the step times of a device come from."""
+    sizes = f"its data sheet and the sizes of {device.target}, {device.context} tokens in the cache"
+    return Line("condition", f"{STEP_TIMES} predicted for {device.hardware} from {sizes}; nothing was measured.")
 
 
 def _fields(controls: Iterable[object]) -> str:

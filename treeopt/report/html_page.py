@@ -1,6 +1,7 @@
 """The HTML page of results, which needs no other file: tables, charts that can be explored, and sliders."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,19 @@ from treeopt.tables.blocks import Blocks, Line, Table, notes_once
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 FOLDER = Path(__file__).parent / "page_files"
-ANSWERS = 4  # of one question in the summary
+ANSWERS, SHARED = 4, 2  # answers to one question in the summary, from one file and from each of several
+# A value with its interval or unit.
+FIGURES = re.compile(
+    r"[+\u2212-]?\d[\d.,]*( \[[^\[\]]{1,40}, [^\[\]]{1,40}\]( (ms|tokens/s))?| (ms|s|%|tokens/s|nodes?))(?!\w)"
+)
 # What a small mark in the legend looks like, in a box of 12 by 12.
 GLYPHS = {
     "circle": "M6 1.6a4.4 4.4 0 1 0 0 8.8a4.4 4.4 0 1 0 0-8.8z", "square": "M2 2h8v8h-8z",
-    "triangle-up": "M6 1.4l5 9h-10z", "diamond": "M6 .8l5.2 5.2l-5.2 5.2l-5.2-5.2z", "triangle-down": "M6 10.6l5-9h-10z",
+    "triangle-up": "M6 1.4l5 9h-10z", "triangle-down": "M6 10.6l5-9h-10z",
+    "diamond": "M6 .8l5.2 5.2l-5.2 5.2l-5.2-5.2z",
     "cross": "M4.4 1.2h3.2v3.2h3.2v3.2h-3.2v3.2h-3.2v-3.2h-3.2v-3.2h3.2z",
 }  # fmt: skip
 
@@ -34,16 +41,19 @@ def as_html(page: Page, *, plots: bool = True, static: bool = False) -> str:
         static: charts as pictures alone, without scripts: for mail.
     """
     interactive = plots and not static
-    sections = [_section(key, page.findings, plots=plots, interactive=interactive) for key in _asked(page)]
+    asked = _asked(page)
+    sections = [_section(key, page.findings, plots=plots, interactive=interactive) for key in asked]
     charts = [chart for section in sections for finding in section["findings"] for chart in finding["charts"]]
-    return _environment().get_template("page.html.j2").render(
+    sliders = None if static else page.sliders
+    template = _environment().get_template("page.html.j2")
+    return template.render(
         page=page,
-        summary=[{"question": QUESTIONS[key].text, "key": key, "answers": _answers(page, key)} for key in _asked(page)],
+        summary=[{"question": QUESTIONS[key].text, "key": key, "answers": _answers(page, key)} for key in asked],
         sections=sections,
         css=_colours() + (FOLDER / "page.css").read_text("utf-8"),
-        scripts=_scripts(interactive=interactive and bool(charts), sliders=page.sliders is not None) if not static else (),
+        scripts=() if static else _scripts(interactive=interactive and bool(charts), sliders=sliders is not None),
         specs=_embedded({chart["id"]: chart["spec"] for chart in charts if chart["spec"]}),
-        sliders=_embedded(page.sliders) if page.sliders is not None and not static else "",
+        sliders="" if sliders is None else _embedded(sliders),
         formula=_formula(),
         static=static,
     )
@@ -52,9 +62,20 @@ def as_html(page: Page, *, plots: bool = True, static: bool = False) -> str:
 def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    return Environment(
-        loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    loader = FileSystemLoader(FOLDER)
+    environment = Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
+    environment.globals["zip"] = zip
+    environment.filters["figures"] = _unbroken
+    return environment
+
+
+def _unbroken(text: str) -> "Markup":
+    """Return a sentence whose values stay on one line with their intervals and units."""
+    from markupsafe import Markup, escape
+
+    return Markup(FIGURES.sub(r'<span class="figures">\g<0></span>', str(escape(text))))  # noqa: S704
 
 
 def _scripts(*, interactive: bool, sliders: bool) -> Iterator[str]:
@@ -80,7 +101,9 @@ def _answers(page: Page, key: str) -> list[str]:
     return [
         f"{finding.title}: {text}" if several else text
         for finding in findings
-        for text in (finding.answers or tuple(_texts(finding.blocks, "answer")))[: 2 if several else ANSWERS]
+        for text in (finding.answers or tuple(_texts(finding.blocks, "answer")))[
+            : SHARED if several or key == "predictions" else ANSWERS
+        ]
     ]
 
 
@@ -105,7 +128,8 @@ def _finding(place: int, finding: Finding, *, plots: bool, interactive: bool) ->
         "id": f"result-{place}",
         "title": finding.title,
         "source": finding.source,
-        "shown": [_block(block) for block in blocks if not block.detail and not _is(block, "condition")],
+        "lead": [_block(block) for block in blocks if _leads(block)],
+        "shown": [_block(block) for block in blocks if not (block.detail or _leads(block) or _is(block, "condition"))],
         "more": [_block(block) for block in blocks if block.detail or _is(block, "condition")],
         "charts": [_chart(f"chart-{place}-{number}", chart, interactive=interactive) for number, chart in drawn],
     }
@@ -115,13 +139,22 @@ def _is(block: Table | Line, kind: str) -> bool:
     return isinstance(block, Line) and block.kind == kind
 
 
+def _leads(block: Table | Line) -> bool:
+    """Return True for blocks that stand before the charts."""
+    return not block.detail and isinstance(block, Line) and block.kind in ("answer", "next", "warning")
+
+
 def _block(block: Table | Line) -> dict[str, Any]:
     return {"table": block if isinstance(block, Table) else None, "line": block if isinstance(block, Line) else None}
 
 
 def _chart(name: str, chart: Chart, *, interactive: bool) -> dict[str, Any]:
     legend = [
-        {"name": series, "glyph": GLYPHS[shape(place)], "colour": "--muted" if chart.muted(series) else _property(place)}
+        {
+            "name": series,
+            "glyph": GLYPHS[shape(place)],
+            "colour": "--muted" if chart.muted(series) else _property(place),
+        }
         for place, series in enumerate(chart.series)
     ]
     return {

@@ -19,7 +19,7 @@ from treeopt.errors import TreeoptError, UsageError
 from treeopt.planning.learning_curve import learning_curves
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import from_json
-from treeopt.replay.static_tree import covers, visit
+from treeopt.replay.static_tree import covers, deepest, visit
 from treeopt.report.measured_blocks import engine_blocks, profile_blocks
 from treeopt.report.page_parts import Finding
 from treeopt.searchers.static_trees.best_first import count_prefixes
@@ -61,7 +61,7 @@ RECORDS: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], Blocks], tuple[
 
 
 def trace_finding(
-    trace: Trace, source: str, *, replayed: Trace | None = None, named: Mapping[str, Tree] | None = None
+    trace: Trace, source: str, *, replayed: Trace | None = None, chosen: Mapping[str, Tree] | None = None
 ) -> Finding:
     """Return a trace: acceptance by depth, and where its ranks determine acceptance tau, domains and learning curves.
 
@@ -69,18 +69,19 @@ def trace_finding(
         trace: the trace.
         source: its file, with the checksum.
         replayed: the trace with drawn ranks that determine acceptance, if its own ranks do not.
-        named: trees to show in the chart of tau beside the published ones.
+        chosen: trees of plans, for the chart of tau.
     """
-    charts = list(_trace_charts(trace, replayed or trace, named or {}))
+    charts = list(_trace_charts(trace, replayed or trace, chosen or {}))
     return Finding("trace", f"Trace: {describe_models(trace.meta)}", source, trace_blocks(trace), charts)
 
 
-def _trace_charts(trace: Trace, replayed: Trace, named: Mapping[str, Tree]) -> Iterator[Chart]:
+def _trace_charts(trace: Trace, replayed: Trace, chosen: Mapping[str, Tree]) -> Iterator[Chart]:
     yield acceptance_by_depth(trace)
     if trace.tree_kept is not None or trace.meta.get("verification") in CHAINS:
         return
     published = published_trees()
-    yield tau_by_nodes(replayed, named={**named, "Medusa's": published[MEDUSA], "EAGLE-1's": published[EAGLE]})
+    named = {"Medusa's": published[MEDUSA], "EAGLE-1's": published[EAGLE]}
+    yield tau_by_nodes(replayed, named=named, chosen=chosen)
     if trace.domain is not None and len(trace.domain_names) > 1:
         tree = count_prefixes(replayed, nodes=NODES, depth=replayed.depth).tree(NODES, replayed.depth)
         yield acceptance_by_domain(replayed, tree, name=f"Best tree of {tree.nodes} nodes")
@@ -109,7 +110,10 @@ def plan_finding(
     """
     sizes = ", ".join(str(entry.batch) for entry in plan.entries)
     own = next((trace for trace in traces if same_texts(trace.meta, plan.meta.get("trace"))), None)
-    pictures = [tree_picture(tree, accepted=accepted_shares(tree, own)) for tree in _chosen(plan)]
+    pictures = [
+        tree_picture(tree, accepted=accepted_shares(tree, own), title=f"Chosen tree, batch {batches}")
+        for tree, batches in _chosen(plan).items()
+    ]
     return Finding(
         "plan",
         title or f"Plan for batch {sizes}",
@@ -133,10 +137,14 @@ def plan_answers(plan: Plan, measured: Mapping[int, Estimate]) -> tuple[str, ...
     return tuple(answers)
 
 
-def _chosen(plan: Plan) -> list[Tree]:
-    """Return the chosen static trees, each once, that branch or are chains; the first few."""
-    trees = (entry.choice.tree for entry in plan.entries if entry.choice.tree is not None)
-    return list(dict.fromkeys(tree for tree in trees if tree.nodes))[:PICTURES]
+def _chosen(plan: Plan) -> dict[Tree, str]:
+    """Return the chosen static trees with their batch sizes, the first few."""
+    found: dict[Tree, str] = {}
+    for entry in plan.entries:
+        tree = entry.choice.tree
+        if tree is not None and tree.nodes:
+            found[tree] = f"{found[tree]}, {entry.batch}" if tree in found else str(entry.batch)
+    return dict(list(found.items())[:PICTURES])
 
 
 def same_texts(meta: Mapping[str, Any], other: Any) -> bool:
@@ -153,18 +161,12 @@ def accepted_shares(tree: Tree, trace: Trace | None) -> list[float] | None:
         walk = visit(tree, trace)
     except TreeoptError:
         return None
-    reached = _deepest_on_walk(tree, trace, walk.anchors)
+    reached = deepest(tree, trace)[walk.anchors]
     shares = np.bincount(reached[reached >= 0], minlength=tree.nodes).astype(float)
     for node in reversed(range(tree.nodes)):
         if tree.parents[node] >= 0:
             shares[tree.parents[node]] += shares[node]
     return [float(share) for share in shares / len(walk.anchors)]
-
-
-def _deepest_on_walk(tree: Tree, trace: Trace, anchors: Any) -> Any:
-    from treeopt.replay.static_tree import deepest
-
-    return deepest(tree, trace)[anchors]
 
 
 def predictions_finding(record: Mapping[str, Any], source: str) -> Finding:

@@ -15,6 +15,7 @@ hour:
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from treeopt.statistics.clustered_estimate import Estimate
@@ -113,7 +114,7 @@ def conditional_rates(accepted_counts: Sequence[int]) -> tuple[float, ...]:
     (0.5, 0.5)
     """
     left = [sum(accepted_counts[depth:]) for depth in range(len(accepted_counts))]
-    return tuple(after / before if before else 0.0 for before, after in zip(left, left[1:], strict=False))
+    return tuple(after / before if before else 0.0 for before, after in pairwise(left))
 
 
 def finite(estimate: Estimate) -> Estimate:
