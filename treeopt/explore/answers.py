@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -29,6 +30,7 @@ class Answer:
     Attributes:
         question: what was asked.
         trace: the trace.
+        files: the files of the trace and of the profile, if one was chosen.
         plan: as `treeopt.search` returns it.
         checks: a sentence for each batch size whose tree a shipped validation measured.
         too_large: batch sizes that do not fit the device's memory.
@@ -39,6 +41,7 @@ class Answer:
 
     question: Question
     trace: Trace
+    files: tuple[Path, ...]
     plan: Plan
     checks: dict[int, str]
     too_large: tuple[int, ...]
@@ -77,8 +80,17 @@ def answer(question: Question, offer: Offer) -> Answer:
         else:
             plan, too_large = _measured(question, trace, offer), ()
     warnings = tuple(dict.fromkeys((*log.warnings, *plan.warnings)))
+    profile = question.steps if isinstance(question.steps, str) else None
     return Answer(
-        question, trace, plan, live_checks(plan), too_large, warnings, tuple(log.notes), perf_counter() - start
+        question=question,
+        trace=trace,
+        files=offer.files(question.trace, profile),
+        plan=plan,
+        checks=live_checks(plan),
+        too_large=too_large,
+        warnings=warnings,
+        notes=tuple(log.notes),
+        seconds=perf_counter() - start,
     )
 
 

@@ -1,20 +1,20 @@
 """Files to download: the plan, the engine's configuration, the report; each as the commands write it."""
 
 import inspect
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from treeopt.api.report_page import report_page
 from treeopt.engines import ENGINES
 from treeopt.engines.export import Export
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.explore.answers import Answer, Failure
 from treeopt.plans.plan_json import to_json
-from treeopt.replay.sampled_rules import with_drawn_ranks
-from treeopt.report.page_parts import Page
-from treeopt.report.page_sections import plan_finding, trace_finding
-from treeopt.storage.provenance import this_run
 
 PLAN_FILE = "plan.json"
 REPORT_FILE = "report.html"
+TITLE = "treeopt explore"  # of the report
 
 
 def plan_text(answer: Answer) -> str:
@@ -23,18 +23,13 @@ def plan_text(answer: Answer) -> str:
 
 
 def report_text(answer: Answer) -> str:
-    """Return the report of the plan and its trace, as `treeopt report` writes it."""
+    """Return the report of the plan, its trace and its profile, as `treeopt report` writes it."""
     from treeopt.report.html_page import as_html
 
-    trace, run = answer.trace, this_run()
-    replayed = with_drawn_ranks(trace, 0)
-    findings = [
-        plan_finding(answer.plan, PLAN_FILE, checks=answer.checks, traces=(replayed,)),
-        trace_finding(trace, answer.question.trace, replayed=replayed),
-    ]
-    return as_html(
-        Page("treeopt explore", findings, footer=f"treeopt {run['treeopt']}, {run['date']}: {run['command']}")
-    )
+    with TemporaryDirectory() as folder:
+        plan = Path(folder) / PLAN_FILE
+        plan.write_text(plan_text(answer), "utf-8")
+        return as_html(report_page((plan, *answer.files), title=TITLE))
 
 
 def exported(answer: Answer, *, method: str | None = None, model: str = "", batch: int | None = None) -> Export:

@@ -104,6 +104,15 @@ class Offer:
         """
         return _offered(self.targets, name, "target")
 
+    def files(self, trace: str, profile: str | None) -> tuple[Path, ...]:
+        """Return the files of a trace and a profile.
+
+        Raises:
+            UsageError: one is not offered.
+        """
+        own = _offered(self.traces, trace, "trace")
+        return (own,) if profile is None else (own, _offered(self.profiles, profile, "profile"))
+
     def profiles_for(self, trace: str) -> list[str]:
         """Return the names of the profiles, the best for this trace first, then those of the same models, then others.
 

@@ -210,6 +210,17 @@ def test_the_configuration_is_what_export_writes(offer, folder, tmp_path):
     assert markup.handed_over(export).count("<pre") == 2
 
 
+@pytest.mark.slow
+def test_the_report_is_what_report_writes(answered, folder, tmp_path):
+    pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
+    (tmp_path / "plan.json").write_text(downloads.plan_text(answered))
+    words = (tmp_path / "plan.json", folder / "trace.npz", folder / "profile.json", "--title", "treeopt explore")
+    done("report", *words, "--output", tmp_path / "report.html")
+    own, written = downloads.report_text(answered), (tmp_path / "report.html").read_text("utf-8")
+    assert own.split("<footer")[0] == written.split("<footer")[0]
+    assert "1.00" in own
+
+
 def test_an_export_that_lacks_a_setting_is_one_line(offer):
     found = answers.answer(question_of(CONTROLS | {"engine": "vllm"}), offer)
     failed = downloads.attempt_export(found, method=None, model="", batch=None)
