@@ -20,7 +20,7 @@ from treeopt.cli import main
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "data/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SLOW = "<!-- slow: run by make slow -->"
-NEEDS = ("<!-- needs: a model that is not shipped -->", "<!-- needs: an engine -->")
+NEEDS = ("<!-- needs: a model that is not shipped -->", "<!-- needs: an engine -->", "<!-- needs: a browser -->")
 BLOCK = re.compile(r"(?:^(<!-- [^\n]* -->)\n)?^```(\w*)([^\n]*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 LINKED = ("data", "docs", "notebooks")  # what commands may read, relative to where they run
 SKIPPED = "..."  # in shown output: any lines
