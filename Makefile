@@ -32,8 +32,8 @@ fuzz: $(VENV)/.all  ## every reader of files on FUZZ damaged inputs; those that 
 	OMP_NUM_THREADS=1 TREEOPT_FUZZ=$(FUZZ) TREEOPT_FUZZ_KEPT=$(OUT)/fuzz $(BIN)/python -m pytest -q -rP \
 		-n 2 tests/system/test_fuzz.py
 
-browser: $(VENV)/.all  ## the report page in headless Chromium: layout, sliders, keyboard, accessibility
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser tests/treeopt
+browser: $(VENV)/.all  ## pages in headless Chromium, which must be installed: layout, sliders, keyboard, accessibility
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser
 
 pictures: $(VENV)/.all  ## the pictures that README shows, drawn again from shipped files
 	$(BIN)/python -m tests.helpers.pictures
@@ -193,7 +193,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.all: $(VENV)/.core
-	$(PIP) -e '.[executor,train,report,dev]'
+	$(PIP) -e '.[executor,train,report,explore,dev]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.core

@@ -24,6 +24,7 @@ NEEDS = (
     "<!-- needs: a model that is not shipped -->",
     "<!-- needs: an engine -->",
     "<!-- needs: a tracker -->",
+    "<!-- needs: a browser -->",
 )
 BLOCK = re.compile(r"(?:^(<!-- [^\n]* -->)\n)?^```(\w*)([^\n]*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 LINKED = ("data", "docs", "notebooks")  # what commands may read, relative to where they run

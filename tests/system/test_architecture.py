@@ -42,6 +42,7 @@ ROOF = (
     "treeopt.__main__",
     "treeopt.api",
     "treeopt.notebook",
+    "treeopt.explore",
     "treeopt.cli",
     "treeopt.cli.options",
     "treeopt.cli.commands",
@@ -51,7 +52,7 @@ EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelera
 # Loaded inside functions, where they are needed: each takes 0.1 s to seconds.
 LONGEST_COMMAND = 60  # lines
 LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft", "simpy", "datasets", "jinja2", "altair", "vl_convert"}
-LAZY |= {"pyarrow", "mlflow", "wandb"}
+LAZY |= {"pyarrow", "mlflow", "wandb", "marimo", "uvicorn", "starlette"}
 
 
 @dataclass(frozen=True)

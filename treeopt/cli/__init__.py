@@ -29,6 +29,7 @@ EXTRAS = {
     "pyarrow": "parquet",
     "mlflow": "mlflow",
     "wandb": "wandb",
+    **dict.fromkeys(("marimo", "uvicorn", "starlette"), "explore"),
 }
 
 

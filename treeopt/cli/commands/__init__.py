@@ -3,6 +3,7 @@
 * `compare`: drafters side by side on the same prompts.
 * `decode`: continue prompts with a target, a drafter and a tree.
 * `doctor`: what is installed, what the machine is, and whether the decoding loop is right on it.
+* `explore`: a local page that calls the library while its controls are moved.
 * `export`: hand a plan to an inference engine.
 * `profile`: measure step times.
 * `report`: results that other commands wrote, as one HTML page.
@@ -29,5 +30,6 @@ COMMANDS = {
     "validate": "treeopt.cli.commands.validate",
     "train": "treeopt.cli.commands.train",
     "report": "treeopt.cli.commands.report",
+    "explore": "treeopt.cli.commands.explore",
     "doctor": "treeopt.cli.commands.doctor",
 }

@@ -1,0 +1,266 @@
+"""The model behind `treeopt explore`: its numbers, tables and files are the library's, over random settings."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import treeopt
+from simulate.profiles.profile import save_profile
+from simulate.roofline.data_sheets import load_hardware
+from tests.helpers.command_line import done, small_profile, small_trace
+from treeopt.defaults import NODES
+from treeopt.errors import UsageError
+from treeopt.explore import answers, downloads, markup
+from treeopt.explore.answer_charts import Drawing, charts_of
+from treeopt.explore.offered_files import Offer, config_of_size, devices
+from treeopt.explore.questions import ANY_TREE, Device, Question, question_of
+from treeopt.plans.plan import Plan
+from treeopt.traces.trace import save_trace
+
+CONTROLS = {
+    "trace": "trace.npz", "profile": "profile.json", "batches": "1, 4", "engine": ANY_TREE, "objective": "throughput",
+    "nodes": NODES, "depth": 3, "deepest": 3, "tpot": "",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a trace, another one, and a profile."""
+    folder = tmp_path_factory.mktemp("explore")
+    save_trace(small_trace(), folder / "trace.npz")
+    save_trace(small_trace(requests=12, lengths=16), folder / "other.npz")
+    save_profile(small_profile(), folder / "profile.json")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def offer(folder):
+    return Offer.of_files([folder / "trace.npz", folder / "other.npz"], [folder / "profile.json"])
+
+
+@pytest.fixture(scope="module")
+def answered(offer):
+    return answers.answer(question_of(CONTROLS), offer)
+
+
+def random_controls(rng: np.random.Generator) -> dict:
+    """A state of the controls that the small files can answer."""
+    nodes, depth = int(rng.integers(1, NODES + 1)), int(rng.integers(1, 4))
+    return CONTROLS | {
+        "trace": str(rng.choice(["trace.npz", "other.npz"])),
+        "batches": str(rng.choice(["1", "4", "1 4"])),
+        "engine": str(rng.choice([ANY_TREE, "vllm", "medusa", "sglang"])),
+        "objective": str(rng.choice(["throughput", "latency"])),
+        "nodes": nodes,
+        "depth": depth,
+        "tpot": str(rng.choice(["", "50"])),
+    }
+
+
+def figures(plan: Plan) -> dict[tuple[int, str, str], float]:
+    """Every number of a plan's table, by batch size, configuration and column."""
+    rows = plan.frame().to_dict("records")
+    return {
+        (row["batch"], f"{row['name']} {number}", column): value
+        for number, row in enumerate(rows)
+        for column, value in row.items()
+        if isinstance(value, float)
+    }
+
+
+def test_two_hundred_random_numbers_equal_the_library_s(offer, folder):
+    rng, compared = np.random.default_rng(33), 0
+    while compared < 200:
+        controls = random_controls(rng)
+        found = answers.attempt(controls, offer)
+        engine, tpot = controls["engine"], controls["tpot"]
+        plan = treeopt.search(
+            folder / controls["trace"],
+            folder / "profile.json",
+            batch=tuple(int(word) for word in controls["batches"].split()),
+            engine=None if engine == ANY_TREE else engine,
+            objective=controls["objective"],
+            max_nodes=None if controls["nodes"] == NODES else controls["nodes"],
+            max_depth=None if controls["depth"] == 3 else controls["depth"],
+            max_tpot_s=float(tpot) / 1e3 if tpot else None,
+        )
+        assert isinstance(found, answers.Answer), found
+        own, expected = figures(found.plan), figures(plan)
+        assert own.keys() == expected.keys()
+        keys = sorted(own)
+        for place in rng.choice(len(keys), size=min(25, len(keys)), replace=False):
+            assert own[keys[place]] == expected[keys[place]]
+            compared += 1
+
+
+def test_a_device_s_numbers_equal_those_of_whatif(offer, folder):
+    steps = Device("H200", count=2, target="8b", context=2048)
+    found = answers.answer(Question("trace.npz", steps, batches=(1, 32), max_nodes=8), offer)
+    record = treeopt.whatif(
+        folder / "trace.npz", hardware="2xh200", target=config_of_size("8b"), batch=(1, 32), context=2048, max_nodes=8
+    )
+    for entry, cell in zip(found.plan.entries, record["cells"], strict=True):
+        assert (entry.batch, entry.choice.name) == (cell["batch"], cell["name"])
+        assert entry.choice.tau.value == cell["tau"]["value"]
+        assert entry.choice.step_s == cell["step_s"]
+        assert {"value": entry.choice.speedup.value, "low": entry.choice.speedup.low}.items() <= cell["speedup"].items()
+    assert found.too_large == ()
+
+
+def test_a_device_that_is_too_small_is_named(offer):
+    found = answers.answer(Question("trace.npz", Device("L40S", target="70b"), batches=(1, 4), max_nodes=2), offer)
+    assert found.too_large == (1, 4)
+    assert "Batch 4 does not fit the memory of the device." in markup.footnotes(found)
+
+
+def test_the_objective_and_the_limit_hold_for_devices_too(offer):
+    asked = Question("trace.npz", Device("H100 SXM"), (1, 4), max_nodes=2, objective="latency", max_tpot_s=1.0)
+    assert answers.answer(asked, offer).plan.meta["search"]["objective"] == "latency"
+
+
+def test_every_device_of_the_data_sheets_is_offered():
+    assert devices() == list(load_hardware())
+
+
+def test_the_page_offers_no_other_file(offer):
+    with pytest.raises(UsageError, match=r"the page offers no trace '/etc/passwd'; it offers trace.npz, other.npz"):
+        offer.trace("/etc/passwd")
+    assert answers.attempt(CONTROLS | {"profile": "../p.json"}, offer) == answers.Failure(
+        "the page offers no profile '../p.json'; it offers profile.json"
+    )
+
+
+def test_shipped_files_are_offered_by_default():
+    shipped = Offer.of_files()
+    assert next(iter(shipped.traces)) == "medusa-t0.npz"
+    assert shipped.profiles_for("medusa-t0.npz")[0] == "medusa-cpu.json"
+    assert shipped.profiles_for("eagle-t0.npz")[0] == "eagle-cpu.json"
+    assert shipped.profiles.keys() == set(shipped.profiles_for("eagle-t0.npz"))
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(folder, tmp_path):
+    save_trace(small_trace(), tmp_path / "trace.npz")
+    assert list(Offer.of_files([folder / "trace.npz", tmp_path / "trace.npz"]).traces) == [
+        "trace.npz",
+        str(tmp_path / "trace.npz"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("control", "text", "line"),
+    [
+        ("batches", "", "batch sizes must be whole numbers such as 1, 4, 16, got ''"),
+        ("batches", "1, x", "batch sizes must be whole numbers such as 1, 4, 16, got '1, x'"),
+        ("batches", "0", "batch sizes must be from 1 to 4096, got '0'"),
+        ("batches", " ".join(map(str, range(1, 14))), "the page answers at most 12 batch sizes at a time, got 13"),
+        ("tpot", "fast", "milliseconds per token must be a number above 0, got 'fast'"),
+        ("tpot", "nan", "milliseconds per token must be a number above 0, got 'nan'"),
+        ("tpot", "0.001", None),
+        ("batches", "3000", None),
+    ],
+)
+def test_what_has_no_answer_is_one_line(offer, control, text, line):
+    found = answers.attempt(CONTROLS | {control: text}, offer)
+    assert isinstance(found, answers.Failure)
+    assert "\n" not in found.line
+    assert line is None or found.line == line
+    assert markup.status(found).count("<p") == 1
+
+
+def test_what_the_library_reports_stands_on_the_page_and_nowhere_else(folder, capfd):
+    offer = Offer.of_files([folder / "trace.npz"], [folder / "profile.json"])
+    found = answers.answer(replace(question_of(CONTROLS), batches=(1,)), offer)
+    assert any("interval" in line or "request" in line for line in found.warnings), found.warnings
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_page_s_table_holds_what_the_command_prints(answered, folder):
+    words = ("--trace", folder / "trace.npz", "--profile", folder / "profile.json", "--batch", "1,4")
+    printed = done("search", *words).stdout
+    for batch in (1, 4):
+        html = markup.configurations(answered, batch)
+        for choice in (answered.plan.entry(batch).choice, *answered.plan.entry(batch).compared):
+            assert choice.name.replace("'", "&#x27;") in html
+        for part in html.split("<td")[1:]:
+            text = part.split(">")[1].split("<")[0]
+            assert text in printed, text
+    assert markup.answer_card(answered, 4).split('class="headline">')[1].startswith("Batch 4: ")
+
+
+def test_the_plan_s_file_is_what_search_writes_apart_from_provenance(answered, folder, tmp_path):
+    words = ("--trace", folder / "trace.npz", "--profile", folder / "profile.json", "--batch", "1,4")
+    done("search", *words, "--output", tmp_path / "plan.json")
+    own, written = json.loads(downloads.plan_text(answered)), json.loads((tmp_path / "plan.json").read_text())
+    for record in (own, written):
+        record["meta"].pop("provenance")
+    assert own == written
+
+
+def test_the_configuration_is_what_export_writes(offer, folder, tmp_path):
+    found = answers.answer(question_of(CONTROLS | {"engine": "vllm"}), offer)
+    (tmp_path / "plan.json").write_text(downloads.plan_text(found))
+    words = ("--format", "vllm", "--method", "eagle", "--model", "heads", "--output", tmp_path / "vllm.json")
+    done("export", tmp_path / "plan.json", *words)
+    export = downloads.attempt_export(found, method="eagle", model="heads")
+    assert f"{export.text}\n" == (tmp_path / "vllm.json").read_text()
+    assert downloads.export_file(export, "vllm") == "treeopt_vllm.json"
+    assert markup.handed_over(export).count("<pre") == 2
+
+
+@pytest.mark.slow
+def test_the_report_is_what_report_writes(answered, folder, tmp_path):
+    pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
+    (tmp_path / "plan.json").write_text(downloads.plan_text(answered))
+    words = (tmp_path / "plan.json", folder / "trace.npz", folder / "profile.json", "--title", "treeopt explore")
+    done("report", *words, "--output", tmp_path / "report.html")
+    own, written = downloads.report_text(answered), (tmp_path / "report.html").read_text("utf-8")
+    assert own.split("<footer")[0] == written.split("<footer")[0]
+    assert "1.00" in own
+
+
+def test_an_export_that_lacks_a_setting_is_one_line(offer):
+    found = answers.answer(question_of(CONTROLS | {"engine": "vllm"}), offer)
+    failed = downloads.attempt_export(found, method=None, model="", batch=None)
+    assert isinstance(failed, answers.Failure)
+    assert "method" in failed.line
+    without = downloads.attempt_export(answers.answer(question_of(CONTROLS | {"engine": "hydra"}), offer))
+    assert without == answers.Failure("there is no exporter for hydra: download the plan")
+
+
+def test_charts_are_of_the_plan_and_follow_the_theme(answered):
+    charts = charts_of(answered, 1)
+    assert [type(chart).__name__ for chart in charts] == ["Chart"] * 4
+    kind, text = Drawing(charts[0])._mime_()
+    spec = json.loads(text)
+    assert kind == "application/vnd.vegalite.v6+json"
+    assert "var(--ink)" in text
+    assert spec["usermeta"]["embedOptions"] == {"renderer": "svg", "actions": False}
+    points = [row for layer in spec["layer"] for row in layer["data"]["values"] if "low" in row]
+    speedups = {(choice.speedup.value, choice.speedup.low) for e in answered.plan.entries for choice in (e.choice,)}
+    assert speedups <= {(row["y"], row["low"]) for row in points}
+
+
+def test_names_from_files_are_escaped(answered):
+    failure = answers.Failure("<script>alert(1)</script>")
+    assert "<script" not in markup.failure_card(failure)
+    named = replace(answered, notes=("profile: <b>.json",))
+    assert "<b>" not in markup.footnotes(named)
+
+
+def test_a_plan_without_speculation_has_a_page_too(offer, folder, tmp_path):
+    slow = small_profile()
+    slow = replace(slow, batches=tuple(replace(times, rest=((2, 1.0), (64, 2.0))) for times in slow.batches))
+    save_profile(slow, tmp_path / "slow.json")
+    offer = Offer.of_files([folder / "trace.npz"], [tmp_path / "slow.json"])
+    found = answers.answer(question_of(CONTROLS | {"profile": "slow.json"}), offer)
+    assert "do not speculate" in markup.answer_card(found, 1)
+    assert len(charts_of(found, 1)) == 3
+
+
+def test_given_files_are_read_by_path(folder):
+    named = Offer.of_files([str(folder / "trace.npz")], [str(folder / "profile.json")], [str(Path(folder))])
+    assert named.traces == {"trace.npz": folder / "trace.npz"}
+    assert next(iter(named.targets)) == folder.name

@@ -1,0 +1,203 @@
+"""The page of `treeopt explore` in headless Chromium: what it shows, changes, hands out and asks for."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import treeopt
+from tests.helpers.browser import Watched, overflow, started, watched
+from treeopt.engines import ENGINES
+from treeopt.tables.terminal_text import interval
+
+pytestmark = pytest.mark.browser
+pytest.importorskip("marimo", reason="the extra `explore` is not installed")
+
+ROOT = Path(__file__).parents[3]
+TRACES = ("data/traces/medusa-t0.npz", "data/traces/eagle-t0.npz")
+PROFILES = ("data/profiles/medusa-cpu.json", "data/profiles/eagle-cpu.json")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """The address of a server of two traces and two profiles."""
+    files = [word for path in TRACES for word in ("--trace", path)]
+    files += [word for path in PROFILES for word in ("--profile", path)]
+    words = [sys.executable, "-m", "treeopt", "explore", *files, "--no-browser"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().split(": ")[1].split(" ")[0]
+        server.send_signal(signal.SIGTERM)
+        server.wait(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with started() as browser:
+        yield browser
+
+
+@contextmanager
+def opened(browser: Any, address: str, **look: Any) -> Iterator[Watched]:
+    """Open the page and wait for its first answer."""
+    with watched(browser, **look) as seen:
+        seen.page.goto(address)
+        seen.page.get_by_text("Batch 1: ").first.wait_for()
+        settle(seen.page)
+        yield seen
+
+
+def settle(page: Any) -> None:
+    """Wait until nothing is searched or drawn: no part of the page is out of date."""
+    page.wait_for_timeout(400)
+    page.wait_for_function("!document.querySelector('.searching, .marimo-output-stale')")
+    page.wait_for_timeout(400)
+
+
+def headline(page: Any) -> str:
+    return str(page.locator(".headline").inner_text()).replace("\n", " ")
+
+
+def searched(**settings: Any) -> treeopt.Plan:
+    settings = {"batch": (1, 4, 16)} | settings
+    return treeopt.search(ROOT / TRACES[0], ROOT / PROFILES[0], **settings)
+
+
+def in_table(page: Any) -> list[list[str]]:
+    rows = page.locator("table.cells tbody tr")
+    return [rows.nth(i).locator("th, td").all_inner_texts() for i in range(rows.count())]
+
+
+def test_the_page_shows_the_library_s_numbers_and_asks_no_other_host(browser, address):
+    plan = searched()
+    with opened(browser, address) as seen:
+        page = seen.page
+        for batch in (1, 4, 16):
+            page.get_by_role("radio", name=str(batch), exact=True).click()
+            page.get_by_text(f"Configurations at batch {batch}").wait_for()
+            settle(page)
+            entry = plan.entry(batch)
+            assert interval(entry.choice.speedup) in headline(page)
+            for row, choice in zip(in_table(page), (entry.choice, *entry.compared), strict=True):
+                assert row[0] == choice.name
+                assert row[4:6] == [f"{choice.step_s * 1e3:.2f}", f"{choice.tokens_s(batch):,.0f}"]
+                assert row[3] == ("1" if choice.plain else interval(choice.tau))
+        assert page.locator(".charts svg").count() >= 4
+        assert page.locator(".charts figure").count() == 4
+        assert seen.clean("127.0.0.1", "data", "blob")
+
+
+def test_controls_change_the_answer(browser, address):
+    with opened(browser, address) as seen:
+        page = seen.page
+        before = headline(page)
+        page.get_by_label("Trace").select_option("eagle-t0.npz")
+        page.get_by_text("eagle as drafter").first.wait_for()
+        settle(page)
+        assert page.get_by_label("Profile").input_value().startswith("eagle-cpu.json")
+        assert headline(page) != before
+        page.get_by_label("Step times").select_option("from a data sheet")
+        page.get_by_label("Device", exact=True).wait_for()
+        settle(page)
+        page.get_by_text("predicted for H100 SXM from its data sheet").first.wait_for()
+        assert seen.clean("127.0.0.1", "data", "blob")
+
+
+def test_the_keyboard_is_enough(browser, address):
+    with opened(browser, address) as seen:
+        page = seen.page
+        slider = page.get_by_role("slider").first
+        slider.focus()
+        page.keyboard.press("Home")
+        page.wait_for_function("document.querySelector('.headline').innerText.includes('a chain of 1')")
+        settle(page)
+        assert interval(searched(max_nodes=1).entry(1).choice.speedup) in headline(page)
+        page.get_by_role("textbox", name="Batch sizes").focus()
+        page.keyboard.press("Control+a")
+        page.keyboard.type("4")
+        page.keyboard.press("Enter")
+        page.wait_for_function("document.querySelector('.headline').innerText.startsWith('Batch 4:')")
+        settle(page)
+        assert interval(searched(batch=4, max_nodes=1).entry(4).choice.speedup) in headline(page)
+        assert seen.clean("127.0.0.1", "data", "blob")
+
+
+def test_an_error_is_one_line_and_the_page_works_on(browser, address):
+    with opened(browser, address) as seen:
+        page = seen.page
+        field = page.get_by_role("textbox", name="Batch sizes")
+        for text, line in (
+            ("1, x", "batch sizes must be whole numbers such as 1, 4, 16, got '1, x'"),
+            ("999", "batch 999 "),
+        ):
+            field.fill(text)
+            field.press("Enter")
+            alert = page.get_by_role("alert")
+            alert.get_by_text(line).wait_for()
+            settle(page)
+            assert alert.count() == 1
+            assert "\n" not in alert.inner_text()
+            assert "Traceback" not in page.inner_text("body")
+            assert page.locator(".headline").count() == 0
+        field.fill("1")
+        field.press("Enter")
+        page.get_by_text("Batch 1: ").first.wait_for()
+        assert page.get_by_role("alert").count() == 0
+        assert seen.clean("127.0.0.1", "data", "blob")
+
+
+@pytest.mark.parametrize("width", [360, 390, 1280, 1920])
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_is_wider_than_the_window(browser, address, width, dark):
+    with opened(browser, address, width=width, dark=dark) as seen:
+        assert overflow(seen.page) == 0
+        wide = seen.page.evaluate(
+            "[...document.querySelectorAll('#App *')].filter(e => !e.closest('.wide, pre, svg') && "
+            "e.getBoundingClientRect().right > innerWidth + 1).map(e => e.tagName + '.' + e.className).slice(0, 5)"
+        )
+        assert wide == []
+        back = seen.page.evaluate("getComputedStyle(document.querySelector('#App')).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", back))) < 200) == dark
+
+
+def downloaded(page: Any, name: str) -> tuple[str, str]:
+    with page.expect_download() as download:
+        page.get_by_role("link", name=name).or_(page.get_by_role("button", name=name)).first.click()
+    file = download.value
+    return file.suggested_filename, Path(file.path()).read_text("utf-8")
+
+
+def test_downloads_are_the_library_s_files(browser, address, tmp_path):
+    with opened(browser, address) as seen:
+        page = seen.page
+        page.get_by_label("Engine").select_option("lmdeploy")
+        page.get_by_text("Drafting method").wait_for()
+        settle(page)
+        name, text = downloaded(page, "Plan")
+        plan = searched(engine="lmdeploy")
+        treeopt.save_plan(plan, tmp_path / "plan.json")
+        own, written = json.loads(text), json.loads((tmp_path / "plan.json").read_text("utf-8"))
+        for record in (own, written):
+            record["meta"].pop("provenance")
+        assert (name, own) == ("plan.json", written)
+
+        page.get_by_role("combobox", name="Batch sizes").select_option("1")
+        settle(page)
+        page.get_by_label("Drafting method").select_option("eagle3")
+        settle(page)
+        name, text = downloaded(page, "Configuration for lmdeploy")
+        assert text == ENGINES["lmdeploy"](plan, method="eagle3", batch=1).text + "\n"
+
+        name, text = downloaded(page, "Report")
+        assert name == "report.html"
+        assert interval(plan.entry(1).choice.speedup) in text
+        assert seen.clean("127.0.0.1", "data", "blob")

@@ -1,0 +1,69 @@
+"""`treeopt explore`: a local page that calls the library while its controls are moved."""
+
+from pathlib import Path
+
+import click
+
+from treeopt.cli.options import general
+
+EXAMPLES = general.examples(
+    "treeopt explore",
+    "treeopt explore --trace data/traces/medusa-t0.npz --profile data/profiles/medusa-cpu.json --no-browser",
+)
+
+
+@click.command(epilog=EXAMPLES)
+@click.option(
+    "--trace",
+    "traces",
+    type=general.FOLDER,
+    multiple=True,
+    help="A trace to choose from; may be given several times. Default: the shipped traces.",
+)
+@click.option(
+    "--profile",
+    "profiles",
+    type=general.FILE,
+    multiple=True,
+    help="Measured step times to choose from; may be given several times. Default: the shipped profiles.",
+)
+@click.option(
+    "--target",
+    "targets",
+    type=general.FOLDER,
+    multiple=True,
+    help="A target's folder or config.json, whose sizes predict step times on devices; may be given several times.",
+)
+@click.option(
+    "--drafter", type=general.FOLDER, help="The drafter's folder or config.json; default sizes as the target's."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port of 127.0.0.1; 0 takes a free one."
+)
+@click.option("--browser/--no-browser", default=True, show_default=True, help="Open the page in the browser.")
+def explore(
+    traces: tuple[Path, ...],
+    profiles: tuple[Path, ...],
+    targets: tuple[Path, ...],
+    drafter: Path | None,
+    port: int,
+    *,
+    browser: bool,
+) -> None:
+    """Show a page on this computer to try batch sizes, engines, devices and limits.
+
+    The page reads the given files, or the shipped ones, and no others. It answers requests of this computer only, makes
+    none itself, and ends with Ctrl-C.
+    """
+    from treeopt.explore.local_server import address, application, open_port, serve
+    from treeopt.explore.offered_files import Offer
+
+    Offer.of_files(traces, profiles, targets, drafter).check()
+    page = application()
+    listener = open_port(port)
+    click.echo(f"treeopt explore: {address(listener)} (Ctrl-C ends it)")
+    if browser:
+        click.launch(address(listener))
+    files = {"traces": traces, "profiles": profiles, "targets": targets}
+    given = {name: [str(path.resolve()) for path in paths] for name, paths in files.items()}
+    serve(page, listener, {**given, "drafter": None if drafter is None else str(drafter.resolve())})

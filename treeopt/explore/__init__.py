@@ -1,0 +1,12 @@
+"""The local page of `treeopt explore`: controls, the library's answer to them, and the server that shows it.
+
+* `offered_files`: traces, profiles, models and devices that the page offers; it reads no others.
+* `questions`: the state of the controls as arguments of the library.
+* `answers`: the library's answer, with what it reports on the way.
+* `answer_charts`: the charts of an answer.
+* `downloads`: the plan, the engine's configuration and the report as files.
+* `controls`: the controls.
+* `markup`: pieces of HTML.
+* `marimo_page`: the page itself, a marimo app.
+* `local_server`: the server on 127.0.0.1.
+"""

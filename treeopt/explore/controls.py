@@ -1,0 +1,100 @@
+"""The controls of the page: groups of marimo's elements, whose values `questions` reads by name."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from treeopt.defaults import NODES, WHATIF_CONTEXT
+from treeopt.engines import ENGINE_RULES, METHODS
+from treeopt.explore.offered_files import COUNTS, SIZES, Offer, devices
+from treeopt.explore.questions import ANY_TREE, MEASURED, SOURCES
+from treeopt.plans.plan import Plan
+from treeopt.replay.objective import OBJECTIVES, THROUGHPUT
+
+if TYPE_CHECKING:
+    from marimo import AppMeta, ui
+
+BATCHES = "1, 4, 16"
+BY_DRAFTER = "by the drafter"  # label of no method
+ALL = "all"  # label of all batch sizes
+
+
+def files_of(meta: "AppMeta") -> Mapping[str, Any]:
+    """Return the files that the server hands to the page, arguments of `Offer.of_files`; none without a server."""
+    return meta.request.meta if meta.request else {}
+
+
+def source(offer: Offer) -> "ui.dictionary":
+    """Return `trace` and `source`: the recorded acceptance, and where step times come from."""
+    return _group(trace=_choice("Trace", list(offer.traces)), source=_choice("Step times", SOURCES))
+
+
+def step_times(offer: Offer, trace: str, kind: str) -> "ui.dictionary":
+    """Return `profile`, or `device`, `count`, `target` and `context`; the best profile for the trace comes first."""
+    from marimo import ui
+
+    if kind == MEASURED:
+        return _group(profile=_choice("Profile", offer.profiles_for(trace)))
+    own = [name for name in offer.targets if name not in SIZES]
+    return _group(
+        device=_choice("Device", devices(), value="H100 SXM"),
+        count=_choice("Number of devices", {str(count): count for count in COUNTS}),
+        target=_choice("Target model", list(offer.targets), value=own[0] if own else "8b"),
+        context=ui.number(
+            1, 2**20, value=WHATIF_CONTEXT, step=1, label="Tokens in the cache", debounce=True, full_width=True
+        ),
+    )
+
+
+def limits(deepest: int) -> "ui.dictionary":
+    """Return `batches`, `engine`, `objective`, `nodes`, `depth` and `tpot`; `deepest` is the depth of the trace."""
+    return _group(
+        batches=_text("Batch sizes", BATCHES),
+        engine=_choice("Engine", [ANY_TREE, *ENGINE_RULES]),
+        objective=_choice("Objective", list(OBJECTIVES), value=THROUGHPUT.name),
+        nodes=_slider("Nodes, at most", NODES),
+        depth=_slider("Depth, at most", deepest),
+        tpot=_text("Milliseconds per token, at most", "", placeholder="no limit"),
+    )
+
+
+def shown_batch(plan: Plan) -> "ui.radio":
+    """Return the choice of the batch size that is shown in detail."""
+    from marimo import ui
+
+    batches = {str(entry.batch): entry.batch for entry in plan.entries}
+    return ui.radio(batches, value=next(iter(batches)), label="Batch size shown", inline=True)
+
+
+def handover(engine: str, plan: Plan) -> "ui.dictionary":
+    """Return `method`, `model` and `batch` of an export."""
+    batches = {ALL: None, **{str(entry.batch): entry.batch for entry in plan.entries}}
+    methods = {BY_DRAFTER: None, **{name: name for name in METHODS.get(engine, ())}}
+    return _group(
+        method=_choice("Drafting method", methods),
+        model=_text("Checkpoint of the drafter", "", placeholder="not named"),
+        batch=_choice("Batch sizes", batches),
+    )
+
+
+def _group(**elements: Any) -> "ui.dictionary":
+    from marimo import ui
+
+    return ui.dictionary(elements)
+
+
+def _choice(label: str, options: Any, *, value: str | None = None) -> "ui.dropdown":
+    from marimo import ui
+
+    return ui.dropdown(options, value=value or next(iter(options)), label=label, full_width=True)
+
+
+def _text(label: str, value: str, *, placeholder: str = "") -> "ui.text":
+    from marimo import ui
+
+    return ui.text(value, placeholder=placeholder, label=label, debounce=True, full_width=True)
+
+
+def _slider(label: str, last: int) -> "ui.slider":
+    from marimo import ui
+
+    return ui.slider(1, last, value=last, label=label, show_value=True, debounce=True, full_width=True)

@@ -1,0 +1,181 @@
+"""Pieces of the page's HTML; everything that comes from files or controls is escaped."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from treeopt.charts.chart import Chart
+from treeopt.charts.palette import LIGHT, shape
+from treeopt.engines.export import Export
+from treeopt.explore.answers import Answer, Failure
+from treeopt.explore.questions import Device
+from treeopt.tables.blocks import Blocks, Line, Row, Table
+from treeopt.tables.plan_tables import plan_blocks
+
+HEADER = (
+    "<header><h1>treeopt explore</h1><p>Choose a trace, step times and limits. "
+    "The answer is what <code>treeopt search</code> says.</p></header>"
+)
+STEP_TIMES = "Step times:"  # label of the condition that says where they come from
+SEARCHING = '<p class="status searching" role="status">Searching …</p>'
+GLYPHS = {
+    "circle": "●", "square": "■", "triangle-up": "▲", "diamond": "◆", "triangle-down": "▼", "cross": "✚",
+}  # fmt: skip
+
+
+def panel(*groups: Mapping[str, Any]) -> str:
+    """Return the controls, a group below the other."""
+    rows = "".join(f"<div>{_fields(group.values())}</div>" for group in groups)
+    return f'<section class="panel" aria-label="Controls">{rows}</section>'
+
+
+def status(answer: Answer | Failure) -> str:
+    """Return what became of the search: its time, or the error in one line."""
+    if isinstance(answer, Failure):
+        return failure_card(answer)
+    return f'<p class="status" role="status">Answered in {answer.seconds:.1f} s.</p>'
+
+
+def failure_card(failure: Failure) -> str:
+    """Return an error in one line."""
+    return f'<p class="failure" role="alert">{escape(failure.line)}</p>'
+
+
+def answer_card(answer: Answer, batch: int) -> str:
+    """Return the answer: the sentence of one batch size in front, then its check, then the other sizes."""
+    place = [entry.batch for entry in answer.plan.entries].index(batch)
+    lines = _lines(plan_blocks(answer.plan), "answer")
+    check = [answer.checks[batch]] if batch in answer.checks else []
+    others = [line for number, line in enumerate(lines) if number != place]
+    return (
+        f'<section class="answer" aria-live="polite" aria-label="Answer">'
+        f'<p class="headline">{_unbroken(lines[place])}</p>'
+        f"{_list(check, 'check')}{_list(others, 'others')}</section>"
+    )
+
+
+def configurations(answer: Answer, batch: int) -> str:
+    """Return the table of a batch size's configurations with its notes; the first row is the choice."""
+    blocks = plan_blocks(answer.plan)
+    titles = [block.title if isinstance(block, Table) else "" for block in blocks]
+    start = titles.index(f"batch {batch}")
+    notes = []
+    for block in blocks[start + 1 :]:
+        if not isinstance(block, Line) or block.kind != "note":
+            break
+        notes.append(block.text)
+    table = blocks[start]
+    assert isinstance(table, Table)
+    return f'<section class="cells-box">{_table(table)}{_list(notes, "notes")}</section>'
+
+
+def figures(drawn: Iterable[tuple[Chart, str]]) -> str:
+    """Return charts, each with the HTML that draws it, under their titles and over their conditions."""
+    return f'<section class="charts" aria-label="Charts">{"".join(_figure(*pair) for pair in drawn)}</section>'
+
+
+def footnotes(answer: Answer) -> str:
+    """Return warnings and conditions; details are folded."""
+    blocks = plan_blocks(answer.plan)
+    memory = [f"Batch {batch} does not fit the memory of the device." for batch in answer.too_large]
+    reported = [f"{line[:1].upper()}{line[1:]}." for line in (*answer.warnings, *answer.notes)]
+    warned = dict.fromkeys((*memory, *reported[: len(answer.warnings)]))
+    lines = [block for block in blocks if isinstance(block, Line) and block.kind == "condition"]
+    if isinstance(answer.question.steps, Device):
+        lines = [_priced(answer.question.steps), *(line for line in lines if not line.text.startswith(STEP_TIMES))]
+    open_lines = [*reported[len(answer.warnings) :], *(line.text for line in lines if not line.detail)]
+    folded = _list([line.text for line in lines if line.detail], "conditions")
+    warnings = f"<h2>Warnings</h2>{_list(list(warned), 'warnings')}" if warned else ""
+    more = f"<details><summary>How this was found</summary>{folded}</details>" if folded else ""
+    return f'<section class="footnotes">{warnings}<h2>Conditions</h2>{_list(open_lines, "conditions")}{more}</section>'
+
+
+def handover(controls: Mapping[str, Any], text: str, files: Sequence[object]) -> str:
+    """Return the downloads, and what the engine gets."""
+    return (
+        f'<section class="handover" aria-label="Downloads"><h2>Downloads</h2><div class="files">{_fields(files)}</div>'
+        f'<div class="fields">{_fields(controls.values())}</div>{text}</section>'
+    )
+
+
+def handed_over(export: Export) -> str:
+    """Return what an engine gets, and how it is started."""
+    launch = f'<p>To start the engine:</p><pre tabindex="0">{escape(export.launch)}</pre>' if export.launch else ""
+    return f'<pre tabindex="0">{escape(export.text)}</pre>{launch}{_list(export.notes, "notes")}'
+
+
+def no_exporter(engine: str | None) -> str:
+    """Return what to do where no engine's configuration can be written."""
+    if engine is None:
+        return "<p>Choose an engine to get its configuration.</p>"
+    return f"<p>There is no exporter for {escape(engine)}: download the plan.</p>"
+
+
+def _priced(device: Device) -> Line:
+    """Return where the step times of a device come from."""
+    sizes = f"its data sheet and the sizes of {device.target}, {device.context} tokens in the cache"
+    return Line("condition", f"{STEP_TIMES} predicted for {device.hardware} from {sizes}; nothing was measured.")
+
+
+def _fields(controls: Iterable[object]) -> str:
+    return "".join(f'<div class="control">{control}</div>' for control in controls)
+
+
+def _figure(chart: Chart, html: str) -> str:
+    names = chart.series if len(chart.series) > 1 else ()
+    legend = "".join(_entry(chart, place, name) for place, name in enumerate(names))
+    conditions = "".join(f"<p>{escape(line)}</p>" for line in chart.conditions)
+    return (
+        f'<figure><h2>{escape(chart.title)}</h2><ul class="legend">{legend}</ul>'
+        f'<div style="min-height:{chart.height}px">{html}</div>'
+        f"<figcaption>{conditions}</figcaption></figure>"
+    )
+
+
+def _entry(chart: Chart, place: int, name: str) -> str:
+    colour = "var(--soft)" if chart.muted(name) else f"var(--series-{place % len(LIGHT.series)})"
+    return f'<li><span aria-hidden="true" style="color:{colour}">{GLYPHS[shape(place)]}</span> {escape(name)}</li>'
+
+
+def _table(table: Table) -> str:
+    head = "".join(
+        f'<th scope="col" class="{column.align}" title="{escape(column.meaning)}">{escape(column.heading)}</th>'
+        for column in table.columns
+    )
+    body = "".join(_row(table, row) for row in table.rows)
+    name = escape(f"Configurations at {table.title}")
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{name}"><table class="cells">'
+        f"<caption>{name}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _row(table: Table, row: Row) -> str:
+    cells = zip(table.columns, row.cells, strict=True)
+    inside = "".join(
+        f'<th scope="row" class="{column.align}">{escape(cell.text)}</th>'
+        if column.key
+        else f'<td class="{column.align}">{escape(cell.text)}</td>'
+        for column, cell in cells
+    )
+    return f'<tr class="{row.mark}">{inside}</tr>'
+
+
+def _lines(blocks: Blocks, kind: str) -> list[str]:
+    return [block.text for block in blocks if isinstance(block, Line) and block.kind == kind]
+
+
+def _unbroken(text: str) -> str:
+    """Return a text whose intervals stay on one line with their values.
+
+    >>> _unbroken("1.42 [1.36, 1.48] times")
+    '<span class="figure">1.42 [1.36, 1.48]</span> times'
+    """
+    return re.sub(r"\d\S* \[[^\]]*\]", lambda found: f'<span class="figure">{found[0]}</span>', escape(text))
+
+
+def _list(lines: Sequence[str], kind: str) -> str:
+    if not lines:
+        return ""
+    return f'<ul class="{kind}">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>'

@@ -1,0 +1,181 @@
+"""Traces, profiles, models and devices that the page offers: those of the command line, or the shipped ones."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from simulate.model_sizes.hf_config import context_limit
+from simulate.profiles.find_profile import profile_of_trace
+from simulate.profiles.profile import Profile
+from simulate.roofline.data_sheets import load_hardware
+from treeopt.api.file_loading import load_profile, load_trace
+from treeopt.comparison.mismatch_warnings import differing_models, identified
+from treeopt.errors import CostError, UsageError
+from treeopt.storage.atomic_files import shipped
+from treeopt.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from simulate.whatif.whatif_settings import Config
+
+Value = TypeVar("Value")
+
+# Sizes of a Llama: hidden, intermediate, layers, heads, key heads, vocabulary.
+SIZES = {
+    "1b": (2048, 8192, 16, 32, 8, 128256),
+    "8b": (4096, 14336, 32, 32, 8, 128256),
+    "14b": (5120, 13824, 48, 40, 8, 152064),
+    "70b": (8192, 28672, 80, 64, 8, 128256),
+}
+FIELDS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
+FIRST = "medusa-t0.npz"  # of the shipped traces, the first to be shown
+COUNTS = (1, 2, 4, 8)  # devices that share every layer
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Files by the names that the page shows.
+
+    Attributes:
+        traces: recorded acceptance.
+        profiles: measured step times.
+        targets: sizes of target models, for devices.
+        drafter: sizes of the drafter, for devices; None: as the target's.
+    """
+
+    traces: Mapping[str, Path]
+    profiles: Mapping[str, Path]
+    targets: "Mapping[str, Config]"
+    drafter: Path | None = None
+
+    @classmethod
+    def of_files(
+        cls,
+        traces: Sequence[Path | str] = (),
+        profiles: Sequence[Path | str] = (),
+        targets: Sequence[Path | str] = (),
+        drafter: Path | str | None = None,
+    ) -> "Offer":
+        """Return an offer of these files; shipped traces and profiles where none is given.
+
+        Raises:
+            UsageError: no trace was given, and none is shipped.
+        """
+        own = sorted(sorted(shipped("traces").glob("*.npz")), key=lambda path: path.name != FIRST)
+        named_traces = _by_name(traces or own)
+        if not named_traces:
+            raise UsageError("this installation ships no traces: give one with --trace")
+        sizes: dict[str, Config] = {name: config_of_size(name) for name in SIZES}
+        named_targets: dict[str, Config] = {**_by_name(targets), **sizes}
+        named_profiles = _by_name(profiles or sorted(shipped("profiles").glob("*.json")))
+        return cls(named_traces, named_profiles, named_targets, None if drafter is None else Path(drafter))
+
+    def trace(self, name: str) -> Trace:
+        """Return a trace, read once.
+
+        Raises:
+            UsageError: it is not offered.
+            TraceError: names what is wrong in the file.
+        """
+        return _read_trace(_offered(self.traces, name, "trace"))
+
+    def profile(self, name: str) -> Profile:
+        """Return a profile, read once.
+
+        Raises:
+            UsageError: it is not offered.
+            CostError: names what is wrong in the file.
+        """
+        return _read_profile(_offered(self.profiles, name, "profile"))
+
+    def target(self, name: str) -> "Config":
+        """Return the sizes of a target.
+
+        Raises:
+            UsageError: it is not offered.
+        """
+        return _offered(self.targets, name, "target")
+
+    def files(self, trace: str, profile: str | None) -> tuple[Path, ...]:
+        """Return the files of a trace and a profile.
+
+        Raises:
+            UsageError: one is not offered.
+        """
+        own = _offered(self.traces, trace, "trace")
+        return (own,) if profile is None else (own, _offered(self.profiles, profile, "profile"))
+
+    def profiles_for(self, trace: str) -> list[str]:
+        """Return the names of the profiles, the best for this trace first, then those of the same models, then others.
+
+        The best is the one that `treeopt search` finds, if it is offered.
+        """
+        meta = self.trace(trace).meta
+        found = self._found(self.trace(trace))
+
+        def place(name: str) -> tuple[bool, bool]:
+            profile = self.profile(name)
+            other = not identified(meta) or bool(differing_models(profile.meta, meta))
+            return profile.meta != found, other
+
+        return sorted(self.profiles, key=place)
+
+    def check(self) -> None:
+        """Read every file.
+
+        Raises:
+            TreeoptError: names file and field of what is wrong.
+        """
+        for name in self.traces:
+            self.trace(name)
+        for name in self.profiles:
+            self.profile(name)
+        for config in (*self.targets.values(), *([] if self.drafter is None else [self.drafter])):
+            context_limit(config)
+
+    def _found(self, trace: Trace) -> Mapping[str, Any] | None:
+        try:
+            return profile_of_trace(trace)[0].meta
+        except CostError:
+            return None
+
+
+def config_of_size(name: str) -> dict[str, Any]:
+    """Return the configuration of a Llama of a size in `SIZES`.
+
+    >>> config_of_size("8b")["hidden_size"]
+    4096
+    """
+    return {"model_type": "llama", **dict(zip(FIELDS, SIZES[name], strict=True))}
+
+
+def devices() -> list[str]:
+    """Return the names of all devices with a data sheet."""
+    return list(load_hardware())
+
+
+def _by_name(paths: Sequence[Path | str]) -> dict[str, Path]:
+    """Return files by their names, with the folder where two files share a name."""
+    named: dict[str, Path] = {}
+    for path in map(Path, paths):
+        name = path.name if path.name not in named else str(path)
+        named[name] = path
+    return named
+
+
+def _offered(offered: Mapping[str, Value], name: str, noun: str) -> Value:
+    if name not in offered:
+        raise UsageError(f"the page offers no {noun} {name!r}; it offers {', '.join(offered)}")
+    return offered[name]
+
+
+_read_trace: Callable[[Path], Trace] = lru_cache(maxsize=16)(lambda path: load_trace(path, ranks_only=True))
+_read_profile: Callable[[Path], Profile] = lru_cache(maxsize=64)(load_profile)
