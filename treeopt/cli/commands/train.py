@@ -12,6 +12,7 @@ from executor.train.recipes import RECIPES, Recipe, replaced
 from treeopt.api.messages import note, warn
 from treeopt.api.run_models import Models, quiet_libraries, slow_type_warnings
 from treeopt.cli.options import general, models_and_prompts
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
     from executor.train.training_run import Job, Trained
 
 SCHEMA = "treeopt.train/1"
-EXAMPLES = general.examples(
+SECTIONS = {
+    "Models": "target drafter recipe",
+    "Texts": "data length",
+    "Training": "steps epochs batch learning_rate",
+    "Output": "output resume as_json",
+}
+EXAMPLES = examples(
     "treeopt train --target data/models/stdlib-llama --recipe medusa1 --data data/prompts/stdlib.jsonl "
     "--length 32 --batch 2 --steps 2 --held-out 0.001 --output medusa",
     "treeopt train --target data/models/stdlib-llama --recipe eagle --data data/prompts/stdlib.jsonl "
@@ -154,7 +161,7 @@ training = general.bundle(
 )
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @models_and_prompts.models_without_drafter
 @training
 @lessons
@@ -181,6 +188,7 @@ def train(
     first = os.environ.get("RANK", "0") == "0"  # the process that prints and writes
     if first:
         _check_output(output, resume)
+    models = _resolved(models)
     target, tokenizer = _load(models)
     target.check_length(lessons.length)
     from executor.prompts.reading_report import Report
@@ -224,9 +232,14 @@ def _check_output(output: Path, resume: bool) -> None:
         raise UsageError(f"--resume: {output} holds nothing to resume")
 
 
+def _resolved(models: Models) -> Models:
+    """Return the models with the device and number type of this machine."""
+    quiet_libraries()
+    return models.resolved()
+
+
 def _load(models: Models) -> "tuple[Target, PreTrainedTokenizerBase]":
     """Load target and tokenizer, on the device of this process."""
-    quiet_libraries()
     from executor.target.load_hf_model import load_target, prepare
     from executor.target.tensor_parallel import local_device
     from executor.target.tokenizer import load_tokenizer
@@ -239,7 +252,12 @@ def _load(models: Models) -> "tuple[Target, PreTrainedTokenizerBase]":
         )
     device = local_device(models.device)
     prepare(device, threads=models.threads)
-    target = load_target(models.target, dtype=models.dtype, device=device, quantize=models.quantize)
+    target = load_target(
+        models.target,
+        dtype="auto" if models.dtype == "saved" else models.dtype,
+        device=device,
+        quantize=models.quantize,
+    )
     return target, load_tokenizer(models.target, vocabulary=target.vocabulary)
 
 

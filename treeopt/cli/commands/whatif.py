@@ -13,6 +13,7 @@ from simulate.whatif.whatif_settings import LINKS, PRICES
 from treeopt.api.whatif_devices import WhatIf
 from treeopt.cli.commands.search import engine_rules
 from treeopt.cli.options import general
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.defaults import BYTES, WHATIF_BATCHES, WHATIF_CONTEXT
 from treeopt.errors import UsageError
 from treeopt.plans.plan_json import SCHEMA as PLAN
@@ -22,7 +23,13 @@ from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import look
 from treeopt.storage.user_files import read_text
 
-EXAMPLES = general.examples(
+SECTIONS = {
+    "Input": "trace_file target drafter",
+    "Devices": "hardware price",
+    "Question": "batch context engine max_tpot_ms",
+    "Output": "plans output as_json",
+}
+EXAMPLES = examples(
     "treeopt whatif --trace data/traces/medusa-t0.npz --hardware h100,l40s --target data/models/stdlib-llama "
     "--batch 1-4 --max-nodes 15",
     "treeopt whatif --trace data/traces/eagle-t0.npz --hardware h100 --target data/models/stdlib-llama --batch 1 "
@@ -32,7 +39,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 POSITIVE = general.Real(min=0, min_open=True)
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @click.option("--trace", "trace_file", type=general.FILE, required=True, help="The recorded acceptance (.npz).")
 @click.option(
     "--hardware",

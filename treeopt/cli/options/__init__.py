@@ -2,7 +2,8 @@
 
 * `decoded_output`: stdout as text or JSON, or a file that can be resumed.
 * `engine_choice`: options that name an inference engine to run in place of the loop.
-* `general`: options that several commands share, examples in help texts, and how commands print.
+* `general`: options that several commands share, the check of what they write, and how commands print.
+* `help_sections`: help texts with options in sections, and examples.
 * `models_and_prompts`: options that name the models and prompts of a run.
 * `verification_rule`: the verification rule, temperature, top-k and top-p.
 * `what_to_draft`: a plan's choice, a static tree, or the settings of a dynamic policy.

@@ -10,7 +10,12 @@ from treeopt.api.run_prompts import LEFT_OUT, Prompts
 from treeopt.cli.options import general
 from treeopt.defaults import NEW_TOKENS
 
-device = click.option("--device", default="cpu", show_default=True, help="Where to run: cpu, cuda, cuda:1, ...")
+device = click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="Where to run: cpu, cuda, cuda:1, ...; auto: cuda where there is one, else cpu.",
+)
 _RANDOM = click.option(
     "--random-weights",
     is_flag=True,
@@ -42,9 +47,10 @@ def _models(*more: Callable[[Any], Any], drafter: bool) -> Callable[[Any], Any]:
         click.option(
             "--dtype",
             type=click.Choice(DTYPES),
-            default="float32",
+            default="auto",
             show_default=True,
-            help="Number type of the computation and of the cache; auto: the type that the target was saved in.",
+            help="Number type of the computation and of the cache; saved: the type that the target was saved in; auto: "
+            "float32 on a CPU, saved elsewhere (bfloat16 with --random-weights).",
         ),
         click.option(
             "--quantize",
@@ -124,7 +130,7 @@ prompts_or_texts = general.bundle(
 )
 new_tokens = click.option(
     "--new-tokens",
-    type=general.Whole(min=1),
+    type=general.Tokens(min=1),
     default=NEW_TOKENS,
     show_default=True,
     help="Tokens to write after each prompt.",

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from treeopt.cli.options import general
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.defaults import IMPORTED_DEPTH, IMPORTED_LENGTH, IMPORTED_REQUESTS
 from treeopt.traces.importers.chain_counts import NONE_ACCEPTED
 from treeopt.traces.importers.readers.formats import FORMATS, Source, check_settings, import_trace
@@ -14,14 +15,19 @@ from treeopt.traces.trace import save_trace
 from treeopt.traces.trace_checks import MAX_DEPTH
 
 MADE_UP = ("requests", "length")  # settings of a trace that is made up
-EXAMPLES = general.examples(
+SECTIONS = {
+    "Source": "kind depth steps model before column",
+    "Trace": "requests length",
+    "Output": "output force",
+}
+EXAMPLES = examples(
     "printf '0.62,0.12,0.06\\n0.48,0.13,0.06\\n' > ranks.csv",
     "treeopt trace import ranks.csv --format table --column rank --output imported.npz",
     "treeopt trace import ranks.csv --format table --column rank --requests 50 --length 64 --output short.npz",
 )
 
 
-@click.command("import", epilog=EXAMPLES)
+@click.command("import", cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @click.argument("source", type=general.FILE)
 @click.option(
     "--format",
@@ -65,13 +71,14 @@ EXAMPLES = general.examples(
 )
 @click.option(
     "--length",
-    type=general.Whole(min=1),
+    type=general.Tokens(min=1),
     help=f"Tokens of each request (table, sequoia-vector); default {IMPORTED_LENGTH}.",
 )
 @general.seed
+@general.force
 def import_command(source: Path, kind: str, output: Path, seed: int, **settings: Any) -> None:
     """Turn acceptance figures that other programs measured into a trace; `assumed` in its meta lists what they lack."""
-    general.check_output(output)
+    general.check_output(output, force=force)
     given = {name: value for name, value in settings.items() if value is not None}
     check_settings(kind, given)
     made_up = {name: given.pop(name) for name in MADE_UP if name in given}
