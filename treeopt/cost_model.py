@@ -196,9 +196,7 @@ class Measured(Protocol):
     def unmeasured(self, batches: Sequence[int]) -> Sequence[int]:
         """Return those of these batch sizes that were not measured, and are priced between two that were."""
 
-    def caveats(
-        self, *, context: int | None = None, trace: Any = None, batches: Sequence[int] = ()
-    ) -> Sequence[str]:
+    def caveats(self, *, context: int | None = None, trace: Any = None, batches: Sequence[int] = ()) -> Sequence[str]:
         """Return what it does not know about steps at this context, one sentence each, for a plan's warnings.
 
         `trace` is the provenance of the trace whose steps are priced, `batches` are the batch sizes.

@@ -269,9 +269,7 @@ class Profile:
         """Return the seconds of everything but drafting; tokens must lie within the tables."""
         return np.asarray(sum(share * self._table_rest_s(tokens, times, context) for share, times in tables))
 
-    def _table_rest_s(
-        self, tokens: NDArray[np.float64], times: BatchTimes, context: int | None
-    ) -> NDArray[np.float64]:
+    def _table_rest_s(self, tokens: NDArray[np.float64], times: BatchTimes, context: int | None) -> NDArray[np.float64]:
         """Return the seconds of everything but drafting by one table."""
         if self.basis is None:
             return interpolated(tokens, times.rest)

@@ -109,8 +109,9 @@ def configuration_of(
 def run_conditions(trace: Trace, profile: Profile, prompts: str, *, pad: bool) -> list[str]:
     """Return the conditions of a simulated run, one sentence each: prompts, trace and step times."""
     drawn = "" if trace.kept is None else "; accepted tokens are drawn, given the texts"
+    between = "; batch sizes between measured ones are interpolated, smaller ones cost what the smallest does"
     return [
-        prompts + ("; batch sizes between measured ones are interpolated, smaller ones cost what the smallest does." if pad else "."),
+        f"{prompts}{between if pad else ''}.",
         f"Trace: {describe_models(trace.meta)}; {describe_rule(trace.meta)}{drawn}.",
         f"Step times: {describe_measurement(profile.meta)}.",
     ]

@@ -46,6 +46,12 @@ class Models:
     random_weights: bool = False
     assume_same_tokens: bool = False
 
+    def or_shape(self) -> "Models":
+        """Return the same with random weights where the target is a shape such as `8b`, which has none of its own."""
+        from simulate.model_sizes.named_shapes import shape_name
+
+        return replace(self, random_weights=self.random_weights or shape_name(self.target) is not None)
+
     def resolved(self) -> "Models":
         """Return the same with the device and the number type that `auto` stands for on this machine."""
         from executor.target.load_hf_model import chosen_device
@@ -88,6 +94,7 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
     prepare(models.device, threads=models.threads, tensor_parallel=models.tensor_parallel)
     if models.random_weights:
         return _random_models(models)
+    check_weights(models)
     target = load_target(
         models.target,
         dtype="auto" if models.dtype == "saved" else models.dtype,
@@ -107,6 +114,17 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
         warn(check_same_tokens(models.target, models.drafter, target.vocabulary))
     warn(_other_target_warnings(models, target))
     return target, drafter
+
+
+def check_weights(models: Models) -> None:
+    """Raise UsageError if the target is a shape, which has sizes but no weights to load."""
+    from simulate.model_sizes.named_shapes import shape_name
+
+    if shape_name(models.target) is not None:
+        raise UsageError(
+            f"--target {models.target}: a shape has sizes but no weights: name a model's folder, or measure the shape "
+            "with random weights (`treeopt profile`, `treeopt validate`) or price it (`treeopt whatif`)"
+        )
 
 
 def slow_type_warnings(dtype: str, target: "Target") -> list[str]:

@@ -92,7 +92,7 @@ def search(
         ['batch', 'name', 'chosen', 'nodes', 'depth']
     """
     trace, trace_file = as_trace(trace, ranks_only=not policies)
-    cost: CostModel = as_profile(profile, trace, trace_file)
+    cost: CostModel = as_profile(profile, trace, trace_file, engine=engine)
     warn(model_warnings("trace and profile", trace.meta, cost.meta))
     if max_depth is not None and max_depth > trace.depth:
         raise UsageError(f"max-depth {max_depth}: the trace records depth {trace.depth}")

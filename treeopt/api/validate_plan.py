@@ -143,7 +143,7 @@ def validate(
         threads,
         random_weights,
         assume_same_tokens,
-    )
+    ).or_shape()
     chosen = Prompts(_path(prompts), requests, skip, chat, (), prompt_tokens, frozenset(leave_out))
     if material.replayed is not None:
         chosen = replace(chosen, requests=material.replayed.requests)

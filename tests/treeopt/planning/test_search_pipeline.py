@@ -896,6 +896,7 @@ def test_a_plan_says_where_it_comes_from(monkeypatch):
         "policies": [],
         "padding": None,
         "context": 5,
+        "interpolated": [],
         "held_out": 0.5,
         "seed": 8,
         "requests_chosen_on": 15,

@@ -126,6 +126,7 @@ def profile(
         _profile_engine(engine, models, prompts, batch, output, sampling.seed, settings)
         return
     settings |= {"rounds": settings["rounds"] or ROUNDS}
+    models = models.or_shape()
     target, drafter = load_models(models)
     tokens, _ = load_tokens(models, target, prompts)
     from executor.profiling.measure_steps import Measurement, Settings

@@ -32,6 +32,7 @@ EXAMPLES = examples(
 @click.command(cls=Command, epilog=EXAMPLES)
 @click.argument("files", type=general.FOLDER, nargs=-1, required=True)
 @click.option("--output", type=general.FILE, required=True, help="Write the page to this file (.html).")
+@general.force
 @click.option("--title", default="treeopt", show_default=True, help="Page title.")
 @click.option("--plots/--no-plots", default=True, show_default=True, help="Draw plots; needs matplotlib.")
 def report(files: tuple[Path, ...], output: Path, title: str, *, force: bool, plots: bool) -> None:

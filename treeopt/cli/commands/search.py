@@ -140,7 +140,7 @@ def search(
     """
     general.check_output(output)
     trace = load_trace(trace_file, ranks_only=not policies)
-    profile = as_profile(profile_file, trace, trace_file)
+    profile = as_profile(profile_file, trace, trace_file, engine=settings["engine"])
     plan = search_trace.search(
         trace,
         profile,

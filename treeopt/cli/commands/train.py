@@ -10,7 +10,7 @@ import click
 
 from executor.train.recipes import RECIPES, Recipe, replaced
 from treeopt.api.messages import note, warn
-from treeopt.api.run_models import Models, quiet_libraries, slow_type_warnings
+from treeopt.api.run_models import Models, check_weights, quiet_libraries, slow_type_warnings
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.errors import UsageError
@@ -65,7 +65,7 @@ lessons = general.bundle(
         help="Conversations (JSON lines, a JSON list, parquet, arrow, a data set saved to disk), texts, or folders of "
         "them; may be given several times.",
     ),
-    click.option("--length", type=general.Whole(min=3), default=512, show_default=True, help="Tokens per row."),
+    click.option("--length", type=general.Tokens(min=3), default=512, show_default=True, help="Tokens per row."),
     click.option("--padded", is_flag=True, help="Put each text in its own row, instead of one text after the other."),
     click.option(
         "--held-out",
@@ -81,7 +81,7 @@ lessons = general.bundle(
         help="Sampling temperature of what the target writes; default 0.3.",
     ),
     click.option(
-        "--distill-tokens", type=general.Whole(min=1), help="Maximum tokens per answer of the target; default 192."
+        "--distill-tokens", type=general.Tokens(min=1), help="Maximum tokens per answer of the target; default 192."
     ),
     models_and_prompts.leave_out,
 )
@@ -244,6 +244,7 @@ def _load(models: Models) -> "tuple[Target, PreTrainedTokenizerBase]":
     from executor.target.tensor_parallel import local_device
     from executor.target.tokenizer import load_tokenizer
 
+    check_weights(models)
     if models.tensor_parallel:
         raise UsageError("--tensor-parallel: in training the processes share rows, not the target")
     if models.device not in ("cpu", "cuda"):

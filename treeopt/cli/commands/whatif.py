@@ -13,6 +13,7 @@ from simulate.whatif.whatif_settings import LINKS, PRICES
 from treeopt.api.whatif_devices import WhatIf
 from treeopt.cli.commands.search import engine_rules
 from treeopt.cli.options import general
+from treeopt.cli.options.completed_names import Devices, Model
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.defaults import BYTES, WHATIF_BATCHES, WHATIF_CONTEXT
 from treeopt.errors import UsageError
@@ -37,21 +38,34 @@ EXAMPLES = examples(
 )
 FOLDER = click.Path(path_type=Path, file_okay=False)
 POSITIVE = general.Real(min=0, min_open=True)
+MODEL = Model()
 
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @click.option("--trace", "trace_file", type=general.FILE, required=True, help="The recorded acceptance (.npz).")
 @click.option(
     "--hardware",
+    type=Devices(several=True),
     required=True,
     help="Devices, such as h100,4xh100,l40s: names of data/hardware.json; 4x: four devices of a node share every "
     "layer.",
 )
-@click.option("--target", type=general.FOLDER, required=True, help="The target's folder or config.json: its sizes.")
 @click.option(
-    "--drafter", type=general.FOLDER, help="The drafter's folder or config.json; default sizes as the target's."
+    "--target",
+    type=MODEL,
+    required=True,
+    help="The target's folder or config.json, or a shape (1b, 8b, 14b, 70b): its sizes.",
 )
-@click.option("--kind", type=click.Choice(KINDS), help="Kind of drafter; default as recorded in the trace.")
+@click.option(
+    "--drafter",
+    type=MODEL,
+    help="The drafter's folder or config.json, or a shape; default sizes as the target's.",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    help="Kind of drafter; default as its configuration states, else as recorded in the trace.",
+)
 @click.option(
     "--batch",
     type=general.Numbers(),
@@ -67,7 +81,7 @@ POSITIVE = general.Real(min=0, min_open=True)
     help="Tokens in the cache; 8k is 8192.",
 )
 @click.option("--profile", "profile_file", type=general.FILE, help="Step times measured on another device.")
-@click.option("--measured-on", help="The device that --profile was measured on.")
+@click.option("--measured-on", type=Devices(), help="The device that --profile was measured on.")
 @click.option("--bandwidth", type=POSITIVE, help="Memory bandwidth of a custom device in GB/s.")
 @click.option("--flops", type=POSITIVE, help="Dense bf16 TFLOP/s of the custom device.")
 @click.option(
@@ -80,7 +94,7 @@ POSITIVE = general.Real(min=0, min_open=True)
     type=general.Real(0, 1e9, min_open=True),
     help="Memory of the custom device in GB; not checked by default.",
 )
-@click.option("--like", help="A known device whose constants to use for a device whose class has none.")
+@click.option("--like", type=Devices(), help="A known device whose constants to use for a device whose class has none.")
 @click.option(
     "--weight-bytes",
     type=POSITIVE,

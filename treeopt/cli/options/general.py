@@ -157,6 +157,7 @@ context = click.option(
     type=Tokens(min=0),
     help="Tokens in the cache per sequence, such as 512 or 8k; default as profiled, the shortest of several contexts.",
 )
+force = click.option("--force", is_flag=True, help="Overwrite existing files without asking.")
 graphs = click.option("--graphs", is_flag=True, help="Replay steps from CUDA graphs; not run on a device yet.")
 
 

@@ -8,6 +8,7 @@ import cloup
 
 ADVANCED = "Advanced options"
 MOST = 12  # options that a command's --help describes
+WIDEST = 24  # characters of choices in the column of names
 ALL = "treeopt.help_all"  # key in a context's meta
 OTHERS: Mapping[str, str] = {}
 
@@ -25,6 +26,8 @@ class Command(cloup.Command):
             settings: as for `click.Command`.
         """
         options = [param for param in settings.get("params", ()) if isinstance(param, click.Option)]
+        for option in options:
+            _name_choices(option)
         by_name = {option.name: option for option in options}
         for heading, names in sections.items():
             group = cloup.OptionGroup(heading)
@@ -42,6 +45,15 @@ class Command(cloup.Command):
             if group.title != ADVANCED:
                 names = sections[group.title].split()
                 group.options = sorted(group.options, key=lambda option: names.index(str(option.name)))
+
+    def get_default_option_group(
+        self, ctx: click.Context, is_the_only_visible_option_group: bool = False
+    ) -> cloup.OptionGroup:
+        """Return the section of options that stand in no other."""
+        group = super().get_default_option_group(ctx, is_the_only_visible_option_group)
+        if not is_the_only_visible_option_group:
+            group.title = "Help"
+        return group
 
     def format_params(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections; the advanced one only names its options unless all are asked for."""
@@ -65,6 +77,15 @@ class Command(cloup.Command):
         """Write the examples, broken before options where they are wider than the help text."""
         for line in (self.epilog or "").splitlines():
             formatter.write("\n" if line == "\b" else f"  {_continued(line, formatter.width - 2)}\n")
+
+
+def _name_choices(option: click.Option) -> None:
+    """Move the choices of an option into its help text where they are too many for the column of names."""
+    if isinstance(option.type, click.Choice) and option.metavar is None:
+        choices = [str(choice) for choice in option.type.choices]
+        if len("|".join(choices)) > WIDEST:
+            option.metavar = "NAME"
+            option.help = f"{option.help} One of {', '.join(choices)}."
 
 
 def _help_all() -> click.Option:

@@ -101,6 +101,7 @@ def collect(
     engine: EngineChoice,
     output: Path,
     *,
+    force: bool,
     every_anchor: bool,
     resume: bool,
     **settings: Any,

@@ -7,6 +7,7 @@ import click
 
 from treeopt.cli.options import general
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.input_sources import TextSource, named, stored
 from treeopt.defaults import IMPORTED_DEPTH, IMPORTED_LENGTH, IMPORTED_REQUESTS
 from treeopt.traces.importers.chain_counts import NONE_ACCEPTED
 from treeopt.traces.importers.readers.formats import FORMATS, Source, check_settings, import_trace
@@ -28,7 +29,7 @@ EXAMPLES = examples(
 
 
 @click.command("import", cls=Command, sections=SECTIONS, epilog=EXAMPLES)
-@click.argument("source", type=general.FILE)
+@click.argument("source", type=TextSource())
 @click.option(
     "--format",
     "kind",
@@ -61,7 +62,7 @@ EXAMPLES = examples(
     default=None,
     help="sequoia-vector: the last entry counts rejections, or is a rank like the others.",
 )
-@click.option("--before", type=general.FILE, help="engine, counters: an earlier scrape, from which counting starts.")
+@click.option("--before", type=TextSource(), help="engine, counters: an earlier scrape, from which counting starts.")
 @click.option("--model", help="engine, counters: the model_name to read, where there are several.")
 @click.option("--uneven", is_flag=True, default=None, help="engine: count what short drafts left out as rejected.")
 @click.option(
@@ -76,13 +77,20 @@ EXAMPLES = examples(
 )
 @general.seed
 @general.force
-def import_command(source: Path, kind: str, output: Path, seed: int, **settings: Any) -> None:
-    """Turn acceptance figures that other programs measured into a trace; `assumed` in its meta lists what they lack."""
+def import_command(source: Path, kind: str, output: Path, seed: int, *, force: bool, **settings: Any) -> None:
+    """Turn acceptance figures that other programs measured into a trace; `assumed` in its meta lists what they lack.
+
+    SOURCE is a file, - for standard input, or an address such as http://127.0.0.1:8000/metrics.
+    """
     general.check_output(output, force=force)
     given = {name: value for name, value in settings.items() if value is not None}
     check_settings(kind, given)
     made_up = {name: given.pop(name) for name in MADE_UP if name in given}
-    trace = import_trace(Source(source, kind, _saved, seed=seed, **made_up), given)
+    with stored(source) as path, stored(given.get("before")) as earlier:
+        assert path is not None
+        given |= {} if earlier is None else {"before": earlier}
+        trace = import_trace(Source(path, kind, _saved, seed=seed, **made_up), given)
+    trace = named(trace, source)
     save_trace(trace, output)
     for sentence in trace.meta["assumed"]:
         click.echo(f"{'Warning' if sentence.startswith(NONE_ACCEPTED) else 'Assumed'}: {sentence}", err=True)
