@@ -145,8 +145,9 @@ class Profile:
         if between := self.unmeasured(batches):
             sizes, known = (", ".join(map(str, dict.fromkeys(numbers))) for numbers in (between, self._sizes))
             sentences.append(
-                f"batch {sizes} was not profiled: step times are interpolated between those of batch {known}, and "
-                "intervals are wider"
+                f"step times of batch {sizes} are interpolated between those of batch {known}, which were "
+                "profiled: intervals "
+                "are wider"
             )
         if not self.widths_known:
             sentences.append("the drafter's cost of wider levels was not measured: it is taken to be zero")

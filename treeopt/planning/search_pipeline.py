@@ -120,7 +120,7 @@ def search(
             f"omit {'policies' if policies else 'shrink'}"
         )
     if policies and objective is not THROUGHPUT:
-        raise UsageError(f"policies are swept for throughput, not for {objective.name}")
+        raise UsageError(f"policies are swept for throughput, not for {objective.name}: omit --policy or --objective")
     fit, held = hold_out(trace, held_out=held_out, seed=seed)
     if objective is WORST_DOMAIN:
         check_domains(fit, held)

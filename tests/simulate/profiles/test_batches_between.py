@@ -80,7 +80,9 @@ def test_intervals_are_wider_between_and_what_is_interpolated_is_said():
     assert TWO.error(StepShape(2, 2, (1,))) == pytest.approx(np.sqrt(0.05**2 + BETWEEN_RUNS**2 + INTERPOLATED**2))
     assert TWO.unmeasured((1, 2, 3, 4)) == [2, 3]
     (caveat,) = [line for line in TWO.caveats(batches=(1, 2, 3)) if "interpolated" in line]
-    assert caveat.startswith("batch 2, 3 was not profiled: step times are interpolated between those of batch 1, 4")
+    assert caveat.startswith(
+        "step times of batch 2, 3 are interpolated between those of batch 1, 4, which were profiled"
+    )
     assert not [line for line in TWO.caveats(batches=(1, 4)) if "interpolated" in line]
 
 

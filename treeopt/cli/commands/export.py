@@ -102,7 +102,11 @@ def export(
     known = inspect.signature(ENGINES[engine]).parameters
     for name in given:
         if name not in known:
-            raise UsageError(f"--{name.replace('_', '-')} does not apply to --format {engine}")
+            takes = ", ".join(f"--{word}".replace("_", "-") for word in known if word in settings)
+            raise UsageError(
+                f"--{name.replace('_', '-')} does not apply to --format {engine}: omit it; it takes "
+                f"{takes or 'no such option'}"
+            )
     if output is not None and "file" in known:
         given["file"] = str(output)
     loaded = load_plan(plan)

@@ -166,7 +166,9 @@ def _profile_engine(
     from simulate.profiles.profile import save_profile
 
     if models.random_weights or prompts.prompt_tokens is not None or settings["policies"] or settings["graphs"]:
-        raise UsageError("--engine does not take --random-weights, --prompt-tokens, --policies or --graphs")
+        raise UsageError(
+            "--engine does not take --random-weights, --prompt-tokens, --policies or --graphs: omit them, or --engine"
+        )
     wanted = EngineProfiling(
         batch,
         tuple(range((settings["max_depth"] or ENGINE_LENGTH) + 1)),

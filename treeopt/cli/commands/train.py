@@ -184,7 +184,10 @@ def train(
     """
     recipe = training.chosen()
     if models.quantize and recipe.trainable == "backbone":
-        raise UsageError(f"--quantize: recipe {recipe.name} trains the target, whose weights must not be quantised")
+        raise UsageError(
+            f"--quantize: recipe {recipe.name} trains the target, whose weights must not be quantised: omit it, "
+            "or choose another recipe"
+        )
     first = os.environ.get("RANK", "0") == "0"  # the process that prints and writes
     if first:
         _check_output(output, resume)
@@ -227,9 +230,11 @@ def _check_output(output: Path, resume: bool) -> None:
     if begun and not resume:
         raise UsageError(f"--output {output} is not empty: give --resume to resume it, or another name")
     if resume and (output / "training.json").exists():
-        raise UsageError(f"--resume: the training in {output} is finished")
+        raise UsageError(
+            f"--resume: the training in {output} is finished: use the drafter there, or name another --output"
+        )
     if resume and not begun:
-        raise UsageError(f"--resume: {output} holds nothing to resume")
+        raise UsageError(f"--resume: {output} holds nothing to resume: omit --resume")
 
 
 def _resolved(models: Models) -> Models:
@@ -246,7 +251,7 @@ def _load(models: Models) -> "tuple[Target, PreTrainedTokenizerBase]":
 
     check_weights(models)
     if models.tensor_parallel:
-        raise UsageError("--tensor-parallel: in training the processes share rows, not the target")
+        raise UsageError("--tensor-parallel: in training the processes share rows, not the target: omit it")
     if models.device not in ("cpu", "cuda"):
         raise UsageError(
             f"--device must be cpu or cuda, got {models.device}; CUDA_VISIBLE_DEVICES chooses among several"
@@ -302,7 +307,7 @@ def _rows(
 
     encoded = encode(tokenizer, shuffled(texts, seed), report)
     if not encoded:
-        raise UsageError(f"{', '.join(map(str, lessons.data))}: no text is left")
+        raise UsageError(f"{', '.join(map(str, lessons.data))}: no text is left: name other --data, or leave out less")
     rows = (padded if lessons.padded else packed)(encoded, length=lessons.length)
     return rows.split(lessons.held_out)
 

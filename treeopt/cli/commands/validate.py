@@ -150,7 +150,9 @@ def _in_engine(
     from simulate.validation.prediction_sources import Sources
 
     if sampling.temperature > 0 or given["replay"] is not None or models.random_weights or given["graphs"]:
-        raise UsageError("--engine does not take --temperature, --acceptance replay, --random-weights or --graphs")
+        raise UsageError(
+            "--engine does not take --temperature, --acceptance replay, --random-weights or --graphs: omit them"
+        )
     sizes = None if given["sizes"] is None else parse_sizes(given["sizes"])
     sources = Sources(given["plan"], given["trace"], given["profile"], given["batch"], sizes, given["predictions"])
     return validate_engine(

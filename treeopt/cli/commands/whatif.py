@@ -236,4 +236,4 @@ def _check_own(path: Path, schema: str, option: str) -> None:
         record = {}
     meta = record.get("meta")
     if not record or (schema != PLAN and look(meta, "predicted") is None and look(meta, "transfer") is None):
-        raise UsageError(f"{option}: {path} exists and was not written by `treeopt whatif`; it would be overwritten")
+        raise UsageError(f"{option}: {path} exists and was not written by `treeopt whatif`: name another folder")

@@ -22,7 +22,8 @@ device = click.option(
 _RANDOM = click.option(
     "--random-weights",
     is_flag=True,
-    help="Draw the weights: --target is then a folder with a config.json, or a shape (toy, 100m, 1b, 8b, 14b, 70b, which "
+    help="Draw the weights: --target is then a folder with a config.json, or a shape (toy, 100m, 1b, 8b, 14b, "
+    "70b, which "
     "are always drawn); --drafter is medusa:K (K heads), layers:N (the target's first N layers) or eagle.",
 )
 
