@@ -43,8 +43,8 @@ class Command(cloup.Command):
         self.option_groups.sort(key=lambda group: order.index(group.title))
         for group in self.option_groups:
             if group.title != ADVANCED:
-                names = sections[group.title].split()
-                group.options = sorted(group.options, key=lambda option: names.index(str(option.name)))
+                order_in = sections[group.title].split()
+                group.options = sorted(group.options, key=lambda option: order_in.index(str(option.name)))
 
     def get_default_option_group(
         self, ctx: click.Context, is_the_only_visible_option_group: bool = False

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import click
+from click.shell_completion import CompletionItem
 
 from treeopt.errors import TraceError, UsageError
 from treeopt.traces.trace import Trace
@@ -29,11 +30,9 @@ class TextSource(click.ParamType):  # type: ignore[type-arg]
         text = str(value)
         return text if text == "-" or text.lower().startswith(("http://", "https://")) else Path(text)
 
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[click.shell_completion.CompletionItem]:
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return files."""
-        return [click.shell_completion.CompletionItem(incomplete, type="file")]
+        return [CompletionItem(incomplete, type="file")]
 
 
 @contextmanager
@@ -77,7 +76,7 @@ def shown(source: str) -> str:
 
 
 def _standard_input() -> bytes:
-    content = click.get_binary_stream("stdin").read(LIMIT + 1)
+    content: bytes = click.get_binary_stream("stdin").read(LIMIT + 1)
     if not content.strip():
         raise UsageError("standard input is empty: pipe the engine's output into the command, or name a file")
     if len(content) > LIMIT:
