@@ -74,4 +74,4 @@ def test_a_split_may_be_written_again(trace_file, tmp_path):
     done(*words)
     refused(run(*words), "a.npz: exists: give --force", code=2)
     done(*words, "--force")
-    refused(run(*words[:-1], trace_file), f"--rest {trace_file}: is read as trace", code=2)
+    refused(run(*words[:-1], trace_file, "--force"), f"--rest {trace_file}: is read as trace", code=2)

@@ -27,7 +27,7 @@ from treeopt.storage.user_files import read_text
 SECTIONS = {
     "Input": "trace_file target drafter",
     "Devices": "hardware price",
-    "Question": "batch context engine max_tpot_ms",
+    "Question": "batch context max_tpot_ms",
     "Output": "plans output as_json",
 }
 EXAMPLES = examples(

@@ -227,10 +227,15 @@ def _check_replaced(path: Path, option: str, *, may_ask: bool) -> None:
     if not may_ask:
         if (kind := _costly(path)) is not None:
             raise UsageError(f"{option} {path}: holds {kind}, which takes long to make: name another file")
-    elif not (sys.stdin.isatty() and sys.stderr.isatty() and "RANK" not in os.environ):
+    elif not on_terminal():
         raise UsageError(f"{option} {path}: exists: give --force to overwrite it, or name another file")
     elif not click.confirm(f"{path} exists. Overwrite it?", err=True):
         raise UsageError(f"{option} {path}: exists and stays as it is: name another file")
+
+
+def on_terminal() -> bool:
+    """Return whether a user can answer a question; processes that share a target have no terminal of their own."""
+    return sys.stdin.isatty() and sys.stderr.isatty() and "RANK" not in os.environ
 
 
 def _costly(path: Path) -> str | None:

@@ -1,5 +1,6 @@
 """Sources of an import: a file, standard input (`-`), or an http address, which are stored in a temporary file."""
 
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -55,11 +56,13 @@ def stored(source: Path | str | None) -> Iterator[Path | None]:
             raise TraceError(str(error).replace(str(path), shown(source))) from error
 
 
-def named(trace: Trace, source: Path | str) -> Trace:
-    """Return the trace with its source's name in the place of a temporary file's."""
-    if isinstance(source, Path):
-        return trace
-    imported = {**trace.meta["imported"], "file": shown(source)}
+def named(trace: Trace, source: Path | str, before: Path | str | None = None) -> Trace:
+    """Return the trace with the names of its sources in the place of those of temporary files."""
+    imported = dict(trace.meta["imported"])
+    if isinstance(source, str):
+        imported["file"] = shown(source)
+    if isinstance(before, str):
+        imported["before"] = {**imported["before"], "file": shown(before)}
     return replace(trace, meta={**trace.meta, "imported": imported})
 
 
@@ -76,7 +79,7 @@ def shown(source: str) -> str:
 
 
 def _standard_input() -> bytes:
-    content: bytes = click.get_binary_stream("stdin").read(LIMIT + 1)
+    content = sys.stdin.buffer.read(LIMIT + 1)
     if not content.strip():
         raise UsageError("standard input is empty: pipe the engine's output into the command, or name a file")
     if len(content) > LIMIT:

@@ -90,7 +90,7 @@ def import_command(source: Path, kind: str, output: Path, seed: int, *, force: b
         assert path is not None
         given |= {} if earlier is None else {"before": earlier}
         trace = import_trace(Source(path, kind, _saved, seed=seed, **made_up), given)
-    trace = named(trace, source)
+    trace = named(trace, source, settings.get("before"))
     save_trace(trace, output)
     for sentence in trace.meta["assumed"]:
         click.echo(f"{'Warning' if sentence.startswith(NONE_ACCEPTED) else 'Assumed'}: {sentence}", err=True)
