@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from simulate.model_sizes.mixture_of_experts import Experts
-from simulate.model_sizes.named_shapes import shape_fields, shape_name
+from simulate.model_sizes.named_shapes import SHAPES, shape_fields, shape_name
 from treeopt.errors import CostError
 from treeopt.storage.user_files import read_text
 
@@ -222,6 +222,10 @@ def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, 
         return read(shape_fields(name))
     path = Path(config)
     path = path / "config.json" if path.is_dir() else path
+    if not path.exists():
+        raise CostError(
+            f"{path}: no such file; name a model's folder, its config.json, or a shape ({', '.join(SHAPES)})"
+        )
     try:
         content = json.loads(read_text(path))
         if not isinstance(content, dict):

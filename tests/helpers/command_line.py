@@ -34,9 +34,9 @@ MODELS = {
 TEXTS = [f"{'ab cd ef gh '[: 4 + n]}{n}" for n in range(8)]
 
 
-def run(*words, input=None):
+def run(*words, stdin=None):
     """The command in this process; anything but an exit code is a traceback, and a warning is one too."""
-    result = CliRunner().invoke(main, [str(word) for word in words], input=input)
+    result = CliRunner().invoke(main, [str(word) for word in words], input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise AssertionError("traceback") from result.exception
     return result

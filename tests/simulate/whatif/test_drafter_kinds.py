@@ -80,14 +80,16 @@ def test_whatif_prices_short_names_and_recognises_drafters(tmp_path):
         "3",
         "--json",
     )
-    record = json.loads(done(*words, "--target", "8b", "--drafter", "1B").stdout)
+    record = json.loads(done(*words, "--json", "--target", "8b", "--drafter", "1B").stdout)
     assert record["meta"]["settings"]["kind"] == "language-model"
     folder = shipped("models") / "stdlib-eagle3"
-    small = json.loads(done(*words, "--target", shipped("models") / "stdlib-llama", "--drafter", folder).stdout)
+    small = json.loads(
+        done(*words, "--json", "--target", shipped("models") / "stdlib-llama", "--drafter", folder).stdout
+    )
     assert small["meta"]["settings"]["kind"] == "eagle3"
-    lookup = json.loads(done(*words, "--target", "8b", "--drafter", "prompt-lookup").stdout)
+    lookup = json.loads(done(*words, "--json", "--target", "8b", "--drafter", "prompt-lookup").stdout)
     assert lookup["meta"]["settings"]["kind"] == "prompt-lookup"
     plans = tmp_path / "profiles"
     done(*words, "--target", "8b", "--drafter", "1b", "--profiles", plans)
     assert json.loads((plans / "h100-sxm.json").read_text())["meta"]["target"]["name"] == "8b"
-    refused(run(*words, "--target", "9b"), "9b")
+    refused(run(*words, "--kind", "medusa", "--target", "9b"), "9b: no such file", "or a shape (toy,")

@@ -52,7 +52,7 @@ def due(tmp_path):
 def test_standard_input_and_addresses_give_the_trace_of_the_file(due, tmp_path):
     text = COUNTERS.read_text("utf-8")
     output = tmp_path / "t.npz"
-    assert imported("-", output, input=text).exit_code == 0
+    assert imported("-", output, stdin=text).exit_code == 0
     piped = load_trace(output)
     with server(COUNTERS.read_bytes()) as address:
         assert imported(f"{address}/metrics?key=secret", output).exit_code == 0
@@ -85,11 +85,11 @@ def test_what_cannot_be_fetched_is_refused_in_one_line(tmp_path, monkeypatch):
     with server(b"x" * 100) as address:
         monkeypatch.setattr(input_sources, "LIMIT", 10)
         refused(imported(f"{address}/metrics", output), "more than 10 bytes", code=2)
-        refused(imported("-", output, input="x" * 20), "standard input: larger than 10 bytes", code=2)
+        refused(imported("-", output, stdin="x" * 20), "standard input: larger than 10 bytes", code=2)
     with server(status=503) as address:
         refused(imported(f"http://me:secret@{address[7:]}/metrics", output), f"{address}/metrics: answers 503", code=2)
-    refused(imported("-", output, input=""), "standard input is empty", code=2)
-    refused(imported("-", output, input="abc"), "standard input: ")
+    refused(imported("-", output, stdin=""), "standard input is empty", code=2)
+    refused(imported("-", output, stdin="abc"), "standard input: ")
     assert not output.exists()
 
 

@@ -41,7 +41,7 @@ def test_a_terminal_is_asked(writing, tmp_path, monkeypatch, answer, code):
     monkeypatch.setattr(general, "on_terminal", lambda: True)
     output = tmp_path / "times.json"
     output.write_text("precious")
-    result = run(*writing["times.json"], "--output", output, input=answer)
+    result = run(*writing["times.json"], "--output", output, stdin=answer)
     assert result.exit_code == code
     assert f"{output} exists. Overwrite it?" in result.stderr
     assert (output.read_text() == "precious") == (code == 2)
