@@ -58,7 +58,7 @@ def section(command: click.Command, context: click.Context) -> str:
     options = []
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
-        if record is not None and not {"--help", "--help-all"} & set(parameter.opts):
+        if record is not None and "--help" not in parameter.opts:
             options.append(f"* `{record[0]}`: {escaped(record[1])}")
     return "\n\n".join([*parts, "\n".join(options)])
 

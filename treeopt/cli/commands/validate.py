@@ -109,16 +109,14 @@ def validate(
     """
     replay = _replayed(acceptance)
     written = plan_file is not None or trace_file is not None
+    beside = output.with_suffix(".predictions.json") if output and written else None
     reads = {"acceptance": replay, "predictions": None if written else predictions_file}
     general.check_output(output, reads=reads, force=force)
     sampling.check()
     if written:
-        general.check_output(predictions_file, "--predictions", reads=reads, force=force)
+        general.check_output(predictions_file or beside, "--predictions", reads=reads, force=force)
     if sizes is not None:
         parse_sizes(sizes)
-    beside = output.with_suffix(".predictions.json") if output and written else None
-    if predictions_file is None:
-        general.check_output(beside, "predictions", force=force)
     made: dict[str, Any] = {
         "plan": plan_file,
         "trace": trace_file,

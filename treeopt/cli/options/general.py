@@ -186,8 +186,8 @@ def check_output(
 ) -> None:
     """Fail before any work when the output could not be written, or would replace what took long to make.
 
-    Commands that record or measure have --force: without it they ask before they replace a file, or refuse where
-    nobody can answer. Commands whose results take seconds replace those, but no recording or measurement.
+    Commands that record or measure have --force: without it they ask before they replace a file, or refuse without
+    a terminal. Commands whose results take seconds replace those, but no recording or measurement.
 
     Args:
         path: the output.
