@@ -224,7 +224,7 @@ def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, 
     path = path / "config.json" if path.is_dir() else path
     if not path.exists():
         raise CostError(
-            f"{path}: no such file; name a model's folder, its config.json, or a shape ({', '.join(SHAPES)})"
+            f"{path}: No such file; name a model's folder, its config.json, or a shape ({', '.join(SHAPES)})"
         )
     try:
         content = json.loads(read_text(path))

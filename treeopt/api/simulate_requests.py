@@ -114,8 +114,8 @@ def simulate(
     else:
         record = _run(trace, profile, plan, tree, batch, prompts, modes, pad=pad, seed=seed)
     free = (FREE,) if load.given and prompts.free else ()
-    size = record.get("batch", record.get("rows"))
-    record["interpolated"] = profile.unmeasured((size,))
+    size = int(record["rows"] if load.given else record["batch"])
+    record["interpolated"] = profile.unmeasured([size])
     record["warnings"] = _warnings(trace, profile, plan, size, prompts, (*free, *record.get("warnings", ())))
     record["meta"] = {
         "settings": settings.settings | modes | {"pad": pad} | (load.settings if load.given else {}) | {"seed": seed},

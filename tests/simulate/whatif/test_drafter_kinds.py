@@ -92,4 +92,4 @@ def test_whatif_prices_short_names_and_recognises_drafters(tmp_path):
     plans = tmp_path / "profiles"
     done(*words, "--target", "8b", "--drafter", "1b", "--profiles", plans)
     assert json.loads((plans / "h100-sxm.json").read_text())["meta"]["target"]["name"] == "8b"
-    refused(run(*words, "--kind", "medusa", "--target", "9b"), "9b: no such file", "or a shape (toy,")
+    refused(run(*words, "--kind", "medusa", "--target", "9b"), "9b: No such file", "or a shape (toy,")

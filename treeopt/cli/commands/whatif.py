@@ -222,7 +222,7 @@ def _check_files(folder: Path | None, names: list[str], schema: str, option: str
     """Raise UsageError before any work where a file could not be written, or holds what whatif did not write."""
     if folder is not None and folder.is_dir():
         for name in names:
-            general.check_output(folder / name, option)
+            general.check_output(folder / name, option, force=True)
             _check_own(folder / name, schema, option)
 
 
