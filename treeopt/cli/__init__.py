@@ -30,6 +30,7 @@ EXTRAS = {
     "mlflow": "mlflow",
     "wandb": "wandb",
     **dict.fromkeys(("marimo", "uvicorn", "starlette"), "explore"),
+    "httpx2": "engines",
 }
 
 

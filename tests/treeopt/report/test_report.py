@@ -36,7 +36,7 @@ def whole(results):
 
 
 def page_of(folder, *files, more=()):
-    done("report", *files, *more, "--output", folder / "page.html")
+    done("report", *files, *more, "--output", folder / "page.html", "--force")
     return (folder / "page.html").read_text("utf-8")
 
 
