@@ -1,15 +1,27 @@
 """Packed weights: the same products, gradients and files as plain ones."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.medusa import MedusaHeads
-from executor.models.fingerprint import weights_hash
-from executor.target.packed_linears import multiplies_bf16, pack_linears, packable_bytes, unpack_linears
+from executor.models.fingerprint import repack_as_recorded, run_provenance, weights_hash
+from executor.target import packed_linears
+from executor.target.packed_linears import (
+    multiplies_bf16,
+    pack_linears,
+    pack_where_it_fits,
+    packable_bytes,
+    packed_shapes,
+    quicker_shapes,
+    repack,
+    unpack_linears,
+)
 from executor.target.target_model import Target
-from tests.helpers.models import HIDDEN, generated, random_heads, random_prompts, small_model
+from tests.helpers.models import HIDDEN, VOCABULARY, generated, random_heads, random_prompts, small_model
 from treeopt.tree_files.paper_trees import MEDUSA, published_trees
 
 
@@ -92,6 +104,64 @@ def test_unpacking_undoes_it():
     unpack_linears(model)
     assert not any("forward" in vars(module) for module in model.modules() if isinstance(module, nn.Linear))
     assert torch.equal(model(tokens).logits, plain)
+
+
+def timed(monkeypatch, ratio):
+    """Products whose packed time over the plain one is that of their shape."""
+
+    def seconds(features, layers, copies):
+        calls.append((len(features), len(layers), copies is not None))
+        return 1.0 if copies is None else ratio[layers[0].out_features, layers[0].in_features]
+
+    calls = []
+    monkeypatch.setattr(packed_linears, "_products_s", seconds)
+    return calls
+
+
+def test_shapes_that_packing_makes_quicker_are_packed(monkeypatch):
+    """Each shape is timed once, plain and packed in turn, with one row and a few."""
+    model = nn.Sequential(*(nn.Linear(8, n, bias=False) for n in (6, 7, 6, 5))).requires_grad_(False)
+    calls = timed(monkeypatch, {(6, 8): 0.5, (7, 8): 0.99, (5, 8): 2.0})
+    assert quicker_shapes(model, budget_s=0.0) == [(6, 8)]
+    assert calls[:8] == [(rows, 2, packed) for _ in range(2) for rows in (1, 8) for packed in (False, True)]
+    assert len(calls) == 3 * 8
+    pack_where_it_fits(model)
+    assert packed_shapes(model) == [(6, 8)]
+    assert ["forward" in vars(layer) for layer in model] == [True, False, True, False]
+
+
+def test_weights_are_timed_beyond_what_caches_hold(monkeypatch):
+    monkeypatch.setattr(packed_linears, "TIMED_BYTES", 3 * 8 * 6 * 4)
+    model = nn.Sequential(*(nn.Linear(8, 6) for _ in range(9)))
+    calls = timed(monkeypatch, {(6, 8): 1.0})
+    assert quicker_shapes(model, budget_s=0.0) == []
+    assert {layers for _, layers, _ in calls} == {3}
+
+
+def test_timing_is_bounded():
+    """Of real products: an answer for each shape, and the model stays as it was."""
+    model = small_model()
+    shapes = {(layer.out_features, layer.in_features) for layer in model.modules() if type(layer) is nn.Linear}
+    assert set(quicker_shapes(model, budget_s=0.01)) <= shapes
+    assert packed_shapes(model) == []
+
+
+def test_a_choice_is_recorded_and_made_again():
+    """So the last bits are those of the recorded run."""
+    target, other = Target(small_model()), Target(small_model())
+    shape = (VOCABULARY, HIDDEN)
+    repack(target.model, [shape])
+    recorded = json.loads(json.dumps(run_provenance(target, None)))
+    assert recorded["packed_linears"] == {"target": [list(shape)]}
+    assert "packed_linears" not in run_provenance(other, None)
+    pack_linears(other.model)
+    repack_as_recorded(other, None, recorded)
+    assert packed_shapes(other.model) == [shape]
+    tokens = torch.tensor(random_prompts((9,)))
+    assert torch.equal(target.features(tokens).logits, other.features(tokens).logits)
+    for unusable in (None, {}, {"packed_linears": {"target": "all"}}, {"packed_linears": {"target": [3]}}):
+        repack_as_recorded(other, None, unusable)
+        assert packed_shapes(other.model) == []
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma"])
