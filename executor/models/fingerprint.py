@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 
 from executor.drafters.drafter import Drafter
 from executor.target.load_hf_model import dtype_name
-from executor.target.packed_linears import packed_shapes, repack
+from executor.target.packed_linears import packed_choice, repack
 from executor.target.quantization import plain_tensors, quantization_of
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes, whole
@@ -43,16 +43,27 @@ def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
 
 
 def run_provenance(target: Target, drafter: Drafter | None) -> dict[str, Any]:
-    """Return `this_run`, and the shapes of packed layers, if any: these add in another order (see `packed_linears`)."""
-    packed = {name: packed_shapes(model) for name, model in _modules(target, drafter).items()}
+    """Return `this_run`, and which layers are packed, if any: these add in another order (see `packed_linears`).
+
+    They are lists of outputs, inputs, and the rows from which on they are multiplied packed.
+    """
+    packed = {
+        name: [[*shape, rows] for shape, rows in packed_choice(model).items()]
+        for name, model in _modules(target, drafter).items()
+    }
     return this_run() | ({"packed_linears": packed} if any(packed.values()) else {})
 
 
 def repack_as_recorded(target: Target, drafter: Drafter | None, provenance: Any) -> None:
     """Pack the layers that were packed in the run with this provenance, so that the last bits are the same."""
     for name, model in _modules(target, drafter).items():
-        shapes = look(provenance, "packed_linears", name)
-        repack(model, [tuple(shape) for shape in shapes if isinstance(shape, list)] if isinstance(shapes, list) else [])
+        layers = look(provenance, "packed_linears", name)
+        usable = filter(_is_choice, layers if isinstance(layers, list) else [])
+        repack(model, {(outputs, inputs): rows for outputs, inputs, rows in usable})
+
+
+def _is_choice(recorded: Any) -> bool:
+    return isinstance(recorded, list) and len(recorded) == 3 and all(isinstance(number, int) for number in recorded)
 
 
 def _modules(target: Target, drafter: Drafter | None) -> dict[str, nn.Module]:

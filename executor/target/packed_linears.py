@@ -1,9 +1,10 @@
 """Packed linear layers: weights laid out by oneDNN for products with few rows on CPU.
 
-A decoding step multiplies a few tokens with every weight. For few rows, torch's own kernels read plain weights on many
+A decoding step multiplies a few tokens with every weight. For few rows, torch's own kernels read plain weights on some
 processors at a third to two thirds of the speed at which oneDNN's packed blocks are read (`make bench` prints the
-ratio), on others as fast. So `pack_where_it_fits` times each shape of layer both ways. The two add in another order and
-differ in the last bits: recorded files name the packed shapes, and `repack` makes the same choice again.
+ratio). On others they are quicker for one row. So `pack_where_it_fits` times each shape of layer both ways, and chooses
+from how many rows on it is multiplied packed. The two add in another order and differ in the last bits: recorded files
+name the choice, and `repack` makes it again.
 
 The plain weights stay: they are what is saved, hashed and trained. When autograd has counted a change of them, they are
 used instead of the packed copy; changes that it does not see (through `.data`, numpy, a cast) leave the packed copy
@@ -12,7 +13,7 @@ outdated. A packed model cannot be copied, pickled or cast: `unpack_linears` fir
 
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -31,9 +32,10 @@ BUDGET_S = 0.3  # for all shapes of a model
 GAIN = 0.97  # packed only below this share of the plain time, so that noise rarely changes the choice
 
 Shape = tuple[int, int]  # outputs, inputs
+Choice = dict[Shape, int]  # the rows from which on layers of this shape are multiplied packed
 
 
-def pack_linears(model: nn.Module, *, shapes: Collection[Shape] | None = None) -> int:
+def pack_linears(model: nn.Module, choice: Mapping[Shape, int] | None = None) -> int:
     """Give the linear layers of a model packed copies of their weights; return the bytes of these copies.
 
     Unchanged: layers that are quantised, sharded or not on CPU, types that this processor does not multiply natively,
@@ -41,41 +43,53 @@ def pack_linears(model: nn.Module, *, shapes: Collection[Shape] | None = None) -
 
     Args:
         model: the model.
-        shapes: of the layers that are packed; None: all.
+        choice: layers of other shapes stay plain; None: all are packed, for any number of rows.
     """
     taken = 0
     for layer in _packable_layers(model):
-        if shapes is None or _shape(layer) in shapes:
-            multiply = partial(_multiply, layer, _packed(layer), layer.weight, layer.weight._version)
+        least = 1 if choice is None else choice.get(_shape(layer))
+        if least is not None:
+            multiply = partial(_multiply, layer, _packed(layer), layer.weight, layer.weight._version, least)
             layer.forward = multiply  # type: ignore[method-assign]
             taken += layer.weight.nbytes
     return taken
 
 
 def pack_where_it_fits(model: nn.Module) -> None:
-    """Pack the shapes of layers that this makes quicker, if the copies take less than half of the free memory."""
+    """Pack where this makes layers quicker, if copies of all take less than half of the free memory."""
     device = next(model.parameters()).device
     if packable_bytes(model) < (free_bytes(device) or 0) / 2:
-        pack_linears(model, shapes=quicker_shapes(model))
+        pack_linears(model, quicker_choice(model))
 
 
-def quicker_shapes(model: nn.Module, *, budget_s: float = BUDGET_S) -> list[Shape]:
-    """Time each shape of layer plain and packed, in turn; return those whose packed products take less time.
+def quicker_choice(model: nn.Module, *, budget_s: float = BUDGET_S) -> Choice:
+    """Time each shape of layer plain and packed, in turn, and choose what takes less time.
 
     Args:
         model: the model.
         budget_s: seconds for all shapes; each has two rounds even if they take longer.
     """
+    layers, choice = layers_by_shape(model), Choice()
+    for shape, alike in layers.items():
+        ratios = packed_over_plain(alike, budget_s / len(layers))
+        quicker = [rows for rows, ratio in ratios.items() if ratio < GAIN]
+        if quicker:  # numbers of rows between those that were timed are taken to be as the larger
+            choice[shape] = min(2, quicker[0])
+    return choice
+
+
+def layers_by_shape(model: nn.Module) -> dict[Shape, list[nn.Linear]]:
+    """Return the layers that can be packed, by their shape."""
     layers: dict[Shape, list[nn.Linear]] = {}
     for layer in _packable_layers(model):
         layers.setdefault(_shape(layer), []).append(layer)
-    return [shape for shape, alike in layers.items() if packed_over_plain(alike, budget_s / len(layers)) < GAIN]
+    return layers
 
 
-def packed_over_plain(layers: Sequence[nn.Linear], budget_s: float) -> float:
-    """Return the time of packed products of layers of one shape over that of plain ones.
+def packed_over_plain(layers: Sequence[nn.Linear], budget_s: float) -> dict[int, float]:
+    """Return the time of packed products of layers of one shape over that of plain ones, for each of `TIMED_ROWS`.
 
-    It is the geometric mean over `TIMED_ROWS` of ratios of minima over rounds.
+    They are ratios of minima over rounds.
     """
     part = layers[: max(1, TIMED_BYTES // layers[0].weight.nbytes)]
     copies = [_packed(layer) for layer in part]
@@ -88,7 +102,7 @@ def packed_over_plain(layers: Sequence[nn.Linear], budget_s: float) -> float:
                 took_s = _products_s(features, part, copies if packed else None)
                 best[rows, packed] = min(took_s, best.get((rows, packed), math.inf))
         rounds += 1
-    return math.exp(sum(math.log(best[rows, True] / best[rows, False]) for rows in TIMED_ROWS) / len(TIMED_ROWS))
+    return {rows: best[rows, True] / best[rows, False] for rows in TIMED_ROWS}
 
 
 def _products_s(features: Tensor, layers: Sequence[nn.Linear], copies: Sequence[Tensor] | None) -> float:
@@ -106,16 +120,17 @@ def _products_s(features: Tensor, layers: Sequence[nn.Linear], copies: Sequence[
     return time.thread_time() - started
 
 
-def repack(model: nn.Module, shapes: Collection[Shape]) -> None:
-    """Pack exactly the layers of these shapes, as far as this processor can."""
-    if set(packed_shapes(model)) != set(shapes):
+def repack(model: nn.Module, choice: Mapping[Shape, int]) -> None:
+    """Pack by exactly this choice, as far as this processor can."""
+    if packed_choice(model) != choice:
         unpack_linears(model)
-        pack_linears(model, shapes=shapes)
+        pack_linears(model, choice)
 
 
-def packed_shapes(model: nn.Module) -> list[Shape]:
-    """Return the shapes of packed layers, in increasing order."""
-    return sorted({_shape(layer) for layer in model.modules() if type(layer) is nn.Linear and _is_packed(layer)})
+def packed_choice(model: nn.Module) -> Choice:
+    """Return the choice by which a model is packed, in increasing order of shapes; empty for a plain model."""
+    packed = [layer for layer in model.modules() if type(layer) is nn.Linear and _is_packed(layer)]
+    return dict(sorted((_shape(layer), vars(layer)["forward"].args[-1]) for layer in packed))
 
 
 def packable_bytes(model: nn.Module) -> int:
@@ -165,7 +180,9 @@ def _packed(layer: nn.Linear) -> Tensor:
     return copy
 
 
-def _multiply(layer: nn.Linear, packed: Tensor, weight: Tensor, version: int, features: Tensor) -> Tensor:
+def _multiply(layer: nn.Linear, packed: Tensor, weight: Tensor, version: int, least: int, features: Tensor) -> Tensor:
+    if features.numel() < least * features.shape[-1]:
+        return F.linear(features, layer.weight, layer.bias)
     changed = layer.weight is not weight or weight._version != version
     if changed or (torch.is_grad_enabled() and (features.requires_grad or weight.requires_grad)):
         return F.linear(features, layer.weight, layer.bias)  # the packed product has no gradient
