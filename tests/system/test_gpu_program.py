@@ -1,14 +1,17 @@
 """The program for CUDA machines loses nothing that a call has found, however it ended, and computes nothing twice."""
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from tests.benchmarks import gpu
+from tests.benchmarks import gpu, gpu_drafters
 from tests.benchmarks.gpu_pieces import OtherDeviceError, OutOfTimeError, Pieces, results, unpack
 
 
@@ -109,10 +112,41 @@ def test_results_of_two_devices_are_not_mixed(tmp_path):
         Pieces(tmp_path, "part", {"device": "other"})
 
 
+def test_drafters_of_a_target_that_is_gone_are_trained_anew(tmp_path, monkeypatch):
+    """Archives hold no models, so another machine trains another target; what is complete is left as it is."""
+
+    def train_drafter(name, target, output, *others, **words):
+        made.append(name)
+        (output / f"{gpu_drafters._folder(name)}-t0.npz").write_text("")
+        return {}
+
+    def train_target(folder, corpus, *, tiny):
+        made.append("target")
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+
+    made, names = [], list(gpu_drafters.RECIPE_NAMES)
+    corpus = SimpleNamespace(sources=[], train=np.zeros(3))
+    monkeypatch.setattr(gpu_drafters, "_corpus", lambda *, tiny: corpus)
+    monkeypatch.setattr(gpu_drafters, "load_target", lambda *args, **words: None)
+    monkeypatch.setattr(gpu_drafters, "_train_target", train_target)
+    monkeypatch.setattr(gpu_drafters, "_train_drafter", train_drafter)
+    pieces = Pieces(tmp_path, "trained_drafters", {"device": "cpu"})
+    gpu_drafters.trained_drafters("cpu", pieces, tiny=True)
+    assert made == ["target", *names]
+    shutil.rmtree(tmp_path / "trained" / "target")
+    gpu_drafters.trained_drafters("cpu", pieces, tiny=True)
+    assert made == ["target", *names]
+    del pieces.found[names[-1]]
+    gpu_drafters.trained_drafters("cpu", pieces, tiny=True)
+    assert made == ["target", *names] * 2
+
+
 @pytest.mark.slow
 def test_every_part_runs_at_toy_size_without_ortools(tmp_path):
     """The machine need not have OR-Tools; all results fit one archive, and a second call has nothing left to do."""
-    (tmp_path / "ortools.py").write_text("raise ImportError('blocked')")
+    for name in ("ortools", "click_didyoumean"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('blocked')")
     words = [
         sys.executable,
         "-m",
