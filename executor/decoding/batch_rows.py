@@ -10,7 +10,7 @@ from torch import Tensor
 
 from executor.decoding.tree_growth import Growth
 from executor.device.upload import uploaded
-from executor.drafters.drafter import Committed, Drafter
+from executor.drafters.drafter import Admitted, Committed, Drafter
 from executor.target.causal_model import Outputs
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Rule
@@ -85,21 +85,17 @@ class Rows:
 
         `requests`, their numbers, matter only where acceptance is imposed.
         """
-        device, longest = self.root.device, max(map(len, prompts))
-        place = uploaded(list(rows), device)
+        features = self.target.prefill(rows, [prompt[:-1] for prompt in prompts], taps=self.taps)
+        admitted = Admitted.of(rows, prompts, torch.nn.utils.rnn.pad_sequence(features, batch_first=True))
+        place = admitted.rows
         if self.imposed is not None:
             self.imposed.admit(place, list(requests))
-        features = self.target.prefill(rows, [prompt[:-1] for prompt in prompts], taps=self.taps)
-        lengths = uploaded([len(prompt) for prompt in prompts], device)
-        self.lengths[place] = lengths - 1
-        self.root[place] = uploaded([prompt[-1] for prompt in prompts], device)
+        self.lengths[place] = admitted.lengths - 1
+        self.root[place] = uploaded([prompt[-1] for prompt in prompts], place.device)
         self.idle.index_fill_(0, place, False)
         self.committed.counts.index_fill_(0, place, 0)
         if self.drafter is not None:
-            padded = uploaded([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device)
-            self.drafter.admit(
-                self.state, place, padded, torch.nn.utils.rnn.pad_sequence(features, batch_first=True), lengths
-            )
+            self.drafter.admit(self.state, admitted)
 
     @torch.no_grad()
     def draft(self, *, view: int, steps: int, all_fed: bool) -> Draft:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from executor.device.upload import uploaded
 from executor.target.features import Taps
 from executor.target.target_model import Target
 
@@ -40,6 +41,40 @@ class Committed:
         """Return the same for sequences that moved by at most `steps`; copies nothing."""
         tokens, features, fed = (part[:, :steps] for part in (self.tokens, self.features, self.fed))
         return Committed(tokens, features, fed, self.counts, self.in_place)
+
+
+@dataclass(frozen=True, eq=False)
+class Admitted:
+    """Requests that start: the host's own lists, and the same on the device, from which no drafter has to read.
+
+    Attributes:
+        numbers: the rows.
+        texts: token ids of each prompt x_0 ... x_n, the root last; at least one each.
+        rows: int64 (r,), the rows.
+        prompts: int64 (r, longest), the prompts, padded on the right with 0.
+        lengths: int64 (r,), tokens of each prompt.
+        features: (r, longest - 1, hidden), f_0 ... f_{n-1}, padded on the right.
+    """
+
+    numbers: Sequence[int]
+    texts: Sequence[Sequence[int]]
+    rows: Tensor
+    prompts: Tensor
+    lengths: Tensor
+    features: Tensor
+
+    @classmethod
+    def of(cls, numbers: Sequence[int], texts: Sequence[Sequence[int]], features: Tensor) -> "Admitted":
+        """Upload the host's lists to the features' device.
+
+        >>> Admitted.of([2, 0], [[7], [4, 5]], torch.zeros(2, 1, 3)).prompts
+        tensor([[7, 0],
+                [4, 5]])
+        """
+        lengths, device = [len(text) for text in texts], features.device
+        padded = [[*text, *[0] * (max(lengths) - len(text))] for text in texts]
+        on_device = (uploaded(values, device) for values in (list(numbers), padded, lengths))
+        return cls(numbers, texts, *on_device, features)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,15 +147,12 @@ class Drafter(Protocol):
     def lasting(self, state: Any) -> Sequence[Tensor]:
         """Return the tensors that one step leaves to the next, without its cache; they are only changed in place."""
 
-    def admit(self, state: Any, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
-        """Start new requests in these rows and forget the rows' past.
+    def admit(self, state: Any, admitted: Admitted) -> None:
+        """Start new requests in their rows, forget the rows' past, and read nothing from the device.
 
         Args:
             state: returned by `begin`.
-            rows: int64 (r,), the rows.
-            prompts: int64 (r, longest), x_0 ... x_n, the root last, padded on the right.
-            features: (r, longest - 1, hidden), f_0 ... f_{n-1}, padded on the right.
-            lengths: int64 (r,), tokens of each prompt.
+            admitted: the requests.
         """
 
     def extend(self, state: Any, committed: Committed, *, view: int, all_fed: bool) -> None:

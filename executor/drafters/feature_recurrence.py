@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.drafters.decoder_layer import Attend, LayerCache, SelfAttention, Unrolled
-from executor.drafters.drafter import Committed, Forced
+from executor.drafters.drafter import Admitted, Committed, Forced
 from executor.target.features import keep_last, picked, put_last
 from executor.target.target_model import Target
 from treeopt.traces.trace_checks import MAX_DEPTH
@@ -99,13 +99,14 @@ class Recurrent(nn.Module, ABC):
         return state.guess, state.cache.lengths
 
     @torch.no_grad()
-    def admit(self, state: RecurrentState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
+    def admit(self, state: RecurrentState, admitted: Admitted) -> None:
         """Read all pairs; a prompt of one token has none and starts from a zero guess. See `Drafter.admit`."""
+        rows, features, lengths = admitted.rows, admitted.features, admitted.lengths
         attention = state.cache.prompts(rows, lengths - 1)
         guess = features  # empty where no prompt has pairs
         if features.shape[1]:
             positions = torch.arange(features.shape[1], device=rows.device)[None]
-            pairs = self.embed(state.target, prompts[:, 1:]), self.given(features)
+            pairs = self.embed(state.target, admitted.prompts[:, 1:]), self.given(features)
             guess = self.guess(*pairs, positions, attention)
         put_last(state.guess, rows, guess, lengths - 1)
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 
 from executor.drafters.decoder_layer import LayerCache, Unrolled
-from executor.drafters.drafter import Committed, Forced
+from executor.drafters.drafter import Admitted, Committed, Forced
 from executor.drafters.hydra_prefix_attention import Prefix
 from executor.target.features import keep_last, picked, put_last
 from executor.target.target_model import Target
@@ -156,8 +156,9 @@ class Hydra(nn.Module):
         return (state.given,) if state.cache is None else (state.given, state.cache.lengths)
 
     @torch.no_grad()
-    def admit(self, state: HydraState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
+    def admit(self, state: HydraState, admitted: Admitted) -> None:
         """Store h before the root, zero for a prompt of one token; see `Drafter.admit`."""
+        rows, features, lengths = admitted.rows, admitted.features, admitted.lengths
         if self.prefix is not None and state.cache is not None:
             (attention,) = state.cache.prompts(rows, lengths - 1)
             if features.shape[1]:

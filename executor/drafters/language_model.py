@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.drafters.drafter import Committed, Forced
+from executor.drafters.drafter import Admitted, Committed, Forced
 from executor.target.features import picked
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
@@ -92,15 +92,13 @@ class LanguageModel(nn.Module):
         """See `Drafter.lasting`."""
         return state.lengths, state.root, state.leaf
 
-    def admit(
-        self, state: LanguageModelState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor
-    ) -> None:
+    def admit(self, state: LanguageModelState, admitted: Admitted) -> None:
         """Read the prompts up to the root; see `Drafter.admit`."""
-        state.lengths[rows] = lengths - 1
-        texts = [prompt[: length - 1] for prompt, length in zip(prompts.tolist(), lengths.tolist(), strict=True)]
         known = self.target.vocabulary
-        self.target.prefill(rows.tolist(), [[t if t < known else 0 for t in text] for text in texts], taps=None)
-        state.leaf[rows] = prompts.gather(1, (lengths - 2).clamp(min=0)[:, None])
+        texts = [[token if token < known else 0 for token in text[:-1]] for text in admitted.texts]
+        self.target.prefill(admitted.numbers, texts, taps=None)
+        state.lengths[admitted.rows] = admitted.lengths - 1
+        state.leaf[admitted.rows] = admitted.prompts.gather(1, (admitted.lengths - 2).clamp(min=0)[:, None])
 
     def extend(self, state: LanguageModelState, committed: Committed, *, view: int, all_fed: bool) -> None:
         """Move the accepted nodes' keys and values into place; see `Drafter.extend`."""

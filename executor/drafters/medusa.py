@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.drafters.drafter import Committed, Forced
+from executor.drafters.drafter import Admitted, Committed, Forced
 from executor.target.features import keep_last, picked, put_last
 from executor.target.target_model import Target
 
@@ -80,9 +80,9 @@ class MedusaHeads(nn.Module):
         """See `Drafter.lasting`."""
         return (state.feature,)
 
-    def admit(self, state: MedusaState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
+    def admit(self, state: MedusaState, admitted: Admitted) -> None:
         """Store the feature before the root, zero for a prompt of one token; see `Drafter.admit`."""
-        put_last(state.feature, rows, features, lengths - 1)
+        put_last(state.feature, admitted.rows, admitted.features, admitted.lengths - 1)
 
     def extend(self, state: MedusaState, committed: Committed, *, view: int, all_fed: bool) -> None:
         """Store the feature of the last committed position; see `Drafter.extend`."""

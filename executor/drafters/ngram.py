@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from executor.drafters.drafter import Committed, Forced
+from executor.drafters.drafter import Admitted, Committed, Forced
 from executor.drafters.last_tokens import MISSING, RANK_STEP, continued, suffixes
 from executor.drafters.token_counts import MAX_ORDER, Grams, counts_of, order_of, refuse
 from executor.target.features import picked
@@ -196,9 +196,9 @@ class NGram(nn.Module):
         """See `Drafter.lasting`."""
         return (state.recent,)
 
-    def admit(self, state: NGramState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
+    def admit(self, state: NGramState, admitted: Admitted) -> None:
         """See `Drafter.admit`."""
-        state.recent[rows] = suffixes(prompts, lengths[:, None], self.order - 1)
+        state.recent[admitted.rows] = suffixes(admitted.prompts, admitted.lengths[:, None], self.order - 1)
 
     def extend(self, state: NGramState, committed: Committed, *, view: int, all_fed: bool) -> None:
         """See `Drafter.extend`."""

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PretrainedConfig
 
 from executor.drafters.drafter import Drafter
 from executor.target.load_hf_model import dtype_name
+from executor.target.packed_linears import packed_choice, repack
 from executor.target.quantization import plain_tensors, quantization_of
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes, whole
+from treeopt.storage.provenance import look, this_run
 
 
 def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
@@ -37,6 +40,35 @@ def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
         hashes = {"weights": weights_hash(drafter), "settings": settings_hash(drafter.settings)}
         record["drafter"] = {"kind": drafter.kind, **heads, **hashes}
     return record
+
+
+def run_provenance(target: Target, drafter: Drafter | None) -> dict[str, Any]:
+    """Return `this_run`, and which layers are packed, if any: these add in another order (see `packed_linears`).
+
+    They are lists of outputs, inputs, and the rows from which on they are multiplied packed.
+    """
+    packed = {
+        name: [[*shape, rows] for shape, rows in packed_choice(model).items()]
+        for name, model in _modules(target, drafter).items()
+    }
+    return this_run() | ({"packed_linears": packed} if any(packed.values()) else {})
+
+
+def repack_as_recorded(target: Target, drafter: Drafter | None, provenance: Any) -> None:
+    """Pack the layers that were packed in the run with this provenance, so that the last bits are the same."""
+    for name, model in _modules(target, drafter).items():
+        layers = look(provenance, "packed_linears", name)
+        usable = filter(_is_choice, layers if isinstance(layers, list) else [])
+        repack(model, {(outputs, inputs): rows for outputs, inputs, rows in usable})
+
+
+def _is_choice(recorded: Any) -> bool:
+    return isinstance(recorded, list) and len(recorded) == 3 and all(isinstance(number, int) for number in recorded)
+
+
+def _modules(target: Target, drafter: Drafter | None) -> dict[str, nn.Module]:
+    models = {"target": target.model, "drafter": drafter}
+    return {name: model for name, model in models.items() if isinstance(model, nn.Module)}
 
 
 # Parts of the names of configuration fields that change no output.

@@ -19,7 +19,7 @@ import numpy as np
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.drafter import Drafter
-from executor.models.fingerprint import clock_mhz, device_name, identity, tokens_hash
+from executor.models.fingerprint import clock_mhz, device_name, identity, run_provenance, tokens_hash
 from executor.profiling.block_prompts import BlockPrompts
 from executor.profiling.drift import cell_of, remove_drift
 from executor.profiling.first_look import IMPOSED, LONG_S, Look
@@ -39,7 +39,6 @@ from simulate.profiles.measured_cells import Cell
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import Profile
 from treeopt.errors import TreeoptError
-from treeopt.storage.provenance import this_run
 from treeopt.tree import Tree
 
 PREFILL = 0.05  # largest share of the budget, unless reading all prompts once takes longer
@@ -274,7 +273,7 @@ class Measurement:
             "prompts": len(self.prompts),
             "left_out": left_out,
             "clock_mhz": clock_mhz(self.target.device),
-            "provenance": this_run(),
+            "provenance": run_provenance(self.target, self.drafter),
         }
         profile = profile_of(cells, context=(low, high), experts=_experts(self.target), meta=meta)
         return replace(profile, prefill=self.prefill)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.drafter import Drafter
-from executor.models.fingerprint import device_name, identity, tokens_hash
+from executor.models.fingerprint import device_name, identity, repack_as_recorded, run_provenance, tokens_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording.record_candidates import candidate_trees
 from executor.recording.recording_settings import Recording
@@ -21,7 +21,6 @@ from executor.target.target_model import Target
 from executor.target.tensor_parallel import is_main_rank
 from executor.verification.typical_acceptance import Typical
 from treeopt.errors import ExecutorError, UsageError
-from treeopt.storage.provenance import this_run
 from treeopt.traces.candidates import Candidates
 from treeopt.traces.merge_split import joined
 from treeopt.traces.resumable_shards import Shards, note, whole_meta
@@ -71,6 +70,8 @@ def collect(
     _check_prompts(tokens, target, recording.new_tokens)
     meta = _meta(target, drafter, tokens, recording)
     shards = None if folder is None else Shards.begin(folder, meta, asdict(recording), len(tokens))
+    if shards is not None:
+        repack_as_recorded(target, drafter, shards.meta.get("provenance"))
     pieces = [] if shards is None else list(shards.traces)
     texts_of = {} if written is None else written
     if texts is not None:
@@ -124,7 +125,7 @@ def _meta(target: Target, drafter: Drafter, tokens: Sequence[Sequence[int]], rec
         "prompts_sha256": tokens_hash(tokens),
         "repeated_4grams": {"prompts": round(repeated_share(tokens), 4)},
         "device": device_name(target.device),
-        "provenance": this_run(),
+        "provenance": run_provenance(target, drafter),
     }
     if repeated_prompts := len(tokens) - len({tuple(prompt) for prompt in tokens}):
         meta["repeated_prompts"] = repeated_prompts

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from executor.decoding.candidate_pool import Pool, draft_levels, join_levels
-from executor.drafters.drafter import Committed, Drafter
+from executor.drafters.drafter import Admitted, Committed, Drafter
 from executor.recording.teacher_forced import Arrays, Texts
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Greedy
@@ -83,7 +83,8 @@ def _pools(
     capacity = _rounded(longest + policy.depth + 1 + room)
     state = drafter.begin(target, batch, policy.depth, longest, capacity)
     start, row = max(texts.prompts), torch.arange(batch, device=tokens.device)
-    drafter.admit(state, row, tokens[:, :start], features[:, : start - 1], prompts)
+    lines = [line[:length] for line, length in zip(tokens[:, :start].tolist(), texts.prompts, strict=True)]
+    drafter.admit(state, Admitted.of(range(batch), lines, features[:, : start - 1]))
     nothing = torch.zeros(batch, 1, dtype=torch.long, device=tokens.device)
     for position in range(max(texts.written)):
         place = prompts - 1 + written.clamp(max=position + 1) - 1  # of the root

@@ -46,6 +46,8 @@ REFUSED = {
     "zamba": _STATE,
     "zamba2": _STATE,
 }
+# Families whose forward asks a mask for its dimensions, which FlexAttention's block masks lack (transformers 5.23).
+TENSOR_MASKS = frozenset({"gpt2"})
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -129,6 +131,12 @@ def eager_reason(model: PreTrainedModel) -> str | None:
     if not getattr(model, "_supports_sdpa", False):
         return "transformers has no scaled-dot-product attention for it"
     return None
+
+
+def tensor_mask_reason(model: PreTrainedModel) -> str | None:
+    """Return why this model cannot run with FlexAttention's block masks; None if it can."""
+    kind = str(model.config.model_type)
+    return f"{kind} models take no block masks, which FlexAttention needs" if kind in TENSOR_MASKS else None
 
 
 def query_group(model: PreTrainedModel) -> int:

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from executor.target.architectures import eager_reason
+from executor.target.architectures import eager_reason, tensor_mask_reason
 from treeopt.errors import ExecutorError
 
 ATTENTION = "treeopt"
@@ -66,12 +66,14 @@ def set_attention(model: PreTrainedModel, wanted: str) -> tuple[str, str | None]
     if reason is not None:
         model.set_attn_implementation("eager")
         return "eager", None if wanted == "eager" else reason
+    reason = tensor_mask_reason(model) if wanted == "flex" else None
+    wanted = wanted if reason is None else "packed"
     implementation = ATTENTION if wanted in ("packed", "flex") else wanted
     if not model._can_set_attn_implementation():
         fixed = str(model.config._attn_implementation)
         return fixed, None if fixed == wanted else "its attention is fixed when it is loaded"
     model.set_attn_implementation(implementation)
-    return wanted, None
+    return wanted, reason
 
 
 def keep_shapes() -> None:

@@ -26,7 +26,7 @@ from executor.decoding.decoder import Decoder
 from executor.drafters.language_model import LanguageModel
 from executor.models.fingerprint import device_name
 from executor.models.random_weights import SHAPES, shape_config
-from executor.target.packed_linears import pack_linears
+from executor.target.packed_linears import TIMED_ROWS, layers_by_shape, pack_linears, packed_over_plain
 from executor.target.target_model import Target
 from treeopt.storage.atomic_files import write_text
 from treeopt.storage.provenance import this_run
@@ -208,6 +208,14 @@ def overhead(shape: str, dtype: torch.dtype, device: str, *, tree: Tree, new: in
     return float(np.median(shares))
 
 
+def layer_ratios(model: PreTrainedModel) -> dict[str, list[float]]:
+    """Seconds of packed over plain products by layer shape, with each of `TIMED_ROWS`; minima, see `packed_linears`."""
+    return {
+        f"{outputs} x {inputs}": [round(ratio, 3) for ratio in packed_over_plain(alike, 2.0).values()]
+        for (outputs, inputs), alike in layers_by_shape(model).items()
+    }
+
+
 def main() -> None:
     """Print the comparison for each number type and batch size."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -217,12 +225,19 @@ def main() -> None:
     parser.add_argument("--batch", type=int, action="append")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--new-tokens", type=int, default=NEW)
+    parser.add_argument("--layers", action="store_true", help="Time packed and plain products of single layers alone.")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     logging.set_verbosity_error()
     record: dict[str, Any] = {"device": device_name(torch.device(options.device)), "provenance": this_run()}
+    record["instructions"] = torch.backends.cpu.get_cpu_capability()
     for name in options.dtype or ("bfloat16", "float32"):
         settings = options.shape, getattr(torch, name), options.device
+        if options.layers:
+            model = models(options.shape, getattr(torch, name), options.device)[0]
+            record[name] = {"rows": TIMED_ROWS, "packed_over_plain": layer_ratios(model)}
+            print(name, record[name], flush=True)
+            continue
         cells = []
         for batch in options.batch or (1, 4):
             cells.append(compare_ways(*settings, batch, rounds=options.rounds, new=options.new_tokens))

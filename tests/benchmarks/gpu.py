@@ -1,13 +1,15 @@
-"""Everything that needs a CUDA device; results as JSON below `--output`, part by part.
+"""Everything that needs a CUDA device; results as JSON below `--output`, piece by piece.
 
-Correctness of the loop in fp32, with CUDA graphs and without; profile, trace and validation of the shipped model;
-profiles of 1B, 8B and 14B shapes over contexts and what they predict of replayed acceptance at batch 1 to 64; steps of
-1B and 8B shapes against the memory-bandwidth limit, compiled too; the host's share of them; packed attention against
-FlexAttention over contexts; the loop against Hugging Face's; a target and drafters trained there, with their traces.
-Each part runs in a process of its own, since a device that failed once answers nothing afterwards. `--part NAME` runs
-some parts only; each is meant to end in ten minutes, and what it has found is written down as it goes, so that one that
-is stopped loses its last piece alone. `--graphs` takes steps from CUDA graphs where they are profiled and validated;
-`--device cpu --tiny` runs the same code at toy size.
+Parts, in order: correctness of the loop in fp32, with CUDA graphs and without; steps of 1B and 8B shapes against the
+memory-bandwidth limit, compiled too; the host's share of them; packed attention against FlexAttention over contexts;
+the loop against Hugging Face's; profiles of 1B, 8B and 14B shapes over contexts and what they predict of replayed
+acceptance at batch 1 to 64; profile, trace and validation of the shipped model; a target and drafters trained there,
+with their traces. Each part runs in a process of its own, since a device that failed once answers nothing afterwards.
+
+Pieces that `--output` holds are not computed again, so a call that was stopped is repeated, and goes on. A device that
+is lent for ten minutes: `--total-s 540 --archive results.zip` ends in time and packs all files but models; the next
+call reads the archive. `--part NAME` runs some parts only. `--graphs` takes steps from CUDA graphs where they are
+profiled and validated; `--device cpu --tiny` runs the same code at toy size.
 """
 
 import argparse
@@ -17,8 +19,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,26 +34,28 @@ from torch.profiler import profile as torch_profile
 from executor.checkpoints import load_drafter
 from executor.decoding.decoder import Decoder
 from executor.drafters.medusa import MedusaHeads
+from executor.models.fingerprint import device_name
 from executor.profiling.measure_steps import measure_profile
 from executor.profiling.timed_block import run_block
 from executor.prompts.prompt_files import read_prompts
-from executor.recording.collect_trace import collect, device_name
+from executor.recording.collect_trace import collect
 from executor.target.load_hf_model import load_target
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
 from executor.validation.compare_live import Requests, compare, runs_of
 from simulate.model_sizes.model_shape import Shape
-from simulate.profiles.profile import save_profile
+from simulate.profiles.profile import load_profile, save_profile
 from simulate.validation.end_to_end import whole_runs
 from simulate.validation.predicted_vs_measured import comparison_record
 from tests.benchmarks.bench_executor import compare_ways, models, show
 from tests.benchmarks.gpu_drafters import trained_drafters
-from tests.benchmarks.gpu_replay import PLACES, TINY, Keep, replayed
+from tests.benchmarks.gpu_pieces import OtherDeviceError, OutOfTimeError, Pieces, results, unpack, write_part
+from tests.benchmarks.gpu_replay import PLACES, TINY, replayed
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.storage.atomic_files import shipped, write_text
 from treeopt.storage.provenance import this_run
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace import load_trace, save_trace
 from treeopt.tree import EMPTY, Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
 
@@ -60,72 +64,92 @@ PROMPT, NEW = 360, 64  # tokens; with a tree and a step that is read late they e
 HOST_GAP_S = 5e-6  # an idle device waits for the host that long or longer, between kernels of a graph less
 
 
-def correctness(device: str, *, requests: int) -> dict[str, Any]:
-    """Greedy output of trees against Hugging Face `generate`, token for token, in fp32."""
-    target, drafter, tokens = _shipped_models(device, 1000, requests)
-    due = []
-    for prompt in tokens:
-        ids = torch.tensor([prompt], device=device)
-        out = target.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32)
-        due.append(out[0, len(prompt) :].tolist())
-    stop = [target.model.config.eos_token_id]
-    equal = {}
+def correctness(device: str, pieces: Pieces, *, requests: int) -> None:
+    """Count the requests whose greedy output of trees is Hugging Face's `generate`, token for token, in fp32."""
+
+    @cache
+    def expected() -> tuple[Target, MedusaHeads, list[list[int]], list[list[int]]]:
+        target, drafter, tokens = _shipped_models(device, 1000, requests)
+        texts = []
+        for prompt in tokens:
+            ids = torch.tensor([prompt], device=device)
+            out = target.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32)
+            texts.append(out[0, len(prompt) :].tolist())
+        return target, drafter, tokens, texts
+
+    def equal(tree: Tree, batch: int, *, graphs: bool) -> dict[str, int]:
+        target, drafter, tokens, texts = expected()
+        decoder = Decoder(target, drafter, tree=tree, batch=batch, graphs=graphs)
+        found = decoder.generate(tokens, new_tokens=32, stop=[target.model.config.eos_token_id])
+        same = sum(list(g.tokens) == text for g, text in zip(found, texts, strict=True))
+        return {"requests": requests, "equal_to_generate": same}
+
     for name, tree in _trees().items():
         for batch in (1, 4):
             for graphs in (False, True) if device.startswith("cuda") else (False,):
-                decoder = Decoder(target, drafter, tree=tree, batch=batch, graphs=graphs)
-                found = decoder.generate(tokens, new_tokens=32, stop=stop)
-                equal[f"{name}, batch {batch}{', graphs' if graphs else ''}"] = sum(
-                    list(g.tokens) == d for g, d in zip(found, due, strict=True)
-                )
-    return {"requests": requests, "equal_to_generate": equal}
+                label = f"{name}, batch {batch}{', graphs' if graphs else ''}"
+                pieces.piece(label, partial(equal, tree, batch, graphs=graphs))
 
 
-def shipped_model(device: str, output: Path, keep: Keep, *, graphs: bool, tiny: bool) -> dict[str, Any]:
+def shipped_model(device: str, pieces: Pieces, *, graphs: bool, tiny: bool) -> None:
     """Trace, profile and validation of the shipped model."""
     batches = (1, 2) if tiny else (1, 4, 16, 32)
     requests = 40 if tiny else 600
-    target, drafter, tokens = _shipped_models(device, 0, requests)
-    prompts = read_prompts(shipped("prompts/stdlib.jsonl"))[:requests]
-    trace = collect(target, drafter, prompts, tokens, new_tokens=32, width=16, stop=[0], batch=32)
-    save_trace(trace, output / "trace.npz")
-    keep({"anchors": trace.anchors})
-    fresh = _shipped_models(device, 1000, 24 if tiny else 160)[2]
-    profile = measure_profile(
-        target,
-        drafter,
-        fresh,
-        batches=batches,
-        new_tokens=32,
-        rounds=2 if tiny else 4,
-        steps=4 if tiny else 12,
-        graphs=graphs,
-        budget_s=None if tiny else 120.0,
-    )
-    save_profile(profile, output / "profile-shipped.json")
-    plan = search(trace, profile, batch=batches, solver_work=0.0)
-    asked = Requests(fresh, 32, [0], graphs=graphs)
-    whole = whole_runs(plan, hold_out(trace)[1], profile, runs_of(target, plan, asked, blocks=2))
-    record = comparison_record(compare(target, drafter, plan, asked, blocks=2, whole=whole))
-    write_text(output / "validation.json", json.dumps(record, indent=1) + "\n")
-    return {name: record[name] for name in ("mean_error", "max_error", "end_to_end")}
+    output = pieces.output
+
+    @cache
+    def loaded() -> tuple[Target, MedusaHeads, list[list[int]]]:
+        return _shipped_models(device, 0, requests)
+
+    @cache
+    def fresh() -> list[list[int]]:
+        return _shipped_models(device, 1000, 24 if tiny else 160)[2]
+
+    def trace() -> dict[str, int]:
+        target, drafter, tokens = loaded()
+        prompts = read_prompts(shipped("prompts/stdlib.jsonl"))[:requests]
+        found = collect(target, drafter, prompts, tokens, new_tokens=32, width=16, stop=[0], batch=32)
+        save_trace(found, output / "trace.npz")
+        return {"anchors": found.anchors}
+
+    def profile() -> dict[str, Any]:
+        settings: dict[str, Any] = {"rounds": 2, "steps": 4} if tiny else {"rounds": 4, "steps": 12, "budget_s": 120.0}
+        target, drafter, _ = loaded()
+        found = measure_profile(target, drafter, fresh(), batches=batches, new_tokens=32, graphs=graphs, **settings)
+        save_profile(found, output / "profile-shipped.json")
+        return {"plain_s": {batch: found.plain_s(batch=batch) for batch in batches}}
+
+    def validation() -> dict[str, Any]:
+        recorded, costs = load_trace(output / "trace.npz"), load_profile(output / "profile-shipped.json")
+        target, drafter, _ = loaded()
+        plan = search(recorded, costs, batch=batches, solver_work=0.0)
+        asked = Requests(fresh(), 32, [0], graphs=graphs)
+        whole = whole_runs(plan, hold_out(recorded)[1], costs, runs_of(target, plan, asked, blocks=2))
+        record = comparison_record(compare(target, drafter, plan, asked, blocks=2, whole=whole))
+        write_text(output / "validation.json", json.dumps(record, indent=1) + "\n")
+        return {name: record[name] for name in ("mean_error", "max_error", "end_to_end")}
+
+    pieces.piece("trace", trace, file="trace.npz")
+    pieces.piece("profile", profile, file="profile-shipped.json")
+    pieces.piece("validation", validation, file="validation.json")
 
 
-def step_times(device: str, keep: Keep, *, tiny: bool) -> dict[str, Any]:
-    """Plain steps and steps of 64 tokens: seconds, share of copy bandwidth, graphs' memory; compiled too at batch 1."""
-    found: dict[str, Any] = {"copy_bandwidth": _copy_bandwidth(device, 2**22 if tiny else 2**32), "cells": []}
+def step_times(device: str, pieces: Pieces, *, tiny: bool) -> None:
+    """Measure plain steps and steps of 64 tokens: seconds, share of copy bandwidth, graphs; batch 1 compiled too."""
+    copied = pieces.piece("copy bandwidth", lambda: _copy_bandwidth(device, 2**22 if tiny else 2**32))
     for shape in ("toy",) if tiny else ("1b", "8b"):
-        target, heads, prompts = _shaped(shape, device, tiny=tiny)
-        batches = (1, 2) if tiny else (1, 4, 16, 32)
-        for batch, compiled in (*((batch, False) for batch in batches), (1, True)):
-            if compiled:  # for each shape and view anew, which takes long: at one batch size, when all else is done
-                target.compile()
-            cells = _times(target, heads, prompts, batch, found["copy_bandwidth"], tiny=tiny)
-            found["cells"] += [cell | {"compiled": compiled} for cell in cells]
-            keep(found)
-        del target, heads
+        loaded = cache(partial(_shaped, shape, device, tiny=tiny))
+        for batch in (1, 2) if tiny else (1, 4, 16, 32):
+            pieces.piece(f"{shape}, batch {batch}", lambda b=batch, load=loaded: _times(*load(), b, copied, tiny=tiny))
+
+        def compiled(load: Callable[[], Any] = loaded) -> list[dict[str, Any]]:
+            load()[0].compile()
+            return _times(*load(), 1, copied, tiny=tiny)
+
+        # Code is made for each shape and view, which takes long: at one batch size, when all else is done.
+        pieces.piece(f"{shape}, batch 1, compiled", compiled)
+        loaded.cache_clear()
         _tidied(device)
-    return found
 
 
 def _shaped(shape: str, device: str, *, tiny: bool) -> tuple[Target, MedusaHeads, list[list[int]]]:
@@ -169,25 +193,26 @@ def _times(
     return cells
 
 
-def host_gaps(device: str, keep: Keep, *, tiny: bool) -> dict[str, Any]:
-    """Shares of the steps' time in which the device had nothing to do, and in which it waited for the host.
+def host_gaps(device: str, pieces: Pieces, *, tiny: bool) -> None:
+    """Measure the shares of the steps' time in which the device had nothing to do, and in which it waited for the host.
 
-    A part of its own: once there was a profiler, steps go on being slower.
+    A part of its own: once there was a profiler, steps stay slower.
     """
-    found: dict[str, Any] = {"waits_from_s": HOST_GAP_S, "cells": []}
     for shape in ("toy",) if tiny else ("1b", "8b"):
-        target, heads, prompts = _shaped(shape, device, tiny=tiny)
+        loaded = cache(partial(_shaped, shape, device, tiny=tiny))
+
+        def gaps(name: str, batch: int, load: Callable[[], Any] = loaded) -> dict[str, Any]:
+            target, heads, prompts = load()
+            graphs, tree = target.device.type == "cuda", _ways()[name]
+            decoder = Decoder(target, heads if tree.nodes else None, tree=tree, batch=batch, graphs=graphs)
+            idle, waits = _idle(decoder, prompts[:batch], device)
+            return {"idle": idle, "waits_for_host": waits, "waits_from_s": HOST_GAP_S}
+
         for batch in (1, 2) if tiny else (1, 16):
-            for name, tree in _ways().items():
-                graphs = target.device.type == "cuda"
-                decoder = Decoder(target, heads if tree.nodes else None, tree=tree, batch=batch, graphs=graphs)
-                idle, waits = _idle(decoder, prompts[:batch], device)
-                cell = {"shape": shape, "batch": batch, "tree": name, "idle": idle, "waits_for_host": waits}
-                found["cells"].append(cell)
-                keep(found)
-        del target, heads, decoder
+            for name in _ways():
+                pieces.piece(f"{shape}, batch {batch}, {name}", partial(gaps, name, batch))
+        loaded.cache_clear()
         _tidied(device)
-    return found
 
 
 def _idle(decoder: Decoder, prompts: list[list[int]], device: str) -> tuple[float | None, float | None]:
@@ -195,7 +220,7 @@ def _idle(decoder: Decoder, prompts: list[list[int]], device: str) -> tuple[floa
     steps = decoder.steps(prompts, new_tokens=NEW)
     for _ in islice(steps, BEGINNING):  # prefill, and the captures of graphs
         pass
-    if not device.startswith("cuda"):  # nobody says
+    if not device.startswith("cuda"):  # the profiler has no kernels to show
         for _ in steps:
             pass
         return None, None
@@ -215,27 +240,31 @@ def _idle(decoder: Decoder, prompts: list[list[int]], device: str) -> tuple[floa
     return sum(gaps) / (last - spans[0][0]), sum(long) / (last - spans[0][0])
 
 
-def attention(shape: str, device: str, keep: Keep, *, tiny: bool) -> dict[str, Any]:
-    """Verification with packed attention and with FlexAttention, over contexts: plain steps, and trees of 64 tokens."""
-    found: dict[str, Any] = {"cells": []}
-    model, _ = models(shape, torch.bfloat16, device)
-    graphs, rng = device.startswith("cuda"), np.random.default_rng(0)
+def attention(shape: str, device: str, pieces: Pieces, *, tiny: bool) -> None:
+    """Time verification with packed attention and with FlexAttention, over contexts: plain steps, and 64 tokens."""
+    graphs = device.startswith("cuda")
+
+    @cache
+    def model() -> Any:
+        return models(shape, torch.bfloat16, device)[0]
+
+    def seconds(context: int, batch: int, kind: str) -> dict[str, float]:
+        target = Target(model(), name=shape, attention=kind)
+        heads = MedusaHeads(5, target.hidden).to(device, torch.bfloat16).eval().requires_grad_(False)
+        prompts = [np.random.default_rng(context).integers(0, target.vocabulary, context).tolist()] * batch
+        found = {}
+        for name, tree in _ways().items():
+            decoder = Decoder(target, heads if tree.nodes else None, tree=tree, batch=batch, graphs=graphs)
+            steps = run_block(decoder, prompts, steps=4 if tiny else 24, new_tokens=NEW)
+            found[name] = float(np.median([step.rest_s for step in steps]))
+        return found
+
     for context, batches in (TINY if tiny else PLACES).items():
         for batch in dict.fromkeys((batches[0], batches[-1])):
-            cell: dict[str, Any] = {"shape": shape, "context": context, "batch": batch}
             for kind in ("packed", "flex"):
-                target = Target(model, name=shape, attention=kind)
-                heads = MedusaHeads(5, target.hidden).to(device, torch.bfloat16).eval().requires_grad_(False)
-                prompts = [rng.integers(0, target.vocabulary, context).tolist()] * batch
-                for name, tree in _ways().items():
-                    decoder = Decoder(target, heads if tree.nodes else None, tree=tree, batch=batch, graphs=graphs)
-                    steps = run_block(decoder, prompts, steps=4 if tiny else 24, new_tokens=NEW)
-                    cell[f"{name}, {kind}"] = float(np.median([step.rest_s for step in steps]))
-                del target, heads, decoder
+                label = f"{shape}, context {context}, batch {batch}, {kind}"
+                pieces.piece(label, partial(seconds, context, batch, kind))
                 _tidied(device)
-            found["cells"].append(cell)
-            keep(found)
-    return found
 
 
 def _tidied(device: str) -> None:
@@ -245,17 +274,19 @@ def _tidied(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def against_hugging_face(shape: str, device: str, keep: Keep, *, tiny: bool) -> dict[str, Any]:
-    """See bench_executor."""
-    found: dict[str, Any] = {"cells": []}
+def against_hugging_face(shape: str, device: str, pieces: Pieces, *, tiny: bool) -> None:
+    """Compare ways to decode; see bench_executor."""
+    rounds, new = (1, 8) if tiny else (3, 64)
+
+    def cell(batch: int) -> dict[str, Any]:
+        found = compare_ways(shape, torch.bfloat16, device, batch, rounds=rounds, new=new)
+        show("bfloat16", found)
+        return found
+
     for batch in (1,) if tiny else (1, 8):
-        rounds, new = (1, 8) if tiny else (3, 64)
-        found["cells"].append(compare_ways(shape, torch.bfloat16, device, batch, rounds=rounds, new=new))
-        show("bfloat16", found["cells"][-1])
-        keep(found)
+        pieces.piece(f"{shape}, batch {batch}", partial(cell, batch))
         _tidied(device)
         torch._dynamo.reset()  # or the next batch size would be compiled for any
-    return found
 
 
 def _copy_bandwidth(device: str, size: int) -> float:
@@ -293,36 +324,41 @@ def _shipped_models(device: str, skip: int, requests: int) -> tuple[Target, Medu
     )
 
 
-def _replayed(shape: str, o: argparse.Namespace, keep: Keep) -> dict[str, Any]:
-    return replayed("toy" if o.tiny else shape, o.device, o.output, keep, graphs=o.graphs, tiny=o.tiny)
+Part = Callable[[argparse.Namespace, Pieces], None]
 
 
-def _against(shape: str, o: argparse.Namespace, keep: Keep) -> dict[str, Any]:
-    return against_hugging_face("toy" if o.tiny else shape, o.device, keep, tiny=o.tiny)
+def _of_shape(part: Callable[..., None], shape: str, **options: Any) -> Part:
+    return lambda o, pieces: part("toy" if o.tiny else shape, o.device, pieces, tiny=o.tiny, **options)
 
 
-PARTS: dict[str, Callable[[argparse.Namespace, Keep], dict[str, Any]]] = {
-    "correctness": lambda o, keep: correctness(o.device, requests=4 if o.tiny else 64),
-    "step_times": lambda o, keep: step_times(o.device, keep, tiny=o.tiny),
-    "host_gaps": lambda o, keep: host_gaps(o.device, keep, tiny=o.tiny),
-    "attention": lambda o, keep: attention("toy" if o.tiny else "8b", o.device, keep, tiny=o.tiny),
-    "shipped_model": lambda o, keep: shipped_model(o.device, o.output, keep, graphs=o.graphs, tiny=o.tiny),
-    **{f"replayed_{shape}": partial(_replayed, shape) for shape in ("1b", "8b", "14b")},
-    **{f"against_hugging_face_{shape}": partial(_against, shape) for shape in ("1b", "8b")},
-    "trained_drafters": lambda o, keep: trained_drafters(o.device, o.output / "trained", keep, tiny=o.tiny),
+def _replayed(shape: str) -> Part:
+    return lambda o, pieces: replayed("toy" if o.tiny else shape, o.device, pieces, graphs=o.graphs, tiny=o.tiny)
+
+
+PARTS: dict[str, Part] = {
+    "correctness": lambda o, pieces: correctness(o.device, pieces, requests=4 if o.tiny else 64),
+    "step_times": lambda o, pieces: step_times(o.device, pieces, tiny=o.tiny),
+    "host_gaps": lambda o, pieces: host_gaps(o.device, pieces, tiny=o.tiny),
+    "attention": _of_shape(attention, "8b"),
+    **{f"against_hugging_face_{shape}": _of_shape(against_hugging_face, shape) for shape in ("1b", "8b")},
+    **{f"replayed_{shape}": _replayed(shape) for shape in ("1b", "8b", "14b")},
+    "shipped_model": lambda o, pieces: shipped_model(o.device, pieces, graphs=o.graphs, tiny=o.tiny),
+    "trained_drafters": lambda o, pieces: trained_drafters(o.device, pieces, tiny=o.tiny),
 }
 
 
 def main() -> None:
-    """Run all parts; a part that fails is reported and the others go on."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run all parts; report a part that fails, and run the others."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--archive", type=Path, help="ZIP of all but models: read first, written after each piece.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument(
         "--graphs", action=argparse.BooleanOptionalAction, help="Steps as CUDA graphs; default on CUDA alone."
     )
-    parser.add_argument("--limit-s", type=float, help="Seconds after which a part is given up; of several parts.")
+    parser.add_argument("--limit-s", type=float, help="Seconds after which a part is stopped.")
+    parser.add_argument("--total-s", type=float, help="Seconds after which the whole call is stopped.")
     parser.add_argument(
         "--part", action="append", choices=PARTS, help="Run only this part; may be given more than once."
     )
@@ -330,57 +366,65 @@ def main() -> None:
     if options.graphs is None:
         options.graphs = options.device.startswith("cuda")
     options.output.mkdir(parents=True, exist_ok=True)
+    if options.archive is not None and options.archive.exists():
+        unpack(options.archive, options.output)
+    deadline = None if options.total_s is None else time.monotonic() + options.total_s
     parts = options.part or list(PARTS)
     if len(parts) == 1:
-        found = _run(options, parts[0])
-        _keep(options, parts[0], found)
-        sys.exit("failed" in found)
-    flags = ["--graphs" if options.graphs else "--no-graphs", *(["--tiny"] if options.tiny else [])]
+        sys.exit(_run(options, parts[0], deadline))
     for part in parts:
-        words = ["--output", str(options.output), "--device", options.device, *flags, "--part", part]
-        try:
-            subprocess.run([sys.executable, "-m", __spec__.name, *words], check=True, timeout=options.limit_s)
-        except subprocess.CalledProcessError as error:
-            _failed(options, part, f"exit code {error.returncode}")
-        except subprocess.TimeoutExpired:
-            _failed(options, part, f"not done in {options.limit_s:g} s")
+        _started(options, part, deadline)
 
 
-def _run(options: argparse.Namespace, part: str) -> dict[str, Any]:
-    """A part's results and their conditions, which are asked for before: a device that failed tells nothing."""
+def _started(options: argparse.Namespace, part: str, deadline: float | None) -> None:
+    """Run a part in a process of its own, until it ends or its time does."""
+    if results(options.output).get(part, {}).get("done"):
+        print(f"{part}: done before", flush=True)
+        return
+    left = None if deadline is None else deadline - time.monotonic()
+    if left is not None and left <= 0:
+        print(f"{part}: no time was left", flush=True)
+        return
+    words = ["--output", str(options.output), "--device", options.device, "--part", part]
+    words += ["--graphs" if options.graphs else "--no-graphs", *(["--tiny"] if options.tiny else [])]
+    words += [] if left is None else ["--total-s", str(left)]
+    words += [] if options.archive is None else ["--archive", str(options.archive)]
+    limit_s = min((s for s in (options.limit_s, left) if s is not None), default=None)
+    try:
+        subprocess.run([sys.executable, "-m", __spec__.name, *words], check=True, timeout=limit_s)
+    except subprocess.CalledProcessError as error:
+        _stopped(options, part, f"exit code {error.returncode}")
+    except subprocess.TimeoutExpired:
+        _stopped(options, part, f"not done in {limit_s:g} s")
+
+
+def _run(options: argparse.Namespace, part: str, deadline: float | None) -> int:
+    """Run a part here; return the exit code."""
+    # Asked for first: a device that failed answers nothing.
     conditions = {"device": device_name(torch.device(options.device)), "provenance": this_run()}
     torch.backends.cuda.matmul.allow_tf32 = False
-    started = time.perf_counter()
-    so_far: dict[str, Any] = {}
-
-    def keep(found: Mapping[str, Any]) -> None:
-        so_far.update(found)
-        _keep(
-            options, part, so_far | {"seconds": round(time.perf_counter() - started, 1), "under_way": True} | conditions
-        )
-
     try:
-        found = PARTS[part](options, keep)
+        pieces = Pieces(options.output, part, conditions, deadline, options.archive)
+    except OtherDeviceError as error:
+        print(error, file=sys.stderr)
+        return 2
+    try:
+        PARTS[part](options, pieces)
+    except OutOfTimeError as error:
+        pieces.write(under_way=True, stopped=str(error))
+        return 0
     except Exception:  # noqa: BLE001 - what was found before is worth having
-        found = so_far | {"failed": traceback.format_exc()}
-    return found | {"seconds": round(time.perf_counter() - started, 1)} | conditions
+        pieces.write(failed=traceback.format_exc())
+        traceback.print_exc()
+        return 1
+    pieces.write(done=True)
+    return 0
 
 
-def _results(options: argparse.Namespace) -> dict[str, Any]:
-    path = options.output / "gpu.json"
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
-
-
-def _keep(options: argparse.Namespace, part: str, found: dict[str, Any]) -> None:
-    """Add a part's results to those that are there."""
-    write_text(options.output / "gpu.json", json.dumps(_results(options) | {part: found}, indent=1) + "\n")
-    print(part, json.dumps(found), flush=True)
-
-
-def _failed(options: argparse.Namespace, part: str, why: str) -> None:
+def _stopped(options: argparse.Namespace, part: str, why: str) -> None:
     """Note that a part's process did not end well, beside what it left."""
-    left = _results(options).get(part, {})
-    _keep(options, part, {"failed": why} | left)
+    print(f"{part}: {why}", flush=True)
+    write_part(options.output, part, {"failed": why} | results(options.output).get(part, {}))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ Acceptance is that of the shipped trace, imposed, and known to the predictions: 
 requests have the same prompt, which each row computes once: end to end most prefill is left out.
 """
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,10 @@ from executor.profiling.timed_block import WARM_UP, imposed_trace, run_block
 from executor.target.target_model import Target
 from executor.validation.compare_live import Requests, compare
 from executor.verification.replayed_acceptance import Imposed
-from simulate.profiles.profile import Profile, save_profile
-from simulate.validation.predicted_vs_measured import Comparison, comparison_record
+from simulate.profiles.profile import Profile, load_profile, save_profile
+from simulate.validation.predicted_vs_measured import comparison_record
 from simulate.validation.predictions import Predictions, save_predictions
+from tests.benchmarks.gpu_pieces import Pieces
 from treeopt.comparison.trees_of_size import USUAL, sized_trees
 from treeopt.cost_model import StepShape
 from treeopt.plans.plan import Choice, Plan, PlanEntry, Proof
@@ -36,44 +36,59 @@ from treeopt.tree import Tree
 # Batch sizes by context: 512, 4k and 16k less what steps add, so that no block passes into another bucket of the cache.
 PLACES = {400: (1, 4, 16, 64), 3984: (1, 4, 16), 16272: (1, 4)}
 TINY = {64: (1, 2), 128: (1,)}
-Keep = Callable[[Mapping[str, Any]], None]
 
 BLOCKS = 2
 NODES = 31  # of the tree and the chain whose verification tells what a tree's mask costs
 
 
-def replayed(shape: str, device: str, output: Path, keep: Keep, *, graphs: bool, tiny: bool) -> dict[str, Any]:
-    """Errors of predicted speedups over all contexts and batch sizes, what a mask and a kept token take.
-
-    `keep` is given what is found so far after each context.
-    """
+def replayed(shape: str, device: str, pieces: Pieces, *, graphs: bool, tiny: bool) -> None:
+    """Compare predicted with measured speedups over contexts and batch sizes; measure what a mask costs."""
     trace = load_trace(shipped("traces/medusa-t0.npz"))
-    places = TINY if tiny else PLACES
-    target = random_target(shape, dtype=torch.bfloat16, device=device)
-    heads = random_drafter(f"medusa:{trace.depth}", target)
-    who = identity(target, heads)
-    trees, cells = sized_trees(USUAL, trace), list[Comparison]()
-    commit_s = {}
-    for context, batches in places.items():
-        prompts = _prompts(target, 4 * max(batches), context)
-        settings = {"rounds": 2, "steps": 4} if tiny else {"rounds": 8, "steps": 12, "budget_s": 90.0}
+    places, output = TINY if tiny else PLACES, pieces.output
+    trees = sized_trees(USUAL, trace)
+
+    @cache
+    def loaded() -> tuple[Target, Drafter, dict[str, Any]]:
+        target = random_target(shape, dtype=torch.bfloat16, device=device)
+        heads = random_drafter(f"medusa:{trace.depth}", target)
+        return target, heads, identity(target, heads)
+
+    def profile(context: int, batches: tuple[int, ...]) -> dict[str, Any]:
+        target, heads, who = loaded()
+        settings: dict[str, Any] = {"rounds": 2, "steps": 4} if tiny else {"rounds": 8, "steps": 12, "budget_s": 90.0}
         settings |= {"new_tokens": 32, "graphs": graphs, "who": who}
-        profile = measure_profile(target, heads, prompts, batches=batches, **settings)
-        save_profile(profile, output / f"profile-{shape}-{context}.json")
-        commit_s[str(context)] = {times.batch: times.commit_s for times in profile.batches}
+        found = measure_profile(target, heads, _prompts(target, 4 * max(batches), context), batches=batches, **settings)
+        save_profile(found, output / _profile_file(shape, context))
+        return {"commit_s": {times.batch: times.commit_s for times in found.batches}}
+
+    def compared(context: int, batch: int) -> dict[str, Any]:
+        target, heads, _ = loaded()
+        count = 2 * BLOCKS * max(batch, 2)
+        part = trace.select(np.arange(count))
+        plan = _plan(trees, part, load_profile(output / _profile_file(shape, context)), batch)
+        save_predictions(Predictions(plan), output / f"predictions-{shape}-{context}-{batch}.json")
+        asked = Requests(_prompts(target, 1, context) * count, 32, (), part, graphs)
+        with target.keeping_prompts():
+            record = comparison_record(compare(target, heads, plan, asked, blocks=BLOCKS))
+        return {name: record[name] for name in ("mean_error", "max_error", "coverage", "cells")}
+
+    cells = []
+    for context, batches in places.items():
+        pieces.piece(
+            f"profile, context {context}", partial(profile, context, batches), file=_profile_file(shape, context)
+        )
         for batch in batches:
-            count = 2 * BLOCKS * max(batch, 2)
-            part = trace.select(np.arange(count))
-            plan = _plan(trees, part, profile, batch)
-            save_predictions(Predictions(plan), output / f"predictions-{shape}-{context}-{batch}.json")
-            asked = Requests(_prompts(target, 1, context) * count, 32, (), part, graphs)
-            with target.keeping_prompts():
-                cells += compare(target, heads, plan, asked, blocks=BLOCKS)
-        record = comparison_record(cells)
-        found = {name: record[name] for name in ("mean_error", "max_error", "coverage", "cells")}
-        found["commit_s"] = commit_s
-        keep(found)
-    return {**found, "mask": _mask(target, places, graphs=graphs, tiny=tiny)}
+            cells += pieces.piece(f"context {context}, batch {batch}", partial(compared, context, batch))["cells"]
+    for context, batches in places.items():
+        for batch in dict.fromkeys((batches[0], batches[-1])):
+            label = f"mask, context {context}, batch {batch}"
+            pieces.piece(label, lambda c=context, b=batch: _mask(loaded()[0], c, b, graphs=graphs, tiny=tiny))
+    errors = np.abs([cell["error"] for cell in cells])
+    pieces.piece("all", lambda: {"mean_error": errors.mean(), "max_error": errors.max(), "cells": len(cells)})
+
+
+def _profile_file(shape: str, context: int) -> str:
+    return f"profile-{shape}-{context}.json"
 
 
 def _plan(trees: dict[str, Tree], part: Trace, profile: Profile, batch: int) -> Plan:
@@ -90,22 +105,16 @@ def _plan(trees: dict[str, Tree], part: Trace, profile: Profile, batch: int) -> 
     return Plan((PlanEntry(batch, choices[0], None, tuple(choices[1:]), {}, proof),), {"provenance": this_run()})
 
 
-def _mask(target: Target, places: dict[int, tuple[int, ...]], *, graphs: bool, tiny: bool) -> list[dict[str, Any]]:
-    """Verification of a tree over that of a chain of as many tokens, both without a kept token."""
+def _mask(target: Target, context: int, batch: int, *, graphs: bool, tiny: bool) -> dict[str, Any]:
+    """Verification of a tree over that of a chain of as many tokens, both without an accepted token."""
     heads = random_drafter(f"medusa:{NODES}", target)
-    found = []
-    for context, batches in places.items():
-        for batch in dict.fromkeys((batches[0], batches[-1])):
-            prompts, steps = _prompts(target, 1, context) * 2 * batch, 4 if tiny else 24
-            with target.keeping_prompts():
-                seconds = [
-                    _verify_s(target, heads, tree, prompts, batch, graphs=graphs, steps=steps)
-                    for tree in (Tree.chain(NODES), Tree.full(NODES, 1))
-                ]
-            found.append(
-                {"context": context, "batch": batch, "tokens": NODES + 1, "over_chain": seconds[1] / seconds[0]}
-            )
-    return found
+    prompts, steps = _prompts(target, 1, context) * 2 * batch, 4 if tiny else 24
+    with target.keeping_prompts():
+        seconds = [
+            _verify_s(target, heads, tree, prompts, batch, graphs=graphs, steps=steps)
+            for tree in (Tree.chain(NODES), Tree.full(NODES, 1))
+        ]
+    return {"tokens": NODES + 1, "over_chain": seconds[1] / seconds[0]}
 
 
 def _verify_s(

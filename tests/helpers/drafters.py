@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.decoder_layer import layer_config
-from executor.drafters.drafter import Drafter
+from executor.drafters.drafter import Admitted, Drafter
 from executor.drafters.eagle import Eagle
 from executor.drafters.eagle3 import Eagle3, usual_taps
 from executor.drafters.hydra import Hydra
@@ -20,6 +20,12 @@ from executor.target.target_model import Target
 from tests.helpers.models import VOCABULARY, noisy, random_heads, random_prompts, small_model, small_target
 
 Make = Callable[[Target], nn.Module]
+
+
+def admitted(tokens: Tensor, features: Tensor, lengths: Sequence[int]) -> Admitted:
+    """Requests in rows 0, 1, ...: the first tokens of each text, with the target's features before the last."""
+    texts = [text[:length] for text, length in zip(tokens.tolist(), lengths, strict=True)]
+    return Admitted.of(range(len(texts)), texts, features[:, : max(lengths) - 1])
 
 
 def _eagle3(target: Target, *, ids: Tensor | None = None, **options: object) -> Eagle3:

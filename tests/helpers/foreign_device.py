@@ -26,8 +26,6 @@ from executor.decoding.decoder import Decoder
 from executor.decoding.dynamic_growth import AskingGrowth
 from executor.drafters.drafter import Drafter
 from executor.drafters.language_model import LanguageModel
-from executor.drafters.lookup.prompt_lookup import PromptLookup
-from executor.drafters.ngram import NGram
 from executor.profiling.measure_steps import measure_profile
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
@@ -35,17 +33,16 @@ from executor.target.target_model import Target
 from executor.verification.acceptance_rules import make_rule
 from executor.verification.replayed_acceptance import Imposed
 from executor.verification.temperature_top_k_top_p import Warp
-from tests.executor.decoding.test_host_reads import TREES
+from tests.executor.decoding.test_host_reads import ASKING, TREES
 from tests.helpers.drafters import MAKE, random_drafter
-from tests.helpers.models import VOCABULARY, random_heads, random_prompts, small_model, small_target
-from tests.helpers.slow_growth import AWARE
-from treeopt.policies import DynamicTree, OptTree
+from tests.helpers.models import random_heads, random_prompts, small_model, small_target
+from treeopt.policies import DynamicTree
 from treeopt.traces.trace import Trace
 
 NAME = "apart"
 COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from")
 PROMPTS = random_prompts((7, 1, 5, 9, 3))
-SHAPES = TREES | {"opt-tree": OptTree(nodes=8, depth=3, threshold=0.1), "cost-aware": AWARE}
+SHAPES = TREES | ASKING
 
 
 class MixedError(Exception):
@@ -152,10 +149,6 @@ def models(kind: str, device: str) -> tuple[Target, Drafter]:
     target = Target(small_model().to(device))
     if kind == "language-model":
         return target, LanguageModel(Target(small_model(seed=1).to(device)))
-    if kind == "ngram":
-        return target, NGram.count(random_prompts([300] * 4, seed=5), order=3, vocabulary=VOCABULARY).to(device)
-    if kind == "prompt-lookup":
-        return target, PromptLookup().to(device)
     drafter = random_drafter(kind, small_target()) if kind in MAKE else random_heads(heads=3)
     return target, drafter.to(device)
 

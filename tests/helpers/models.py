@@ -18,7 +18,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from executor.drafters.drafter import Committed, Forced
+from executor.drafters.drafter import Admitted, Committed, Forced
 from executor.drafters.medusa import MedusaHeads
 from executor.target.target_model import Target
 
@@ -124,8 +124,8 @@ class Told:
     def lasting(self, state: dict[str, Tensor]) -> Sequence[Tensor]:
         return tuple(state.values())
 
-    def admit(self, state: dict[str, Tensor], rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
-        state["done"][rows] = 0
+    def admit(self, state: dict[str, Tensor], admitted: Admitted) -> None:
+        state["done"][admitted.rows] = 0
 
     def extend(self, state: dict[str, Tensor], committed: Committed, *, view: int, all_fed: bool) -> None:
         state["done"] += committed.counts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from executor.drafters.drafter import Committed
+from executor.drafters.drafter import Admitted, Committed
 from executor.target.target_model import Target
 
 
@@ -51,11 +51,10 @@ class TextDrafter(nn.Module):
         """See `Drafter.lasting`."""
         return state.text, state.lengths
 
-    def admit(self, state: TextState, rows: Tensor, prompts: Tensor, features: Tensor, lengths: Tensor) -> None:
+    def admit(self, state: TextState, admitted: Admitted) -> None:
         """See `Drafter.admit`."""
-        inside = torch.arange(prompts.shape[1], device=rows.device) < lengths[:, None]
-        state.text[rows, : prompts.shape[1]] = torch.where(inside, prompts, 0)
-        state.lengths[rows] = lengths
+        state.text[admitted.rows, : admitted.prompts.shape[1]] = admitted.prompts
+        state.lengths[admitted.rows] = admitted.lengths
 
     def extend(self, state: TextState, committed: Committed, *, view: int, all_fed: bool) -> None:
         """Append the new tokens; see `Drafter.extend`."""

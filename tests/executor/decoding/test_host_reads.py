@@ -1,4 +1,4 @@
-"""A step asks the device for nothing: no operator whose result the host must wait for, and one graph when compiled."""
+"""A step asks the device for nothing and mixes it with no other: traced with fake CUDA tensors, and as one graph."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,48 +11,32 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorDeviceMismatchError,
+)
 
-import executor.decoding.batch_rows
-import executor.target.kv_cache
-import executor.target.target_model
-import executor.verification.replayed_acceptance
+from executor.checkpoints import load_drafter
 from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
-from executor.device.upload import uploaded
+from executor.decoding.dynamic_growth import DynamicGrowth
 from executor.drafters.drafter import Drafter
 from executor.drafters.language_model import LanguageModel
-from executor.target.target_model import Target
-from executor.verification.acceptance_rules import RULES, Greedy, make_rule
+from executor.drafters.medusa import MedusaHeads
+from executor.drafters.ngram import NGram
+from executor.verification.acceptance_rules import RULES, Greedy, Rule, make_rule
 from executor.verification.replayed_acceptance import Imposed
 from executor.verification.temperature_top_k_top_p import Warp, seeded
 from tests.helpers.drafters import MAKE, random_drafter
-from tests.helpers.models import random_heads, random_prompts, small_target
-from tests.helpers.slow_growth import CALIBRATION
+from tests.helpers.fake_cuda import CUDA, Queued, WaitError, fake_cuda, moved_drafter, moved_target, trace
+from tests.helpers.models import VOCABULARY, random_heads, random_prompts, small_target
+from tests.helpers.slow_growth import AWARE, CALIBRATION
 from tests.helpers.slow_params import slow_unless
 from tests.helpers.strategies import drawn_trace
-from treeopt.policies import DynamicTree
+from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.tree import EMPTY, Tree
 
-# Names of aten operators: their outcome is a number on the host, or of a size that the host must learn.
-READS = (
-    "_local_scalar_dense",
-    "item",
-    "is_nonzero",
-    "equal",
-    "allclose",
-    "nonzero",
-    "nonzero_numpy",
-    "argwhere",
-    "masked_select",
-    "unique_dim",
-    "unique_consecutive",
-    "_unique",
-    "_unique2",
-    "bincount",
-    "repeat_interleave",
-)
 TREES: dict[str, Tree | DynamicTree] = {
     "plain": EMPTY,
     "chain": Tree.chain(3),
@@ -61,181 +45,175 @@ TREES: dict[str, Tree | DynamicTree] = {
     "shared": DynamicTree(nodes=8, depth=3, beam=3, width=3, min_probability=0.02, budget=13),
     "calibrated": DynamicTree(nodes=5, depth=2, beam=3, min_probability=0.02, calibration=CALIBRATION),
 }
+ASKING: dict[str, Policy] = {"opt-tree": OptTree(nodes=8, depth=3, threshold=0.1), "cost-aware": AWARE}
 CPU = torch.device("cpu")
+ENGINES = ("prompt-lookup:vllm", "prompt-lookup:llama.cpp", "prompt-lookup:transformers")
+LOOKUP = ("prompt-lookup", "prompt-lookup:1", *ENGINES)
+# HASS has EAGLE's weights under EAGLE's name.
+KINDS = (*MAKE, "medusa-tied", "language-model", "ngram", *LOOKUP)
+PROMPTS = random_prompts((7, 1, 5))
 
 
-class HostReadError(Exception):
-    """The step waited for the device."""
-
-
-class NoConversions(TorchFunctionMode):
-    """Refuses to hand memory out; of a tensor on CPU no operator is called for that."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in ("tolist", "numpy", "__array__", "cpu", "__dlpack__"):
-            raise HostReadError(name)
-        return func(*args, **(kwargs or {}))
-
-
-class NoHostReads(TorchDispatchMode):
-    """Refuses what would make the host wait, on CPU too, where waiting costs nothing and goes unnoticed."""
-
-    def __enter__(self) -> Any:
-        self._conversions = NoConversions()
-        self._conversions.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._conversions.__exit__(*error)
-
-    calls = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls += 1
-        name = func._schema.name.removeprefix("aten::")
-        listed = name == "lift_fresh" and args[0].dim() > 0  # no read, but a copy that the host waits for
-        # A number that is put at indices is made on the host first, and copied.
-        number = name in ("index_put", "index_put_", "_index_put_impl_") and args[2].dim() == 0
-        if name in READS or listed or number or self._by_mask(name, args):
-            raise HostReadError(name)
-        return func(*args, **(kwargs or {}))
-
-    def _by_mask(self, name: str, args: Any) -> bool:
-        """Indices of bools are turned into places, whose number is read. Written (index_put) they may stay a mask."""
-        if name not in ("index", "index_put", "index_put_", "_index_put_impl_"):
-            return False
-        return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
-
-
-def allowed(rule: str, tree: str) -> bool:
+def allowed(kind: str, rule: str, tree: str) -> bool:
+    if kind in ENGINES:  # an engine's rule proposes one chain or nothing
+        return tree in ("chain", "branching") and rule in ("greedy", "sample-and-match", "point-mass")
     if rule in ("leviathan", "block"):
         return tree in ("plain", "chain")
-    return rule not in ("specinfer", "sequoia") or isinstance(TREES[tree], Tree)
-
-
-GRID = [(rule, tree) for rule in RULES for tree in TREES if allowed(rule, tree)]
+    return rule not in ("specinfer", "sequoia", "imposed") or isinstance(TREES[tree], Tree)
 
 
 def drafter(kind: str) -> Drafter:
     if kind in MAKE:
         return random_drafter(kind, small_target())
-    return random_heads(heads=3) if kind == "medusa" else LanguageModel(small_target(seed=1))
+    if kind in LOOKUP:
+        return load_drafter(kind, small_target())
+    if kind == "ngram":
+        return NGram.count(random_prompts([300] * 2, seed=5), order=3, vocabulary=VOCABULARY)
+    return random_heads(heads=3) if kind == "medusa-tied" else LanguageModel(small_target(seed=1))
 
 
-def running(rule: str, tree: str, kind: str, *, target: Target | None = None) -> Rows:
-    """Rows with requests of unlike length, one idle, as a decoder that reads late sets them up."""
-    warp = None if rule == "greedy" else Warp(1.2, 40, 0.9)
-    made = make_rule(rule, warp=warp, generator=seeded(CPU, 0))
-    decoder = Decoder(target or small_target(), drafter(kind), tree=TREES[tree], batch=4, rule=made, late=1)
-    prompts = random_prompts((7, 1, 5))
-    rows = decoder._begin(prompts, 40)
-    rows.admit([0, 1, 3], prompts)
-    return rows
+def made_rule(name: str, tree: str) -> Rule:
+    if name == "imposed":
+        texts = drawn_trace([(0.5, 0.2, 0.1)], [20] * len(PROMPTS), depth=3, rng=np.random.default_rng(0))
+        return Imposed(texts, TREES[tree])
+    warp = None if name == "greedy" else Warp(1.2, 40, 0.9)
+    return make_rule(name, warp=warp, generator=seeded(CPU, 0))
 
 
-@pytest.mark.parametrize("kind", ["medusa", "language-model"])
-@pytest.mark.parametrize(("rule", "tree"), GRID)
-def test_a_step_reads_nothing(rule, tree, kind):
-    rows = running(rule, tree, kind)
-    depth = rows.growth.depth
-    for steps, all_fed in ((depth + 1, False), (depth + 1, True), (depth, True), (1, False)):
-        if steps < 1:
-            continue
-        rows.committed.counts.clamp_(max=steps)  # what the host would have to know to say so
-        with NoHostReads() as mode:
-            step(rows, steps=steps, all_fed=all_fed)
-        assert mode.calls > 50
-
-
-@pytest.mark.parametrize("kind", MAKE)
-@pytest.mark.parametrize("imposed", [False, True])
-def test_a_request_joins_without_a_read(monkeypatch, kind, imposed):
-    """All that comes from the host is uploaded. A language model that drafts reads prompts there, and is left out."""
-    rows = running("greedy", "chain", kind)
-    if imposed:
-        rows.imposed = Imposed(
-            drawn_trace([(0.5, 0.2)], [20] * 3, depth=3, rng=np.random.default_rng(0)), TREES["chain"]
-        )
-        rows.imposed.begin(4, CPU)
-    sent = []
-
-    def uploading(values: Any, device: torch.device) -> Tensor:
-        sent.append(values)
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            return uploaded(values, device)
-
-    for module in (
-        executor.decoding.batch_rows,
-        executor.target.target_model,
-        executor.target.kv_cache,
-        executor.verification.replayed_acceptance,
-    ):
-        monkeypatch.setattr(module, "uploaded", uploading)
-    rows.leave({1: 0, 3: 2})
-    prompts = random_prompts((9, 1))
-    with NoHostReads() as mode:
-        rows.admit([3, 1], prompts, [0, 1])
-    assert mode.calls > 20
-    assert [3, 1] in sent
-    assert rows.lengths.tolist()[1::2] == [0, 8]
-    assert rows.root.tolist()[1::2] == [prompts[1][-1], prompts[0][-1]]
-    assert not rows.idle[1::2].any()
-
-
-PLANTED: dict[str, Callable[[Tensor], object]] = {
-    "item": lambda x: x.sum().item(),
-    "int": lambda x: int(x.max()),
-    "bool": lambda x: bool((x > 0).any()),
-    "equal": lambda x: torch.equal(x, x),
-    "nonzero": lambda x: x.nonzero(),
-    "mask": lambda x: x[x > 0],
-    "tolist": lambda x: x.tolist(),
-    "select": lambda x: torch.masked_select(x, x > 0),
-    "unique": lambda x: x.unique(),
-    "in a row": lambda x: x.unique_consecutive(),
-    "where": lambda x: torch.where(x > 0),
-    "count": lambda x: x.bincount(),
-    "repeat": lambda x: x.repeat_interleave(x),
-    "numpy": lambda x: x.numpy(),
-    "copy": lambda x: x.cpu(),
-    "constant": lambda x: x + torch.tensor([1], device=x.device),
-    "assigned": lambda x: x.clone().__setitem__(torch.zeros_like(x), 1),
+# Every drafter, rule and kind of tree once, graphs with some; the slow suite has each drafter with each kind of tree.
+DAILY = {
+    ("medusa", "typical", "branching", False),
+    ("medusa", "greedy", "calibrated", True),
+    ("medusa-tied", "greedy", "plain", False),
+    ("hydra", "specinfer", "branching", False),
+    ("hydra-ungrounded", "leviathan", "chain", False),
+    ("hydra++", "sequoia", "branching", True),
+    ("eagle", "sample-and-match", "dynamic", False),
+    ("eagle-qkv-bias", "block", "chain", False),
+    ("coral-router", "point-mass", "shared", False),
+    ("eagle3", "sample-and-match", "shared", True),
+    ("eagle3-variants", "imposed", "branching", False),
+    ("eagle3-input-norm", "greedy", "chain", False),
+    ("eagle3-windows", "greedy", "branching", False),
+    ("eagle3-last-feature", "greedy", "dynamic", False),
+    ("language-model", "sequoia", "branching", False),
+    ("ngram", "leviathan", "chain", False),
+    ("prompt-lookup", "greedy", "dynamic", False),
+    ("prompt-lookup:1", "sample-and-match", "branching", False),
+    ("prompt-lookup:vllm", "greedy", "chain", False),
+    ("prompt-lookup:llama.cpp", "point-mass", "chain", False),
+    ("prompt-lookup:transformers", "greedy", "branching", False),
+}
+EVERY = {
+    *product(["medusa"], [*RULES, "imposed"], TREES, [False]),
+    *product(KINDS, ["sample-and-match"], ["chain", "branching", "dynamic", "shared"], [False, True]),
 }
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MAKE if kind != "medusa"])
-@pytest.mark.parametrize("tree", ["chain", "branching", "dynamic"])
-def test_no_drafter_reads(tree, kind):
-    test_a_step_reads_nothing("sample-and-match", tree, kind)
+def traced(kind: str, rule: str, tree: Tree | Policy, *, graphs: bool = False, **changes: Any) -> tuple[int, int]:
+    """Steps and operators of a run on the device that is not there; with some drafters a request is replaced."""
+    prompts = PROMPTS if kind in ("medusa", "language-model") else PROMPTS[:2]
+    target, drafts = small_target(), drafter(kind)
+    named = made_rule(rule, next((name for name in TREES if TREES[name] is tree), ""))
+    with fake_cuda(target, drafts):
+        decoder = Decoder(moved_target(target), moved_drafter(drafts), tree=tree, batch=2, rule=named, graphs=graphs)
+        vars(decoder).update(changes)
+        return trace(decoder, prompts, new_tokens=2)
 
 
-@pytest.mark.parametrize("planted", PLANTED)
-def test_a_planted_read_is_noticed(monkeypatch, planted):
-    """In the verdict, where it would be tempting; each kind of read."""
-    rows = running("sample-and-match", "branching", "language-model")
-    accept = type(rows.rule).accept
+@pytest.mark.parametrize(
+    ("kind", "rule", "tree", "graphs"),
+    slow_unless(lambda *case: case in DAILY, sorted(case for case in DAILY | EVERY if allowed(*case[:3]))),
+)
+def test_the_loop_on_a_device(kind, rule, tree, graphs):
+    """Prompts join, trees are drafted, verified, accepted and committed, and outcomes are read late."""
+    steps, calls = traced(kind, rule, TREES[tree], graphs=graphs)
+    assert steps >= 1
+    assert calls > 300
 
-    def reading(self: Any, logits: Tensor, draft: Any) -> Any:
-        found = accept(self, logits, draft)
-        PLANTED[planted](found.count)
-        return found
 
-    monkeypatch.setattr(type(rows.rule), "accept", reading)
-    with NoHostReads(), pytest.raises(HostReadError):
-        step(rows, steps=1)
+def test_the_cases_of_every_day_are_complete():
+    assert {kind for kind, *_ in DAILY} == set(KINDS)
+    assert {rule for _, rule, *_ in DAILY} == {*RULES, "imposed"}
+    assert {tree for *_, tree, _ in DAILY} == set(TREES)
+    assert all(allowed(*case[:3]) for case in DAILY)
+
+
+@pytest.mark.parametrize("policy", ASKING)
+def test_policies_that_ask_the_host_wait(policy):
+    """These choose by what was drafted, with the code that replays them on traces; CUDA graphs refuse them."""
+    with pytest.raises(WaitError, match="_to_copy"):
+        traced("medusa", "greedy", ASKING[policy])
 
 
 def test_an_adaptive_growth_reads_and_is_for_cpu_only():
-    """Of static and dynamic trees; a decoder that reads late never makes it. Other policies always ask the host."""
-    tree = DynamicTree(nodes=8, depth=3, beam=3, width=3, min_probability=0.02)
+    """Of static and dynamic trees; a decoder that reads late never makes it."""
+    tree = TREES["shared"]
     kinds = {late: Decoder(small_target(), drafter("medusa"), tree=tree, late=late).growth for late in (0, 1)}
     assert [getattr(kinds[late], "adaptive", None) for late in (0, 1)] == [True, False]
-    rows = running("greedy", "shared", "medusa")
-    rows.growth = kinds[0]
-    with NoHostReads(), pytest.raises(HostReadError):
-        rows.draft(view=64, steps=1, all_fed=False)
+    with pytest.raises(DataDependentOutputException):
+        traced("medusa", "greedy", tree, growth=DynamicGrowth(tree, CPU, adaptive=True))
+
+
+PLANTED: dict[str, tuple[type[Exception], Callable[[Tensor], object]]] = {
+    "item": (DataDependentOutputException, lambda x: x.sum().item()),
+    "int": (DataDependentOutputException, lambda x: int(x.max())),
+    "bool": (DataDependentOutputException, lambda x: bool((x > 0).any())),
+    "equal": (DataDependentOutputException, lambda x: torch.equal(x, x + 1)),
+    "tolist": (DataDependentOutputException, lambda x: x.tolist()),
+    "nonzero": (DynamicOutputShapeException, lambda x: x.nonzero()),
+    "mask": (DynamicOutputShapeException, lambda x: x[x > 0]),
+    "select": (DynamicOutputShapeException, lambda x: torch.masked_select(x, x > 0)),
+    "unique": (DynamicOutputShapeException, lambda x: x.unique()),
+    "in a row": (DynamicOutputShapeException, lambda x: x.unique_consecutive()),
+    "where": (DynamicOutputShapeException, lambda x: torch.where(x > 0)),
+    "count": (DynamicOutputShapeException, lambda x: x.bincount()),
+    "repeat": (DynamicOutputShapeException, lambda x: x.repeat_interleave(x)),
+    "copy": (WaitError, lambda x: x.cpu()),
+    "constant": (WaitError, lambda x: x + torch.tensor([1], device=x.device)),
+    "assigned": (WaitError, lambda x: x.clone().__setitem__(torch.zeros_like(x), 1)),
+    "index": (WaitError, lambda x: x[torch.zeros(1, dtype=torch.long)]),
+    "mixed": (FakeTensorDeviceMismatchError, lambda x: x + torch.ones(len(x))),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_planted_faults_are_noticed(planted):
+    error, fault = PLANTED[planted]
+    with fake_cuda():
+        numbers = torch.zeros(3, dtype=torch.long, device=CUDA)
+        with Queued(), pytest.raises(error):
+            fault(numbers)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "planted"),
+    [(MedusaHeads, "level", "item"), (MedusaHeads, "admit", "copy"), (Greedy, "accept", "mixed")],
+)
+def test_planted_faults_fail_the_loop(monkeypatch, owner, name, planted):
+    """In a drafter and in the verdict, where they would be tempting."""
+    error, fault = PLANTED[planted]
+    honest = getattr(owner, name)
+
+    def faulty(self: Any, given: Any, *others: Any) -> Any:
+        fault(torch.zeros(3, dtype=torch.long, device=CUDA))
+        return honest(self, given, *others)
+
+    monkeypatch.setattr(owner, name, faulty)
+    with pytest.raises(error):
+        traced("medusa", "greedy", TREES["chain"])
+
+
+# --- as one graph
+
+
+def running(rule: str, tree: str, kind: str) -> Rows:
+    """Rows with requests of unlike length, one idle, as a decoder that reads late sets them up."""
+    drafts = drafter("medusa-tied" if kind == "medusa" else kind)
+    decoder = Decoder(small_target(), drafts, tree=TREES[tree], batch=4, rule=made_rule(rule, tree), late=1)
+    rows = decoder._begin(PROMPTS, 40)
+    rows.admit([0, 1, 3], PROMPTS)
+    return rows
 
 
 def step(rows: Rows, *, steps: int | None = None, all_fed: bool = False) -> None:

@@ -12,7 +12,7 @@ from executor.recording.collect_trace import collect
 from executor.target.features import picked
 from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
-from tests.helpers.drafters import DRAFTERS, MAKE, fitted_drafter, random_drafter
+from tests.helpers.drafters import DRAFTERS, MAKE, admitted, fitted_drafter, random_drafter
 from tests.helpers.models import VOCABULARY, random_prompts, small_target
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit
@@ -55,11 +55,10 @@ def test_the_teacher_forced_pass_is_drafting_step_by_step(drafter):
             start = t + 2 - sum(pieces)
             if start < 1:
                 continue
-            rows = torch.arange(2)
             # Row 1 is admitted in front of the same text: nothing of it may come through.
             garbage = text.roll(5, 1)
-            drafter.admit(state, rows, garbage[:, :9], features[:, :8], torch.tensor([9, 7]))
-            drafter.admit(state, rows, text[:, :start], features[:, : start - 1], torch.tensor([start, start]))
+            drafter.admit(state, admitted(garbage, features, (9, 7)))
+            drafter.admit(state, admitted(text, features, (start, start)))
             at = start
             for piece in pieces or [0]:
                 wide = max(piece, 1) + 2  # right of the count nothing has a meaning
@@ -127,7 +126,7 @@ def test_a_node_is_scored_by_its_own_path_alone(drafter):
     def draft(paths):
         """Scores after each of `paths` (lists of tokens, equally long), drafted together."""
         state = drafter.begin(target, 2, DEPTH, 30, 40)
-        drafter.admit(state, torch.arange(2), prompts, features, lengths)
+        drafter.admit(state, admitted(prompts, features, lengths.tolist()))
         drafter.extend(state, nothing, view=32, all_fed=False)
         roots = prompts.gather(1, lengths[:, None] - 1)
         scores = drafter.level(state, roots, torch.zeros(1, 1, dtype=torch.long))

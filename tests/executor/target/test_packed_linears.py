@@ -1,15 +1,27 @@
 """Packed weights: the same products, gradients and files as plain ones."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.medusa import MedusaHeads
-from executor.models.fingerprint import weights_hash
-from executor.target.packed_linears import multiplies_bf16, pack_linears, packable_bytes, unpack_linears
+from executor.models.fingerprint import repack_as_recorded, run_provenance, weights_hash
+from executor.target import packed_linears
+from executor.target.packed_linears import (
+    multiplies_bf16,
+    pack_linears,
+    pack_where_it_fits,
+    packable_bytes,
+    packed_choice,
+    quicker_choice,
+    repack,
+    unpack_linears,
+)
 from executor.target.target_model import Target
-from tests.helpers.models import HIDDEN, generated, random_heads, random_prompts, small_model
+from tests.helpers.models import HIDDEN, VOCABULARY, generated, random_heads, random_prompts, small_model
 from treeopt.tree_files.paper_trees import MEDUSA, published_trees
 
 
@@ -92,6 +104,74 @@ def test_unpacking_undoes_it():
     unpack_linears(model)
     assert not any("forward" in vars(module) for module in model.modules() if isinstance(module, nn.Linear))
     assert torch.equal(model(tokens).logits, plain)
+
+
+def timed(monkeypatch, ratios):
+    """Products whose packed time over the plain one is that of their shape, with one row and with several."""
+
+    def seconds(features, layers, copies):
+        calls.append((len(features), len(layers), copies is not None))
+        return 1.0 if copies is None else ratios[layers[0].out_features][len(features) > 1]
+
+    calls = []
+    monkeypatch.setattr(packed_linears, "_products_s", seconds)
+    return calls
+
+
+def test_layers_are_packed_where_that_is_quicker(monkeypatch):
+    """Each shape is timed once, plain and packed in turn, with one row and a few."""
+    model = nn.Sequential(*(nn.Linear(8, n, bias=False) for n in (6, 7, 6, 5))).requires_grad_(False)
+    calls = timed(monkeypatch, {6: (0.5, 0.6), 7: (0.99, 2.0), 5: (1.5, 0.9)})
+    assert quicker_choice(model, budget_s=0.0) == {(6, 8): 1, (5, 8): 2}
+    assert calls[:8] == [(rows, 2, packed) for _ in range(2) for rows in (1, 8) for packed in (False, True)]
+    assert len(calls) == 3 * 8
+    pack_where_it_fits(model)
+    assert packed_choice(model) == {(5, 8): 2, (6, 8): 1}
+    assert ["forward" in vars(layer) for layer in model] == [True, False, True, True]
+
+
+def test_few_rows_are_multiplied_plain(monkeypatch):
+    layer, used = nn.Linear(8, 5).requires_grad_(False), []
+    product = packed_linears._product
+    monkeypatch.setattr(packed_linears, "_product", lambda *given: used.append(len(given[0])) or product(*given))
+    pack_linears(layer, {(5, 8): 3})
+    for rows in (1, 2, 3, 9):
+        assert layer(torch.randn(rows, 8)).shape == (rows, 5)
+    assert used == [3, 9]
+
+
+def test_weights_are_timed_beyond_what_caches_hold(monkeypatch):
+    monkeypatch.setattr(packed_linears, "TIMED_BYTES", 3 * 8 * 6 * 4)
+    model = nn.Sequential(*(nn.Linear(8, 6) for _ in range(9)))
+    calls = timed(monkeypatch, {6: (1.0, 1.0)})
+    assert quicker_choice(model, budget_s=0.0) == {}
+    assert {layers for _, layers, _ in calls} == {3}
+
+
+def test_timing_is_bounded():
+    """Of real products: an answer for each shape, and the model stays as it was."""
+    model = small_model()
+    shapes = {(layer.out_features, layer.in_features) for layer in model.modules() if type(layer) is nn.Linear}
+    assert set(quicker_choice(model, budget_s=0.01)) <= shapes
+    assert packed_choice(model) == {}
+
+
+def test_a_choice_is_recorded_and_made_again():
+    """So the last bits are those of the recorded run."""
+    target, other = Target(small_model()), Target(small_model())
+    shape = (VOCABULARY, HIDDEN)
+    repack(target.model, {shape: 2})
+    recorded = json.loads(json.dumps(run_provenance(target, None)))
+    assert recorded["packed_linears"] == {"target": [[*shape, 2]]}
+    assert "packed_linears" not in run_provenance(other, None)
+    pack_linears(other.model)
+    repack_as_recorded(other, None, recorded)
+    assert packed_choice(other.model) == {shape: 2}
+    tokens = torch.tensor(random_prompts((9,)))
+    assert torch.equal(target.features(tokens).logits, other.features(tokens).logits)
+    for unusable in (None, {}, {"packed_linears": {"target": "all"}}, {"packed_linears": {"target": [3]}}):
+        repack_as_recorded(other, None, unusable)
+        assert packed_choice(other.model) == {}
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma"])

@@ -109,6 +109,16 @@ def test_other_attentions_write_the_same(name, attention):
     assert found == known.texts
 
 
+def test_without_block_masks_attention_is_packed():
+    """GPT-2's forward asks a mask for its dimensions."""
+    known = family("gpt2")
+    target = known.target(attention="flex")
+    assert target.attention == "packed"
+    assert target.attention_reason == "gpt2 models take no block masks, which FlexAttention needs"
+    found, _ = decode(target, known.prompts, Oracle(known.texts, 24, 0.8))
+    assert found == known.texts
+
+
 def test_grouped_heads_share_one_product(monkeypatch):
     """Packed attention hands keys on as they lie in the cache, and its mask is made once for all layers."""
     target, seen = family("llama").target(), []

@@ -33,7 +33,7 @@ from executor.train.target_training import Lora, LoraBackbone, WholeBackbone
 from executor.train.text_files import Rows
 from executor.train.trainer import DrafterTrainer, arguments
 from executor.train.training_run import Job, checkpoint, run, step_count
-from tests.helpers.drafters import random_drafter
+from tests.helpers.drafters import admitted, random_drafter
 from tests.helpers.model_families import family
 from tests.helpers.models import CONFIGS, HIDDEN, VOCABULARY, random_heads, small_model, small_target
 from treeopt.errors import ExecutorError, UsageError
@@ -65,8 +65,7 @@ def test_teacher_forced_equals_step_by_step():
     rows = torch.stack([forced.scores for forced in heads.teacher_forced(target, tokens, features, 4)])
     for t in range(9):
         state = heads.begin(target, 2, 4, 16, 16)
-        lengths = torch.tensor([t + 2, t + 2])
-        heads.admit(state, torch.arange(2), torch.zeros(2, t + 2, dtype=torch.long), features[:, : t + 1], lengths)
+        heads.admit(state, admitted(torch.zeros(2, t + 2, dtype=torch.long), features, (t + 2, t + 2)))
         for k in range(4):
             scores = heads.level(state, tokens[:, :1], torch.zeros(1, 1, dtype=torch.long))
             torch.testing.assert_close(scores[:, 0], rows[k, :, t], rtol=1e-5, atol=1e-5)

@@ -20,7 +20,6 @@ from treeopt.cli.options.what_to_draft import Trees, trees
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies.policy_json import identity as policy_identity
-from treeopt.storage.provenance import this_run
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:
@@ -84,8 +83,11 @@ def decode(
         target.compile()
     requests = load_prompts(models, target, prompts)
     from executor.decoding.decoder import Decoder
+    from executor.models.fingerprint import repack_as_recorded
     from executor.verification.acceptance_rules import rule_meta
 
+    if begun is not None:
+        repack_as_recorded(target, drafter, begun[0].get("provenance"))
     stop = [] if ignore_end else requests.stop
     rule = sampling.rule_for(target)
     decoder = Decoder(target, drafter, tree=shape, batch=batch, rule=rule, graphs=graphs)
@@ -166,7 +168,7 @@ class Run:
 
 def _meta(decoder: "Decoder", tokens: "Sequence[Sequence[int]]") -> dict[str, Any]:
     """Return identity of the models, tree, batch, prompts, device and provenance."""
-    from executor.models.fingerprint import device_name, identity, tokens_hash
+    from executor.models.fingerprint import device_name, identity, run_provenance, tokens_hash
 
     shape = decoder.tree
     return {
@@ -175,7 +177,7 @@ def _meta(decoder: "Decoder", tokens: "Sequence[Sequence[int]]") -> dict[str, An
         "batch": decoder.batch,
         "prompts_sha256": tokens_hash(tokens),
         "device": device_name(decoder.target.device),
-        "provenance": this_run(),
+        "provenance": run_provenance(decoder.target, decoder.drafter),
     }
 
 
