@@ -5,14 +5,15 @@ from pathlib import Path
 import click
 
 from treeopt.cli.options import general
+from treeopt.cli.options.help_sections import Command, examples
 
-EXAMPLES = general.examples(
+EXAMPLES = examples(
     "treeopt explore",
     "treeopt explore --trace data/traces/medusa-t0.npz --profile data/profiles/medusa-cpu.json --no-browser",
 )
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, epilog=EXAMPLES)
 @click.option(
     "--trace",
     "traces",
