@@ -117,20 +117,29 @@ def _next(plan: Plan, file: str | None, engine: str | None) -> list[Line]:
     """Return what to do with a plan that speculates: export it to its engine, or check it where no engine is known."""
     if all(entry.choice.plain for entry in plan.entries):
         return []
-    path, keep = shlex.quote(file or "plan.json"), "" if file else "keep the plan with --output plan.json, and "
+    keep = "" if file else "keep the plan with --output plan.json, and "
     if engine in ENGINES:
-        export = f"treeopt export {path} --format {engine}{_method(plan, engine)}"
+        export = export_command(file, engine, kind=look(plan.meta, "trace", "drafter", "kind"))
         return [Line("next", f"Next: {keep}write the configuration of {engine}:", export)]
+    path = shlex.quote(file or "plan.json")
     command = f"treeopt validate --plan {path} --target TARGET --drafter DRAFTER --prompts PROMPTS"
     return [Line("next", f"Next: {keep}check it on your machine:", command)]
 
 
-def _method(plan: Plan, engine: str | None) -> str:
-    """Return the option that names how an engine drafts, for engines that must be given it."""
-    methods, kind = METHODS.get(engine or "", ()), look(plan.meta, "trace", "drafter", "kind")
-    if not methods or engine == "sglang":
-        return ""
-    return f" --method {kind if kind in methods else 'METHOD'}"
+def export_command(file: str | None, engine: str | None = None, *, kind: Any = None) -> str:
+    """Return the command that writes a plan for an engine; words in capitals are for the user to replace.
+
+    Args:
+        file: the file of the plan.
+        engine: a key of `treeopt.engines.ENGINES`; None where it is not known.
+        kind: the kind of drafter, which may be the engine's name for how it drafts.
+
+    >>> export_command("my plan.json", "vllm", kind="eagle")
+    "treeopt export 'my plan.json' --format vllm --method eagle"
+    """
+    methods = METHODS.get(engine or "", ())
+    method = f" --method {kind if kind in methods else 'METHOD'}" if methods and engine != "sglang" else ""
+    return f"treeopt export {shlex.quote(file or 'plan.json')} --format {engine or 'ENGINE'}{method}"
 
 
 def _table(entry: PlanEntry) -> Table:

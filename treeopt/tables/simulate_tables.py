@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
+from treeopt.tables.plan_tables import export_command
 from treeopt.tables.print_blocks import print_blocks
 
 FIGURE = Column("figure", align="left", key=True)
@@ -62,8 +63,7 @@ def simulation_blocks(record: Mapping[str, Any], *, trace: str | None = None, pl
 def _next(record: Mapping[str, Any], trace: str | None, plan: str | None) -> list[Line]:
     """Return the export of the plan, or the search for the best tree where none was simulated."""
     if plan is not None:
-        export = f"treeopt export {shlex.quote(plan)} --format ENGINE"
-        return [Line("next", "Next: hand the plan to an engine:", export)]
+        return [Line("next", "Next: hand the plan to an engine:", export_command(plan))]
     if trace is None:
         return []
     batch = record["batch"] if "batch" in record else record["rows"]
@@ -78,9 +78,7 @@ def run_blocks(record: Mapping[str, Any]) -> Blocks:
     lines = [Line("answer", f"{answer}.")]
     if record["speedup"] is not None:
         overall, mean = (ranged(record["speedup"][key]).text for key in ("throughput", "per_request"))
-        lines = [
-            Line("answer", f"{answer}, {overall} times plain decoding{_unsure(record['speedup']['throughput'])}.")
-        ]
+        lines = [Line("answer", f"{answer}, {overall} times plain decoding{_unsure(record['speedup']['throughput'])}.")]
         lines.append(Line("answer", f"A request is {mean} times as fast on average."))
     rows = [
         Row((word(label), *(_cell(run[key], digits) for run in record["ways"])))

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from treeopt.storage.provenance import look, rule_in
 from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
+from treeopt.tables.plan_tables import export_command
 from treeopt.tables.print_blocks import print_blocks
 from treeopt.tables.terminal_text import describe_measurement
 
@@ -118,9 +119,7 @@ def _coverage(record: Mapping[str, Any]) -> str:
 def _next(record: Mapping[str, Any], plan: str | None) -> Line:
     """Return what follows: the export of a plan that holds, or another profile."""
     if all(best["within"] for best in record["best"]):
-        return Line(
-            "next", "Next: hand the plan to an engine:", f"treeopt export {plan or 'plan.json'} --format ENGINE"
-        )
+        return Line("next", "Next: hand the plan to an engine:", export_command(plan))
     return Line("next", "Next: measure step times again (treeopt profile), and search with them.")
 
 
