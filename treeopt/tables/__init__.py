@@ -1,7 +1,7 @@
 """Results as tables and sentences, and how a terminal shows them.
 
 * `blocks`: tables, lines and cells with their full text: what every medium shows.
-* `print_blocks`: blocks printed on a terminal.
+* `terminal_blocks`: blocks printed on a terminal.
 * `table_layout`: tables as lines that fit a width; no cell is cut.
 * `terminal_text`: text that all tables share: the terminal, lines that fit it, intervals, descriptions of provenance.
 * `plan_answers`: the choices of a plan in sentences, and what to run next.

@@ -10,7 +10,7 @@ from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.storage.provenance import look
 from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
 from treeopt.tables.plan_answers import answer, faster_lines, near_rule, next_lines, preferred
-from treeopt.tables.print_blocks import print_blocks
+from treeopt.tables.terminal_blocks import print_blocks
 from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule, percent, shown
 
 PATHS_SHOWN = 12
