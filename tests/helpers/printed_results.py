@@ -19,8 +19,8 @@ from treeopt.tables.blocks import Blocks
 from treeopt.tables.compare_tables import comparison_blocks
 from treeopt.tables.doctor_tables import health_blocks
 from treeopt.tables.plan_tables import plan_blocks
-from treeopt.tables.print_blocks import print_blocks
 from treeopt.tables.simulate_tables import simulation_blocks
+from treeopt.tables.terminal_blocks import print_blocks
 from treeopt.tables.trace_tables import trace_blocks
 from treeopt.tables.train_tables import training_blocks
 from treeopt.tables.validate_tables import validation_blocks
@@ -99,8 +99,8 @@ RESULTS: dict[str, Callable[[], Blocks]] = {
     "validate": lambda: validation_blocks(record("validate")),
     "whatif": lambda: scenario_blocks(record("whatif")),
     "compare": lambda: comparison_blocks(record("compare"), files={"second": "second.npz"}),
-    "run": lambda: simulation_blocks(record("run")),
-    "server": lambda: simulation_blocks(record("server")),
+    "run": lambda: simulation_blocks(record("run"), trace="first.npz"),
+    "server": lambda: simulation_blocks(record("server"), plan="plan.json"),
     "capacity": lambda: simulation_blocks(record("capacity")),
     "info": lambda: trace_blocks(load_trace(folder() / "first.npz"), file="first.npz", beware=("texts repeat",)),
     "doctor": lambda: health_blocks(HEALTH),
