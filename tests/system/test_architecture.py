@@ -40,6 +40,7 @@ ROOF = (
     "treeopt",
     "treeopt.__main__",
     "treeopt.api",
+    "treeopt.api.page",
     "treeopt.cli",
     "treeopt.cli.options",
     "treeopt.cli.commands",

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.report_files import TRACES, Parsed, written_results
 from tests.helpers.strategies import drawn_trace
-from treeopt.api.report_page import report_page
+from treeopt.api.page.read_results import report_page
 from treeopt.report.html_page import as_html
 from treeopt.report.page_parts import QUESTIONS, Page
 from treeopt.report.page_sections import RECORDS
