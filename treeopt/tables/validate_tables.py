@@ -7,6 +7,7 @@ from rich.console import Console
 
 from treeopt.storage.provenance import look, rule_in
 from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
+from treeopt.tables.plan_tables import export_command
 from treeopt.tables.print_blocks import print_blocks
 from treeopt.tables.terminal_text import describe_measurement
 
@@ -84,15 +85,21 @@ def _cells(cell: Mapping[str, Any], *, whole: bool) -> tuple[Cell, ...]:
 
 
 def _best(record: Mapping[str, Any]) -> list[str]:
-    """Return for each batch size whether the tree that was predicted to be the fastest was."""
+    """Return for each batch size whether the tree that was predicted to be the fastest was, and its speedups."""
+    speedups = {(cell["batch"], cell["name"]): [cell[side]["speedup"] for side in SIDES] for cell in record["cells"]}
     lines = []
     for best in record["best"]:
         line = f"Batch {best['batch']}: {best['predicted']} was predicted to be the fastest"
         if best["predicted"] == best["measured"]:
-            lines.append(f"{line}, and was.")
-            continue
-        verdict = "within" if best["within"] else "NOT within"
-        lines.append(f"{line}, {best['measured']} was; {best['behind']:.1%} apart, {verdict} {best['near']:.0%}.")
+            line += ", and was"
+        else:
+            verdict = "within" if best["within"] else "NOT within"
+            line += f", {best['measured']} was; {best['behind']:.1%} apart, {verdict} {best['near']:.0%}"
+        found = speedups.get((best["batch"], best["predicted"]))
+        if found is not None:
+            predicted, measured = (ranged(speedup).text for speedup in found)
+            line += f"; {predicted} times plain decoding predicted, {measured} measured"
+        lines.append(f"{line}.")
     return lines
 
 
@@ -112,9 +119,7 @@ def _coverage(record: Mapping[str, Any]) -> str:
 def _next(record: Mapping[str, Any], plan: str | None) -> Line:
     """Return what follows: the export of a plan that holds, or another profile."""
     if all(best["within"] for best in record["best"]):
-        return Line(
-            "next", "Next: hand the plan to an engine:", f"treeopt export {plan or 'plan.json'} --format ENGINE"
-        )
+        return Line("next", "Next: hand the plan to an engine:", export_command(plan))
     return Line("next", "Next: measure step times again (treeopt profile), and search with them.")
 
 

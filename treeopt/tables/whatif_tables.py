@@ -5,11 +5,15 @@ from typing import Any
 
 from rich.console import Console
 
+from treeopt.engines import ENGINES
 from treeopt.planning.evaluator import PLAIN
-from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
+from treeopt.storage.provenance import look
+from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
+from treeopt.tables.plan_tables import export_command
 from treeopt.tables.print_blocks import print_blocks
 
 Cells = Sequence[Mapping[str, Any]]
+DETAIL = ("Memory: ", "Among trees", "Break-even", "A million tokens")  # conditions that few need
 COLUMNS = (
     Column("batch", key=True),
     Column("best", align="left", key=True),
@@ -39,16 +43,18 @@ def scenario_blocks(record: Mapping[str, Any], *, plans: Sequence[str] = ()) -> 
     """
     blocks: list[Block] = [Line("answer", _pays(limit, record)) for limit in record["limits"]]
     blocks += [Line("answer", _cheapest(best)) for best in record.get("cheapest", ())]  # missing in older records
-    blocks.append(_next(plans))
+    blocks.append(_next(record, plans))
     blocks += _tables(record)
     blocks += [Line("warning", f"{warning}.") for warning in record["warnings"]]
-    return (*blocks, *conditions(record["conditions"][:1], record["conditions"][1:]))
+    return (*blocks, *(Line("condition", text, detail=text.startswith(DETAIL)) for text in record["conditions"]))
 
 
-def _next(plans: Sequence[str]) -> Line:
+def _next(record: Mapping[str, Any], plans: Sequence[str]) -> Line:
     if not plans:
         return Line("next", "Next: write the plans with --plans FOLDER, and hand one to an engine with treeopt export.")
-    return Line("next", "Next: hand a plan to an engine:", f"treeopt export {plans[0]} --format ENGINE")
+    engine, kind = (look(record, "meta", "settings", key) for key in ("engine", "kind"))
+    export = export_command(plans[0], engine if engine in ENGINES else None, kind=kind)
+    return Line("next", "Next: hand a plan to an engine:", export)
 
 
 def _tables(record: Mapping[str, Any]) -> list[Table]:
