@@ -41,6 +41,7 @@ ROOF = (
     "treeopt",
     "treeopt.__main__",
     "treeopt.api",
+    "treeopt.api.page",
     "treeopt.notebook",
     "treeopt.explore",
     "treeopt.cli",

@@ -1,4 +1,4 @@
-"""Colours and shapes of charts: told apart by colour-blind readers, in light and dark, and in print by shape."""
+"""Colours and shapes of charts, which colour-blind readers can tell apart in both themes, and by shape in print."""
 
 from dataclasses import dataclass
 

@@ -102,11 +102,11 @@ def _asked(page: Page) -> list[str]:
 
 
 def _answers(page: Page, key: str) -> list[str]:
-    """Return the answers to a question, those of several files with their titles."""
+    """Return the answers to a question, those of several files with the files' names."""
     findings = [finding for finding in page.findings if finding.question == key]
     several = len(findings) > 1
     return [
-        f"{finding.title}: {text}" if several else text
+        f"{finding.source.split(',')[0]}: {text}" if several else text
         for finding in findings
         for text in (finding.answers or tuple(_texts(finding.blocks, "answer")))[
             : SHARED if several or key == "predictions" else ANSWERS

@@ -61,7 +61,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What follows from a setting: tokens per step, seconds per step, speedup, tokens per second, price."""
+    """The result of a setting: tokens per step, seconds per step, speedup, tokens per second, price."""
 
     tau: Estimate
     step_s: float

@@ -8,7 +8,7 @@ import pytest
 
 from simulate.profiles.profile import load_profile
 from tests.helpers.pictures import FOLDER, pictures
-from treeopt.api.chart_inputs import profile_chart
+from treeopt.api.page.chart_inputs import profile_chart
 from treeopt.charts.acceptance_charts import acceptance_by_depth, acceptance_by_domain
 from treeopt.charts.agreement_charts import agreement
 from treeopt.charts.chart import Axis, Chart, Layer, columns, decimal, decimal_ticks

@@ -1,4 +1,4 @@
-"""What charts of profiles and devices need from `simulate`, which they do not import."""
+"""Charts of profiles and devices, from values of `simulate`, which the charts' room does not import."""
 
 from collections.abc import Mapping
 from dataclasses import replace
