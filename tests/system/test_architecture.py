@@ -42,6 +42,7 @@ ROOF = (
     "treeopt.__main__",
     "treeopt.api",
     "treeopt.notebook",
+    "treeopt.api.page",
     "treeopt.cli",
     "treeopt.cli.options",
     "treeopt.cli.commands",

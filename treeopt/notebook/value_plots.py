@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from simulate.profiles.profile import Profile
-from treeopt.api.chart_inputs import device_chart, profile_chart
+from treeopt.api.page.chart_inputs import device_chart, profile_chart
 from treeopt.charts.acceptance_charts import acceptance_by_depth, acceptance_by_domain
 from treeopt.charts.agreement_charts import agreement
 from treeopt.charts.chart import Chart

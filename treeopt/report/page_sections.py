@@ -234,6 +234,6 @@ def checked(make: Callable[[], Finding], schema: str) -> Finding:
     """Return a finding, or raise `UsageError` in place of Python's errors for a record that lacks a field."""
     try:
         return make()
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError) as error:
         reason = f"`{error.args[0]}` is missing" if isinstance(error, KeyError) else str(error)
         raise UsageError(f"no whole {schema}: {reason}") from error

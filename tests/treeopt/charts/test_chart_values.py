@@ -8,7 +8,7 @@ import pytest
 
 from simulate.profiles.profile import load_profile
 from tests.helpers.pictures import FOLDER, pictures
-from treeopt.api.chart_inputs import profile_chart
+from treeopt.api.page.chart_inputs import profile_chart
 from treeopt.charts.acceptance_charts import acceptance_by_depth, acceptance_by_domain
 from treeopt.charts.agreement_charts import agreement
 from treeopt.charts.chart import Axis, Chart, Layer, columns, decimal, decimal_ticks
@@ -144,6 +144,11 @@ def test_no_operation_on_the_edge_is_beaten():
 def test_columns_must_have_one_length():
     with pytest.raises(ValueError, match="column low must have 2 values, got 1"):
         Layer("intervals", (1.0, 2.0), (1.0, 2.0), low=(1.0,))
+
+
+def test_numbers_must_be_finite():
+    with pytest.raises(ValueError, match="column y must hold finite numbers"):
+        Layer("points", (1.0,), (float("nan"),))
 
 
 def test_ends_that_are_infinite_are_not_drawn():

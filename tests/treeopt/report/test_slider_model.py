@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simulate.profiles.profile import load_profile
-from treeopt.api.slider_inputs import slider_data
+from treeopt.api.page.slider_inputs import slider_data
 from treeopt.cost_model import StepShape
 from treeopt.replay.priced_walk import step_seconds
 from treeopt.replay.static_tree import replay_tree
