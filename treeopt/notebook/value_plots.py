@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from simulate.profiles.profile import Profile
-from treeopt.api.chart_inputs import device_chart, profile_chart
+from treeopt.api.page.chart_inputs import device_chart, profile_chart
 from treeopt.charts.acceptance_charts import acceptance_by_depth, acceptance_by_domain
 from treeopt.charts.agreement_charts import agreement
 from treeopt.charts.chart import Chart
@@ -20,7 +20,7 @@ from treeopt.errors import UsageError
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.tables.compare_tables import comparison_record
-from treeopt.traces.trace import Trace
+from treeopt.traces.trace import CHAINS, Trace
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:
@@ -86,11 +86,13 @@ def _charts(value: Any) -> Charts:
 
 
 def _trace_charts(trace: Trace) -> Charts:
-    charts: dict[str, Callable[[], Chart | None]] = {
-        "tau": lambda: tau_by_nodes(with_drawn_ranks(trace, 0)),
-        "acceptance": lambda: acceptance_by_depth(trace),
-    }
-    if trace.domain is not None:
+    """Return the charts of a trace; those that replay trees need a rule that accepts one sibling of any tree."""
+    charts: dict[str, Callable[[], Chart | None]] = {}
+    replayed = trace.tree_kept is None and trace.meta.get("verification") not in CHAINS
+    if replayed:
+        charts["tau"] = lambda: tau_by_nodes(with_drawn_ranks(trace, 0))
+    charts["acceptance"] = lambda: acceptance_by_depth(trace)
+    if replayed and trace.domain is not None:
         chain = Tree.chain(trace.depth)
         charts["domains"] = lambda: acceptance_by_domain(
             with_drawn_ranks(trace, 0), chain, name=f"chain of {trace.depth}"

@@ -69,6 +69,13 @@ def test_a_trace_has_charts_by_depth_and_domain(values):
     assert values["trace"].plot(chart="domains").has_data()
 
 
+def test_a_trace_whose_rule_accepts_several_siblings_shows_acceptance():
+    trace = treeopt.load_trace("data/traces/medusa-typical.npz")
+    assert trace.plot().get_title(loc="left") == chart_of(trace, "acceptance").title
+    with pytest.raises(UsageError, match=r"no chart 'tau': choose one of acceptance$"):
+        trace.plot(chart="tau")
+
+
 def test_unknown_charts_are_refused_with_those_that_there_are(values):
     with pytest.raises(UsageError, match="a plan has no chart 'pie': choose one of speedup, latency"):
         values["plan"].plot(chart="pie")
