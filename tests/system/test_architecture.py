@@ -40,6 +40,7 @@ ROOF = (
     "treeopt",
     "treeopt.__main__",
     "treeopt.api",
+    "treeopt.api.page",
     "treeopt.explore",
     "treeopt.cli",
     "treeopt.cli.options",

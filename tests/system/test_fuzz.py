@@ -51,12 +51,13 @@ from tests.helpers.fuzzing import (
 )
 from tests.helpers.models import small_target
 from tests.system.test_data import byte_tokenizer
-from treeopt.cli.commands.report import _section
+from treeopt.api.page.read_results import report_page
 from treeopt.cli.options.what_to_draft import Static
 from treeopt.cost_model import StepShape
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.plans.plan_json import load_plan, to_json
 from treeopt.replay.static_tree import replay_tree
+from treeopt.report.html_page import as_html
 from treeopt.storage.json_lines import read_lines
 from treeopt.storage.json_records import RecordError
 from treeopt.tables.trace_tables import describe
@@ -126,7 +127,10 @@ def _use_profile(path: Path) -> None:
 
 
 def _use_validation(path: Path) -> None:
-    _section(path)
+    page = report_page([path])
+    if page.problems:
+        raise UsageError(f"{path}: {page.problems[0].reason}")
+    as_html(page, plots=False)
 
 
 def _use_configuration(path: Path) -> None:

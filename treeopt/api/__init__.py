@@ -9,8 +9,7 @@
 * `engine_models`: an inference engine in words, and the prompts that it decodes.
 * `engine_runs`: an inference engine in place of the loop: profile, trace, predicted beside measured.
 * `draw_charts`: `draw_speedups` and `draw_tau`, into matplotlib's axes.
-* `report_page`: results that commands wrote, read and put on one page.
-* `chart_inputs`, `slider_inputs`: what charts and sliders of the page need from `simulate`.
+* `page`: results that commands wrote, read and put on one page.
 * `result_record`: `Record`, the JSON values of a result with its table as a DataFrame.
 * `messages`: warnings and notes through `logging`, progress through a callback.
 * `run_models`, `run_prompts`, `token_sampling`: models, prompts and verification of a real run.

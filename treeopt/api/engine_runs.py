@@ -51,15 +51,17 @@ def profile_engine(
 
     tokens = engine_prompts(target, prompts)
     names = choice.settings(target, drafter, concurrency=max(settings.batches))
-    meta = {**_names(target, choice.engine_drafter or drafter), "device": _machine()}
+    meta = {**_names(target, choice.engine_target or target, choice.engine_drafter or drafter), "device": _machine()}
     with make_engine(names) as engine, progress("measuring", settings.runs) as advance:
         return measure_engine(engine, tokens, settings, meta=meta, progress=advance)
 
 
-def _names(target: Path, drafter: Path | str | None) -> dict[str, Any]:
-    """Return the names of the models, which an engine loads itself."""
-    record: dict[str, Any] = {"target": {"name": target.name}}
-    return record | ({} if drafter is None else {"engine_drafter": {"name": Path(drafter).name}})
+def _names(target: Path, loaded: Path | str, drafter: Path | str | None) -> dict[str, Any]:
+    """Return names and hashes of the models, which an engine loads itself."""
+    from executor.engines.model_files import model_record
+
+    record: dict[str, Any] = {"target": {"name": target.name}, "engine_target": model_record(loaded)}
+    return record | ({} if drafter is None else {"engine_drafter": model_record(drafter)})
 
 
 def _machine() -> str:
@@ -120,7 +122,7 @@ def validate_engine(
         comparisons = compare_in_engine(engine, plan, run, forms=made.predictions.forms, progress=advance)
         meta = validation_meta(engine, run)
     meta |= {
-        **_names(target, choice.engine_drafter or drafter),
+        **_names(target, choice.engine_target or target, choice.engine_drafter or drafter),
         "device": _machine(),
         "predictions": {"sha256": made.predictions.sha256, **made.predictions.meta},
         "verification": "greedy",
@@ -170,7 +172,7 @@ def collect_engine_steps(
     with make_engine(names) as engine:
         records = _recorded(engine, tokens, settings, progress)
         meta = {
-            **_names(target, choice.engine_drafter),
+            **_names(target, choice.engine_target or target, choice.engine_drafter),
             "engine": {**engine.meta, "drafted": settings.depth},
             "device": _machine(),
             "new_tokens": settings.new_tokens,

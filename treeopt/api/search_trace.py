@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from treeopt.api.file_loading import as_profile, as_trace
-from treeopt.api.messages import note, warn
+from treeopt.api.messages import Progress, note, silent, warn
 from treeopt.comparison.mismatch_warnings import model_warnings
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostModel
@@ -49,6 +49,7 @@ def search(
     context: int | None = None,
     solver_work: float = WORK,
     seed: int = 0,
+    progress: Progress = silent,
 ) -> Plan:
     """Choose the fastest tree, or none, for each batch size: chosen on some requests, predicted on the others.
 
@@ -75,6 +76,7 @@ def search(
         context: tokens in the cache per sequence; default as profiled, the shortest of several contexts.
         solver_work: work of an integer programme per batch size, in CP-SAT's deterministic time; 0 for none.
         seed: of the split of requests.
+        progress: shows how much of the search is done.
 
     Raises:
         UsageError: settings that contradict each other.
@@ -103,27 +105,30 @@ def search(
     note(f"not judged: {name}: {reason}" for name, reason in reasons.items())
     if context is None:
         note(_shortest_context(cost))
-    plan = search_pipeline.search(
-        trace,
-        cost,
-        batch=batch,
-        max_nodes=max_nodes,
-        max_depth=max_depth,
-        method=method,
-        objective=_objective(objective),
-        max_tpot_s=max_tpot_s,
-        shapes=shapes,
-        near=near,
-        shrink=shrink,
-        rules=(*own_rules, *engine_constraints(engine, trace), *rules),
-        policies=KINDS if "all" in policies else tuple(dict.fromkeys(policies)),
-        padding=padding or "widest",
-        compare=judged,
-        held_out=held_out,
-        context=context,
-        solver_work=solver_work,
-        seed=seed,
-    )
+    sizes = 1 if isinstance(batch, int) else len(batch)
+    with progress("searching", 2 * sizes) as advance:
+        plan = search_pipeline.search(
+            trace,
+            cost,
+            batch=batch,
+            max_nodes=max_nodes,
+            max_depth=max_depth,
+            method=method,
+            objective=_objective(objective),
+            max_tpot_s=max_tpot_s,
+            shapes=shapes,
+            near=near,
+            shrink=shrink,
+            rules=(*own_rules, *engine_constraints(engine, trace), *rules),
+            policies=KINDS if "all" in policies else tuple(dict.fromkeys(policies)),
+            padding=padding or "widest",
+            compare=judged,
+            held_out=held_out,
+            context=context,
+            solver_work=solver_work,
+            seed=seed,
+            advance=advance,
+        )
     if target_interval is None:
         return plan
     return replace(plan, meta={**plan.meta, "missing": more_requests(plan, target_interval)})

@@ -12,6 +12,7 @@ from treeopt.traces.trace import PAST_END, Trace
 from treeopt.tree import Tree
 
 TOPS = (1, 2, 4, 8)
+WIDEST = 1.5  # interval that is drawn, in units of tau over all requests
 DOMAINS = 40  # domains shown, those with most requests
 
 
@@ -71,7 +72,8 @@ def acceptance_by_domain(trace: Trace, tree: Tree, *, name: str) -> Chart:
     values.sort(key=lambda row: -row[1].value)
     whole = counts.tau
     left_out = len(trace.domain_names) - len(values)
-    points = across("tau of a domain", [(i, _finite(tau, whole)) for i, (_, tau, _) in enumerate(values)])
+    drawn = [_finite(tau, whole) for _, tau, _ in values]
+    points = across("tau of a domain", enumerate(drawn))
     return Chart(
         "Acceptance by domain",
         Axis("tau, tokens per step"),
@@ -79,6 +81,7 @@ def acceptance_by_domain(trace: Trace, tree: Tree, *, name: str) -> Chart:
         (Layer("rule", x=(whole,)), points),
         (
             f"{name}, replayed. Bars: 95 % intervals, clustered by request. Dashed: all requests, {whole:.2f}.",
+            *(("Domains of too few requests have no bar.",) if any(tau.low == tau.high for tau in drawn) else ()),
             *((f"{left_out} domains with fewer requests are left out.",) if left_out else ()),
         ),
         f"tau lies between {values[-1][1].value:.2f} ({values[-1][0]}) and {values[0][1].value:.2f} ({values[0][0]}).",
@@ -88,5 +91,5 @@ def acceptance_by_domain(trace: Trace, tree: Tree, *, name: str) -> Chart:
 
 def _finite(tau: Estimate, whole: float) -> Estimate:
     """Return the estimate without an interval if that is infinite or wider than all of the chart."""
-    wide = not np.isfinite([tau.low, tau.high]).all() or tau.high - tau.low > 4 * whole
+    wide = not np.isfinite([tau.low, tau.high]).all() or tau.high - tau.low > WIDEST * whole
     return Estimate(tau.value, tau.value, tau.value) if wide else tau

@@ -16,7 +16,8 @@ Scale = Literal["linear", "log"]
 # lines across the whole chart, at `x` or at `y`; lines from (x, y) to (x2, y2); texts.
 Mark = Literal["points", "line", "steps", "intervals", "band", "rule", "edges", "labels"]
 
-COLUMNS = ("x", "y", "low", "high", "left", "right", "x2", "y2", "text", "size")
+NUMBERS = ("x", "y", "low", "high", "left", "right", "x2", "y2", "size")
+COLUMNS = (*NUMBERS, "text")
 DECADE = (1.0, 2.0, 5.0)
 
 
@@ -84,14 +85,17 @@ class Layer:
     muted: bool = False
 
     def __post_init__(self) -> None:
-        """Check that columns have the same length.
+        """Check that columns have the same length and finite numbers.
 
         Raises:
-            ValueError: names the column that differs.
+            ValueError: names the column that differs, or that holds another number.
         """
         for name, column in (*((name, getattr(self, name)) for name in COLUMNS), *self.details):
             if column and len(column) != len(self):
                 raise ValueError(f"column {name} must have {len(self)} values, got {len(column)}")
+        for name in NUMBERS:
+            if not all(map(math.isfinite, getattr(self, name))):
+                raise ValueError(f"column {name} must hold finite numbers")
 
     def __len__(self) -> int:
         """Return the number of marks."""

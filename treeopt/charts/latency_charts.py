@@ -65,7 +65,7 @@ def scenario_latency(record: Mapping[str, Any]) -> Chart:
 def _chart(found: Mapping[str, Sequence[Operation]], best: Sequence[Operation], muted: Sequence[str] = ()) -> Chart:
     edge = pareto([operation for series in found.values() for operation in series])
     layers = [Layer("line", *_columns(edge), FRONTIER, dashed=True, muted=True)]
-    layers += [_points(name, series, muted=name in muted) for name, series in reversed(found.items()) if series]
+    layers += [_points(name, series, muted=name in muted) for name, series in reversed(list(found.items())) if series]
     layers.append(_points(RECOMMENDED, best))
     names = ", ".join(f"batch {o.batch} ({o.name}): {o.tokens_s:.0f} tokens/s at {o.tpot_ms:.2f} ms" for o in best)
     return Chart(

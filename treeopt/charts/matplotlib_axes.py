@@ -57,7 +57,7 @@ def as_svg(chart: Chart, *, palette: Palette = LIGHT, legend: bool = True, title
         ax.set_facecolor(palette.back)
         draw(chart, ax, palette=palette, legend=legend)
         if title:
-            ax.set_title(chart.title, loc="left", color=palette.text, fontsize=11)
+            ax.set_title(chart.title.replace("$", r"\$"), loc="left", color=palette.text, fontsize=11)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     return _compact(file.getvalue())
@@ -81,9 +81,7 @@ def _compact(text: str) -> str:
 def _draw_layer(ax: "Axes", chart: Chart, layer: Layer, palette: Palette) -> None:
     place = chart.series.index(layer.series) if layer.series else 0
     colour = palette.muted if layer.muted or not layer.series else palette.colour(place)
-    known = ax.get_legend_handles_labels()[1]
-    name = _named(layer.series) if layer.series else ""
-    label = name if name and name not in known else "_"
+    label = _named(layer.series) if layer is _labelled(chart, layer.series) else "_"
     style = DASHES if layer.dashed else "-"
     if layer.mark in ("line", "steps"):
         how = "steps-post" if layer.mark == "steps" else "default"
@@ -103,6 +101,12 @@ def _draw_layer(ax: "Axes", chart: Chart, layer: Layer, palette: Palette) -> Non
             ax.annotate(_named(text), (x, y), (5, 5), textcoords="offset points", fontsize=8, color=palette.text)
     else:
         _draw_points(ax, layer, colour, place, palette, label)
+
+
+def _labelled(chart: Chart, series: str) -> Layer | None:
+    """Return the layer of a series that the legend shows: its first points, or else its first layer."""
+    own = [layer for layer in chart.layers if series and layer.series == series]
+    return next((layer for layer in own if layer.mark in ("points", "intervals")), own[0] if own else None)
 
 
 def _draw_points(ax: "Axes", layer: Layer, colour: str, place: int, palette: Palette, label: str) -> None:
@@ -157,7 +161,7 @@ def _set_axis(ax: "Axes", name: str, axis: Axis) -> None:
     if axis.reverse:
         side.set_inverted(True)
     if axis.shown:
-        side.set_label_text(axis.title)
+        side.set_label_text(axis.title.replace("$", r"\$"))
     else:
         side.set_ticks([])
 

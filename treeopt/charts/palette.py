@@ -27,7 +27,7 @@ class Palette:
 # After Okabe and Ito 2008, darkened or lightened to a contrast of at least 3 with the page.
 LIGHT = Palette(
     ("#0b62b5", "#b8470a", "#0b7a5b", "#94407c", "#7a6000", "#4d5bc4", "#8c2f2f"),
-    text="#1d2530", muted="#68727f", grid="#e3e6ea", back="#ffffff",
+    text="#1d2530", muted="#5a6470", grid="#e3e6ea", back="#ffffff",
 )  # fmt: skip
 DARK = Palette(
     ("#6db3ff", "#ff9d66", "#4fd0a5", "#e59ad0", "#dcc15a", "#a5afff", "#ff9a9a"),

@@ -59,9 +59,15 @@ def tau_by_nodes(
             "Bars: 95 % intervals, clustered by request. Trees: the most frequent rank paths of the same requests.",
             "Averaging counts positions that a decoder rarely visits: it over-predicts tau.",
         ),
-        f"tau of the best trees rises from {best[0].value:.2f} with {reached[0]} node to {best[-1].value:.2f} with "
-        f"{reached[-1]} nodes.",
+        _in_words(reached, best),
     )
+
+
+def _in_words(nodes: Sequence[int], best: Sequence[Estimate]) -> str:
+    if not nodes:
+        return "No drafted token is ever accepted: tau is 1 for every tree."
+    ends = [f"{tau.value:.2f} with {count} nodes" for count, tau in ((nodes[0], best[0]), (nodes[-1], best[-1]))]
+    return f"tau of the best trees: {' to '.join(dict.fromkeys(ends))}."
 
 
 def tau_of(tree: Tree, trace: Trace) -> Estimate:

@@ -17,7 +17,7 @@ import click
 from click_didyoumean import DYMGroup
 
 from treeopt.cli.commands import COMMANDS
-from treeopt.cli.options.general import is_main_process
+from treeopt.cli.options.general import is_main_process, say
 from treeopt.errors import TreeoptError
 
 # Packages that only some commands need -> the extra that installs them.
@@ -76,9 +76,10 @@ class Stderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a warning with its prefix, a note as it is."""
-        if is_main_process():
-            prefix = "Warning: " if record.levelno >= logging.WARNING else ""
-            click.echo(prefix + record.getMessage(), err=True)
+        if record.levelno < logging.WARNING:
+            say(record.getMessage())
+        elif is_main_process():
+            click.echo(f"Warning: {record.getMessage()}", err=True)
 
 
 @contextmanager

@@ -37,6 +37,22 @@ def choose(judge: Judge, settings: SearchSettings, proposals: Proposals) -> Chos
     return chosen
 
 
+def faster_trees(
+    judge: Judge, settings: SearchSettings, proposals: Proposals, chosen: Chosen
+) -> dict[str, dict[str, float]]:
+    """Return by batch size the fastest tree on the fitted requests, where a smaller one or none was preferred to it.
+
+    Empty with a limit on the number of shapes, which is then a reason of its own.
+    """
+    passed: dict[str, dict[str, float]] = {}
+    for size, tree in chosen.items() if settings.shapes is None else ():
+        best = max(proposals.trees(size), key=lambda tree: judge.rate(tree, size), default=None)
+        gain = 0.0 if best is None else judge.rate(best, size) / judge.rate(tree, size) - 1
+        if best is not None and gain > 0:
+            passed[str(size)] = {"nodes": best.nodes, "depth": best.depth, "gain": gain}
+    return passed
+
+
 def prices(judge: Judge, settings: SearchSettings) -> dict[int, tuple[Price, ...]]:
     """Return by batch size what each binding rule costs by itself, and the objective against plain throughput.
 

@@ -1,6 +1,6 @@
 """The search from a trace and a cost model to a plan: propose trees, replay, choose, report on requests held out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +11,7 @@ from treeopt.cost_model import CostModel, Measured
 from treeopt.defaults import HELD_OUT, NEAR, NODES
 from treeopt.errors import InfeasibleError, UsageError
 from treeopt.planning.baselines import Rivals
-from treeopt.planning.choose_trees import changes, choose, prices
+from treeopt.planning.choose_trees import changes, choose, faster_trees, prices
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import check_domains, hold_out
 from treeopt.planning.proof import proof_of
@@ -64,6 +64,7 @@ def search(
     held_out: float = HELD_OUT,
     context: int | None = None,
     seed: int = 0,
+    advance: Callable[[int], None] = lambda pieces: None,
 ) -> Plan:
     """Return the fastest topology for each batch size, or none, chosen on some requests and reported on the others.
 
@@ -94,6 +95,7 @@ def search(
         context: cached tokens per sequence; default what the cost model was made for, and for a profile of several
             contexts the shortest.
         seed: seed of the split.
+        advance: called with 1 twice for each batch size: trees proposed, configurations compared.
 
     Raises:
         UsageError: a setting without meaning.
@@ -127,6 +129,9 @@ def search(
     settings, limited = clamped(settings, cost, nodes=max_nodes is None, depth=max_depth is None, context=context)
     judge = Judge(fit, held, cost, objective, context=context)
     proposals = Proposals(judge, settings, settings.rules)
+    for size in settings.batches:
+        proposals.trees(size)  # what is slow about a proposal is kept
+        advance(1)
     chosen = choose(judge, settings, proposals)
     rule_prices = prices(judge, replace(settings, shrink=proposals.shrink))
     rivals = Rivals(
@@ -140,10 +145,10 @@ def search(
         take_policies=not settings.rules and shapes is None,
         near=near,
     )
-    entries = tuple(
-        rivals.entry(judge, size, chosen[size], proof_of(judge, proposals, size), rule_prices[size])
-        for size in settings.batches
-    )
+    entries = []
+    for size in settings.batches:
+        entries.append(rivals.entry(judge, size, chosen[size], proof_of(judge, proposals, size), rule_prices[size]))
+        advance(1)
     measured = cost if isinstance(cost, Measured) else None
     meta = {
         "search": {
@@ -155,6 +160,7 @@ def search(
             "shapes": shapes,
             "max_tpot_s": max_tpot_s,
             "near": near,
+            "faster": faster_trees(judge, settings, proposals, chosen),
             "shrink": proposals.shrink,
             "solver_work": solver_work,
             "policies": list(policies),
@@ -186,7 +192,7 @@ def search(
     )
     configurations = {e.batch: e.choice.grown.policy if e.choice.grown else e.choice.tree for e in entries}
     switches = changes(configurations, partial(rivals.rate, judge), near=near)
-    return Plan(entries, meta, switches, best, warnings)
+    return Plan(tuple(entries), meta, switches, best, warnings)
 
 
 def baselines() -> dict[str, Tree]:

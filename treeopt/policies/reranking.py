@@ -149,6 +149,12 @@ def _calibrated(trees: Drafted, calibration: Calibration) -> NDArray[np.float32]
     return log
 
 
+def ranked_places(trees: Drafted, calibration: Calibration | None, level: int) -> NDArray[np.int64]:
+    """Return the places of candidates in the order of the shortlist after some levels, then all others."""
+    log = trees.value if calibration is None else _calibrated(trees, calibration)
+    return _order(trees, log, calibration, level)
+
+
 def _order(trees: Drafted, log: NDArray[np.float32], calibration: Calibration | None, level: int) -> NDArray[np.int64]:
     """Return the order of each anchor's candidates: those of the first levels, best first, then all others."""
     present = trees.within(level)

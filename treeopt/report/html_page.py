@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,12 +82,18 @@ def _unbroken(text: str) -> "Markup":
 def _scripts(*, interactive: bool, sliders: bool) -> Iterator[str]:
     """Yield the scripts of the page, Vega's first."""
     if interactive:
-        import vl_convert
-
-        yield vl_convert.javascript_bundle()
+        yield _vega()
     yield (FOLDER / "page.js").read_text("utf-8")
     if sliders:
         yield (FOLDER / "sliders.js").read_text("utf-8")
+
+
+@cache
+def _vega() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script; bundling takes seconds."""
+    import vl_convert
+
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
 def _asked(page: Page) -> list[str]:
@@ -95,11 +102,11 @@ def _asked(page: Page) -> list[str]:
 
 
 def _answers(page: Page, key: str) -> list[str]:
-    """Return the answers to a question, those of several files with their titles."""
+    """Return the answers to a question, those of several files with the files' names."""
     findings = [finding for finding in page.findings if finding.question == key]
     several = len(findings) > 1
     return [
-        f"{finding.title}: {text}" if several else text
+        f"{finding.source.split(',')[0]}: {text}" if several else text
         for finding in findings
         for text in (finding.answers or tuple(_texts(finding.blocks, "answer")))[
             : SHARED if several or key == "predictions" else ANSWERS

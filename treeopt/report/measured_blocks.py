@@ -81,6 +81,6 @@ def engine_blocks(checks: Sequence[Mapping[str, Any]]) -> Blocks:
 
 
 def _check(check: Mapping[str, Any]) -> Row:
-    words = (word(check["engine"]), word(check["method"]), word(check["draft"]))
+    words = (word(check["engine"]), word(check["method"]), word(str(check["draft"]).split(" (")[0].split(" {")[0]))
     names = ("concurrency", "texts_equal", "requests", "anchors_equal", "anchors_shared")
     return Row((*words, *(number(check[name]) for name in names)))

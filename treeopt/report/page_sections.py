@@ -15,10 +15,11 @@ from treeopt.charts.server_charts import carried_rates, latencies, load_over_tim
 from treeopt.charts.speedup_charts import contests, scenario_speedups, speedups
 from treeopt.charts.tau_chart import tau_by_nodes
 from treeopt.charts.tree_chart import tree_picture
-from treeopt.errors import TreeoptError, UsageError
+from treeopt.errors import TraceError, TreeoptError, UsageError
 from treeopt.planning.learning_curve import learning_curves
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import from_json
+from treeopt.replay.sample_tree import first_tree
 from treeopt.replay.static_tree import covers, deepest, visit
 from treeopt.report.measured_blocks import engine_blocks, profile_blocks
 from treeopt.report.page_parts import Finding
@@ -114,6 +115,7 @@ def plan_finding(
         tree_picture(tree, accepted=accepted_shares(tree, own), title=f"Chosen tree, batch {batches}")
         for tree, batches in _chosen(plan).items()
     ]
+    pictures += _samples(plan, own)
     return Finding(
         "plan",
         title or f"Plan for batch {sizes}",
@@ -145,6 +147,22 @@ def _chosen(plan: Plan) -> dict[Tree, str]:
         if tree is not None and tree.nodes:
             found[tree] = f"{found[tree]}, {entry.batch}" if tree in found else str(entry.batch)
     return dict(list(found.items())[:PICTURES])
+
+
+def _samples(plan: Plan, trace: Trace | None) -> list[Chart]:
+    """Return samples of the dynamic trees that a plan chose, as far as the trace has candidates."""
+    samples = []
+    for entry in plan.entries:
+        policy = None if entry.choice.grown is None else entry.choice.grown.policy
+        if policy is None or trace is None or trace.candidates is None:
+            continue
+        try:
+            tree, anchor = first_tree(policy, trace)
+        except TraceError:  # the trace lacks candidates there
+            continue
+        made = f"A dynamic tree ({entry.choice.name}) differs from step to step. This one is of position {anchor}."
+        samples.append(tree_picture(tree, sample=made, title=f"Dynamic tree, batch {entry.batch}"))
+    return samples
 
 
 def same_texts(meta: Mapping[str, Any], other: Any) -> bool:
@@ -216,6 +234,6 @@ def checked(make: Callable[[], Finding], schema: str) -> Finding:
     """Return a finding, or raise `UsageError` in place of Python's errors for a record that lacks a field."""
     try:
         return make()
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError) as error:
         reason = f"`{error.args[0]}` is missing" if isinstance(error, KeyError) else str(error)
         raise UsageError(f"no whole {schema}: {reason}") from error

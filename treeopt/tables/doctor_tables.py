@@ -29,8 +29,8 @@ def health_blocks(record: Mapping[str, Any]) -> Blocks:
     if "device" in record:
         blocks.append(Line("note", _device(record["device"])))
     for trial in record.get("trials", ()):
-        kind, verdict = ("note", "right") if trial["holds"] else ("warning", "wrong")
-        blocks.append(Line(kind, f"{verdict}: {trial['name']}: {trial['told']}"))
+        text = f"{trial['name']}: {trial['told']}"
+        blocks.append(Line("note", f"right: {text}") if trial["holds"] else Line("warning", f"wrong: {text}"))
     missing = [package["name"] for package in record["packages"] if _absent(package)]
     if missing:
         blocks.append(Line("note", f"Not installed, needed for some commands only: {', '.join(missing)}"))

@@ -1,5 +1,6 @@
 """Plans as tables: the answer for each batch size and what to run next, then a table for each, then the conditions."""
 
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -48,7 +49,8 @@ def plan_blocks(
     blocks: list[Block] = [Line("answer", _answer(entry)) for entry in plan.entries]
     if plan.best is not None:
         blocks.append(Line("answer", _preferred(plan, plan.entry(plan.best))))
-    blocks += [Line("next", *_next(file, engine))]
+    blocks += [Line("answer", text) for text in (*_near(plan), *_faster(plan))]
+    blocks += _next(plan, file, engine)
     for entry in plan.entries:
         blocks += [_table(entry), *(Line("note", text) for text in _notes(entry))]
         if checks and entry.batch in checks:
@@ -67,6 +69,38 @@ def _answer(entry: PlanEntry) -> str:
     return f"Batch {entry.batch}: {describe_choice(choice)}, {speedup}, {rate}."
 
 
+def _near(plan: Plan) -> list[str]:
+    """Return why a slower line was preferred, for each batch size where the rule of `near` bound."""
+    faster, near = look(plan.meta, "search", "faster") or {}, look(plan.meta, "search", "near")
+    lines = []
+    for entry in plan.entries:
+        best = faster.get(str(entry.batch))
+        if best is not None and entry.choice.grown is None:
+            name = f"a {'chain' if best['nodes'] == best['depth'] else 'tree'} of {best['nodes']}"
+            lines.append(
+                f"Batch {entry.batch}: {name} was {best['gain']:.1%} faster where trees were chosen; within {near:.0%} "
+                "and overlapping intervals the smallest is preferred (--near)."
+            )
+    return lines
+
+
+def _faster(plan: Plan) -> list[str]:
+    """Return the line that is faster than the choice where no rule explains it: choices are made on other requests."""
+    if look(plan.meta, "search", "rules") or look(plan.meta, "search", "objective") not in (None, "throughput"):
+        return []
+    explained, lines = look(plan.meta, "search", "faster") or {}, []
+    for entry in plan.entries:
+        running = [choice for choice in entry.compared if choice.grown is None or choice.grown.policy is not None]
+        best = max(running, key=lambda choice: choice.tokens_s(entry.batch), default=entry.choice)
+        gain = best.tokens_s(entry.batch) / entry.choice.tokens_s(entry.batch) - 1
+        if gain > 0 and str(entry.batch) not in explained:
+            lines.append(
+                f"Batch {entry.batch}: {best.name} is {gain:.1%} faster on the requests held out; the choice was made "
+                "on the others, which keeps its prediction fair."
+            )
+    return lines
+
+
 def describe_choice(choice: Choice) -> str:
     """Return a configuration in words, such as `a chain of 3`."""
     if choice.grown is not None:
@@ -78,11 +112,19 @@ def describe_choice(choice: Choice) -> str:
     return f"a tree of {choice.tree.nodes} nodes"
 
 
-def _next(file: str | None, engine: str | None) -> tuple[str, str]:
-    """Return what to do with the plan, and the command for it."""
-    keep = "" if file else "keep the plan (--output plan.json), then "
-    export = f"treeopt export {file or 'plan.json'} --format {engine or 'ENGINE'}"
-    return f"Next: {keep}hand it to {engine or 'an engine'}:", export
+def _next(plan: Plan, file: str | None, engine: str | None) -> list[Line]:
+    """Return what to do with a plan that speculates: export it to its engine, or check it where no engine is known."""
+    if all(entry.choice.plain for entry in plan.entries):
+        return []
+    path, keep = shlex.quote(file or "plan.json"), "" if file else "keep the plan with --output plan.json, then "
+    if engine is not None:
+        return [
+            Line(
+                "next", f"Next: {keep}write the configuration of {engine}:", f"treeopt export {path} --format {engine}"
+            )
+        ]
+    command = f"treeopt validate --plan {path} --target TARGET --drafter DRAFTER --prompts PROMPTS"
+    return [Line("next", f"Next: {keep}check it on your machine (or hand it to an engine, treeopt export):", command)]
 
 
 def _table(entry: PlanEntry) -> Table:
@@ -188,6 +230,11 @@ def _preferred(plan: Plan, entry: PlanEntry) -> str:
     )
 
 
+def _context(plan: Plan) -> str:
+    context = look(plan.meta, "search", "context")
+    return "" if context is None else f"; priced at {context} tokens of context"
+
+
 def _conditions(plan: Plan) -> list[Line]:
     """Return the conditions of the predictions, one labelled line each."""
 
@@ -203,7 +250,8 @@ def _conditions(plan: Plan) -> list[Line]:
         f"Predictions: by replay on {show('search', 'requests_judged_on')} requests held out, trees chosen on "
         f"{show('search', 'requests_chosen_on')} others (seed {show('search', 'seed')}){counted}.",
         "Intervals: 95 %, clustered by request; those of speedups include the error of step times.",
-        f"Step times: {describe_measurement(look(plan.meta, 'cost'))}.",
+        f"Step times: {describe_measurement(look(plan.meta, 'cost'))}{_context(plan)}.",
+        *(look(plan.meta, "missing") or ()),
     ]
     detail = [
         "% behind: tokens per second lost to the first line, paired by request.",

@@ -43,6 +43,12 @@ def show_capacity(record: Mapping[str, Any], console: Console | None = None) -> 
     print_blocks(capacity_blocks(record), console, verbose=True)
 
 
+def simulation_blocks(record: Mapping[str, Any]) -> Blocks:
+    """Return the blocks of what `treeopt simulate` writes: a run, a server or a capacity."""
+    makers = {"treeopt.run/1": run_blocks, "treeopt.serving/1": serving_blocks, "treeopt.capacity/1": capacity_blocks}
+    return makers[record["schema"]](record)
+
+
 def run_blocks(record: Mapping[str, Any]) -> Blocks:
     """Return the first run's speed and gain, and runs side by side; `record` is what `treeopt simulate` writes."""
     first = record["ways"][0]
@@ -133,8 +139,9 @@ def _columns(record: Mapping[str, Any]) -> tuple[Column, ...]:
 
 
 def _conditions(record: Mapping[str, Any]) -> list[Line]:
-    """Return the conditions; the first says what was simulated, and stays."""
-    return conditions(record["conditions"][:1], record["conditions"][1:])
+    """Return warnings and conditions; the first condition says what was simulated, and stays."""
+    warnings = [Line("warning", f"{warning}.") for warning in record["warnings"]]
+    return warnings + conditions(record["conditions"][:1], record["conditions"][1:])
 
 
 def _unsure(over: Mapping[str, float]) -> str:

@@ -25,14 +25,16 @@ class Layout:
     """A layout of tables of one shape.
 
     Attributes:
-        columns: the columns that stay, by number; none where each row becomes a block of lines.
+        columns: the columns that stay, by number.
         widths: the width of each.
+        as_table: False where each row becomes a block of lines.
         remark: the sentence about columns that were left out.
     """
 
     columns: tuple[int, ...]
     widths: tuple[int, ...]
-    remark: str = ""
+    as_table: bool
+    remark: str
 
 
 def layouts(blocks: Blocks, width: int | None) -> Mapping[Shape, Layout]:
@@ -45,16 +47,18 @@ def layouts(blocks: Blocks, width: int | None) -> Mapping[Shape, Layout]:
 
 
 def _layout(columns: Shape, rows: Sequence[Row], width: int | None) -> Layout:
-    """Return the layout with the most columns that fit, or the one without a table."""
+    """Return the layout with the most columns that fit, or with a block a row of those that never leave."""
     widths = [_width(column, [row.cells[number] for row in rows]) for number, column in enumerate(columns)]
     kept = list(range(len(columns)))
     while width is not None and _total(widths[number] for number in kept) > width:
         leaving = max(columns[number].drop for number in kept)
         if leaving == 0:
-            return Layout((), ())
+            break
         kept = [number for number in kept if columns[number].drop < leaving]
     left_out = [column.heading for number, column in enumerate(columns) if number not in kept]
-    return Layout(tuple(kept), tuple(widths[number] for number in kept), _remark(left_out, _total(widths)))
+    taken = tuple(widths[number] for number in kept)
+    as_table = width is None or _total(taken) <= width
+    return Layout(tuple(kept), taken, as_table, _remark(left_out, _total(widths)))
 
 
 def _remark(left_out: Sequence[str], needed: int) -> str:
@@ -77,7 +81,7 @@ def _total(widths: Iterable[int]) -> int:
 def table_lines(table: Table, layout: Layout, width: int | None) -> list[Styled]:
     """Return the lines of a table, its title first."""
     title = [(line, "bold") for line in _fitted(table.title, width)] if table.title else []
-    return title + (_table(table, layout, width) if layout.columns else _row_blocks(table, width))
+    return title + (_table if layout.as_table else _row_blocks)(table, layout, width)
 
 
 def _table(table: Table, layout: Layout, width: int | None) -> list[Styled]:
@@ -111,12 +115,13 @@ def _joined(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[in
     return GAP.join(cells).rstrip()
 
 
-def _row_blocks(table: Table, width: int | None) -> list[Styled]:
+def _row_blocks(table: Table, layout: Layout, width: int | None) -> list[Styled]:
     """Return the lines of each row: its name, then a line for each of its other cells that are not empty."""
-    longest = max((cell_len(column.heading) for column in table.columns if not column.key), default=0)
+    columns = [table.columns[number] for number in layout.columns]
+    longest = max((cell_len(column.heading) for column in columns if not column.key), default=0)
     lines: list[Styled] = []
     for row in table.rows:
-        pairs = list(zip(table.columns, row.cells, strict=True))
+        pairs = list(zip(columns, (row.cells[number] for number in layout.columns), strict=True))
         name = ", ".join(_named(column, cell) for column, cell in pairs if column.key)
         lines += [(line, MARKS[row.mark] or "bold") for line in _fitted(name, width)]
         for column, cell in pairs:

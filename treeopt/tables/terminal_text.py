@@ -12,6 +12,7 @@ from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.provenance import look
 
 ANY_WIDTH = 240  # columns, where nothing limits them
+HEIGHT = 25  # lines; nothing depends on it
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}  # names are printed as they are
 
 
@@ -20,7 +21,8 @@ def terminal() -> Console:
     width = _given_width()
     if width is None and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
-    return Console(**PLAIN, width=width or ANY_WIDTH, soft_wrap=width is None)
+    # With a height, too, rich believes the width on terminals that it takes for dumb.
+    return Console(**PLAIN, width=width or ANY_WIDTH, height=HEIGHT, soft_wrap=width is None)
 
 
 def _given_width() -> int | None:

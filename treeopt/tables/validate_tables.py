@@ -22,13 +22,15 @@ def show_validation(record: Mapping[str, Any], console: Console | None = None) -
     print_blocks(validation_blocks(record), console, verbose=True)
 
 
-def validation_blocks(record: Mapping[str, Any]) -> Blocks:
+def validation_blocks(record: Mapping[str, Any], *, plan: str | None = None) -> Blocks:
     """Return whether predictions held, the next command, predicted beside measured, and the conditions.
 
-    `record` is what `treeopt validate` writes.
+    Args:
+        record: what `treeopt validate` writes.
+        plan: the file of the plan that was checked; None if it is in no file.
     """
     blocks: list[Block] = [Line("answer", text) for text in (*_best(record), *_errors(record), _coverage(record))]
-    blocks += [_next(record), _table(record)]
+    blocks += [_next(record, plan), _table(record)]
     blocks += [Line("note", text, detail=True) for text in (*_forms(record), *_whole(record), *_plain(record))]
     if _drifted(record):
         text = "The machine's speed has changed since it was profiled, for trees perhaps by another factor."
@@ -107,10 +109,12 @@ def _coverage(record: Mapping[str, Any]) -> str:
     )
 
 
-def _next(record: Mapping[str, Any]) -> Line:
+def _next(record: Mapping[str, Any], plan: str | None) -> Line:
     """Return what follows: the export of a plan that holds, or another profile."""
     if all(best["within"] for best in record["best"]):
-        return Line("next", "Next: hand the plan to an engine:", "treeopt export plan.json --format ENGINE")
+        return Line(
+            "next", "Next: hand the plan to an engine:", f"treeopt export {plan or 'plan.json'} --format ENGINE"
+        )
     return Line("next", "Next: measure step times again (treeopt profile), and search with them.")
 
 

@@ -41,6 +41,7 @@ def scenario_blocks(record: Mapping[str, Any], *, plans: Sequence[str] = ()) -> 
     blocks += [Line("answer", _cheapest(best)) for best in record.get("cheapest", ())]  # missing in older records
     blocks.append(_next(plans))
     blocks += _tables(record)
+    blocks += [Line("warning", f"{warning}.") for warning in record["warnings"]]
     return (*blocks, *conditions(record["conditions"][:1], record["conditions"][1:]))
 
 

@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from executor.engines.connections.worker_process import GRACE_S, WorkerProcess
 from executor.engines.engine import Draft, EngineRequest, EngineStep
+from executor.engines.model_files import model_name
 from treeopt.constraints.size_rules import pool
 from treeopt.errors import EngineError
 from treeopt.policies import DynamicTree
@@ -93,8 +94,8 @@ class OpenVino:
         return {
             "name": "openvino",
             **self._versions,
-            "model": self._model,
-            "draft_model": self._draft_model,
+            "model": model_name(self._model),
+            "draft_model": None if self._draft_model is None else model_name(self._draft_model),
             "lookup_ngram": self._lookup_ngram,
             "device": self._device,
             "properties": self._properties,

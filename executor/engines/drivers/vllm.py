@@ -21,6 +21,7 @@ from executor.engines.connections.concurrent_requests import in_flight
 from executor.engines.connections.server_pool import ALIVE, Launch, ServerPool
 from executor.engines.drivers.openai import TIMEOUT_S, steps_of
 from executor.engines.engine import Draft, EngineRequest, EngineStep
+from executor.engines.model_files import model_name
 from treeopt.errors import EngineError, UsageError
 from treeopt.storage.provenance import look
 
@@ -66,7 +67,7 @@ class VLLM:
         self._servers: ServerPool[int] = ServerPool(self._launch, alive=alive, timeout_s=timeout_s)
         self.meta: Mapping[str, Any] = {
             "name": "vllm",
-            "speculation": speculation,
+            "speculation": _without_path(speculation),
             "arguments": list(self._arguments),
         }
 
@@ -179,3 +180,10 @@ def counted(
         raise EngineError(
             f"{where}: {len(counts)} of {len(statistics[0])} counted steps are not in the answer's chunks"
         )
+
+
+def _without_path(speculation: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return `--speculative-config` with the name of its model in place of a path."""
+    if speculation is None or "model" not in speculation:
+        return None if speculation is None else dict(speculation)
+    return {**speculation, "model": model_name(speculation["model"])}

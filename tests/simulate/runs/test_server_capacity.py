@@ -86,7 +86,7 @@ def test_a_plan_changes_its_trees_while_the_rate_is_looked_for(files):  # noqa: 
 def test_limits_that_no_rate_keeps_are_told(files):  # noqa: F811
     asked = ["--tree", "2", "--batch", "2", *DAYS, "--capacity", "0.9", "--tpot-s", "1e-6", "--json"]
     found = done(*words(files, *asked))
-    assert "Warning: no rate keeps the limits with tree." in found.stderr
+    assert "Warning: no rate keeps the limits with tree." in found.output
     assert [way["requests_s"]["value"] for way in json.loads(found.stdout)["ways"]] == [0, 0]
     assert [way["over"] for way in json.loads(found.stdout)["ways"]] == [None, None]
 

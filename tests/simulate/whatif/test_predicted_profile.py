@@ -124,7 +124,7 @@ def test_search_finds_what_whatif_found(files):
         words = ("--profile", files / "eagle-times" / f"{name}.json", "--batch", "1-8", "--context", "4096", "--json")
         result = done("search", "--trace", files / "eagle.npz", *words)
         plan = json.loads(result.stdout)
-        assert "different" not in result.stderr  # the table is of no weights
+        assert "different" not in result.output  # the table is of no weights
         assert any("are predicted from sizes, not measured" in warning for warning in plan["warnings"])
         here = [c for c in cells if (c["device"], c["context"]) == (device, 4096)]
         for entry, cell in zip(plan["entries"], here, strict=True):
@@ -138,7 +138,7 @@ def test_a_server_and_a_comparison_on_paper(files):
     words = ("--tree", "2", "--batch", "8", "--arrivals", "5", "--requests", "40", "--prompt-tokens", "600")
     out = done("simulate", "--trace", files / "medusa.npz", "--profile", times[0], *words)
     assert "predicted for H100 SXM from its data sheet and sizes of" in out.stdout
-    assert "Warning: step times are predicted from sizes" in out.stderr
+    assert "Warning: step times are predicted from sizes" in out.output
     both = ("--batch", "1", "--profile", times[0], "--profile", times[1])
     record = json.loads(done("compare", files / "medusa.npz", files / "eagle.npz", *both, "--json").stdout)
     assert record["contests"][-1]["standings"][1]["speedup"]["value"] > 1
@@ -172,10 +172,10 @@ def test_what_is_measured_or_read_is_not_written_over(files, tmp_path):
     before = mine.read_bytes()
     result = run(*words, "--target", files, "--profiles", tmp_path / "times")
     assert result.exit_code == 2
-    assert "h100-sxm.json exists and was not written by `treeopt whatif`" in result.stderr
+    assert "h100-sxm.json exists and was not written by `treeopt whatif`" in result.output
     mine.write_text((files / "config.json").read_text())
     result = run(*words, "--target", mine, "--profiles", tmp_path / "times")
-    assert "is read as target" in result.stderr
+    assert "is read as target" in result.output
     mine.write_bytes(before)
     mine.unlink()
     for _ in range(2):  # what the command wrote it may write again
@@ -185,12 +185,12 @@ def test_what_is_measured_or_read_is_not_written_over(files, tmp_path):
 
 def test_another_kind_of_drafter_is_warned_of(files):
     times = files / "medusa-times" / "h100-sxm.json"
-    said = done("search", "--trace", files / "eagle.npz", "--profile", times, "--batch", "1").stderr
+    said = done("search", "--trace", files / "eagle.npz", "--profile", times, "--batch", "1").output
     assert "different kinds of drafter, eagle and medusa: predictions mix two drafters" in said
 
 
 def test_contexts_of_a_comparison_are_asked_for_and_told(files):
-    words = ("compare", files / "medusa.npz", files / "eagle.npz", "--batch", "1", "--shapes", "chain:1")
+    words = ("compare", files / "medusa.npz", files / "eagle.npz", "--batch", "1", "--shapes", "chain:1", "-v")
     for kind in ("medusa", "eagle"):
         words += ("--profile", files / f"{kind}-times" / "h100-sxm.json")
     for more, told in (((), 512), (("--context", "4096"), 4096)):
@@ -204,14 +204,14 @@ def test_an_engines_times_are_not_carried_over(files, tmp_path):
     words = ("whatif", "--trace", files / "eagle.npz", "--target", files, "--hardware", "l40s", "--measured-on", "h100")
     result = run(*words, "--profile", tmp_path / "p.json")
     assert result.exit_code == 2
-    assert "does not separate drafting from verification" in result.stderr
+    assert "does not separate drafting from verification" in result.output
 
 
 def test_predicted_times_are_not_carried_over(files):
     words = ("whatif", "--trace", files / "eagle.npz", "--target", files, "--hardware", "l40s", "--measured-on", "h100")
     result = run(*words, "--profile", files / "eagle-times" / "h100-sxm.json")
     assert result.exit_code == 2
-    assert "predictions, not measurements; omit --profile" in result.stderr
+    assert "predictions, not measurements; omit --profile" in result.output
 
 
 def test_a_device_that_is_named_twice_is_one(files, tmp_path):
@@ -224,4 +224,4 @@ def test_a_folder_that_cannot_be_made_is_refused_first(files, tmp_path):
     words = ("whatif", "--trace", files / "eagle.npz", "--target", files, "--hardware", "h100", "--profiles")
     result = run(*words, tmp_path / "no" / "such")
     assert result.exit_code == 2
-    assert "--profiles" in result.stderr
+    assert "--profiles" in result.output

@@ -49,7 +49,7 @@ def files(tmp_path_factory):
 
 
 def words(files, *more, hardware="h100,l40s"):
-    return ["whatif", "--trace", files / "t.npz", "--target", files, "--hardware", hardware, *more]
+    return ["whatif", "--trace", files / "t.npz", "--target", files, "--hardware", hardware, "--verbose", *more]
 
 
 @settings(deadline=None)
@@ -135,7 +135,7 @@ def test_the_command_prints_what_the_library_finds(files, tmp_path):
         assert each["break_even_acceptance"] == break_even(cost, batch=each["batch"], depth=3, context=each["context"])
     assert [limit["context"] for limit in record["limits"]] == [512, 8192, 512, 8192]
     shown = done(*words(files, *settings)).stdout
-    assert "Context 8192: speculation pays" in shown
+    assert "context 8192: speculation pays" in shown
     assert "Break-even acceptance: the acceptance of each" in shown
     assert "nothing was measured" in shown
     assert "H100 SXM 10% or 25%, L40S 25%" in shown
@@ -166,22 +166,22 @@ def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
     carried = transfer(profile, measured_on=here, to=roofline("h200"), context=2048)
     assert record["cells"][0]["plain_s"] == carried.plain_s(batch=2)
     told = done(*words(files, *asked, hardware="h200,h200"))
-    assert "different" not in told.stderr
-    assert "carried-over step times" not in told.stderr
+    assert "different" not in told.output
+    assert "carried-over step times" not in told.output
     assert told.stdout.count("H200 12%") == 1  # 3 % as measured, 10 % carried over, 5 % as runs differ
     elsewhere = done(
         *words(files, *asked, "--measured-on", "mi300x", "--like", "h100", "--json", hardware="h200")
     ).stdout
     assert json.loads(elsewhere)["cells"][0]["plain_s"] != carried.plain_s(batch=2)
     save_profile(replace(profile, meta={"device": "cpu, 1 threads"}), tmp_path / "c.json")
-    told = done(*words(files, *asked, "--profile", tmp_path / "c.json", hardware="h200")).stderr
+    told = done(*words(files, *asked, "--profile", tmp_path / "c.json", hardware="h200")).output
     assert "Warning: the profile was measured on cpu, 1 threads, not on h100: carried-over step times" in told
     shown = done(*words(files, *asked, hardware="h200")).stdout
     assert "carried over from a machine" in shown
     assert "H200 12%" in shown
     other = {"target": {"name": "other", "weights": "1"}, "drafter": {"kind": "eagle"}}
     save_profile(replace(profile, meta=other), tmp_path / "p.json")
-    told = done(*words(files, *asked, hardware="h200")).stderr
+    told = done(*words(files, *asked, hardware="h200")).output
     assert "Warning: trace and profile name different targets or number types" in told
 
 
@@ -221,19 +221,19 @@ def test_the_kind_is_the_traces(of_kind):
     record = json.loads(done(*of_kind("medusa", "--json")).stdout)
     told = done(*of_kind("medusa", "--kind", "medusa", "--json"))
     assert record["cells"] == json.loads(told.stdout)["cells"]
-    assert "of kind" not in told.stderr
+    assert "of kind" not in told.output
     assert record["meta"]["settings"]["kind"] == "medusa"
     assert "The drafter is priced as medusa." in record["conditions"]
     assert "priced as medusa" in done(*of_kind("medusa")).stdout
     other = done(*of_kind("medusa", "--kind", "eagle", "--json"))
-    assert "Warning: the trace records drafter kind medusa, but eagle is priced" in other.stderr
+    assert "Warning: the trace records drafter kind medusa, but eagle is priced" in other.output
     assert json.loads(other.stdout)["cells"] != record["cells"]
 
 
 def test_a_kind_without_a_price_is_refused_unless_another_is_named(of_kind):
     choices = "one of eagle, eagle3, hydra, language-model, medusa, ngram, prompt-lookup"
     refused(run(*of_kind("mtp")), "there is no price for a mtp drafter", "--kind", choices, code=2)
-    assert "records drafter kind mtp, but medusa is priced" in done(*of_kind("mtp", "--kind", "medusa")).stderr
+    assert "records drafter kind mtp, but medusa is priced" in done(*of_kind("mtp", "--kind", "medusa")).output
     refused(run(*of_kind(None)), "the trace does not record its drafter's kind", choices, code=2)
     refused(run(*of_kind("language-model")), "name its folder with --drafter", code=2)
 
@@ -271,14 +271,14 @@ def test_lookup_takes_the_host_once_and_the_device_never(of_kind, files, tmp_pat
 def test_hydra_is_priced_as_its_configuration_says(of_kind, tmp_path):
     large = LLAMA_3_8B | {"hidden_size": 8192, "num_attention_heads": 64}
     (tmp_path / "config.json").write_text(json.dumps(large), "utf-8")
-    other = done(*of_kind("hydra", "--json", "--drafter", tmp_path)).stderr
+    other = done(*of_kind("hydra", "--json", "--drafter", tmp_path)).output
     assert "the drafter's hidden size is 8192, the target's 4096" in other
     assert "no prefix layer" in other
     found = done(*of_kind("hydra", "--json"))
-    assert "hydra is priced as four heads of one layer and no prefix layer" in found.stderr
+    assert "hydra is priced as four heads of one layer and no prefix layer" in found.output
     (tmp_path / "config.json").write_text('{"hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"}', "utf-8")
     plus = done(*of_kind("hydra", "--json", "--drafter", tmp_path))
-    assert "no prefix layer" not in plus.stderr
+    assert "no prefix layer" not in plus.output
     (cell,), (dearer,) = (json.loads(each.stdout)["cells"] for each in (found, plus))
     assert dearer["speedup"]["value"] < cell["speedup"]["value"]
 
@@ -296,7 +296,7 @@ def test_an_engine_takes_what_it_runs(of_kind, tmp_path):
         "export", tmp_path / "p" / "h100-sxm-512.json", "--format", "vllm", "--method", "eagle", "--model", "d"
     )
     assert json.loads(exported.stdout)["num_speculative_tokens"] == cell["tree"]["depth"]
-    assert "gave way" not in exported.stderr
+    assert "gave way" not in exported.output
     assert "Only trees that vLLM" in done(*of_kind("eagle", "--engine", "vllm")).stdout
     refused(run(*of_kind("eagle", "--engine", "none")), "--engine", code=2)
 
@@ -324,11 +324,11 @@ def test_contexts_beyond_the_target_s_are_warned_of(files, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
     found = done(*asked)
     said = "context 16384, 32768"
-    assert f"Warning: {said}" in found.stderr
+    assert f"Warning: {said}" in found.output
     assert [said in warning for warning in json.loads(found.stdout)["warnings"]].count(True) == 1
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
     (tmp_path / "config.json").write_text(json.dumps(config | {"rope_scaling": yarn}), "utf-8")
-    assert "built for" not in done(*asked).stderr
+    assert "built for" not in done(*asked).output
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": "long"}), "utf-8")
     refused(run(*asked), "config.json", "max_position_embeddings")
 
@@ -348,7 +348,7 @@ def test_what_exceeds_the_memory_does_not_fit_and_does_not_pay(files):
     assert "speculation pays up to batch 32" in shown
     assert "What does not fit is priced as if it did, and does not count as paying" in shown
     none = done(*words(files, "--batch", "64", "--context", "8k", "--max-nodes", "9", hardware="h100")).stdout
-    assert "Context 8192: no batch size fits." in none
+    assert "context 8192: no batch size fits." in none
     own = ["--bandwidth", "1000", "--flops", "200", "--like", "h100", "--batch", "64", "--max-nodes", "9"]
     (cell,) = json.loads(done(*words(files, *own, "--json", hardware="mine")).stdout)["cells"]
     assert cell["fits"] is None
@@ -431,7 +431,7 @@ def test_warnings_of_the_searches_are_told_once(files):
     assert due
     result = done(*words(files, *asked))
     assert json.loads(result.stdout)["warnings"] == list(due)
-    assert [result.stderr.count(f"Warning: {each}.") for each in due] == [1] * len(due)
+    assert [result.output.count(f"Warning: {each}.") for each in due] == [1] * len(due)
 
 
 @pytest.mark.parametrize(
@@ -503,7 +503,7 @@ def test_a_drafter_of_other_sizes_is_warned_of(files, tmp_path, kind, changes, s
     (tmp_path / "config.json").write_text(json.dumps(config | changes), "utf-8")
     asked = ["--kind", kind, "--drafter", tmp_path / "config.json", "--batch", "1", "--max-nodes", "3"]
     found = done(*words(files, *asked, hardware="h100"))
-    own = [line for line in found.stderr.splitlines() if "the drafter" in line or "its head" in line]
+    own = [line for line in found.output.splitlines() if "the drafter" in line or "its head" in line]
     assert len(own) == (said is not None)
     if said:
         assert said in own[0]

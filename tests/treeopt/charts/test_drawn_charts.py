@@ -38,8 +38,8 @@ def test_speedups_show_every_way_and_its_figures(trace):
 def test_tau_shows_average_and_replay(trace):
     figure, ax = plt.subplots()
     draw_tau(ax, trace, sizes=(1, 4, 16))
-    lines = {line.get_label(): line for line in ax.get_lines()}
-    averaged, replayed = lines["averaged over positions"], lines["replayed along the walk"]
+    averaged = next(line for line in ax.get_lines() if line.get_label() == "averaged over positions")
+    replayed = next(drawn[0] for drawn in ax.containers if drawn.get_label() == "replayed along the walk")
     frontier = count_prefixes(trace, nodes=16, depth=3)
     assert averaged.get_ydata()[1] == pytest.approx(frontier.tokens(3)[4])
     assert replayed.get_ydata()[2] == pytest.approx(replay_tree(frontier.tree(16, 3), trace).tau)

@@ -23,9 +23,10 @@ def test_a_sound_machine():
 
 
 def test_what_is_found_is_printed():
-    out = done("doctor").stdout
-    assert "right fp32: the loop writes what generate does: 0 of 4 texts differ" in out
-    assert re.search(rf"│ torch +│ {re.escape(metadata.version('torch'))} +│ executor", out)
+    out = done("doctor", "--verbose").stdout
+    assert out.startswith("Sound: ")
+    assert "right: fp32: the loop writes what generate does: 0 of 4 texts differ" in out
+    assert re.search(rf"torch +{re.escape(metadata.version('torch'))} +executor", out)
 
 
 def test_a_wrong_loop_is_told(monkeypatch):
@@ -33,7 +34,7 @@ def test_a_wrong_loop_is_told(monkeypatch):
     monkeypatch.setattr(TreeCache, "compact", lambda *_, **__: None)
     result = run("doctor")
     assert result.exit_code == 1
-    assert "WRONG fp32: the loop writes what generate does" in result.stdout
+    assert "Warning: wrong: fp32: the loop writes what generate does" in result.stdout
 
 
 def test_what_breaks_is_told_and_the_rest_is_tried(monkeypatch):
@@ -61,7 +62,9 @@ def test_packages_that_are_old_or_absent(monkeypatch):
     found = {package["name"]: package["trouble"] for package in json.loads(result.stdout)["packages"]}
     assert (found["numpy"], found["scipy"], found["simpy"], found["click"]) == ("older than 2.0", "missing", None, None)
     shown = run("doctor").stdout
-    assert "pip install 'treeopt[serving]'" in shown
+    assert shown.startswith("Not sound: numpy, scipy.")
+    assert "Not installed, needed for some commands only: simpy" in shown
+    assert "pip install 'treeopt[serving]'" in run("doctor", "--verbose").stdout
 
 
 SOUND = {"name": "cpu, 1 threads", "free_bytes": None, "bf16_products": False}
@@ -70,14 +73,16 @@ SOUND = {"name": "cpu, 1 threads", "free_bytes": None, "bf16_products": False}
 def test_without_the_executor(monkeypatch):
     real = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name, *more: None if name == "torch" else real(name, *more))
-    assert "The decoding loop is not installed: pip install 'treeopt[executor]'" in done("doctor").stdout
+    shown = done("doctor").stdout
+    assert shown.startswith("Sound for search and prediction; the decoding loop is not installed.")
+    assert "\n  pip install 'treeopt[executor]'\n" in shown
 
 
 def test_a_device_that_is_not_there():
     result = run("doctor", "--device", "nothing")
     assert result.exit_code == 1
-    assert "│ torch" in result.stdout
-    assert "WRONG the device nothing can be used: UsageError: device nothing" in result.stdout
+    assert result.stdout.startswith("Not sound: ")
+    assert "Warning: wrong: the device nothing can be used: UsageError: device nothing" in result.stdout
 
 
 def test_what_cannot_be_imported_is_told(monkeypatch):
@@ -85,7 +90,7 @@ def test_what_cannot_be_imported_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "executor.decoding.self_test", None)
     result = run("doctor")
     assert result.exit_code == 1
-    assert "WRONG the device cpu can be used: ModuleNotFoundError" in result.stdout
+    assert "Warning: wrong: the device cpu can be used: ModuleNotFoundError" in result.stdout
 
 
 def test_an_extra_that_is_there_in_part_is_not_sound(monkeypatch):

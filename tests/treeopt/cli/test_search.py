@@ -29,11 +29,16 @@ from treeopt.traces.trace import save_trace
 
 
 def test_search_prints_a_table(trace_file, profile_file):
-    result = done("search", "--trace", trace_file, "--profile", profile_file, "--batch", "4,1")
+    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "4,1")
+    result = done(*words, "--verbose")
     assert result.stderr == ""
     assert re.findall(r"(?m)^batch (\d+)", result.stdout) == ["4", "1"]
     for words in ("chosen tree", "no speculation", "best chain", "Not proved: ", "4 requests held out", "seed 0"):
         assert words in result.stdout, words
+    shown = done(*words).stdout
+    assert shown.startswith("Batch 4: a tree of ")
+    assert "Not proved" not in shown
+    assert "\n  treeopt validate --plan plan.json --target TARGET " in shown
 
 
 def test_search_prints_json_alone_and_keeps_the_plan(trace_file, profile_file, tmp_path):
@@ -130,9 +135,8 @@ def test_search_says_at_which_context_steps_are_priced(trace_file, profile_file,
         tmp_path / "plan",
     )
     save_profile(replace(small_profile(), context=(4, 1000)), profile_file)
-    assert "Steps are priced" not in done(*words).stdout  # one table a batch size: nothing was left to choose
     asked = done(*words, "--context", "90")
-    assert "Steps are priced at 90 tokens in the cache per sequence.\n" in asked.stdout
+    assert "; priced at 90 tokens of context.\n" in asked.stdout
     said = "step times were measured at mixed contexts of 4 to 1000 tokens (mean 502), not at each context: at 90 they"
     assert f"Warning: {said}" in asked.stdout
     assert said in load_plan(tmp_path / "plan").warnings[-1]
@@ -141,7 +145,7 @@ def test_search_says_at_which_context_steps_are_priced(trace_file, profile_file,
     save_profile(replace(small_profile(), batches=tuple(told)), profile_file)
     for more, due, notes in (((), 64, "context: 64 tokens per sequence, the shortest"), (("--context", "90"), 90, "")):
         found = done(*words, "--max-nodes", "8", *more)
-        assert f"Steps are priced at {due} tokens in the cache per sequence.\n" in found.stdout
+        assert f"; priced at {due} tokens of context.\n" in found.stdout
         assert found.stderr.startswith(notes)
         assert load_plan(tmp_path / "plan").meta["search"]["context"] == due
         assert "mixed contexts" not in found.stdout

@@ -43,7 +43,7 @@ def test_curves_are_printed_and_told(trace_file):
                 estimate = getattr(point, name)
                 assert list(values[name].values()) == [estimate.value, estimate.low, estimate.high]
             held, loss = point.held_out, point.loss
-            assert f"{point.fitted:.3f} │ {held.value:.3f} [{held.low:.3f}, {held.high:.3f}]" in shown
+            assert f"{held.value:.3f} [{held.low:.3f}, {held.high:.3f}]" in shown
             assert point is curve.points[-1] or f"{loss.value:.3f} [{loss.low:.3f}, {loss.high:.3f}]" in shown
 
 
@@ -64,12 +64,12 @@ def test_advice_is_printed_and_told(trace_file, tmp_path):
     trace = load_trace(trace_file)
     due = advice(trace, 63)
     assert len(due) == 1
-    assert f"Beware: {due[0]}." in done("trace", "info", trace_file).stdout
+    assert f"Warning: {due[0]}." in done("trace", "info", trace_file).stdout
     assert read_json(done("trace", "info", trace_file, "--json").stdout)["advice"] == list(due)
-    assert "Beware" not in done("trace", "info", trace_file, "--nodes", "20").stdout
+    assert "Warning" not in done("trace", "info", trace_file, "--nodes", "20").stdout
     save_trace(trace.select(np.arange(2)), tmp_path / "few.npz")
     few = done("trace", "info", tmp_path / "few.npz").stdout
-    assert "Beware: a trace needs at least 4 requests" in few
+    assert "Warning: a trace needs at least 4 requests" in few
     refused(run("trace", "info", tmp_path / "few.npz", "--learning-curve"), "at least 4 requests")
     refused(run("trace", "info", trace_file, "--nodes", "4,x"), "tree sizes", "'4,x'", code=2)
     refused(run("trace", "info", trace_file, "--nodes", "0"), "tree sizes, whole numbers in 1..", "'0'", code=2)
@@ -91,7 +91,7 @@ def test_a_folder_of_shards_is_a_trace(trace_file, tmp_path):
 
 def test_info_shows_what_a_trace_holds(made):
     shown = done("trace", "info", made / "trace.npz").stdout
-    assert "48 anchors of 8 requests (6 to 6 tokens after prompts of 5 to 12), depth 3, width 4" in shown
+    assert "48 anchors of 8 requests (6 tokens after prompts of 5 to 12), depth 3, width 4" in shown
     record = read_json(done("trace", "info", made / "trace.npz", "--json").stdout)
     assert (record["anchors"], record["requests"]) == (48, 8)
     assert record["meta"]["target"]["name"] == "target"

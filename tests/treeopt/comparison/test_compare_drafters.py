@@ -270,7 +270,7 @@ def files(two, tmp_path):
 
 
 def words(files, *more):
-    return ["compare", files / "worse.npz", files / "better.npz", *more]
+    return ["compare", files / "worse.npz", files / "better.npz", "--verbose", *more]
 
 
 def test_the_command_finds_each_trace_its_step_times(files, two):
@@ -293,13 +293,13 @@ def test_the_command_prints_tables_warnings_and_conditions(files):
     for said in (
         "chain of 4",
         "best tree of 63",
-        "batch 4, each with its own best tree",
+        "each drafter with its own best tree",
         "over the first's",
         "priced at",
     ):
         assert said in out
     assert "On 6 requests" not in out
-    assert "By replay on 6 requests held out, trees chosen on 6 others" in out
+    assert "Predictions: by replay on 6 requests held out, trees chosen on 6 others" in out
     assert "paired by request: the target wrote the same texts" in out
     assert "Warning: trees are chosen on" in out or "Warning: in the requests used to choose trees" in out
 

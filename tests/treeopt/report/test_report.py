@@ -1,72 +1,38 @@
-"""The page of results: what the commands print, whole and escaped, and nothing that must be fetched."""
+"""The page of results: every figure of the library, whole and escaped, and nothing that must be fetched."""
 
 import builtins
 import json
 import re
 from dataclasses import replace
-from html import unescape
-from html.parser import HTMLParser
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from tests.helpers.command_line import done, refused, run
+from tests.helpers.report_files import TRACES, Parsed, written_results
 from tests.helpers.strategies import drawn_trace
+from treeopt.api.page.read_results import report_page
+from treeopt.report.html_page import as_html
+from treeopt.report.page_parts import QUESTIONS, Page
 from treeopt.report.page_sections import RECORDS
 from treeopt.storage.atomic_files import shipped
+from treeopt.tables.blocks import Line, Table
 from treeopt.traces.trace import load_trace, save_trace
 
-TRACES = shipped("traces")
 EVIL = "<script>alert(1)</script>&"
-
-
-class Parsed(HTMLParser):
-    """Tags that were opened, what they refer to, and the text of preformatted parts."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.references, self.printed, self._open = [], [], [], []
-        self.feed(page)
-        self.close()
-        assert self._open == [], "every tag is closed"
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.references += [value for name, value in attrs if name in ("src", "href", "xlink:href") and value]
-        if tag not in ("meta",):
-            self._open.append(tag)
-        if tag == "pre":
-            self.printed.append("")
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag):
-        assert self._open.pop() == tag
-
-    def handle_data(self, data):
-        if "pre" in self._open:
-            self.printed[-1] += data
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """A file of every kind, as the commands write them, and what these printed."""
-    folder = tmp_path_factory.mktemp("results")
-    medusa, hydra = TRACES / "medusa-t0.npz", TRACES / "hydra-t0.npz"
-    told = {
-        "plan": done("search", "--trace", medusa, "--batch", "1,4", "--output", folder / "plan.json"),
-        "comparison": done("compare", medusa, hydra, "--batch", "4", "--output", folder / "comparison.json"),
-        "run": done("simulate", "--trace", medusa, "--tree", "2", "--batch", "4", "--output", folder / "run.json"),
-    }
-    words = ("--tree", "2", "--batch", "4", "--arrivals", "5", "--requests", "50", "--output", folder / "serving.json")
-    told["serving"] = done("simulate", "--trace", medusa, *words)
-    words = ("--tree", "2", "--batch", "4", "--capacity", "0.9", "--tpot-s", "0.05", "--requests", "50")
-    told["capacity"] = done("simulate", "--trace", medusa, *words, "--output", folder / "capacity.json")
-    where = ("--target", shipped("models/stdlib-llama"), "--hardware", "h100", "--batch", "1,4")
-    told["whatif"] = done("whatif", "--trace", medusa, *where, "--output", folder / "whatif.json")
-    return folder, {name: result.stdout for name, result in told.items()}
+    return written_results(tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="module")
+def whole(results):
+    """The page of all kinds, as values and as HTML."""
+    page = report_page(results.values(), title=EVIL)
+    return page, as_html(page)
 
 
 def page_of(folder, *files, more=()):
@@ -74,58 +40,88 @@ def page_of(folder, *files, more=()):
     return (folder / "page.html").read_text("utf-8")
 
 
-def words(text):
-    return re.sub(r"\s+", " ", text)
+def test_every_kind_of_file_answers_its_question(whole, results):
+    page, html = whole
+    assert page.problems == []
+    assert [finding.question for finding in page.findings] == list(results)
+    assert set(results) == set(QUESTIONS) - {"acceptance"}
+    headings = Parsed(html).texts["h2"]
+    assert headings[2:] == [QUESTIONS[key].text for key in QUESTIONS if key in results]
 
 
-def test_every_result_is_on_the_page_as_it_was_printed(results, tmp_path):
-    folder, printed = results
-    validation = shipped("validations/medusa-cpu.json")
-    files = [TRACES / "medusa-t0.npz", *(folder / f"{name}.json" for name in printed), validation]
-    page = page_of(tmp_path, *files, more=("--title", EVIL))
-    found = Parsed(page)
-    assert len(found.printed) == len(files) == 8
-    for text, name in zip(found.printed[1:], printed, strict=False):
-        due = printed[name]
-        due = due[: due.index("Steps are priced")] if "Steps are priced" in due else due
-        for line in due.splitlines():  # tables are as wide as their titles on a terminal
-            assert words(line).strip(" │┃") in words(text), (name, line)
-    assert found.tags.count("svg") == 5  # a run and servers have no plot
-    assert all(reference.startswith("#") for reference in found.references)
-    assert "<script" not in page
-    assert unescape(page[page.index("<h1>") + 4 : page.index("</h1>")]) == EVIL
-    assert {record["schema"] for record in map(read, files[1:])} == {*RECORDS, "treeopt.plan/3"}
+def test_every_figure_of_tables_and_sentences_is_on_the_page(whole):
+    page, html = whole
+    found = Parsed(html)
+    cells, body = set(found.texts["td"]) | set(found.texts["th"]), found.texts["body"][0]
+    counted = 0
+    for finding in page.findings:
+        for block in finding.blocks:
+            if isinstance(block, Table):
+                assert {cell.text for row in block.rows for cell in row.cells} <= cells
+                counted += sum(len(row.cells) for row in block.rows)
+            elif isinstance(block, Line):
+                assert block.text in body
+    assert counted > 500
 
 
-def read(path):
-    return json.loads(path.read_text("utf-8"))
+def test_the_summary_says_what_to_do_and_what_was_measured(whole):
+    answer = re.search(
+        r"Batch 4: a tree of 2 nodes, 1\.\d\d \[1\.\d\d, 1\.\d\d\] times, checked: 1\.\d\d\.",
+        whole[0].findings[1].answers[1],
+    )
+    assert answer
+    summary = next(text for text in Parsed(whole[1]).texts["section"] if "Summary" in text)
+    assert answer[0] in summary
 
 
-@pytest.mark.parametrize("path", sorted(shipped("validations").glob("*.json")), ids=lambda path: path.stem)
-def test_every_shipped_validation_can_be_shown(path, tmp_path):
-    if ".predictions" in path.name:
-        refused(run("report", path, "--output", tmp_path / "p.html"), path.name, "schema must be", code=2)
-    else:
-        assert Parsed(page_of(tmp_path, path)).tags.count("svg") == 1
+def test_the_page_needs_no_other_file(whole):
+    found = Parsed(whole[1])
+    assert len(whole[1].encode()) < 2_000_000
+    for element in found.elements:
+        for name in ("src", "href", "xlink:href", "action", "srcset"):
+            assert (element.attributes.get(name) or "#").startswith("#"), element
+    style = "".join(found.texts["style"])
+    assert "@import" not in style
+    assert "url(" not in style
+    assert not re.search(r"https?:", found.texts["main"][0])
 
 
-def test_names_are_no_formulas_nor_hidden(results, tmp_path):
-    """A dollar begins a formula in matplotlib, and what begins with an underscore is left out of legends."""
-    names = ("_a$x_{b$", "a" * 60)
-    for name in names:
-        (tmp_path / f"{name}.npz").write_bytes((TRACES / "medusa-t0.npz").read_bytes())
-    files = [tmp_path / f"{name}.npz" for name in names]
-    done("compare", *files, "--shapes", "chain:1", "--output", tmp_path / "c.json")
-    done("compare", *files[::-1], "--shapes", "chain:1", "--output", tmp_path / "d.json")
-    found = Parsed(page_of(tmp_path, tmp_path / "c.json", tmp_path / "d.json"))
-    assert names[0] in found.printed[0]
-    assert found.printed[0].replace("\n", "").count("a") > 60  # folded, not cut
+def test_the_page_can_be_read_by_all(whole):
+    html, found = whole[1], Parsed(whole[1])
+    assert found.all("html")[0].attributes["lang"] == "en"
+    assert "width=device-width" in [
+        element.attributes.get("content", "").split(",")[0] for element in found.all("meta")
+    ]
+    levels = [int(element.tag[1]) for element in found.elements if re.fullmatch(r"h[1-6]", element.tag)]
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    plots = [element for element in found.all("div") if element.attributes.get("role") == "img"]
+    assert len(plots) == len(found.all("figure")) == sum(len(finding.charts) for finding in whole[0].findings)
+    assert all(len(plot.attributes["aria-label"]) > 20 for plot in plots)
+    assert all("div" in element.around for element in found.all("table"))
+    ids = re.findall(r'\sid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    named = {element.attributes.get("for") for element in found.all("label")} - {None}
+    ranges = {e.attributes["id"] for e in found.all("input") if e.attributes["type"] == "range"}
+    assert named == ranges
 
 
-def test_the_page_is_the_same_for_the_same_files(results, tmp_path):
-    folder, _ = results
-    files = (folder / "plan.json", folder / "comparison.json")
-    assert page_of(tmp_path, *files) == page_of(tmp_path, *files)
+def test_charts_are_pictures_without_scripts_and_live_with_them(whole, results, tmp_path):
+    found = Parsed(whole[1])
+    specs = found.embedded("specs")
+    assert len(specs) == len(found.all("figure"))
+    assert all(spec["width"] == "container" for spec in specs.values())
+    page = page_of(tmp_path, results["plan"], results["trace"], more=("--static",))
+    static = Parsed(page)
+    assert static.all("script") == []
+    assert "What if?" not in page
+    pictures = [element for element in static.all("svg") if "li" not in element.around]
+    assert len(static.all("figure")) == len(pictures) > 4
+
+
+def test_what_a_title_says_is_no_markup(whole):
+    assert EVIL not in whole[1]
+    assert Parsed(whole[1]).texts["h1"] == [EVIL]
 
 
 def test_what_a_file_says_is_no_markup(tmp_path):
@@ -133,55 +129,118 @@ def test_what_a_file_says_is_no_markup(tmp_path):
     meta = {"target": {"name": EVIL}, "drafter": {"kind": EVIL}, "verification": "greedy", "temperature": 0.0}
     save_trace(replace(trace, meta=meta), tmp_path / "t.npz")
     page = page_of(tmp_path, tmp_path / "t.npz")
-    assert "<script" not in page
-    assert EVIL in Parsed(page).printed[0]
+    assert EVIL not in page
+    assert EVIL in Parsed(page).texts["main"][0]
+
+
+def read(path):
+    return json.loads(path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("path", sorted(shipped("validations").glob("*-typical.json")), ids=lambda path: path.stem)
+def test_validations_of_other_rules_can_be_shown(path, tmp_path):
+    assert len(Parsed(page_of(tmp_path, path, more=("--static",))).all("figure")) == 1
+
+
+def test_engine_checks_can_be_shown(tmp_path):
+    checks = read(shipped("engines/acceptance.json"))
+    page = Parsed(page_of(tmp_path, shipped("engines/acceptance.json"), more=("--no-plots",)))
+    assert len(page.all("tr")) == len(checks) + 1
+    total = sum(check["anchors_equal"] for check in checks)
+    assert f"{total:,}" in page.texts["main"][0]
+
+
+def test_several_of_a_kind_stand_side_by_side(results, tmp_path):
+    (tmp_path / "again.json").write_bytes(results["plan"].read_bytes())
+    page = Parsed(page_of(tmp_path, results["plan"], tmp_path / "again.json", more=("--no-plots",)))
+    assert len(page.all("article")) == 2
+    beside = [e for e in page.all("div") if e.attributes.get("class", "").split() == ["findings", "beside"]]
+    assert len(beside) == 1
+
+
+def test_names_are_no_formulas_nor_hidden(tmp_path):
+    """A dollar begins a formula in matplotlib, and what begins with an underscore is left out of legends."""
+    names = ("_a$x_{b$", "a" * 60)
+    for name in names:
+        (tmp_path / f"{name}.npz").write_bytes((TRACES / "medusa-t0.npz").read_bytes())
+    files = [tmp_path / f"{name}.npz" for name in names]
+    done("compare", *files, "--shapes", "chain:1", "--output", tmp_path / "c.json")
+    done("compare", *files[::-1], "--shapes", "chain:1", "--output", tmp_path / "d.json")
+    main = Parsed(page_of(tmp_path, tmp_path / "c.json", tmp_path / "d.json")).texts["main"][0]
+    assert names[0] in main
+    assert names[1] in main
+
+
+def test_the_page_is_the_same_for_the_same_files(results, tmp_path):
+    files = (results["plan"], results["comparison"])
+    assert page_of(tmp_path, *files) == page_of(tmp_path, *files)
 
 
 def test_rules_that_draw_or_keep_several_have_no_curve_of_ranks(tmp_path):
     """Their ranks do not say what they keep of any tree: drawn ones of rules that take trees do."""
     trace = drawn_trace([[0.6, 0.2]], [20] * 8, depth=2, rng=np.random.default_rng(0))
     kept = np.zeros((trace.anchors, 2, 2), dtype=np.float16)
-    for rule, plots in (("leviathan", 0), ("specinfer", 1)):
+    for rule, charts in (("leviathan", 1), ("specinfer", 3)):
         save_trace(replace(trace, kept=kept, meta={"verification": rule}), tmp_path / "t.npz")
-        assert Parsed(page_of(tmp_path, tmp_path / "t.npz")).tags.count("svg") == plots
+        assert len(report_page([tmp_path / "t.npz"]).findings[0].charts) == charts
     assert load_trace(TRACES / "medusa-typical.npz").tree_kept is not None
-    assert Parsed(page_of(tmp_path, TRACES / "medusa-typical.npz")).tags.count("svg") == 0
+    assert len(report_page([TRACES / "medusa-typical.npz"]).findings[0].charts) == 1
 
 
-@pytest.mark.parametrize("name", ["capacity", "comparison", "run", "serving", "whatif"])
+@pytest.mark.parametrize("name", ["capacity", "comparison", "run", "serving", "whatif", "validation"])
 def test_a_record_that_lacks_something_is_refused(results, tmp_path, name):
-    record = read(results[0] / f"{name}.json")
-    key = {"comparison": "contests", "whatif": "cells"}.get(name, "ways")
+    record = read(results[name])
+    key = {"comparison": "contests", "whatif": "cells", "validation": "cells"}.get(name, "ways")
     for broken in ({k: v for k, v in record.items() if k != key}, record | {key: 5}):
         (tmp_path / "r.json").write_text(json.dumps(broken))
         refused(run("report", tmp_path / "r.json", "--output", tmp_path / "p.html"), "r.json", "no whole", code=2)
         assert not (tmp_path / "p.html").exists()
 
 
+def test_a_file_that_cannot_be_read_is_listed_and_the_others_are_shown(results, tmp_path):
+    (tmp_path / "broken.json").write_text("{")
+    result = run("report", results["plan"], tmp_path / "broken.json", "--no-plots", "--output", tmp_path / "p.html")
+    assert result.exit_code == 1
+    assert "broken.json: neither a trace (.npz) nor JSON" in result.stderr.splitlines()[-1]
+    page = Parsed((tmp_path / "p.html").read_text("utf-8"))
+    assert "broken.json: neither a trace (.npz) nor JSON" in page.texts["section"][0]
+    assert len(page.all("article")) == 1
+
+
 def test_what_is_no_result_is_refused(results, tmp_path):
     (tmp_path / "d.json").write_text('{"schema": ["x"]}')
-    refused(run("report", tmp_path / "d.json", "--output", tmp_path / "p.html"), "d.json", "schema must be", code=2)
     (tmp_path / "a.json").write_text("{")
     (tmp_path / "b.json").write_text('{"schema": "treeopt.profile/2"}')
     for name, why in (
         ("a.json", "neither a trace (.npz) nor JSON"),
-        ("b.json", "schema must be treeopt.plan/3"),
+        ("b.json", "missing"),
         ("c.json", "cannot be read"),
+        ("d.json", "schema must be treeopt.plan/3"),
     ):
         refused(run("report", tmp_path / name, "--output", tmp_path / "p.html"), name, why, code=2)
-    plan = results[0] / "plan.json"
-    refused(run("report", plan, "--output", plan), "is read as", code=2)
+        assert not (tmp_path / "p.html").exists()
+    refused(run("report", results["plan"], "--output", results["plan"]), "is read as", code=2)
 
 
-def test_without_matplotlib_tables_can_be_had(results, tmp_path, monkeypatch):
-    real = builtins.__import__
+def test_without_the_packages_of_the_page_their_extra_is_named(results, tmp_path, monkeypatch):
+    real, absent = builtins.__import__, []
 
     def without(name, *args, **how):
-        if name.partition(".")[0] == "matplotlib":
-            raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {absent[0]!r}", name=absent[0])
         return real(name, *args, **how)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    plan = results[0] / "plan.json"
-    refused(run("report", plan, "--output", tmp_path / "p.html"), "pip install 'treeopt[report]'")
-    assert Parsed(page_of(tmp_path, plan, more=("--no-plots",))).tags.count("svg") == 0
+    for absent[:] in (["matplotlib"], ["vl_convert"], ["jinja2"]):
+        refused(run("report", results["plan"], "--output", tmp_path / "p.html"), "pip install 'treeopt[report]'")
+    absent[:] = ["matplotlib", "vl_convert"]
+    assert Parsed(page_of(tmp_path, results["plan"], more=("--no-plots",))).all("figure") == []
+
+
+def test_records_are_named_where_the_page_reads_them(results):
+    schemas = {read(path)["schema"] for name, path in results.items() if name != "trace"}
+    assert schemas == {*RECORDS, "treeopt.plan/3", "treeopt.predictions/1"}
+
+
+def test_a_page_of_nothing_says_so():
+    assert "None of the files could be read." in as_html(Page("nothing", []))

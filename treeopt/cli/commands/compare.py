@@ -47,6 +47,8 @@ EXAMPLES = general.examples(
 @general.seed
 @click.option("--output", type=general.FILE, help="Write the result to this file (.json).")
 @general.as_json
+@general.verbose
+@general.quiet
 def compare(
     traces: tuple[Path, ...],
     batch: tuple[int, ...] | None,
@@ -61,7 +63,7 @@ def compare(
     """
     general.check_output(output)
     result = compare_traces.compare(traces, profiles or None, batch=batch or (), **settings)
-    from treeopt.tables.compare_tables import comparison_record, show_comparison
+    from treeopt.tables.compare_tables import comparison_blocks, comparison_record
 
     record = comparison_record(result)
     if output:
@@ -69,4 +71,5 @@ def compare(
     if as_json:
         general.print_json(record)
         return
-    show_comparison(record)
+    files = dict(zip(record["meta"]["trace"], map(str, traces), strict=True))
+    general.show(comparison_blocks(record, files=files))

@@ -19,6 +19,7 @@ EXAMPLES = general.examples("treeopt doctor", "treeopt doctor --device cpu --jso
 @click.command(epilog=EXAMPLES)
 @models_and_prompts.device
 @general.as_json
+@general.verbose
 def doctor(device: str, as_json: bool) -> None:
     """Print what is installed, what the machine is, and whether the decoding loop is right on --device.
 
@@ -35,9 +36,9 @@ def doctor(device: str, as_json: bool) -> None:
     if as_json:
         general.print_json(record)
     else:
-        from treeopt.tables.doctor_tables import show_health
+        from treeopt.tables.doctor_tables import health_blocks
 
-        show_health(record)
+        general.show(health_blocks(record))
     if not sound:
         sys.exit(1)
 

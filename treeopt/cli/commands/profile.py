@@ -89,6 +89,7 @@ EXAMPLES = general.examples(
 @sampling
 @general.graphs
 @engine
+@general.quiet
 def profile(
     models: Models,
     prompts: Prompts,
@@ -138,7 +139,7 @@ def profile(
     errors = (
         f"{_size_errors(measured.relative_error, **measured.meta['left_out_sizes'])}{_policy_errors(measured.meta)}"
     )
-    click.echo(f"profile of batch {sizes} written to {output}; {errors}", err=True)
+    general.say(f"profile of batch {sizes} written to {output}; {errors}")
 
 
 def _profile_engine(

@@ -28,7 +28,7 @@ def report(files: tuple[Path, ...], output: Path, title: str, *, plots: bool, st
     `whatif` write with --output. A file that cannot be read is listed on the page, and the exit code is 1.
     """
     general.check_output(output)
-    from treeopt.api.report_page import report_page
+    from treeopt.api.page.read_results import report_page
     from treeopt.report.html_page import as_html
 
     page = report_page(files, title=title)

@@ -116,6 +116,8 @@ engine_rules = click.option(
 @general.seed
 @click.option("--output", type=general.FILE, help="Write the plan to this file (.json).")
 @general.as_json
+@general.verbose
+@general.quiet
 def search(
     trace_file: Path,
     profile_file: Path | None,
@@ -141,6 +143,7 @@ def search(
         max_tpot_s=None if max_tpot_ms is None else max_tpot_ms / 1e3,
         compare=(published_trees() if published else baselines()) | dict(compared),
         policies=policies,
+        progress=general.progress,
         **settings,
     )
     if output:
@@ -149,12 +152,9 @@ def search(
         click.echo(to_json(plan))
         return
     from simulate.validation.find_validation import live_checks
-    from treeopt.tables.plan_tables import show_plan
+    from treeopt.tables.plan_tables import plan_blocks
 
-    show_plan(plan, checks=live_checks(plan))
-    if settings["context"] is not None or profile.apart:
-        click.echo(f"Steps are priced at {plan.meta['search']['context']} tokens in the cache per sequence.")
-    for line in plan.meta.get("missing", ()):
-        click.echo(line)
+    file = None if output is None else str(output)
+    general.show(plan_blocks(plan, checks=live_checks(plan), file=file, engine=settings["engine"]))
     if output:
-        click.echo(f"plan written to {output}", err=True)
+        general.say(f"plan written to {output}")

@@ -92,6 +92,8 @@ EXAMPLES = general.examples(
 @general.seed
 @click.option("--output", type=general.FILE, help="Write the result to this file (.json).")
 @general.as_json
+@general.verbose
+@general.quiet
 def simulate(
     trace_file: Path,
     profile_file: Path | None,
@@ -108,14 +110,12 @@ def simulate(
     """
     general.check_output(output)
     record = simulate_requests.simulate(trace_file, profile_file, plan=plan_file, progress=general.progress, **settings)
-    for warning in record["warnings"]:
-        click.echo(f"Warning: {warning}.", err=True)
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
     if as_json:
+        general.warn(record["warnings"])
         general.print_json(record)
         return
-    from treeopt.tables.simulate_tables import show_capacity, show_runs, show_serving
+    from treeopt.tables.simulate_tables import simulation_blocks
 
-    shows = {"treeopt.run/1": show_runs, "treeopt.serving/1": show_serving, "treeopt.capacity/1": show_capacity}
-    shows[record["schema"]](record)
+    general.show(simulation_blocks(record))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from executor.train.recipes import RECIPES, Recipe, replaced
-from treeopt.api.messages import note, warn
+from treeopt.api.messages import note, silent, warn
 from treeopt.api.run_models import Models, quiet_libraries, slow_type_warnings
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.errors import UsageError
@@ -162,6 +162,7 @@ training = general.bundle(
 @click.option("--resume", is_flag=True, help="Resume an interrupted --output.")
 @general.seed
 @general.as_json
+@general.quiet
 def train(
     models: Models,
     training: Training,
@@ -204,7 +205,8 @@ def train(
     drafter = _drafter(models, recipe, target, rows, seed)
     if first and models.drafter is None:
         warn(_short_warnings(recipe, drafter, job.steps))
-    trained = run(job, target, drafter, rows, held_out, report=_reporter(job.steps, silent=not first))
+    with (general.progress if first else silent)("training", job.steps) as advance:
+        trained = run(job, target, drafter, rows, held_out, report=_reporter(job.steps, advance, silent=not first))
     if first:
         note([report.summary, *report.unread_fields])
         _finish(job, trained, tokenizer, as_json=as_json)
@@ -353,17 +355,21 @@ def _short_warnings(recipe: "Recipe", drafter: Any, steps: int) -> list[str]:
     ]
 
 
-def _reporter(steps: int, *, silent: bool) -> "Callable[[int, dict[str, Any]], None]":
-    """Return what prints losses on stderr during the training."""
+def _reporter(steps: int, advance: "Callable[[int], None]", *, silent: bool) -> "Callable[[int, dict[str, Any]], None]":
+    """Return what prints losses on stderr during the training, and counts the steps."""
+    done = 0
 
     def report(step: int, logs: dict[str, Any]) -> None:
+        nonlocal done
+        advance(step - done)
+        done = step
         if silent:
             return
         if "loss" in logs:
-            click.echo(f"step {step}/{steps}: loss {logs['loss']:.4f}, rate {logs['learning_rate']:.2e}", err=True)
+            general.say(f"step {step}/{steps}: loss {logs['loss']:.4f}, rate {logs['learning_rate']:.2e}")
         elif "eval_loss" in logs and any(logs[key] for key in logs if key.endswith("_anchors")):
             firsts = " ".join(f"{v:.3f}" for k, v in logs.items() if k.endswith("_top_1"))
-            click.echo(f"step {step}/{steps}: held out: loss {logs['eval_loss']:.4f}, top-1 {firsts}", err=True)
+            general.say(f"step {step}/{steps}: held out: loss {logs['eval_loss']:.4f}, top-1 {firsts}")
 
     return report
 
@@ -374,8 +380,8 @@ def _finish(job: "Job", trained: "Trained", tokenizer: "PreTrainedTokenizerBase"
 
     if (job.output / TARGET).is_dir():
         tokenizer.save_pretrained(job.output / TARGET)
-        click.echo(f"{job.output / TARGET}: the trained target", err=True)
-    click.echo(f"{job.output}: the drafter, its training in {LOG}", err=True)
+        general.say(f"{job.output / TARGET}: the trained target")
+    general.say(f"{job.output}: the drafter, its training in {LOG}")
     _show(job, trained, as_json=as_json)
 
 
@@ -404,7 +410,6 @@ def _show(job: "Job", trained: "Trained", *, as_json: bool) -> None:
     if as_json:
         general.print_json(record)
         return
-    from treeopt.tables.print_blocks import print_blocks
     from treeopt.tables.train_tables import training_blocks
 
-    print_blocks(training_blocks(record))
+    general.show(training_blocks(record))

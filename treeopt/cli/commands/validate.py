@@ -71,6 +71,8 @@ EXAMPLES = general.examples(
 @engine
 @click.option("--output", type=general.FILE, help="Write the comparison to this file (.json).")
 @general.as_json
+@general.verbose
+@general.quiet
 def validate(
     models: Models,
     prompts: Prompts,
@@ -126,9 +128,9 @@ def validate(
     if as_json:
         general.print_json(record)
         return
-    from treeopt.tables.validate_tables import show_validation
+    from treeopt.tables.validate_tables import validation_blocks
 
-    show_validation(record)
+    general.show(validation_blocks(record, plan=None if plan_file is None else str(plan_file)))
 
 
 def _in_engine(

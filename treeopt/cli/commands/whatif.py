@@ -104,6 +104,8 @@ POSITIVE = general.Real(min=0, min_open=True)
 )
 @click.option("--output", type=general.FILE, help="Write the result to this file (.json).")
 @general.as_json
+@general.verbose
+@general.quiet
 def whatif(
     trace_file: Path,
     hardware: str,
@@ -140,26 +142,26 @@ def whatif(
     _check_files(tables, question.profile_files(), PROFILE, "--profiles")
     answer = question.answer(general.progress)
     record = answer.record
-    for warning in record["warnings"]:
-        click.echo(f"Warning: {warning}.", err=True)
     if plans is not None:
         plans.mkdir(exist_ok=True)
         for name, plan in answer.plans().items():
             save_plan(plan, plans / name)
-            click.echo(f"plan written to {plans / name}", err=True)
+            general.say(f"plan written to {plans / name}")
     if tables is not None:
         tables.mkdir(exist_ok=True)
         for name, times in answer.profiles().items():
             save_profile(times, tables / name)
-            click.echo(f"step times written to {tables / name}", err=True)
+            general.say(f"step times written to {tables / name}")
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
     if as_json:
+        general.warn(record["warnings"])
         general.print_json(record)
         return
-    from treeopt.tables.whatif_tables import show_scenarios
+    from treeopt.tables.whatif_tables import scenario_blocks
 
-    show_scenarios(record)
+    written = () if plans is None else [str(plans / name) for name in question.plan_files()]
+    general.show(scenario_blocks(record, plans=written))
 
 
 def _prices(text: str) -> dict[str, float]:

@@ -5,12 +5,13 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from threading import Timer
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,12 +21,16 @@ from treeopt.storage.atomic_files import is_special
 from treeopt.storage.json_records import LARGEST_NUMBER
 from treeopt.tree import MAX_NODES
 
+if TYPE_CHECKING:
+    from treeopt.tables.blocks import Blocks
+
 FILE = click.Path(path_type=Path, dir_okay=False)
 # Parameters that name what is written; others are read.
 WRITTEN = ("output", "rest", "predictions_file", "plans", "tables")
 FOLDER = click.Path(path_type=Path)
 LARGEST = 2**31  # whole number of a list
 EXAMPLE_WIDTH = 100  # columns
+PATIENCE_S = 2.0  # work that is done sooner shows no bar
 NOTHING: Mapping[str, Path | None] = {}
 
 
@@ -129,6 +134,35 @@ context = click.option(
 graphs = click.option("--graphs", is_flag=True, help="Replay steps from CUDA graphs; not run on a device yet.")
 
 
+def _remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Keep a flag for this command's whole run, without an argument of the function."""
+    ctx.meta[f"treeopt.{param.name}"] = value
+
+
+def is_set(flag: str) -> bool:
+    """Return whether the running command was given `verbose` or `quiet`."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(f"treeopt.{flag}"))
+
+
+verbose = click.option(
+    "--verbose",
+    "-v",
+    is_flag=True,
+    expose_value=False,
+    callback=_remember,
+    help="Also print how the result was found, and all conditions.",
+)
+quiet = click.option(
+    "--quiet",
+    "-q",
+    is_flag=True,
+    expose_value=False,
+    callback=_remember,
+    help="Print neither progress nor notes on stderr; warnings and errors stay.",
+)
+
+
 def bundle(name: str, kind: type, *given: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a decorator that adds options to a command, which gets them as one argument `name` of dataclass `kind`."""
 
@@ -222,23 +256,46 @@ def is_main_process() -> bool:
     return parallel is None or bool(parallel.is_main_rank())
 
 
+def warn(sentences: Iterable[str]) -> None:
+    """Print warnings on stderr, sentences without a full stop."""
+    for sentence in sentences:
+        click.echo(f"Warning: {sentence}.", err=True)
+
+
 def say(line: str) -> None:
-    """Print a line on stderr, from one process."""
-    if is_main_process():
+    """Print a note on stderr, from one process, unless --quiet forbids it."""
+    if is_main_process() and not is_set("quiet"):
         click.echo(line, err=True)
+
+
+def show(blocks: "Blocks") -> None:
+    """Print a result on stdout, with its details if --verbose asks for them."""
+    from treeopt.tables.print_blocks import print_blocks
+
+    print_blocks(blocks, verbose=is_set("verbose"))
 
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr where that is a terminal; call what it yields with finished pieces."""
+    """Show a bar with the time left on stderr, from `PATIENCE_S` on; call what it yields with finished pieces.
+
+    Nothing is shown where stderr is no terminal, from other processes than the first, and with --quiet.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not console.is_terminal or not is_main_process() or is_set("quiet"):
         yield lambda pieces: None
         return
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(label, total=total)
+    bar = Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty())
+    task, start = bar.add_task(label, total=total), Timer(PATIENCE_S, bar.start)
+    start.daemon = True
+    start.start()
+    try:
         yield lambda pieces: bar.advance(task, pieces)
+    finally:
+        start.cancel()
+        start.join()
+        bar.stop()

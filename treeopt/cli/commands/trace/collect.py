@@ -86,6 +86,7 @@ EXAMPLES = general.examples(
 )
 @sampling
 @engine
+@general.quiet
 def collect(
     models: Models,
     prompts: Prompts,
@@ -153,4 +154,4 @@ def _write(trace: Trace, output: Path, run: EngineCollection) -> None:
     assert run.work is not None
     for work in (run.work, run.work.with_name(f"{run.work.name}.anchors")):
         work.unlink(missing_ok=True)
-    click.echo(f"{trace.anchors} anchors of {trace.requests} requests written to {output}", err=True)
+    general.say(f"{trace.anchors} anchors of {trace.requests} requests written to {output}")

@@ -36,10 +36,11 @@ EXAMPLES = general.examples(
 )
 @general.seed
 @general.as_json
+@general.verbose
 def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: int, as_json: bool) -> None:
     """Describe a trace or a folder of shards: size, models, acceptance by depth, repeated text, what to beware of."""
-    from treeopt.tables.learning_curve_tables import curve_record, show_curves
-    from treeopt.tables.trace_tables import describe, show_trace
+    from treeopt.tables.learning_curve_tables import curve_blocks, curve_record
+    from treeopt.tables.trace_tables import describe, trace_blocks
 
     trace = load_file_or_shards(trace_file, ranks_only=True)
     ranked = with_drawn_ranks(trace, seed)
@@ -52,10 +53,8 @@ def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: i
         drawn = {"learning_curves": [curve_record(curve) for curve in curves]} if learning_curve else {}
         general.print_json(describe(trace) | stored | {"advice": warnings} | drawn)
         return
-    show_trace(trace)
-    show_curves(curves)
-    for warning in (*(f"assumed: {sentence}" for sentence in assumed_in(trace.meta)), *warnings):
-        click.echo(f"Beware: {warning}.")
+    beware = [*(f"assumed: {sentence}" for sentence in assumed_in(trace.meta)), *warnings]
+    general.show((*trace_blocks(trace, file=str(trace_file), beware=beware), *curve_blocks(curves)))
 
 
 def _warnings(trace: Trace, ranked: Trace, nodes: int) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-from treeopt.api.chart_inputs import device_chart, profile_chart
-from treeopt.api.slider_inputs import slider_data
+from treeopt.api.page.chart_inputs import device_chart, profile_chart
+from treeopt.api.page.slider_inputs import slider_data
 from treeopt.comparison.mismatch_warnings import differing_models
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.plans.plan import Plan
@@ -24,6 +24,7 @@ from treeopt.report.page_sections import (
     plan_finding,
     predictions_finding,
     record_finding,
+    same_texts,
     trace_finding,
 )
 from treeopt.storage.atomic_files import checksum, why
@@ -127,7 +128,8 @@ class ProfileFile:
 
 def _finding(value: Any, source: str, inputs: Inputs) -> Finding:
     if isinstance(value, Trace):
-        return trace_finding(value, source, replayed=with_drawn_ranks(value, 0), chosen=_chosen(inputs.of(Plan)))
+        own = [plan for plan in inputs.of(Plan) if same_texts(value.meta, plan.meta.get("trace"))]
+        return trace_finding(value, source, replayed=with_drawn_ranks(value, 0), chosen=_chosen(own))
     if isinstance(value, Plan):
         return _plan(value, source, inputs)
     if isinstance(value, ProfileFile):
