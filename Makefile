@@ -18,7 +18,7 @@ TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
 PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
 
-.PHONY: browser pictures fuzz coverage engine-times engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
+.PHONY: snapshots browser pictures fuzz coverage engine-times engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -52,6 +52,9 @@ format: $(VENV)/.all  ## what ruff can mend
 
 docs: $(VENV)/.docs  ## the documentation, built into build/docs; a warning is an error
 	$(BIN)/zensical build --strict --clean
+
+snapshots: $(VENV)/.all  ## what terminals of 60 and 120 columns show, written again; read the difference
+	TREEOPT_SNAPSHOTS=1 $(BIN)/python -m pytest -q -n 0 tests/treeopt/tables/test_terminal_widths.py
 
 reference: $(VENV)/.all  ## the command-line reference and the outputs that README and docs show, written again
 	$(BIN)/python docs/generate_cli_reference.py

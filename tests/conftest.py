@@ -11,6 +11,9 @@ ROOT = str(Path(__file__).resolve().parent.parent)
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
+# A terminal's width must not decide what a test sees: pages and snapshots name theirs.
+os.environ.pop("COLUMNS", None)
+
 # No test is timed: a busy machine is not a failure. `make slow` tries more examples.
 EXAMPLES = int(os.environ.get("TREEOPT_EXAMPLES", "25"))
 settings.register_profile(

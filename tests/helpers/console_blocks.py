@@ -23,6 +23,7 @@ SLOW = "<!-- slow: run by make slow -->"
 NEEDS = ("<!-- needs: a model that is not shipped -->", "<!-- needs: an engine -->", "<!-- needs: a browser -->")
 BLOCK = re.compile(r"(?:^(<!-- [^\n]* -->)\n)?^```(\w*)([^\n]*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 LINKED = ("data", "docs", "notebooks")  # what commands may read, relative to where they run
+WIDTH = 110  # columns of a page
 SKIPPED = "..."  # in shown output: any lines
 
 
@@ -81,12 +82,14 @@ def commands(block: Block) -> list[Command]:
 
 
 def output_of(command: Command) -> list[str]:
-    """Run a treeopt command in this process and return what it printed; of `decode` with what goes to stderr.
+    """Run a treeopt command as on a terminal of `WIDTH` columns and return what it printed.
+
+    That of `decode` includes stderr.
 
     Raises:
         AssertionError: it failed.
     """
-    result = CliRunner().invoke(main, list(command.words[1:]))
+    result = CliRunner(env={"COLUMNS": str(WIDTH)}).invoke(main, list(command.words[1:]))
     assert result.exit_code == 0, f"{shlex.join(command.words)}\n{result.output}"
     text = result.output if command.words[1] == "decode" else result.stdout
     return [line.rstrip() for line in text.rstrip().splitlines()]

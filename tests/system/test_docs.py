@@ -32,6 +32,7 @@ from tests.helpers.console_blocks import (
     check,
     check_options,
     commands,
+    output_of,
     refreshed,
     workplace,
 )
@@ -144,9 +145,7 @@ def test_make_demo_is_the_demonstration():
 def test_the_demonstration_prints_what_the_readme_shows(monkeypatch):
     monkeypatch.chdir(ROOT)
     (command,) = commands(blocks(README)[1])
-    result = CliRunner().invoke(main, list(command.words[1:]))
-    assert result.exit_code == 0
-    assert [line.rstrip() for line in result.stdout.splitlines()] == list(command.shown)
+    assert output_of(command) == list(command.shown)
 
 
 def test_the_decoded_text_is_what_the_guide_shows(monkeypatch):

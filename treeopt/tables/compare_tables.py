@@ -97,15 +97,13 @@ def comparison_blocks(record: Mapping[str, Any], *, files: Mapping[str, str] | N
 
 
 def _answers(judged: Contests, priced: Contests, first: str) -> list[str]:
-    """Return a sentence for each batch size, and one for each drafter that is best with some size of tree."""
-    lines = [_fastest(contest, first) for contest in priced]
-    won: dict[str, list[str]] = {}
-    for contest in judged:
-        won.setdefault(_winner(contest, "tau")["drafter"], []).append(contest["name"])
-    return [
-        *lines,
-        *(f"{drafter} commits the most tokens per step with {', '.join(names)}." for drafter, names in won.items()),
-    ]
+    """Return the winner of each contest in a sentence, those of speed first."""
+    fastest = (
+        _won(contest, "speedup", first, f"Batch {contest['batch']}", "is the fastest", " times plain decoding")
+        for contest in priced
+    )
+    longest = (_won(contest, "tau", first, contest["name"], "commits the most tokens per step") for contest in judged)
+    return [*fastest, *longest]
 
 
 def _winner(contest: Mapping[str, Any], by: str) -> Mapping[str, Any]:
@@ -113,13 +111,13 @@ def _winner(contest: Mapping[str, Any], by: str) -> Mapping[str, Any]:
     return standing
 
 
-def _fastest(contest: Mapping[str, Any], first: str) -> str:
-    """Return the fastest drafter of a batch size, and how it compares with the first, or the next one with it."""
-    best = _winner(contest, "speedup")
-    line = f"Batch {contest['batch']}: {best['drafter']} is the fastest, {_text(best['speedup'])} times plain decoding"
+def _won(contest: Mapping[str, Any], by: str, first: str, place: str, verb: str, unit: str = "") -> str:
+    """Return the winner of a contest, and how it compares with the first drafter, or the next one with it."""
+    best = _winner(contest, by)
+    line = f"{place[0].upper()}{place[1:]}: {best['drafter']} {verb}, {_text(best[by])}{unit}"
     others = [standing for standing in contest["standings"] if standing is not best]
     if best["over"] is not None:
-        return f"{line}; {_text(best['over'])} times the speedup of {first}{_unsure(best['over'])}."
+        return f"{line}; {_text(best['over'])} times {first}{_unsure(best['over'])}."
     if not others:
         return f"{line}."
     second = max(others, key=lambda standing: standing["over"]["value"])

@@ -22,6 +22,9 @@ def health_blocks(record: Mapping[str, Any]) -> Blocks:
     blocks: list[Block] = [Line("answer", _answer(record))]
     if "trials" not in record:
         blocks.append(Line("next", "Next: install the decoding loop:", EXECUTOR))
+    elif not _wrong(record):
+        search = "treeopt search --trace TRACE --batch 4"
+        blocks.append(Line("next", "Next: choose a tree for a trace (treeopt trace collect records one):", search))
     blocks += [
         Line("note", f"treeopt {run['treeopt']}{commit}, Python {run['software']['python']}"),
         Line("note", f"{run['processor']}, {run['cores']} cores for this process"),
@@ -41,13 +44,17 @@ def health_blocks(record: Mapping[str, Any]) -> Blocks:
 
 def _answer(record: Mapping[str, Any]) -> str:
     """Return whether everything that is installed works."""
-    wrong = [package["name"] for package in record["packages"] if package["trouble"]]
-    wrong += [trial["name"] for trial in record.get("trials", ()) if not trial["holds"]]
-    if wrong:
-        return f"Not sound: {', '.join(wrong)}."
+    if names := _wrong(record):
+        return f"Not sound: {', '.join(names)}."
     if "trials" not in record:
         return "Sound for search and prediction; the decoding loop is not installed."
     return "Sound: the packages fit, and the decoding loop is right on this device."
+
+
+def _wrong(record: Mapping[str, Any]) -> list[str]:
+    """Return the names of packages and trials that are not as they must be."""
+    packages = [package["name"] for package in record["packages"] if package["trouble"]]
+    return packages + [trial["name"] for trial in record.get("trials", ()) if not trial["holds"]]
 
 
 def _device(device: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from treeopt.engines import ENGINES, METHODS
 from treeopt.planning.proof import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.storage.provenance import look
@@ -76,10 +77,10 @@ def _near(plan: Plan) -> list[str]:
     for entry in plan.entries:
         best = faster.get(str(entry.batch))
         if best is not None and entry.choice.grown is None:
-            name = f"a {'chain' if best['nodes'] == best['depth'] else 'tree'} of {best['nodes']}"
+            name = f"a {'chain' if best['nodes'] == best['depth'] else 'tree'} of {best['nodes']:.0f}"
             lines.append(
-                f"Batch {entry.batch}: {name} was {best['gain']:.1%} faster where trees were chosen; within {near:.0%} "
-                "and overlapping intervals the smallest is preferred (--near)."
+                f"Batch {entry.batch}: {name} was {best['gain']:.1%} faster on the requests that trees were chosen on; "
+                f"within {near:.0%}, where intervals overlap, the smallest is preferred (--near)."
             )
     return lines
 
@@ -116,15 +117,20 @@ def _next(plan: Plan, file: str | None, engine: str | None) -> list[Line]:
     """Return what to do with a plan that speculates: export it to its engine, or check it where no engine is known."""
     if all(entry.choice.plain for entry in plan.entries):
         return []
-    path, keep = shlex.quote(file or "plan.json"), "" if file else "keep the plan with --output plan.json, then "
-    if engine is not None:
-        return [
-            Line(
-                "next", f"Next: {keep}write the configuration of {engine}:", f"treeopt export {path} --format {engine}"
-            )
-        ]
+    path, keep = shlex.quote(file or "plan.json"), "" if file else "keep the plan with --output plan.json, and "
+    if engine in ENGINES:
+        export = f"treeopt export {path} --format {engine}{_method(plan, engine)}"
+        return [Line("next", f"Next: {keep}write the configuration of {engine}:", export)]
     command = f"treeopt validate --plan {path} --target TARGET --drafter DRAFTER --prompts PROMPTS"
-    return [Line("next", f"Next: {keep}check it on your machine (or hand it to an engine, treeopt export):", command)]
+    return [Line("next", f"Next: {keep}check it on your machine:", command)]
+
+
+def _method(plan: Plan, engine: str | None) -> str:
+    """Return the option that names how an engine drafts, for engines that must be given it."""
+    methods, kind = METHODS.get(engine or "", ()), look(plan.meta, "trace", "drafter", "kind")
+    if not methods or engine == "sglang":
+        return ""
+    return f" --method {kind if kind in methods else 'METHOD'}"
 
 
 def _table(entry: PlanEntry) -> Table:

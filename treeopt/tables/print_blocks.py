@@ -13,7 +13,7 @@ from treeopt.tables.wrapped_text import encodable, wrapped, wrapped_command
 
 PROSE = 120  # columns: longer lines of text are hard to read
 STYLES = {"answer": "bold", "next": "", "note": "", "warning": "yellow", "condition": "dim"}
-HIDDEN = "--verbose also prints how this was found and under which conditions."
+HIDDEN = "--verbose also prints all details and conditions."
 
 
 def print_blocks(blocks: Sequence[Block], console: Console | None = None, *, verbose: bool = False) -> None:

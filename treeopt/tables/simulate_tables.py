@@ -1,14 +1,16 @@
 """Simulated runs, servers and capacities as tables: figures down, configurations side by side."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 
-from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
+from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
 from treeopt.tables.print_blocks import print_blocks
 
 FIGURE = Column("figure", align="left", key=True)
+DETAIL = ("Prefill", "Trace: ")  # conditions that few need
 PERCENTS = (50, 95, 99)
 LATENCIES = {
     "ttft_s": "time to first token",
@@ -43,10 +45,30 @@ def show_capacity(record: Mapping[str, Any], console: Console | None = None) -> 
     print_blocks(capacity_blocks(record), console, verbose=True)
 
 
-def simulation_blocks(record: Mapping[str, Any]) -> Blocks:
-    """Return the blocks of what `treeopt simulate` writes: a run, a server or a capacity."""
+def simulation_blocks(record: Mapping[str, Any], *, trace: str | None = None, plan: str | None = None) -> Blocks:
+    """Return the blocks of what `treeopt simulate` writes: a run, a server or a capacity.
+
+    Args:
+        record: what was written.
+        trace: the file of the trace, for the next command.
+        plan: the file of the plan that was simulated; None if none was.
+    """
     makers = {"treeopt.run/1": run_blocks, "treeopt.serving/1": serving_blocks, "treeopt.capacity/1": capacity_blocks}
-    return makers[record["schema"]](record)
+    blocks = makers[record["schema"]](record)
+    answers = sum(isinstance(block, Line) and block.kind == "answer" for block in blocks)
+    return (*blocks[:answers], *_next(record, trace, plan), *blocks[answers:])
+
+
+def _next(record: Mapping[str, Any], trace: str | None, plan: str | None) -> list[Line]:
+    """Return the export of the plan, or the search for the best tree where none was simulated."""
+    if plan is not None:
+        export = f"treeopt export {shlex.quote(plan)} --format ENGINE"
+        return [Line("next", "Next: hand the plan to an engine:", export)]
+    if trace is None:
+        return []
+    batch = record["batch"] if "batch" in record else record["rows"]
+    search = f"treeopt search --trace {shlex.quote(trace)} --batch {batch} --output plan.json"
+    return [Line("next", "Next: find the fastest tree, and simulate it with --plan:", search)]
 
 
 def run_blocks(record: Mapping[str, Any]) -> Blocks:
@@ -57,7 +79,7 @@ def run_blocks(record: Mapping[str, Any]) -> Blocks:
     if record["speedup"] is not None:
         overall, mean = (ranged(record["speedup"][key]).text for key in ("throughput", "per_request"))
         lines = [
-            Line("answer", f"{answer}, {overall} times plain decoding's{_unsure(record['speedup']['throughput'])}.")
+            Line("answer", f"{answer}, {overall} times plain decoding{_unsure(record['speedup']['throughput'])}.")
         ]
         lines.append(Line("answer", f"A request is {mean} times as fast on average."))
     rows = [
@@ -139,9 +161,9 @@ def _columns(record: Mapping[str, Any]) -> tuple[Column, ...]:
 
 
 def _conditions(record: Mapping[str, Any]) -> list[Line]:
-    """Return warnings and conditions; the first condition says what was simulated, and stays."""
+    """Return warnings and conditions."""
     warnings = [Line("warning", f"{warning}.") for warning in record["warnings"]]
-    return warnings + conditions(record["conditions"][:1], record["conditions"][1:])
+    return warnings + [Line("condition", text, detail=text.startswith(DETAIL)) for text in record["conditions"]]
 
 
 def _unsure(over: Mapping[str, float]) -> str:

@@ -84,15 +84,21 @@ def _cells(cell: Mapping[str, Any], *, whole: bool) -> tuple[Cell, ...]:
 
 
 def _best(record: Mapping[str, Any]) -> list[str]:
-    """Return for each batch size whether the tree that was predicted to be the fastest was."""
+    """Return for each batch size whether the tree that was predicted to be the fastest was, and its speedups."""
+    speedups = {(cell["batch"], cell["name"]): [cell[side]["speedup"] for side in SIDES] for cell in record["cells"]}
     lines = []
     for best in record["best"]:
         line = f"Batch {best['batch']}: {best['predicted']} was predicted to be the fastest"
         if best["predicted"] == best["measured"]:
-            lines.append(f"{line}, and was.")
-            continue
-        verdict = "within" if best["within"] else "NOT within"
-        lines.append(f"{line}, {best['measured']} was; {best['behind']:.1%} apart, {verdict} {best['near']:.0%}.")
+            line += ", and was"
+        else:
+            verdict = "within" if best["within"] else "NOT within"
+            line += f", {best['measured']} was; {best['behind']:.1%} apart, {verdict} {best['near']:.0%}"
+        found = speedups.get((best["batch"], best["predicted"]))
+        if found is not None:
+            predicted, measured = (ranged(speedup).text for speedup in found)
+            line += f"; {predicted} times plain decoding predicted, {measured} measured"
+        lines.append(f"{line}.")
     return lines
 
 

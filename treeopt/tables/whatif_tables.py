@@ -6,10 +6,11 @@ from typing import Any
 from rich.console import Console
 
 from treeopt.planning.evaluator import PLAIN
-from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
+from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
 from treeopt.tables.print_blocks import print_blocks
 
 Cells = Sequence[Mapping[str, Any]]
+DETAIL = ("Memory: ", "Among trees", "Break-even", "A million tokens")  # conditions that few need
 COLUMNS = (
     Column("batch", key=True),
     Column("best", align="left", key=True),
@@ -42,7 +43,7 @@ def scenario_blocks(record: Mapping[str, Any], *, plans: Sequence[str] = ()) -> 
     blocks.append(_next(plans))
     blocks += _tables(record)
     blocks += [Line("warning", f"{warning}.") for warning in record["warnings"]]
-    return (*blocks, *conditions(record["conditions"][:1], record["conditions"][1:]))
+    return (*blocks, *(Line("condition", text, detail=text.startswith(DETAIL)) for text in record["conditions"]))
 
 
 def _next(plans: Sequence[str]) -> Line:

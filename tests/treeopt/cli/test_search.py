@@ -33,8 +33,8 @@ def test_search_prints_a_table(trace_file, profile_file):
     result = done(*words, "--verbose")
     assert result.stderr == ""
     assert re.findall(r"(?m)^batch (\d+)", result.stdout) == ["4", "1"]
-    for words in ("chosen tree", "no speculation", "best chain", "Not proved: ", "4 requests held out", "seed 0"):
-        assert words in result.stdout, words
+    for text in ("chosen tree", "no speculation", "best chain", "Not proved: ", "4 requests held out", "seed 0"):
+        assert text in result.stdout, text
     shown = done(*words).stdout
     assert shown.startswith("Batch 4: a tree of ")
     assert "Not proved" not in shown

@@ -294,7 +294,7 @@ def test_the_command_prints_tables_warnings_and_conditions(files):
         "chain of 4",
         "best tree of 63",
         "each drafter with its own best tree",
-        "over the first's",
+        "tau over the",
         "priced at",
     ):
         assert said in out

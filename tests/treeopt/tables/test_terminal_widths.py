@@ -2,13 +2,18 @@
 
 import os
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.printed_results import CODES, RESULTS, printed, sent
+from tests.helpers.console_blocks import check_options
+from tests.helpers.printed_results import CODES, RESULTS, folder, printed, sent
+from treeopt.engines import ENGINE_RULES, ENGINES, METHODS
+from treeopt.plans.plan_json import load_plan
 from treeopt.tables.blocks import Blocks, Cell, Column, Line, Row, Table, number, word
+from treeopt.tables.plan_tables import plan_blocks
 
 WIDTHS = (40, 60, 80, 100, 120, 160, 200)
 SNAPSHOTS = Path(__file__).with_name("snapshots")
@@ -99,6 +104,27 @@ def test_output_is_as_it_was(name, width):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, "utf-8")
     assert path.read_text("utf-8") == text
+
+
+@pytest.mark.parametrize("name", sorted(RESULTS))
+def test_the_command_to_run_next_exists(name):
+    for block in blocks_of(name):
+        if isinstance(block, Line) and block.command.startswith("treeopt "):
+            check_options(shlex.split(block.command)[1:])
+
+
+@pytest.mark.parametrize("engine", ENGINE_RULES)
+def test_a_plan_for_an_engine_is_exported_to_it_next(engine):
+    """With a method where its export needs one; rules of a project that has no export lead to a check."""
+    plan = load_plan(folder() / "plan.json") if blocks_of("search") else None
+    (line,) = [block for block in plan_blocks(plan, engine=engine) if isinstance(block, Line) and block.command]
+    command = shlex.split(line.command)
+    check_options(command[1:])
+    if engine not in ENGINES:
+        assert command[:2] == ["treeopt", "validate"]
+        return
+    assert command[:5] == ["treeopt", "export", "plan.json", "--format", engine]
+    assert ("--method" in command) == (engine in METHODS and engine != "sglang")
 
 
 # --- how tables shrink

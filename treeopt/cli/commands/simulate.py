@@ -118,4 +118,5 @@ def simulate(
         return
     from treeopt.tables.simulate_tables import simulation_blocks
 
-    general.show(simulation_blocks(record))
+    plan = None if plan_file is None else str(plan_file)
+    general.show(simulation_blocks(record, trace=str(trace_file), plan=plan))
