@@ -13,7 +13,7 @@ from tests.helpers.command_line import done, refused, run
 from tests.helpers.report_files import TRACES, Parsed, written_results
 from tests.helpers.strategies import drawn_trace
 from treeopt.api.page.read_results import report_page
-from treeopt.report.html_page import as_html
+from treeopt.report.html_page import _vega, as_html
 from treeopt.report.page_parts import QUESTIONS, Page
 from treeopt.report.page_sections import RECORDS
 from treeopt.storage.atomic_files import shipped
@@ -230,6 +230,7 @@ def test_without_the_packages_of_the_page_their_extra_is_named(results, tmp_path
             raise ModuleNotFoundError(f"No module named {absent[0]!r}", name=absent[0])
         return real(name, *args, **how)
 
+    _vega.cache_clear()
     monkeypatch.setattr(builtins, "__import__", without)
     for absent[:] in (["matplotlib"], ["vl_convert"], ["jinja2"]):
         refused(run("report", results["plan"], "--output", tmp_path / "p.html"), "pip install 'treeopt[report]'")
