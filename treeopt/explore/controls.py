@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from treeopt.defaults import NODES, WHATIF_CONTEXT
 from treeopt.engines import ENGINE_RULES, METHODS
 from treeopt.explore.offered_files import COUNTS, SIZES, Offer, devices
-from treeopt.explore.questions import ANY_TREE, MEASURED, SOURCES
+from treeopt.explore.questions import ANY_TREE, MEASURED, PREDICTED, SOURCES
 from treeopt.plans.plan import Plan
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT
 
@@ -25,7 +25,8 @@ def files_of(meta: "AppMeta") -> Mapping[str, Any]:
 
 def source(offer: Offer) -> "ui.dictionary":
     """Return `trace` and `source`: the recorded acceptance, and where step times come from."""
-    return _group(trace=_choice("Trace", list(offer.traces)), source=_choice("Step times", SOURCES))
+    sources = SOURCES if offer.profiles else (PREDICTED,)
+    return _group(trace=_choice("Trace", list(offer.traces)), source=_choice("Step times", sources))
 
 
 def step_times(offer: Offer, trace: str, kind: str) -> "ui.dictionary":

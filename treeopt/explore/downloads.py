@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from treeopt.api.report_page import report_page
+from treeopt.api.page.read_results import report_page
 from treeopt.engines import ENGINES
 from treeopt.engines.export import Export
 from treeopt.errors import TreeoptError, UsageError

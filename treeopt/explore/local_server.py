@@ -9,6 +9,7 @@ from treeopt.errors import UsageError
 
 HOST = "127.0.0.1"
 PAGE = Path(__file__).with_name("marimo_page.py")
+NAMES = PAGE.with_name("slider_names.js")
 GRACE_S = 1  # that open connections have to end
 
 Scope = MutableMapping[str, Any]
@@ -95,7 +96,8 @@ def application() -> Application:
     """Return the page as an ASGI application, without its code and without tracebacks."""
     import marimo
 
-    built: Any = marimo.create_asgi_app(quiet=True, include_code=False, show_tracebacks=False)
+    head = f"<script>{NAMES.read_text('utf-8')}</script>"
+    built: Any = marimo.create_asgi_app(quiet=True, include_code=False, show_tracebacks=False, html_head=head)
     app: Application = built.with_app(path="", root=str(PAGE)).build()
     return app
 

@@ -79,12 +79,11 @@ def footnotes(answer: Answer) -> str:
     """Return warnings and conditions; details are folded."""
     blocks = plan_blocks(answer.plan)
     memory = [f"Batch {batch} does not fit the memory of the device." for batch in answer.too_large]
-    reported = [f"{line[:1].upper()}{line[1:]}." for line in (*answer.warnings, *answer.notes)]
-    warned = dict.fromkeys((*memory, *reported[: len(answer.warnings)]))
+    warned = dict.fromkeys((*memory, *map(_sentence, answer.warnings)))
     lines = [block for block in blocks if isinstance(block, Line) and block.kind == "condition"]
     if isinstance(answer.question.steps, Device):
         lines = [_priced(answer.question.steps), *(line for line in lines if not line.text.startswith(STEP_TIMES))]
-    open_lines = [*reported[len(answer.warnings) :], *(line.text for line in lines if not line.detail)]
+    open_lines = [*map(_sentence, answer.notes), *(line.text for line in lines if not line.detail)]
     folded = _list([line.text for line in lines if line.detail], "conditions")
     warnings = f"<h2>Warnings</h2>{_list(list(warned), 'warnings')}" if warned else ""
     more = f"<details><summary>How this was found</summary>{folded}</details>" if folded else ""
@@ -102,7 +101,7 @@ def handover(controls: Mapping[str, Any], text: str, files: Sequence[object]) ->
 def handed_over(export: Export) -> str:
     """Return what an engine gets, and how it is started."""
     launch = f'<p>To start the engine:</p><pre tabindex="0">{escape(export.launch)}</pre>' if export.launch else ""
-    return f'<pre tabindex="0">{escape(export.text)}</pre>{launch}{_list(export.notes, "notes")}'
+    return f'<pre tabindex="0">{escape(export.text)}</pre>{launch}{_list([*map(_sentence, export.notes)], "notes")}'
 
 
 def no_exporter(engine: str | None) -> str:
@@ -173,6 +172,15 @@ def _unbroken(text: str) -> str:
     '<span class="figure">1.42 [1.36, 1.48]</span> times'
     """
     return re.sub(r"\d\S* \[[^\]]*\]", lambda found: f'<span class="figure">{found[0]}</span>', escape(text))
+
+
+def _sentence(line: str) -> str:
+    """Return a message of the library as a sentence.
+
+    >>> _sentence("record more domains")
+    'Record more domains.'
+    """
+    return f"{line[:1].upper()}{line[1:].removesuffix('.')}."
 
 
 def _list(lines: Sequence[str], kind: str) -> str:

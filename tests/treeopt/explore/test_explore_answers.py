@@ -260,6 +260,24 @@ def test_a_plan_without_speculation_has_a_page_too(offer, folder, tmp_path):
     assert len(charts_of(found, 1)) == 3
 
 
+def test_without_profiles_step_times_come_from_data_sheets(offer, answered):
+    pytest.importorskip("marimo", reason="the extra `explore` is not installed")
+    from treeopt.explore import controls
+
+    assert list(controls.source(offer).elements["source"].options) == ["measured", "from a data sheet"]
+    alone = replace(offer, profiles={})
+    assert list(controls.source(alone).elements["source"].options) == ["from a data sheet"]
+    values = {
+        **controls.source(alone).value,
+        **controls.step_times(alone, "trace.npz", "from a data sheet").value,
+        **controls.limits(3).value,
+        "deepest": 3,
+    }
+    asked = question_of(values)
+    assert asked == Question("trace.npz", Device("H100 SXM"), batches=(1, 4, 16))
+    assert controls.handover("vllm", answered.plan).value == {"method": None, "model": "", "batch": None}
+
+
 def test_given_files_are_read_by_path(folder):
     named = Offer.of_files([str(folder / "trace.npz")], [str(folder / "profile.json")], [str(Path(folder))])
     assert named.traces == {"trace.npz": folder / "trace.npz"}

@@ -75,6 +75,6 @@ def test_the_server_answers_its_own_page_and_ends_when_it_is_terminated(files):
         finally:
             server.send_signal(signal.SIGTERM)
             _, errors = server.communicate(timeout=60)
-    assert errors == ""
+    assert (errors, server.returncode) == ("", -signal.SIGTERM)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0

@@ -115,7 +115,7 @@ def test_controls_change_the_answer(browser, address):
 def test_the_keyboard_is_enough(browser, address):
     with opened(browser, address) as seen:
         page = seen.page
-        slider = page.get_by_role("slider").first
+        slider = page.get_by_role("slider", name="Nodes, at most")
         slider.focus()
         page.keyboard.press("Home")
         page.wait_for_function("document.querySelector('.headline').innerText.includes('a chain of 1')")
