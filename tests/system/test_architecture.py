@@ -54,6 +54,7 @@ EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelera
 LONGEST_COMMAND = 60  # lines
 LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft", "simpy", "datasets", "jinja2", "altair", "vl_convert"}
 LAZY |= {"pyarrow", "mlflow", "wandb", "marimo", "uvicorn", "starlette"}
+MARIMO_PAGE = ("treeopt.explore.marimo_page", "marimo")  # marimo's format; only the server of the page loads it
 
 
 @dataclass(frozen=True)
