@@ -891,6 +891,7 @@ def test_a_plan_says_where_it_comes_from(monkeypatch):
         "shapes": None,
         "max_tpot_s": None,
         "near": 0.01,
+        "faster": {},
         "shrink": 160.0,
         "solver_work": 0.75,
         "policies": [],
