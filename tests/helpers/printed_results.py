@@ -19,8 +19,8 @@ from treeopt.tables.blocks import Blocks
 from treeopt.tables.compare_tables import comparison_blocks
 from treeopt.tables.doctor_tables import health_blocks
 from treeopt.tables.plan_tables import plan_blocks
-from treeopt.tables.print_blocks import print_blocks
 from treeopt.tables.simulate_tables import simulation_blocks
+from treeopt.tables.terminal_blocks import print_blocks
 from treeopt.tables.trace_tables import trace_blocks
 from treeopt.tables.train_tables import training_blocks
 from treeopt.tables.validate_tables import validation_blocks

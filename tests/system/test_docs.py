@@ -182,7 +182,7 @@ def test_outputs_are_pasted_again():
     )
     new = refreshed(page)
     assert re.fullmatch(
-        r"a\n```console\n\$ treeopt trace split [^\n]*\n\.\.\.\n\$ [^\n]*\n\d+ anchors .*\n\.\.\.\n```\nb\n", new
+        r"a\n```console\n\$ treeopt trace split [^\n]*\n\.\.\.\n\$ [^\n]*\n[\d,]+ anchors .*\n\.\.\.\n```\nb\n", new
     )
     assert refreshed(new) == new
 

@@ -1,10 +1,10 @@
 """Results as tables and sentences, and how a terminal shows them.
 
 * `blocks`: tables, lines and cells with their full text: what every medium shows.
-* `print_blocks`: blocks printed on a terminal.
+* `terminal_blocks`: blocks printed on a terminal.
 * `table_layout`: tables as lines that fit a width; no cell is cut.
-* `wrapped_text`: sentences and command lines that fit a width.
-* `terminal_text`: text that all tables share: the terminal, intervals, one-line descriptions of provenance.
+* `terminal_text`: text that all tables share: the terminal, lines that fit it, intervals, descriptions of provenance.
+* `plan_answers`: the choices of a plan in sentences, and what to run next.
 * `plan_tables`: plans, as `treeopt search` prints them.
 * `trace_tables`: traces, as `treeopt trace info` prints them.
 * `learning_curve_tables`: learning curves.

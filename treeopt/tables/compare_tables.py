@@ -9,7 +9,7 @@ from rich.console import Console
 
 from treeopt.comparison.compare_drafters import Comparison, Standing
 from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
-from treeopt.tables.print_blocks import print_blocks
+from treeopt.tables.terminal_blocks import print_blocks
 from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule
 
 Contests = Sequence[Mapping[str, Any]]

@@ -1,18 +1,17 @@
 """Plans as tables: the answer for each batch size and what to run next, then a table for each, then the conditions."""
 
-import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
 
-from treeopt.engines import ENGINES, METHODS
 from treeopt.planning.proof import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.storage.provenance import look
 from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
-from treeopt.tables.print_blocks import print_blocks
-from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule, interval, percent, shown
+from treeopt.tables.plan_answers import answer, faster_lines, near_rule, next_lines, preferred
+from treeopt.tables.terminal_blocks import print_blocks
+from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule, percent, shown
 
 PATHS_SHOWN = 12
 LABELS = (SEARCHED, PROVED, NOT_PROVED)
@@ -47,11 +46,11 @@ def plan_blocks(
         file: the file that holds the plan; None if it is not written.
         engine: the engine that it was made for, by its name in `treeopt export`.
     """
-    blocks: list[Block] = [Line("answer", _answer(entry)) for entry in plan.entries]
+    blocks: list[Block] = [Line("answer", answer(entry)) for entry in plan.entries]
     if plan.best is not None:
-        blocks.append(Line("answer", _preferred(plan, plan.entry(plan.best))))
-    blocks += [Line("answer", text) for text in (*_near(plan), *_faster(plan))]
-    blocks += _next(plan, file, engine)
+        blocks.append(Line("answer", preferred(plan, plan.entry(plan.best))))
+    blocks += [Line("answer", text) for text in (*near_rule(plan), *faster_lines(plan))]
+    blocks += next_lines(plan, file, engine)
     for entry in plan.entries:
         blocks += [_table(entry), *(Line("note", text) for text in _notes(entry))]
         if checks and entry.batch in checks:
@@ -59,87 +58,6 @@ def plan_blocks(
     blocks += [Line("condition", text, detail=True) for text in _together(plan)]
     blocks += [Line("warning", f"{warning}.") for warning in plan.warnings]
     return (*blocks, *_conditions(plan))
-
-
-def _answer(entry: PlanEntry) -> str:
-    """Return the choice for a batch size and its speed in one sentence."""
-    choice, rate = entry.choice, f"{entry.choice.tokens_s(entry.batch):,.0f} tokens/s"
-    if choice.plain:
-        return f"Batch {entry.batch}: do not speculate: no tree or chain tried is predicted to be faster; {rate}."
-    speedup = f"{interval(choice.speedup)} times plain decoding"
-    return f"Batch {entry.batch}: {describe_choice(choice)}, {speedup}, {rate}."
-
-
-def _near(plan: Plan) -> list[str]:
-    """Return why a slower line was preferred, for each batch size where the rule of `near` bound."""
-    faster, near = look(plan.meta, "search", "faster") or {}, look(plan.meta, "search", "near")
-    lines = []
-    for entry in plan.entries:
-        best = faster.get(str(entry.batch))
-        if best is not None and entry.choice.grown is None:
-            name = f"a {'chain' if best['nodes'] == best['depth'] else 'tree'} of {best['nodes']:.0f}"
-            lines.append(
-                f"Batch {entry.batch}: {name} was {best['gain']:.1%} faster on the requests that trees were chosen on; "
-                f"within {near:.0%}, where intervals overlap, the smallest is preferred (--near)."
-            )
-    return lines
-
-
-def _faster(plan: Plan) -> list[str]:
-    """Return the line that is faster than the choice where no rule explains it: choices are made on other requests."""
-    if look(plan.meta, "search", "rules") or look(plan.meta, "search", "objective") not in (None, "throughput"):
-        return []
-    explained, lines = look(plan.meta, "search", "faster") or {}, []
-    for entry in plan.entries:
-        running = [choice for choice in entry.compared if choice.grown is None or choice.grown.policy is not None]
-        best = max(running, key=lambda choice: choice.tokens_s(entry.batch), default=entry.choice)
-        gain = best.tokens_s(entry.batch) / entry.choice.tokens_s(entry.batch) - 1
-        if gain > 0 and str(entry.batch) not in explained:
-            lines.append(
-                f"Batch {entry.batch}: {best.name} is {gain:.1%} faster on the requests held out; the choice was made "
-                "on the others, which keeps its prediction fair."
-            )
-    return lines
-
-
-def describe_choice(choice: Choice) -> str:
-    """Return a configuration in words, such as `a chain of 3`."""
-    if choice.grown is not None:
-        return f"a dynamic tree ({choice.grown.kind}) of {choice.nodes:.3g} nodes on average"
-    if choice.tree is None:
-        return "no speculation"
-    if choice.tree.depth == choice.tree.nodes:
-        return f"a chain of {choice.tree.nodes}"
-    return f"a tree of {choice.tree.nodes} nodes"
-
-
-def _next(plan: Plan, file: str | None, engine: str | None) -> list[Line]:
-    """Return what to do with a plan that speculates: export it to its engine, or check it where no engine is known."""
-    if all(entry.choice.plain for entry in plan.entries):
-        return []
-    keep = "" if file else "keep the plan with --output plan.json, and "
-    if engine in ENGINES:
-        export = export_command(file, engine, kind=look(plan.meta, "trace", "drafter", "kind"))
-        return [Line("next", f"Next: {keep}write the configuration of {engine}:", export)]
-    path = shlex.quote(file or "plan.json")
-    command = f"treeopt validate --plan {path} --target TARGET --drafter DRAFTER --prompts PROMPTS"
-    return [Line("next", f"Next: {keep}check it on your machine:", command)]
-
-
-def export_command(file: str | None, engine: str | None = None, *, kind: Any = None) -> str:
-    """Return the command that writes a plan for an engine; words in capitals are for the user to replace.
-
-    Args:
-        file: the file of the plan.
-        engine: a key of `treeopt.engines.ENGINES`; None where it is not known.
-        kind: the kind of drafter, which may be the engine's name for how it drafts.
-
-    >>> export_command("my plan.json", "vllm", kind="eagle")
-    "treeopt export 'my plan.json' --format vllm --method eagle"
-    """
-    methods = METHODS.get(engine or "", ())
-    method = f" --method {kind if kind in methods else 'METHOD'}" if methods and engine != "sglang" else ""
-    return f"treeopt export {shlex.quote(file or 'plan.json')} --format {engine or 'ENGINE'}{method}"
 
 
 def _table(entry: PlanEntry) -> Table:
@@ -233,16 +151,6 @@ def _once(lines: Iterable[tuple[int, str]], plan: Plan) -> list[tuple[str, str]]
         (line, "" if len(sizes) == len(plan.entries) else f" (batch {', '.join(map(str, sizes))})")
         for line, sizes in batches.items()
     ]
-
-
-def _preferred(plan: Plan, entry: PlanEntry) -> str:
-    objective, ceiling = (look(plan.meta, "search", key) for key in ("objective", "max_tpot_s"))
-    preferred = "Most tokens per second" if objective == "throughput" else f"Best for {shown(objective)}"
-    below = f" below {ceiling * 1e3:g} ms per token" if ceiling else ""
-    return (
-        f"{preferred}{below}: batch {entry.batch}, {entry.batch / entry.tpot_s:,.0f} tokens/s, "
-        f"{entry.tpot_s * 1e3:.2f} ms per token and sequence."
-    )
 
 
 def _context(plan: Plan) -> str:

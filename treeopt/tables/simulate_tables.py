@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
-from treeopt.tables.plan_tables import export_command
-from treeopt.tables.print_blocks import print_blocks
+from treeopt.tables.plan_answers import export_command
+from treeopt.tables.terminal_blocks import print_blocks
 
 FIGURE = Column("figure", align="left", key=True)
 DETAIL = ("Prefill", "Trace: ")  # conditions that few need

@@ -1,8 +1,10 @@
-"""Text that all tables share: the terminal, values with intervals, and one-line descriptions of provenance."""
+"""Text that all tables share: the terminal, lines that fit it, values with intervals, descriptions of provenance."""
 
 import os
+import re
 import shutil
 import sys
+import textwrap
 from dataclasses import astuple
 from typing import Any
 
@@ -14,6 +16,10 @@ from treeopt.storage.provenance import look
 ANY_WIDTH = 240  # columns, where nothing limits them
 HEIGHT = 25  # lines; nothing depends on it
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}  # names are printed as they are
+INDENT = "  "  # of continued lines
+# Blanks of an interval such as `1.42 [1.36, 1.48]`, or of a path.
+UNBROKEN = re.compile(r"(?<=\d) (?=\[[-+\d.])|(?<=[\d%],) (?=[-+\d.][^\[\]]*\])")
+STAND_IN = "\N{NO-BREAK SPACE}"
 
 
 def terminal() -> Console:
@@ -28,6 +34,47 @@ def terminal() -> Console:
 def _given_width() -> int | None:
     given = os.environ.get("COLUMNS", "")
     return int(given) if given.isdecimal() and int(given) > 0 else None
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text, broken at blanks but those of intervals and paths; longer words stay whole.
+
+    >>> wrapped("a speedup of 1.42 [1.36, 1.48] times", 22)
+    ['a speedup of', '  1.42 [1.36, 1.48]', '  times']
+    """
+    held = UNBROKEN.sub(STAND_IN, text)
+    rows = textwrap.wrap(held, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)
+    return [row.replace(STAND_IN, " ") for row in rows] or [""]
+
+
+def wrapped_command(command: str, width: int | None) -> list[str]:
+    r"""Return the lines of a command line, indented, continued before options as a shell takes it.
+
+    >>> wrapped_command("treeopt export plan.json --format vllm", 30)
+    ['  treeopt export plan.json \\', '    --format vllm']
+    """
+    first, *options = command.split(" --")
+    rows = [INDENT + first]
+    for option in options:
+        if width is not None and len(rows[-1]) + len(option) + 5 > width:
+            rows[-1] += " \\"
+            rows.append(f"{INDENT}{INDENT}--{option}")
+        else:
+            rows[-1] += f" --{option}"
+    return rows
+
+
+def encodable(text: str, encoding: str) -> str:
+    r"""Return text that an output of this encoding takes: other letters become `\x..` or `\u....`.
+
+    >>> encodable("── é", "ascii")
+    '-- \\xe9'
+    """
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.replace("─", "-").encode(encoding, "backslashreplace").decode(encoding)
+    return text
 
 
 def interval(estimate: Estimate, digits: int = 2) -> str:

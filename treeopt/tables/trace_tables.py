@@ -12,7 +12,7 @@ from treeopt.replay.priced_walk import plain_share
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
 from treeopt.storage.provenance import look
 from treeopt.tables.blocks import Block, Blocks, Column, Line, Row, Table, number
-from treeopt.tables.print_blocks import print_blocks
+from treeopt.tables.terminal_blocks import print_blocks
 from treeopt.tables.terminal_text import describe_models, shown
 from treeopt.traces.trace import OPTIONAL, PAST_END, Trace
 from treeopt.tree import Tree

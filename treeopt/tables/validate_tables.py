@@ -7,8 +7,8 @@ from rich.console import Console
 
 from treeopt.storage.provenance import look, rule_in
 from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
-from treeopt.tables.plan_tables import export_command
-from treeopt.tables.print_blocks import print_blocks
+from treeopt.tables.plan_answers import export_command
+from treeopt.tables.terminal_blocks import print_blocks
 from treeopt.tables.terminal_text import describe_measurement
 
 FORMS = {"leviathan": "Leviathan Thm 3.8", "coral": "CORAL Eq. 6"}

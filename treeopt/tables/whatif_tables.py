@@ -9,8 +9,8 @@ from treeopt.engines import ENGINES
 from treeopt.planning.evaluator import PLAIN
 from treeopt.storage.provenance import look
 from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
-from treeopt.tables.plan_tables import export_command
-from treeopt.tables.print_blocks import print_blocks
+from treeopt.tables.plan_answers import export_command
+from treeopt.tables.terminal_blocks import print_blocks
 
 Cells = Sequence[Mapping[str, Any]]
 DETAIL = ("Memory: ", "Among trees", "Break-even", "A million tokens")  # conditions that few need

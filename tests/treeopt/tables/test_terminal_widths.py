@@ -174,7 +174,7 @@ def test_a_terminal_too_narrow_for_a_table_gets_a_block_a_row():
 
 def test_a_file_gets_whole_tables_and_whole_sentences(capsys, monkeypatch):
     """Neither is as narrow as 80 columns, unless COLUMNS asks for it."""
-    from treeopt.tables.print_blocks import print_blocks
+    from treeopt.tables.terminal_blocks import print_blocks
 
     sentence = "one sentence " * 20 + "ends."
     monkeypatch.delenv("COLUMNS", raising=False)

@@ -270,7 +270,7 @@ def say(line: str) -> None:
 
 def show(blocks: "Blocks") -> None:
     """Print a result on stdout, with its details if --verbose asks for them."""
-    from treeopt.tables.print_blocks import print_blocks
+    from treeopt.tables.terminal_blocks import print_blocks
 
     print_blocks(blocks, verbose=is_set("verbose"))
 
