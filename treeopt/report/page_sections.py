@@ -28,7 +28,8 @@ from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.tables.blocks import Blocks, Line
 from treeopt.tables.compare_tables import SCHEMA as COMPARISON
 from treeopt.tables.compare_tables import comparison_blocks
-from treeopt.tables.plan_tables import describe_choice, plan_blocks
+from treeopt.tables.plan_answers import describe_choice
+from treeopt.tables.plan_tables import plan_blocks
 from treeopt.tables.simulate_tables import capacity_blocks, run_blocks, serving_blocks
 from treeopt.tables.terminal_text import describe_models, interval
 from treeopt.tables.trace_tables import trace_blocks
