@@ -28,12 +28,17 @@ def speedups(plan: Plan) -> Chart:
         for place, name in enumerate(ranked)
         for layer in _series(short(name) if place < SHOWN else OTHERS, rows[name], muted=place >= SHOWN)
     ]
+    stop = first_plain(plan)
+    ends = () if stop is None else (Layer("rule", x=(float(stop),)),)
     return Chart(
         "Predicted speedup by batch size",
         batch_axis(batches),
         Axis(SPEEDUP),
-        (Layer("rule", y=(1.0,)), *reversed(layers)),
-        (f"{INTERVALS} Dashed: plain decoding. {stops_paying(plan)}",),
+        (Layer("rule", y=(1.0,)), *ends, *reversed(layers)),
+        (
+            f"{INTERVALS} Dashed: plain decoding{', and where speculation stops paying' if ends else ''}.",
+            stops_paying(plan),
+        ),
         f"Speedup over plain decoding at batch {', '.join(map(str, batches))}. {stops_paying(plan)}",
         order=tuple(short(name) for name in ranked[:SHOWN]),
     )
@@ -59,9 +64,19 @@ def stops_paying(plan: Plan) -> str:
         return "Speculation pays at none of these batch sizes."
     if len(pays) == len(plan.entries):
         return "Speculation pays at all of these batch sizes."
-    beyond = [entry.batch for entry in plan.entries if entry.choice.plain and entry.batch > pays[-1]]
-    end = f", and not from batch {beyond[0]} on" if beyond else ""
+    first = first_plain(plan)
+    end = "" if first is None else f", and not from batch {first} on"
     return f"Speculation pays at batch {', '.join(map(str, pays))}{end}."
+
+
+def first_plain(plan: Plan) -> int | None:
+    """Return the planned batch size from which on speculation does not pay; None if it pays at the largest."""
+    first = None
+    for entry in sorted(plan.entries, key=lambda entry: -entry.batch):
+        if not entry.choice.plain:
+            break
+        first = entry.batch
+    return first
 
 
 def scenario_speedups(record: Mapping[str, Any]) -> Chart:

@@ -17,8 +17,10 @@ from treeopt.charts.matplotlib_axes import as_svg
 from treeopt.charts.palette import DARK, LIGHT, Palette
 from treeopt.charts.roofline_chart import Roof, roofline
 from treeopt.charts.server_charts import load_over_time
+from treeopt.charts.speedup_charts import speedups, stops_paying
 from treeopt.charts.tree_chart import tree_picture
 from treeopt.charts.vega_lite import as_vega_lite
+from treeopt.plans.plan import Choice, Plan, PlanEntry, Proof
 from treeopt.replay.static_tree import replay_tree, visit
 from treeopt.report.page_sections import accepted_shares
 from treeopt.statistics.clustered_estimate import Estimate, ratio
@@ -126,6 +128,20 @@ def test_nodes_of_a_tree_are_all_drawn(charts):
     rows = [(x, y) for x, y in zip(chart.layers[2].x, chart.layers[2].y, strict=True)]
     assert len(set(rows)) == len(rows) == tree.nodes
     assert chart.layers[3].text == tuple(map(str, tree.ranks))
+
+
+def test_the_batch_size_is_marked_from_which_speculation_does_not_pay():
+    one, fast = Estimate(1.0, 1.0, 1.0), Estimate(1.5, 1.4, 1.6)
+    chain = Choice("best chain", Tree.chain(1), fast, 0.01, fast)
+    plain = Choice("no speculation", None, one, 0.01, one)
+    proof = Proof("tokens", False, "")
+    chosen = {1: chain, 2: plain, 4: chain, 8: plain, 16: plain}
+    entries = [PlanEntry(b, c, None, tuple({chain, plain} - {c}), {}, proof) for b, c in chosen.items()]
+    assert stops_paying(Plan(tuple(entries))) == "Speculation pays at batch 1, 4, and not from batch 8 on."
+    assert Layer("rule", x=(8.0,)) in speedups(Plan(tuple(entries))).layers
+    assert stops_paying(Plan(tuple(entries[:1]))) == "Speculation pays at all of these batch sizes."
+    assert stops_paying(Plan(tuple(entries[3:]))) == "Speculation pays at none of these batch sizes."
+    assert not any(layer.mark == "rule" and layer.x for layer in speedups(Plan(tuple(entries[:1]))).layers)
 
 
 def test_a_server_of_an_earlier_version_has_no_load():
