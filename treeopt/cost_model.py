@@ -193,8 +193,11 @@ class Measured(Protocol):
     def priced_at(self, context: int | None = None) -> int | None:
         """Return the context, in cached tokens per sequence, that steps are priced at; None where it is unknown."""
 
-    def caveats(self, *, context: int | None = None, trace: Any = None) -> Sequence[str]:
+    def unmeasured(self, batches: Sequence[int]) -> Sequence[int]:
+        """Return those of these batch sizes that were not measured, and are priced between two that were."""
+
+    def caveats(self, *, context: int | None = None, trace: Any = None, batches: Sequence[int] = ()) -> Sequence[str]:
         """Return what it does not know about steps at this context, one sentence each, for a plan's warnings.
 
-        `trace` is the provenance of the trace whose steps are priced.
+        `trace` is the provenance of the trace whose steps are priced, `batches` are the batch sizes.
         """

@@ -84,7 +84,7 @@ def _context_range(path: Path, lines: Sequence[_Line], context: tuple[int, int] 
     if has_column == {True} and context is not None:
         raise UsageError(f"{path} has a column `context`: do not give the context again")
     if has_column == {False} and context is None:
-        raise UsageError(f"{path} does not say at which context it was measured: add a column, or give a range")
+        raise UsageError(f"{path} does not say at which context it was measured: add a column, or give --context")
     contexts = [line.context for line in lines if line.context is not None]
     return context or (math.floor(min(contexts)), math.ceil(max(contexts)))
 
@@ -111,7 +111,11 @@ def _check_chains(path: Path, lines: Sequence[_Line]) -> None:
         chains = {line.drafted for line in lines if (line.batch, line.context) == (batch, context)}
         if not {0, 1} <= chains:
             named = "" if context is None else f", context {context:g} (only lines of equal context are compared)"
-            raise CostError(f"{path}: batch {batch}{named}: there is no line with `drafted` {min({0, 1} - chains)}")
+            raise CostError(
+                f"{path}: batch {batch}{named}: there is no line with `drafted` {min({0, 1} - chains)}: measure "
+                "it, too, or let "
+                "`treeopt profile --engine` measure all"
+            )
 
 
 def _lines(path: Path) -> tuple[list[_Line], int]:
@@ -137,7 +141,10 @@ def _lines(path: Path) -> tuple[list[_Line], int]:
     except csv.Error as error:
         raise CostError(f"{path}: line {reader.line_num}: {error}") from error
     if not lines:
-        raise CostError(f"{path}: holds no measurement")
+        raise CostError(
+            f"{path}: holds no measurement: add lines of batch, drafted, step_ms, or let `treeopt profile "
+            "--engine` measure"
+        )
     return lines, 0
 
 

@@ -10,7 +10,7 @@ from treeopt.storage.provenance import GREEDY, look, same_choosing
 from treeopt.traces.trace import Trace
 
 
-def profile_of_trace(trace: Trace, trace_file: Path | None = None) -> tuple[Profile, str]:
+def profile_of_trace(trace: Trace, trace_file: Path | None = None, *, engine: str | None = None) -> tuple[Profile, str]:
     """Return the profile of the trace's target and drafter, and a sentence that names its file.
 
     Among several profiles, the first whose steps chose tokens by the trace's rule comes before the first of all.
@@ -18,6 +18,7 @@ def profile_of_trace(trace: Trace, trace_file: Path | None = None) -> tuple[Prof
     Args:
         trace: the trace.
         trace_file: its file, whose folder is searched before the shipped profiles; None searches only those.
+        engine: the engine that steps are wanted for, named in the error.
 
     Raises:
         CostError: there is no such profile.
@@ -34,8 +35,9 @@ def profile_of_trace(trace: Trace, trace_file: Path | None = None) -> tuple[Prof
     if not profiles:
         where = "" if trace_file is None else f"{trace_file}: "
         raise CostError(
-            f"{where}no profile of this target and drafter was found; measure one with `treeopt profile` "
-            "and name it with --profile"
+            f"{where}no profile of this target and drafter was found; name one with --profile: measured by `treeopt "
+            f"profile --engine {engine or 'ENGINE'}` or, in treeopt's own loop, `treeopt profile`; made by `treeopt "
+            "times` from an engine's step times; or predicted from data sheets by `treeopt whatif --profiles`"
         )
     name = min(profiles, key=lambda name: not same_choosing(GREEDY | dict(profiles[name].meta), trace.meta))
     graphs = ", measured with CUDA graphs" if look(profiles[name].meta, "graphs") else ""

@@ -63,7 +63,10 @@ class Prefill:
         points = self.drafted if drafted else self.plain
         low, high = points[0][0], points[-1][0]
         if (sizes < low).any():
-            raise CostError(f"prefill was measured for {low} tokens and more, not for {sizes[sizes < low].flat[0]:g}")
+            raise CostError(
+                f"prefill was measured for {low} tokens and more, not for {sizes[sizes < low].flat[0]:g}; give the "
+                "seconds with --prefill-s, or longer prompts"
+            )
         parts = np.ceil(sizes / high)
         return np.asarray(parts * interpolated(np.maximum(sizes / parts, low), points))
 

@@ -3,8 +3,9 @@
 step = draft(batch, levels) + rest(batch, tokens), both by context. Dynamic trees add the time that drafting them takes,
 where it was measured (`Growing`). At measured sizes the time is the measured one, dips and breaks included, as far as
 it was more than noise (`calibrate`). Between them the ratio of the measurement to the fitted `Basis` is interpolated,
-so that a tile's edge stays where it is; without a basis the time itself is interpolated. Sizes outside the measured
-ones raise CostError.
+so that a tile's edge stays where it is; without a basis the time itself is interpolated. A batch size between two
+measured ones is priced on the straight line between their times, with a wider interval (`INTERPOLATED`). Sizes outside
+the measured ones raise CostError.
 """
 
 import json
@@ -22,6 +23,7 @@ from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.profiles.basis import Basis
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile_records import BasisRecord, BatchRecord, PrefillRecord, ProfileRecord
+from simulate.profiles.refuse_unmeasured import batch_shares
 from simulate.profiles.step_tables import BatchTimes as BatchTimes
 from simulate.profiles.step_tables import Growing, Points, interpolated
 from treeopt.cost_model import CostParts, StepShape, far
@@ -37,6 +39,9 @@ NORMAL_95 = 1.96
 # Standard deviation between measuring runs of step time / plain step time (README, "Predicted against measured").
 RUN = 0.018
 BETWEEN_RUNS = NORMAL_95 * math.sqrt(2) * RUN  # half-width of the 95 % interval of the difference of two runs
+# Largest error of step / plain step at a batch size that was left out and interpolated, over all sizes and all pairs of
+# batch sizes around it, in data/profiles/medusa-cpu.json (batch 1 to 16; tests/simulate/profiles/test_batches_between).
+INTERPOLATED = 0.043
 AT_ONCE = "medusa"  # the kind of drafter that drafts all levels in one forward of the root
 
 
@@ -113,7 +118,12 @@ class Profile:
         first = {times.batch: times.context for times in reversed(self.batches)}
         return context if context is not None else round(math.fsum(first.values()) / len(first)) or None
 
-    def caveats(self, *, context: int | None = None, trace: Any = None) -> list[str]:
+    def unmeasured(self, batches: Sequence[int]) -> list[int]:
+        """See `Measured`."""
+        measured = {times.batch for times in self.batches}
+        return [batch for batch in batches if batch not in measured]
+
+    def caveats(self, *, context: int | None = None, trace: Any = None, batches: Sequence[int] = ()) -> list[str]:
         """See `Measured`."""
         low, high = self.context
         middle = self.priced_at() or (low + high) // 2
@@ -131,6 +141,13 @@ class Profile:
             sentences.append(
                 f"step times were measured at mixed contexts of {low} to {high} tokens (mean {middle}), not at each "
                 f"context: at {context} they may differ"
+            )
+        if between := self.unmeasured(batches):
+            sizes, known = (", ".join(map(str, dict.fromkeys(numbers))) for numbers in (between, self._sizes))
+            sentences.append(
+                f"step times of batch {sizes} are interpolated between those of batch {known}, which were "
+                "profiled: intervals "
+                "are wider"
             )
         if not self.widths_known:
             sentences.append("the drafter's cost of wider levels was not measured: it is taken to be zero")
@@ -184,12 +201,16 @@ class Profile:
         """See `CostModel.error`. The error is that of the batch size if enough was measured there, else of the profile.
 
         The difference between two runs on one machine is added, which no single run shows; for dynamic trees also the
-        spread of the time that drafting them takes.
+        spread of the time that drafting them takes. Between measured batch sizes the larger error of the two counts,
+        and `INTERPOLATED` is added.
         """
-        tables = [times for times in self.batches if times.batch == shape.batch]
+        around = [size for _, size in batch_shares(shape.batch, self._sizes)]
+        tables = [times for times in self.batches if times.batch in around]
         errors = [times.relative_error for times in tables if times.relative_error is not None]
         spreads = [known.spread for times in tables for kind, known in times.growth.items() if kind == shape.growth]
-        return math.hypot(max(errors, default=self.relative_error), NORMAL_95 * max(spreads, default=0.0), BETWEEN_RUNS)
+        between = INTERPOLATED if len(around) > 1 else 0.0
+        measured = max(errors, default=self.relative_error)
+        return math.hypot(measured, NORMAL_95 * max(spreads, default=0.0), BETWEEN_RUNS, between)
 
     def _remedy(self, batch: int, shapes: Sequence[StepShape], tables: list[tuple[float, BatchTimes]]) -> str:
         """Say which limits would avoid shapes that are too large; empty if none is too large, or if nothing fits."""
@@ -204,15 +225,32 @@ class Profile:
             advice += f"; choose fewer levels (search: --max-depth {deepest})"
         return advice
 
+    @property
+    def _sizes(self) -> list[int]:
+        """The measured batch sizes, rising."""
+        return list(dict.fromkeys(times.batch for times in self.batches))
+
     def _at(self, batch: int, context: int | None) -> list[tuple[float, BatchTimes]]:
-        """Return the tables on both sides of a context with their shares above 0; without a context the first one."""
+        """Return the tables around a batch size and a context with their shares above 0; without a context the first.
+
+        Raises:
+            CostError: either lies outside what was measured.
+        """
         low, high = self.context
         if context is not None and not low <= context <= high:
-            raise CostError(f"context {context} lies outside what the profile measured, {low} to {high} tokens")
+            raise CostError(
+                f"context {context} lies outside what the profile measured, {low} to {high} tokens: give a --context "
+                f"within, or profile at that context (`treeopt profile --context {context}`)"
+            )
+        return [
+            (outer * share, times)
+            for outer, size in batch_shares(batch, self._sizes)
+            for share, times in self._around(size, context)
+        ]
+
+    def _around(self, batch: int, context: int | None) -> list[tuple[float, BatchTimes]]:
+        """Return the tables of a measured batch size on both sides of a context, with their shares above 0."""
         tables = [times for times in self.batches if times.batch == batch]
-        if not tables:
-            measured = ", ".join(str(size) for size in dict.fromkeys(times.batch for times in self.batches))
-            raise CostError(f"batch {batch} is not in the profile, which measured batch {measured}")
         contexts = [times.context for times in tables]
         place = float(np.interp(contexts[0] if context is None else context, contexts, range(len(tables))))
         first = int(place)
@@ -230,12 +268,19 @@ class Profile:
         self, tokens: NDArray[np.float64], tables: list[tuple[float, BatchTimes]], context: int | None
     ) -> NDArray[np.float64]:
         """Return the seconds of everything but drafting; tokens must lie within the tables."""
+        return np.asarray(sum(share * self._table_rest_s(tokens, times, context) for share, times in tables))
+
+    def _table_rest_s(self, tokens: NDArray[np.float64], times: BatchTimes, context: int | None) -> NDArray[np.float64]:
+        """Return the seconds of everything but drafting by one table."""
         if self.basis is None:
-            return np.asarray(sum(share * interpolated(tokens, times.rest) for share, times in tables))
-        contexts = [times.context for times in self.batches if times.batch == tables[0][1].batch]
-        nearest = contexts[0] if context is None else min(max(context, contexts[0]), contexts[-1])
-        ratio = sum(share * interpolated(tokens, over_basis(times, self.basis)) for share, times in tables)
-        return np.asarray(ratio * self.basis.rest_s(tokens, batch=tables[0][1].batch, context=nearest))
+            return interpolated(tokens, times.rest)
+        ratio = interpolated(tokens, over_basis(times, self.basis))
+        return ratio * self.basis.rest_s(tokens, batch=times.batch, context=self._nearest(times.batch, context))
+
+    def _nearest(self, batch: int, context: int | None) -> float:
+        """Return the context nearest to `context` of those measured at a batch size."""
+        contexts = [times.context for times in self.batches if times.batch == batch]
+        return contexts[0] if context is None else min(max(context, contexts[0]), contexts[-1])
 
 
 def over_basis(times: BatchTimes, basis: Basis) -> Points:

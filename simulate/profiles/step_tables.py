@@ -109,7 +109,8 @@ class BatchTimes:
                 if max(shape.widths, default=0) > overhead.widest:
                     raise CostError(
                         f"width {max(shape.widths)} at batch {self.batch}: the profile measured dynamic trees "
-                        f"({shape.growth}) of width 1 to {overhead.widest}"
+                        f"({shape.growth}) of width 1 to {overhead.widest}; give the policy a smaller beam, or profile "
+                        "again with `treeopt profile --policies`"
                     )
                 seconds[i] = overhead.seconds(shape)
         return seconds

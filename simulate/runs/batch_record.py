@@ -49,7 +49,7 @@ def simulated_run(
         drain: begin a batch when all requests of the last have ended.
         lock_step: all sequences advance by the smallest number of tokens.
         fixed_shape: idle rows cost what busy ones do.
-        pad: batch sizes that the profile lacks cost what the nearest above does.
+        pad: batch sizes below the profile's smallest cost what that does.
         seed: of drawn ranks and of intervals.
 
     Raises:
@@ -109,8 +109,9 @@ def configuration_of(
 def run_conditions(trace: Trace, profile: Profile, prompts: str, *, pad: bool) -> list[str]:
     """Return the conditions of a simulated run, one sentence each: prompts, trace and step times."""
     drawn = "" if trace.kept is None else "; accepted tokens are drawn, given the texts"
+    between = "; batch sizes between measured ones are interpolated, smaller ones cost what the smallest does"
     return [
-        prompts + ("; batches that were not measured cost what the nearest above does." if pad else "."),
+        f"{prompts}{between if pad else ''}.",
         f"Trace: {describe_models(trace.meta)}; {describe_rule(trace.meta)}{drawn}.",
         f"Step times: {describe_measurement(profile.meta)}.",
     ]

@@ -56,7 +56,10 @@ class Switching:
         entries = {entry.batch: entry.choice for entry in sorted(plan.entries, key=lambda entry: entry.batch)}
         for batch, choice in entries.items():
             if choice.grown is not None:
-                raise UsageError(f"the plan has a dynamic tree at batch {batch}; a server drafts only static trees")
+                raise UsageError(
+                    f"the plan has a dynamic tree at batch {batch}; a server drafts only static trees: search "
+                    "without --policy"
+                )
         sizes = list(entries)
         changes = [(s.large, s.up, s.down) for s in plan.switches] or [
             (large, small + 1, small) for small, large in pairwise(sizes) if entries[small].tree != entries[large].tree
@@ -97,4 +100,6 @@ def static_entry(entry: PlanEntry) -> tuple[PlanEntry, str | None]:
         if choice.name == STATIC:
             note = f"Note: {dynamic}; runs are simulated with static trees, so its {STATIC} is used."
             return replace(entry, choice=choice), note
-    raise PlanError(f"{dynamic}; runs are simulated with static trees, and the plan holds no {STATIC}")
+    raise PlanError(
+        f"{dynamic}; runs are simulated with static trees, and the plan holds no {STATIC}: search without --policy"
+    )

@@ -58,7 +58,7 @@ def simulated_server(
         prompts: lengths and prefill times.
         load: arrivals, days and limits.
         rows: requests that decode together, at most.
-        pad: batch sizes that the profile lacks cost what the nearest above does.
+        pad: batch sizes below the profile's smallest cost what that does.
         seed: of arrivals and texts.
         progress: shows how many days are done while the highest rate is searched.
 

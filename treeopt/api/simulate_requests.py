@@ -60,7 +60,8 @@ def simulate(
         drain: begin a batch when all requests of the last have ended.
         lock_step: all sequences advance by the smallest number of tokens.
         fixed_shape: idle rows cost what busy ones do, as in `treeopt decode`.
-        pad: batch sizes that the profile lacks cost what the nearest above does; False raises CostError.
+        pad: batch sizes below the profile's smallest cost what that does; False raises CostError. Sizes between two
+            profiled ones are interpolated.
         arrivals: requests per second of a server, a Poisson process.
         capacity: find the highest rate at which this share of the requests keeps `ttft_s` and `tpot_s`.
         requests_file: lengths of a server's requests, JSON lines.
@@ -113,7 +114,9 @@ def simulate(
     else:
         record = _run(trace, profile, plan, tree, batch, prompts, modes, pad=pad, seed=seed)
     free = (FREE,) if load.given and prompts.free else ()
-    record["warnings"] = _warnings(trace, profile, plan, prompts, (*free, *record.get("warnings", ())))
+    size = int(record["rows"] if load.given else record["batch"])
+    record["interpolated"] = profile.unmeasured([size])
+    record["warnings"] = _warnings(trace, profile, plan, size, prompts, (*free, *record.get("warnings", ())))
     record["meta"] = {
         "settings": settings.settings | modes | {"pad": pad} | (load.settings if load.given else {}) | {"seed": seed},
         "trace": dict(trace.meta),
@@ -133,11 +136,11 @@ def _mismatches(trace: Trace, profile: "Profile", plan: Plan | None) -> list[str
 
 
 def _warnings(
-    trace: Trace, profile: "Profile", plan: Plan | None, prompts: "Prompts", more: tuple[str, ...]
+    trace: Trace, profile: "Profile", plan: Plan | None, batch: int, prompts: "Prompts", more: tuple[str, ...]
 ) -> list[str]:
     """Return each warning of the record once: the plan's, the trace's, the profile's, the prompts' and the run's."""
     assumed = (f"assumed: {sentence}" for sentence in assumed_in(trace.meta))
-    caveats = profile.caveats(context=prompts.context, trace=trace.meta)
+    caveats = profile.caveats(context=prompts.context, trace=trace.meta, batches=(batch,))
     return list(dict.fromkeys([*(plan.warnings if plan else ()), *assumed, *caveats, *prompts.warnings, *more]))
 
 

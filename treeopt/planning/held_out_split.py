@@ -40,7 +40,7 @@ def check_requests(trace: Trace) -> None:
     if trace.requests < MIN_REQUESTS:
         raise TraceError(
             f"a trace needs at least {MIN_REQUESTS} requests, two to choose trees on and two to report on; this one "
-            f"has {trace.requests}"
+            f"has {trace.requests}; record more"
         )
 
 

@@ -120,7 +120,7 @@ def search(
             f"omit {'policies' if policies else 'shrink'}"
         )
     if policies and objective is not THROUGHPUT:
-        raise UsageError(f"policies are swept for throughput, not for {objective.name}")
+        raise UsageError(f"policies are swept for throughput, not for {objective.name}: omit --policy or --objective")
     fit, held = hold_out(trace, held_out=held_out, seed=seed)
     if objective is WORST_DOMAIN:
         check_domains(fit, held)
@@ -160,6 +160,7 @@ def search(
             "policies": list(policies),
             "padding": padding if policies else None,
             "context": context if measured is None else measured.priced_at(context),
+            "interpolated": [] if measured is None else list(measured.unmeasured(settings.batches)),
             "held_out": held_out,
             "seed": seed,
             "requests_chosen_on": fit.requests,
@@ -182,7 +183,7 @@ def search(
         *reporting_warnings(held),
         *plain_steps(judge, chosen),
         *unpriced_policies(entries, cost),
-        *(() if measured is None else measured.caveats(context=context, trace=trace.meta)),
+        *(() if measured is None else measured.caveats(context=context, trace=trace.meta, batches=settings.batches)),
     )
     configurations = {e.batch: e.choice.grown.policy if e.choice.grown else e.choice.tree for e in entries}
     switches = changes(configurations, partial(rivals.rate, judge), near=near)

@@ -131,7 +131,8 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
     check_requests(trace)
     if trace.anchors < nodes:
         raise TraceError(
-            f"a tree of {nodes} nodes needs at least {nodes} anchors, one per node; the trace has {trace.anchors}"
+            f"a tree of {nodes} nodes needs at least {nodes} anchors, one per node; the trace has {trace.anchors}: "
+            "give a smaller --max-nodes, or record more requests"
         )
     warnings = []
     if trace.anchors < ANCHORS_PER_NODE * nodes:

@@ -164,7 +164,7 @@ def test_sglangs_bench_speculative_lines_are_read(tmp_path):
     assert found.batches == same.batches
     assert (found.meta["imported"]["trees_left_out"], same.meta["imported"]["trees_left_out"]) == (2, 0)
     words = ("times", tmp_path / "output.jsonl", "--device", DEVICE, "--context", "64-64")
-    assert "2 lines with trees were left out" in done(*words, "--output", tmp_path / "p.json").stderr
+    assert "2 lines with trees were left out" in done(*words, "--output", tmp_path / "p.json", "--force").stderr
 
 
 @pytest.mark.parametrize(
@@ -194,12 +194,12 @@ def test_the_context_is_said_once(tmp_path):
 
 def test_command_writes_a_profile(tmp_path):
     table, output = written(tmp_path / "t.csv", steps()), tmp_path / "p.json"
-    words = [str(table), "--device", DEVICE, "--output", str(output)]
+    words = [str(table), "--device", DEVICE, "--output", str(output), "--force"]
     result = CliRunner().invoke(command, [*words, "--context", "512-2048"])
     assert (result.exit_code, result.stdout) == (0, "")
     assert "profile of chains at batch 1, 4, 16 written to" in result.stderr
     found, due = load_profile(output), read_times(table, device=DEVICE, context=(512, 2048))
     assert (found.batches, found.context) == (due.batches, due.context)
     assert math.isclose(json.loads(output.read_text())["relative_error"], due.relative_error)
-    for text, message in (("2048-512", "the smaller number first"), ("100-", "must be like 512-2048")):
+    for text, message in (("2048-512", "the smaller number first"), ("100-", "must be like 8k or 512-2048")):
         assert message in str(CliRunner().invoke(command, [*words, "--context", text]).exception)

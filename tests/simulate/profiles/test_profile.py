@@ -139,8 +139,8 @@ def test_parts_price_what_the_profile_prices(profile, data):
 
 
 def test_parts_are_refused_where_prices_are():
-    with pytest.raises(CostError, match="batch 2"):
-        PROFILE.parts(batch=2, tokens=4, depth=2, width=1)
+    with pytest.raises(CostError, match="batch 5"):
+        PROFILE.parts(batch=5, tokens=4, depth=2, width=1)
     with pytest.raises(CostError, match="context 7"):
         PROFILE.parts(batch=1, tokens=4, depth=2, width=1, context=7)
 
@@ -164,8 +164,7 @@ def test_no_draft_costs_no_drafting():
         (shape(4, 5, 2), ("tokens 5", "batch 4", "4 to 4")),
         (shape(1, 2, 4), ("depth 4", "batch 1", "1 to 3")),
         (shape(4, 4, 1), ("depth 1", "batch 4", "2 to 2")),
-        (shape(2, 4, 2), ("batch 2", "1, 4")),
-        (shape(5, 4, 2), ("batch 5", "1, 4")),
+        (shape(5, 4, 2), ("batch 5", "1, 4", "treeopt profile --batch 1,4,5")),
         (shape(1, 2, 1, 7), ("context 7", "8 to 100")),
         (shape(1, 2, 1, 101), ("context 101", "8 to 100")),
     ],
@@ -179,7 +178,7 @@ def test_outside_what_was_measured_is_refused(outside, words):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"batch": 3}, ("batch 3", "1, 4")),
+        ({"batch": 5}, ("batch 5", "1, 4")),
         ({"batch": 1, "context": 7}, ("context 7", "8 to 100")),
         ({"batch": 1, "context": 101}, ("context 101", "8 to 100")),
     ],

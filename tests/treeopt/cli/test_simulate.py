@@ -68,7 +68,7 @@ def test_figures_are_the_librarys(files, tmp_path):
     assert record["speedup"]["per_request"]["low"] == gain.per_request.low
     table = done(*words(files, *settings)).stdout
     assert "Speedup, tokens/s over plain decoding's: " in table
-    assert "Prefill 5 ms per prompt of 50 tokens; batches that were not measured cost" in table
+    assert "Prefill 5 ms per prompt of 50 tokens; batch sizes between measured ones" in table
 
 
 def test_a_plan_says_tree_and_batch(files):
@@ -286,7 +286,9 @@ def test_a_server_that_cannot_be_is_refused(files, tmp_path):
     for option in ("--prefill-s", "--prefill-s-per-token", "--switch-s", "--arrivals"):
         refused(command(*server, option, "1e308"), option, "1e+308 is not in the range", code=2)
     refused(command(*server, "--arrivals", "1e-308"), "1e-308 is not in the range", code=2)
-    refused(command(*server[:-2], "--batch", "3", "--arrivals", "99", "--no-pad"), "3 requests came to decode together")
+    refused(
+        command(*server[:-2], "--batch", "5", "--arrivals", "999", "--no-pad"), "5 requests came to decode together"
+    )
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt_tokens": 20, "tokens": 3}')
     fed = words(files, "--batch", "2", "--requests-file", log)
@@ -307,19 +309,18 @@ def test_what_cannot_be_is_refused(files, tmp_path):
     both = words(files, "--plan", files / "plan.json", "--tree", "2", "--batch", "1")
     refused(command(*both), "give one of --plan and --tree", code=2)
     drained = words(files, "--batch", "4", "--tree", "2", "--json")
-    refused(command(*drained, "--no-pad"), "steps of batch 3 have no cost", "padding takes")
-    assert "batches that were not measured cost what the nearest above does" in done(*drained).stdout
+    assert "batch sizes between measured ones are interpolated" in done(*drained).stdout
     profile = load_profile(files / "p.json")
-    ends = (profile.batches[0], replace(profile.batches[-1], batch=8 * profile.batches[0].batch))
-    save_profile(replace(profile, batches=ends), tmp_path / "p.json")
-    gap = ("--profile", tmp_path / "p.json", "--tree", "2", "--batch")
-    done(*words(files, *gap, "2"))
-    assert "padding" not in refused(command(*words(files, *gap, "9")), "steps of batch 9 have no cost")
+    save_profile(replace(profile, batches=(replace(profile.batches[-1], batch=2),)), tmp_path / "p.json")
+    small = ("--profile", tmp_path / "p.json", "--tree", "2", "--batch")
+    done(*words(files, *small, "2"))
+    refused(command(*words(files, *small, "2", "--no-pad")), "steps of batch 1 have no cost", "padding takes")
+    refused(command(*words(files, *small, "9")), "steps of batch 3, 4, 6", " have no cost")
     refused(command(*words(files, "--batch", "1", "--tree", "7")), "the tree has depth 7, the trace records depth 3")
     refused(command(*words(files, "--batch", "1", "--prefill-s-per-token", "1")), "needs --prompt-tokens", code=2)
     refused(
         command(*words(files, "--batch", "1", "--prompt-tokens", "500")),
-        "(context 500 lies outside what the profile measured, 8 to 200 tokens)",
+        "(context 500 lies outside what the profile measured, 8 to 200 tokens: give a --context within",
     )
     trace = load_trace(files / "t.npz")
     drawn = Trace(trace.request, trace.position, trace.rank, trace.width, {"verification": "specinfer"})

@@ -634,8 +634,13 @@ def test_a_proof_and_a_plan_say_what_was_not_measured(known):
         def priced_at(self, context: int | None = None) -> int | None:
             return 72 if context is None else context
 
-        def caveats(self, *, context: int | None = None, trace: object = None) -> Sequence[str]:
-            assert trace == MIXED.meta
+        def unmeasured(self, batches: Sequence[int]) -> Sequence[int]:
+            return batches[1:]
+
+        def caveats(
+            self, *, context: int | None = None, trace: object = None, batches: Sequence[int] = ()
+        ) -> Sequence[str]:
+            assert (trace, batches) == (MIXED.meta, (1,))
             return (f"caveat at {context}",)
 
     plan = search(MIXED, Profiled(), max_nodes=7)
@@ -891,6 +896,7 @@ def test_a_plan_says_where_it_comes_from(monkeypatch):
         "policies": [],
         "padding": None,
         "context": 5,
+        "interpolated": [],
         "held_out": 0.5,
         "seed": 8,
         "requests_chosen_on": 15,

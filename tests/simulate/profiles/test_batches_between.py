@@ -1,0 +1,106 @@
+"""Batch sizes between profiled ones: interpolated, with the error that leaving out measured ones shows."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from simulate.profiles.profile import BETWEEN_RUNS, INTERPOLATED, BatchTimes, Profile, load_profile
+from treeopt.cost_model import StepShape
+from treeopt.errors import CostError
+from treeopt.storage.atomic_files import shipped
+from treeopt.tree import Tree
+
+TWO = Profile(
+    batches=(
+        BatchTimes(1, 0.010, ((1, 0.001), (3, 0.004)), ((2, 0.011), (64, 0.040)), relative_error=0.03),
+        BatchTimes(4, 0.016, ((1, 0.004), (3, 0.010)), ((2, 0.020), (64, 0.100)), relative_error=0.05),
+    ),
+    context=(8, 100),
+    relative_error=0.2,
+)
+
+
+def shapes(batch, profile):
+    """Trees of all measured sizes at a batch size, 1 to 5 levels deep."""
+    sizes = next(times for times in profile.batches if times.batch == batch).rest
+    return [StepShape(batch, tokens, (1,) * d) for tokens, _ in sizes for d in (1, 2, 4, 5) if tokens > d]
+
+
+def errors(profile, batch, low, high):
+    """|log(interpolated / measured)| of step / plain step at a batch size, from two others."""
+    around = replace(profile, batches=tuple(times for times in profile.batches if times.batch in (low, high)))
+    asked = shapes(batch, profile)
+    ratios = [known.step_s(asked) / known.plain_s(batch=batch) for known in (around, profile)]
+    return np.abs(np.log(ratios[0] / ratios[1]))
+
+
+def test_the_stated_error_is_that_of_batch_sizes_left_out():
+    profile = load_profile(shipped("profiles") / "medusa-cpu.json")
+    sizes = [times.batch for times in profile.batches]
+    assert sizes == [1, 2, 4, 8, 16]
+    worst = max(
+        errors(profile, size, *pair).max()
+        for size in sizes
+        for pair in combinations(sizes, 2)
+        if pair[0] < size < pair[1]
+    )
+    assert worst <= INTERPOLATED < worst + 1e-3
+    neighbours = [errors(profile, sizes[i], sizes[i - 1], sizes[i + 1]).max() for i in (1, 2, 3)]
+    assert max(neighbours) < worst
+    padded = shapes(8, profile)
+    above = profile.step_s([replace(shape, batch=16) for shape in padded]) / profile.plain_s(batch=16)
+    measured = profile.step_s(padded) / profile.plain_s(batch=8)
+    assert np.abs(np.log(above / measured)).max() > 5 * worst  # the next batch above says far less
+
+
+def test_times_lie_on_the_line_between_the_two_batch_sizes():
+    tree = Tree.chain(3)
+    step_s = {size: TWO.step_s([StepShape.of(tree, batch=size)])[0] for size in (1, 2, 3, 4)}
+    for size in (2, 3):
+        share = (size - 1) / 3
+        assert step_s[size] == pytest.approx((1 - share) * step_s[1] + share * step_s[4], rel=1e-12)
+    assert TWO.plain_s(batch=2) == pytest.approx(0.012)
+    parts = TWO.parts(batch=2, tokens=4, depth=3, width=1)
+    assert parts.step_s(np.array([4]), np.array([[1, 1, 1]]))[0] == pytest.approx(step_s[2], rel=1e-12)
+
+
+def test_a_basis_is_evaluated_at_both_batch_sizes():
+    profile = load_profile(shipped("profiles") / "eagle-cpu.json")
+    assert profile.basis is not None
+    ends = [profile.step_s([StepShape(size, 5, (1, 1))])[0] for size in (4, 16)]
+    between = profile.step_s([StepShape(8, 5, (1, 1))])[0]
+    assert between == pytest.approx(ends[0] * 2 / 3 + ends[1] / 3, rel=1e-12)
+    assert ends[0] < between < ends[1]
+
+
+def test_intervals_are_wider_between_and_what_is_interpolated_is_said():
+    assert TWO.error(StepShape(4, 2, (1,))) == pytest.approx(np.hypot(0.05, BETWEEN_RUNS))
+    assert TWO.error(StepShape(2, 2, (1,))) == pytest.approx(np.sqrt(0.05**2 + BETWEEN_RUNS**2 + INTERPOLATED**2))
+    assert TWO.unmeasured((1, 2, 3, 4)) == [2, 3]
+    (caveat,) = [line for line in TWO.caveats(batches=(1, 2, 3)) if "interpolated" in line]
+    assert caveat.startswith(
+        "step times of batch 2, 3 are interpolated between those of batch 1, 4, which were profiled"
+    )
+    assert not [line for line in TWO.caveats(batches=(1, 4)) if "interpolated" in line]
+
+
+@pytest.mark.parametrize("batch", [5, 64])
+def test_outside_the_measured_batch_sizes_there_is_no_price_but_a_way_on(batch):
+    with pytest.raises(
+        CostError, match=f"batch {batch} lies outside .* measured batch 1, 4: .*treeopt profile --batch"
+    ):
+        TWO.step_s([StepShape(batch, 2, (1,))])
+    below = replace(TWO, batches=TWO.batches[1:])
+    with pytest.raises(CostError, match="batch 1 lies outside"):
+        below.plain_s(batch=1)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in shipped("profiles").glob("*.json")))
+def test_every_shipped_profile_prices_all_batch_sizes_within(name):
+    profile = load_profile(shipped("profiles") / f"{name}.json")
+    sizes = range(profile.batches[0].batch, profile.batches[-1].batch + 1)
+    seconds = [profile.step_s([StepShape(size, 4, (1, 1))])[0] for size in sizes]
+    assert seconds == sorted(seconds)
+    assert all(profile.plain_s(batch=size) > 0 for size in sizes)
