@@ -14,16 +14,9 @@ from executor.drafters.medusa import MedusaHeads
 from executor.target.load_hf_model import read_verifiable_config
 from executor.target.packed_linears import pack_where_it_fits
 from executor.target.target_model import Target
+from simulate.model_sizes.named_shapes import SHAPES, shape_fields, shape_name
 from treeopt.errors import ExecutorError, UsageError
 
-SHAPES = {  # hidden, intermediate, layers, heads, key heads, vocabulary
-    "toy": (64, 128, 2, 4, 2, 512),
-    "100m": (768, 2048, 14, 12, 4, 8192),
-    "1b": (2048, 8192, 16, 32, 8, 128256),  # Llama 3.2 1B
-    "8b": (4096, 14336, 32, 32, 8, 128256),  # Llama 3.1 8B
-    "14b": (5120, 13824, 48, 40, 8, 152064),  # Qwen2.5 14B
-    "70b": (8192, 28672, 80, 64, 8, 128256),  # Llama 3.1 70B
-}
 DIGITS, MOST_HEADS, MOST_LAYERS = 6, 64, 1024  # of random drafters
 DRAFTERS = (
     f"medusa:K (heads, at most {MOST_HEADS}), layers:N (a language model of the target's layers, at most "
@@ -33,14 +26,8 @@ DRAFTERS = (
 
 def shape_config(shape: str) -> LlamaConfig:
     """Return a Llama configuration of a shape, one of `SHAPES`, without tokens that end a text."""
-    hidden, intermediate, layers, heads, shared, vocabulary = SHAPES[shape]
     return LlamaConfig(
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=shared,
-        vocab_size=vocabulary,
+        **{name: size for name, size in shape_fields(shape).items() if name != "model_type"},
         max_position_embeddings=40960,
         initializer_range=0.05,
         bos_token_id=None,
@@ -63,8 +50,8 @@ def random_target(
     Raises:
         ExecutorError: neither a shape nor a folder, or an architecture that cannot verify trees.
     """
-    if str(source) in SHAPES:
-        return _make_target(shape_config(str(source)), f"random-{source}", dtype, device, packed)
+    if (shape := shape_name(source)) is not None:
+        return _make_target(shape_config(shape), f"random-{shape}", dtype, device, packed)
     if not (Path(source) / "config.json").is_file():
         raise ExecutorError(f"{source}: neither a shape ({', '.join(SHAPES)}) nor a folder with a config.json")
     return _make_target(read_verifiable_config(source), f"random-{Path(source).resolve().name}", dtype, device, packed)

@@ -196,6 +196,13 @@ def check_finite(path: Path | str, module: nn.Module) -> None:
                 raise ExecutorError(f"{path}: {part} holds values that are not finite")
 
 
+def chosen_device(device: str) -> str:
+    """Return the device; for `auto` cuda where there is one, else cpu."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def prepare(device: str, *, threads: int | None = None, tensor_parallel: bool = False) -> None:
     """Prepare this process for models on `device`: silence transformers, set CPU threads, select the process's device.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.named_shapes import SHAPES, shape_fields, shape_name
 from treeopt.errors import CostError
 from treeopt.storage.user_files import read_text
 
@@ -207,7 +208,7 @@ def _context_limit(config: Mapping[str, Any]) -> int | None:
 
 
 def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, Any]], T]) -> T:
-    """Return what `read` makes of a config.json: the parsed file, its path, or the path of its folder.
+    """Return what `read` makes of a config.json: the parsed file, its path, the path of its folder, or a shape's name.
 
     Raises:
         CostError: the file cannot be read, or `read` raises one; names the file.
@@ -217,8 +218,14 @@ def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, 
     """
     if isinstance(config, Mapping):
         return read(config)
+    if (name := shape_name(config)) is not None:
+        return read(shape_fields(name))
     path = Path(config)
     path = path / "config.json" if path.is_dir() else path
+    if not path.exists():
+        raise CostError(
+            f"{path}: No such file; name a model's folder, its config.json, or a shape ({', '.join(SHAPES)})"
+        )
     try:
         content = json.loads(read_text(path))
         if not isinstance(content, dict):

@@ -170,7 +170,10 @@ def find_hardware(name: str, *, path: Path | str | None = None) -> Hardware:
     matches = [known for known in devices if wanted and re.match(rf"{re.escape(wanted)}\b", known.casefold())]
     if len(matches) == 1:
         return devices[matches[0]]
-    raise CostError(f"hardware must be one of {', '.join(matches or devices)}; got {name!r}")
+    raise CostError(
+        f"hardware must be one of {', '.join(matches or devices)}; got {name!r}; another device needs its "
+        "--bandwidth, --flops and --like"
+    )
 
 
 def own_hardware(

@@ -25,12 +25,12 @@ def fitted_for(device: Hardware, like: Hardware | None) -> Fitted:
     if fitted is None:
         raise CostError(
             f"{device.name}: no constants are known for devices of class {device.generation}, only for "
-            f"{', '.join(_classes())}; say which device it is like"
+            f"{', '.join(_classes())}; say which device it is like (--like)"
         )
     if fitted.kv_bandwidth_share is None:
         other = like.fitted if like else _fitted_in(_KV_FROM.get(device.generation, ""))
         if other is None or other.kv_bandwidth_share is None:
-            raise CostError(f"{device.name}: kv_bandwidth_share is not known; say which device it is like")
+            raise CostError(f"{device.name}: kv_bandwidth_share is not known; say which device it is like (--like)")
         fitted = replace(fitted, kv_bandwidth_share=other.kv_bandwidth_share)
     return fitted
 

@@ -75,7 +75,9 @@ def _check_comparable(measured_on: Roofline, to: Roofline) -> None:
             raise CostError(f"{name} must be the same on both devices")
     if measured_on.devices != to.devices:
         raise CostError(
-            f"times of {measured_on.label} cannot be carried over to {to.label}: their exchange between devices differs"
+            f"times of {measured_on.label} cannot be carried over to {to.label}: their exchange between devices "
+            "differs; name as many "
+            "devices on both sides"
         )
 
 

@@ -15,7 +15,7 @@ from simulate.roofline.data_sheets import Hardware, find_hardware, own_hardware
 from simulate.roofline.fitted_constants import constants_of
 from simulate.roofline.interconnect import Link
 from simulate.roofline.roofline_model import Roofline
-from simulate.whatif.drafter_kinds import KINDS, WITHOUT_SIZES
+from simulate.whatif.drafter_kinds import KINDS, WITHOUT_SIZES, kind_by_layers, kind_of_drafter
 from simulate.whatif.profile_transfer import transfer
 from simulate.whatif.scenarios import Setting
 from treeopt.defaults import BYTES
@@ -42,21 +42,27 @@ class Counted:
     device: Hardware
 
 
-def drafter_kind(trace: Trace, kind: str | None) -> tuple[str, list[str]]:
+def drafter_kind(trace: Trace, kind: str | None, drafter: Config | None = None) -> tuple[str, list[str]]:
     """Return the kind of drafter that is priced, and a warning if the trace records another kind.
 
     Args:
-        trace: the trace, whose drafter decides where `kind` is None.
+        trace: the trace, whose drafter decides where nothing else does.
         kind: one of `KINDS`.
+        drafter: the drafter's folder or config.json, which decides where `kind` is None and it states its kind.
 
     Raises:
         UsageError: no such kind, or the trace's drafter has none that could be priced.
+        CostError: the drafter's configuration cannot be read.
     """
+    if kind is None and drafter is not None:
+        kind = kind_of_drafter(drafter)
     recorded = look(trace.meta, "drafter", "kind")
     if isinstance(recorded, str):
         recorded = recorded.partition(":")[0]  # an engine's prompt lookup takes as long as treeopt's
     if kind is None:
         if recorded not in KINDS:
+            if drafter is not None and (guess := kind_by_layers(drafter)) is not None:
+                return guess, []
             why = (
                 "the trace does not record its drafter's kind"
                 if recorded is None

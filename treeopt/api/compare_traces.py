@@ -128,5 +128,5 @@ def _first(trace: Trace, requests: int | None, source: Path | str) -> Trace:
     if requests is None:
         return trace
     if requests > trace.requests:
-        raise UsageError(f"--requests {requests}: {source} has {trace.requests}")
+        raise UsageError(f"--requests {requests}: {source} has {trace.requests}: give fewer")
     return trace.select(np.arange(requests))

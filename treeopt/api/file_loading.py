@@ -108,7 +108,9 @@ def as_trace(trace: Trace | Path | str, *, ranks_only: bool = False) -> tuple[Tr
     return load_trace(trace, ranks_only=ranks_only), Path(trace)
 
 
-def as_profile(profile: "Cost | Path | str | None", trace: Trace, trace_file: Path | None) -> "Cost | Profile":
+def as_profile(
+    profile: "Cost | Path | str | None", trace: Trace, trace_file: Path | None, *, engine: str | None = None
+) -> "Cost | Profile":
     """Return the profile, loaded from its path; None finds the one of the trace's models and notes its name.
 
     Raises:
@@ -117,7 +119,7 @@ def as_profile(profile: "Cost | Path | str | None", trace: Trace, trace_file: Pa
     from simulate.profiles.find_profile import profile_of_trace
 
     if profile is None:
-        found, name = profile_of_trace(trace, trace_file)
+        found, name = profile_of_trace(trace, trace_file, engine=engine)
         note([name])
         return found
     return load_profile(profile) if isinstance(profile, Path | str) else profile

@@ -1,7 +1,7 @@
 """Load the target and the drafter of a run, on its device: from folders, or with random weights."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from executor.drafters.drafter import Drafter
     from executor.target.target_model import Target
 
-# As executor.target.load_hf_model has them, which would load torch.
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+# auto: float32 on a CPU, elsewhere saved, the type of the checkpoint. The others as executor.target.load_hf_model has
+# them, which would load torch.
+DTYPES = ("auto", "saved", "float32", "bfloat16", "float16", "float64")
 QUANTIZED = ("int8", "int4")
 # Libraries that log details of themselves while they are imported.
 VERBOSE = ("torchao", "torch.utils._pytree")
@@ -26,7 +27,7 @@ class Models:
     Attributes:
         target: folder of a Hugging Face model; with `random_weights` a shape such as `toy`.
         drafter: folder of the drafter, or a name such as `prompt-lookup` or `prompt-lookup:vllm`; None: no drafter.
-        device: such as `cpu`, `cuda` or `cuda:1`.
+        device: such as `cpu`, `cuda` or `cuda:1`; `auto`: cuda where there is one, else cpu.
         dtype: one of `DTYPES`.
         quantize: one of `QUANTIZED`; None: weights as they are.
         tensor_parallel: share the target among the processes of torchrun.
@@ -37,13 +38,28 @@ class Models:
 
     target: Path
     drafter: Path | None
-    device: str = "cpu"
-    dtype: str = "float32"
+    device: str = "auto"
+    dtype: str = "auto"
     quantize: str | None = None
     tensor_parallel: bool = False
     threads: int | None = None
     random_weights: bool = False
     assume_same_tokens: bool = False
+
+    def or_shape(self) -> "Models":
+        """Return the same with random weights where the target is a shape such as `8b`, which has none of its own."""
+        from simulate.model_sizes.named_shapes import shape_name
+
+        return replace(self, random_weights=self.random_weights or shape_name(self.target) is not None)
+
+    def resolved(self) -> "Models":
+        """Return the same with the device and the number type that `auto` stands for on this machine."""
+        from executor.target.load_hf_model import chosen_device
+
+        device, dtype = chosen_device(self.device), self.dtype
+        if dtype == "auto":
+            dtype = "float32" if device == "cpu" else "bfloat16" if self.random_weights else "saved"
+        return replace(self, device=device, dtype=dtype)
 
 
 def quiet_libraries() -> None:
@@ -74,12 +90,14 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
 
     if launched() > 1 and not models.tensor_parallel:
         raise UsageError(f"{launched()} processes were started for one target: give --tensor-parallel, or start one")
+    models = models.resolved()
     prepare(models.device, threads=models.threads, tensor_parallel=models.tensor_parallel)
     if models.random_weights:
         return _random_models(models)
+    check_weights(models)
     target = load_target(
         models.target,
-        dtype=models.dtype,
+        dtype="auto" if models.dtype == "saved" else models.dtype,
         device=models.device,
         quantize=models.quantize,
         tensor_parallel=models.tensor_parallel,
@@ -96,6 +114,17 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
         warn(check_same_tokens(models.target, models.drafter, target.vocabulary))
     warn(_other_target_warnings(models, target))
     return target, drafter
+
+
+def check_weights(models: Models) -> None:
+    """Raise UsageError if the target is a shape, which has sizes but no weights to load."""
+    from simulate.model_sizes.named_shapes import shape_name
+
+    if shape_name(models.target) is not None:
+        raise UsageError(
+            f"--target {models.target}: a shape has sizes but no weights: name a model's folder, or measure the shape "
+            "with random weights (`treeopt profile`, `treeopt validate`) or price it (`treeopt whatif`)"
+        )
 
 
 def slow_type_warnings(dtype: str, target: "Target") -> list[str]:
@@ -133,8 +162,8 @@ def _other_target_warnings(models: Models, target: "Target") -> list[str]:
 
 def _random_models(models: Models) -> "tuple[Target, Drafter]":
     """Return target and drafter with random weights."""
-    if models.quantize is not None or models.tensor_parallel or models.dtype == "auto":
-        raise UsageError("--random-weights does not take --quantize, --tensor-parallel or --dtype auto")
+    if models.quantize is not None or models.tensor_parallel or models.dtype == "saved":
+        raise UsageError("--random-weights does not take --quantize, --tensor-parallel or --dtype saved")
     from executor.models.random_weights import random_drafter, random_target
     from executor.target.load_hf_model import DTYPES
 

@@ -68,7 +68,7 @@ class Prompts:
         if not prompts or (self.requests is not None and len(prompts) < self.requests):
             raise UsageError(
                 f"{self.prompts_file}: {self.requests or 1} prompts wanted after skipping {self.skip}, "
-                f"{len(prompts)} are left"
+                f"{len(prompts)} are left: give a smaller --requests or --skip"
             )
         return [self._as_turn(prompt) for prompt in prompts[: self.requests]]
 
@@ -122,13 +122,13 @@ def encoded_prompts(
 
     if not tokenizer.chat_template and any(prompt.turns for prompt in texts):
         if prompts.chat:
-            raise UsageError(f"--chat: the tokenizer of {target} has no chat template")
+            raise UsageError(f"--chat: the tokenizer of {target} has no chat template: omit --chat")
         warn(["the tokenizer has no chat template: turns are joined by line ends"])
     report = Report(prompts.leave_out)
     pairs = encoded(tokenizer, texts, report)
     warn(report.remarks)
     if not pairs:
-        raise UsageError(f"{prompts.prompts_file}: no prompt is left")
+        raise UsageError(f"{prompts.prompts_file}: no prompt is left: omit --leave-out, or name longer prompts")
     return [prompt for prompt, _ in pairs], [tokens for _, tokens in pairs]
 
 
@@ -151,7 +151,7 @@ def load_tokens(models: Models, target: "Target", prompts: Prompts) -> tuple[lis
     if size[0] * size[1] > MOST_RANDOM:
         raise UsageError(
             f"--requests {size[0] - prompts.skip} after --skip {prompts.skip} of --prompt-tokens {size[1]} are "
-            f"more than {MOST_RANDOM} random tokens"
+            f"more than {MOST_RANDOM} random tokens: give fewer --requests"
         )
     tokens: list[list[int]] = np.random.default_rng(0).integers(0, target.vocabulary, size).tolist()
     return tokens[prompts.skip :], []

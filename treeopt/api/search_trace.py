@@ -92,10 +92,13 @@ def search(
         ['batch', 'name', 'chosen', 'nodes', 'depth']
     """
     trace, trace_file = as_trace(trace, ranks_only=not policies)
-    cost: CostModel = as_profile(profile, trace, trace_file)
+    cost: CostModel = as_profile(profile, trace, trace_file, engine=engine)
     warn(model_warnings("trace and profile", trace.meta, cost.meta))
     if max_depth is not None and max_depth > trace.depth:
-        raise UsageError(f"max-depth {max_depth}: the trace records depth {trace.depth}")
+        raise UsageError(
+            f"max-depth {max_depth}: the trace records depth {trace.depth}; give less, or record it with `treeopt "
+            f"trace collect --depth {max_depth}`"
+        )
     if padding is not None and not policies:
         raise UsageError("--padding applies only to dynamic policies; add --policy")
     trace, own_rules = ranks_and_rules(trace, seed)

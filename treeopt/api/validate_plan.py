@@ -55,8 +55,8 @@ def validate(
     top_k: int | None = None,
     top_p: float = 1.0,
     graphs: bool = False,
-    device: str = "cpu",
-    dtype: str = "float32",
+    device: str = "auto",
+    dtype: str = "auto",
     quantize: str | None = None,
     tensor_parallel: bool = False,
     threads: int | None = None,
@@ -90,8 +90,8 @@ def validate(
         top_k: sample from the K most likely tokens.
         top_p: sample from the smallest set of tokens whose probabilities sum to at least P.
         graphs: replay steps from CUDA graphs.
-        device: such as "cpu" or "cuda".
-        dtype: type of weights and cache.
+        device: such as "cpu" or "cuda"; "auto": cuda where there is one, else cpu.
+        dtype: type of weights and cache; "auto": float32 on a CPU, elsewhere the type of the checkpoint.
         quantize: "int8" or "int4" linear layers of the target.
         tensor_parallel: share the target among the processes of torchrun.
         threads: CPU threads.
@@ -143,7 +143,7 @@ def validate(
         threads,
         random_weights,
         assume_same_tokens,
-    )
+    ).or_shape()
     chosen = Prompts(_path(prompts), requests, skip, chat, (), prompt_tokens, frozenset(leave_out))
     if material.replayed is not None:
         chosen = replace(chosen, requests=material.replayed.requests)

@@ -60,9 +60,9 @@ def whatif(
         trace: what the drafter got right.
         hardware: devices, such as "h100" or ("h100", "4xh100"): names of data/hardware.json; 4x: four devices of a
             node that share every layer.
-        target: the target's folder or config.json, or its content: its sizes.
+        target: the target's folder or config.json, or its content, or a shape such as "8b": its sizes.
         drafter: the drafter's; default sizes as the target's.
-        kind: of the drafter; default as recorded in the trace.
+        kind: of the drafter; default as the drafter's configuration states, else as recorded in the trace.
         batch: batch sizes.
         context: tokens in the cache.
         profile: step times measured on another device.
@@ -188,6 +188,7 @@ class WhatIf:
             UsageError: settings that contradict each other.
             CostError: a device, model or size that has no price.
         """
+        from simulate.whatif.drafter_kinds import WITHOUT_SIZES
         from simulate.whatif.whatif_settings import (
             context_warnings,
             drafter_kind,
@@ -200,7 +201,8 @@ class WhatIf:
         trace, _ = as_trace(trace)
         if (profile is None) != (device.get("measured_on") is None):
             raise UsageError("--profile and --measured-on need each other")
-        kind, warnings = drafter_kind(trace, kind)
+        kind, warnings = drafter_kind(trace, kind, drafter)
+        drafter = None if str(drafter) in WITHOUT_SIZES else drafter
         _check_drafter(kind, drafter, device.get("draft_bytes"))
         profile_file = Path(profile) if isinstance(profile, Path | str) else None
         profile = load_profile(profile) if isinstance(profile, Path | str) else profile
@@ -368,7 +370,11 @@ def _bytes(
 
 def _name(target: "Config") -> str | None:
     """Return the name of the target's folder; None where its config has no file."""
+    from simulate.model_sizes.named_shapes import shape_name
+
     if isinstance(target, Mapping):
         return None
+    if (shape := shape_name(target)) is not None:
+        return shape
     path = Path(target)
     return (path if path.is_dir() else path.parent).resolve().name

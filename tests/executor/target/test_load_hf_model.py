@@ -100,14 +100,14 @@ def test_other_dtypes_are_refused(tiny):
 
 
 def test_the_command_line_knows_the_same_names():
-    assert list(models_and_prompts.DTYPES) == ["auto", *DTYPES]
+    assert list(models_and_prompts.DTYPES) == ["auto", "saved", *DTYPES]
     assert models_and_prompts.QUANTIZED == KINDS
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--dtype", "float8"], 2, "'float8' is not one of 'auto', 'float32'"),
+        (["--dtype", "float8"], 2, "'float8' is not one of 'auto', 'saved'"),
         (["--quantize", "int3"], 2, "'int3' is not one of 'int8', 'int4'"),
         (["--tensor-parallel"], 1, "torchrun --nproc-per-node"),
         (["--quantize", "int8", "--dtype", "float64"], 1, "int8 weights"),

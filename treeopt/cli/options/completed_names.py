@@ -1,0 +1,61 @@
+"""Names that a shell completes: models and shapes, devices of data/hardware.json, published trees."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+
+class Model(click.Path):
+    """A folder of a model or its config.json, or a shape such as `8b`."""
+
+    def __init__(self) -> None:
+        """Return paths; whether one exists is checked where it is read."""
+        super().__init__(path_type=Path)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return shapes that begin as typed, and files."""
+        from simulate.model_sizes.named_shapes import SHAPES
+
+        names = () if param.name == "drafter" else SHAPES
+        more = ("prompt-lookup",) if param.name == "drafter" else ()
+        return [*_items((*names, *more), incomplete), CompletionItem(incomplete, type="file")]
+
+
+class Devices(click.ParamType):  # type: ignore[type-arg]
+    """Names of devices between commas, such as `h100,4xh100`."""
+
+    name = "text"
+
+    def __init__(self, *, several: bool = False) -> None:
+        """Take one name, or several between commas."""
+        self.several = several
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text."""
+        return value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return devices whose names begin as the last one that was typed."""
+        before, comma, last = incomplete.rpartition(",") if self.several else ("", "", incomplete)
+        return _items(device_names(), last, prefix=before + comma)
+
+
+def device_names() -> list[str]:
+    """Return the names of the data sheets as commands take them.
+
+    >>> "h100" in device_names()
+    True
+    """
+    from simulate.roofline.data_sheets import load_hardware
+
+    words = [name.split() for name in load_hardware()]
+    firsts = [word[0].lower() for word in words]
+    return [
+        first if firsts.count(first) == 1 else " ".join(word).lower() for first, word in zip(firsts, words, strict=True)
+    ]
+
+
+def _items(names: Iterable[str], incomplete: str, *, prefix: str = "") -> list[CompletionItem]:
+    return [CompletionItem(prefix + name) for name in names if name.lower().startswith(incomplete.lower())]
