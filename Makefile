@@ -87,16 +87,16 @@ drafters: $(VENV)/.all  ## all shipped drafters side by side, from their traces 
 	$(BIN)/python -m tests.benchmarks.bench_drafters --output data/benchmarks/drafters-cpu.json
 
 published: $(VENV)/.all  ## chosen trees against published ones, on the shipped traces and profiles
-	$(BIN)/treeopt trace collect --target data/models/stdlib-llama --drafter data/models/stdlib-eagle --prompts data/prompts/stdlib.jsonl \
+	$(BIN)/treeopt trace collect --force --target data/models/stdlib-llama --drafter data/models/stdlib-eagle --prompts data/prompts/stdlib.jsonl \
 		--requests 200 --new-tokens 32 --depth 6 --candidates depth=6,beam=10,width=10 --output $(VENV)/eagle-candidates.npz
 	$(BIN)/python -m tests.benchmarks.bench_published --candidates $(VENV)/eagle-candidates.npz --output data/benchmarks/published.json
 
 profile: $(PROFILED:%=profile-%)  ## step times of the shipped models and of a 100 M shape on this machine, which should be idle
-	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --batch 1,4 $(SAMPLED) --output data/profiles/medusa-cpu-t1.json
-	$(BIN)/treeopt profile $(MODELS)-medusa $(FRESH) --batch 1,4 $(TYPICAL) --output data/profiles/medusa-cpu-typical.json
-	$(BIN)/treeopt profile $(MODELS)-eagle $(FRESH) --requests 64 --batch 1,4 --max-depth 6 --policies \
+	$(BIN)/treeopt profile --force $(MODELS)-medusa $(FRESH) --batch 1,4 $(SAMPLED) --output data/profiles/medusa-cpu-t1.json
+	$(BIN)/treeopt profile --force $(MODELS)-medusa $(FRESH) --batch 1,4 $(TYPICAL) --output data/profiles/medusa-cpu-typical.json
+	$(BIN)/treeopt profile --force $(MODELS)-eagle $(FRESH) --requests 64 --batch 1,4 --max-depth 6 --policies \
 		--output data/profiles/eagle-policies-cpu.json
-	$(BIN)/treeopt profile $(RANDOM) --batch 1-8 --output data/profiles/random-100m-cpu.json
+	$(BIN)/treeopt profile --force $(RANDOM) --batch 1-8 --output data/profiles/random-100m-cpu.json
 
 profile-%: TARGET = data/models/stdlib-llama
 profile-%: DRAFTER = data/models/stdlib-$*
@@ -105,21 +105,21 @@ profile-medusa: SIZES = --batch 1-16 --budget 450
 profile-medusa2: TARGET = data/models/stdlib-medusa2/target
 profile-prompt-lookup: DRAFTER = prompt-lookup
 profile-%: $(VENV)/.all
-	$(BIN)/treeopt profile --target $(TARGET) --drafter $(DRAFTER) $(FRESH) $(SIZES) --output data/profiles/$*-cpu.json
+	$(BIN)/treeopt profile --force --target $(TARGET) --drafter $(DRAFTER) $(FRESH) $(SIZES) --output data/profiles/$*-cpu.json
 
 validate: $(VENV)/.all  ## predicted against measured on this machine: live on prompts that no trace holds, and replayed
-	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --requests 64 --blocks 4 --trace data/traces/medusa-t0.npz \
+	$(BIN)/treeopt validate --force $(MODELS)-medusa $(FRESH) --requests 64 --blocks 4 --trace data/traces/medusa-t0.npz \
 		--profile data/profiles/medusa-cpu.json --output data/validations/medusa-cpu.json
-	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --requests 64 --blocks 4 --batch 1,4 $(SAMPLED) \
+	$(BIN)/treeopt validate --force $(MODELS)-medusa $(FRESH) --requests 64 --blocks 4 --batch 1,4 $(SAMPLED) \
 		--trace data/traces/medusa-t1.npz --profile data/profiles/medusa-cpu-t1.json --output data/validations/medusa-cpu-t1.json
-	$(BIN)/treeopt validate $(MODELS)-medusa $(FRESH) --requests 64 --blocks 4 --batch 1,4 $(TYPICAL) \
+	$(BIN)/treeopt validate --force $(MODELS)-medusa $(FRESH) --requests 64 --blocks 4 --batch 1,4 $(TYPICAL) \
 		--trace data/traces/medusa-typical.npz --profile data/profiles/medusa-cpu-typical.json \
 		--output data/validations/medusa-cpu-typical.json
-	$(BIN)/treeopt validate $(RANDOM) --requests 32 --blocks 2 --trace data/traces/medusa-t0.npz \
+	$(BIN)/treeopt validate --force $(RANDOM) --requests 32 --blocks 2 --trace data/traces/medusa-t0.npz \
 		--acceptance replay:data/traces/medusa-t0.npz --profile data/profiles/random-100m-cpu.json --output data/validations/random-100m-cpu.json
 	$(BIN)/treeopt search --trace data/traces/eagle-candidates-t0.npz --profile data/profiles/eagle-policies-cpu.json --batch 1,4 \
 		--policy all --output $(VENV)/policies.json
-	$(BIN)/treeopt validate $(MODELS)-eagle $(FRESH) --requests 64 --blocks 4 --plan $(VENV)/policies.json \
+	$(BIN)/treeopt validate --force $(MODELS)-eagle $(FRESH) --requests 64 --blocks 4 --plan $(VENV)/policies.json \
 		--output data/validations/eagle-policies-cpu.json
 
 engine-vllm: .engines/vllm/.ready  ## vLLM for CPUs, 2.5 GB

@@ -34,9 +34,9 @@ MODELS = {
 TEXTS = [f"{'ab cd ef gh '[: 4 + n]}{n}" for n in range(8)]
 
 
-def run(*words):
+def run(*words, stdin=None):
     """The command in this process; anything but an exit code is a traceback, and a warning is one too."""
-    result = CliRunner().invoke(main, [str(word) for word in words])
+    result = CliRunner().invoke(main, [str(word) for word in words], input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise AssertionError("traceback") from result.exception
     return result
@@ -225,13 +225,13 @@ def inputs(tiny, **other):
     return [word for name, place in places.items() for word in (f"--{name}", str(place))]
 
 
-COLLECT = ("--new-tokens", "6", "--width", "4", "--batch", "4")
+COLLECT = ("--new-tokens", "6", "--width", "4", "--batch", "4", "--force")
 
 
-MEASURE = ("--new-tokens", "12", "--batch", "1", "--rounds", "2", "--steps", "2", "--max-nodes", "4")
+MEASURE = ("--new-tokens", "12", "--batch", "1", "--rounds", "2", "--steps", "2", "--max-nodes", "4", "--force")
 
 
-CHECK = ("--new-tokens", "6", "--blocks", "2")
+CHECK = ("--new-tokens", "6", "--blocks", "2", "--force")
 
 
 def collect(tiny, output, *more, **other):
@@ -268,7 +268,7 @@ def whole(tiny, made, folder, *more, profile=None) -> tuple[dict, str]:
     """Run `validate` on the trace with these step times: its record and its stderr; predictions go to `fixed.json`."""
     save_profile(profile or knowing(1, 64), folder / "profile.json")
     words = ("--trace", made / "trace.npz", "--profile", folder / "profile.json", "--batch", "1,2", *more)
-    shown = done("validate", *inputs(tiny), *words, "--predictions", folder / "fixed.json", "--json")
+    shown = done("validate", *inputs(tiny), *words, "--predictions", folder / "fixed.json", "--force", "--json")
     return read_json(shown.stdout), shown.stderr
 
 

@@ -256,7 +256,9 @@ def test_only_the_executor_imports_torch_and_its_family():
 
 
 def test_only_the_command_line_imports_click():
-    wrong = {(name, found.module) for name, found in all_imports() if found.top in ("click", "click_didyoumean")}
+    wrong = {
+        (name, found.module) for name, found in all_imports() if found.top in ("click", "click_didyoumean", "cloup")
+    }
     assert sorted((name, module) for name, module in wrong if not name.startswith("treeopt.cli")) == []
 
 

@@ -26,6 +26,7 @@ EXTRAS = {
     "peft": "train",
     "simpy": "serving",
     "matplotlib": "report",
+    "httpx2": "engines",
 }
 
 

@@ -152,11 +152,13 @@ def compare(
         CostError: see `search`.
     """
     if len(traces) < 2:
-        raise UsageError(f"a comparison needs at least 2 traces, got {len(traces)}")
+        raise UsageError(f"a comparison needs at least 2 traces, got {len(traces)}: one trace is for `treeopt search`")
     batches: list[int] = np.atleast_1d(np.asarray(batch, dtype=np.int64)).tolist()
     costs, drafter_rules = costs or {}, {name: tuple((rules or {}).get(name, ())) for name in traces}
     if batches and (missing := [name for name in traces if name not in costs]):
-        raise UsageError(f"a batch size needs the step times of every drafter, those of {missing[0]} are missing")
+        raise UsageError(
+            f"a batch size needs the step times of every drafter, those of {missing[0]} are missing: give --profile"
+        )
     pairing = paired_by(traces, same_prompts=same_prompts)
     parts = {name: hold_out(trace, held_out=held_out, seed=seed) for name, trace in traces.items()}
     paired = pairing is not None

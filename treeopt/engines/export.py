@@ -99,7 +99,10 @@ def entries_of(plan: Plan, *, batch: int | None = None) -> tuple[PlanEntry, ...]
     chosen = tuple(entry for entry in entries if batch in (None, entry.batch))
     if not chosen:
         wanted = "any batch size" if batch is None else f"batch {batch}"
-        raise UsageError(f"the plan does not hold {wanted}; it holds {listed(entries) or 'none'}")
+        raise UsageError(
+            f"the plan does not hold {wanted}; it holds {listed(entries) or 'none'}: choose one of these with "
+            "--batch, or search for it"
+        )
     return chosen
 
 
@@ -111,7 +114,7 @@ def entry_of(plan: Plan, *, batch: int | None, engine: str) -> PlanEntry:
     """
     entries = entries_of(plan, batch=batch)
     if len(entries) > 1:
-        raise UsageError(f"{engine} takes one topology: choose one batch size of {listed(entries)}")
+        raise UsageError(f"{engine} takes one topology: choose one batch size of {listed(entries)} with --batch")
     return entries[0]
 
 
@@ -177,7 +180,7 @@ def chosen_method(method: str | None, plan: Plan, *, engine: str, methods: Mappi
         for name, kinds in methods.items():
             if kind in kinds:
                 return name
-        raise UsageError(f"{engine} needs a method, one of {known}")
+        raise UsageError(f"{engine} needs a method, one of {known}: give --method")
     if method not in methods:
         raise EngineError(f"{engine} cannot run method {method}: it is not one of its methods; nearest: {known}")
     return method

@@ -100,7 +100,7 @@ def export(
     refuse_triple(ENGINE, nearest)
     method = chosen_method(method, plan, engine=ENGINE, methods=METHODS)
     if method in LENGTHS and model is not None:
-        raise UsageError(f"{ENGINE}: {method} reads no drafter, so it takes no model")
+        raise UsageError(f"{ENGINE}: {method} reads no drafter, so it takes no model: omit --model")
     rules = (*CONSTRAINTS, LONGEST_NGRAM) if method in LENGTHS else CONSTRAINTS
     entries = entries_of(plan, batch=batch)
     fits = one_chain(entries, engine=ENGINE, rules=rules, nearest=nearest)

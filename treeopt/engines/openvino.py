@@ -79,7 +79,7 @@ def export(
     """
     method = chosen_method(method, plan, engine=ENGINE, methods=METHODS)
     if method == "prompt-lookup" and model is not None:
-        raise UsageError(f"{ENGINE}: prompt lookup reads no drafter, so it takes no model")
+        raise UsageError(f"{ENGINE}: prompt lookup reads no drafter, so it takes no model: omit --model")
     entries = entries_of(plan, batch=batch)
     notes = drafter_notes(plan, engine=f"{ENGINE} {method}", kinds=METHODS[method])
     if asked_for(entries, nearest):

@@ -103,7 +103,7 @@ def export(
     """
     method = chosen_method(method, plan, engine=ENGINE, methods=METHODS)
     if model is not None and method in WITHOUT_MODEL:
-        raise UsageError(f"{ENGINE}: method {method} reads no drafter, so it takes no model")
+        raise UsageError(f"{ENGINE}: method {method} reads no drafter, so it takes no model: omit --model")
     entries = entries_of(plan, batch=batch)
     notes = drafter_notes(plan, engine=f"{ENGINE} {method}", kinds=METHODS[method])
     config: dict[str, object] = {"decoding_type": method}

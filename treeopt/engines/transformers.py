@@ -69,7 +69,7 @@ def export(
     refuse_triple(ENGINE, nearest)
     method = chosen_method(method, plan, engine=ENGINE, methods=METHODS)
     if method == "prompt-lookup" and model is not None:
-        raise UsageError(f"{ENGINE}: prompt lookup reads no assistant, so it takes no model")
+        raise UsageError(f"{ENGINE}: prompt lookup reads no assistant, so it takes no model: omit --model")
     held = entries_of(plan, batch=batch)
     if held[0].batch > 1:
         raise EngineError(

@@ -165,10 +165,10 @@ def _lookup_notes(kind: object) -> list[str]:
 def _known(method: str | None, model: str | None) -> str:
     known = ", ".join(METHODS)
     if method is None:
-        raise UsageError(f"{ENGINE} needs a method, one of {known}")
+        raise UsageError(f"{ENGINE} needs a method, one of {known}: give --method")
     if method not in METHODS:
         why = "was removed after 0.32.0" if method in REMOVED else "is not one of its methods"
         raise EngineError(f"{ENGINE} cannot run method {method}: it {why}; nearest: {known}")
     if model is None and method not in WITHOUT_MODEL:
-        raise UsageError(f"{ENGINE}: method {method} needs a model, the drafter's checkpoint")
+        raise UsageError(f"{ENGINE}: method {method} needs a model, the drafter's checkpoint: give --model")
     return method

@@ -192,7 +192,9 @@ class Plan:
         for entry in self.entries:
             if batch in (None, entry.batch):
                 return entry
-        raise PlanError(f"the plan is for batch {sizes}, not {batch}")
+        raise PlanError(
+            f"the plan is for batch {sizes}, not {batch}: choose one of these, or search again with --batch {batch}"
+        )
 
     def frame(self) -> "pd.DataFrame":
         """Return a table with one row per batch size and configuration."""

@@ -85,7 +85,7 @@ def test_what_cannot_be_imported_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "executor.decoding.self_test", None)
     result = run("doctor")
     assert result.exit_code == 1
-    assert "WRONG the device cpu can be used: ModuleNotFoundError" in result.stdout
+    assert "WRONG the device auto can be used: ModuleNotFoundError" in result.stdout
 
 
 def test_an_extra_that_is_there_in_part_is_not_sound(monkeypatch):

@@ -34,9 +34,11 @@ def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("engine")
     collect = ["trace", "collect", *MODELS, *PROMPTS, "--requests", "16", "--new-tokens", "40", "--depth", "2"]
     with servers(0, 1, 2) as words:
-        done(*collect, *words, "--output", folder / "t.npz")
+        done(*collect, *words, "--output", folder / "t.npz", "--force")
         measure = ["--batch", "1,2", "--max-depth", "2", "--rounds", "2", "--new-tokens", "40"]
-        done("profile", *MODELS, *PROMPTS, "--requests", "8", *measure, *words, "--output", folder / "p.json")
+        done(
+            "profile", *MODELS, *PROMPTS, "--requests", "8", *measure, *words, "--output", folder / "p.json", "--force"
+        )
     return folder
 
 
@@ -66,7 +68,7 @@ def test_predictions_are_checked_in_the_engine(recorded):
     files = ["--trace", recorded / "t.npz", "--profile", recorded / "p.json", "--batch", "1,2"]
     with servers(0, 1, 2) as words:
         command = ["validate", *MODELS, *PROMPTS, "--requests", "8", "--new-tokens", "40", "--blocks", "2", *files]
-        record = json.loads(done(*command, *words, "--json", "--output", recorded / "v.json").stdout)
+        record = json.loads(done(*command, *words, "--json", "--output", recorded / "v.json", "--force").stdout)
     assert {(cell["batch"], cell["tree"]["id"]) for cell in record["cells"]} == {
         (batch, Tree.chain(length).id) for batch in (1, 2) for length in (1, 2)
     }
@@ -99,7 +101,7 @@ def test_a_server_that_dies_leaves_what_was_recorded(tmp_path):
 def test_every_anchor_is_measured(tmp_path):
     collect = ["trace", "collect", *MODELS, *PROMPTS, "--requests", "2", "--new-tokens", "10", "--depth", "2"]
     with servers(2) as words:
-        done(*collect, *words, "--every-anchor", "--output", tmp_path / "t.npz")
+        done(*collect, *words, "--every-anchor", "--output", tmp_path / "t.npz", "--force")
     trace = load_trace(tmp_path / "t.npz")
     assert trace.lengths.tolist() == [9, 9]
     assert "assumed" not in trace.meta
@@ -123,5 +125,5 @@ def test_every_anchor_is_measured(tmp_path):
     ],
 )
 def test_options_that_do_not_go_together(tmp_path, words, message):
-    collect = ["trace", "collect", *MODELS, *PROMPTS, "--requests", "2", "--output", tmp_path / "t.npz"]
+    collect = ["trace", "collect", *MODELS, *PROMPTS, "--requests", "2", "--output", tmp_path / "t.npz", "--force"]
     assert message in error_of(run(*collect, *words))

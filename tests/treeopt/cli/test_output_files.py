@@ -71,6 +71,7 @@ def test_what_lies_in_a_folder_that_is_read_is_not_written_over(trace_file, tmp_
 
 def test_a_split_may_be_written_again(trace_file, tmp_path):
     words = ("trace", "split", trace_file, "--output", tmp_path / "a.npz", "--rest", tmp_path / "b.npz")
-    for _ in range(2):
-        done(*words)
-    refused(run(*words[:-1], trace_file), f"--rest {trace_file}: is read as trace", code=2)
+    done(*words)
+    refused(run(*words), "a.npz: exists: give --force", code=2)
+    done(*words, "--force")
+    refused(run(*words[:-1], trace_file, "--force"), f"--rest {trace_file}: is read as trace", code=2)

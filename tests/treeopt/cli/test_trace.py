@@ -162,15 +162,19 @@ def test_traces_are_joined(tiny, tmp_path):
     assert found.prompt_tokens.tolist() == first.prompt_tokens.tolist() + second.prompt_tokens.tolist()
     assert run("trace", "info", tmp_path / "c.npz").exit_code == 0
     save_trace(replace(second, prompt_tokens=None), tmp_path / "silent.npz")
-    told = run("trace", "merge", files[0], tmp_path / "silent.npz", "--output", tmp_path / "d.npz").stderr
+    told = run("trace", "merge", files[0], tmp_path / "silent.npz", "--output", tmp_path / "d.npz", "--force").stderr
     assert f"prompt lengths are left out, since {tmp_path / 'silent.npz'} does not record them" in told
     assert load_trace(tmp_path / "d.npz").prompt_tokens is None
     (tmp_path / "d.npz").unlink()
     save_trace(replace(first, prompt_tokens=None), tmp_path / "too.npz")
-    told = run("trace", "merge", tmp_path / "too.npz", tmp_path / "silent.npz", "--output", tmp_path / "d.npz").stderr
+    told = run(
+        "trace", "merge", tmp_path / "too.npz", tmp_path / "silent.npz", "--output", tmp_path / "d.npz", "--force"
+    ).stderr
     assert "lengths of prompts" not in told
     (tmp_path / "d.npz").unlink()
-    refused(run("trace", "merge", files[0], files[0], "--output", tmp_path / "d.npz"), f"{files[0]} holds texts")
-    refused(run("trace", "merge", tmp_path, "--output", tmp_path / "d.npz"), "manifest.json")
-    refused(run("trace", "merge", tmp_path / "none.npz", "--output", tmp_path / "d.npz"), "no such file")
-    assert not (tmp_path / "d.npz").exists()
+    refused(
+        run("trace", "merge", files[0], files[0], "--output", tmp_path / "d.npz", "--force"), f"{files[0]} holds texts"
+    )
+    refused(run("trace", "merge", tmp_path, "--output", tmp_path / "d.npz", "--force"), "manifest.json")
+    refused(run("trace", "merge", tmp_path / "none.npz", "--output", tmp_path / "d.npz", "--force"), "no such file")
+    assert not (tmp_path / "d.npz", "--force").exists()

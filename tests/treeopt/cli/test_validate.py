@@ -260,7 +260,7 @@ def test_predictions_are_read_again_unless_they_were_changed(sources, tmp_path):
         (["--requests", "8", "--skip", "9"], ["8 requests wanted after skipping 9", "16"]),
         ([], ["--requests", "same trace"]),
         (["--requests", "8", "--acceptance", "replay"], ["--acceptance", "replay:TRACE.npz"]),
-        (["--requests", "8", "--dtype", "auto"], ["--random-weights", "--dtype"]),
+        (["--requests", "8", "--dtype", "saved"], ["--random-weights", "--dtype"]),
         (["--requests", "8", "--drafter", "heads"], ["medusa:K", "heads"]),
         (["--requests", "8", "--prompts", "p.jsonl"], ["--prompts", "--prompt-tokens"]),
     ],

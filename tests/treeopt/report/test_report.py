@@ -70,7 +70,7 @@ def results(tmp_path_factory):
 
 
 def page_of(folder, *files, more=()):
-    done("report", *files, *more, "--output", folder / "page.html")
+    done("report", *files, *more, "--output", folder / "page.html", "--force")
     return (folder / "page.html").read_text("utf-8")
 
 

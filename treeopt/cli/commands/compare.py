@@ -8,17 +8,23 @@ import click
 
 from treeopt.api import compare_traces
 from treeopt.cli.options import general
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.comparison.compare_drafters import SIZES
 from treeopt.storage.atomic_files import write_text
 
 DEFAULT_SHAPES = ",".join(f"{size.kind}:{size.nodes}" for size in SIZES)
-EXAMPLES = general.examples(
+SECTIONS = {
+    "Comparison": "sizes requests same_prompts",
+    "Batch sizes": "batch profiles context max_nodes",
+    "Output": "output as_json",
+}
+EXAMPLES = examples(
     "treeopt compare data/traces/medusa-t0.npz data/traces/eagle-t0.npz --shapes chain:2,best:15",
     "treeopt compare data/traces/medusa-t0.npz data/traces/hydra-t0.npz --batch 1 --max-nodes 8 --output drafters.json",
 )
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @click.argument("traces", type=general.FOLDER, nargs=-1, required=True)
 @click.option(
     "--batch", type=general.Numbers(), help="Also compare at these batch sizes, each drafter with its own best tree."

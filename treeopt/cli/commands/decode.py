@@ -14,6 +14,7 @@ from treeopt.api.run_prompts import Prompts, Requests, load_prompts
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.cli.options.decoded_output import SCHEMA, SILENT, Results, results
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.cli.options.what_to_draft import Trees, trees
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
@@ -29,7 +30,13 @@ if TYPE_CHECKING:
     from executor.decoding.step_results import Gathered, Generation
     from executor.target.target_model import Target
 
-EXAMPLES = general.examples(
+SECTIONS = {
+    "Models": "target drafter",
+    "Prompts": "texts prompts_file new_tokens",
+    "Drafting": "plan_file tree batch temperature",
+    "Output": "output resume as_json",
+}
+EXAMPLES = examples(
     "treeopt decode --target data/models/stdlib-llama --drafter data/models/stdlib-medusa --tree 2 "
     "--prompt 'def read(path):' --new-tokens 16",
     "treeopt decode --target data/models/stdlib-llama --drafter prompt-lookup --tree 3 "
@@ -37,7 +44,7 @@ EXAMPLES = general.examples(
 )
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @models_and_prompts.models_without_drafter
 @models_and_prompts.prompts_or_texts
 @models_and_prompts.new_tokens

@@ -9,14 +9,15 @@ import click
 
 from treeopt.api.run_models import quiet_libraries
 from treeopt.cli.options import general, models_and_prompts
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.errors import TreeoptError
 from treeopt.storage.installed_packages import installed_versions
 from treeopt.storage.provenance import this_run
 
-EXAMPLES = general.examples("treeopt doctor", "treeopt doctor --device cpu --json")
+EXAMPLES = examples("treeopt doctor", "treeopt doctor --device cpu --json")
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, epilog=EXAMPLES)
 @models_and_prompts.device
 @general.as_json
 def doctor(device: str, as_json: bool) -> None:
@@ -47,8 +48,9 @@ def _device(device: str) -> dict[str, Any]:
     quiet_libraries()
     try:
         from executor.decoding.self_test import facts, trials
-        from executor.target.load_hf_model import prepare
+        from executor.target.load_hf_model import chosen_device, prepare
 
+        device = chosen_device(device)
         prepare(device)
         return {"device": facts(device), "trials": [asdict(trial) for trial in trials(device)]}
     except (ImportError, OSError, TreeoptError) as error:

@@ -10,6 +10,7 @@ import click
 
 from treeopt.api.messages import warn
 from treeopt.cli.options import general
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_rule_warnings
 from treeopt.engines import ENGINES, METHODS
 from treeopt.engines.export import Export
@@ -21,7 +22,12 @@ from treeopt.storage.atomic_files import write_text
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace, load_trace
 
-EXAMPLES = general.examples(
+SECTIONS = {
+    "Engine": "engine method target model heads",
+    "Plan": "batch nearest replay",
+    "Output": "output launch as_json",
+}
+EXAMPLES = examples(
     "treeopt search --trace data/traces/medusa-t0.npz --batch 1 --output plan.json",
     "treeopt export plan.json --format medusa --heads 5",
     "treeopt export plan.json --format sglang --nearest chain --output sglang.txt",
@@ -35,7 +41,7 @@ def _methods(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     return sorted(name for name in offered if name.startswith(incomplete))
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.option("--format", "engine", type=click.Choice(list(ENGINES)), required=True, help="Engine to write for.")
 @click.option("--batch", type=general.Whole(min=1), help="Export only this batch size; default all of the plan's.")
@@ -96,7 +102,11 @@ def export(
     known = inspect.signature(ENGINES[engine]).parameters
     for name in given:
         if name not in known:
-            raise UsageError(f"--{name.replace('_', '-')} does not apply to --format {engine}")
+            takes = ", ".join(f"--{word}".replace("_", "-") for word in known if word in settings)
+            raise UsageError(
+                f"--{name.replace('_', '-')} does not apply to --format {engine}: omit it; it takes "
+                f"{takes or 'no such option'}"
+            )
     if output is not None and "file" in known:
         given["file"] = str(output)
     loaded = load_plan(plan)

@@ -14,6 +14,7 @@ from treeopt.api.run_prompts import Prompts, load_tokens
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.cli.options.engine_choice import engine
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.defaults import (
     BUDGET_S,
@@ -31,7 +32,13 @@ if TYPE_CHECKING:
     from executor.profiling.measure_steps import Measurement
 
 SHOWN = 6  # configurations that did not fit the budget, in words
-EXAMPLES = general.examples(
+SECTIONS = {
+    "Models": "target drafter",
+    "Prompts": "prompts_file requests new_tokens",
+    "Measuring": "batch max_nodes budget_s engine",
+    "Output": "output force",
+}
+EXAMPLES = examples(
     "treeopt profile --target data/models/stdlib-llama --drafter data/models/stdlib-medusa "
     "--prompts data/prompts/stdlib.jsonl --skip 1000 --requests 4 --batch 1 --max-nodes 2 --max-depth 1 "
     "--rounds 2 --steps 2 --new-tokens 4 --output profile.json",
@@ -40,7 +47,7 @@ EXAMPLES = general.examples(
 )
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @models_and_prompts.models_or_shapes
 @models_and_prompts.prompts_or_random
 @models_and_prompts.new_tokens
@@ -59,6 +66,7 @@ EXAMPLES = general.examples(
     help="Prompt lengths in tokens, such as 64,512, cut from the given prompts. Default: prompts as they are.",
 )
 @click.option("--output", type=general.FILE, required=True, help="Write the profile to this file (.json).")
+@general.force
 @click.option(
     "--max-nodes", type=click.IntRange(1, NODES), default=NODES, show_default=True, help="Largest tree, in nodes."
 )
@@ -97,6 +105,8 @@ def profile(
     output: Path,
     budget_s: float | None,
     sampling: Sampling,
+    *,
+    force: bool,
     **settings: Any,
 ) -> None:
     """Measure plain and speculative steps in the real loop, over batch sizes, contexts, tree sizes, depths and widths.
@@ -110,12 +120,13 @@ def profile(
     Finished measurements stay in OUTPUT.work until the profile is written: after an interruption the same command
     resumes there.
     """
-    general.check_output(output)
+    general.check_output(output, force=force)
     sampling.check()
     if engine.engine is not None:
         _profile_engine(engine, models, prompts, batch, output, sampling.seed, settings)
         return
     settings |= {"rounds": settings["rounds"] or ROUNDS}
+    models = models.or_shape()
     target, drafter = load_models(models)
     tokens, _ = load_tokens(models, target, prompts)
     from executor.profiling.measure_steps import Measurement, Settings
@@ -155,7 +166,9 @@ def _profile_engine(
     from simulate.profiles.profile import save_profile
 
     if models.random_weights or prompts.prompt_tokens is not None or settings["policies"] or settings["graphs"]:
-        raise UsageError("--engine does not take --random-weights, --prompt-tokens, --policies or --graphs")
+        raise UsageError(
+            "--engine does not take --random-weights, --prompt-tokens, --policies or --graphs: omit them, or --engine"
+        )
     wanted = EngineProfiling(
         batch,
         tuple(range((settings["max_depth"] or ENGINE_LENGTH) + 1)),

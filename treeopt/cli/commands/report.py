@@ -9,6 +9,7 @@ from zipfile import is_zipfile
 import click
 
 from treeopt.cli.options import general
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.errors import UsageError
 from treeopt.plans.plan_json import BEFORE, SCHEMA, load_plan
 from treeopt.replay.sampled_rules import with_drawn_ranks
@@ -21,24 +22,25 @@ from treeopt.traces.trace import load_trace
 if TYPE_CHECKING:
     from treeopt.report.html_page import Section
 
-EXAMPLES = general.examples(
+EXAMPLES = examples(
     "treeopt report data/traces/medusa-t0.npz data/validations/medusa-cpu.json --output report.html",
     "treeopt report data/validations/medusa-cpu.json data/validations/medusa-cpu-t1.json --no-plots "
     "--title Validations --output validations.html",
 )
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, epilog=EXAMPLES)
 @click.argument("files", type=general.FOLDER, nargs=-1, required=True)
 @click.option("--output", type=general.FILE, required=True, help="Write the page to this file (.html).")
+@general.force
 @click.option("--title", default="treeopt", show_default=True, help="Page title.")
 @click.option("--plots/--no-plots", default=True, show_default=True, help="Draw plots; needs matplotlib.")
-def report(files: tuple[Path, ...], output: Path, title: str, *, plots: bool) -> None:
+def report(files: tuple[Path, ...], output: Path, title: str, *, force: bool, plots: bool) -> None:
     """Put FILES on one HTML page that needs no other file: tables as the commands print them, and plots.
 
     FILES are traces, plans, and what `compare`, `simulate`, `validate` and `whatif` write with --output.
     """
-    general.check_output(output)
+    general.check_output(output, force=force)
     from treeopt.report.html_page import as_html
 
     sections = [_section(path) for path in files]

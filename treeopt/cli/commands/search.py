@@ -8,6 +8,7 @@ import click
 from treeopt.api import search_trace
 from treeopt.api.file_loading import as_profile, load_trace
 from treeopt.cli.options import general
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.what_to_draft import NamedTree
 from treeopt.defaults import HELD_OUT, NEAR
 from treeopt.engines import ENGINE_RULES
@@ -20,7 +21,12 @@ from treeopt.searchers.dynamic_trees.step_prices import Padding
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import published_trees
 
-EXAMPLES = general.examples(
+SECTIONS = {
+    "Input": "trace_file profile_file",
+    "Question": "batch engine context max_nodes max_depth max_tpot_ms compared",
+    "Output": "output as_json",
+}
+EXAMPLES = examples(
     "treeopt search --trace data/traces/medusa-t0.npz --batch 4",
     "treeopt search --trace data/traces/eagle-t0.npz --batch 1,4 --engine sglang --output plan.json",
 )
@@ -31,7 +37,7 @@ engine_rules = click.option(
 )
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @click.option(
     "--trace",
     "trace_file",
@@ -134,7 +140,7 @@ def search(
     """
     general.check_output(output)
     trace = load_trace(trace_file, ranks_only=not policies)
-    profile = as_profile(profile_file, trace, trace_file)
+    profile = as_profile(profile_file, trace, trace_file, engine=settings["engine"])
     plan = search_trace.search(
         trace,
         profile,

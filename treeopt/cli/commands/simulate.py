@@ -8,17 +8,24 @@ import click
 
 from treeopt.api import simulate_requests
 from treeopt.cli.options import general
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.what_to_draft import Static
 from treeopt.defaults import SERVER
 from treeopt.storage.atomic_files import write_text
 
-EXAMPLES = general.examples(
+SECTIONS = {
+    "Input": "trace_file profile_file",
+    "Run": "plan_file tree batch prompt_tokens",
+    "Server": "arrivals capacity ttft_s tpot_s",
+    "Output": "output as_json",
+}
+EXAMPLES = examples(
     "treeopt simulate --trace data/traces/medusa-t0.npz --tree 2 --batch 4",
     "treeopt simulate --trace data/traces/medusa-t0.npz --tree 1 --batch 4 --arrivals 20 --requests 100 --ttft-s 0.5",
 )
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @click.option(
     "--trace", "trace_file", type=general.FILE, required=True, help="The requests and the recorded acceptance (.npz)."
 )
@@ -39,7 +46,7 @@ EXAMPLES = general.examples(
 @click.option("--prefill-s-per-token", type=general.SECONDS, help="Additional prefill seconds per prompt token.")
 @click.option(
     "--prompt-tokens",
-    type=general.Whole(min=1),
+    type=general.Tokens(min=1),
     help="Prompt length in tokens; also sets the context at which steps are priced. Default: the lengths recorded in "
     "the trace, if any.",
 )
@@ -54,7 +61,8 @@ EXAMPLES = general.examples(
     "--pad/--no-pad",
     default=True,
     show_default=True,
-    help="Price batch sizes that the profile lacks as the next larger one, or raise an error.",
+    help="Price batch sizes below the profile's smallest as that one, or raise an error. Sizes between two profiled "
+    "ones are interpolated.",
 )
 @click.option("--arrivals", type=general.Real(1e-9, 1e9), help="Simulate a server: requests per second.")
 @click.option(

@@ -5,24 +5,27 @@ from pathlib import Path
 import click
 
 from treeopt.cli.options import general
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.errors import UsageError
 
-EXAMPLES = general.examples(
+EXAMPLES = examples(
     "printf 'batch,drafted,step_ms\\n1,0,10\\n1,1,12\\n1,3,14\\n' > steps.csv",
     "treeopt times steps.csv --device 'H100 SXM, vLLM 0.33.0' --context 512-2048 --output engine.json",
     "treeopt times steps.csv --device 'my machine' --context 64-64 --output mine.json",
 )
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, epilog=EXAMPLES)
 @click.argument("table", type=click.Path(path_type=Path))
 @click.option("--device", required=True, help='The measured device, in words: "H100 SXM, vLLM 0.33.0, Llama 3.1 8B".')
 @click.option(
     "--context",
-    help="Range of cached tokens per request while measuring, such as 512-2048; or give a `context` column.",
+    help="Cached tokens per request while measuring: a range such as 512-2048, or one number such as 8k; or give a "
+    "`context` column.",
 )
 @click.option("--output", type=general.FILE, required=True, help="Write the profile to this file (.json).")
-def times(table: Path, device: str, context: str | None, output: Path) -> None:
+@general.force
+def times(table: Path, device: str, context: str | None, output: Path, *, force: bool) -> None:
     """Turn the step times in TABLE, measured on an engine, into a profile.
 
     TABLE is comma-separated, or the output of SGLang's bench_speculative.py, whose chains are read.
@@ -32,7 +35,7 @@ def times(table: Path, device: str, context: str | None, output: Path) -> None:
     --replay` makes the engine accept what a trace accepts while it is measured. The profile covers chains only: give
     `search` the engine's name.
     """
-    general.check_output(output)
+    general.check_output(output, force=force)
     from simulate.profiles.engine_times_csv import read_times
     from simulate.profiles.profile import save_profile
 
@@ -51,10 +54,13 @@ def times(table: Path, device: str, context: str | None, output: Path) -> None:
 def _range(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    low, _, high = text.partition("-")
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in (low, high)):
-        raise UsageError(f"--context must be like 512-2048, got {text!r:.40}")
-    bounds = int(low), int(high)
+    low, dash, high = text.partition("-")
+    try:
+        bounds = general.count(low), general.count(high if dash else low)
+    except ValueError as error:
+        raise UsageError(f"--context must be like 8k or 512-2048, got {text!r:.40}") from error
+    if bounds[1] > general.LARGEST:
+        raise UsageError(f"--context must be at most {general.LARGEST} tokens, got {text:.40}")
     if bounds[0] > bounds[1]:
         raise UsageError(f"--context must give the smaller number first, got {text}")
     return bounds

@@ -10,8 +10,9 @@ import click
 
 from executor.train.recipes import RECIPES, Recipe, replaced
 from treeopt.api.messages import note, warn
-from treeopt.api.run_models import Models, quiet_libraries, slow_type_warnings
+from treeopt.api.run_models import Models, check_weights, quiet_libraries, slow_type_warnings
 from treeopt.cli.options import general, models_and_prompts
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
     from executor.train.training_run import Job, Trained
 
 SCHEMA = "treeopt.train/1"
-EXAMPLES = general.examples(
+SECTIONS = {
+    "Models": "target drafter recipe",
+    "Texts": "data length",
+    "Training": "steps epochs batch learning_rate",
+    "Output": "output resume as_json",
+}
+EXAMPLES = examples(
     "treeopt train --target data/models/stdlib-llama --recipe medusa1 --data data/prompts/stdlib.jsonl "
     "--length 32 --batch 2 --steps 2 --held-out 0.001 --output medusa",
     "treeopt train --target data/models/stdlib-llama --recipe eagle --data data/prompts/stdlib.jsonl "
@@ -58,7 +65,7 @@ lessons = general.bundle(
         help="Conversations (JSON lines, a JSON list, parquet, arrow, a data set saved to disk), texts, or folders of "
         "them; may be given several times.",
     ),
-    click.option("--length", type=general.Whole(min=3), default=512, show_default=True, help="Tokens per row."),
+    click.option("--length", type=general.Tokens(min=3), default=512, show_default=True, help="Tokens per row."),
     click.option("--padded", is_flag=True, help="Put each text in its own row, instead of one text after the other."),
     click.option(
         "--held-out",
@@ -74,7 +81,7 @@ lessons = general.bundle(
         help="Sampling temperature of what the target writes; default 0.3.",
     ),
     click.option(
-        "--distill-tokens", type=general.Whole(min=1), help="Maximum tokens per answer of the target; default 192."
+        "--distill-tokens", type=general.Tokens(min=1), help="Maximum tokens per answer of the target; default 192."
     ),
     models_and_prompts.leave_out,
 )
@@ -154,7 +161,7 @@ training = general.bundle(
 )
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @models_and_prompts.models_without_drafter
 @training
 @lessons
@@ -177,10 +184,14 @@ def train(
     """
     recipe = training.chosen()
     if models.quantize and recipe.trainable == "backbone":
-        raise UsageError(f"--quantize: recipe {recipe.name} trains the target, whose weights must not be quantised")
+        raise UsageError(
+            f"--quantize: recipe {recipe.name} trains the target, whose weights must not be quantised: omit it, "
+            "or choose another recipe"
+        )
     first = os.environ.get("RANK", "0") == "0"  # the process that prints and writes
     if first:
         _check_output(output, resume)
+    models = _resolved(models)
     target, tokenizer = _load(models)
     target.check_length(lessons.length)
     from executor.prompts.reading_report import Report
@@ -219,27 +230,40 @@ def _check_output(output: Path, resume: bool) -> None:
     if begun and not resume:
         raise UsageError(f"--output {output} is not empty: give --resume to resume it, or another name")
     if resume and (output / "training.json").exists():
-        raise UsageError(f"--resume: the training in {output} is finished")
+        raise UsageError(
+            f"--resume: the training in {output} is finished: use the drafter there, or name another --output"
+        )
     if resume and not begun:
-        raise UsageError(f"--resume: {output} holds nothing to resume")
+        raise UsageError(f"--resume: {output} holds nothing to resume: omit --resume")
+
+
+def _resolved(models: Models) -> Models:
+    """Return the models with the device and number type of this machine."""
+    quiet_libraries()
+    return models.resolved()
 
 
 def _load(models: Models) -> "tuple[Target, PreTrainedTokenizerBase]":
     """Load target and tokenizer, on the device of this process."""
-    quiet_libraries()
     from executor.target.load_hf_model import load_target, prepare
     from executor.target.tensor_parallel import local_device
     from executor.target.tokenizer import load_tokenizer
 
+    check_weights(models)
     if models.tensor_parallel:
-        raise UsageError("--tensor-parallel: in training the processes share rows, not the target")
+        raise UsageError("--tensor-parallel: in training the processes share rows, not the target: omit it")
     if models.device not in ("cpu", "cuda"):
         raise UsageError(
             f"--device must be cpu or cuda, got {models.device}; CUDA_VISIBLE_DEVICES chooses among several"
         )
     device = local_device(models.device)
     prepare(device, threads=models.threads)
-    target = load_target(models.target, dtype=models.dtype, device=device, quantize=models.quantize)
+    target = load_target(
+        models.target,
+        dtype="auto" if models.dtype == "saved" else models.dtype,
+        device=device,
+        quantize=models.quantize,
+    )
     return target, load_tokenizer(models.target, vocabulary=target.vocabulary)
 
 
@@ -283,7 +307,7 @@ def _rows(
 
     encoded = encode(tokenizer, shuffled(texts, seed), report)
     if not encoded:
-        raise UsageError(f"{', '.join(map(str, lessons.data))}: no text is left")
+        raise UsageError(f"{', '.join(map(str, lessons.data))}: no text is left: name other --data, or leave out less")
     rows = (padded if lessons.padded else packed)(encoded, length=lessons.length)
     return rows.split(lessons.held_out)
 

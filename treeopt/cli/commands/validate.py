@@ -15,6 +15,7 @@ from treeopt.api.run_prompts import Prompts
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.cli.options.engine_choice import engine
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.defaults import BLOCKS, VALIDATED_BATCHES
@@ -23,7 +24,13 @@ from treeopt.storage.atomic_files import write_text
 
 SHAPES = ",".join(f"{size.kind}:{size.nodes}" for size in USUAL)
 REPLAY = "replay:"
-EXAMPLES = general.examples(
+SECTIONS = {
+    "Models": "target drafter",
+    "Prompts": "prompts_file skip requests",
+    "Prediction": "plan_file trace_file batch engine",
+    "Output": "output force as_json",
+}
+EXAMPLES = examples(
     "treeopt validate --target data/models/stdlib-llama --drafter data/models/stdlib-medusa "
     "--prompts data/prompts/stdlib.jsonl --skip 1000 --requests 4 --new-tokens 4 --blocks 2 "
     "--trace data/traces/medusa-t0.npz --batch 1 --shapes chain:1",
@@ -33,7 +40,7 @@ EXAMPLES = general.examples(
 )
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @models_and_prompts.models_or_shapes
 @models_and_prompts.prompts_or_random
 @models_and_prompts.new_tokens
@@ -70,6 +77,7 @@ EXAMPLES = general.examples(
 @general.graphs
 @engine
 @click.option("--output", type=general.FILE, help="Write the comparison to this file (.json).")
+@general.force
 @general.as_json
 def validate(
     models: Models,
@@ -84,6 +92,8 @@ def validate(
     acceptance: str,
     output: Path | None,
     as_json: bool,
+    *,
+    force: bool,
     **settings: Any,
 ) -> None:
     """Run trees in the real loop and print predicted beside measured, for each batch size.
@@ -99,14 +109,14 @@ def validate(
     """
     replay = _replayed(acceptance)
     written = plan_file is not None or trace_file is not None
+    beside = output.with_suffix(".predictions.json") if output and written else None
     reads = {"acceptance": replay, "predictions": None if written else predictions_file}
-    general.check_output(output, reads=reads)
+    general.check_output(output, reads=reads, force=force)
     sampling.check()
     if written:
-        general.check_output(predictions_file, "--predictions", reads=reads)
+        general.check_output(predictions_file or beside, "--predictions", reads=reads, force=force)
     if sizes is not None:
         parse_sizes(sizes)
-    beside = output.with_suffix(".predictions.json") if output and written else None
     made: dict[str, Any] = {
         "plan": plan_file,
         "trace": trace_file,
@@ -138,7 +148,9 @@ def _in_engine(
     from simulate.validation.prediction_sources import Sources
 
     if sampling.temperature > 0 or given["replay"] is not None or models.random_weights or given["graphs"]:
-        raise UsageError("--engine does not take --temperature, --acceptance replay, --random-weights or --graphs")
+        raise UsageError(
+            "--engine does not take --temperature, --acceptance replay, --random-weights or --graphs: omit them"
+        )
     sizes = None if given["sizes"] is None else parse_sizes(given["sizes"])
     sources = Sources(given["plan"], given["trace"], given["profile"], given["batch"], sizes, given["predictions"])
     return validate_engine(

@@ -13,6 +13,8 @@ from simulate.whatif.whatif_settings import LINKS, PRICES
 from treeopt.api.whatif_devices import WhatIf
 from treeopt.cli.commands.search import engine_rules
 from treeopt.cli.options import general
+from treeopt.cli.options.completed_names import Devices, Model
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.defaults import BYTES, WHATIF_BATCHES, WHATIF_CONTEXT
 from treeopt.errors import UsageError
 from treeopt.plans.plan_json import SCHEMA as PLAN
@@ -22,7 +24,13 @@ from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import look
 from treeopt.storage.user_files import read_text
 
-EXAMPLES = general.examples(
+SECTIONS = {
+    "Input": "trace_file target drafter",
+    "Devices": "hardware price",
+    "Question": "batch context max_tpot_ms",
+    "Output": "plans output as_json",
+}
+EXAMPLES = examples(
     "treeopt whatif --trace data/traces/medusa-t0.npz --hardware h100,l40s --target data/models/stdlib-llama "
     "--batch 1-4 --max-nodes 15",
     "treeopt whatif --trace data/traces/eagle-t0.npz --hardware h100 --target data/models/stdlib-llama --batch 1 "
@@ -30,21 +38,34 @@ EXAMPLES = general.examples(
 )
 FOLDER = click.Path(path_type=Path, file_okay=False)
 POSITIVE = general.Real(min=0, min_open=True)
+MODEL = Model()
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @click.option("--trace", "trace_file", type=general.FILE, required=True, help="The recorded acceptance (.npz).")
 @click.option(
     "--hardware",
+    type=Devices(several=True),
     required=True,
     help="Devices, such as h100,4xh100,l40s: names of data/hardware.json; 4x: four devices of a node share every "
     "layer.",
 )
-@click.option("--target", type=general.FOLDER, required=True, help="The target's folder or config.json: its sizes.")
 @click.option(
-    "--drafter", type=general.FOLDER, help="The drafter's folder or config.json; default sizes as the target's."
+    "--target",
+    type=MODEL,
+    required=True,
+    help="The target's folder or config.json, or a shape (1b, 8b, 14b, 70b): its sizes.",
 )
-@click.option("--kind", type=click.Choice(KINDS), help="Kind of drafter; default as recorded in the trace.")
+@click.option(
+    "--drafter",
+    type=MODEL,
+    help="The drafter's folder or config.json, or a shape; default sizes as the target's.",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    help="Kind of drafter; default as its configuration states, else as recorded in the trace.",
+)
 @click.option(
     "--batch",
     type=general.Numbers(),
@@ -60,7 +81,7 @@ POSITIVE = general.Real(min=0, min_open=True)
     help="Tokens in the cache; 8k is 8192.",
 )
 @click.option("--profile", "profile_file", type=general.FILE, help="Step times measured on another device.")
-@click.option("--measured-on", help="The device that --profile was measured on.")
+@click.option("--measured-on", type=Devices(), help="The device that --profile was measured on.")
 @click.option("--bandwidth", type=POSITIVE, help="Memory bandwidth of a custom device in GB/s.")
 @click.option("--flops", type=POSITIVE, help="Dense bf16 TFLOP/s of the custom device.")
 @click.option(
@@ -73,7 +94,7 @@ POSITIVE = general.Real(min=0, min_open=True)
     type=general.Real(0, 1e9, min_open=True),
     help="Memory of the custom device in GB; not checked by default.",
 )
-@click.option("--like", help="A known device whose constants to use for a device whose class has none.")
+@click.option("--like", type=Devices(), help="A known device whose constants to use for a device whose class has none.")
 @click.option(
     "--weight-bytes",
     type=POSITIVE,
@@ -201,7 +222,7 @@ def _check_files(folder: Path | None, names: list[str], schema: str, option: str
     """Raise UsageError before any work where a file could not be written, or holds what whatif did not write."""
     if folder is not None and folder.is_dir():
         for name in names:
-            general.check_output(folder / name, option)
+            general.check_output(folder / name, option, force=True)
             _check_own(folder / name, schema, option)
 
 
@@ -215,4 +236,4 @@ def _check_own(path: Path, schema: str, option: str) -> None:
         record = {}
     meta = record.get("meta")
     if not record or (schema != PLAN and look(meta, "predicted") is None and look(meta, "transfer") is None):
-        raise UsageError(f"{option}: {path} exists and was not written by `treeopt whatif`; it would be overwritten")
+        raise UsageError(f"{option}: {path} exists and was not written by `treeopt whatif`: name another folder")

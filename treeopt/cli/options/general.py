@@ -1,8 +1,9 @@
-"""Options that several commands share, examples in help texts, and how commands print."""
+"""Options that several commands share, the check of what they write, and how commands print."""
 
 import json
 import math
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import click
 
@@ -25,8 +27,12 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 WRITTEN = ("output", "rest", "predictions_file", "plans", "tables")
 FOLDER = click.Path(path_type=Path)
 LARGEST = 2**31  # whole number of a list
-EXAMPLE_WIDTH = 100  # columns
+UNITS = {"k": 1024, "m": 1024**2}
+DIGITS = 10  # of a number of tokens
 NOTHING: Mapping[str, Path | None] = {}
+# Schema of a file that takes minutes of a machine -> the word for it.
+COSTLY = {"profile": "a profile", "validation": "a validation", "decode": "decoded texts"}
+HEAD = 256  # bytes in which a file's schema stands
 
 
 class Real(click.FloatRange):
@@ -54,6 +60,32 @@ class Whole(click.IntRange):
 
 
 SECONDS = Real(0, 1e9)  # sums of them over all requests and tokens stay finite
+
+
+class Tokens(Whole):
+    """A number of tokens within bounds, such as 8192, 8k or 1M (k: 1024, M: 1024 k)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        try:
+            value = count(value) if isinstance(value, str) else value
+        except ValueError:
+            self.fail(f"{value!r} is not a number of tokens such as 512, 8k or 1M", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def count(text: str) -> int:
+    """Return a number of tokens; raise ValueError for another text.
+
+    >>> count("512"), count("8k"), count("8K"), count("1M")
+    (512, 8192, 8192, 1048576)
+    """
+    text = text.strip()
+    unit = UNITS.get(text[-1:].lower(), 1)
+    digits = text[:-1] if unit > 1 else text
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= DIGITS):
+        raise ValueError(text)
+    return int(digits) * unit
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]  # which click takes from 8.4 on
@@ -90,8 +122,7 @@ def numbers_text(numbers: tuple[int, ...]) -> str:
 
 
 def _number(text: str) -> int:
-    text = text.strip()
-    number = int(text[:-1]) * 1024 if text.lower().endswith("k") else int(text)
+    number = count(text)
     if not 1 <= number <= LARGEST:
         raise ValueError
     return number
@@ -123,9 +154,10 @@ max_depth = click.option(
 )
 context = click.option(
     "--context",
-    type=Whole(min=0),
-    help="Tokens in the cache per sequence; default as profiled, the shortest of several contexts.",
+    type=Tokens(min=0),
+    help="Tokens in the cache per sequence, such as 512 or 8k; default as profiled, the shortest of several contexts.",
 )
+force = click.option("--force", is_flag=True, help="Overwrite existing files without asking.")
 graphs = click.option("--graphs", is_flag=True, help="Replay steps from CUDA graphs; not run on a device yet.")
 
 
@@ -145,40 +177,27 @@ def bundle(name: str, kind: type, *given: Callable[[Any], Any]) -> Callable[[Any
     return decorate
 
 
-def examples(*lines: str) -> str:
-    """Return the block of examples that ends a help text; long commands continue on lines of their own.
+def check_output(
+    path: Path | None,
+    option: str = "--output",
+    *,
+    reads: Mapping[str, Path | None] = NOTHING,
+    force: bool | None = None,
+) -> None:
+    """Fail before any work when the output could not be written, or would replace what took long to make.
 
-    >>> print(examples("treeopt doctor").replace(chr(8), "|"))
-    |
-    Examples:
-      treeopt doctor
-    """
-    return "\n".join(["\b", "Examples:", *(f"  {_continued(line)}" for line in lines)])
-
-
-def _continued(line: str) -> str:
-    """Return a command broken before options, as a shell takes it."""
-    first, *options = line.split(" --")
-    rows = [first]
-    for option in options:
-        if len(rows[-1]) + len(option) + 5 > EXAMPLE_WIDTH:
-            rows[-1] += " \\"
-            rows.append(f"    --{option}")
-        else:
-            rows[-1] += f" --{option}"
-    return "\n  ".join(rows)
-
-
-def check_output(path: Path | None, option: str = "--output", *, reads: Mapping[str, Path | None] = NOTHING) -> None:
-    """Fail before any work when the output could not be written.
+    Commands that record or measure have --force: without it they ask before they replace a file, or refuse without
+    a terminal. Commands whose results take seconds replace those, but no recording or measurement.
 
     Args:
         path: the output.
         option: the option that names it.
         reads: files that the command reads besides its parameters that are paths, by the words for them.
+        force: the command's --force; None: it has none.
 
     Raises:
-        UsageError: the folder is missing or not writable, or the command reads that very file, or its folder.
+        UsageError: the folder is missing or not writable, the command reads that very file, or its folder, or the file
+            exists and may not be replaced.
     """
     if path is None:
         return
@@ -199,6 +218,36 @@ def check_output(path: Path | None, option: str = "--output", *, reads: Mapping[
             pass
     except OSError as error:
         raise UsageError(f"{option} {path}: cannot write there: {error.strerror}") from error
+    if goal.is_file() and goal.stat().st_size and not force:
+        _check_replaced(path, option, may_ask=force is not None)
+
+
+def _check_replaced(path: Path, option: str, *, may_ask: bool) -> None:
+    """Raise UsageError if a file may not be replaced, or the user does not want it."""
+    if not may_ask:
+        if (kind := _costly(path)) is not None:
+            raise UsageError(f"{option} {path}: holds {kind}, which takes long to make: name another file")
+    elif not on_terminal():
+        raise UsageError(f"{option} {path}: exists: give --force to overwrite it, or name another file")
+    elif not click.confirm(f"{path} exists. Overwrite it?", err=True):
+        raise UsageError(f"{option} {path}: exists and stays as it is: name another file")
+
+
+def on_terminal() -> bool:
+    """Return whether a user can answer a question; processes that share a target have no terminal of their own."""
+    return sys.stdin.isatty() and sys.stderr.isatty() and "RANK" not in os.environ
+
+
+def _costly(path: Path) -> str | None:
+    """Return the kind of a file that took a recording or a measurement, in words; None for others."""
+    try:
+        if is_zipfile(path):
+            return "a trace"
+        with path.open("rb") as file:
+            found = re.search(rb'"schema":\s*"treeopt\.(\w+)/', file.read(HEAD))
+    except OSError:
+        return None
+    return None if found is None else COSTLY.get(found[1].decode())
 
 
 def _read() -> Iterator[tuple[str, Path]]:

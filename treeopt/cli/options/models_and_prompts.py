@@ -8,14 +8,23 @@ import click
 from treeopt.api.run_models import DTYPES, QUANTIZED, Models
 from treeopt.api.run_prompts import LEFT_OUT, Prompts
 from treeopt.cli.options import general
+from treeopt.cli.options.completed_names import Model
 from treeopt.defaults import NEW_TOKENS
 
-device = click.option("--device", default="cpu", show_default=True, help="Where to run: cpu, cuda, cuda:1, ...")
+MODEL = Model()
+
+device = click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="Where to run: cpu, cuda, cuda:1, ...; auto: cuda where there is one, else cpu.",
+)
 _RANDOM = click.option(
     "--random-weights",
     is_flag=True,
-    help="Draw the weights: --target is then a folder with a config.json, or toy, 100m, 1b, 8b, 14b or 70b; --drafter "
-    "is medusa:K (K heads), layers:N (the target's first N layers) or eagle.",
+    help="Draw the weights: --target is then a folder with a config.json, or a shape (toy, 100m, 1b, 8b, 14b, "
+    "70b, which "
+    "are always drawn); --drafter is medusa:K (K heads), layers:N (the target's first N layers) or eagle.",
 )
 
 
@@ -23,12 +32,10 @@ def _models(*more: Callable[[Any], Any], drafter: bool) -> Callable[[Any], Any]:
     return general.bundle(
         "models",
         Models,
-        click.option(
-            "--target", type=general.FOLDER, required=True, help="Folder of the target, a Hugging Face model."
-        ),
+        click.option("--target", type=MODEL, required=True, help="Folder of the target, a Hugging Face model."),
         click.option(
             "--drafter",
-            type=general.FOLDER,
+            type=MODEL,
             required=drafter,
             help="Folder of the drafter, or prompt-lookup, or an engine's, such as prompt-lookup:vllm:2-4.",
         ),
@@ -42,9 +49,10 @@ def _models(*more: Callable[[Any], Any], drafter: bool) -> Callable[[Any], Any]:
         click.option(
             "--dtype",
             type=click.Choice(DTYPES),
-            default="float32",
+            default="auto",
             show_default=True,
-            help="Number type of the computation and of the cache; auto: the type that the target was saved in.",
+            help="Number type of the computation and of the cache; saved: the type that the target was saved in; auto: "
+            "float32 on a CPU, saved elsewhere (bfloat16 with --random-weights).",
         ),
         click.option(
             "--quantize",
@@ -111,7 +119,7 @@ prompts_or_random = general.bundle(
     Prompts,
     click.option("--prompts", "prompts_file", type=general.FOLDER, help=_PROMPTS),
     click.option(
-        "--prompt-tokens", type=general.Whole(min=2), help="In place of --prompts: length of random prompts in tokens."
+        "--prompt-tokens", type=general.Tokens(min=2), help="In place of --prompts: length of random prompts in tokens."
     ),
     *_choice,
 )
@@ -124,7 +132,7 @@ prompts_or_texts = general.bundle(
 )
 new_tokens = click.option(
     "--new-tokens",
-    type=general.Whole(min=1),
+    type=general.Tokens(min=1),
     default=NEW_TOKENS,
     show_default=True,
     help="Tokens to write after each prompt.",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from treeopt.api.file_loading import load_tree
 from treeopt.cli.options import general
@@ -54,6 +55,11 @@ class Static(click.ParamType):  # type: ignore[type-arg]
     """A static tree: the length of a chain, rank paths, a file of them, or the name of a published tree."""
 
     name = "tree"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the published trees that begin as typed, and files."""
+        names = [CompletionItem(name) for name in published_trees() if name.startswith(incomplete)]
+        return [*names, CompletionItem(incomplete, type="file")]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Tree:
         """Return the tree of `5`, `[[0,0],[1]]`, `[(0,), (1,)]`, `FILE`, `FILE:NAME` or `medusa/mc_sim_7b_63`.

@@ -29,7 +29,10 @@ def upper_bound(trace: Trace, prices: Prices, *, nodes: int, depth: int) -> Time
         CostError: steps that the cost model does not cover.
     """
     if trace.candidates is None:
-        raise TraceError("a bound on dynamic policies needs recorded candidates, the trace has none")
+        raise TraceError(
+            "a bound on dynamic policies needs recorded candidates, the trace has none: record it with `treeopt "
+            "trace collect --candidates`"
+        )
     anchor = np.repeat(np.arange(trace.anchors), np.diff(trace.candidates.offset))
     reach = np.bincount(anchor[trace.candidates.hit], minlength=trace.anchors)
     price = _prices(prices, nodes, depth)

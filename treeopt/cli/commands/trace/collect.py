@@ -13,13 +13,20 @@ from treeopt.api.run_prompts import Prompts, load_prompts
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts
 from treeopt.cli.options.engine_choice import engine
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.cli.options.what_to_draft import Dynamic, Static
 from treeopt.defaults import DRAWS, ENGINE_LENGTH, RECORD_BATCH, WIDTH
 from treeopt.errors import UsageError
 from treeopt.traces.trace import Trace, save_trace
 
-EXAMPLES = general.examples(
+SECTIONS = {
+    "Models": "target drafter",
+    "Prompts": "prompts_file requests skip new_tokens",
+    "Recording": "depth width temperature engine",
+    "Output": "output force",
+}
+EXAMPLES = examples(
     "treeopt trace collect --target data/models/stdlib-llama --drafter data/models/stdlib-medusa "
     "--prompts data/prompts/stdlib.jsonl --requests 4 --new-tokens 8 --output trace.npz",
     "treeopt trace collect --target data/models/stdlib-llama --drafter prompt-lookup "
@@ -27,11 +34,12 @@ EXAMPLES = general.examples(
 )
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @models_and_prompts.models_without_drafter
 @models_and_prompts.prompts
 @models_and_prompts.new_tokens
 @click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
+@general.force
 @click.option(
     "--depth",
     type=general.Whole(min=1),
@@ -93,6 +101,7 @@ def collect(
     engine: EngineChoice,
     output: Path,
     *,
+    force: bool,
     every_anchor: bool,
     resume: bool,
     **settings: Any,
@@ -102,7 +111,7 @@ def collect(
     With --engine an inference engine writes the texts, with drafts of --depth tokens. With --drafter too, that drafter
     is recorded along these texts. Else the engine's own steps are: for drafters that treeopt does not have.
     """
-    general.check_output(output)
+    general.check_output(output, force=force)
     sampling.check()
     if engine.engine is None and (every_anchor or resume):
         raise UsageError("--every-anchor and --resume are for --engine")

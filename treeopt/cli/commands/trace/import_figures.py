@@ -6,6 +6,8 @@ from typing import Any
 import click
 
 from treeopt.cli.options import general
+from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.input_sources import TextSource, named, stored
 from treeopt.defaults import IMPORTED_DEPTH, IMPORTED_LENGTH, IMPORTED_REQUESTS
 from treeopt.traces.importers.chain_counts import NONE_ACCEPTED
 from treeopt.traces.importers.readers.formats import FORMATS, Source, check_settings, import_trace
@@ -14,15 +16,20 @@ from treeopt.traces.trace import save_trace
 from treeopt.traces.trace_checks import MAX_DEPTH
 
 MADE_UP = ("requests", "length")  # settings of a trace that is made up
-EXAMPLES = general.examples(
+SECTIONS = {
+    "Source": "kind depth steps model before column",
+    "Trace": "requests length",
+    "Output": "output force",
+}
+EXAMPLES = examples(
     "printf '0.62,0.12,0.06\\n0.48,0.13,0.06\\n' > ranks.csv",
     "treeopt trace import ranks.csv --format table --column rank --output imported.npz",
     "treeopt trace import ranks.csv --format table --column rank --requests 50 --length 64 --output short.npz",
 )
 
 
-@click.command("import", epilog=EXAMPLES)
-@click.argument("source", type=general.FILE)
+@click.command("import", cls=Command, sections=SECTIONS, epilog=EXAMPLES)
+@click.argument("source", type=TextSource())
 @click.option(
     "--format",
     "kind",
@@ -55,7 +62,7 @@ EXAMPLES = general.examples(
     default=None,
     help="sequoia-vector: the last entry counts rejections, or is a rank like the others.",
 )
-@click.option("--before", type=general.FILE, help="engine, counters: an earlier scrape, from which counting starts.")
+@click.option("--before", type=TextSource(), help="engine, counters: an earlier scrape, from which counting starts.")
 @click.option("--model", help="engine, counters: the model_name to read, where there are several.")
 @click.option("--uneven", is_flag=True, default=None, help="engine: count what short drafts left out as rejected.")
 @click.option(
@@ -65,17 +72,25 @@ EXAMPLES = general.examples(
 )
 @click.option(
     "--length",
-    type=general.Whole(min=1),
+    type=general.Tokens(min=1),
     help=f"Tokens of each request (table, sequoia-vector); default {IMPORTED_LENGTH}.",
 )
 @general.seed
-def import_command(source: Path, kind: str, output: Path, seed: int, **settings: Any) -> None:
-    """Turn acceptance figures that other programs measured into a trace; `assumed` in its meta lists what they lack."""
-    general.check_output(output)
+@general.force
+def import_command(source: Path, kind: str, output: Path, seed: int, *, force: bool, **settings: Any) -> None:
+    """Turn acceptance figures that other programs measured into a trace; `assumed` in its meta lists what they lack.
+
+    SOURCE is a file, - for standard input, or an address such as http://127.0.0.1:8000/metrics.
+    """
+    general.check_output(output, force=force)
     given = {name: value for name, value in settings.items() if value is not None}
     check_settings(kind, given)
     made_up = {name: given.pop(name) for name in MADE_UP if name in given}
-    trace = import_trace(Source(source, kind, _saved, seed=seed, **made_up), given)
+    with stored(source) as path, stored(given.get("before")) as earlier:
+        assert path is not None
+        given |= {} if earlier is None else {"before": earlier}
+        trace = import_trace(Source(path, kind, _saved, seed=seed, **made_up), given)
+    trace = named(trace, source, settings.get("before"))
     save_trace(trace, output)
     for sentence in trace.meta["assumed"]:
         click.echo(f"{'Warning' if sentence.startswith(NONE_ACCEPTED) else 'Assumed'}: {sentence}", err=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from treeopt.cli.options import general
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.defaults import INFO_NODES
 from treeopt.errors import TraceError
 from treeopt.planning.learning_curve import learning_curves
@@ -14,13 +15,13 @@ from treeopt.storage.provenance import assumed_in, look
 from treeopt.traces.resumable_shards import load_file_or_shards, optional_in
 from treeopt.traces.trace import CHAINS, Trace
 
-EXAMPLES = general.examples(
+EXAMPLES = examples(
     "treeopt trace info data/traces/medusa-t0.npz",
     "treeopt trace info data/traces/eagle-t0.npz --learning-curve --nodes 4,16 --json",
 )
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, epilog=EXAMPLES)
 @click.argument("trace_file", type=general.FOLDER)
 @click.option(
     "--learning-curve",

@@ -5,24 +5,26 @@ from pathlib import Path
 import click
 
 from treeopt.cli.options import general
+from treeopt.cli.options.help_sections import Command, examples
 from treeopt.storage.provenance import assumed_in
 from treeopt.traces.merge_split import merged
 from treeopt.traces.resumable_shards import load_file_or_shards
 from treeopt.traces.trace import save_trace
 
-EXAMPLES = general.examples(
+EXAMPLES = examples(
     "treeopt trace split data/traces/medusa-t0.npz --output one.npz --rest two.npz",
     "treeopt trace merge one.npz two.npz --output merged.npz",
     "treeopt trace merge data/traces/medusa-t0.npz --output copy.npz",
 )
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, epilog=EXAMPLES)
 @click.argument("traces", type=general.FOLDER, nargs=-1, required=True)
 @click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
-def merge(traces: tuple[Path, ...], output: Path) -> None:
+@general.force
+def merge(traces: tuple[Path, ...], output: Path, *, force: bool) -> None:
     """Join TRACES of the same models and rule; a folder that `collect --parts` filled counts as one."""
-    general.check_output(output)
+    general.check_output(output, force=force)
     parts = [load_file_or_shards(path) for path in traces]
     joined = merged(parts, [str(path) for path in traces])
     save_trace(joined, output)

@@ -35,7 +35,7 @@ def _quick():
 
 def bring(tmp_path, source, kind, *more):
     """The trace that the command makes."""
-    result = done("trace", "import", source, "--format", kind, "--output", tmp_path / "out.npz", *more)
+    result = done("trace", "import", source, "--format", kind, "--output", tmp_path / "out.npz", "--force", *more)
     return load_trace(tmp_path / "out.npz"), result.stderr
 
 
@@ -370,10 +370,10 @@ def test_a_trace_is_split_and_joined_again(tmp_path):
     for share in (0.0, 1.0, -0.5, float("nan")):
         with pytest.raises(UsageError, match=f"share must lie between 0 and 1, got {share}"):
             halves(whole, share=share, seed=0)
-        parts = ("--output", tmp_path / "c.npz", "--rest", tmp_path / "d.npz")
+        parts = ("--output", tmp_path / "c.npz", "--rest", tmp_path / "d.npz", "--force")
         refused(run("trace", "split", tmp_path / "t.npz", "--share", share, *parts), "share", code=2)
         assert not (tmp_path / "c.npz").exists()
-    same = ("--output", tmp_path / "c.npz", "--rest", tmp_path / "c.npz")
+    same = ("--output", tmp_path / "c.npz", "--rest", tmp_path / "c.npz", "--force")
     refused(run(*words, *same), "--output and --rest must be two files", code=2)
     refused(
         run(*words[:2], tmp_path / "none.npz", "--output", tmp_path / "c.npz", "--rest", tmp_path / "d.npz"), "none.npz"

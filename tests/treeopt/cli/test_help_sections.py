@@ -1,0 +1,65 @@
+"""Help texts in sections: a dozen options described, the others named, all with --help-all; no line is too wide."""
+
+import re
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tests.treeopt.cli.test_help_and_shell import commands
+from treeopt.cli import main
+from treeopt.cli.options.help_sections import ADVANCED, MOST
+
+ALL = list(commands())
+OPTION = re.compile(r"^  (?:-\w, )?(--[a-z0-9-]+)(?=\s|$)", re.MULTILINE)
+
+
+def shown(words, *more, columns=80):
+    result = CliRunner().invoke(main, [*words, *more], terminal_width=min(columns, 80) - 1)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def names(command):
+    return {max(option.opts, key=len) for option in command.params if isinstance(option, click.Option)}
+
+
+@pytest.mark.parametrize(("words", "command"), ALL, ids=lambda value: " ".join(value) if type(value) is tuple else "")
+def test_a_dozen_options_are_described_and_all_are_named(words, command):
+    described, _, named = shown(words, "--help").partition(f"\n{ADVANCED}")
+    listed = set(OPTION.findall(described)) - {"--help", "--help-all"}
+    assert 1 <= len(listed) <= MOST
+    rest = names(command) - listed - {"--help-all"}
+    assert set(re.findall(r"--[a-z0-9-]+", named.partition("Examples:")[0])) - {"--help-all"} == rest
+    whole = set(OPTION.findall(shown(words, "--help-all"))) if rest else listed | {"--help", "--help-all"}
+    assert whole == names(command) | {"--help", "--help-all"}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize(("words", "command"), ALL, ids=lambda value: " ".join(value) if type(value) is tuple else "")
+def test_no_line_is_wider_than_the_terminal(words, command, columns):
+    advanced = ("--help", "--help-all") if "--help-all" in names(command) else ("--help",)
+    for option in advanced:
+        text = shown(words, option, columns=columns)
+        assert text.isascii()
+        width = min(columns, 80)
+        wide = [line for line in text.splitlines() if len(line) >= width]
+        assert all(len(line.split(maxsplit=1)) == 1 or _unbreakable(line) for line in wide), wide
+
+
+def _unbreakable(line):
+    """Whether a line is wide because of one word, or one option of an example with its value."""
+    return max(map(len, line.split())) > 30 or line.strip().startswith(("--", "treeopt", "printf"))
+
+
+def test_the_most_used_options_come_first_in_their_sections():
+    text = shown(["search"], "--help")
+    assert OPTION.findall(text)[:4] == ["--trace", "--profile", "--batch", "--engine"]
+    assert re.findall(r"^(\w+):$", text, re.MULTILINE) == ["Input", "Question", "Output", "Help"]
+    assert "One of treeopt," in " ".join(text.split())
+
+
+def test_examples_break_where_the_help_text_does():
+    lines = shown(["trace", "collect"], "--help", columns=60).split("Examples:\n")[1].splitlines()
+    assert lines[0] == "    treeopt trace collect \\"
+    assert lines[1].startswith("        --target data/models/stdlib-llama")

@@ -1,0 +1,144 @@
+"""Help texts: options in named sections, at most a dozen described, the others named; `--help-all` describes all."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+import cloup
+
+ADVANCED = "Advanced options"
+MOST = 12  # options that a command's --help describes
+WIDEST = 24  # characters of choices in the column of names
+ALL = "treeopt.help_all"  # key in a context's meta
+OTHERS: Mapping[str, str] = {}
+
+
+class Command(cloup.Command):
+    """A command whose options stand in sections."""
+
+    def __init__(self, *args: Any, sections: Mapping[str, str] = OTHERS, **settings: Any) -> None:
+        """Put each option into its section.
+
+        Args:
+            args: as for `click.Command`.
+            sections: heading -> names of parameters between spaces; the options that none names are advanced. Without
+                sections all options stand in one.
+            settings: as for `click.Command`.
+        """
+        options = [param for param in settings.get("params", ()) if isinstance(param, click.Option)]
+        for option in options:
+            _name_choices(option)
+        by_name = {option.name: option for option in options}
+        for heading, names in sections.items():
+            group = cloup.OptionGroup(heading)
+            for name in names.split():
+                by_name.pop(name).group = group  # type: ignore[attr-defined]
+        if sections and by_name:
+            group = cloup.OptionGroup(ADVANCED)
+            for option in by_name.values():
+                option.group = group  # type: ignore[attr-defined]
+            settings["params"] = [*settings["params"], _help_all()]
+        super().__init__(*args, **settings)
+        order = [*sections, ADVANCED]
+        self.option_groups.sort(key=lambda group: order.index(group.title))
+        for group in self.option_groups:
+            if group.title != ADVANCED:
+                order_in = sections[group.title].split()
+                group.options = sorted(group.options, key=lambda option: order_in.index(str(option.name)))
+
+    def get_default_option_group(
+        self, ctx: click.Context, is_the_only_visible_option_group: bool = False
+    ) -> cloup.OptionGroup:
+        """Return the section of options that stand in no other."""
+        group = super().get_default_option_group(ctx, is_the_only_visible_option_group)
+        if not is_the_only_visible_option_group:
+            group.title = "Help"
+        return group
+
+    def format_params(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections; the advanced one only names its options unless all are asked for."""
+        if ALL in ctx.meta:
+            super().format_params(ctx, formatter)
+            return
+        groups = self.option_groups
+        self.option_groups = [group for group in groups if group.title != ADVANCED]
+        try:
+            super().format_params(ctx, formatter)
+        finally:
+            self.option_groups = groups
+        for group in groups[len(groups) - 1 :]:
+            if group.title == ADVANCED:
+                names = [max(option.opts, key=len) for option in group.options if not option.hidden]
+                formatter.write(f"\n{ADVANCED} (--help-all describes them):\n")
+                for row in filled([f"{name}," for name in names[:-1]] + names[-1:], formatter.width - 2):
+                    formatter.write(f"  {row}\n")
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, broken before options where they are wider than the help text."""
+        for line in (self.epilog or "").splitlines():
+            formatter.write("\n" if line == "\b" else f"  {_continued(line, formatter.width - 2)}\n")
+
+
+def _name_choices(option: click.Option) -> None:
+    """Move the choices of an option into its help text where they are too many for the column of names."""
+    if isinstance(option.type, click.Choice) and option.metavar is None:
+        choices = [str(choice) for choice in option.type.choices]
+        if len("|".join(choices)) > WIDEST:
+            option.metavar = "NAME"
+            option.help = f"{option.help} One of {', '.join(choices)}."
+
+
+def _help_all() -> click.Option:
+    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            ctx.meta[ALL] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=show,
+        help="Show all options and exit.",
+    )
+
+
+def filled(words: list[str], width: int) -> list[str]:
+    """Return words in rows of at most this width; no word is broken.
+
+    >>> filled(["--tree,", "--batch,", "--json"], 16)
+    ['--tree, --batch,', '--json']
+    """
+    rows: list[str] = []
+    for word in words:
+        if rows and len(rows[-1]) + 1 + len(word) <= width:
+            rows[-1] += f" {word}"
+        else:
+            rows.append(word)
+    return rows
+
+
+def examples(*lines: str) -> str:
+    """Return the block of examples that ends a help text.
+
+    >>> print(examples("treeopt doctor").replace(chr(8), "|"))
+    |
+    Examples:
+      treeopt doctor
+    """
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+def _continued(line: str, width: int) -> str:
+    """Return a command broken before options, as a shell takes it; the further lines are indented."""
+    first, *options = line.split(" --")
+    rows = [first]
+    for option in options:
+        if len(rows[-1]) + len(option) + 5 > width:
+            rows[-1] += " \\"
+            rows.append(f"      --{option}")
+        else:
+            rows[-1] += f" --{option}"
+    return "\n  ".join(rows)
