@@ -18,7 +18,7 @@ TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
 PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
 
-.PHONY: fuzz coverage engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
+.PHONY: fuzz coverage engine-times engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -131,7 +131,12 @@ engine-openvino: .engines/openvino/.ready .engines/openvino-export/.ready  ## Op
 engines: $(VENV)/.all  ## tests and acceptance checks in the engines that are set up below .engines
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m engines tests/executor/engines
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.engine_acceptance --output data/engines/acceptance.json
-	$(BIN)/python -m tests.helpers.acceptance_tables
+	$(BIN)/python -m tests.helpers.engine_tables
+
+engine-times: $(VENV)/.all  ## predicted against measured speedups in the engines that are set up, on a machine that nothing else uses
+	$(BIN)/python -m tests.helpers.smollm2
+	$(BIN)/python -m tests.benchmarks.engine_times
+	$(BIN)/python -m tests.helpers.engine_tables
 
 recordings: $(VENV)/.all  ## what engines' servers and workers answer in short runs, recorded again for the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.helpers.server_runs

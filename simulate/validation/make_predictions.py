@@ -61,8 +61,10 @@ def predict(
         CostError: the step times cover no tree.
     """
     if material.fixed is not None:
-        predictions, notes = _with_whole_runs_of(material.fixed, runs_of(material.fixed.plan))
-        return Made(predictions, _context_warnings(predictions.plan, context), notes)
+        runs = runs_of(material.fixed.plan)
+        predictions, notes = _with_whole_runs_of(material.fixed, runs)
+        warnings = _context_warnings(predictions.plan, context)
+        return Made(predictions, (*warnings, *_length_warnings(predictions.plan, runs)), notes)
     warnings, notes = tuple[str, ...](), tuple[str, ...]()
     whole: WholeRuns = {}
     if material.plan is None:
@@ -84,7 +86,7 @@ def predict(
         "runs": runs.record if whole else None,
         "provenance": this_run(),
     }
-    return Made(Predictions(plan, forms, meta, whole), warnings, notes)
+    return Made(Predictions(plan, forms, meta, whole), (*warnings, *_length_warnings(plan, runs)), notes)
 
 
 def _searched(material: Material, context: int, rules: Sequence[Constraint], seed: int) -> tuple[Plan, Trace]:
@@ -144,6 +146,17 @@ def _context_warnings(plan: Plan, context: int) -> tuple[str, ...]:
         return ()
     return (
         f"the plan's steps are priced at {priced} tokens in the cache per sequence, these requests average {context}",
+    )
+
+
+def _length_warnings(plan: Plan, runs: Runs) -> tuple[str, ...]:
+    """Return a warning if texts will be longer or shorter than those of the trace: tau depends on their length."""
+    recorded = look(plan.meta, "trace", "new_tokens")
+    if type(recorded) is not int or recorded == runs.new_tokens:
+        return ()
+    return (
+        f"the trace's requests have {recorded} new tokens, those to be decoded {runs.new_tokens}: tau depends on the "
+        f"length, so take a trace of {runs.new_tokens}, or --new-tokens {recorded}",
     )
 
 

@@ -21,6 +21,10 @@ from treeopt.storage.atomic_files import shipped
 
 PROMPTS, SKIP = "data/prompts/stdlib.jsonl", 1000  # prompts before these are in traces
 CHAINS = ",".join(f"chain:{length}" for length in range(1, 6))
+SHIPPED = shipped("models/stdlib-llama")
+SMOLLM2 = ENGINES / "models" / "smollm2"  # made by `python -m tests.helpers.smollm2`
+NEW_TOKENS = "48"  # waves overlap long enough to be timed
+RECORDED = ("--prompts", PROMPTS, "--new-tokens", NEW_TOKENS, "--depth", "5")
 
 
 @dataclass(frozen=True)
@@ -29,69 +33,102 @@ class Case:
 
     Attributes:
         engine: key of `SETUPS`.
-        layout: layout of target and drafter for the engine; empty: its own folders.
-        drafter_layout: layout of the drafter.
+        target: folder of the target.
+        layout: layout of the target for the engine; empty: its own folder; a file: that file.
+        drafter: folder of the drafter, or a name of prompt lookup.
+        drafter_layout: layout of the drafter for the engine; None: the engine reads no drafter.
         method: `--method`; None: the engine needs none.
         arguments: of the launch, beside those of the engine.
         servers: servers that may be alive at a time.
     """
 
     engine: str
-    layout: str
-    drafter_layout: str
+    target: Path
+    layout: str | Path
+    drafter: Path | str
+    drafter_layout: str | None
     method: str | None
     arguments: str = ""
     servers: int = 1
 
 
+EAGLE3 = shipped("models/stdlib-eagle3")
 # vLLM's default executor has workers that poll; six idle servers of it would take a core. Its other executor waits.
+UNI = "--distributed-executor-backend uni"
 CASES = {
-    "eagle3-vllm": Case("vllm", "", "eagle3-vllm", "eagle3", "--distributed-executor-backend uni", 6),
-    "eagle3-llama.cpp": Case("llama.cpp", "gguf", "gguf", "draft-eagle3", "", 6),
-    "eagle3-openvino": Case("openvino", "openvino", "openvino", None),
+    "eagle3-vllm": Case("vllm", SHIPPED, "", EAGLE3, "eagle3-vllm", "eagle3", UNI, 6),
+    "eagle3-llama.cpp": Case("llama.cpp", SHIPPED, "gguf", EAGLE3, "gguf", "draft-eagle3", "", 6),
+    "eagle3-openvino": Case("openvino", SHIPPED, "openvino", EAGLE3, "openvino", None),
+    "smollm2-lookup-vllm": Case("vllm", SMOLLM2, "", "prompt-lookup:vllm:2-4", None, "ngram", UNI, 6),
+    "smollm2-lookup-llama.cpp": Case(
+        "llama.cpp",
+        SMOLLM2,
+        ENGINES / "models/smollm2-gguf/model.gguf",
+        "prompt-lookup:llama.cpp:2-5",
+        None,
+        "ngram-simple",
+        "",
+        6,
+    ),
+    "smollm2-lookup-openvino": Case("openvino", SMOLLM2, "openvino", "prompt-lookup:vllm:1-3", None, "prompt-lookup"),
 }
-TARGET, DRAFTER, TRACE = "data/models/stdlib-llama", "data/models/stdlib-eagle3", "data/traces/eagle3-t0.npz"
 
 
-def converted(model: str, layout: str, folder: Path, engine: str) -> Path:
-    """Return a shipped model in a layout, in float32, written into `folder` unless it is there; a file for GGUF."""
-    source = shipped(model.removeprefix("data/"))
-    if not layout:
-        return source
-    output = folder / f"{Path(model).name}-{layout}"
+def converted(model: Path, layout: str | Path, folder: Path, case: Case) -> Path:
+    """Return a model in a layout, in float32, written into `folder` unless it is there; a file for GGUF."""
+    if not layout or isinstance(layout, Path):
+        return layout if isinstance(layout, Path) else model
+    output = folder / f"{model.name}-{layout}"
     if not output.exists():
-        exporter = SETUPS[engine].exporter
+        exporter = SETUPS[case.engine].exporter
         python = str(ENGINES / exporter) if exporter else None
-        rewrite(
-            source, shipped(TARGET.removeprefix("data/")), output, layout=layout, dtype="float32", engine_python=python
-        )
+        rewrite(model, case.target, output, layout=layout, dtype="float32", engine_python=python)
     return output / "model.gguf" if layout == "gguf" else output
 
 
 def common(case: Case, folder: Path) -> list[str]:
-    """Return the options that `profile` and `validate` share."""
+    """Return the options that the commands share."""
     setup = SETUPS[case.engine]
-    target = converted(TARGET, case.layout, folder, case.engine)
-    drafter = converted(DRAFTER, case.drafter_layout, folder, case.engine)
     options = ["--engine", case.engine, "--engine-python", str(ENGINES / setup.python), "--servers", str(case.servers)]
-    options += ["--engine-args", f"{setup.arguments} {case.arguments}".strip()]
-    options += ["--target", TARGET, "--engine-target", str(target), "--engine-drafter", str(drafter)]
-    options += ["--prompts", PROMPTS, "--skip", str(SKIP), "--batch", "1,4"]
+    options += ["--engine-args", f"{setup.arguments} {case.arguments}".strip(), "--target", str(case.target)]
+    options += ["--engine-target", str(converted(case.target, case.layout, folder, case))]
+    if case.drafter_layout is not None:
+        options += ["--engine-drafter", str(converted(Path(case.drafter), case.drafter_layout, folder, case))]
+    options += ["--chat"] if case.target == SMOLLM2 else []
     return options + (["--method", case.method] if case.method else [])
 
 
-def run_case(name: str, output: Path, folder: Path, *, requests: int, new_tokens: int, rounds: int) -> None:
+def recorded(name: str, case: Case, folder: Path) -> Path:
+    """Return a trace of texts as long as those that are measured, recorded unless it is there.
+
+    A drafter that treeopt has is recorded in its own loop, once for all engines; a rule of an engine in that engine.
+    """
+    if case.drafter_layout is not None:
+        trace, options = folder / f"{Path(case.drafter).name}.npz", ["--target", str(case.target), "--requests", "600"]
+    else:
+        trace, options = folder / f"{name}.npz", [*common(case, folder), "--requests", "160"]
+    if not trace.exists():
+        treeopt(["trace", "collect", *options, "--drafter", str(case.drafter), *RECORDED, "--output", trace])
+    return trace
+
+
+def run_case(name: str, output: Path, folder: Path, *, requests: int, rounds: int) -> None:
     """Measure a profile, predict, measure; three files below `output`.
 
     Raises:
         CalledProcessError: a command failed.
     """
-    shared = [*common(CASES[name], folder), "--new-tokens", str(new_tokens)]
+    case = CASES[name]
+    shared, drafter = common(case, folder), ["--drafter", str(case.drafter)]
+    trace = recorded(name, case, folder)
     profile, check = output / f"{name}.profile.json", output / f"{name}.validation.json"
-    treeopt(["profile", *shared, "--requests", "64", "--max-depth", "5", "--rounds", str(rounds), "--output", profile])
-    predicted = ["--trace", TRACE, "--profile", profile, "--predictions", output / f"{name}.predictions.json"]
+    shared += ["--prompts", PROMPTS, "--skip", str(SKIP), "--batch", "1,4", "--new-tokens", NEW_TOKENS]
+    lookup = drafter if case.drafter_layout is None else []
+    measured = ["--requests", "64", "--max-depth", "5", "--rounds", str(rounds)]
+    treeopt(["profile", *shared, *lookup, *measured, "--output", profile])
+    predicted = ["--trace", trace, "--profile", profile, "--predictions", output / f"{name}.predictions.json"]
     sizes = ["--requests", str(requests), "--blocks", str(rounds), "--shapes", CHAINS]
-    treeopt(["validate", *shared, "--drafter", DRAFTER, *predicted, *sizes, "--output", check])
+    treeopt(["validate", *shared, *drafter, *predicted, *sizes, "--output", check])
 
 
 def treeopt(arguments: Sequence[str | Path]) -> None:
@@ -104,16 +141,15 @@ def treeopt(arguments: Sequence[str | Path]) -> None:
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(CASES)))
 @click.option("--requests", default=64, show_default=True)
-@click.option("--new-tokens", default=48, show_default=True, help="Waves overlap long enough to be timed.")
 @click.option("--rounds", default=8, show_default=True, help="Rounds of the profile, and of the validation.")
 @click.option("--models", type=click.Path(path_type=Path), default=ENGINES / "models", help="Converted models.")
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / "data" / "engines", show_default=False)
-def main(names: Sequence[str], requests: int, new_tokens: int, rounds: int, models: Path, output: Path) -> None:
+def main(names: Sequence[str], requests: int, rounds: int, models: Path, output: Path) -> None:
     """Check predictions of NAMES, by default of all cases whose engine is set up."""
     os.environ |= ENVIRONMENT
     names = names or [name for name, case in CASES.items() if (ENGINES / SETUPS[case.engine].python).exists()]
     for name in names:
-        run_case(name, output, models.absolute(), requests=requests, new_tokens=new_tokens, rounds=rounds)
+        run_case(name, output, models.absolute(), requests=requests, rounds=rounds)
 
 
 if __name__ == "__main__":

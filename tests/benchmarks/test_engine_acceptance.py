@@ -1,12 +1,27 @@
 """The comparison of an engine's steps with replay; `make engines` runs the engines themselves."""
 
+import re
+
 import numpy as np
 import pytest
 
 from executor.engines.engine_record import RequestRecord
+from simulate.validation.predictions import load_predictions
 from tests.benchmarks import engine_acceptance
 from tests.benchmarks.engine_acceptance import CHECKS, KNOWN, chosen, compared, key_of, problem, save
-from tests.helpers.acceptance_tables import PAGE, acceptance, records, slots, tables, written
+from tests.helpers.engine_tables import (
+    FILE,
+    PAGE,
+    acceptance,
+    cells,
+    records,
+    slots,
+    tables,
+    times,
+    validations,
+    written,
+)
+from treeopt.storage.atomic_files import checksum
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -91,7 +106,7 @@ def test_a_record_takes_the_place_of_the_one_before(tmp_path):
 
 def test_the_page_has_the_tables_of_the_file():
     page = PAGE.read_text("utf-8")
-    assert tables(page) == [list(acceptance()), list(slots())]
+    assert tables(page) == [list(acceptance()), list(times()), list(cells()), list(slots())]
     assert written(page) == page
 
 
@@ -101,3 +116,20 @@ def test_the_shipped_checks_are_all_there_and_differ_only_where_it_is_known():
     assert {key_of(record) for record in shipped} == expected
     assert [problem(record) for record in shipped] == [None] * len(shipped)
     assert min(record["requests"] for record in shipped) >= 24
+
+
+def test_the_shipped_validations_are_of_predictions_made_before_from_the_shipped_profiles():
+    names = [name for name, _ in validations()]
+    assert names
+    for name, record in validations():
+        predictions = load_predictions(FILE.with_name(f"{name}.predictions.json"))
+        assert record["meta"]["predictions"]["sha256"] == predictions.sha256
+        assert predictions.meta["profile"] == checksum(FILE.with_name(f"{name}.profile.json"))
+        assert {(cell["batch"], len(cell["tree"]["paths"])) for cell in record["cells"]} == {
+            (batch, length) for batch in (1, 4) for length in range(1, 6)
+        }
+
+
+def test_shipped_files_of_engines_hold_no_path():
+    for file in FILE.parent.iterdir():
+        assert not re.search(r'"/|[ =]/\w', file.read_text("utf-8")), file.name

@@ -311,6 +311,18 @@ def test_a_plan_of_another_context_is_warned_of(sources, tmp_path, label, told):
         assert ("Warning: the plan's steps are priced at 90 tokens in the cache per sequence" in result.stderr) == told
 
 
+@pytest.mark.parametrize("longer", [0, 16])
+def test_texts_of_another_length_than_the_trace_s_are_warned_of(sources, tmp_path, longer):
+    trace, path, profile = sources
+    recorded = 8 + longer
+    save_trace(replace(trace, meta={"new_tokens": recorded}), path)
+    words = ("--trace", path, "--profile", profile, "--batch", "1", "--requests", "4", "--blocks", "2")
+    for more in (words, ("--acceptance", "live", "--requests", "4", "--blocks", "2")):
+        result = run("validate", *RANDOM, "--new-tokens", "8", *more, "--predictions", tmp_path / "fixed.json")
+        assert result.exit_code == 0, result.stderr
+        assert (f"Warning: the trace's requests have {recorded} new tokens" in result.stderr) == bool(longer)
+
+
 def test_validate_warns_of_a_plan_of_another_rule(plan_file, tiny, tmp_path):
     """It decodes greedily."""
     for told, warned in ((("greedy", 0.0), False), (("sample-and-match", 1.0), True)):

@@ -1,4 +1,4 @@
-"""The tables of docs/results/engines.md, from data/engines/acceptance.json; run as a module, it writes them there."""
+"""The tables of docs/results/engines.md, from the files in data/engines; run as a module, it writes them there."""
 
 import json
 import re
@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests.helpers.engine_setups import ROOT
+from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.tables.terminal_text import interval
 
 FILE = ROOT / "data" / "engines" / "acceptance.json"
 PAGE = ROOT / "docs" / "results" / "engines.md"
@@ -60,6 +62,44 @@ def slots() -> Iterator[Row]:
             ]
 
 
+def validations() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the content of each validation in an engine."""
+    for file in sorted(FILE.parent.glob("*.validation.json")):
+        yield file.name.removesuffix(".validation.json"), json.loads(file.read_text("utf-8"))
+
+
+def times() -> Iterator[Row]:
+    """Yield a row per case: errors of predicted speedups, intervals, and how far the predicted best is behind."""
+    for name, record in validations():
+        covered = record["coverage"]["covered"]
+        behind = ", ".join(f"{100 * best['behind']:.1f} %" for best in record["best"])
+        yield [
+            f"`{name}`",
+            NAMES[record["meta"]["engine"]["name"]],
+            str(record["meta"]["prompts"]),
+            f"{100 * record['mean_error']:.1f} %",
+            f"{100 * record['max_error']:.1f} %",
+            f"{round(covered['value'] * covered['cells'])} of {covered['cells']}",
+            behind,
+        ]
+
+
+def cells() -> Iterator[Row]:
+    """Yield a row per chain and batch size: predicted and measured speedup."""
+    for name, record in validations():
+        for cell in sorted(record["cells"], key=lambda cell: (cell["batch"], len(cell["tree"]["paths"]))):
+            predicted, measured = cell["predicted"], cell["measured"]
+            yield [
+                f"`{name}`",
+                str(cell["batch"]),
+                str(len(cell["tree"]["paths"])),
+                f"{predicted['tau']['value']:.2f}",
+                f"{measured['tau']['value']:.2f}",
+                *(interval(Estimate(**side["speedup"])) for side in (predicted, measured)),
+                f"{100 * cell['error']:+.1f} %",
+            ]
+
+
 def tables(page: str) -> list[list[Row]]:
     """Return the rows of each table of a page, without its head."""
     found: list[list[Row]] = []
@@ -74,8 +114,8 @@ def tables(page: str) -> list[list[Row]]:
 
 
 def written(page: str) -> str:
-    """Return the page with the rows of its two tables as the file has them."""
-    new = iter([acceptance(), slots()])
+    """Return the page with the rows of its tables as the files have them."""
+    new = iter([acceptance(), times(), cells(), slots()])
 
     def with_rows(head: re.Match[str]) -> str:
         return head[1] + "".join(f"| {' | '.join(row)} |\n" for row in next(new))
