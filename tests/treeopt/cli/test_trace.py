@@ -177,4 +177,4 @@ def test_traces_are_joined(tiny, tmp_path):
     )
     refused(run("trace", "merge", tmp_path, "--output", tmp_path / "d.npz", "--force"), "manifest.json")
     refused(run("trace", "merge", tmp_path / "none.npz", "--output", tmp_path / "d.npz", "--force"), "no such file")
-    assert not (tmp_path / "d.npz", "--force").exists()
+    assert not (tmp_path / "d.npz").exists()
