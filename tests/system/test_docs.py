@@ -248,7 +248,7 @@ def test_the_list_of_data_is_complete():
     patterns = []
     for name in re.findall(r"`([\w./{},+-]+)`", "\n".join(row[0] for row in rows_of(TEXTS["data/README.md"]))):
         pattern = re.sub(r"\\{(.*?)\\}", lambda match: f"({match[1].replace(',', '|')})", re.escape(name))
-        patterns.append(re.compile(pattern.replace("NAME", r"[\w-]+") + r"(/.*)?"))
+        patterns.append(re.compile(pattern.replace("NAME", r"[\w.-]+") + r"(/.*)?"))
     files = [path.relative_to(ROOT / "data") for path in (ROOT / "data").rglob("*") if path.is_file()]
     assert [str(file) for file in files if not any(pattern.fullmatch(str(file)) for pattern in patterns)] == [
         "README.md"
