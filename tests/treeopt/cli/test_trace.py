@@ -171,10 +171,10 @@ def test_traces_are_joined(tiny, tmp_path):
         "trace", "merge", tmp_path / "too.npz", tmp_path / "silent.npz", "--output", tmp_path / "d.npz", "--force"
     ).stderr
     assert "lengths of prompts" not in told
-    (tmp_path / "d.npz", "--force").unlink()
+    (tmp_path / "d.npz").unlink()
     refused(
         run("trace", "merge", files[0], files[0], "--output", tmp_path / "d.npz", "--force"), f"{files[0]} holds texts"
     )
     refused(run("trace", "merge", tmp_path, "--output", tmp_path / "d.npz", "--force"), "manifest.json")
     refused(run("trace", "merge", tmp_path / "none.npz", "--output", tmp_path / "d.npz", "--force"), "no such file")
-    assert not (tmp_path / "d.npz", "--force").exists()
+    assert not (tmp_path / "d.npz").exists()

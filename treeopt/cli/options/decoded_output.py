@@ -48,7 +48,7 @@ class Results:
             )
         if self.output is not None and self.output.exists() and not self.resume:
             raise UsageError(f"--output {self.output} exists: give --resume to resume it, or another name")
-        general.check_output(self.output)
+        general.check_output(self.output, force=True)  # what exists is resumed, or refused above
 
     def begun(self) -> Begun | None:
         """Return meta and records of an interrupted output.
