@@ -73,8 +73,14 @@ class Admitted:
         """
         lengths, device = [len(text) for text in texts], features.device
         padded = [[*text, *[0] * (max(lengths) - len(text))] for text in texts]
-        on_device = (uploaded(values, device) for values in (list(numbers), padded, lengths))
-        return cls(numbers, texts, *on_device, features)
+        return cls(
+            numbers,
+            texts,
+            rows=uploaded(list(numbers), device),
+            prompts=uploaded(padded, device),
+            lengths=uploaded(lengths, device),
+            features=features,
+        )
 
 
 @dataclass(frozen=True, eq=False)
