@@ -165,7 +165,7 @@ def test_traces_are_joined(tiny, tmp_path):
     told = run("trace", "merge", files[0], tmp_path / "silent.npz", "--output", tmp_path / "d.npz", "--force").stderr
     assert f"prompt lengths are left out, since {tmp_path / 'silent.npz'} does not record them" in told
     assert load_trace(tmp_path / "d.npz").prompt_tokens is None
-    (tmp_path / "d.npz", "--force").unlink()
+    (tmp_path / "d.npz").unlink()
     save_trace(replace(first, prompt_tokens=None), tmp_path / "too.npz")
     told = run(
         "trace", "merge", tmp_path / "too.npz", tmp_path / "silent.npz", "--output", tmp_path / "d.npz", "--force"
