@@ -131,14 +131,8 @@ def validate(
         general.check_output(predictions_file or beside, "--predictions", reads=reads, force=force)
     if sizes is not None:
         parse_sizes(sizes)
-    made: dict[str, Any] = {
-        "plan": plan_file,
-        "trace": trace_file,
-        "profile": profile_file,
-        "sizes": sizes,
-        "replay": replay,
-    }
-    made |= {"predictions": predictions_file or beside, "progress": general.progress}
+    made: dict[str, Any] = {"plan": plan_file, "trace": trace_file, "profile": profile_file, "sizes": sizes}
+    made |= {"replay": replay, "predictions": predictions_file or beside, "progress": general.progress}
     if engine.engine is not None:
         record = _in_engine(engine, models, prompts, sampling, {**made, **settings})
     else:
