@@ -32,7 +32,8 @@ def validation_blocks(record: Mapping[str, Any], *, plan: str | None = None) -> 
     """
     blocks: list[Block] = [Line("answer", text) for text in (*_best(record), *_errors(record), _coverage(record))]
     blocks += [_next(record, plan), _table(record)]
-    blocks += [Line("note", text, detail=True) for text in (*_forms(record), *_whole(record), *_plain(record))]
+    blocks += [Line("note", text) for text in _whole(record)]
+    blocks += [Line("note", text, detail=True) for text in (*_forms(record), *_plain(record))]
     if _drifted(record):
         text = "The machine's speed has changed since it was profiled, for trees perhaps by another factor."
         blocks.append(Line("warning", text))
