@@ -5,11 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from rich.console import Console
-
 from treeopt.comparison.compare_drafters import Comparison, Standing
 from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
-from treeopt.tables.terminal_blocks import print_blocks
 from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule
 
 Contests = Sequence[Mapping[str, Any]]
@@ -70,11 +67,6 @@ def _standing(standing: Standing) -> dict[str, Any]:
     tree = standing.tree
     record = None if tree is None else {"id": tree.id, "nodes": tree.nodes, "depth": tree.depth, "paths": tree.paths}
     return asdict(standing) | {"tree": record}
-
-
-def show_comparison(record: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a comparison with all of its details."""
-    print_blocks(comparison_blocks(record), console, verbose=True)
 
 
 def comparison_blocks(record: Mapping[str, Any], *, files: Mapping[str, str] | None = None) -> Blocks:

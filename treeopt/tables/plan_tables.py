@@ -3,14 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.console import Console
-
 from treeopt.planning.proof import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.storage.provenance import look
 from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
 from treeopt.tables.plan_answers import answer, faster_lines, near_rule, next_lines, preferred
-from treeopt.tables.terminal_blocks import print_blocks
 from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule, percent, shown
 
 PATHS_SHOWN = 12
@@ -28,11 +25,6 @@ COLUMNS = (
     Column("speedup", meaning="Time per token of plain decoding over that of this configuration."),
     Column("behind", "%", drop=4, meaning="Tokens per second lost to the first row, paired by request."),
 )
-
-
-def show_plan(plan: Plan, console: Console | None = None, *, checks: Mapping[int, str] | None = None) -> None:
-    """Print a plan with all of its details."""
-    print_blocks(plan_blocks(plan, checks=checks), console, verbose=True)
 
 
 def plan_blocks(

@@ -4,11 +4,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-
 from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
 from treeopt.tables.plan_answers import export_command
-from treeopt.tables.terminal_blocks import print_blocks
 
 FIGURE = Column("figure", align="left", key=True)
 DETAIL = ("Prefill", "Trace: ")  # conditions that few need
@@ -29,21 +26,6 @@ SERVED = (
     ("busy, %", "busy", 1, 100.0),
     ("changes of tree per second", "switches", 3, 1.0),
 )
-
-
-def show_runs(record: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print simulated runs with all details."""
-    print_blocks(run_blocks(record), console, verbose=True)
-
-
-def show_serving(record: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a simulated server with all details."""
-    print_blocks(serving_blocks(record), console, verbose=True)
-
-
-def show_capacity(record: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a server's capacity with all details."""
-    print_blocks(capacity_blocks(record), console, verbose=True)
 
 
 def simulation_blocks(record: Mapping[str, Any], *, trace: str | None = None, plan: str | None = None) -> Blocks:

@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from treeopt.replay.priced_walk import plain_share
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
 from treeopt.storage.provenance import look
 from treeopt.tables.blocks import Block, Blocks, Column, Line, Row, Table, number
-from treeopt.tables.terminal_blocks import print_blocks
 from treeopt.tables.terminal_text import describe_models, shown
 from treeopt.traces.trace import OPTIONAL, PAST_END, Trace
 from treeopt.tree import Tree
@@ -74,11 +72,6 @@ def _accepted_by_depth(trace: Trace) -> list[float]:
         for depth in range(1, trace.tree.depth + 1)
         if (trace.left >= depth).any()
     ]
-
-
-def show_trace(trace: Trace, console: Console | None = None) -> None:
-    """Print the content of a trace with all of its details."""
-    print_blocks(trace_blocks(trace), console, verbose=True)
 
 
 def trace_blocks(trace: Trace, *, file: str | None = None, beware: Sequence[str] = ()) -> Blocks:

@@ -3,12 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-
 from treeopt.storage.provenance import look, rule_in
 from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
 from treeopt.tables.plan_answers import export_command
-from treeopt.tables.terminal_blocks import print_blocks
 from treeopt.tables.terminal_text import describe_measurement
 
 FORMS = {"leviathan": "Leviathan Thm 3.8", "coral": "CORAL Eq. 6"}
@@ -16,11 +13,6 @@ DRIFT = 0.1  # share by which plain steps may differ from the profile without a 
 
 
 SIDES = ("predicted", "measured")
-
-
-def show_validation(record: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a validation with all of its details."""
-    print_blocks(validation_blocks(record), console, verbose=True)
 
 
 def validation_blocks(record: Mapping[str, Any], *, plan: str | None = None) -> Blocks:

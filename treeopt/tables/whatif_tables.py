@@ -3,14 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-
 from treeopt.engines import ENGINES
 from treeopt.planning.evaluator import PLAIN
 from treeopt.storage.provenance import look
 from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
 from treeopt.tables.plan_answers import export_command
-from treeopt.tables.terminal_blocks import print_blocks
 
 Cells = Sequence[Mapping[str, Any]]
 DETAIL = ("Memory: ", "Among trees", "Break-even", "A million tokens")  # conditions that few need
@@ -27,11 +24,6 @@ COLUMNS = (
     Column("break-even acceptance", drop=5, meaning="Acceptance of each token from which the best chain pays."),
 )
 PRICE = Column("per million tokens", drop=1, meaning="Price of a million tokens, in the currency of --price.")
-
-
-def show_scenarios(record: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print predictions for devices with all of their details."""
-    print_blocks(scenario_blocks(record), console, verbose=True)
 
 
 def scenario_blocks(record: Mapping[str, Any], *, plans: Sequence[str] = ()) -> Blocks:

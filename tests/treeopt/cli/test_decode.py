@@ -52,7 +52,8 @@ from treeopt.policies.policy_json import identity
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.json_lines import appended, read_lines
 from treeopt.storage.json_records import RecordError
-from treeopt.tables.plan_tables import show_plan
+from treeopt.tables.plan_tables import plan_blocks
+from treeopt.tables.terminal_blocks import print_blocks
 from treeopt.traces.trace import load_trace, save_trace
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -364,7 +365,7 @@ def test_step_times_of_graphs_are_told_from_those_without(plan, tiny, capsys):
     warning = "Warning: the plan's step times were measured with --graphs"
     assert warning in decode(tiny, "--plan", plan, "--batch", "4").stderr
     assert plan_model_warnings(load_plan(plan), {}, graphs=True) == []
-    show_plan(load_plan(plan))
+    print_blocks(plan_blocks(load_plan(plan)), verbose=True)
     assert ", CUDA graphs (" in capsys.readouterr().out
     record["meta"]["cost"] |= {"graphs": False}
     plan.write_text(json.dumps(record))

@@ -17,9 +17,10 @@ from tests.helpers.strategies import trace_of, traces
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.tables.blocks import Table
-from treeopt.tables.plan_tables import show_plan
-from treeopt.tables.trace_tables import describe, show_trace, trace_blocks
-from treeopt.tables.validate_tables import show_validation
+from treeopt.tables.plan_tables import plan_blocks
+from treeopt.tables.terminal_blocks import print_blocks
+from treeopt.tables.trace_tables import describe, trace_blocks
+from treeopt.tables.validate_tables import validation_blocks
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -33,10 +34,11 @@ META = {
 }
 
 
-def shown(show, *subjects, width=160, **more):
+def shown(blocks, *subjects, width=160, **more):
     """What is printed, as lines without trailing blanks."""
     text = io.StringIO()
-    show(*subjects, Console(file=text, width=width, highlight=False, soft_wrap=True), **more)
+    console = Console(file=text, width=width, highlight=False, soft_wrap=True)
+    print_blocks(blocks(*subjects, **more), console, verbose=True)
     return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
@@ -105,12 +107,12 @@ SMALL = trace_of([[[0, 3], [1, -1], [-1, -2]], [[0, -2]]], width=8, meta=META)
 
 
 def test_lengths_of_prompts_are_shown():
-    lines = shown(show_trace, replace(SMALL, prompt_tokens=np.int32([70, 9])))
+    lines = shown(trace_blocks, replace(SMALL, prompt_tokens=np.int32([70, 9])))
     assert lines[0] == "4 anchors of 2 requests (1 to 3 tokens after prompts of 9 to 70), depth 2, width 8."
 
 
-def test_show_trace_shows_every_figure():
-    lines = shown(show_trace, SMALL)
+def test_trace_shows_every_figure():
+    lines = shown(trace_blocks, SMALL)
     assert lines[0] == "4 anchors of 2 requests (1 to 3 tokens), depth 2, width 8."
     for words in ("tiny-llama", "bfloat16", "3 medusa heads", "greedy", "temperature 0.0", "seed 5"):
         assert words in lines[1]
@@ -124,37 +126,37 @@ def test_a_table_names_quantised_weights_and_language_models():
         "target": META["target"] | {"quantization": "int8 (torchao)"},
         "drafter": {"kind": "language-model", "heads": 64},
     }
-    text = "\n".join(shown(show_trace, trace_of([[[0]]], width=1, meta=meta)))
+    text = "\n".join(shown(trace_blocks, trace_of([[[0]]], width=1, meta=meta)))
     assert "target tiny-llama bfloat16 int8 (torchao), a language model as drafter; greedy" in text
 
 
 def test_a_drafter_without_heads_has_none_in_its_name():
-    text = "\n".join(shown(show_trace, trace_of([[[0]]], width=1, meta=META | {"drafter": {"kind": "eagle"}})))
+    text = "\n".join(shown(trace_blocks, trace_of([[[0]]], width=1, meta=META | {"drafter": {"kind": "eagle"}})))
     assert "target tiny-llama bfloat16, eagle as drafter; greedy" in text
 
 
-def test_show_trace_leaves_what_was_never_seen_empty():
+def test_trace_leaves_what_was_never_seen_empty():
     """No request is two tokens long: nothing is known of depth 2."""
     (table,) = [block for block in trace_blocks(trace_of([[[0, -2]], [[0, -2]]], width=1)) if isinstance(block, Table)]
     assert [cell.text for cell in table.rows[1].cells] == ["2", "", "", "", ""]
 
 
-def test_show_trace_tells_of_domains_and_repeated_text():
+def test_trace_tells_of_domains_and_repeated_text():
     labelled = replace(
         SMALL,
         domain=np.int16([0, 1]),
         domain_names=("code", "prose"),
         meta=META | {"repeated_4grams": {"written": 0.375, "prompts": 0.0125}},
     )
-    lines = shown(show_trace, labelled)
+    lines = shown(trace_blocks, labelled)
     assert lines[0].endswith(", 2 domains.")
     (warning,) = [line for line in lines if "repeated 4-grams" in line]
     assert "37.5%" in warning
     assert "1.2%" in warning
 
 
-def test_show_trace_without_provenance_says_so():
-    assert shown(show_trace, replace(SMALL, meta={}))[1].count("?") >= 4
+def test_trace_without_provenance_says_so():
+    assert shown(trace_blocks, replace(SMALL, meta={}))[1].count("?") >= 4
 
 
 # --- plans
@@ -185,8 +187,8 @@ PLAN = Plan(
 )
 
 
-def test_show_plan_shows_every_way_of_decoding():
-    lines = shown(show_plan, PLAN)
+def test_plan_shows_every_way_of_decoding():
+    lines = shown(plan_blocks, PLAN)
     start = lines.index("batch 32")
     assert lines.index("batch 4") < start
     first, second = lines[:start], lines[start:]
@@ -207,8 +209,8 @@ def test_show_plan_shows_every_way_of_decoding():
     assert row(second, "best chain")[5] == "4,324"
 
 
-def test_show_plan_says_which_tree_and_why():
-    lines = shown(show_plan, PLAN)
+def test_plan_says_which_tree_and_why():
+    lines = shown(plan_blocks, PLAN)
     start = lines.index("batch 32")
     first, second = "\n".join(lines[:start]), "\n".join(lines[start:])
     assert f"Tree {TREE.id}, levels 3/2/1: {[list(path) for path in TREE.paths]}" in first
@@ -228,14 +230,16 @@ def test_show_plan_says_which_tree_and_why():
         (-0.3, -0.1, ": fewer tokens per step, in shorter steps"),
     ],
 )
-def test_show_plan_says_what_a_gain_in_tau_means(low, high, words):
+def test_plan_says_what_a_gain_in_tau_means(low, high, words):
     entry = replace(PLAN.entries[0], gain=Estimate((low + high) / 2, low, high))
-    (line,) = (x for x in shown(show_plan, replace(PLAN, entries=(entry,), switches=(), best=None)) if "tau over" in x)
+    (line,) = (
+        x for x in shown(plan_blocks, replace(PLAN, entries=(entry,), switches=(), best=None)) if "tau over" in x
+    )
     assert line.endswith(f"[{low:+.3f}, {high:+.3f}]{words}")
 
 
-def test_show_plan_says_what_holds_for_all_batch_sizes():
-    text = "\n".join(shown(show_plan, PLAN))
+def test_plan_says_what_holds_for_all_batch_sizes():
+    text = "\n".join(shown(plan_blocks, PLAN))
     assert "Verify forwards to capture (batch x tokens per sequence): 4 x 7, 32 x 1" in text
     assert "Most tokens per second" not in text
     assert "Warning" not in text
@@ -247,18 +251,18 @@ def test_show_plan_says_what_holds_for_all_batch_sizes():
         warnings=("assumed: depths are independent",),
         meta=PLAN.meta | {"search": search},
     )
-    text = "\n".join(shown(show_plan, whole))
+    text = "\n".join(shown(plan_blocks, whole))
     assert "Best for latency below 20 ms per token: batch 4, 716 tokens/s, 5.59 ms per token and sequence" in text
     assert "(in between keep the running configuration): to batch 32's at 32, back to batch 4's at 4" in text
     assert "Warning: assumed: depths are independent." in text
     assert "tokens counted for latency" in text
 
 
-def test_show_plan_shows_policies_and_prices():
+def test_plan_shows_policies_and_prices():
     grown = Grown("eagle2", {"nodes": 8, "beam": 4, "budget": None}, nodes=7.5, depth=3.25)
     policy = replace(CHOSEN, name="eagle2", tree=None, grown=grown)
     price = Price("contiguous ranks", "engine.py", Estimate(0.0081, -0.001, 0.0172))
-    lines = shown(show_plan, replace(PLAN, entries=(replace(PLAN.entries[0], choice=policy, prices=(price,)),)))
+    lines = shown(plan_blocks, replace(PLAN, entries=(replace(PLAN.entries[0], choice=policy, prices=(price,)),)))
     assert row(lines, "eagle2")[1:4] == ["7.5", "3.25", "2.35 [2.10, 2.60]"]
     text = "\n".join(lines)
     assert "Dynamic tree, built at each step: eagle2 with nodes=8, beam=4" in text
@@ -267,14 +271,14 @@ def test_show_plan_shows_policies_and_prices():
     assert "Do not speculate" not in text
 
 
-def test_show_plan_prints_each_line_of_a_proof_once():
+def test_plan_prints_each_line_of_a_proof_once():
     """Lines that differ between batch sizes name theirs; labels stay in order."""
     searched, chosen = "Searched: trees of up to 63 nodes and depth 5.", "Not proved: the choice is the best one found."
     proved = "Proved: by integer programme, one candidate is the best tree."
     statements = [f"{searched}\n{chosen}", f"{searched}\n{proved}\n{chosen}"]
     proofs = [replace(PROOF, statement=statement) for statement in statements]
     entries = tuple(replace(entry, proof=proof) for entry, proof in zip(PLAN.entries, proofs, strict=True))
-    lines = shown(show_plan, replace(PLAN, entries=entries))
+    lines = shown(plan_blocks, replace(PLAN, entries=entries))
     start = lines.index(searched)
     assert lines[start + 1 : start + 3] == [
         "Proved (batch 32): by integer programme, one candidate is the best tree.",
@@ -283,11 +287,11 @@ def test_show_plan_prints_each_line_of_a_proof_once():
     assert "Proof" not in "\n".join(lines)
 
 
-def test_show_plan_cuts_long_trees():
+def test_plan_cuts_long_trees():
     choice = replace(CHOSEN, tree=WIDE)
     (line,) = [
         line
-        for line in shown(show_plan, replace(PLAN, entries=(replace(PLAN.entries[0], choice=choice),)))
+        for line in shown(plan_blocks, replace(PLAN, entries=(replace(PLAN.entries[0], choice=choice),)))
         if line.startswith("Tree ")
     ]
     assert WIDE.nodes == 20
@@ -296,8 +300,8 @@ def test_show_plan_cuts_long_trees():
     assert str(list(WIDE.paths[12])) not in line
 
 
-def test_show_plan_names_the_conditions():
-    (conditions,) = ["\n".join(lines[-5:]) for lines in [shown(show_plan, PLAN)]]
+def test_plan_names_the_conditions():
+    (conditions,) = ["\n".join(lines[-5:]) for lines in [shown(plan_blocks, PLAN)]]
     for words in (
         "11 requests held out",
         "13 others",
@@ -316,7 +320,7 @@ def test_show_plan_names_the_conditions():
 def test_why_a_slower_line_was_preferred_stands_with_the_answers():
     """The rule of `near`, or requests that the choice was not made on; nothing is said twice of a batch size."""
     search = PLAN.meta["search"] | {"near": 0.01, "faster": {"4": {"nodes": 9, "depth": 2, "gain": 0.0042}}}
-    lines = shown(show_plan, replace(PLAN, meta=PLAN.meta | {"search": search}))
+    lines = shown(plan_blocks, replace(PLAN, meta=PLAN.meta | {"search": search}))
     answers = lines[: lines.index("")]
     assert answers[2:] == [
         "Batch 4: a tree of 9 was 0.4% faster on the requests that trees were chosen on; within 1%, where intervals "
@@ -327,14 +331,14 @@ def test_why_a_slower_line_was_preferred_stands_with_the_answers():
     assert "best chain is" not in "".join(line for line in answers if line.startswith("Batch 4"))
 
 
-def test_show_plan_shows_live_checks_where_there_are_any():
-    lines = shown(show_plan, PLAN, checks={32: "Checked: 1.23 live"})
+def test_plan_shows_live_checks_where_there_are_any():
+    lines = shown(plan_blocks, PLAN, checks={32: "Checked: 1.23 live"})
     assert lines.count("Checked: 1.23 live") == 1
     assert lines.index("Checked: 1.23 live") > lines.index("batch 32")
 
 
-def test_show_plan_of_a_plan_without_provenance():
-    assert "?" in "\n".join(shown(show_plan, Plan(PLAN.entries))[-3:])
+def test_plan_of_a_plan_without_provenance():
+    assert "?" in "\n".join(shown(plan_blocks, Plan(PLAN.entries))[-3:])
 
 
 # --- validations
@@ -380,8 +384,8 @@ def test_the_record_holds_every_figure():
     assert json.loads(json.dumps(RECORD, allow_nan=False)) == RECORD
 
 
-def test_show_validation_shows_predicted_beside_measured():
-    lines = shown(show_validation, RECORD, width=200)
+def test_validation_shows_predicted_beside_measured():
+    lines = shown(validation_blocks, RECORD, width=200)
     assert row(lines, "chosen tree") == [
         "4",
         "chosen tree",
@@ -421,7 +425,7 @@ def test_whole_runs_stand_beside_their_predictions():
     """Of a tree that they were predicted for, and of one that they were not."""
     known, unknown = COMPARISONS
     cells = [replace(known, whole=Estimate(1.8, 1.7, 1.9)), unknown]
-    lines = shown(show_validation, {**RECORD, **comparison_record(cells)}, width=240)
+    lines = shown(validation_blocks, {**RECORD, **comparison_record(cells)}, width=240)
     assert row(lines, "chosen tree")[-2:] == ["1.80 [1.70, 1.90]", "1.44"]
     assert row(lines, "best chain")[-2:] == ["yes", "0.98"]
     said = "Error of whole runs, prefill and draining included: mean 25.0%, largest 25.0%; 0 of 1 intervals contain the"
@@ -432,7 +436,7 @@ def test_whole_runs_stand_beside_their_predictions():
 def test_plain_steps_tell_whether_the_machine_is_as_it_was(measured_s, remarked):
     record = {**RECORD, **comparison_record([replace(c, plain_s=(0.01, measured_s)) for c in COMPARISONS])}
     assert record["plain"] == [{"batch": batch, "predicted_s": 0.01, "measured_s": measured_s} for batch in (4, 8)]
-    text = "\n".join(shown(show_validation, record, width=200))
+    text = "\n".join(shown(validation_blocks, record, width=200))
     assert f"Plain steps, ms predicted | measured: 10.00 | {measured_s * 1e3:.2f} at batch 4, 10.00" in text
     assert ("speed has changed since it was profiled" in text) == remarked
 
@@ -444,12 +448,12 @@ def test_names_are_shown_as_they_are(capsys):
     """Square brackets are rich's markup, but a name is data: `[bold]x` keeps its brackets, `[/x]` is no error."""
     name = "a[bold]b[/x]c"
     meta = {**META, "target": {"name": name, "dtype": "float32"}}
-    show_trace(replace(SMALL, meta=meta))
+    print_blocks(trace_blocks(replace(SMALL, meta=meta)), verbose=True)
     assert name in capsys.readouterr().out
     entry = replace(PLAN.entries[0], choice=replace(CHOSEN, name=name), skipped={name: name})
     conditions = {**PLAN.meta, "trace": meta, "cost": {"device": name}}
-    show_plan(Plan((entry,), conditions), checks={4: name})
+    print_blocks(plan_blocks(Plan((entry,), conditions), checks={4: name}), verbose=True)
     # The choice, the skipped tree, its reason, the check, the target, the device.
     assert capsys.readouterr().out.count(name) == 6
-    show_validation({**RECORD, "cells": [{**RECORD["cells"][0], "name": name}]})
+    print_blocks(validation_blocks({**RECORD, "cells": [{**RECORD["cells"][0], "name": name}]}), verbose=True)
     assert name in capsys.readouterr().out
