@@ -91,7 +91,7 @@ def search(
         >>> [(entry.batch, entry.choice.nodes, round(entry.choice.speedup.value, 2)) for entry in plan.entries]
         [(1, 3, 1.31), (4, 2, 1.15)]
         >>> list(plan.frame().columns[:5])
-        ['batch', 'name', 'chosen', 'nodes', 'depth']
+        ['batch', 'name', 'chosen', 'tree', 'nodes']
     """
     trace, trace_file = as_trace(trace, ranks_only=not policies)
     cost: CostModel = as_profile(profile, trace, trace_file, engine=engine)

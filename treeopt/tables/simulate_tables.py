@@ -8,7 +8,7 @@ from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table,
 from treeopt.tables.plan_answers import export_command
 
 FIGURE = Column("figure", align="left", key=True)
-DETAIL = ("Prefill", "Trace: ")  # conditions that few need
+DETAIL = ("Trace: ",)  # conditions that few need
 PERCENTS = (50, 95, 99)
 LATENCIES = {
     "ttft_s": "time to first token",

@@ -147,6 +147,8 @@ def describe_measurement(meta: Any) -> str:
     if look(meta, "predicted") is not None:
         device, kind, name = (shown(look(meta, *k)) for k in (("device",), ("drafter", "kind"), ("target", "name")))
         return f"predicted for {device} from its data sheet and sizes of {name}, drafter {kind}; nothing was measured"
+    if str(look(meta, "kind")).startswith("roofline"):
+        return f"predicted for {shown(look(meta, 'device'))} from its data sheet; nothing was measured"
     processor, date = (look(meta, "provenance", key) for key in ("processor", "date"))
     graphs = ", CUDA graphs" if look(meta, "graphs") else ""
     carried = look(meta, "transfer", "to")

@@ -10,6 +10,7 @@ from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
 from executor.decoding.dynamic_growth import DynamicGrowth
 from executor.decoding.static_growth import StaticGrowth
+from executor.drafters.drafter import Admitted
 from executor.drafters.language_model import LanguageModel, LanguageModelState
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
@@ -131,10 +132,10 @@ def test_the_comparison_of_trees_notices_a_broken_drafter(references, monkeypatc
     elif broken == "refill":  # a row's next request begins where the last one stood
         begin = LanguageModel.admit
 
-        def joining(state: LanguageModelState, rows: Tensor, *words: Tensor) -> None:
-            before = state.lengths[rows]
-            begin(lm, state, rows, *words)
-            state.lengths[rows] = torch.where(before > 0, before, state.lengths[rows])
+        def joining(state: LanguageModelState, admitted: Admitted) -> None:
+            before = state.lengths[admitted.rows]
+            begin(lm, state, admitted)
+            state.lengths[admitted.rows] = torch.where(before > 0, before, state.lengths[admitted.rows])
 
         monkeypatch.setattr(lm, "admit", joining)
     else:  # siblings see each other

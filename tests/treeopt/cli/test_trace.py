@@ -100,7 +100,9 @@ def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
     trace = collected(tiny, tmp_path / "t.npz", *more)
     assert trace.tree_kept.shape == (trace.anchors, 6)
     told = run("trace", "info", tmp_path / "t.npz")
-    assert "accepted by the recorded" in told.stdout
+    head = " ".join(told.stdout.split("\n\n")[2].split("───")[0].split())
+    assert "accepted by" in head
+    assert "recorded" in head
     assert "trees are replayed on text that was written with the recorded tree" in told.stdout
     refused(
         run("trace", "info", tmp_path / "t.npz", "--learning-curve"), "rank paths do not determine acceptance", code=1

@@ -300,9 +300,9 @@ def test_info_tells_what_a_trace_was_imported_from(tmp_path):
     (tmp_path / "t.json").write_text("[[0.5, 0.4], [0.3, 0.2]]")
     trace, _ = bring(tmp_path, tmp_path / "t.json", "table", "--column", "rank")
     lines = done("trace", "info", tmp_path / "out.npz").stdout.splitlines()
-    assert lines[1] == "imported: table, t.json; seed 0"
-    beware = [line for line in lines if line.startswith("Beware: assumed: ")]
-    assert beware == [f"Beware: assumed: {each}." for each in trace.meta["assumed"]]
+    assert lines[1] == "imported: table, t.json; seed 0."
+    beware = [line for line in lines if line.startswith("Warning: assumed: ")]
+    assert beware == [f"Warning: assumed: {each}." for each in trace.meta["assumed"]]
     assert len(beware) >= 3
 
 

@@ -31,9 +31,9 @@ def test_info_tells_the_engine_that_a_chain_was_counted_by(tmp_path):
     (tmp_path / "m").write_text(scaled(VLLM, 40))
     trace, _ = bring(tmp_path, tmp_path / "m", "counters")
     shown = done("trace", "info", tmp_path / "out.npz").stdout
-    assert "imported: counters of vllm, m; seed 0\n" in shown
-    assert "Beware: assumed: only rank 0 was counted" in shown
-    assert shown.count("Beware: assumed: ") == len(trace.meta["assumed"])
+    assert "imported: counters of vllm, m; seed 0.\n" in shown
+    assert "Warning: assumed: only rank 0 was counted" in shown
+    assert shown.count("Warning: assumed: ") == len(trace.meta["assumed"])
     assert "?" not in shown
 
 
