@@ -57,7 +57,7 @@ class Question:
 
     trace: str
     steps: str | Device | None = None
-    batches: tuple[int, ...] = (1, 4, 16)
+    batches: tuple[int, ...] = (1, 4)
     engine: str | None = None
     max_nodes: int | None = None
     max_depth: int | None = None

@@ -105,13 +105,12 @@ def _answers(page: Page, key: str) -> list[str]:
     """Return the answers to a question, those of several files with the files' names."""
     findings = [finding for finding in page.findings if finding.question == key]
     several = len(findings) > 1
-    return [
-        f"{finding.source.split(',')[0]}: {text}" if several else text
-        for finding in findings
-        for text in (finding.answers or tuple(_texts(finding.blocks, "answer")))[
-            : SHARED if several or key == "predictions" else ANSWERS
-        ]
-    ]
+    most, lines = SHARED if several or key == "predictions" else ANSWERS, []
+    for finding in findings:
+        texts = finding.answers or tuple(_texts(finding.blocks, "answer"))
+        more = [f"{len(texts) - most} more below."] if len(texts) > most else []
+        lines += [f"{finding.source.split(',')[0]}: {text}" if several else text for text in [*texts[:most], *more]]
+    return lines
 
 
 def _texts(blocks: Blocks, kind: str) -> Iterator[str]:

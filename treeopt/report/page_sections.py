@@ -121,7 +121,7 @@ def plan_finding(
         "plan",
         title or f"Plan for batch {sizes}",
         source,
-        plan_blocks(plan, checks=checks),
+        plan_blocks(plan, checks=checks, file=source.partition(",")[0]),
         [speedups(plan), throughput_and_latency(plan), *pictures],
         plan_answers(plan, measured or {}),
     )

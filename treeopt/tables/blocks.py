@@ -136,7 +136,7 @@ def ranged(estimate: Estimate | Mapping[str, float] | None, digits: int = 2, *, 
         return Cell()
     ends = astuple(estimate) if isinstance(estimate, Estimate) else [estimate[end] for end in ("value", "low", "high")]
     value, low, high = (float(scale * end) for end in ends)
-    return Cell(f"{value:,.{digits}f} [{low:,.{digits}f}, {high:,.{digits}f}]", value, low, high)
+    return Cell(f"{value:z,.{digits}f} [{low:z,.{digits}f}, {high:z,.{digits}f}]", value, low, high)
 
 
 def conditions(visible: Iterable[str], detail: Iterable[str]) -> list[Line]:

@@ -15,7 +15,8 @@ def answer(entry: PlanEntry) -> str:
     choice, rate = entry.choice, f"{entry.choice.tokens_s(entry.batch):,.0f} tokens/s"
     if choice.plain:
         return f"Batch {entry.batch}: do not speculate: no tree or chain tried is predicted to be faster; {rate}."
-    speedup = f"{interval(choice.speedup)} times plain decoding"
+    unsure = ", a difference within the noise" if choice.speedup.low <= 1 <= choice.speedup.high else ""
+    speedup = f"{interval(choice.speedup)} times plain decoding{unsure}"
     return f"Batch {entry.batch}: {describe_choice(choice)}, {speedup}, {rate}."
 
 
@@ -26,10 +27,13 @@ def near_rule(plan: Plan) -> list[str]:
     for entry in plan.entries:
         best = faster.get(str(entry.batch))
         if best is not None and entry.choice.grown is None:
-            name = f"a {'chain' if best['nodes'] == best['depth'] else 'tree'} of {best['nodes']:.0f}"
+            same = best["nodes"] == entry.choice.nodes
+            kind = "chain" if best["nodes"] == best["depth"] else "tree"
+            other = f"{'another' if same else 'a'} {kind} of {best['nodes']:.0f}"
             lines.append(
-                f"Batch {entry.batch}: {name} was {best['gain']:.1%} faster on the requests that trees were chosen on; "
-                f"within {near:.0%}, where intervals overlap, the smallest is preferred (--near)."
+                f"Batch {entry.batch}: {other} was {best['gain']:.1%} faster on the requests that trees were chosen on; "
+                f"within {near:.0%}, where intervals overlap, the {'cheaper step' if same else 'smallest'} is preferred "
+                "(--near)."
             )
     return lines
 

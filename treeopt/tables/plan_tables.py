@@ -43,8 +43,10 @@ def plan_blocks(
         blocks.append(Line("answer", preferred(plan, plan.entry(plan.best))))
     blocks += [Line("answer", text) for text in (*near_rule(plan), *faster_lines(plan))]
     blocks += next_lines(plan, file, engine)
+    first = {entry.choice.tree: entry.batch for entry in reversed(plan.entries) if entry.choice.tree is not None}
     for entry in plan.entries:
-        blocks += [_table(entry), *(Line("note", text) for text in _notes(entry))]
+        before = None if entry.choice.tree is None else first[entry.choice.tree]
+        blocks += [_table(entry), *(Line("note", text) for text in _notes(entry, before))]
         if checks and entry.batch in checks:
             blocks.append(Line("note", checks[entry.batch]))
     blocks += [Line("condition", text, detail=True) for text in _together(plan)]
@@ -71,12 +73,19 @@ def _cells(choice: Choice, entry: PlanEntry) -> tuple[Cell, ...]:
     )
 
 
-def _notes(entry: PlanEntry) -> list[str]:
-    """Return what belongs to the table of a batch size: the tree, its gain over chains, the cost of rules."""
+def _notes(entry: PlanEntry, first: int | None) -> list[str]:
+    """Return what belongs to the table of a batch size: the tree, its gain over chains, the cost of rules.
+
+    Args:
+        entry: the choice for a batch size.
+        first: first batch size with the same tree.
+    """
     choice, lines = entry.choice, []
     if choice.grown is not None:
         settings = (_setting(key, value) for key, value in choice.grown.settings.items() if value is not None)
         lines.append(f"Dynamic tree, built at each step: {choice.grown.kind} with {', '.join(settings)}")
+    elif choice.tree is not None and first != entry.batch:
+        lines.append(f"Tree {choice.tree.id}, as at batch {first}")
     elif choice.tree is not None:
         paths = [list(path) for path in choice.tree.paths[:PATHS_SHOWN]]
         more = "" if choice.tree.nodes <= PATHS_SHOWN else f" and {choice.tree.nodes - PATHS_SHOWN} more"

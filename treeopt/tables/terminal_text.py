@@ -83,7 +83,17 @@ def interval(estimate: Estimate, digits: int = 2) -> str:
     >>> interval(Estimate(1.5, 1.25, 1.75))
     '1.50 [1.25, 1.75]'
     """
-    return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+    value, low, high = (decimal(part, digits) for part in astuple(estimate))
+    return f"{value} [{low}, {high}]"
+
+
+def decimal(value: float, digits: int) -> str:
+    """Return a number with fixed decimals, a rounded zero without a sign.
+
+    >>> decimal(-0.04, 1), decimal(-0.06, 1)
+    ('0.0', '-0.1')
+    """
+    return f"{value:z.{digits}f}"
 
 
 def percent(share: Estimate) -> str:

@@ -85,10 +85,18 @@ def trace_blocks(trace: Trace, *, file: str | None = None, beware: Sequence[str]
     facts = describe(trace)
     blocks: list[Block] = [Line("answer", _size(trace, facts)), Line("answer", _origin(facts["meta"]))]
     if file is not None:
-        command = f"treeopt search --trace {shlex.quote(file)} --batch 1,4 --output plan.json"
-        blocks.append(Line("next", "Next: choose the tree of each batch size:", command))
+        blocks.append(_next(trace, shlex.quote(file)))
     blocks += [_table(trace, facts), *(Line("note", text) for text in _notes(trace, facts))]
     return (*blocks, *(Line("warning", f"{warning}.") for warning in beware))
+
+
+def _next(trace: Trace, file: str) -> Line:
+    """Return the command that chooses trees: with measured step times, or for an imported trace with predicted ones."""
+    if look(trace.meta, "imported") is None:
+        command = f"treeopt search --trace {file} --batch 1,4 --output plan.json"
+        return Line("next", "Next: choose the tree of each batch size:", command)
+    command = f"treeopt whatif --trace {file} --target TARGET --hardware DEVICE"
+    return Line("next", "Next: choose for each batch size, with step times from a data sheet:", command)
 
 
 def _size(trace: Trace, facts: Mapping[str, Any]) -> str:
@@ -121,7 +129,8 @@ def _table(trace: Trace, facts: Mapping[str, Any]) -> Table:
         columns += (Column(f"accepted by the recorded tree of {len(facts['meta']['tree'])}"),)
     rows = []
     for depth, shares in enumerate(facts["top_1_2_4_8_by_depth"], 1):
-        cells = [*shares, *([accepted[depth - 1] if depth <= len(accepted) else None] if accepted else [])]
+        known = [share if top <= trace.width else None for top, share in zip(TOPS, shares, strict=True)]
+        cells = [*known, *([accepted[depth - 1] if depth <= len(accepted) else None] if accepted else [])]
         rows.append(Row((number(depth), *(number(share, 3) for share in cells))))
     true = "true" if trace.tree is None else "written"
     title = f"{true} token among the drafter's best, share of all positions (tau needs a replay)"

@@ -112,6 +112,10 @@ def _coverage(record: Mapping[str, Any]) -> str:
 def _next(record: Mapping[str, Any], plan: str | None) -> Line:
     """Return what follows: the export of a plan that holds, or another profile."""
     if all(best["within"] for best in record["best"]):
+        if plan is None:
+            return Line(
+                "next", "Next: write the plan with treeopt search --output, and hand it on with treeopt export."
+            )
         return Line("next", "Next: hand the plan to an engine:", export_command(plan))
     return Line("next", "Next: measure step times again (treeopt profile), and search with them.")
 

@@ -33,7 +33,7 @@ def report(files: tuple[Path, ...], output: Path, title: str, *, force: bool, pl
     from treeopt.api.page.read_results import report_page
     from treeopt.report.html_page import as_html
 
-    page = report_page(files, title=title)
+    page = report_page(files, title=title.strip() or "treeopt")
     reasons = "; ".join(f"{problem.file}: {problem.reason}" for problem in page.problems)
     if not page.findings:
         raise UsageError(reasons)

@@ -67,4 +67,4 @@ def _warnings(trace: Trace, ranked: Trace, nodes: int) -> tuple[str, ...]:
     if ranked is not trace:
         warnings += ("its rule draws candidates: the ranks shown are the drafter's, not what steps accept",)
     doubts = tuple(sentence for sentence in untrusted(ranked) if sentence not in warnings)
-    return warnings + doubts + tuple(f"of the requests, {sentence}" for sentence in resemblance(ranked))
+    return warnings + doubts + tuple(resemblance(ranked))
