@@ -275,7 +275,7 @@ def test_without_profiles_step_times_come_from_data_sheets(offer, answered):
         "deepest": 3,
     }
     asked = question_of(values)
-    assert asked == Question("trace.npz", Device("H100 SXM"), batches=(1, 4, 16))
+    assert asked == Question("trace.npz", Device("H100 SXM"), batches=(1, 4))
     assert controls.handover("vllm", answered.plan).value == {"method": None, "model": "", "batch": None}
 
 
