@@ -113,8 +113,7 @@ def _check_chains(path: Path, lines: Sequence[_Line]) -> None:
             named = "" if context is None else f", context {context:g} (only lines of equal context are compared)"
             raise CostError(
                 f"{path}: batch {batch}{named}: there is no line with `drafted` {min({0, 1} - chains)}: measure "
-                "it, too, or let "
-                "`treeopt profile --engine` measure all"
+                "it, too, or let `treeopt profile --engine` measure all"
             )
 
 
@@ -142,8 +141,8 @@ def _lines(path: Path) -> tuple[list[_Line], int]:
         raise CostError(f"{path}: line {reader.line_num}: {error}") from error
     if not lines:
         raise CostError(
-            f"{path}: holds no measurement: add lines of batch, drafted, step_ms, or let `treeopt profile "
-            "--engine` measure"
+            f"{path}: holds no measurement: add lines of batch, drafted, step_ms, or let "
+            "`treeopt profile --engine` measure"
         )
     return lines, 0
 

@@ -150,8 +150,7 @@ class Profile(ValueMethods):
             sizes, known = (", ".join(map(str, dict.fromkeys(numbers))) for numbers in (between, self._sizes))
             sentences.append(
                 f"step times of batch {sizes} are interpolated between those of batch {known}, which were "
-                "profiled: intervals "
-                "are wider"
+                "profiled: intervals are wider"
             )
         if not self.widths_known:
             sentences.append("the drafter's cost of wider levels was not measured: it is taken to be zero")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from simulate.model_sizes.hf_config import context_limit
+from simulate.model_sizes.named_shapes import shape_fields
 from simulate.profiles.find_profile import profile_of_trace
 from simulate.profiles.profile import Profile
 from simulate.roofline.data_sheets import load_hardware
@@ -21,21 +22,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-# Sizes of a Llama: hidden, intermediate, layers, heads, key heads, vocabulary.
-SIZES = {
-    "1b": (2048, 8192, 16, 32, 8, 128256),
-    "8b": (4096, 14336, 32, 32, 8, 128256),
-    "14b": (5120, 13824, 48, 40, 8, 152064),
-    "70b": (8192, 28672, 80, 64, 8, 128256),
-}
-FIELDS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-)
+SIZES = ("1b", "8b", "14b", "70b")  # shapes that the page offers as targets
 FIRST = "medusa-t0.npz"  # of the shipped traces, the first to be shown
 COUNTS = (1, 2, 4, 8)  # devices that share every layer
 
@@ -73,8 +60,7 @@ class Offer:
         named_traces = _by_name(traces or own)
         if not named_traces:
             raise UsageError("this installation ships no traces: give one with --trace")
-        sizes: dict[str, Config] = {name: config_of_size(name) for name in SIZES}
-        named_targets: dict[str, Config] = {**_by_name(targets), **sizes}
+        named_targets: dict[str, Config] = {**_by_name(targets), **{name: shape_fields(name) for name in SIZES}}
         named_profiles = _by_name(profiles or sorted(shipped("profiles").glob("*.json")))
         return cls(named_traces, named_profiles, named_targets, None if drafter is None else Path(drafter))
 
@@ -146,15 +132,6 @@ class Offer:
             return profile_of_trace(trace)[0].meta
         except CostError:
             return None
-
-
-def config_of_size(name: str) -> dict[str, Any]:
-    """Return the configuration of a Llama of a size in `SIZES`.
-
-    >>> config_of_size("8b")["hidden_size"]
-    4096
-    """
-    return {"model_type": "llama", **dict(zip(FIELDS, SIZES[name], strict=True))}
 
 
 def devices() -> list[str]:

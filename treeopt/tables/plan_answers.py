@@ -32,7 +32,7 @@ def near_rule(plan: Plan) -> list[str]:
             other = f"{'another' if same else 'a'} {kind} of {best['nodes']:.0f}"
             lines.append(
                 f"Batch {entry.batch}: {other} was {best['gain']:.1%} faster on the requests that trees were chosen "
-                f"on; within {near:.0%}, where intervals overlap, the {'cheaper step' if same else 'smallest'} is "
+                f"on; within {near:.0%}, where intervals overlap, the {'shallower' if same else 'smallest'} is "
                 "preferred (--near)."
             )
     return lines

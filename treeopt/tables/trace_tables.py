@@ -95,7 +95,8 @@ def _next(trace: Trace, file: str) -> Line:
     if look(trace.meta, "imported") is None:
         command = f"treeopt search --trace {file} --batch 1,4 --output plan.json"
         return Line("next", "Next: choose the tree of each batch size:", command)
-    command = f"treeopt whatif --trace {file} --target TARGET --hardware DEVICE"
+    kind = "" if look(trace.meta, "drafter", "kind") else " --kind KIND"
+    command = f"treeopt whatif --trace {file} --target TARGET --hardware DEVICE{kind}"
     return Line("next", "Next: choose for each batch size, with step times from a data sheet:", command)
 
 

@@ -147,7 +147,7 @@ def test_policies_that_ask_the_host_wait(policy):
 
 
 def test_an_adaptive_growth_reads_and_is_for_cpu_only():
-    """Of static and dynamic trees; a decoder that reads late never makes it."""
+    """Static and dynamic trees have one; a decoder that reads late never makes it."""
     tree = TREES["shared"]
     kinds = {late: Decoder(small_target(), drafter("medusa"), tree=tree, late=late).growth for late in (0, 1)}
     assert [getattr(kinds[late], "adaptive", None) for late in (0, 1)] == [True, False]

@@ -149,7 +149,7 @@ def test_weights_are_timed_beyond_what_caches_hold(monkeypatch):
 
 
 def test_timing_is_bounded():
-    """Of real products: an answer for each shape, and the model stays as it was."""
+    """Real products give an answer for each shape, and the model stays as it was."""
     model = small_model()
     shapes = {(layer.out_features, layer.in_features) for layer in model.modules() if type(layer) is nn.Linear}
     assert set(quicker_choice(model, budget_s=0.01)) <= shapes

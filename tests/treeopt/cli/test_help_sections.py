@@ -48,7 +48,7 @@ def test_no_line_is_wider_than_the_terminal(words, command, columns):
 
 
 def _unbreakable(line):
-    """Whether a line is wide because of one word, or one option of an example with its value."""
+    """True if a line is wide because of one word, or one option of an example with its value."""
     return max(map(len, line.split())) > 30 or line.strip().startswith(("--", "treeopt", "printf"))
 
 

@@ -1,4 +1,4 @@
-"""What `trace import` reads: a file, standard input, and what a server answers."""
+"""Sources of `trace import`: a file, standard input, and what a server answers."""
 
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer

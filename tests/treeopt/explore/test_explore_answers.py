@@ -16,7 +16,7 @@ from treeopt.defaults import NODES
 from treeopt.errors import UsageError
 from treeopt.explore import answers, downloads, markup
 from treeopt.explore.answer_charts import Drawing, charts_of
-from treeopt.explore.offered_files import Offer, config_of_size, devices
+from treeopt.explore.offered_files import Offer, devices
 from treeopt.explore.questions import ANY_TREE, Device, Question, question_of
 from treeopt.plans.plan import Plan
 from treeopt.traces.trace import save_trace
@@ -101,7 +101,7 @@ def test_a_device_s_numbers_equal_those_of_whatif(offer, folder):
     steps = Device("H200", count=2, target="8b", context=2048)
     found = answers.answer(Question("trace.npz", steps, batches=(1, 32), max_nodes=8), offer)
     record = treeopt.whatif(
-        folder / "trace.npz", hardware="2xh200", target=config_of_size("8b"), batch=(1, 32), context=2048, max_nodes=8
+        folder / "trace.npz", hardware="2xh200", target="8b", batch=(1, 32), context=2048, max_nodes=8
     )
     for entry, cell in zip(found.plan.entries, record["cells"], strict=True):
         assert (entry.batch, entry.choice.name) == (cell["batch"], cell["name"])

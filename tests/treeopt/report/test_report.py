@@ -74,6 +74,16 @@ def test_the_summary_says_what_to_do_and_what_was_measured(whole):
     assert answer[0] in summary
 
 
+def test_answers_left_out_of_the_summary_are_counted(whole):
+    page, _ = whole
+    many = replace(page.findings[1], answers=tuple(f"Answer {number}." for number in range(6)))
+    html = as_html(replace(page, findings=[many]), plots=False)
+    summary = next(text for text in Parsed(html).texts["section"] if "Summary" in text)
+    assert "Answer 3." in summary
+    assert "Answer 4." not in summary
+    assert "2 more below." in summary
+
+
 def test_the_page_needs_no_other_file(whole):
     found = Parsed(whole[1])
     assert len(whole[1].encode()) < 2_000_000

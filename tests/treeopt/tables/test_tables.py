@@ -331,6 +331,41 @@ def test_why_a_slower_line_was_preferred_stands_with_the_answers():
     assert "best chain is" not in "".join(line for line in answers if line.startswith("Batch 4"))
 
 
+def test_a_tree_of_the_same_size_is_called_another_and_the_rule_the_shallower():
+    search = PLAN.meta["search"] | {"near": 0.01, "faster": {"4": {"nodes": 6, "depth": 4, "gain": 0.0042}}}
+    text = "\n".join(shown(plan_blocks, replace(PLAN, meta=PLAN.meta | {"search": search})))
+    assert "Batch 4: another tree of 6 was 0.4% faster" in text
+    assert "the shallower is preferred (--near)" in text
+
+
+@pytest.mark.parametrize(("low", "unsure"), [(0.98, True), (1.02, False)])
+def test_a_speedup_that_may_be_none_is_called_within_the_noise(low, unsure):
+    choice = replace(CHOSEN, speedup=Estimate(1.1, low, 1.2))
+    lines = shown(plan_blocks, replace(PLAN, entries=(replace(PLAN.entries[0], choice=choice),), best=None))
+    assert ("times plain decoding, a difference within the noise" in lines[0]) == unsure
+
+
+def test_a_tree_that_repeats_is_named_with_its_first_batch_size():
+    entries = (PLAN.entries[0], replace(PLAN.entries[0], batch=8))
+    trees = [line for line in shown(plan_blocks, replace(PLAN, entries=entries)) if line.startswith("Tree ")]
+    assert len(trees) == 2
+    assert trees[1] == f"Tree {TREE.id}, as at batch 4"
+
+
+def test_an_imported_trace_goes_on_to_step_times_of_a_data_sheet():
+    """Its models have no profile; `whatif` asks for the kind of drafter where none is recorded."""
+    for meta, kind in (({}, True), ({"drafter": {"kind": "eagle"}}, False)):
+        imported = replace(SMALL, meta={"imported": {"format": "counters", "file": "m"}, **meta})
+        (line,) = (x for x in shown(trace_blocks, imported, file="t.npz") if "treeopt whatif --trace t.npz" in x)
+        assert ("--kind KIND" in line) == kind
+
+
+def test_no_share_is_shown_beyond_the_width_of_a_trace():
+    narrow = trace_of([[[0]], [[1]]], width=2)
+    shares = [cell.text for cell in next(b for b in trace_blocks(narrow) if hasattr(b, "rows")).rows[0].cells[1:]]
+    assert [bool(text) for text in shares] == [True, True, False, False]
+
+
 def test_plan_shows_live_checks_where_there_are_any():
     lines = shown(plan_blocks, PLAN, checks={32: "Checked: 1.23 live"})
     assert lines.count("Checked: 1.23 live") == 1

@@ -121,7 +121,7 @@ def test_a_missing_package_is_one_line_before_any_work(tracker, monkeypatch, tmp
 
 
 def logged_by(tracker: str, code: str, folder: Path, **variables: str) -> str:
-    """What a program prints that logs the validation to a store in a folder."""
+    """Return what a program prints that logs the validation to a store in a folder."""
     program = f"import treeopt\nrun = treeopt.log_validation(treeopt.load_validation({FILE!r}), {tracker!r})\n{code}"
     environment = os.environ | {"PYTHONPATH": str(ROOT), **variables}
     done = subprocess.run(
