@@ -43,15 +43,20 @@ def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
 
 
 def run_provenance(target: Target, drafter: Drafter | None) -> dict[str, Any]:
-    """Return `this_run`, and which layers are packed, if any: these add in another order (see `packed_linears`).
+    """Return `this_run`, and what adds in another order than the models do: packed layers and fused kernels, if any.
 
-    They are lists of outputs, inputs, and the rows from which on they are multiplied packed.
+    Packed layers are lists of outputs, inputs, and the rows from which on they are multiplied packed (see
+    `packed_linears`). `fused` names the models that verify by fused kernels.
     """
     packed = {
         name: [[*shape, rows] for shape, rows in packed_choice(model).items()]
         for name, model in _modules(target, drafter).items()
     }
-    return this_run() | ({"packed_linears": packed} if any(packed.values()) else {})
+    targets = {"target": target, "drafter": getattr(drafter, "target", None)}
+    fused = [name for name, model in targets.items() if isinstance(model, Target) and model.fused is not None]
+    return (
+        this_run() | ({"packed_linears": packed} if any(packed.values()) else {}) | ({"fused": fused} if fused else {})
+    )
 
 
 def repack_as_recorded(target: Target, drafter: Drafter | None, provenance: Any) -> None:

@@ -11,6 +11,7 @@ from executor.drafters.drafter import Drafter
 from executor.drafters.eagle import Eagle
 from executor.drafters.language_model import LanguageModel
 from executor.drafters.medusa import MedusaHeads
+from executor.target.fused_verification import fuse
 from executor.target.load_hf_model import read_verifiable_config
 from executor.target.packed_linears import pack_where_it_fits
 from executor.target.target_model import Target
@@ -107,4 +108,7 @@ def _make_target(config: PretrainedConfig, name: str, dtype: torch.dtype, device
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
     if packed:
         pack_where_it_fits(model)
-    return Target(model, name=name)
+    target = Target(model, name=name)
+    if packed:
+        fuse(target)
+    return target

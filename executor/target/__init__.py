@@ -1,17 +1,17 @@
 """The target: any Hugging Face causal language model, its key/value cache and its tree attention.
 
 * `target_model`: the target with its cache: allocate, prefill prompts, verify the trees of a ragged batch.
-* `causal_model`: the wrapped model itself: sizes, embeddings, LM head, plain forward.
+* `causal_model`: the wrapped model itself: sizes, embeddings, LM head and what scales its logits, plain forward.
 * `architectures`: which model families are refused and why; windows, context limits.
 * `tree_attention_mask`: the mask with which a tree's nodes attend to their ancestors; masks of prompt chunks.
 * `attention_backends`: packed, FlexAttention, sdpa and eager attention.
 * `kv_cache`: the key/value cache, and moving an accepted path into place.
 * `reused_prompts`: prompts that stay in the cache while many configurations are timed.
 * `features`: hooks that return the input of the LM head and of other layers to drafters.
-* `logit_scaling`: factors and soft caps that a model applies after its LM head.
 * `load_hf_model`: load a model from a local folder; number types; preparing a device.
 * `tokenizer`: load a tokenizer, stop tokens, text as a stream; compare a draft model's tokens with the target's.
 * `quantization`: 8- and 4-bit weights.
 * `packed_linears`: weights laid out for small products on CPU.
+* `fused_verification`: let a target on CUDA verify by fused kernels, and check them.
 * `tensor_parallel`: one model shared by several processes.
 """

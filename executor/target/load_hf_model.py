@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging
 
 from executor.target.architectures import refusal
+from executor.target.fused_verification import fuse
 from executor.target.packed_linears import pack_where_it_fits
 from executor.target.quantization import plain_tensors, quantizer, stored_quantization
 from executor.target.target_model import Target
@@ -57,9 +58,10 @@ def load_target(
         device: where to run; with `tensor_parallel` its kind (cpu, cuda): each process takes that of its local rank.
         quantize: `int8` or `int4`, to quantise the weights of the linear layers (see `quantization`).
         tensor_parallel: split the model over the processes that torchrun started; all must call.
-        packed: on CPU, where memory allows, multiply with packed copies of the weights where this is quicker, which
-            takes about 0.3 s to measure (see `packed_linears`). Such a model must not be changed, copied or cast.
-            `pack_linears` packs all layers, `repack` by a given choice.
+        packed: prepare for steps of few tokens. On CPU, where memory allows, multiply with packed copies of the weights
+            where this is quicker, which takes about 0.3 s to measure (see `packed_linears`); such a model must not be
+            changed, copied or cast; `pack_linears` packs all layers, `repack` by a given choice. On CUDA, verify by
+            fused kernels (see `fused_verification`).
 
     Raises:
         ExecutorError: no such folder, transformers cannot read it, or it cannot be quantised or split.
@@ -90,6 +92,8 @@ def load_target(
         pack_where_it_fits(model)
     target = Target(model, name=Path(path).resolve().name)
     _check_types(path, target)
+    if packed:
+        fuse(target)
     if tensor_parallel:
         check_agreement(target)
     return target

@@ -7,7 +7,7 @@ tree. Architectures that cannot do this are listed in architectures.py; masks ar
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,12 +18,15 @@ from executor.device.upload import uploaded
 from executor.target.architectures import query_group, windows
 from executor.target.attention_backends import keep_shapes
 from executor.target.causal_model import CausalModel, Outputs
-from executor.target.features import Taps
+from executor.target.features import HEAD, Taps
 from executor.target.kv_cache import Layout, TreeCache, layout_of
 from executor.target.packed_linears import unpack_linears
 from executor.target.reused_prompts import ReusedPrompts
 from executor.target.tree_attention_mask import ForwardMasks
 from treeopt.errors import ExecutorError
+
+if TYPE_CHECKING:
+    from executor.kernels.fused_forward import FusedForward, Places
 
 CHUNK = 1024  # tokens of a prompt that go through the model at once
 
@@ -34,6 +37,8 @@ class Target(CausalModel):
     Attributes:
         cache: the cache, None before `allocate`.
         masks: makes the masks of its forwards.
+        fused: kernels that verify on CUDA, see `fuse`; None: the model's own forward does.
+        fused_reason: why the model has none; None if it has, or nobody asked.
     """
 
     def __init__(self, model: PreTrainedModel, name: str = "", *, attention: str = "packed") -> None:
@@ -44,6 +49,8 @@ class Target(CausalModel):
         self.cache: TreeCache | None = None
         self._reused = ReusedPrompts()
         self._forward: Callable[..., Any] = model
+        self.fused: FusedForward | None = None
+        self.fused_reason: str | None = None
 
     # --- the cache
 
@@ -177,16 +184,34 @@ class Target(CausalModel):
         assert self.cache is not None, "allocate() first"
         assert view <= self.cache.capacity, "allocate() more"
         start = lengths[:, None]
-        self.cache.place(start + self.cache.columns[first : first + tokens.shape[1]], view)
+        slots = start + self.cache.columns[first : first + tokens.shape[1]]
+        positions = self._inside(start + depths)
+        if self.fused is not None and not self.fused.outdated:
+            return self._fused_outputs(tokens, positions, self.placed(slots, lengths, ancestors, view), taps)
+        self.cache.place(slots, view)
         return self._run(
             self._forward,
             taps,
             input_ids=tokens,
             attention_mask=self.masks.tree(lengths, depths, ancestors, view),
-            position_ids=self._inside(start + depths),
+            position_ids=positions,
             past_key_values=self.cache,
             use_cache=True,
         )
+
+    def _fused_outputs(self, tokens: Tensor, positions: Tensor, places: "Places", taps: Taps) -> Outputs:
+        """Return what the fused forward computes of the nodes; see `verify`."""
+        assert self.fused is not None
+        last, inputs = self.fused(tokens, positions, places)
+        chosen = [last if layer == HEAD else inputs[layer] for layer in taps or ()]
+        return Outputs(self.scored(last), torch.cat(chosen, -1) if chosen else last)
+
+    def placed(self, slots: Tensor, lengths: Tensor, ancestors: Tensor, view: int) -> "Places":
+        """Return where nodes stand, for the fused forward; for the arguments see `verify`."""
+        from executor.kernels.fused_forward import Places
+
+        assert self.cache is not None
+        return Places(slots.contiguous(), self.cache.stores, lengths, ancestors.contiguous(), view)
 
     def _inside(self, positions: Tensor) -> Tensor:
         """Move positions beyond the model's context, which no text can reach, to its end."""
@@ -203,5 +228,6 @@ class Target(CausalModel):
         if self.attention == "flex" and self.device.type == "cpu":
             raise ExecutorError(f"{self.name}: FlexAttention is wrong when compiled for CPU: use packed attention")
         unpack_linears(self.model)
+        self.fused = None
         keep_shapes()
         self._forward = torch.compile(self.model.forward, **{"fullgraph": True, "dynamic": False} | options)

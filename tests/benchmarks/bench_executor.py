@@ -26,6 +26,7 @@ from executor.decoding.decoder import Decoder
 from executor.drafters.language_model import LanguageModel
 from executor.models.fingerprint import device_name
 from executor.models.random_weights import SHAPES, shape_config
+from executor.target.fused_verification import fuse
 from executor.target.packed_linears import TIMED_ROWS, layers_by_shape, pack_linears, packed_over_plain
 from executor.target.target_model import Target
 from treeopt.storage.atomic_files import write_text
@@ -118,10 +119,14 @@ def ways(shape: str, dtype: torch.dtype, device: str, batch: int, new: int) -> d
         return len(steps), sum(steps) if on_cuda else None
 
     on_cuda = device.startswith("cuda")
-    ours, drafter = Target(packed(target)), LanguageModel(Target(packed(assistant)))
+    ours, own_drafter = Target(packed(target)), Target(packed(assistant))
+    if on_cuda:
+        fuse(ours)
+        fuse(own_drafter)
+    drafter = LanguageModel(own_drafter)
     decoders = {"plain": Decoder(ours, batch=batch, graphs=on_cuda)}
     if on_cuda:
-        decoders["plain, no graphs"] = Decoder(ours, batch=batch)
+        decoders["plain, unfused"] = Decoder(Target(ours.model), batch=batch, graphs=True)
     else:
         decoders["plain, weights as they are"] = Decoder(Target(copy.deepcopy(target)), batch=batch)
     decoders |= {name: Decoder(ours, drafter, tree=t, batch=batch, graphs=on_cuda) for name, t in TREES.items()}

@@ -1,10 +1,11 @@
 """Everything that needs a CUDA device; results as JSON below `--output`, piece by piece.
 
-Parts, in order: correctness of the loop in fp32, with CUDA graphs and without; steps of 1B and 8B shapes against the
-memory-bandwidth limit, compiled too; the host's share of them; packed attention against FlexAttention over contexts;
-the loop against Hugging Face's; profiles of 1B, 8B and 14B shapes over contexts and what they predict of replayed
-acceptance at batch 1 to 64; profile, trace and validation of the shipped model; a target and drafters trained there,
-with their traces. Each part runs in a process of its own, since a device that failed once answers nothing afterwards.
+Parts, in order: correctness of the loop in fp32, with CUDA graphs and without, by the fused kernels and by the model's
+own forward; steps of 1B and 8B shapes against the memory-bandwidth limit; the host's share of them; profiles of 1B, 8B
+and 14B shapes over contexts and what they predict of replayed acceptance at batch 1 to 64; the fused kernels one by one
+against libraries; the loop against Hugging Face's; profile, trace and validation of the shipped model; a target and
+drafters trained there, with their traces. Each part runs in a process of its own, since a device that failed once
+answers nothing afterwards.
 
 Pieces that `--output` holds are not computed again, so a call that was stopped is repeated, and goes on. A device that
 is lent for ten minutes: `--total-s 540 --archive results.zip` ends in time and packs all files but models; the next
@@ -21,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import cache, partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from executor.profiling.measure_steps import measure_profile
 from executor.profiling.timed_block import run_block
 from executor.prompts.prompt_files import read_prompts
 from executor.recording.collect_trace import collect
+from executor.target.fused_verification import fuse
 from executor.target.load_hf_model import load_target
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
@@ -49,8 +51,9 @@ from simulate.validation.end_to_end import whole_runs
 from simulate.validation.predicted_vs_measured import comparison_record
 from tests.benchmarks.bench_executor import compare_ways, models, show
 from tests.benchmarks.gpu_drafters import trained_drafters
+from tests.benchmarks.gpu_kernels import kernels
 from tests.benchmarks.gpu_pieces import OtherDeviceError, OutOfTimeError, Pieces, results, unpack, write_part
-from tests.benchmarks.gpu_replay import PLACES, TINY, replayed
+from tests.benchmarks.gpu_replay import replayed
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.storage.atomic_files import shipped, write_text
@@ -70,6 +73,7 @@ def correctness(device: str, pieces: Pieces, *, requests: int) -> None:
     @cache
     def expected() -> tuple[Target, MedusaHeads, list[list[int]], list[list[int]]]:
         target, drafter, tokens = _shipped_models(device, 1000, requests)
+        assert target.fused is not None or device == "cpu", target.fused_reason
         texts = []
         for prompt in tokens:
             ids = torch.tensor([prompt], device=device)
@@ -77,8 +81,10 @@ def correctness(device: str, pieces: Pieces, *, requests: int) -> None:
             texts.append(out[0, len(prompt) :].tolist())
         return target, drafter, tokens, texts
 
-    def equal(tree: Tree, batch: int, *, graphs: bool) -> dict[str, int]:
+    def equal(tree: Tree, batch: int, *, graphs: bool, fused: bool) -> dict[str, int]:
         target, drafter, tokens, texts = expected()
+        if not fused:
+            target = Target(target.model, name=target.name)
         decoder = Decoder(target, drafter, tree=tree, batch=batch, graphs=graphs)
         found = decoder.generate(tokens, new_tokens=32, stop=[target.model.config.eos_token_id])
         same = sum(list(g.tokens) == text for g, text in zip(found, texts, strict=True))
@@ -86,9 +92,9 @@ def correctness(device: str, pieces: Pieces, *, requests: int) -> None:
 
     for name, tree in _trees().items():
         for batch in (1, 4):
-            for graphs in (False, True) if device.startswith("cuda") else (False,):
-                label = f"{name}, batch {batch}{', graphs' if graphs else ''}"
-                pieces.piece(label, partial(equal, tree, batch, graphs=graphs))
+            for graphs, fused in product((False, True), repeat=2) if device.startswith("cuda") else ((False, False),):
+                label = f"{name}, batch {batch}{', graphs' if graphs else ''}{', fused' if fused else ''}"
+                pieces.piece(label, partial(equal, tree, batch, graphs=graphs, fused=fused))
 
 
 def shipped_model(device: str, pieces: Pieces, *, graphs: bool, tiny: bool) -> None:
@@ -135,19 +141,18 @@ def shipped_model(device: str, pieces: Pieces, *, graphs: bool, tiny: bool) -> N
 
 
 def step_times(device: str, pieces: Pieces, *, tiny: bool) -> None:
-    """Measure plain steps and steps of 64 tokens: seconds, share of copy bandwidth, graphs; batch 1 compiled too."""
+    """Measure plain steps, chains and 64 tokens: seconds and share of copy bandwidth; batch 1 unfused too."""
     copied = pieces.piece("copy bandwidth", lambda: _copy_bandwidth(device, 2**22 if tiny else 2**32))
     for shape in ("toy",) if tiny else ("1b", "8b"):
         loaded = cache(partial(_shaped, shape, device, tiny=tiny))
         for batch in (1, 2) if tiny else (1, 4, 16, 32):
             pieces.piece(f"{shape}, batch {batch}", lambda b=batch, load=loaded: _times(*load(), b, copied, tiny=tiny))
 
-        def compiled(load: Callable[[], Any] = loaded) -> list[dict[str, Any]]:
-            load()[0].compile()
-            return _times(*load(), 1, copied, tiny=tiny)
+        def unfused(load: Callable[[], Any] = loaded) -> list[dict[str, Any]]:
+            target, heads, prompts = load()
+            return _times(Target(target.model, name=target.name), heads, prompts, 1, copied, tiny=tiny)
 
-        # Code is made for each shape and view, which takes long: at one batch size, when all else is done.
-        pieces.piece(f"{shape}, batch 1, compiled", compiled)
+        pieces.piece(f"{shape}, batch 1, unfused", unfused)
         loaded.cache_clear()
         _tidied(device)
 
@@ -155,13 +160,14 @@ def step_times(device: str, pieces: Pieces, *, tiny: bool) -> None:
 def _shaped(shape: str, device: str, *, tiny: bool) -> tuple[Target, MedusaHeads, list[list[int]]]:
     """A target of this shape, heads and prompts."""
     target = Target(models(shape, torch.bfloat16, device)[0], name=shape)
+    fuse(target)
     heads = MedusaHeads(5, target.hidden).to(device, torch.bfloat16).eval().requires_grad_(False)
     rng = np.random.default_rng(0)
     return target, heads, [rng.integers(0, target.vocabulary, 64 if tiny else PROMPT).tolist() for _ in range(32)]
 
 
 def _ways() -> dict[str, Tree]:
-    return {"plain": EMPTY, "Medusa": published_trees()[MEDUSA]}
+    return {"plain": EMPTY, "chain": Tree.chain(3), "Medusa": published_trees()[MEDUSA]}
 
 
 def _times(
@@ -188,6 +194,7 @@ def _times(
                 "over_plain": (draft_s + rest_s) / plain_s,
                 "share_of_copy_bandwidth": read / rest_s / copied,
                 "graph_mib": decoder.graph_bytes / 2**20,
+                "fused": target.fused is not None,
             }
         )
     return cells
@@ -198,7 +205,7 @@ def host_gaps(device: str, pieces: Pieces, *, tiny: bool) -> None:
 
     A part of its own: once there was a profiler, steps stay slower.
     """
-    for shape in ("toy",) if tiny else ("1b", "8b"):
+    for shape in ("toy",) if tiny else ("8b",):
         loaded = cache(partial(_shaped, shape, device, tiny=tiny))
 
         def gaps(name: str, batch: int, load: Callable[[], Any] = loaded) -> dict[str, Any]:
@@ -240,33 +247,6 @@ def _idle(decoder: Decoder, prompts: list[list[int]], device: str) -> tuple[floa
     return sum(gaps) / (last - spans[0][0]), sum(long) / (last - spans[0][0])
 
 
-def attention(shape: str, device: str, pieces: Pieces, *, tiny: bool) -> None:
-    """Time verification with packed attention and with FlexAttention, over contexts: plain steps, and 64 tokens."""
-    graphs = device.startswith("cuda")
-
-    @cache
-    def model() -> Any:
-        return models(shape, torch.bfloat16, device)[0]
-
-    def seconds(context: int, batch: int, kind: str) -> dict[str, float]:
-        target = Target(model(), name=shape, attention=kind)
-        heads = MedusaHeads(5, target.hidden).to(device, torch.bfloat16).eval().requires_grad_(False)
-        prompts = [np.random.default_rng(context).integers(0, target.vocabulary, context).tolist()] * batch
-        found = {}
-        for name, tree in _ways().items():
-            decoder = Decoder(target, heads if tree.nodes else None, tree=tree, batch=batch, graphs=graphs)
-            steps = run_block(decoder, prompts, steps=4 if tiny else 24, new_tokens=NEW)
-            found[name] = float(np.median([step.rest_s for step in steps]))
-        return found
-
-    for context, batches in (TINY if tiny else PLACES).items():
-        for batch in dict.fromkeys((batches[0], batches[-1])):
-            for kind in ("packed", "flex"):
-                label = f"{shape}, context {context}, batch {batch}, {kind}"
-                pieces.piece(label, partial(seconds, context, batch, kind))
-                _tidied(device)
-
-
 def _tidied(device: str) -> None:
     """Let go of what nobody holds: models are parts of cycles."""
     gc.collect()
@@ -276,7 +256,7 @@ def _tidied(device: str) -> None:
 
 def against_hugging_face(shape: str, device: str, pieces: Pieces, *, tiny: bool) -> None:
     """Compare ways to decode; see bench_executor."""
-    rounds, new = (1, 8) if tiny else (3, 64)
+    rounds, new = (1, 8) if tiny else (2, 64)
 
     def cell(batch: int) -> dict[str, Any]:
         found = compare_ways(shape, torch.bfloat16, device, batch, rounds=rounds, new=new)
@@ -314,7 +294,7 @@ def _trees() -> dict[str, Tree]:
 
 
 def _shipped_models(device: str, skip: int, requests: int) -> tuple[Target, MedusaHeads, list[list[int]]]:
-    target = load_target(shipped("models/stdlib-llama"), device=device)
+    target = load_target(shipped("models/stdlib-llama"), device=device, packed=True)
     drafter = load_drafter(shipped("models/stdlib-medusa"), target)
     texts = [p.text for p in read_prompts(shipped("prompts/stdlib.jsonl"))[skip : skip + requests]]
     return (
@@ -336,12 +316,13 @@ def _replayed(shape: str) -> Part:
 
 
 PARTS: dict[str, Part] = {
-    "correctness": lambda o, pieces: correctness(o.device, pieces, requests=4 if o.tiny else 64),
+    "correctness": lambda o, pieces: correctness(o.device, pieces, requests=4 if o.tiny else 32),
     "step_times": lambda o, pieces: step_times(o.device, pieces, tiny=o.tiny),
     "host_gaps": lambda o, pieces: host_gaps(o.device, pieces, tiny=o.tiny),
-    "attention": _of_shape(attention, "8b"),
-    **{f"against_hugging_face_{shape}": _of_shape(against_hugging_face, shape) for shape in ("1b", "8b")},
-    **{f"replayed_{shape}": _replayed(shape) for shape in ("1b", "8b", "14b")},
+    "replayed_8b": _replayed("8b"),
+    "kernels": lambda o, pieces: kernels(o.device, pieces, tiny=o.tiny),
+    **{f"replayed_{shape}": _replayed(shape) for shape in ("1b", "14b")},
+    **{f"against_hugging_face_{shape}": _of_shape(against_hugging_face, shape) for shape in ("8b", "1b")},
     "shipped_model": lambda o, pieces: shipped_model(o.device, pieces, graphs=o.graphs, tiny=o.tiny),
     "trained_drafters": lambda o, pieces: trained_drafters(o.device, pieces, tiny=o.tiny),
 }

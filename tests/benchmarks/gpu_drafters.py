@@ -63,7 +63,7 @@ def trained_drafters(device: str, pieces: Pieces, *, tiny: bool) -> None:
 
     @cache
     def loaded() -> Target:
-        return load_target(output / "target", dtype="bfloat16", device=device)
+        return load_target(output / "target", dtype="bfloat16", device=device, packed=True)
 
     def target() -> dict[str, Any]:
         for name in RECIPE_NAMES:  # of another target, which is not here

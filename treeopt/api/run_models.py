@@ -106,6 +106,8 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
     warn(slow_type_warnings(dtype_name(target.dtype), target))
     if target.attention_reason is not None:
         note([f"attention: {target.attention}, {target.attention_reason}"])
+    if target.device.type == "cuda" and target.fused_reason is not None:
+        note([f"fused kernels are not used: {target.fused_reason}"])
     if models.drafter is None:
         return target, None
     drafter = load_drafter(models.drafter, target, packed=True)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Cohere2Config, Gemma2Config, GraniteConfig
 
-from executor.target.logit_scaling import head_scaling
+from executor.target.causal_model import head_scaling
 from executor.target.target_model import Target
 from tests.helpers.models import SMALL, small_target
 from treeopt.errors import ExecutorError

@@ -1,0 +1,204 @@
+"""The fused forward over trees: seven kernels a layer for one token, in place of some forty.
+
+It is made of the layers of a Hugging Face model of the Llama family (Llama, Mistral, Qwen2, Qwen3 and others built
+alike): RMS norms before attention and MLP, rotary positions over the whole head, a SiLU gate. `refusal` looks at the
+names and types of a model's parts; the target then compares one forward with the model's own.
+
+Weights stay the model's: those with the same input are moved next to each other, and its parameters become views.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from executor.kernels.few_rows_linear import Around, Norm, linear
+from executor.kernels.rms_norm import normed
+from executor.kernels.rotary_store import rotate_and_store
+from executor.kernels.tree_attention import attend_to_tree
+
+Rotation = tuple[Tensor, Tensor]
+
+DTYPES = (torch.bfloat16, torch.float32)  # a norm's weight times its unscaled input could overflow in float16
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the nodes of a forward stand in the cache, and what they see.
+
+    Attributes:
+        slots: int64 (batch, fed), contiguous, columns to which keys and values go.
+        stores: keys and values, (layers, batch, shared heads, capacity, width).
+        lengths: int64 (batch,), committed tokens; all nodes of the trees lie in the columns after them.
+        ancestors: bool (1 or batch, fed, count), contiguous, row is below or equal to column.
+        view: columns of the cache that are read.
+    """
+
+    slots: Tensor
+    stores: tuple[Tensor, ...]
+    lengths: Tensor
+    ancestors: Tensor
+    view: int
+
+
+class FusedForward:
+    """The forward of one model, up to the input of its LM head."""
+
+    def __init__(self, decoder: Any) -> None:
+        """Move weights of one input next to each other; see `refusal` for which decoders can be taken."""
+        self._decoder = decoder
+        self._layers = [_FusedLayer(layer) for layer in decoder.layers]
+
+    @property
+    def outdated(self) -> bool:
+        """True if the model's parameters are no longer the weights that the kernels read, after a cast or a copy."""
+        return any(layer.outdated for layer in self._layers)
+
+    def __call__(self, tokens: Tensor, positions: Tensor, places: Places) -> tuple[Tensor, list[Tensor]]:
+        """Return the input of the LM head, (batch, fed, hidden), the inputs of all layers, and the last one's output.
+
+        Args:
+            tokens: int64 (batch, fed), nodes of the trees.
+            positions: int64 (batch, fed).
+            places: where the nodes stand.
+        """
+        inputs = [self._decoder.embed_tokens(tokens)]
+        rotation = self.rotation(inputs[0], positions)
+        for number in range(len(self._layers)):
+            inputs.append(self.layer(number, inputs[-1], rotation, places))
+        return self.last_norm(inputs[-1]), inputs
+
+    def rotation(self, hidden: Tensor, positions: Tensor) -> Rotation:
+        """Return cosines and sines of positions, in the type of `hidden`."""
+        cos, sin = self._decoder.rotary_emb(hidden, position_ids=positions)
+        return cos.contiguous(), sin.contiguous()
+
+    def layer(self, number: int, hidden: Tensor, rotation: Rotation, places: Places) -> Tensor:
+        """Return a layer's output for its input, (batch, fed, hidden); write its keys and values."""
+        layer, (keys, values) = self._layers[number], (store[number] for store in places.stores)
+        q, rows = layer.project(hidden, rotation, places.slots, keys, values)
+        attended = attend_to_tree(q, keys, values, places.lengths, places.ancestors, places.view, layer.scale)
+        return layer.finish(attended, rows).view(hidden.shape)
+
+    def last_norm(self, hidden: Tensor) -> Tensor:
+        """Return the input of the LM head for the last layer's output."""
+        return normed(hidden, *_norm(self._decoder.norm))
+
+
+class _FusedLayer:
+    """The kernels of one decoder layer."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self._gate_up = [mlp.gate_proj, mlp.up_proj]
+        self._joined_qkv, self._joined_gate_up = _joined(self._qkv), _joined(self._gate_up)
+        self._bias = _joined_bias(self._qkv)
+        self._out, self._down = attention.o_proj, mlp.down_proj
+        self._before_attention, self._before_mlp = layer.input_layernorm, layer.post_attention_layernorm
+        self._head_norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        self.scale = float(attention.scaling)
+
+    @property
+    def outdated(self) -> bool:
+        return any(
+            _addresses(parts) != _addresses_in(whole, parts)
+            for parts, whole in ((self._qkv, self._joined_qkv), (self._gate_up, self._joined_gate_up))
+        )
+
+    def project(
+        self, hidden: Tensor, rotation: Rotation, slots: Tensor, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the queries, (batch, fed, heads, width), and the layer's input as rows; write keys and values."""
+        batch, fed, width = hidden.shape
+        rows = hidden.reshape(batch * fed, width)
+        projected = linear(rows, self._joined_qkv, Around(norm=_norm(self._before_attention), bias=self._bias))
+        norms = None
+        if self._head_norms[0] is not None:
+            (q_weight, eps), (k_weight, _) = map(_norm, self._head_norms)
+            norms = q_weight, k_weight, eps
+        return rotate_and_store(projected.view(batch, fed, -1), rotation, slots, keys, values, norms), rows
+
+    def finish(self, attended: Tensor, rows: Tensor) -> Tensor:
+        """Return the layer's output, (rows, hidden), for its attention's and its input."""
+        rows = linear(attended.view(len(rows), -1), self._out.weight, Around(residual=rows))
+        gated = linear(rows, self._joined_gate_up, Around(norm=_norm(self._before_mlp), gated=True))
+        return linear(gated, self._down.weight, Around(residual=rows))
+
+
+def refusal(decoder: Any) -> str | None:
+    """Return why a decoder has no fused forward; None if it has one, as far as names and types tell."""
+    weights = list(decoder.parameters())
+    if any(type(weight) is not nn.Parameter for weight in weights):
+        return "its weights are quantised or sharded"
+    if len({(weight.device, weight.dtype) for weight in weights}) != 1 or weights[0].dtype not in DTYPES:
+        return "its weights are not all bfloat16 or all float32, on one device"
+    parts = ("embed_tokens", "layers", "norm", "rotary_emb")
+    if not all(hasattr(decoder, name) for name in parts) or not isinstance(decoder.layers, nn.ModuleList):
+        return "it is not built as Llama is"
+    reasons = [_layer_refusal(layer) for layer in decoder.layers]
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _layer_refusal(layer: Any) -> str | None:
+    if {name for name, _ in layer.named_children()} != {
+        "self_attn",
+        "mlp",
+        "input_layernorm",
+        "post_attention_layernorm",
+    }:
+        return "its layers are not built as Llama's are"
+    linears = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
+    for part, names in linears.items():
+        module = getattr(layer, part)
+        others = {name for name, _ in module.named_children()} - {*names, "q_norm", "k_norm", "act_fn"}
+        if others or not all(type(getattr(module, name, None)) is nn.Linear for name in names):
+            return "its layers are not built as Llama's are"
+        if any(getattr(module, name).bias is not None for name in names if name not in ("q_proj", "k_proj", "v_proj")):
+            return "its layers have biases where Llama's have none"
+    attention = layer.self_attn
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    norms += [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+    if not all(hasattr(norm, "variance_epsilon") for norm in norms):
+        return "its norms are not RMS norms"
+    if not isinstance(getattr(attention, "head_dim", None), int) or not hasattr(attention, "scaling"):
+        return "its layers are not built as Llama's are"
+    return None
+
+
+def _joined(layers: Sequence[nn.Linear]) -> Tensor:
+    """Move the weights next to each other, make the parameters views of the whole, and return it."""
+    whole = torch.cat([layer.weight.data for layer in layers])
+    for layer, part in zip(layers, whole.split([layer.out_features for layer in layers]), strict=True):
+        layer.weight.data = part
+    return whole
+
+
+def _joined_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
+    biases = [layer.bias for layer in layers]
+    if all(bias is None for bias in biases):
+        return None
+    whole = torch.cat(
+        [
+            layer.weight.new_zeros(layer.out_features) if bias is None else bias
+            for layer, bias in zip(layers, biases, strict=True)
+        ]
+    )
+    for layer, part in zip(layers, whole.split([layer.out_features for layer in layers]), strict=True):
+        if layer.bias is not None:
+            layer.bias.data = part
+    return whole
+
+
+def _addresses(layers: Sequence[nn.Linear]) -> list[int]:
+    return [layer.weight.data_ptr() for layer in layers]
+
+
+def _addresses_in(whole: Tensor, layers: Sequence[nn.Linear]) -> list[int]:
+    return [part.data_ptr() for part in whole.split([layer.out_features for layer in layers])]
+
+
+def _norm(module: Any) -> Norm:
+    return module.weight, module.variance_epsilon

@@ -1,0 +1,110 @@
+"""The fused forward of a target on CUDA: whether it has one, and whether that computes what the model does."""
+
+import math
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from executor.target.target_model import Target
+from executor.target.tensor_parallel import processes
+from treeopt.errors import ExecutorError
+
+if TYPE_CHECKING:
+    from executor.kernels.fused_forward import FusedForward
+
+UPDATE = {torch.bfloat16: 0.05, torch.float32: 1e-4}  # relative error of a part; other arithmetic is off by more
+PROMPT, PARENTS, VIEW = 12, (0, 0, 0, 1, 1, 3), 64  # tokens in the cache, and the tree of the comparison
+
+
+def fuse(target: Target) -> None:
+    """Let a target on CUDA verify by fused kernels, if its model has them; set `fused` and `fused_reason`.
+
+    Weights with the same input are moved next to each other. Each layer's output over a small tree is compared with
+    the model's own. The fused forward adds in another order: it differs in the last bits.
+    """
+    target.fused, target.fused_reason = None, _refusal(target)
+    if target.fused_reason is not None:
+        return
+    from executor.kernels.fused_forward import FusedForward
+
+    found = FusedForward(target.model.get_decoder())
+    error = worst_error(target, found)
+    if error <= 1:
+        target.fused = found
+    else:
+        target.fused_reason = f"they compute something else than the model ({error:.1f} times what rounding may cause)"
+
+
+def _refusal(target: Target) -> str | None:
+    if target.device.type != "cuda":
+        return "they are for CUDA"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if processes() > 1:
+        return "the model is split over processes"
+    if target.masks.windows != {"": None} or target.attention != "packed":
+        return "its attention has a window, or is not the usual one"
+    from executor.kernels.fused_forward import refusal
+
+    decoder: Any = target.model.get_decoder()
+    reason = refusal(decoder)
+    if reason is not None:
+        return reason
+    try:
+        _ = target.head_scaling
+    except ExecutorError as error:
+        return str(error)
+    return None
+
+
+@torch.no_grad()
+def worst_error(target: Target, fused: "FusedForward") -> float:
+    """Return the largest error of a part, given the model's own input of it, over what rounding may cause.
+
+    Parts are the embedding, the layers and the last norm. Rounding may cause `UPDATE` of what a part adds to its input,
+    and two units in the last place of its output. Whole forwards are not compared: errors of many layers add up.
+    """
+    decoder: Any = target.model.get_decoder()
+    tokens, lengths, depths, ancestors = _small_tree(target)
+    own: list[Tensor] = []
+    hooks = [decoder.layers[0].register_forward_pre_hook(lambda module, args: own.append(args[0]))]
+    hooks += [layer.register_forward_hook(lambda module, args, output: own.append(output)) for layer in decoder.layers]
+    try:
+        features = target.verify(tokens, lengths, depths, ancestors, VIEW).features
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert target.cache is not None
+    places = target.placed(lengths[:, None] + target.cache.columns[: tokens.shape[1]], lengths, ancestors, VIEW)
+    embedded, rotation = decoder.embed_tokens(tokens), fused.rotation(own[0], lengths[:, None] + depths)
+    errors = [_error(embedded, own[0], own[0]), _error(fused.last_norm(own[-1]), features, features)]
+    for number, (given, expected) in enumerate(pairwise(own)):
+        errors.append(_error(fused.layer(number, given, rotation, places), expected, expected - given))
+    target.cache = None
+    return max(errors)
+
+
+def _error(found: Tensor, expected: Tensor, update: Tensor) -> float:
+    rounding = 2 * torch.finfo(expected.dtype).eps
+    allowed = UPDATE[expected.dtype] * update.double().norm() + rounding * expected.double().norm()
+    error = float((found.double() - expected.double()).norm() / allowed)
+    return error if error == error else math.inf
+
+
+def _small_tree(target: Target) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Fill the cache with a prompt; return the arguments of `Target.verify` for a tree after it."""
+    nodes = len(PARENTS) + 1
+    rng = torch.Generator().manual_seed(0)
+    tokens = torch.randint(target.vocabulary, (PROMPT + nodes,), generator=rng)
+    ancestors, depths = torch.eye(nodes, dtype=torch.bool), torch.zeros(nodes, dtype=torch.long)
+    for node, parent in enumerate(PARENTS, 1):
+        ancestors[node] |= ancestors[parent]
+        depths[node] = depths[parent] + 1
+    target.allocate(1, VIEW)
+    target.prefill([0], [tokens[:PROMPT].tolist()])
+    lengths = torch.tensor([PROMPT], device=target.device)
+    fed, depths, ancestors = (x[None].to(target.device) for x in (tokens[PROMPT:], depths, ancestors))
+    return fed, lengths, depths, ancestors
