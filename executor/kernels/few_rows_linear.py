@@ -246,8 +246,9 @@ def _stream_kernel(
 
 @triton.jit
 def _prefetch(pointers):
-    asm = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
-    tl.inline_asm_elementwise(asm, "=r,l", [pointers.to(tl.uint64)], dtype=tl.int32, is_pure=False, pack=1)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.uint64)], tl.int32, is_pure=False, pack=1
+    )
 
 
 @cache
