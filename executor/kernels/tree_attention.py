@@ -16,6 +16,23 @@ from executor.kernels.dependent_launch import launch_options
 
 
 @triton.jit
+def _folded(query, scale, best, total, acc, keys, values, column, seen, inside, WIDTH, width, width_ok, PRECISION):
+    """Add a tile of columns to the softmax so far: the highest score, the sum of weights, the weighted values."""
+    key = tl.load(keys + column[None, :] * WIDTH + width[:, None], mask=inside[None, :] & width_ok[:, None], other=0.0)
+    score = tl.dot(query, key, input_precision=PRECISION) * scale
+    score = tl.where(seen, score, -float("inf"))
+    higher = tl.maximum(best, tl.max(score, 1))
+    safe = tl.where(higher == -float("inf"), 0.0, higher)
+    weight = tl.exp2(score - safe[:, None])
+    factor = tl.exp2(best - safe)
+    value = tl.load(
+        values + column[:, None] * WIDTH + width[None, :], mask=inside[:, None] & width_ok[None, :], other=0.0
+    )
+    acc = tl.dot(weight.to(value.dtype), value, acc * factor[:, None], input_precision=PRECISION)
+    return higher, total * factor + tl.sum(weight, 1), acc
+
+
+@triton.jit
 def _split_kernel(
     q,
     keys,
@@ -38,6 +55,7 @@ def _split_kernel(
     BLOCK_WIDTH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     WHOLE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -50,51 +68,52 @@ def _split_kernel(
     row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     token = row // GROUP
     row_ok = token < tokens
-    width = tl.arange(0, BLOCK_WIDTH)
+    width, offset = tl.arange(0, BLOCK_WIDTH), tl.arange(0, BLOCK_COLUMNS)
     width_ok = width < WIDTH
     # (sequence, token, query head, width)
     at = (sequence * tokens + token) * (HEADS * GROUP) + head * GROUP + row % GROUP
     query = tl.load(q + at[:, None] * WIDTH + width[None, :], mask=row_ok[:, None] & width_ok[None, :], other=0.0)
+    scale *= 1.4426950408889634  # scores to the base of 2
     length = tl.load(lengths + sequence).to(tl.int32)
     first = split * columns_per_split
     last = tl.minimum(first + columns_per_split, length + count)
-    base_key = keys + place.to(tl.int64) * key_stride
-    base_value = values + place.to(tl.int64) * value_stride
+    committed = tl.maximum(first, tl.minimum(last, length) // BLOCK_COLUMNS * BLOCK_COLUMNS)
+    keys += place.to(tl.int64) * key_stride
+    values += place.to(tl.int64) * value_stride
     best = tl.full((BLOCK_ROWS,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_ROWS,), tl.float32)
     acc = tl.zeros((BLOCK_ROWS, BLOCK_WIDTH), tl.float32)
-    offset = tl.arange(0, BLOCK_COLUMNS)
-    for start in range(first, last, BLOCK_COLUMNS):
+    all_columns = offset >= 0
+    everything = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 1, tl.int1)
+    for start in tl.range(first, committed, BLOCK_COLUMNS, num_stages=STAGES):  # seen by all nodes
+        best, total, acc = _folded(
+            query,
+            scale,
+            best,
+            total,
+            acc,
+            keys,
+            values,
+            start + offset,
+            everything,
+            all_columns,
+            WIDTH,
+            width,
+            width_ok,
+            PRECISION,
+        )
+    for start in range(committed, last, BLOCK_COLUMNS):
         column = start + offset
-        inside = column < last
-        key = tl.load(
-            base_key + column[None, :] * WIDTH + width[:, None],
-            mask=inside[None, :] & width_ok[:, None],
-            other=0.0,
+        inside, node = column < last, column - length
+        known = tl.load(
+            ancestors + sequence * ancestor_stride + token[:, None] * count + node[None, :],
+            mask=row_ok[:, None] & (node >= 0)[None, :] & inside[None, :],
+            other=0,
         )
-        score = tl.dot(query, key, input_precision=PRECISION) * (scale * 1.4426950408889634)
-        seen = tl.broadcast_to(inside[None, :], (BLOCK_ROWS, BLOCK_COLUMNS))
-        if start + BLOCK_COLUMNS > length:
-            node = column - length
-            known = tl.load(
-                ancestors + sequence * ancestor_stride + token[:, None] * count + node[None, :],
-                mask=row_ok[:, None] & (node >= 0)[None, :] & inside[None, :],
-                other=0,
-            )
-            seen = ((node < 0) & inside)[None, :] | (known != 0)
-        score = tl.where(seen, score, -float("inf"))
-        higher = tl.maximum(best, tl.max(score, 1))
-        safe = tl.where(higher == -float("inf"), 0.0, higher)
-        weight = tl.exp2(score - safe[:, None])
-        factor = tl.exp2(best - safe)
-        total = total * factor + tl.sum(weight, 1)
-        value = tl.load(
-            base_value + column[:, None] * WIDTH + width[None, :],
-            mask=inside[:, None] & width_ok[None, :],
-            other=0.0,
+        seen = ((node < 0) & inside)[None, :] | (known != 0)
+        best, total, acc = _folded(
+            query, scale, best, total, acc, keys, values, column, seen, inside, WIDTH, width, width_ok, PRECISION
         )
-        acc = acc * factor[:, None] + tl.dot(weight.to(value.dtype), value, input_precision=PRECISION)
-        best = higher
     ok = row_ok[:, None] & width_ok[None, :]
     some = tl.where(total > 0, total, 1.0)
     if WHOLE:
@@ -136,7 +155,7 @@ def _sum_kernel(
 TILE_BYTES = 16 * 1024  # of queries and of keys: 64 rows of a head of 128 bfloat16 numbers
 LONG = 1024  # columns of all sequences from which on tiles of queries are twice as large
 PROGRAMS = 132  # wanted, as many as an H100 has multiprocessors; twice as many of small tiles
-MOST_SPLITS = 64
+MOST_SPLITS, STAGES = 64, 3
 
 
 def splits_of(view: int, block: int, wanted: int) -> tuple[int, int]:
@@ -203,6 +222,7 @@ def attend_to_tree(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         WHOLE=splits == 1,
         BLOCK_COLUMNS=block_columns,
+        STAGES=STAGES,
         num_warps=8 if block_rows > block_columns else 4,
         **options,
     )
