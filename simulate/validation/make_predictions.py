@@ -93,14 +93,18 @@ def _searched(material: Material, context: int, rules: Sequence[Constraint], see
     """Return the plan of the trace, compared with trees of given sizes, and the requests that it is judged on."""
     assert material.trace is not None
     assert material.profile is not None
-    profile, batches = material.profile, material.batches
+    profile = material.profile
+    outside = profile.outside(material.batches)
+    batches = tuple(batch for batch in material.batches if batch not in outside)
     fit, judged = hold_out(material.trace, seed=seed)
 
     def covered(tree: Tree) -> bool:
         return all(_covers(profile, StepShape.of(tree, batch=batch, context=context)) for batch in batches)
 
     trees = sized_trees(material.sizes, fit, covered=covered)
-    plan = search(material.trace, profile, batch=batches, rules=rules, compare=trees, context=context, seed=seed)
+    plan = search(
+        material.trace, profile, batch=material.batches, rules=rules, compare=trees, context=context, seed=seed
+    )
     return plan, judged
 
 

@@ -29,6 +29,7 @@ from treeopt.planning.search_warnings import (
     fitting_warnings,
     plain_steps,
     reporting_warnings,
+    split_by_price,
     unpriced_policies,
 )
 from treeopt.planning.tree_candidates import Proposals
@@ -71,7 +72,7 @@ def search(
     Args:
         trace: what the drafter got right.
         cost: seconds of steps.
-        batch: batch sizes.
+        batch: batch sizes; those outside measured step times are left out of the plan, with a warning, unless all are.
         max_nodes: largest tree; default `NODES`, or the largest that the cost model covers at all batch
             sizes.
         max_depth: deepest tree, at most the trace's depth; default that, or what the cost model covers.
@@ -100,12 +101,13 @@ def search(
     Raises:
         UsageError: a setting without meaning.
         TraceError: too few requests to hold some out, or a rule whose acceptance does not follow from ranks.
-        CostError: the cost model does not cover a batch size, a tree size that was given, or any tree.
+        CostError: the cost model covers no batch size, not a tree size that was given, or no tree.
         EngineError: no tree keeps the rules; names the one that cannot be kept.
         InfeasibleError: no batch size keeps `max_tpot_s`.
     """
+    sizes, outside, unanswered = split_by_price(cost, np.atleast_1d(np.asarray(batch)).tolist())
     settings = SearchSettings(
-        tuple(np.atleast_1d(np.asarray(batch)).tolist()),
+        sizes,
         NODES if max_nodes is None else max_nodes,
         trace.depth if max_depth is None else min(max_depth, trace.depth),
         method,
@@ -167,6 +169,7 @@ def search(
             "padding": padding if policies else None,
             "context": context if measured is None else measured.priced_at(context),
             "interpolated": [] if measured is None else list(measured.unmeasured(settings.batches)),
+            "outside": outside,
             "held_out": held_out,
             "seed": seed,
             "requests_chosen_on": fit.requests,
@@ -180,6 +183,7 @@ def search(
     best, too_slow = _preferred(judge, entries, max_tpot_s)
     largest = max((tree.nodes for tree in chosen.values() if tree is not None), default=1)
     warnings = (
+        *unanswered,
         *too_slow,
         *limited,
         *depth_warnings(trace, chosen),

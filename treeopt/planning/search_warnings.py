@@ -3,10 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from treeopt.cost_model import CostModel, covered, far
+from treeopt.cost_model import CostModel, Measured, covered, far
 from treeopt.errors import CostError, TraceError
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import MIN_REQUESTS, check_requests
@@ -69,6 +70,29 @@ def clamped(
         "trees of more than {} {} were not considered: the step times cover none at batch {}; profile larger trees"
     )
     return limited, tuple(warning.format(limit, unit, sizes) for unit, limit, wanted in limits if limit < wanted)
+
+
+def split_by_price(
+    cost: CostModel, batches: Sequence[int]
+) -> tuple[tuple[int, ...], dict[str, Any] | None, tuple[str, ...]]:
+    """Return the batch sizes that have a price, a record of the others, and a warning about them.
+
+    The record has `batches`, `way` (where they lie and how to price them, in words) and `command`; None if all have a
+    price.
+
+    Raises:
+        CostError: none has one; says what to run.
+    """
+    outside = cost.outside(batches) if isinstance(cost, Measured) else ()
+    if not outside or not isinstance(cost, Measured):
+        return tuple(batches), None, ()
+    way, command = cost.way_to(outside)
+    shown = f"{way}{command and f' (`{command}`)'}"
+    inside = tuple(batch for batch in batches if batch not in outside)
+    if not inside:
+        raise CostError(shown)
+    record = {"batches": list(outside), "way": way, "command": command}
+    return inside, record, (shown,)
 
 
 def depth_warnings(trace: Trace, chosen: Mapping[int, Tree | None]) -> tuple[str, ...]:

@@ -90,6 +90,15 @@ def next_lines(plan: Plan, file: str | None, engine: str | None) -> list[Line]:
     return [Line("next", f"Next: {keep}check it on your machine:", command)]
 
 
+def unanswered_lines(plan: Plan) -> list[Line]:
+    """Return which batch sizes have no answer, and what prices them."""
+    outside = look(plan.meta, "search", "outside")
+    if outside is None:
+        return []
+    way, command = str(outside["way"]), str(outside["command"])
+    return [Line("next", f"No answer: {way}{':' if command else '.'}", command)]
+
+
 def export_command(file: str | None, engine: str | None = None, *, kind: Any = None) -> str:
     """Return the command that writes a plan for an engine; words in capitals are for the user to replace.
 

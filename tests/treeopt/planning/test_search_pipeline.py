@@ -637,6 +637,12 @@ def test_a_proof_and_a_plan_say_what_was_not_measured(known):
         def unmeasured(self, batches: Sequence[int]) -> Sequence[int]:
             return batches[1:]
 
+        def outside(self, batches: Sequence[int]) -> Sequence[int]:
+            return [batch for batch in batches if batch > 8]
+
+        def way_to(self, batches: Sequence[int]) -> tuple[str, str]:
+            return f"outside {batches}", "measure"
+
         def caveats(
             self, *, context: int | None = None, trace: object = None, batches: Sequence[int] = ()
         ) -> Sequence[str]:
@@ -647,6 +653,12 @@ def test_a_proof_and_a_plan_say_what_was_not_measured(known):
     assert ("if wider levels cost the drafter nothing" in plan.entries[0].proof.statement) != known
     assert plan.warnings[-1] == "caveat at None"
     assert plan.meta["search"]["context"] == 72
+    partial = search(MIXED, Profiled(), batch=(1, 16), max_nodes=7)
+    assert [entry.batch for entry in partial.entries] == [1]
+    assert partial.warnings[0] == "outside [16] (`measure`)"
+    assert partial.meta["search"]["outside"] == {"batches": [16], "way": "outside [16]", "command": "measure"}
+    with pytest.raises(CostError, match=r"outside \[16, 32\]"):
+        search(MIXED, Profiled(), batch=(16, 32), max_nodes=7)
     plan = search(MIXED, Profiled(), max_nodes=7, context=9)
     assert plan.warnings[-1] == "caveat at 9"
     assert plan.meta["search"]["context"] == 9
@@ -898,6 +910,7 @@ def test_a_plan_says_where_it_comes_from(monkeypatch):
         "padding": None,
         "context": 5,
         "interpolated": [],
+        "outside": None,
         "held_out": 0.5,
         "seed": 8,
         "requests_chosen_on": 15,
