@@ -3,7 +3,15 @@
 import shlex
 from typing import Any
 
-from treeopt.engines import ENGINES, METHODS
+from treeopt.engines import ENGINES
+from treeopt.engines.drafting_methods import (
+    METHODS,
+    OPTIONAL,
+    WITHOUT_DEFAULT,
+    engines_for,
+    fitting_methods,
+    needs_model,
+)
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.storage.provenance import look
 from treeopt.tables.blocks import Line
@@ -83,8 +91,9 @@ def next_lines(plan: Plan, file: str | None, engine: str | None) -> list[Line]:
         return []
     keep = "" if file else "keep the plan with --output plan.json, and "
     if engine in ENGINES:
-        export = export_command(file, engine, kind=look(plan.meta, "trace", "drafter", "kind"))
-        return [Line("next", f"Next: {keep}write the configuration of {engine}:", export)]
+        kind = look(plan.meta, "trace", "drafter", "kind")
+        way = f"Next: {keep}write the configuration of {engine}{method_advice(engine, kind=kind)}:"
+        return [Line("next", way, export_command(file, engine, kind=kind))]
     path = shlex.quote(file or "plan.json")
     command = f"treeopt validate --plan {path} --target TARGET --drafter DRAFTER --prompts PROMPTS"
     return [Line("next", f"Next: {keep}check it on your machine:", command)]
@@ -105,11 +114,36 @@ def export_command(file: str | None, engine: str | None = None, *, kind: Any = N
     Args:
         file: the file of the plan.
         engine: a key of `treeopt.engines.ENGINES`; None where it is not known.
-        kind: the kind of drafter, which may be the engine's name for how it drafts.
+        kind: the kind of drafter, for which the engine may have a method.
 
     >>> export_command("my plan.json", "vllm", kind="eagle")
-    "treeopt export 'my plan.json' --format vllm --method eagle"
+    "treeopt export 'my plan.json' --format vllm --method eagle --model DRAFTER"
+    >>> export_command("plan.json", "openvino", kind="eagle3")
+    'treeopt export plan.json --format openvino'
     """
-    methods = METHODS.get(engine or "", ())
-    method = f" --method {kind if kind in methods else 'METHOD'}" if methods and engine != "sglang" else ""
-    return f"treeopt export {shlex.quote(file or 'plan.json')} --format {engine or 'ENGINE'}{method}"
+    command = f"treeopt export {shlex.quote(file or 'plan.json')} --format {engine or 'ENGINE'}"
+    if engine is None or engine not in METHODS:
+        return command
+    fitting = fitting_methods(engine, kind)
+    if fitting and engine not in WITHOUT_DEFAULT:
+        return command
+    method = fitting[0] if fitting else None if engine in OPTIONAL else "METHOD"
+    model = " --model DRAFTER" if needs_model(engine, method) else ""
+    return f"{command}{'' if method is None else f' --method {method}'}{model}"
+
+
+def method_advice(engine: str | None, *, kind: Any = None) -> str:
+    """Return what to choose an engine's method of drafting from, as a clause; empty where the command names it.
+
+    >>> method_advice("openvino", kind="medusa")
+    ', which runs no medusa drafter (medusa does); METHOD is one of draft-model, eagle3, prompt-lookup'
+    >>> method_advice("openvino", kind="eagle3")
+    ''
+    """
+    if engine is None or engine not in METHODS or fitting_methods(engine, kind):
+        return ""
+    others = engines_for(kind)
+    able = f" ({', '.join(others)} {'does' if len(others) == 1 else 'do'})" if others else ""
+    unfit = "" if kind is None else f", which runs no {kind} drafter{able}"
+    choice = "" if engine in OPTIONAL else f"; METHOD is one of {', '.join(METHODS[engine])}"
+    return f"{unfit}{choice}"

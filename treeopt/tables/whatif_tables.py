@@ -7,7 +7,7 @@ from treeopt.engines import ENGINES
 from treeopt.planning.evaluator import PLAIN
 from treeopt.storage.provenance import look
 from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
-from treeopt.tables.plan_answers import export_command
+from treeopt.tables.plan_answers import export_command, method_advice
 
 Cells = Sequence[Mapping[str, Any]]
 DETAIL = ("Memory: ", "Among trees", "Break-even", "A million tokens")  # conditions that few need
@@ -45,8 +45,9 @@ def _next(record: Mapping[str, Any], plans: Sequence[str]) -> Line:
     if not plans:
         return Line("next", "Next: write the plans with --plans FOLDER, and hand one to an engine with treeopt export.")
     engine, kind = (look(record, "meta", "settings", key) for key in ("engine", "kind"))
-    export = export_command(plans[0], engine if engine in ENGINES else None, kind=kind)
-    return Line("next", "Next: hand a plan to an engine:", export)
+    engine = engine if engine in ENGINES else None
+    way = f"Next: hand a plan to {engine or 'an engine'}{method_advice(engine, kind=kind)}:"
+    return Line("next", way, export_command(plans[0], engine, kind=kind))
 
 
 def _tables(record: Mapping[str, Any]) -> list[Table]:
