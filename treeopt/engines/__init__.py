@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 
 from treeopt.engines import llama_cpp, lmdeploy, medusa, openvino, sglang, tensorrt_llm, transformers, vllm
 from treeopt.engines.drafting_methods import METHODS as METHODS
+from treeopt.engines.drafting_methods import method_for as method_for
 from treeopt.engines.engine_rules import RULES_WITHOUT_EXPORTER
 from treeopt.engines.export import EngineRules, Export
 

@@ -8,7 +8,7 @@ from treeopt.engines import llama_cpp, lmdeploy, medusa, openvino, sglang, tenso
 Kinds = Mapping[str, frozenset[str]]
 
 # Engine name, as in `--format` -> its methods with their kinds of drafters; Medusa's code takes no method.
-KINDS: Mapping[str, Kinds] = {
+METHODS: Mapping[str, Kinds] = {
     "llama.cpp": llama_cpp.METHODS,
     "lmdeploy": lmdeploy.METHODS,
     "openvino": openvino.METHODS,
@@ -17,7 +17,6 @@ KINDS: Mapping[str, Kinds] = {
     "transformers": transformers.METHODS,
     "vllm": vllm.METHODS,
 }
-METHODS: Mapping[str, tuple[str, ...]] = {engine: tuple(methods) for engine, methods in KINDS.items()}
 WITHOUT_DEFAULT = frozenset({"sglang", "vllm"})  # exporters that do not take the method from the plan's drafter
 OPTIONAL = frozenset({"sglang"})  # exporters that write what they know without a method
 
@@ -28,8 +27,17 @@ def fitting_methods(engine: str, kind: Any) -> tuple[str, ...]:
     >>> fitting_methods("vllm", "eagle"), fitting_methods("vllm", "medusa"), fitting_methods("vllm", "ngram")
     (('eagle', 'eagle3'), (), ())
     """
-    fitting = [method for method, kinds in KINDS.get(engine, {}).items() if kind in kinds]
+    fitting = [method for method, kinds in METHODS.get(engine, {}).items() if kind in kinds]
     return tuple(sorted(fitting, key=lambda method: method.lower() != kind))
+
+
+def method_for(engine: str | None, kind: Any) -> str | None:
+    """Return the engine's first drafting method for a kind of drafter; None where it has none, or needs no name.
+
+    >>> method_for("vllm", "language-model"), method_for("vllm", "medusa")
+    ('draft_model', None)
+    """
+    return next(iter(fitting_methods(engine or "", kind)), None)
 
 
 def engines_for(kind: Any) -> tuple[str, ...]:
@@ -39,7 +47,7 @@ def engines_for(kind: Any) -> tuple[str, ...]:
     (('medusa',), ('llama.cpp', 'lmdeploy', 'openvino', 'sglang', 'tensorrt-llm', 'vllm'))
     """
     own = ("medusa",) if kind in medusa.KINDS else ()
-    return (*own, *(engine for engine in KINDS if fitting_methods(engine, kind)))
+    return (*own, *(engine for engine in METHODS if fitting_methods(engine, kind)))
 
 
 def needs_model(engine: str, method: str | None) -> bool:
