@@ -16,7 +16,7 @@ from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_for_trees
 from treeopt.storage.provenance import look
 from treeopt.tables.simulate_tables import LATENCIES, PERCENTS
-from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule
+from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule, paths_words
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -29,7 +29,7 @@ def simulated_run(
     tree: Tree | None,
     prompts: Prompts,
     *,
-    name: str = "tree",
+    name: str = "static tree",
     batch: int,
     drain: bool = False,
     lock_step: bool = False,
@@ -101,7 +101,7 @@ def configuration_of(
     if plan is None:
         if batch is None:
             raise UsageError("give --batch, or a --plan for one batch size")
-        return "tree", tree, batch, None
+        return PLAIN if tree is None else paths_words(tree.paths), tree, batch, None
     entry, note = static_entry(plan.entry(batch))
     return entry.choice.name, entry.choice.tree, entry.batch, note
 

@@ -15,7 +15,7 @@ from treeopt.engines.drafting_methods import (
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.storage.provenance import look
 from treeopt.tables.blocks import Line
-from treeopt.tables.terminal_text import interval, shown
+from treeopt.tables.terminal_text import interval, shape_words, shown
 
 
 def answer(entry: PlanEntry) -> str:
@@ -69,9 +69,7 @@ def describe_choice(choice: Choice) -> str:
         return f"a dynamic tree ({choice.grown.kind}) of {choice.nodes:.3g} nodes on average"
     if choice.tree is None:
         return "no speculation"
-    if choice.tree.depth == choice.tree.nodes:
-        return f"a chain of {choice.tree.nodes}"
-    return f"a tree of {choice.tree.nodes} nodes"
+    return f"a {shape_words(choice.tree.nodes, choice.tree.depth)}"
 
 
 def preferred(plan: Plan, entry: PlanEntry) -> str:

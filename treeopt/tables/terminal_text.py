@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -108,6 +109,34 @@ def percent(share: Estimate) -> str:
 def shown(value: Any) -> str:
     """Return the text of a value; `?` if it is not recorded."""
     return "?" if value is None else str(value)
+
+
+def shape_words(nodes: int, depth: int) -> str:
+    """Return a static tree in words.
+
+    >>> shape_words(3, 3), shape_words(5, 2)
+    ('chain of 3', 'tree of 5 nodes')
+    """
+    return f"chain of {nodes}" if nodes == depth else f"tree of {nodes} nodes"
+
+
+def paths_words(paths: Sequence[Sequence[int]]) -> str:
+    """Return the static tree of a record's rank paths in words.
+
+    >>> paths_words([[0], [0, 0]]), paths_words([[0], [1]])
+    ('chain of 2', 'tree of 2 nodes')
+    """
+    return shape_words(len(paths), max(map(len, paths), default=0))
+
+
+def with_shape(name: str, paths: Sequence[Sequence[int]]) -> str:
+    """Return the name of a static tree with its shape, unless the name says it.
+
+    >>> with_shape("chosen tree", [[0], [0, 0]]), with_shape("best tree of 2", [[0], [1]])
+    ('chosen tree (chain of 2)', 'best tree of 2')
+    """
+    shape = paths_words(paths)
+    return name if shape.removesuffix(" nodes") in name else f"{name} ({shape})"
 
 
 def describe_models(meta: Any) -> str:

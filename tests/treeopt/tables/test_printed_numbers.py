@@ -47,7 +47,9 @@ def validated() -> Iterator[Expected]:
 
 def asked_what_if() -> Iterator[Expected]:
     for cell in record("whatif")["cells"]:
-        row = (str(cell["batch"]), cell["name"])
+        tree = cell["tree"]
+        kind = "no speculation" if tree is None else "chain" if tree["nodes"] == tree["depth"] else "tree"
+        row = (str(cell["batch"]), kind)
         for text in (f"{cell['step_s'] * 1e3:.2f}", f"{cell['plain_s'] * 1e3:.2f}", f"{cell['tokens_s']:,.0f}"):
             yield "whatif", row, text
         for key in ("tau", "speedup"):
