@@ -17,7 +17,7 @@ import click
 from click_didyoumean import DYMGroup
 
 from treeopt.cli.commands import COMMANDS
-from treeopt.cli.options.general import is_main_process, say
+from treeopt.cli.options.printing import is_main_process, say
 from treeopt.errors import TreeoptError
 
 # Packages that only some commands need -> the extra that installs them.

@@ -8,7 +8,7 @@ import pytest
 from simulate.profiles.profile import load_profile
 from tests.helpers.command_line import done, refused, run, small_trace
 from treeopt.cli.commands.profile import profile
-from treeopt.cli.options.general import Numbers
+from treeopt.cli.options.value_types import Numbers
 from treeopt.storage.atomic_files import shipped
 from treeopt.traces.trace import save_trace
 

@@ -12,7 +12,7 @@ from tests.helpers.command_line import done
 from tests.helpers.printed_results import Terminal
 from treeopt.api.search_trace import search
 from treeopt.cli import main
-from treeopt.cli.options import general
+from treeopt.cli.options import printing
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def worked(monkeypatch):
     def seen(*, patience_s=0.0):
         screen = Terminal(BytesIO(), encoding="utf-8")
         monkeypatch.setattr(sys, "stderr", screen)
-        monkeypatch.setattr(general, "PATIENCE_S", patience_s)
+        monkeypatch.setattr(printing, "PATIENCE_S", patience_s)
         monkeypatch.setenv("TERM", "xterm")
         work()
         screen.flush()
@@ -32,7 +32,7 @@ def worked(monkeypatch):
 
 
 def work():
-    with general.progress("measuring", 4) as advance:
+    with printing.progress("measuring", 4) as advance:
         for pieces in (1, 1, 1):
             sleep(0.15)
             advance(pieces)
@@ -57,7 +57,7 @@ def test_quiet_hides_the_bar(worked):
 
 
 def test_a_file_gets_no_bar(capsys, monkeypatch):
-    monkeypatch.setattr(general, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(printing, "PATIENCE_S", 0.0)
     work()
     assert capsys.readouterr() == ("", "")
 

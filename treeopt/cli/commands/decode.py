@@ -12,7 +12,7 @@ from treeopt.api.messages import warn
 from treeopt.api.run_models import Models, load_target_and_drafter
 from treeopt.api.run_prompts import Prompts, Requests, load_prompts
 from treeopt.api.token_sampling import Sampling
-from treeopt.cli.options import general, models_and_prompts
+from treeopt.cli.options import general, models_and_prompts, printing
 from treeopt.cli.options.decoded_output import SCHEMA, SILENT, Results, results
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.verification_rule import sampling
@@ -98,11 +98,11 @@ def decode(
     earlier = results.continued(begun, meta)
     run = Run(decoder, requests, prompts.skip, new_tokens, stop, audit)
     gathered, records = run.decode({record["request"] for record in earlier}, meta, results)
-    if not general.is_main_process():
+    if not printing.is_main_process():
         return
     click.echo(_summary(gathered, decoder, graphs=graphs), err=True)
     if results.as_json:
-        general.print_json({"schema": SCHEMA, "meta": meta, "counts": _counts(gathered), "requests": records})
+        printing.print_json({"schema": SCHEMA, "meta": meta, "counts": _counts(gathered), "requests": records})
     if audit:
         _report([*earlier, *records], target)
 
@@ -126,7 +126,7 @@ class Run:
         tokens = self.requests.tokens
         waiting = [number for number in range(len(tokens)) if self.skip + number not in done]
         prompts = [tokens[number] for number in waiting]
-        main = general.is_main_process()
+        main = printing.is_main_process()
         if main:
             click.echo(self.decoder.memory(prompts, new_tokens=self.new_tokens), err=True)
         else:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from treeopt.cli.options import general
+from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.value_types import LARGEST, count
 from treeopt.errors import UsageError
 
 EXAMPLES = examples(
@@ -35,7 +36,7 @@ def times(table: Path, device: str, context: str | None, output: Path, *, force:
     --replay` makes the engine accept what a trace accepts while it is measured. The profile covers chains only: give
     `search` the engine's name.
     """
-    general.check_output(output, force=force)
+    output_files.check_output(output, force=force)
     from simulate.profiles.engine_times_csv import read_times
     from simulate.profiles.profile import save_profile
 
@@ -56,11 +57,11 @@ def _range(text: str | None) -> tuple[int, int] | None:
         return None
     low, dash, high = text.partition("-")
     try:
-        bounds = general.count(low), general.count(high if dash else low)
+        bounds = count(low), count(high if dash else low)
     except ValueError as error:
         raise UsageError(f"--context must be like 8k or 512-2048, got {text!r:.40}") from error
-    if bounds[1] > general.LARGEST:
-        raise UsageError(f"--context must be at most {general.LARGEST} tokens, got {text:.40}")
+    if bounds[1] > LARGEST:
+        raise UsageError(f"--context must be at most {LARGEST} tokens, got {text:.40}")
     if bounds[0] > bounds[1]:
         raise UsageError(f"--context must give the smaller number first, got {text}")
     return bounds

@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 
 from treeopt.api.file_loading import load_tree
 from treeopt.cli.options import general
+from treeopt.cli.options.value_types import Whole
 from treeopt.errors import PlanError, TreeError, TreeoptError, UsageError
 from treeopt.plans.plan import Choice, Plan
 from treeopt.plans.plan_json import load_plan
@@ -175,7 +176,5 @@ trees = general.bundle(
         f"nodes=60,depth=6 [,{'=,'.join(SETTINGS[DynamicTree][2:])}=]; or one that adds a level while it gains enough: "
         f"nodes=60,depth=6,threshold=0.1 [,{'=,'.join(SETTINGS[OptTree][3:])}=].",
     ),
-    click.option(
-        "--batch", type=general.Whole(min=1), help="Requests decoded together; default 1, or the plan's only size."
-    ),
+    click.option("--batch", type=Whole(min=1), help="Requests decoded together; default 1, or the plan's only size."),
 )

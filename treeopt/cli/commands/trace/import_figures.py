@@ -5,9 +5,10 @@ from typing import Any
 
 import click
 
-from treeopt.cli.options import general
+from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.input_sources import TextSource, named, stored
+from treeopt.cli.options.value_types import Tokens, Whole
 from treeopt.defaults import IMPORTED_DEPTH, IMPORTED_LENGTH, IMPORTED_REQUESTS
 from treeopt.traces.importers.chain_counts import NONE_ACCEPTED
 from treeopt.traces.importers.readers.formats import FORMATS, Source, check_settings, import_trace
@@ -40,10 +41,10 @@ EXAMPLES = examples(
     "other names for it.",
 )
 @click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
-@click.option("--prompts", type=general.Whole(min=1), help="medusa-accuracy of one head: the number of prompts.")
+@click.option("--prompts", type=Whole(min=1), help="medusa-accuracy of one head: the number of prompts.")
 @click.option(
     "--steps",
-    type=general.Whole(min=1),
+    type=Whole(min=1),
     help="medusa-accuracy of one head: tokens of each prompt. engine, rates without counts: number of steps to draw.",
 )
 @click.option(
@@ -67,12 +68,12 @@ EXAMPLES = examples(
 @click.option("--uneven", is_flag=True, default=None, help="engine: count what short drafts left out as rejected.")
 @click.option(
     "--requests",
-    type=general.Whole(min=1),
+    type=Whole(min=1),
     help=f"Number of requests drawn; engine: the most, for outputs without requests. Default {IMPORTED_REQUESTS}.",
 )
 @click.option(
     "--length",
-    type=general.Tokens(min=1),
+    type=Tokens(min=1),
     help=f"Tokens of each request (table, sequoia-vector); default {IMPORTED_LENGTH}.",
 )
 @general.seed
@@ -82,7 +83,7 @@ def import_command(source: Path, kind: str, output: Path, seed: int, *, force: b
 
     SOURCE is a file, - for standard input, or an address such as http://127.0.0.1:8000/metrics.
     """
-    general.check_output(output, force=force)
+    output_files.check_output(output, force=force)
     given = {name: value for name, value in settings.items() if value is not None}
     check_settings(kind, given)
     made_up = {name: given.pop(name) for name in MADE_UP if name in given}

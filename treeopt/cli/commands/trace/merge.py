@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from treeopt.cli.options import general
+from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.storage.provenance import assumed_in
 from treeopt.traces.merge_split import merged
@@ -24,7 +24,7 @@ EXAMPLES = examples(
 @general.force
 def merge(traces: tuple[Path, ...], output: Path, *, force: bool) -> None:
     """Join TRACES of the same models and rule; a folder that `collect --parts` filled counts as one."""
-    general.check_output(output, force=force)
+    output_files.check_output(output, force=force)
     parts = [load_file_or_shards(path) for path in traces]
     joined = merged(parts, [str(path) for path in traces])
     save_trace(joined, output)
