@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import astuple
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 
@@ -15,6 +15,7 @@ from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.provenance import look
 
 ANY_WIDTH = 240  # columns, where nothing limits them
+PROSE = 120  # columns: longer lines of text are hard to read
 HEIGHT = 25  # lines; nothing depends on it
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}  # names are printed as they are
 INDENT = "  "  # of continued lines
@@ -25,16 +26,17 @@ STAND_IN = "\N{NO-BREAK SPACE}"
 
 def terminal() -> Console:
     """Return standard output, as wide as COLUMNS says or the terminal is; a file or pipe takes lines of any length."""
-    width = _given_width()
-    if width is None and sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
+    width = width_of(sys.stdout)
     # With a height, too, rich believes the width on terminals that it takes for dumb.
     return Console(**PLAIN, width=width or ANY_WIDTH, height=HEIGHT, soft_wrap=width is None)
 
 
-def _given_width() -> int | None:
+def width_of(stream: TextIO) -> int | None:
+    """Return how wide lines of an output may be: as COLUMNS says or the terminal is; None for a file or pipe."""
     given = os.environ.get("COLUMNS", "")
-    return int(given) if given.isdecimal() and int(given) > 0 else None
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def wrapped(text: str, width: int) -> list[str]:

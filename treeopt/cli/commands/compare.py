@@ -72,6 +72,7 @@ def compare(
 
     Differences are paired by request where the traces were recorded on the same prompts.
     """
+    printing.hold_warnings()
     output_files.check_output(output)
     output_files.check_output(table_file, "--table")
     result = compare_traces.compare(traces, profiles or None, batch=batch or (), **settings)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from treeopt.api.messages import warn
-from treeopt.cli.options import output_files
+from treeopt.cli.options import output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.value_types import Whole
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_rule_warnings
@@ -134,8 +134,7 @@ def _explain(result: Export, plan: Plan, *, launched: bool) -> None:
     for name, value in (("flags", result.flags), ("environment", result.environment)):
         if value and not launched:
             click.echo(f"{name}: {value}", err=True)
-    for warning in plan.warnings:
-        click.echo(f"Warning: {warning}.", err=True)
+    printing.warn(plan.warnings)
     for note in result.notes:
         click.echo(f"note: {note}", err=True)
 

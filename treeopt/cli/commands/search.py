@@ -141,6 +141,7 @@ def search(
     The tree is chosen on one part of the trace's requests, predicted by replay on the others, and compared with plain
     decoding, the best chain and published trees.
     """
+    printing.hold_warnings()
     output_files.check_output(output)
     output_files.check_output(table_file, "--table")
     trace = load_trace(trace_file, ranks_only=not policies)

@@ -115,6 +115,7 @@ def simulate(
     --requests-file, requests come to a server of --batch rows, which changes between a plan's trees as its load
     changes; with --capacity, the highest rate that keeps the limits is found. Servers need simpy.
     """
+    printing.hold_warnings()
     output_files.check_output(output)
     output_files.check_output(table_file, "--table")
     record = simulate_requests.simulate(

@@ -120,6 +120,7 @@ def validate(
 
     With --engine the chains of the plan run in an inference engine; --blocks is the number of rounds.
     """
+    printing.hold_warnings()
     replay = _replayed(acceptance)
     written = plan_file is not None or trace_file is not None
     beside = output.with_suffix(".predictions.json") if output and written else None

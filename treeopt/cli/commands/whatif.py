@@ -149,6 +149,7 @@ def whatif(
     another device, scaled to each. Acceptance is the trace's everywhere. With --price per hour, in any currency, also
     the price of a million tokens, and the cheapest configuration.
     """
+    printing.hold_warnings()
     output_files.check_output(output)
     output_files.check_output(table_file, "--table")
     for folder, option in ((plans, "--plans"), (tables, "--profiles")):

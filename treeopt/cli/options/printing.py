@@ -12,6 +12,7 @@ import click
 if TYPE_CHECKING:
     from treeopt.tables.blocks import Blocks
 
+HELD = "treeopt.held_warnings"  # key in a context's meta
 PATIENCE_S = 2.0  # work that is done sooner shows no bar
 
 
@@ -32,16 +33,42 @@ def is_main_process() -> bool:
     return parallel is None or bool(parallel.is_main_rank())
 
 
+def hold_warnings() -> None:
+    """Print warnings after the result of the running command, not before it; before its error if it fails."""
+    context, held = click.get_current_context(), list[str]()
+    context.meta[HELD] = held
+    context.call_on_close(lambda: _release(context, held))
+
+
 def warn(sentences: Iterable[str]) -> None:
-    """Print warnings on stderr, sentences without a full stop."""
-    for sentence in sentences:
-        click.echo(f"Warning: {sentence}.", err=True)
+    """Print warnings on stderr, sentences without a full stop, from one process; or hold them."""
+    context = click.get_current_context(silent=True)
+    held: list[str] | None = None if context is None else context.meta.get(HELD)
+    for sentence in sentences if is_main_process() else ():
+        if held is None:
+            _on_stderr(f"Warning: {sentence.removesuffix('.')}.")
+        else:
+            held.append(sentence)
+
+
+def _release(context: click.Context, held: list[str]) -> None:
+    context.meta[HELD] = None
+    warn(dict.fromkeys(held))
 
 
 def say(line: str) -> None:
     """Print a note on stderr, from one process, unless --quiet forbids it."""
     if is_main_process() and not is_set("quiet"):
-        click.echo(line, err=True)
+        _on_stderr(line)
+
+
+def _on_stderr(text: str) -> None:
+    """Print a text in lines that fit the terminal; a file or pipe gets one line."""
+    from treeopt.tables.terminal_text import PROSE, width_of, wrapped
+
+    width = width_of(sys.stderr)
+    lines = [text] if width is None else wrapped(text, min(width, PROSE))
+    click.echo("\n".join(lines), err=True)
 
 
 def show(blocks: "Blocks") -> None:
