@@ -143,6 +143,7 @@ def method_advice(engine: str | None, *, kind: Any = None) -> str:
         return ""
     others = engines_for(kind)
     able = f" ({', '.join(others)} {'does' if len(others) == 1 else 'do'})" if others else ""
-    unfit = "" if kind is None else f", which runs no {kind} drafter{able}"
+    named = {"ngram": "n-gram-count"}.get(kind, kind)  # engines call prompt lookup ngram
+    unfit = "" if kind is None else f", which runs no {named} drafter{able}"
     choice = "" if engine in OPTIONAL else f"; METHOD is one of {', '.join(METHODS[engine])}"
     return f"{unfit}{choice}"

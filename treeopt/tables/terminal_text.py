@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.storage.model_names import drafter_name, target_name
 from treeopt.storage.provenance import look
 
 ANY_WIDTH = 240  # columns, where nothing limits them
@@ -148,13 +149,15 @@ def describe_models(meta: Any) -> str:
         drafter = "a language model as drafter"  # its `heads` are the levels that it drafts
     else:
         drafter = f"{shown(kind)} as drafter" if heads is None else f"{heads} {shown(kind)} heads"
+    if (name := drafter_name(meta)) is not None:
+        drafter = f"{name} ({drafter.removesuffix(' as drafter')}) as drafter"
     source, engine = look(meta, "imported"), look(meta, "imported", "engine")
     if source is not None and look(meta, "target") is None:
         file_format = f"{shown(look(source, 'format'))}{'' if engine is None else f' of {engine}'}"
         return f"imported: {file_format}, {shown(look(source, 'file'))}{'' if kind is None else f', {drafter}'}"
     if look(meta, "engine") is not None:
         return _describe_engine(meta)
-    target = [shown(look(meta, "target", key)) for key in ("name", "dtype")]
+    target = [shown(target_name(meta)), shown(look(meta, "target", "dtype"))]
     target += [str(bits) for bits in (look(meta, "target", "quantization"),) if bits is not None]
     return f"target {' '.join(target)}, {drafter}"
 
@@ -168,7 +171,7 @@ def _describe_engine(meta: Any) -> str:
     drafter = look(meta, "engine_drafter", "name") or look(meta, "engine", "method")
     words = [shown(look(meta, "engine", "name")), look(meta, "engine", "version")]
     version = " ".join(str(word) for word in words if word is not None)
-    return f"target {shown(look(meta, 'target', 'name'))}, drafter {drafter or 'not recorded'}, {version}"
+    return f"target {shown(target_name(meta))}, drafter {drafter or 'not recorded'}, {version}"
 
 
 def describe_rule(meta: Any) -> str:
