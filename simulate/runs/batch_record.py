@@ -10,7 +10,7 @@ from simulate.runs.plan_switching import static_entry
 from simulate.runs.prompt_costs import Prompts
 from simulate.runs.timeline import Timeline, speedup
 from treeopt.cost_model import StepShape
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, counted
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_for_trees
@@ -75,8 +75,8 @@ def simulated_run(
         error = profile.error(StepShape.of(tree, batch=batch))
         gain = asdict(speedup(timelines[name], plain, relative_error=error))
     requests = (
-        f"{trace.requests} requests, {trace.anchors} tokens. A request's time to first token counts from when its row "
-        "is free. 95 % intervals by request; speedups with the step times' error."
+        f"{counted(trace.requests, 'request')}, {counted(trace.anchors, 'token')}. A request's time to first "
+        "token counts from when its row is free. 95 % intervals by request; speedups with the step times' error."
     )
     return {
         "schema": "treeopt.run/1",

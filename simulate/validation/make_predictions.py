@@ -12,7 +12,7 @@ from simulate.validation.predictions import Predictions, closed_forms
 from treeopt.comparison.trees_of_size import sized_trees
 from treeopt.constraints import Constraint
 from treeopt.cost_model import StepShape, far
-from treeopt.errors import CostError
+from treeopt.errors import CostError, counted
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.plans.plan import Plan
@@ -126,7 +126,8 @@ def _whole_runs(plan: Plan, judged: Trace, profile: Profile, runs: Runs) -> tupl
         shortest = profile.prefill.reach[0]
         short = sum(tokens < shortest for tokens in runs.prompts)
         if 0 < short <= FEW * len(runs.prompts):
-            notes = (f"whole runs: {short} prompts are priced as the shortest profiled length, {shortest} tokens",)
+            length = f"the shortest profiled length, {counted(shortest, 'token')}"
+            notes = (f"whole runs: {counted(short, 'prompt')} {'is' if short == 1 else 'are'} priced as {length}",)
             runs = replace(runs, prompts=tuple(max(tokens, shortest) for tokens in runs.prompts))
         try:
             return whole_runs(plan, judged, profile, runs), notes

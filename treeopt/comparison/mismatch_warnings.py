@@ -105,5 +105,6 @@ def choosing(meta: Any) -> tuple[Any, ...]:
 
 
 def _models(meta: Any) -> str:
-    drafter = drafter_name(meta) or look(meta, "drafter", "kind") or "?"
+    name, drafter = drafter_name(meta), look(meta, "drafter", "kind") or "?"
+    drafter = drafter if name is None else f"{name} ({drafter})"
     return f"{target_name(meta) or '?'} ({look(meta, 'target', 'dtype') or '?'}) with {drafter}"

@@ -228,13 +228,17 @@ def _preferred(
     if max_tpot_s is not None:
         within = {batch: rate for batch, rate in rates.items() if 1 / rate <= max_tpot_s * (1 + 1e-12)}
         too_slow = [
-            f"batch {batch}: the fastest configuration takes {1e3 / rate:.3f} ms per token on the fitted requests, "
-            f"above the limit of {max_tpot_s * 1e3:g} ms"
+            f"batch {batch}: the fastest configuration takes {1e3 / rate:.3f} ms per token on the requests that "
+            f"trees are chosen on, above the limit of {max_tpot_s * 1e3:g} ms"
             for batch, rate in rates.items()
             if batch not in within
         ]
         if not within:
-            raise InfeasibleError("max-tpot: " + "; ".join(too_slow))
+            fastest = ", ".join(f"{1e3 / rate:.3f} ms at batch {batch}" for batch, rate in rates.items())
+            raise InfeasibleError(
+                f"no batch size takes at most {max_tpot_s * 1e3:g} ms per token: the fastest configuration takes "
+                f"{fastest}, on the requests that trees are chosen on; raise the limit, or give smaller batch sizes"
+            )
     if len(entries) == 1:
         return None, tuple(too_slow)
     throughput = judge.objective is THROUGHPUT

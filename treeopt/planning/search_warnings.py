@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.cost_model import CostModel, Measured, covered, far
-from treeopt.errors import CostError, TraceError
+from treeopt.errors import CostError, TraceError, counted
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import MIN_REQUESTS, check_requests
 from treeopt.planning.search_settings import SearchSettings
@@ -155,13 +155,13 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
     check_requests(trace)
     if trace.anchors < nodes:
         raise TraceError(
-            f"a tree of {nodes} nodes needs at least {nodes} anchors, one per node; the trace has {trace.anchors}: "
-            "give a smaller --max-nodes, or record more requests"
+            f"a tree of {counted(nodes, 'node')} needs at least {counted(nodes, 'anchor')}, one per node; the trace "
+            f"has {trace.anchors}: give a smaller --max-nodes, or record more requests"
         )
     warnings = []
     if trace.anchors < ANCHORS_PER_NODE * nodes:
         warnings.append(
-            f"{trace.anchors} anchors are few for {nodes} nodes: below {ANCHORS_PER_NODE} per node "
+            f"{trace.anchors:,} anchors are few for {counted(nodes, 'node')}: below {ANCHORS_PER_NODE} per node "
             f"({ANCHORS_PER_NODE * nodes}), trees fit chance; "
             f"{'shrink counts, or ' if trace.tree_kept is None else ''}record more"
         )
@@ -182,8 +182,8 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
     repeated = look(trace.meta, "repeated_prompts")
     if type(repeated) is int and repeated > 0:
         warnings.append(
-            f"{repeated} prompts of the recording repeat others, so requests are not independent and intervals are too "
-            "narrow; record each prompt once"
+            f"{counted(repeated, 'prompt')} of the recording {'repeats' if repeated == 1 else 'repeat'} others, so "
+            "requests are not independent and intervals are too narrow; record each prompt once"
         )
     return tuple(warnings)
 

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from treeopt.errors import counted
 from treeopt.planning.evaluator import PLAIN
 from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
 from treeopt.tables.plan_answers import export_command
@@ -124,7 +125,7 @@ def _trees(record: Mapping[str, Any]) -> list[str]:
         shapes = [PLAIN if not tree else paths_words(tree) for tree in configuration["trees"]]
         if len(shapes) > 1:
             changes = [
-                f"{up} requests or more, back at {down}"
+                f"{counted(up, 'request')} or more, back at {down}"
                 for up, down in zip(configuration["up"], configuration["down"], strict=True)
             ]
             trees = "; ".join(f"{shape} from {change}" for shape, change in zip(shapes[1:], changes, strict=True))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from treeopt.errors import counted
 from treeopt.storage.provenance import look, rule_in
 from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
 from treeopt.tables.plan_answers import export_command
@@ -111,7 +112,7 @@ def _coverage(record: Mapping[str, Any]) -> str:
     covered = coverage["covered"]
     return (
         f"Predicted {coverage['nominal']:.0%} intervals contain the measured value in {covered['cells']} of "
-        f"{coverage['cells']} cells, {covered['value']:.0%} [{covered['low']:.0%}, {covered['high']:.0%}]."
+        f"{counted(coverage['cells'], 'cell')}, {covered['value']:.0%} [{covered['low']:.0%}, {covered['high']:.0%}]."
     )
 
 

@@ -485,7 +485,8 @@ def test_most_tokens_are_made_at_the_largest_batch_that_keeps_the_ceiling():
     assert held.entries == free.entries
     assert [each for each in held.warnings if each.startswith("batch 16: the fastest configuration takes ")]
     with pytest.raises(
-        InfeasibleError, match=r"max-tpot: batch 1: the fastest configuration takes .* above the limit of 1 ms"
+        InfeasibleError,
+        match=r"no batch size takes at most 1 ms per token: the fastest configuration takes .* ms at batch 1",
     ):
         search(MIXED, cost, batch=1, max_nodes=15, max_tpot_s=1e-3)
 
@@ -973,7 +974,7 @@ def test_baselines_are_compared_or_skipped_with_a_reason(depth, width, skipped):
         ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
         ({"solver_work": -1.0}, "solver-work must be 0 or more, got -1.0"),
         ({"shapes": 0}, "shapes must be at least 1, got 0"),
-        ({"max_tpot_s": 0.0}, "max-tpot must be positive, got 0.0 s"),
+        ({"max_tpot_s": 0.0}, "the limit of seconds per token must be above 0, got 0.0"),
         ({"near": 1.0}, r"near must lie in \[0, 1\), got 1.0"),
         ({"method": "magic"}, "method must be renewal, best-first or hydra, got magic"),
     ],

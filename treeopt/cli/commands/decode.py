@@ -18,7 +18,7 @@ from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.cli.options.what_to_draft import Trees, trees
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
-from treeopt.errors import ExecutorError, UsageError
+from treeopt.errors import ExecutorError, UsageError, counted
 from treeopt.policies.policy_json import identity as policy_identity
 from treeopt.tree import Tree
 
@@ -206,7 +206,8 @@ def _live(requests: int, *, hidden: bool) -> "Iterator[Callable[[Gathered], None
 def _summary(gathered: "Gathered", decoder: "Decoder", *, graphs: bool) -> str:
     means = f": {_figures(gathered)} (means; prefill counted in tokens/s)" if gathered.steps else ""
     held = f"; graphs hold {decoder.graph_bytes / 2**20:.1f} MiB" if graphs else ""
-    counts = f"{gathered.ended} requests, {gathered.committed} tokens in {gathered.steps} steps"
+    tokens, steps = counted(gathered.committed, "token"), counted(gathered.steps, "step")
+    counts = f"{counted(gathered.ended, 'request')}, {tokens} in {steps}"
     return f"{counts} at batch {decoder.batch}{means}{held}"
 
 

@@ -7,10 +7,10 @@ import click
 from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.value_types import LARGEST, count
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, counted
 
 EXAMPLES = examples(
-    "printf 'batch,drafted,step_ms\\n1,0,10\\n1,1,12\\n1,3,14\\n' > steps.csv",
+    "printf 'batch,drafted,step_ms\\n1,0,10\\n1,1,12\\n' > steps.csv",
     "treeopt times steps.csv --device 'H100 SXM, vLLM 0.33.0' --context 512-2048 --output engine.json",
     "treeopt times steps.csv --device 'my machine' --context 64-64 --output mine.json",
 )
@@ -43,7 +43,10 @@ def times(table: Path, device: str, context: str | None, output: Path, *, force:
     profile = read_times(table, device=device, context=_range(context))
     save_profile(profile, output)
     if trees := profile.meta["imported"]["trees_left_out"]:
-        click.echo(f"{trees} lines with trees were left out: such a profile covers chains", err=True)
+        click.echo(
+            f"left out: {counted(trees, 'line')} with trees; such a profile covers chains",
+            err=True,
+        )
     sizes = ", ".join(dict.fromkeys(str(times.batch) for times in profile.batches))
     click.echo(
         f"profile of chains at batch {sizes} written to {output}; the ratio of a step to a plain step is assumed to be "

@@ -18,7 +18,7 @@ from treeopt.cli.options.value_types import Whole
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.cli.options.what_to_draft import Dynamic, Static
 from treeopt.defaults import DRAWS, ENGINE_LENGTH, RECORD_BATCH, WIDTH
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, counted
 from treeopt.traces.trace import Trace, save_trace
 
 SECTIONS = {
@@ -162,4 +162,4 @@ def _write(trace: Trace, output: Path, run: EngineCollection) -> None:
     assert run.work is not None
     for work in (run.work, run.work.with_name(f"{run.work.name}.anchors")):
         work.unlink(missing_ok=True)
-    printing.say(f"{trace.anchors} anchors of {trace.requests} requests written to {output}")
+    printing.say(f"{counted(trace.anchors, 'anchor')} of {counted(trace.requests, 'request')} written to {output}")

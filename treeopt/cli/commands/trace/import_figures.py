@@ -10,6 +10,7 @@ from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.input_sources import TextSource, named, stored
 from treeopt.cli.options.value_types import Tokens, Whole
 from treeopt.defaults import IMPORTED_DEPTH, IMPORTED_LENGTH, IMPORTED_REQUESTS
+from treeopt.errors import counted
 from treeopt.traces.importers.chain_counts import NONE_ACCEPTED
 from treeopt.traces.importers.readers.formats import FORMATS, Source, check_settings, import_trace
 from treeopt.traces.importers.readers.positional_table import COLUMNS
@@ -95,7 +96,9 @@ def import_command(source: Path, kind: str, output: Path, seed: int, *, force: b
     save_trace(trace, output)
     for sentence in trace.meta["assumed"]:
         click.echo(f"{'Warning' if sentence.startswith(NONE_ACCEPTED) else 'Assumed'}: {sentence}", err=True)
-    click.echo(f"{trace.anchors} anchors of {trace.requests} requests written to {output}", err=True)
+    click.echo(
+        f"{counted(trace.anchors, 'anchor')} of {counted(trace.requests, 'request')} written to {output}", err=True
+    )
 
 
 def _saved(path: Path) -> Any:

@@ -7,7 +7,7 @@ import click
 from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.value_types import Real
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, counted
 from treeopt.traces.merge_split import halves
 from treeopt.traces.trace import load_trace, save_trace
 
@@ -39,4 +39,6 @@ def split(trace_file: Path, output: Path, rest: Path, share: float, seed: int, *
         raise UsageError("--output and --rest must be two files")
     for part, path in zip(halves(load_trace(trace_file), share=share, seed=seed), paths, strict=True):
         save_trace(part, path)
-        click.echo(f"{part.anchors} anchors of {part.requests} requests written to {path}", err=True)
+        click.echo(
+            f"{counted(part.anchors, 'anchor')} of {counted(part.requests, 'request')} written to {path}", err=True
+        )
