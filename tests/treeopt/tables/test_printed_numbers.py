@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.command_line import done, refused, run
+from tests.helpers import command_line
+from tests.helpers.command_line import done, refused
 from tests.helpers.printed_results import RESULTS, printed, record, words
 from treeopt.errors import counted
 from treeopt.tables.terminal_text import device_words
@@ -158,6 +159,6 @@ def test_one_thing_has_no_plural_and_thousands_have_commas():
     ],
 )
 def test_errors_about_the_time_per_token_say_what_is_wrong(limit, message):
-    text = refused(run(*words("search"), "--max-tpot-ms", limit), message, code=None)
+    text = refused(command_line.run(*words("search"), "--max-tpot-ms", limit), message, code=None)
     assert "max-tpot:" not in text
     assert "fitted requests" not in text
