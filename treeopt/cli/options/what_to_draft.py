@@ -145,6 +145,9 @@ class Trees:
         if self.plan_file is None:
             return (given[0] if given else EMPTY), self.batch or 1, None
         plan = load_plan(self.plan_file)
+        if self.batch is None and len(plan.entries) > 1:
+            sizes = ", ".join(str(entry.batch) for entry in plan.entries)
+            raise UsageError(f"{self.plan_file}: is for batch {sizes}: choose one with --batch")
         entry = plan.entry(self.batch)
         return _shape(entry.choice), entry.batch, plan
 
