@@ -196,6 +196,15 @@ class Measured(Protocol):
     def unmeasured(self, batches: Sequence[int]) -> Sequence[int]:
         """Return those of these batch sizes that were not measured, and are priced between two that were."""
 
+    def outside(self, batches: Sequence[int]) -> Sequence[int]:
+        """Return those of these batch sizes that lie outside the measured ones, and have no price."""
+
+    def way_to(self, batches: Sequence[int]) -> tuple[str, str]:
+        """Return that these batch sizes lie outside and how to price them, in words, and the command that does it.
+
+        The words have no full stop; the command is empty where it takes more than one.
+        """
+
     def caveats(self, *, context: int | None = None, trace: Any = None, batches: Sequence[int] = ()) -> Sequence[str]:
         """Return what it does not know about steps at this context, one sentence each, for a plan's warnings.
 

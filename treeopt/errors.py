@@ -52,3 +52,12 @@ class EngineError(TreeoptError):
 
 class ExecutorError(TreeoptError):
     """A model, checkpoint or request that the executor cannot run."""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things for a message, with commas between thousands.
+
+    >>> counted(1, "request"), counted(2, "request"), counted(32000, "token")
+    ('1 request', '2 requests', '32,000 tokens')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

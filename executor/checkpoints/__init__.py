@@ -86,18 +86,25 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
         )
     kind = kind_of(stored)
     if kind == "ngram":
-        return read_ngram(stored, target).to(target.device).eval()
+        return _with_name(read_ngram(stored, target).to(target.device).eval(), path)
     refuse_unsupported(stored, kind)
     if kind is None:
         model = load_target(path, dtype=dtype_name(target.dtype), device=str(target.device), packed=packed)
-        return LanguageModel(model)
+        return _with_name(LanguageModel(model), path)
     drafter = READERS[kind](stored, target).to(target.device, target.dtype)
     check_finite(stored.path, drafter)  # in the target's type too
     drafter.eval().requires_grad_(False)
     drafter.assumptions = tuple(stored.assumptions)  # type: ignore[assignment]
     if packed:
         pack_where_it_fits(drafter)
-    return drafter  # type: ignore[return-value]
+    return _with_name(drafter, path)  # type: ignore[arg-type]
+
+
+def _with_name(drafter: Drafter, path: Path | str) -> Drafter:
+    """Give a drafter the name of its folder, for the files that it is recorded in."""
+    place = Path(path).resolve()
+    drafter.name = (place.parent if place.is_file() else place).name  # type: ignore[attr-defined]
+    return drafter
 
 
 def assumptions_of(drafter: object) -> tuple[str, ...]:

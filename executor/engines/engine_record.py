@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.engines.engine import Draft, Engine, EngineRequest, EngineStep
-from treeopt.errors import EngineError, UsageError
+from treeopt.errors import EngineError, UsageError, counted
 from treeopt.storage.json_lines import appended, read_lines
 from treeopt.storage.json_records import RecordError, get, of_kind
 
@@ -118,7 +118,7 @@ def record_run(
     except EngineError as error:
         raise EngineError(f"{error}{_kept(work, len(done), len(requests))}") from error
     if len(done) < len(requests):
-        raise EngineError(f"{len(requests) - len(done)} of {len(requests)} requests did not end")
+        raise EngineError(f"{len(requests) - len(done)} of {counted(len(requests), 'request')} did not end")
     return [done[number] for number in range(len(requests))]
 
 
@@ -150,4 +150,6 @@ def _read(work: Path, head: dict[str, Any], *, resume: bool) -> dict[int, Reques
 def _kept(work: Path | None, done: int, requests: int) -> str:
     if work is None or not done:
         return ""
-    return f"; {done} of {requests} requests are kept in {work}: the same command with --resume takes up there"
+    return (
+        f"; {done} of {counted(requests, 'request')} are kept in {work}: the same command with --resume takes up there"
+    )

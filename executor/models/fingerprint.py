@@ -38,7 +38,8 @@ def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     if drafter is not None:
         heads = {"heads": drafter.max_depth} if drafter.kind == "medusa" else {}
         hashes = {"weights": weights_hash(drafter), "settings": settings_hash(drafter.settings)}
-        record["drafter"] = {"kind": drafter.kind, **heads, **hashes}
+        name = getattr(drafter, "name", None)  # of its folder, see `load_drafter`
+        record["drafter"] = {"kind": drafter.kind, **({} if name is None else {"name": name}), **heads, **hashes}
     return record
 
 

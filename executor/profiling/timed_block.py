@@ -10,7 +10,7 @@ import numpy as np
 
 from executor.decoding.decoder import Decoder, NewTokens
 from executor.decoding.step_results import Step
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, counted
 from treeopt.storage.json_records import RecordError, get, of_kind
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -97,7 +97,9 @@ def run_block(
             break
     if not timed:
         longest = new_tokens if isinstance(new_tokens, int) else max(new_tokens)
-        raise UsageError(f"{len(prompts)} prompts and new-tokens {longest} make fewer than 2 steps of a full batch")
+        raise UsageError(
+            f"{counted(len(prompts), 'prompt')} and new-tokens {longest} make fewer than 2 steps of a full batch"
+        )
     return timed
 
 

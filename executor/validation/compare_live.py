@@ -19,7 +19,7 @@ from simulate.validation.end_to_end import Runs
 from simulate.validation.predicted_vs_measured import Comparison, Figures
 from simulate.validation.predictions import ClosedForms, judged_on, ways_of
 from treeopt.defaults import BLOCKS, NEW_TOKENS
-from treeopt.errors import ExecutorError, UsageError
+from treeopt.errors import ExecutorError, UsageError, counted
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.policies import Policy
 from treeopt.statistics.clustered_estimate import Estimate, ratio
@@ -59,7 +59,9 @@ class Requests:
             UsageError: their numbers differ.
         """
         if self.replayed is not None and self.replayed.requests != len(self.prompts):
-            raise UsageError(f"{len(self.prompts)} prompts cannot replay a trace of {self.replayed.requests} requests")
+            raise UsageError(
+                f"{len(self.prompts)} prompts cannot replay a trace of {counted(self.replayed.requests, 'request')}"
+            )
 
     @property
     def limits(self) -> list[int]:

@@ -7,7 +7,7 @@ from executor.device.upload import uploaded
 from executor.verification.acceptance_rules import Greedy, Rule
 from executor.verification.longest_accepted_path import Accepted
 from executor.verification.tree_tensors import Draft
-from treeopt.errors import ExecutorError
+from treeopt.errors import ExecutorError, counted
 from treeopt.replay.static_tree import deepest
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -72,7 +72,9 @@ class Imposed:
             ExecutorError: the trace has fewer requests.
         """
         if max(requests) >= len(self._starts):
-            raise ExecutorError(f"request {max(requests)} is not in the trace, which has {len(self._starts)} requests")
+            raise ExecutorError(
+                f"request {max(requests)} is not in the trace, which has {counted(len(self._starts), 'request')}"
+            )
         self.anchor[rows] = uploaded(self._starts[requests].tolist(), rows.device)
 
     def accept(self, logits: Tensor, draft: Draft) -> Accepted:

@@ -23,7 +23,7 @@ from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.profiles.basis import Basis
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile_records import BasisRecord, BatchRecord, PrefillRecord, ProfileRecord
-from simulate.profiles.refuse_unmeasured import batch_shares
+from simulate.profiles.refuse_unmeasured import batch_shares, outside_of, outside_text, way_to_measure
 from simulate.profiles.step_tables import BatchTimes as BatchTimes
 from simulate.profiles.step_tables import Growing, Points, interpolated
 from treeopt.cost_model import CostParts, StepShape, far
@@ -124,8 +124,17 @@ class Profile(ValueMethods):
 
     def unmeasured(self, batches: Sequence[int]) -> list[int]:
         """See `Measured`."""
-        measured = {times.batch for times in self.batches}
-        return [batch for batch in batches if batch not in measured]
+        measured, outside = {times.batch for times in self.batches}, self.outside(batches)
+        return [batch for batch in batches if batch not in measured and batch not in outside]
+
+    def outside(self, batches: Sequence[int]) -> list[int]:
+        """See `Measured`."""
+        return outside_of(batches, self._sizes)
+
+    def way_to(self, batches: Sequence[int]) -> tuple[str, str]:
+        """See `Measured`."""
+        way, command = way_to_measure(self.meta, [*self._sizes, *batches])
+        return f"{outside_text(batches, self._sizes)}; {way}", command
 
     def caveats(self, *, context: int | None = None, trace: Any = None, batches: Sequence[int] = ()) -> list[str]:
         """See `Measured`."""
@@ -253,10 +262,14 @@ class Profile(ValueMethods):
         """
         low, high = self.context
         if context is not None and not low <= context <= high:
+            _, command = way_to_measure(self.meta, [context], option="--context")
             raise CostError(
                 f"context {context} lies outside what the profile measured, {low} to {high} tokens: give a --context "
-                f"within, or profile at that context (`treeopt profile --context {context}`)"
+                f"within, or profile at that context{command and f' (`{command}`)'}"
             )
+        if self.outside([batch]):
+            way, command = self.way_to([batch])
+            raise CostError(f"{way}{command and f' (`{command}`)'}")
         return [
             (outer * share, times)
             for outer, size in batch_shares(batch, self._sizes)

@@ -10,13 +10,13 @@ from simulate.runs.plan_switching import static_entry
 from simulate.runs.prompt_costs import Prompts
 from simulate.runs.timeline import Timeline, speedup
 from treeopt.cost_model import StepShape
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, counted
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_for_trees
 from treeopt.storage.provenance import look
 from treeopt.tables.simulate_tables import LATENCIES, PERCENTS
-from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule
+from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule, paths_words
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -29,7 +29,7 @@ def simulated_run(
     tree: Tree | None,
     prompts: Prompts,
     *,
-    name: str = "tree",
+    name: str = "static tree",
     batch: int,
     drain: bool = False,
     lock_step: bool = False,
@@ -75,8 +75,8 @@ def simulated_run(
         error = profile.error(StepShape.of(tree, batch=batch))
         gain = asdict(speedup(timelines[name], plain, relative_error=error))
     requests = (
-        f"{trace.requests} requests, {trace.anchors} tokens. A request's time to first token counts from when its row "
-        "is free. 95 % intervals by request; speedups with the step times' error."
+        f"{counted(trace.requests, 'request')}, {counted(trace.anchors, 'token')}. A request's time to first "
+        "token counts from when its row is free. 95 % intervals by request; speedups with the step times' error."
     )
     return {
         "schema": "treeopt.run/1",
@@ -101,7 +101,7 @@ def configuration_of(
     if plan is None:
         if batch is None:
             raise UsageError("give --batch, or a --plan for one batch size")
-        return "tree", tree, batch, None
+        return PLAIN if tree is None else paths_words(tree.paths), tree, batch, None
     entry, note = static_entry(plan.entry(batch))
     return entry.choice.name, entry.choice.tree, entry.batch, note
 

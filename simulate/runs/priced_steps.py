@@ -78,8 +78,9 @@ def step_seconds(occupancy: Ints, context: Ints | None, seconds: Seconds, *, pad
         try:
             prices[i] = seconds(size, None if context is None else length)
         except CostError as error:
+            if size not in missing:
+                why = str(error)  # of the largest size: once it is measured, those below it are interpolated
             missing[size] = None
-            why = why or str(error)
     if missing:
         sizes = ", ".join(map(str, missing))
         others = set(kinds[0].tolist()) - set(missing)

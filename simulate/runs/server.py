@@ -17,7 +17,7 @@ from simulate.runs.request_prefill import Together, divide_prefill, per_request
 from simulate.runs.server_arrivals import Workload
 from simulate.runs.timeline import Emissions, Floats, Ints, Timeline
 from treeopt.cost_model import CostModel
-from treeopt.errors import CostError, UsageError
+from treeopt.errors import CostError, UsageError, counted
 from treeopt.replay.static_tree import accepted_lengths
 from treeopt.replay.walk import drafted_counts, walked
 from treeopt.traces.trace import Trace
@@ -220,7 +220,7 @@ class _Server:
         try:
             return self.seconds[index](len(running), context)
         except CostError as error:
-            load = f"{len(running)} requests came to decode together"
+            load = f"{counted(len(running), 'request')} came to decode together"
             if context is not None:
                 longest = self.work.source(int(running[self._contexts(running, anchor).argmax()]))
                 load += f" (the longest is that of {longest})" if longest else ""

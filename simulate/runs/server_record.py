@@ -23,6 +23,7 @@ from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_for_trees
 from treeopt.statistics.clustered_estimate import paired_ratio
+from treeopt.tables.terminal_text import paths_words
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -105,7 +106,7 @@ def server_configurations(plan: Plan | None, tree: Tree | None, load: Load) -> t
     if load.hysteresis is not None or load.switch_s is not None:
         raise UsageError("--hysteresis and --switch-s are for a --plan of several trees")
     if tree is not None and tree.nodes:
-        return {"tree": Switching((tree,))} | plain, []
+        return {paths_words(tree.paths): Switching((tree,))} | plain, []
     return plain, []
 
 

@@ -7,10 +7,12 @@ from typing import Any
 from simulate.validation.predicted_vs_measured import SCHEMA, Figures
 from simulate.validation.predictions import judged_on
 from treeopt.comparison.mismatch_warnings import choosing, differing_models, identified
+from treeopt.errors import counted
 from treeopt.plans.plan import Plan, PlanEntry
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import GREEDY, look
+from treeopt.tables.terminal_text import device_words
 
 
 def live_checks(plan: Plan, records: Sequence[Mapping[str, Any]] = ()) -> dict[int, str]:
@@ -67,7 +69,8 @@ def _sentence(speedup: dict[str, float], predicted: tuple[float, float], meta: A
     )
     return (
         f"Checked: the live loop measured {speedup['value']:.2f} [{speedup['low']:.2f}, {speedup['high']:.2f}] for "
-        f"this tree{outside}, on {meta['device']} ({meta['provenance']['processor']}), {meta['prompts']} prompts."
+        f"this tree{outside}, on {device_words(meta)} ({meta['provenance']['processor']}), "
+        f"{counted(meta['prompts'], 'prompt')}."
     )
 
 

@@ -12,7 +12,7 @@ from simulate.validation.predictions import Predictions, closed_forms
 from treeopt.comparison.trees_of_size import sized_trees
 from treeopt.constraints import Constraint
 from treeopt.cost_model import StepShape, far
-from treeopt.errors import CostError
+from treeopt.errors import CostError, counted
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.plans.plan import Plan
@@ -93,14 +93,18 @@ def _searched(material: Material, context: int, rules: Sequence[Constraint], see
     """Return the plan of the trace, compared with trees of given sizes, and the requests that it is judged on."""
     assert material.trace is not None
     assert material.profile is not None
-    profile, batches = material.profile, material.batches
+    profile = material.profile
+    outside = profile.outside(material.batches)
+    batches = tuple(batch for batch in material.batches if batch not in outside)
     fit, judged = hold_out(material.trace, seed=seed)
 
     def covered(tree: Tree) -> bool:
         return all(_covers(profile, StepShape.of(tree, batch=batch, context=context)) for batch in batches)
 
     trees = sized_trees(material.sizes, fit, covered=covered)
-    plan = search(material.trace, profile, batch=batches, rules=rules, compare=trees, context=context, seed=seed)
+    plan = search(
+        material.trace, profile, batch=material.batches, rules=rules, compare=trees, context=context, seed=seed
+    )
     return plan, judged
 
 
@@ -122,7 +126,8 @@ def _whole_runs(plan: Plan, judged: Trace, profile: Profile, runs: Runs) -> tupl
         shortest = profile.prefill.reach[0]
         short = sum(tokens < shortest for tokens in runs.prompts)
         if 0 < short <= FEW * len(runs.prompts):
-            notes = (f"whole runs: {short} prompts are priced as the shortest profiled length, {shortest} tokens",)
+            length = f"the shortest profiled length, {counted(shortest, 'token')}"
+            notes = (f"whole runs: {counted(short, 'prompt')} {'is' if short == 1 else 'are'} priced as {length}",)
             runs = replace(runs, prompts=tuple(max(tokens, shortest) for tokens in runs.prompts))
         try:
             return whole_runs(plan, judged, profile, runs), notes

@@ -14,7 +14,7 @@ from simulate.profiles.profile import Profile, load_profile
 from simulate.validation.predictions import Predictions, load_predictions
 from treeopt.comparison.trees_of_size import USUAL, Size
 from treeopt.defaults import VALIDATED_BATCHES
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, counted
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import load_plan
 from treeopt.storage.atomic_files import checksum
@@ -154,7 +154,7 @@ def _replayed(sources: Sources, skip: int, requests: int | None) -> Trace | None
         raise UsageError(f"{path}: rule {rule} draws its candidates, so ranks do not say what steps accept")
     if skip + (requests or 1) > trace.requests:
         raise UsageError(
-            f"{path}: {requests or 1} requests wanted after skipping {skip}, the trace has {trace.requests}"
+            f"{path}: {counted(requests or 1, 'request')} wanted after skipping {skip}, the trace has {trace.requests}"
         )
     if requests is None and sources.replays_own_trace:
         raise UsageError(

@@ -10,7 +10,7 @@ import numpy as np
 from treeopt.api.messages import warn
 from treeopt.api.run_models import Models
 from treeopt.defaults import RANDOM_REQUESTS
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,7 +67,7 @@ class Prompts:
         warn(report.remarks)
         if not prompts or (self.requests is not None and len(prompts) < self.requests):
             raise UsageError(
-                f"{self.prompts_file}: {self.requests or 1} prompts wanted after skipping {self.skip}, "
+                f"{self.prompts_file}: {counted(self.requests or 1, 'prompt')} wanted after skipping {self.skip}, "
                 f"{len(prompts)} are left: give a smaller --requests or --skip"
             )
         return [self._as_turn(prompt) for prompt in prompts[: self.requests]]

@@ -56,7 +56,7 @@ def search(
     Args:
         trace: what the drafter got right: a trace, its .npz file or its folder of shards.
         profile: step times: a cost model or a file; None finds the profile of the trace's target and drafter.
-        batch: batch sizes.
+        batch: batch sizes; those outside measured step times are left out of the plan, with a warning, unless all are.
         max_nodes: largest tree tried; default 63, or the largest that the step times cover at all batch sizes.
         max_depth: deepest tree tried; default the trace's depth, or what the step times cover.
         method: how trees are proposed: `renewal`, `best-first` or `hydra`.
@@ -130,6 +130,7 @@ def search(
             context=context,
             solver_work=solver_work,
             seed=seed,
+            engine=engine,
             advance=advance,
         )
     if target_interval is None:

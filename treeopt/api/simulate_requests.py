@@ -88,9 +88,9 @@ def simulate(
         >>> import treeopt
         >>> record = treeopt.simulate("data/traces/medusa-t0.npz", tree=treeopt.Tree.chain(1), batch=4)
         >>> [(way["name"], round(way["tau"], 2), round(way["tokens_s"]["value"])) for way in record["ways"]]
-        [('tree', 1.31, 770), ('no speculation', 1.0, 756)]
+        [('chain of 1', 1.31, 770), ('no speculation', 1.0, 756)]
         >>> record.frame()["name"].tolist()
-        ['tree', 'no speculation']
+        ['chain of 1', 'no speculation']
     """
     from simulate.runs.prompt_costs import FREE, PromptSettings
     from simulate.runs.server_load import Load

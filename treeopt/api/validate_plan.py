@@ -208,7 +208,7 @@ class _Run:
         warn(plan_rule_warnings(plan, rule_meta(self.rule) if replayed is None else replayed.meta))
         check_run(self.target, self.drafter, plan, self.requests, blocks=self.blocks)
         if sources.plan is None:
-            warn(f"{warning}." for warning in plan.warnings)
+            warn(plan.warnings)
             note(_not_measured(plan))
         if sources.predictions is not None and not sources.written and is_main_rank():
             _write(made.predictions, sources.predictions)

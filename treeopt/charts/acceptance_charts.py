@@ -6,6 +6,7 @@ import numpy as np
 
 from treeopt.charts.chart import Axis, Chart, Layer, floats, short
 from treeopt.charts.speedup_charts import across
+from treeopt.errors import counted
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.traces.trace import PAST_END, Trace
@@ -38,7 +39,7 @@ def acceptance_by_depth(trace: Trace, *, tops: Sequence[int] = TOPS) -> Chart:
         tuple(layers),
         (
             "The text's own token is among the drafter's best candidates there, whatever was accepted before.",
-            f"All {trace.anchors} positions of {trace.requests} requests; tau needs a replay.",
+            f"All {trace.anchors} positions of {counted(trace.requests, 'request')}; tau needs a replay.",
         ),
         "The best candidate is right at " + ", ".join(f"{share:.0%}" for share in first) + " of positions, by depth.",
     )
@@ -82,7 +83,7 @@ def acceptance_by_domain(trace: Trace, tree: Tree, *, name: str) -> Chart:
         (
             f"{name}, replayed. Bars: 95 % intervals, clustered by request. Dashed: all requests, {whole:.2f}.",
             *(("Domains of too few requests have no bar.",) if any(tau.low == tau.high for tau in drawn) else ()),
-            *((f"{left_out} domains with fewer requests are left out.",) if left_out else ()),
+            *((f"{counted(left_out, 'domain')} with fewer requests left out.",) if left_out else ()),
         ),
         f"tau lies between {values[-1][1].value:.2f} ({values[-1][0]}) and {values[0][1].value:.2f} ({values[0][0]}).",
         height=90 + 22 * len(values),

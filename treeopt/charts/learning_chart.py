@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from treeopt.charts.chart import Axis, Chart, Layer, columns, decimal_ticks, floats
+from treeopt.errors import counted
 from treeopt.planning.learning_curve import LearningCurve
 
 
@@ -33,4 +34,4 @@ def learning(curves: Sequence[LearningCurve]) -> Chart:
 def _flat(curve: LearningCurve) -> str:
     if curve.vague:
         return "too few requests to say"
-    return "not flat yet" if curve.flat is None else f"flat from {curve.flat.requests} requests"
+    return "not flat yet" if curve.flat is None else f"flat from {counted(curve.flat.requests, 'request')}"

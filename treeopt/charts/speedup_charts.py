@@ -58,15 +58,23 @@ def _series(name: str, rows: Sequence[tuple[int, Choice]], *, muted: bool) -> li
 
 
 def stops_paying(plan: Plan) -> str:
-    """Return up to which planned batch size speculation pays, in a sentence."""
-    pays = [entry.batch for entry in plan.entries if not entry.choice.plain]
-    if not pays:
+    """Return at which planned batch sizes speculation pays, where it may not, and from where on it does not."""
+    drafting = [entry for entry in plan.entries if not entry.choice.plain]
+    pays = [entry.batch for entry in drafting if entry.choice.speedup.low > 1]
+    unsure = [entry.batch for entry in drafting if entry.choice.speedup.low <= 1]
+    if not drafting:
         return "Speculation pays at none of these batch sizes."
+    parts = []
     if len(pays) == len(plan.entries):
-        return "Speculation pays at all of these batch sizes."
+        parts.append("Speculation pays at all of these batch sizes")
+    elif pays:
+        parts.append(f"Speculation pays at batch {', '.join(map(str, pays))}")
+    if unsure:
+        place = f"at batch {', '.join(map(str, unsure))}"
+        parts.append(f"{place} the interval contains 1" if pays else f"It is open whether speculation pays {place}")
     first = first_plain(plan)
     end = "" if first is None else f", and not from batch {first} on"
-    return f"Speculation pays at batch {', '.join(map(str, pays))}{end}."
+    return f"{'; '.join(parts)}{end}."
 
 
 def first_plain(plan: Plan) -> int | None:

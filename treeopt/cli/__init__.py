@@ -17,7 +17,7 @@ import click
 from click_didyoumean import DYMGroup
 
 from treeopt.cli.commands import COMMANDS
-from treeopt.cli.options.general import is_main_process, say
+from treeopt.cli.options.printing import say, warn
 from treeopt.errors import TreeoptError
 
 # Packages that only some commands need -> the extra that installs them.
@@ -79,11 +79,11 @@ class Stderr(logging.Handler):
     """Prints what the Python API reports on stderr, from the process that prints."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a warning with its prefix, a note as it is."""
+        """Print a warning as a sentence with its prefix, a note as it is."""
         if record.levelno < logging.WARNING:
             say(record.getMessage())
-        elif is_main_process():
-            click.echo(f"Warning: {record.getMessage()}", err=True)
+        else:
+            warn([record.getMessage()])
 
 
 @contextmanager

@@ -288,7 +288,10 @@ def _by_batch(
     *,
     paired: bool,
 ) -> list[Contest]:
-    results: dict[int, dict[str, _Result | str]] = {}
+    results: dict[int, dict[str, _Result | str]] = {
+        batch: dict.fromkeys(plans, "outside its step times")
+        for batch in sorted({entry.batch for plan in plans.values() for entry in plan.entries})
+    }
     for name, plan in plans.items():
         judge = Judge(*parts[name], costs[name], THROUGHPUT, context=context)
         for entry in plan.entries:
@@ -296,7 +299,7 @@ def _by_batch(
             committed = judge.held.lengths
             steps = committed if tree is None else judge.counts(tree).steps
             times = entry.choice.step_s, judge.plain_s(batch), judge.error(tree, batch)
-            results.setdefault(batch, {})[name] = _Result(tree, committed, steps, *times)
+            results[batch][name] = _Result(tree, committed, steps, *times)
     return [
         _contest(f"batch {batch}, each with its own best tree", batch, by_drafter, paired=paired)
         for batch, by_drafter in results.items()

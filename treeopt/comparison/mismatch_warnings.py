@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from treeopt.comparison.same_prompts import device_of
 from treeopt.plans.plan import Plan
+from treeopt.storage.model_names import drafter_name, target_name
 from treeopt.storage.provenance import look, same_model
 
 PARTS = ("target", "drafter")
@@ -104,5 +105,6 @@ def choosing(meta: Any) -> tuple[Any, ...]:
 
 
 def _models(meta: Any) -> str:
-    name, dtype = (look(meta, "target", key) or "?" for key in ("name", "dtype"))
-    return f"{name} ({dtype}) with {look(meta, 'drafter', 'kind') or '?'}"
+    name, drafter = drafter_name(meta), look(meta, "drafter", "kind") or "?"
+    drafter = drafter if name is None else f"{name} ({drafter})"
+    return f"{target_name(meta) or '?'} ({look(meta, 'target', 'dtype') or '?'}) with {drafter}"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from treeopt.cost_model import far
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, counted
 from treeopt.storage.provenance import look, rule_in, same_model
 from treeopt.traces.trace import Trace
 
@@ -74,7 +74,7 @@ def paired_by(traces: Mapping[str, Trace], *, same_prompts: bool = False) -> Pai
     for name, trace in zip(names[1:], others, strict=True):
         if trace.requests != first.requests:
             raise UsageError(
-                f"not the same prompts: {name} has {trace.requests} requests, {names[0]} {first.requests}; "
+                f"not the same prompts: {name} has {counted(trace.requests, 'request')}, {names[0]} {first.requests}; "
                 "record the same number for each"
             )
         same_texts = all(look(meta, "verification") == "greedy" for meta in (first.meta, trace.meta)) and same_model(

@@ -4,6 +4,7 @@
 * `dynamic_trees`: what exporters of dynamic trees share: the three settings, and how each engine counts them.
 * `llama_cpp`, `lmdeploy`, `medusa`, `openvino`, `sglang`, `tensorrt_llm`, `transformers`, `vllm`: exporters, each with
   its engine's rules.
+* `drafting_methods`: the engines' methods of drafting, and the kinds of drafters that each runs.
 * `engine_rules`: rules of the engines without an exporter: Hydra, EAGLE-1, Sequoia, UMbreLLa, SpecInfer, TensorRT-LLM
   with static trees, MLC-LLM, TGI.
 * `imposed_acceptance`: acceptance rates of a trace, for llama.cpp, SGLang and vLLM to simulate.
@@ -15,6 +16,8 @@
 from collections.abc import Callable, Mapping
 
 from treeopt.engines import llama_cpp, lmdeploy, medusa, openvino, sglang, tensorrt_llm, transformers, vllm
+from treeopt.engines.drafting_methods import METHODS as METHODS
+from treeopt.engines.drafting_methods import method_for as method_for
 from treeopt.engines.engine_rules import RULES_WITHOUT_EXPORTER
 from treeopt.engines.export import EngineRules, Export
 
@@ -27,17 +30,6 @@ ENGINES: Mapping[str, Callable[..., Export]] = {
     "tensorrt-llm": tensorrt_llm.export,
     "transformers": transformers.export,
     "vllm": vllm.export,
-}
-
-# Engine name, as in `--format` -> names of its drafting methods; Medusa's code has only one.
-METHODS: Mapping[str, tuple[str, ...]] = {
-    "llama.cpp": tuple(llama_cpp.METHODS),
-    "lmdeploy": tuple(lmdeploy.METHODS),
-    "openvino": tuple(openvino.METHODS),
-    "sglang": tuple(sglang.ALGORITHMS),
-    "tensorrt-llm": tuple(tensorrt_llm.METHODS),
-    "transformers": tuple(transformers.METHODS),
-    "vllm": tuple(vllm.METHODS),
 }
 
 # Engine name, as in `--engine` -> its rules. A drafter with n heads also drafts no deeper than n.

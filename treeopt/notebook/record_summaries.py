@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from treeopt.errors import counted
 from treeopt.notebook.html_summary import Summary
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.tables.terminal_text import describe_measurement, interval
@@ -80,7 +81,7 @@ def validation_summary(record: Mapping[str, Any]) -> Summary:
         "measured": describe_measurement(record["meta"]),
     }
     head = ["batch", "configuration", "predicted speedup", "measured speedup", "error", "in the interval"]
-    return Summary(f"Validation: {len(rows)} cells", facts, head, rows)
+    return Summary(f"Validation: {counted(len(rows), 'cell')}", facts, head, rows)
 
 
 def record_summary(record: Any) -> Summary:

@@ -40,6 +40,8 @@ RECORD_CHARTS: dict[str, Mapping[str, Callable[[Any], Chart | None]]] = {
 
 def plot_value(value: Any, ax: "Axes | None" = None, *, chart: str | None = None) -> "Axes":
     """Draw a chart of a value into its axes, or with its title into new ones; see `ValueMethods.plot`."""
+    if ax is not None and not hasattr(ax, "set_xlabel"):
+        raise UsageError(f"ax must be matplotlib's axes, got {ax!r:.40}: name a chart as chart=...")
     drawn = chart_of(value, chart)
     axes = new_axes(drawn) if ax is None else ax
     draw(drawn, axes)

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from treeopt.errors import counted
 from treeopt.notebook.html_summary import Summary
 from treeopt.plans.plan import Choice, Plan
 from treeopt.storage.provenance import look
@@ -104,12 +105,3 @@ def _times(times: "BatchTimes") -> list[str]:
         f"{few} to {many}",
         f"{1e3 * short:.2f} to {1e3 * long:.2f}",
     ]
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "node"), counted(2, "node")
-    ('1 node', '2 nodes')
-    """
-    return f"{count} {noun}{'' if count == 1 else 's'}"

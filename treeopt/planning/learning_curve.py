@@ -7,7 +7,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from treeopt.errors import TraceError, UsageError
+from treeopt.errors import TraceError, UsageError, counted
 from treeopt.planning.held_out_split import check_requests
 from treeopt.plans.plan import Plan
 from treeopt.replay.static_tree import replay_tree
@@ -149,7 +149,9 @@ def requests_needed(estimate: Estimate, requests: int, target: float) -> int:
     if not target >= NARROWEST:
         raise UsageError(f"a target interval must be at least {NARROWEST:g}, got {target}")
     if requests < 2 or estimate.value == 0 or not math.isfinite(estimate.relative):
-        raise TraceError(f"an interval needs at least 2 requests and a value other than 0, found {requests} requests")
+        raise TraceError(
+            f"an interval needs at least 2 requests and a value other than 0, found {counted(requests, 'request')}"
+        )
     target *= 1 + 1e-9  # accepts an interval that is as narrow as wanted but for rounding
     spread = estimate.relative * math.sqrt(requests) / quantile(requests)
     low, high = requests, requests

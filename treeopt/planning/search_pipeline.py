@@ -29,6 +29,7 @@ from treeopt.planning.search_warnings import (
     fitting_warnings,
     plain_steps,
     reporting_warnings,
+    split_by_price,
     unpriced_policies,
 )
 from treeopt.planning.tree_candidates import Proposals
@@ -64,6 +65,7 @@ def search(
     held_out: float = HELD_OUT,
     context: int | None = None,
     seed: int = 0,
+    engine: str | None = None,
     advance: Callable[[int], None] = lambda pieces: None,
 ) -> Plan:
     """Return the fastest topology for each batch size, or none, chosen on some requests and reported on the others.
@@ -71,7 +73,7 @@ def search(
     Args:
         trace: what the drafter got right.
         cost: seconds of steps.
-        batch: batch sizes.
+        batch: batch sizes; those outside measured step times are left out of the plan, with a warning, unless all are.
         max_nodes: largest tree; default `NODES`, or the largest that the cost model covers at all batch
             sizes.
         max_depth: deepest tree, at most the trace's depth; default that, or what the cost model covers.
@@ -95,17 +97,19 @@ def search(
         context: cached tokens per sequence; default what the cost model was made for, and for a profile of several
             contexts the shortest.
         seed: seed of the split.
+        engine: the engine that `rules` are those of, which the plan records.
         advance: called with 1 twice for each batch size: trees proposed, configurations compared.
 
     Raises:
         UsageError: a setting without meaning.
         TraceError: too few requests to hold some out, or a rule whose acceptance does not follow from ranks.
-        CostError: the cost model does not cover a batch size, a tree size that was given, or any tree.
+        CostError: the cost model covers no batch size, not a tree size that was given, or no tree.
         EngineError: no tree keeps the rules; names the one that cannot be kept.
         InfeasibleError: no batch size keeps `max_tpot_s`.
     """
+    sizes, outside, unanswered = split_by_price(cost, np.atleast_1d(np.asarray(batch)).tolist())
     settings = SearchSettings(
-        tuple(np.atleast_1d(np.asarray(batch)).tolist()),
+        sizes,
         NODES if max_nodes is None else max_nodes,
         trace.depth if max_depth is None else min(max_depth, trace.depth),
         method,
@@ -156,6 +160,7 @@ def search(
             "objective": objective.name,
             "max_nodes": settings.nodes,
             "max_depth": settings.depth,
+            "engine": engine,
             "rules": [f"{rule.name} ({rule.source})" for rule in rules],
             "shapes": shapes,
             "max_tpot_s": max_tpot_s,
@@ -167,6 +172,7 @@ def search(
             "padding": padding if policies else None,
             "context": context if measured is None else measured.priced_at(context),
             "interpolated": [] if measured is None else list(measured.unmeasured(settings.batches)),
+            "outside": outside,
             "held_out": held_out,
             "seed": seed,
             "requests_chosen_on": fit.requests,
@@ -180,6 +186,7 @@ def search(
     best, too_slow = _preferred(judge, entries, max_tpot_s)
     largest = max((tree.nodes for tree in chosen.values() if tree is not None), default=1)
     warnings = (
+        *unanswered,
         *too_slow,
         *limited,
         *depth_warnings(trace, chosen),
@@ -221,13 +228,17 @@ def _preferred(
     if max_tpot_s is not None:
         within = {batch: rate for batch, rate in rates.items() if 1 / rate <= max_tpot_s * (1 + 1e-12)}
         too_slow = [
-            f"batch {batch}: the fastest configuration takes {1e3 / rate:.3f} ms per token on the fitted requests, "
-            f"above the limit of {max_tpot_s * 1e3:g} ms"
+            f"batch {batch}: the fastest configuration takes {1e3 / rate:.3f} ms per token on the requests that "
+            f"trees are chosen on, above the limit of {max_tpot_s * 1e3:g} ms"
             for batch, rate in rates.items()
             if batch not in within
         ]
         if not within:
-            raise InfeasibleError("max-tpot: " + "; ".join(too_slow))
+            fastest = ", ".join(f"{1e3 / rate:.3f} ms at batch {batch}" for batch, rate in rates.items())
+            raise InfeasibleError(
+                f"no batch size takes at most {max_tpot_s * 1e3:g} ms per token: the fastest configuration takes "
+                f"{fastest}, on the requests that trees are chosen on; raise the limit, or give smaller batch sizes"
+            )
     if len(entries) == 1:
         return None, tuple(too_slow)
     throughput = judge.objective is THROUGHPUT

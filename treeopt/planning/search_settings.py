@@ -78,6 +78,6 @@ class SearchSettings:
         if not 0 <= self.near < 1:
             raise UsageError(f"near must lie in [0, 1), got {self.near}")
         if self.max_tpot_s is not None and not self.max_tpot_s > 0:
-            raise UsageError(f"max-tpot must be positive, got {self.max_tpot_s} s")
+            raise UsageError(f"the limit of seconds per token must be above 0, got {self.max_tpot_s}")
         if not self.solver_work >= 0:
             raise UsageError(f"solver-work must be 0 or more, got {self.solver_work}")

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from treeopt.cost_model import CostModel, covered, far
-from treeopt.errors import CostError, TraceError
+from treeopt.cost_model import CostModel, Measured, covered, far
+from treeopt.errors import CostError, TraceError, counted
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import MIN_REQUESTS, check_requests
 from treeopt.planning.search_settings import SearchSettings
@@ -71,6 +72,29 @@ def clamped(
     return limited, tuple(warning.format(limit, unit, sizes) for unit, limit, wanted in limits if limit < wanted)
 
 
+def split_by_price(
+    cost: CostModel, batches: Sequence[int]
+) -> tuple[tuple[int, ...], dict[str, Any] | None, tuple[str, ...]]:
+    """Return the batch sizes that have a price, a record of the others, and a warning about them.
+
+    The record has `batches`, `way` (where they lie and how to price them, in words) and `command`; None if all have a
+    price.
+
+    Raises:
+        CostError: none has one; says what to run.
+    """
+    outside = cost.outside(batches) if isinstance(cost, Measured) else ()
+    if not outside or not isinstance(cost, Measured):
+        return tuple(batches), None, ()
+    way, command = cost.way_to(outside)
+    shown = f"{way}{command and f' (`{command}`)'}"
+    inside = tuple(batch for batch in batches if batch not in outside)
+    if not inside:
+        raise CostError(shown)
+    record = {"batches": list(outside), "way": way, "command": command}
+    return inside, record, (shown,)
+
+
 def depth_warnings(trace: Trace, chosen: Mapping[int, Tree | None]) -> tuple[str, ...]:
     """Warn where a choice might be deeper if more levels had been recorded; not where the drafter has no more heads."""
     kind, heads = (look(trace.meta, "drafter", key) for key in ("kind", "heads"))
@@ -131,13 +155,13 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
     check_requests(trace)
     if trace.anchors < nodes:
         raise TraceError(
-            f"a tree of {nodes} nodes needs at least {nodes} anchors, one per node; the trace has {trace.anchors}: "
-            "give a smaller --max-nodes, or record more requests"
+            f"a tree of {counted(nodes, 'node')} needs at least {counted(nodes, 'anchor')}, one per node; the trace "
+            f"has {trace.anchors}: give a smaller --max-nodes, or record more requests"
         )
     warnings = []
     if trace.anchors < ANCHORS_PER_NODE * nodes:
         warnings.append(
-            f"{trace.anchors} anchors are few for {nodes} nodes: below {ANCHORS_PER_NODE} per node "
+            f"{trace.anchors:,} anchors are few for {counted(nodes, 'node')}: below {ANCHORS_PER_NODE} per node "
             f"({ANCHORS_PER_NODE * nodes}), trees fit chance; "
             f"{'shrink counts, or ' if trace.tree_kept is None else ''}record more"
         )
@@ -158,8 +182,8 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
     repeated = look(trace.meta, "repeated_prompts")
     if type(repeated) is int and repeated > 0:
         warnings.append(
-            f"{repeated} prompts of the recording repeat others, so requests are not independent and intervals are too "
-            "narrow; record each prompt once"
+            f"{counted(repeated, 'prompt')} of the recording {'repeats' if repeated == 1 else 'repeat'} others, so "
+            "requests are not independent and intervals are too narrow; record each prompt once"
         )
     return tuple(warnings)
 

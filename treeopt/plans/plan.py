@@ -190,12 +190,12 @@ class Plan(ValueMethods):
         """
         sizes = ", ".join(str(entry.batch) for entry in self.entries)
         if batch is None and len(self.entries) > 1:
-            raise UsageError(f"the plan is for batch {sizes}: choose one with --batch")
+            raise UsageError(f"the plan is for batch {sizes}: choose one of these batch sizes")
         for entry in self.entries:
             if batch in (None, entry.batch):
                 return entry
         raise PlanError(
-            f"the plan is for batch {sizes}, not {batch}: choose one of these, or search again with --batch {batch}"
+            f"the plan is for batch {sizes}, not {batch}: choose one of these batch sizes, or search again for {batch}"
         )
 
     def frame(self) -> "pd.DataFrame":

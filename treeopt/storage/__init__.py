@@ -6,6 +6,7 @@
 * `json_records`: strict reading of JSON: field types, finite numbers, schemas.
 * `json_lines`: append-only JSON lines that survive an interruption.
 * `provenance`: versions, commit, device and command behind a file, and questions to stored provenance.
+* `model_names`: names of models in provenance, of the shipped ones by their weights.
 * `installed_packages`: the packages that treeopt needs, what is installed of them, and what is wrong with that.
 * `typed_records`: msgspec structs, and errors that name the field, what must hold and what was found.
 """

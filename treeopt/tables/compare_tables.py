@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from treeopt.comparison.compare_drafters import Comparison, Standing
+from treeopt.errors import counted
 from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
 from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule
 
@@ -156,7 +157,7 @@ def _rows(contests: Contests) -> Iterator[Row]:
 def _conditions(record: Mapping[str, Any]) -> list[Line]:
     meta, text = record["meta"], record["meta"]["trace"][record["first"]]
     visible = [
-        f"Predictions: by replay on {meta['requests_judged_on']} requests held out, trees chosen on "
+        f"Predictions: by replay on {counted(meta['requests_judged_on'], 'request')} held out, trees chosen on "
         f"{meta['requests_chosen_on']} others (seed {meta['seed']}).",
         f"Intervals: 95 %, clustered by request; ratios to the first drafter are {PAIRED[record['pairing']]}.",
     ]

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from treeopt.errors import counted
 from treeopt.tables.blocks import Block, Blocks, Column, Line, Mark, Row, Table, word
+from treeopt.tables.terminal_text import device_words
 
 GIB = 2**30
 PACKAGES = (
@@ -27,7 +29,7 @@ def health_blocks(record: Mapping[str, Any]) -> Blocks:
         blocks.append(Line("next", "Next: choose a tree for a trace (treeopt trace collect records one):", search))
     blocks += [
         Line("note", f"treeopt {run['treeopt']}{commit}, Python {run['software']['python']}"),
-        Line("note", f"{run['processor']}, {run['cores']} cores for this process"),
+        Line("note", f"{run['processor']}, {counted(run['cores'], 'core')} for this process"),
     ]
     if "device" in record:
         blocks.append(Line("note", _device(record["device"])))
@@ -60,7 +62,8 @@ def _wrong(record: Mapping[str, Any]) -> list[str]:
 def _device(device: Mapping[str, Any]) -> str:
     free = "unknown" if device["free_bytes"] is None else f"{device['free_bytes'] / GIB:.1f} GiB"
     cuda = f", CUDA {device['cuda']}, capability {'.'.join(map(str, device['capability']))}" if "cuda" in device else ""
-    return f"Device {device['name']}{cuda}: {free} free, {'' if device['bf16_products'] else 'no '}bf16 products"
+    name = device_words({"device": device["name"]})
+    return f"Device {name}{cuda}: {free} free, {'' if device['bf16_products'] else 'no '}bf16 products"
 
 
 def _absent(package: Mapping[str, Any]) -> bool:

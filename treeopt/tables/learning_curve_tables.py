@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from treeopt.errors import counted
 from treeopt.planning.learning_curve import WIDE, LearningCurve, Point
 from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, number, ranged
 
@@ -58,9 +59,9 @@ def _verdict(curve: LearningCurve) -> str:
             f"{(loss.high - loss.low) / last.held_out.value:.1%} of tau wide, more than {WIDE:.0%}. Record more."
         )
     if curve.flat is None:
-        return f"Not flat: {last.requests} requests find better trees than fewer do. Record more."
+        return f"Not flat: {last.requests:,} requests find better trees than fewer do. Record more."
     gain = max(point.loss.high for point in curve.points[curve.points.index(curve.flat) : -1])
     return (
-        f"Flat from {curve.flat.requests} requests: the gain from more requests, up to {last.requests}, is within the "
-        f"noise (at most {max(gain, 0) / last.held_out.value:.1%} of tau)."
+        f"Flat from {counted(curve.flat.requests, 'request')}: the gain from more requests, up to {last.requests:,}, "
+        f"is within the noise (at most {max(gain, 0) / last.held_out.value:.1%} of tau)."
     )

@@ -3,11 +3,19 @@
 import shlex
 from typing import Any
 
-from treeopt.engines import ENGINES, METHODS
+from treeopt.engines import ENGINES
+from treeopt.engines.drafting_methods import (
+    METHODS,
+    OPTIONAL,
+    WITHOUT_DEFAULT,
+    engines_for,
+    fitting_methods,
+    needs_model,
+)
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.storage.provenance import look
 from treeopt.tables.blocks import Line
-from treeopt.tables.terminal_text import interval, shown
+from treeopt.tables.terminal_text import interval, shape_words, shown
 
 
 def answer(entry: PlanEntry) -> str:
@@ -61,9 +69,7 @@ def describe_choice(choice: Choice) -> str:
         return f"a dynamic tree ({choice.grown.kind}) of {choice.nodes:.3g} nodes on average"
     if choice.tree is None:
         return "no speculation"
-    if choice.tree.depth == choice.tree.nodes:
-        return f"a chain of {choice.tree.nodes}"
-    return f"a tree of {choice.tree.nodes} nodes"
+    return f"a {shape_words(choice.tree.nodes, choice.tree.depth)}"
 
 
 def preferred(plan: Plan, entry: PlanEntry) -> str:
@@ -77,17 +83,28 @@ def preferred(plan: Plan, entry: PlanEntry) -> str:
     )
 
 
-def next_lines(plan: Plan, file: str | None, engine: str | None) -> list[Line]:
+def next_lines(plan: Plan, file: str | None) -> list[Line]:
     """Return what to do with a plan that speculates: export it to its engine, or check it where no engine is known."""
     if all(entry.choice.plain for entry in plan.entries):
         return []
     keep = "" if file else "keep the plan with --output plan.json, and "
-    if engine in ENGINES:
-        export = export_command(file, engine, kind=look(plan.meta, "trace", "drafter", "kind"))
-        return [Line("next", f"Next: {keep}write the configuration of {engine}:", export)]
+    engine = look(plan.meta, "search", "engine")
+    if isinstance(engine, str) and engine in ENGINES:
+        kind = look(plan.meta, "trace", "drafter", "kind")
+        way = f"Next: {keep}write the configuration of {engine}{method_advice(engine, kind=kind)}:"
+        return [Line("next", way, export_command(file, engine, kind=kind))]
     path = shlex.quote(file or "plan.json")
     command = f"treeopt validate --plan {path} --target TARGET --drafter DRAFTER --prompts PROMPTS"
     return [Line("next", f"Next: {keep}check it on your machine:", command)]
+
+
+def unanswered_lines(plan: Plan) -> list[Line]:
+    """Return which batch sizes have no answer, and what prices them."""
+    outside = look(plan.meta, "search", "outside")
+    if outside is None:
+        return []
+    way, command = str(outside["way"]), str(outside["command"])
+    return [Line("next", f"No answer: {way}{':' if command else '.'}", command)]
 
 
 def export_command(file: str | None, engine: str | None = None, *, kind: Any = None) -> str:
@@ -96,11 +113,37 @@ def export_command(file: str | None, engine: str | None = None, *, kind: Any = N
     Args:
         file: the file of the plan.
         engine: a key of `treeopt.engines.ENGINES`; None where it is not known.
-        kind: the kind of drafter, which may be the engine's name for how it drafts.
+        kind: the kind of drafter, for which the engine may have a method.
 
     >>> export_command("my plan.json", "vllm", kind="eagle")
-    "treeopt export 'my plan.json' --format vllm --method eagle"
+    "treeopt export 'my plan.json' --format vllm --method eagle --model DRAFTER"
+    >>> export_command("plan.json", "openvino", kind="eagle3")
+    'treeopt export plan.json --format openvino'
     """
-    methods = METHODS.get(engine or "", ())
-    method = f" --method {kind if kind in methods else 'METHOD'}" if methods and engine != "sglang" else ""
-    return f"treeopt export {shlex.quote(file or 'plan.json')} --format {engine or 'ENGINE'}{method}"
+    command = f"treeopt export {shlex.quote(file or 'plan.json')} --format {engine or 'ENGINE'}"
+    if engine is None or engine not in METHODS:
+        return command
+    fitting = fitting_methods(engine, kind)
+    if fitting and engine not in WITHOUT_DEFAULT:
+        return command
+    method = fitting[0] if fitting else None if engine in OPTIONAL else "METHOD"
+    model = " --model DRAFTER" if needs_model(engine, method) else ""
+    return f"{command}{'' if method is None else f' --method {method}'}{model}"
+
+
+def method_advice(engine: str | None, *, kind: Any = None) -> str:
+    """Return what to choose an engine's method of drafting from, as a clause; empty where the command names it.
+
+    >>> method_advice("openvino", kind="medusa")
+    ', which runs no medusa drafter (medusa does); METHOD is one of draft-model, eagle3, prompt-lookup'
+    >>> method_advice("openvino", kind="eagle3")
+    ''
+    """
+    if engine is None or engine not in METHODS or fitting_methods(engine, kind):
+        return ""
+    others = engines_for(kind)
+    able = f" ({', '.join(others)} {'does' if len(others) == 1 else 'do'})" if others else ""
+    named = {"ngram": "n-gram-count"}.get(kind, kind)  # engines call prompt lookup ngram
+    unfit = "" if kind is None else f", which runs no {named} drafter{able}"
+    choice = "" if engine in OPTIONAL else f"; METHOD is one of {', '.join(METHODS[engine])}"
+    return f"{unfit}{choice}"

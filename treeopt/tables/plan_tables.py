@@ -7,7 +7,7 @@ from treeopt.planning.proof import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.storage.provenance import look
 from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
-from treeopt.tables.plan_answers import answer, faster_lines, near_rule, next_lines, preferred
+from treeopt.tables.plan_answers import answer, faster_lines, near_rule, next_lines, preferred, unanswered_lines
 from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule, percent, shown
 
 PATHS_SHOWN = 12
@@ -27,22 +27,20 @@ COLUMNS = (
 )
 
 
-def plan_blocks(
-    plan: Plan, *, checks: Mapping[int, str] | None = None, file: str | None = None, engine: str | None = None
-) -> Blocks:
+def plan_blocks(plan: Plan, *, checks: Mapping[int, str] | None = None, file: str | None = None) -> Blocks:
     """Return the answers, the next command, a table for each batch size, and the conditions.
 
     Args:
         plan: the plan.
         checks: by batch size, the sentence about a live run of the choice.
         file: the file that holds the plan; None if it is not written.
-        engine: the engine that it was made for, by its name in `treeopt export`.
     """
     blocks: list[Block] = [Line("answer", answer(entry)) for entry in plan.entries]
     if plan.best is not None:
         blocks.append(Line("answer", preferred(plan, plan.entry(plan.best))))
     blocks += [Line("answer", text) for text in (*near_rule(plan), *faster_lines(plan))]
-    blocks += next_lines(plan, file, engine)
+    unanswered = unanswered_lines(plan)
+    blocks += [*next_lines(plan, file), *unanswered]
     first = {entry.choice.tree: entry.batch for entry in reversed(plan.entries) if entry.choice.tree is not None}
     for entry in plan.entries:
         before = None if entry.choice.tree is None else first[entry.choice.tree]
@@ -50,7 +48,8 @@ def plan_blocks(
         if checks and entry.batch in checks:
             blocks.append(Line("note", checks[entry.batch]))
     blocks += [Line("condition", text, detail=True) for text in _together(plan)]
-    blocks += [Line("warning", f"{warning}.") for warning in plan.warnings]
+    warnings = plan.warnings[1:] if unanswered else plan.warnings  # which begin with what is unanswered
+    blocks += [Line("warning", f"{warning}.") for warning in warnings]
     return (*blocks, *_conditions(plan))
 
 

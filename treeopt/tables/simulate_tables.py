@@ -4,8 +4,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from treeopt.errors import counted
+from treeopt.planning.evaluator import PLAIN
 from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
 from treeopt.tables.plan_answers import export_command
+from treeopt.tables.terminal_text import paths_words, with_shape
 
 FIGURE = Column("figure", align="left", key=True)
 DETAIL = ("Trace: ",)  # conditions that few need
@@ -24,7 +27,6 @@ SERVED = (
     ("requests decoding", "running", 2, 1.0),
     ("requests waiting", "waiting", 2, 1.0),
     ("busy, %", "busy", 1, 100.0),
-    ("changes of tree per second", "switches", 3, 1.0),
 )
 
 
@@ -56,7 +58,8 @@ def _next(record: Mapping[str, Any], trace: str | None, plan: str | None) -> lis
 def run_blocks(record: Mapping[str, Any]) -> Blocks:
     """Return the first run's speed and gain, and runs side by side; `record` is what `treeopt simulate` writes."""
     first = record["ways"][0]
-    answer = f"Batch {record['batch']}: {first['name']}, {_cell(first['tokens_s'], 1).text} tokens/s"
+    name = with_shape(first["name"], record["tree"]["paths"]) if record["speedup"] is not None else first["name"]
+    answer = f"Batch {record['batch']}: {_article(name)}, {_cell(first['tokens_s'], 1).text} tokens/s"
     lines = [Line("answer", f"{answer}.")]
     if record["speedup"] is not None:
         overall, mean = (ranged(record["speedup"][key]).text for key in ("throughput", "per_request"))
@@ -77,8 +80,7 @@ def run_blocks(record: Mapping[str, Any]) -> Blocks:
 def serving_blocks(record: Mapping[str, Any]) -> Blocks:
     """Return what a server achieves, and its figures by configuration; `record` is what `treeopt simulate` writes."""
     rows = [_row(record, *figure) for figure in SERVED]
-    for place in range(max(len(configuration["trees"]) for configuration in record["ways"])):
-        rows.append(_row(record, f"time of steps with tree {place + 1}, %", f"way_{place}", 1, 100))
+    rows += [_row(record, *figure, changing=True) for figure in _changes(record)]
     for key, label in (LATENCIES | {"e2e_s": "arrival to end"}).items():
         rows += [_row(record, f"{label}, p{percent}, ms", f"{key}_p{percent}", 1, 1e3) for percent in PERCENTS]
     table = Table(f"server of {record['rows']} rows", _columns(record), tuple(rows))
@@ -94,33 +96,53 @@ def _served(configuration: Mapping[str, Any]) -> str:
         parts.append(f"{_cell(figures['goodput_s'], 2).text} requests/s within the limits")
     if figures.get("ttft_s_p95") is not None:
         parts.append(f"95 % of first tokens within {_cell(figures['ttft_s_p95'], 1, 1e3).text} ms")
-    return f"{configuration['name']}: {', '.join(parts)}."
+    name = configuration["name"]
+    return f"{name[0].upper()}{name[1:]}: {', '.join(parts)}."
 
 
-def _row(record: Mapping[str, Any], label: str, key: str, digits: int, unit: float) -> Row:
-    values = (configuration["figures"].get(key) for configuration in record["ways"])
+def _row(record: Mapping[str, Any], label: str, key: str, digits: int, unit: float, *, changing: bool = False) -> Row:
+    """Return a figure of all configurations; `changing`: of those that change between trees alone."""
+    values = (
+        None if changing and len(configuration["trees"]) < 2 else configuration["figures"].get(key)
+        for configuration in record["ways"]
+    )
     return Row((word(label), *(_cell(value, digits, unit) for value in values)))
+
+
+def _changes(record: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
+    """Return the figures of changes between trees; none if no configuration changes."""
+    most = max(len(configuration["trees"]) for configuration in record["ways"])
+    if most < 2:
+        return []
+    shares = [(f"time of steps with tree {place + 1}, %", f"way_{place}", 1, 100.0) for place in range(most)]
+    return [("changes of tree per second", "switches", 3, 1.0), *shares]
 
 
 def _trees(record: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each configuration that changes between trees."""
     lines = []
     for configuration in record["ways"]:
-        nodes = [0 if tree is None else len(tree) for tree in configuration["trees"]]
-        if len(nodes) > 1:
+        shapes = [PLAIN if not tree else paths_words(tree) for tree in configuration["trees"]]
+        if len(shapes) > 1:
             changes = [
-                f"{up} requests or more, back at {down}"
+                f"{counted(up, 'request')} or more, back at {down}"
                 for up, down in zip(configuration["up"], configuration["down"], strict=True)
             ]
-            trees = "; ".join(f"{n} nodes from {change}" for n, change in zip(nodes[1:], changes, strict=True))
-            lines.append(f"Trees of the {configuration['name']}: {nodes[0]} nodes; {trees}.")
+            trees = "; ".join(f"{shape} from {change}" for shape, change in zip(shapes[1:], changes, strict=True))
+            lines.append(f"Trees of the {configuration['name']}: {shapes[0]}; {trees}.")
     return lines
+
+
+def _article(name: str) -> str:
+    if name == PLAIN:
+        return name
+    return f"{'a' if name.startswith(('chain of', 'tree of')) else 'the'} {name}"
 
 
 def capacity_blocks(record: Mapping[str, Any]) -> Blocks:
     """Return the rates that a server carries, a row per configuration; `record` is what `treeopt simulate` writes."""
     first, last = record["ways"][0], record["ways"][-1]
-    answer = f"{first['name']} carries {_cell(first['requests_s'], 2).text} requests/s"
+    answer = f"{_article(first['name'])} carries {_cell(first['requests_s'], 2).text} requests/s"
     if first["over"] is not None:
         answer += f", {ranged(first['over']).text} times {last['name']}{_unsure(first['over'])}"
     columns = (
@@ -130,7 +152,7 @@ def capacity_blocks(record: Mapping[str, Any]) -> Blocks:
     )
     rows = tuple(Row((word(c["name"]), _cell(c["requests_s"], 2), ranged(c["over"]))) for c in record["ways"])
     return (
-        Line("answer", f"{answer}."),
+        Line("answer", f"{answer[0].upper()}{answer[1:]}."),
         Table(f"server of {record['rows']} rows", columns, rows),
         *_conditions(record),
     )

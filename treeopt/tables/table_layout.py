@@ -1,6 +1,6 @@
 """Tables as lines of text that fit a width: columns leave in their order, then each row becomes a block of lines.
 
-No cell is cut or wrapped, whatever the width.
+Blocks have room for all columns. No cell is cut or wrapped, whatever the width.
 """
 
 import textwrap
@@ -47,7 +47,7 @@ def layouts(blocks: Blocks, width: int | None) -> Mapping[Shape, Layout]:
 
 
 def _layout(columns: Shape, rows: Sequence[Row], width: int | None) -> Layout:
-    """Return the layout with the most columns that fit, or with a block a row of those that never leave."""
+    """Return the layout with the most columns that fit; a block of all of them a row where not even the last fit."""
     widths = [_width(column, [row.cells[number] for row in rows]) for number, column in enumerate(columns)]
     kept = list(range(len(columns)))
     while width is not None and _total(widths[number] for number in kept) > width:
@@ -55,10 +55,11 @@ def _layout(columns: Shape, rows: Sequence[Row], width: int | None) -> Layout:
         if leaving == 0:
             break
         kept = [number for number in kept if columns[number].drop < leaving]
+    if width is not None and _total(widths[number] for number in kept) > width:
+        return Layout(tuple(range(len(columns))), tuple(widths), as_table=False, remark="")
     left_out = [column.heading for number, column in enumerate(columns) if number not in kept]
     taken = tuple(widths[number] for number in kept)
-    as_table = width is None or _total(taken) <= width
-    return Layout(tuple(kept), taken, as_table, _remark(left_out, _total(widths)))
+    return Layout(tuple(kept), taken, as_table=True, remark=_remark(left_out, _total(widths)))
 
 
 def _remark(left_out: Sequence[str], needed: int) -> str:

@@ -8,9 +8,8 @@ from rich.text import Text
 
 from treeopt.tables.blocks import Block, Blocks, Line, Row, Table, notes_once
 from treeopt.tables.table_layout import Styled, layouts, table_lines
-from treeopt.tables.terminal_text import encodable, terminal, wrapped, wrapped_command
+from treeopt.tables.terminal_text import PROSE, encodable, terminal, wrapped, wrapped_command
 
-PROSE = 120  # columns: longer lines of text are hard to read
 STYLES = {"answer": "bold", "next": "", "note": "", "warning": "yellow", "condition": "dim"}
 HIDDEN = "--verbose also prints all details and conditions."
 

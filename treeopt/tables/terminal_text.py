@@ -5,35 +5,43 @@ import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import astuple
-from typing import Any
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any, TextIO
 
 from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.storage.model_names import drafter_name, target_name
 from treeopt.storage.provenance import look
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 ANY_WIDTH = 240  # columns, where nothing limits them
+PROSE = 120  # columns: longer lines of text are hard to read
 HEIGHT = 25  # lines; nothing depends on it
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}  # names are printed as they are
-INDENT = "  "  # of continued lines
 # Blanks of an interval such as `1.42 [1.36, 1.48]`, or of a path.
 UNBROKEN = re.compile(r"(?<=\d) (?=\[[-+\d.])|(?<=[\d%],) (?=[-+\d.][^\[\]]*\])")
+INDENT = "  "  # of continued lines
+WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")  # of a command line
 STAND_IN = "\N{NO-BREAK SPACE}"
 
 
-def terminal() -> Console:
+def terminal() -> "Console":
     """Return standard output, as wide as COLUMNS says or the terminal is; a file or pipe takes lines of any length."""
-    width = _given_width()
-    if width is None and sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
+    from rich.console import Console
+
+    width = width_of(sys.stdout)
     # With a height, too, rich believes the width on terminals that it takes for dumb.
     return Console(**PLAIN, width=width or ANY_WIDTH, height=HEIGHT, soft_wrap=width is None)
 
 
-def _given_width() -> int | None:
+def width_of(stream: TextIO) -> int | None:
+    """Return how wide lines of an output may be: as COLUMNS says or the terminal is; None for a file or pipe."""
     given = os.environ.get("COLUMNS", "")
-    return int(given) if given.isdecimal() and int(given) > 0 else None
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -47,21 +55,47 @@ def wrapped(text: str, width: int) -> list[str]:
     return [row.replace(STAND_IN, " ") for row in rows] or [""]
 
 
-def wrapped_command(command: str, width: int | None) -> list[str]:
-    r"""Return the lines of a command line, indented, continued before options as a shell takes it.
+def wrapped_command(command: str, width: int | None, *, indent: str = INDENT) -> list[str]:
+    r"""Return the lines of a command line, broken at blanks, with each option and its value on one line.
+
+    Args:
+        command: words and quoted words between blanks.
+        width: of a line; None is any width. A piece that is wider stays whole.
+        indent: before each line; twice before those that continue it.
 
     >>> wrapped_command("treeopt export plan.json --format vllm", 30)
     ['  treeopt export plan.json \\', '    --format vllm']
+    >>> wrapped_command("treeopt compare first.npz second.npz", 30)
+    ['  treeopt compare first.npz \\', '    second.npz']
     """
-    first, *options = command.split(" --")
-    rows = [INDENT + first]
-    for option in options:
-        if width is not None and len(rows[-1]) + len(option) + 5 > width:
+    if width is None:
+        return [indent + command]
+    first, *pieces = _pieces(command)
+    rows = [indent + first]
+    for number, piece in enumerate(pieces, 1):
+        end = 0 if number == len(pieces) else len(" \\")
+        if len(rows[-1]) + 1 + len(piece) + end > width:
             rows[-1] += " \\"
-            rows.append(f"{INDENT}{INDENT}--{option}")
+            rows.append(f"{indent}{indent}{piece}")
         else:
-            rows[-1] += f" --{option}"
+            rows[-1] += f" {piece}"
     return rows
+
+
+def _pieces(command: str) -> list[str]:
+    """Return what stays together: the program and its command, and an option with its value.
+
+    >>> _pieces("treeopt trace info 'a b.npz' --nodes 2 --json")
+    ['treeopt trace', 'info', "'a b.npz'", '--nodes 2', '--json']
+    """
+    pieces: list[str] = []
+    for number, word in enumerate(WORD.findall(command)):
+        whole = pieces and " " not in pieces[-1] and not word.startswith("-")
+        if number == 1 or (whole and pieces[-1].startswith(("-", ">"))):
+            pieces[-1] += f" {word}"
+        else:
+            pieces.append(word)
+    return pieces
 
 
 def encodable(text: str, encoding: str) -> str:
@@ -110,6 +144,34 @@ def shown(value: Any) -> str:
     return "?" if value is None else str(value)
 
 
+def shape_words(nodes: int, depth: int) -> str:
+    """Return a static tree in words.
+
+    >>> shape_words(3, 3), shape_words(5, 2)
+    ('chain of 3', 'tree of 5 nodes')
+    """
+    return f"chain of {nodes}" if nodes == depth else f"tree of {nodes} nodes"
+
+
+def paths_words(paths: Sequence[Sequence[int]]) -> str:
+    """Return the static tree of a record's rank paths in words.
+
+    >>> paths_words([[0], [0, 0]]), paths_words([[0], [1]])
+    ('chain of 2', 'tree of 2 nodes')
+    """
+    return shape_words(len(paths), max(map(len, paths), default=0))
+
+
+def with_shape(name: str, paths: Sequence[Sequence[int]]) -> str:
+    """Return the name of a static tree with its shape, unless the name says it.
+
+    >>> with_shape("chosen tree", [[0], [0, 0]]), with_shape("best tree of 2", [[0], [1]])
+    ('chosen tree (chain of 2)', 'best tree of 2')
+    """
+    shape = paths_words(paths)
+    return name if shape.removesuffix(" nodes") in name else f"{name} ({shape})"
+
+
 def describe_models(meta: Any) -> str:
     """Describe target and drafter of a trace or profile, or the file that a trace was imported from."""
     kind, heads = look(meta, "drafter", "kind"), look(meta, "drafter", "heads")
@@ -117,13 +179,15 @@ def describe_models(meta: Any) -> str:
         drafter = "a language model as drafter"  # its `heads` are the levels that it drafts
     else:
         drafter = f"{shown(kind)} as drafter" if heads is None else f"{heads} {shown(kind)} heads"
+    if (name := drafter_name(meta)) is not None:
+        drafter = f"{name} ({drafter.removesuffix(' as drafter')}) as drafter"
     source, engine = look(meta, "imported"), look(meta, "imported", "engine")
     if source is not None and look(meta, "target") is None:
         file_format = f"{shown(look(source, 'format'))}{'' if engine is None else f' of {engine}'}"
         return f"imported: {file_format}, {shown(look(source, 'file'))}{'' if kind is None else f', {drafter}'}"
     if look(meta, "engine") is not None:
         return _describe_engine(meta)
-    target = [shown(look(meta, "target", key)) for key in ("name", "dtype")]
+    target = [shown(target_name(meta)), shown(look(meta, "target", "dtype"))]
     target += [str(bits) for bits in (look(meta, "target", "quantization"),) if bits is not None]
     return f"target {' '.join(target)}, {drafter}"
 
@@ -137,7 +201,7 @@ def _describe_engine(meta: Any) -> str:
     drafter = look(meta, "engine_drafter", "name") or look(meta, "engine", "method")
     words = [shown(look(meta, "engine", "name")), look(meta, "engine", "version")]
     version = " ".join(str(word) for word in words if word is not None)
-    return f"target {shown(look(meta, 'target', 'name'))}, drafter {drafter or 'not recorded'}, {version}"
+    return f"target {shown(target_name(meta))}, drafter {drafter or 'not recorded'}, {version}"
 
 
 def describe_rule(meta: Any) -> str:
@@ -152,6 +216,15 @@ def describe_rule(meta: Any) -> str:
     return f"{shown(rule)}, temperature {shown(temperature)}"
 
 
+def device_words(meta: Any) -> str:
+    """Return the device of a measurement; files record `cpu, 1 threads`.
+
+    >>> device_words({"device": "cpu, 1 threads"}), device_words({"device": "2 x cpu, 2 threads"})
+    ('cpu, 1 thread', '2 x cpu, 2 threads')
+    """
+    return re.sub(r"\b1 threads\b", "1 thread", shown(look(meta, "device")))
+
+
 def describe_measurement(meta: Any) -> str:
     """Describe models, device and day of a profile or validation, or state that nothing was measured."""
     if look(meta, "predicted") is not None:
@@ -164,4 +237,4 @@ def describe_measurement(meta: Any) -> str:
     carried = look(meta, "transfer", "to")
     transfer = "" if carried is None else f", carried over to {carried}"
     run = "" if look(meta, "imported") is not None else f"{graphs} ({shown(processor)}), {shown(date)}"
-    return f"{describe_models(meta)} on {shown(look(meta, 'device'))}{run}{transfer}"
+    return f"{describe_models(meta)} on {device_words(meta)}{run}{transfer}"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.errors import counted
 from treeopt.replay.priced_walk import plain_share
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
 from treeopt.storage.provenance import look
@@ -107,9 +108,10 @@ def _size(trace: Trace, facts: Mapping[str, Any]) -> str:
         prompts = f" after prompts of {trace.prompt_tokens.min()} to {trace.prompt_tokens.max()}"
     tokens = facts["tokens_a_request"]
     length = str(tokens["min"]) if tokens["min"] == tokens["max"] else f"{tokens['min']} to {tokens['max']}"
-    domains = f", {facts['domains']} domains" if facts["domains"] else ""
+    domains = f", {counted(facts['domains'], 'domain')}" if facts["domains"] else ""
     return (
-        f"{facts['anchors']:,} anchors of {facts['requests']:,} requests ({length} tokens{prompts}), "
+        f"{counted(facts['anchors'], 'anchor')} of {counted(facts['requests'], 'request')} "
+        f"({length} tokens{prompts}), "
         f"depth {facts['depth']}, width {facts['width']}{domains}."
     )
 

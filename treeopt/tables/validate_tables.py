@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from treeopt.errors import counted
 from treeopt.storage.provenance import look, rule_in
 from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
 from treeopt.tables.plan_answers import export_command
-from treeopt.tables.terminal_text import describe_measurement
+from treeopt.tables.terminal_text import describe_measurement, with_shape
 
 FORMS = {"leviathan": "Leviathan Thm 3.8", "coral": "CORAL Eq. 6"}
 DRIFT = 0.1  # share by which plain steps may differ from the profile without a warning
@@ -79,21 +80,27 @@ def _cells(cell: Mapping[str, Any], *, whole: bool) -> tuple[Cell, ...]:
 
 def _best(record: Mapping[str, Any]) -> list[str]:
     """Return for each batch size whether the tree that was predicted to be the fastest was, and its speedups."""
-    speedups = {(cell["batch"], cell["name"]): [cell[side]["speedup"] for side in SIDES] for cell in record["cells"]}
+    cells = {(cell["batch"], cell["name"]): cell for cell in record["cells"]}
     lines = []
     for best in record["best"]:
-        line = f"Batch {best['batch']}: {best['predicted']} was predicted to be the fastest"
+        found = cells.get((best["batch"], best["predicted"]))
+        line = f"Batch {best['batch']}: {_named(best['predicted'], found)} was predicted to be the fastest"
         if best["predicted"] == best["measured"]:
             line += ", and was"
         else:
             verdict = "within" if best["within"] else "NOT within"
-            line += f", {best['measured']} was; {best['behind']:.1%} apart, {verdict} {best['near']:.0%}"
-        found = speedups.get((best["batch"], best["predicted"]))
+            other = cells.get((best["batch"], best["measured"]))
+            line += f", {_named(best['measured'], other)} was; {best['behind']:.1%} apart, {verdict} {best['near']:.0%}"
         if found is not None:
-            predicted, measured = (ranged(speedup).text for speedup in found)
+            predicted, measured = (ranged(found[side]["speedup"]).text for side in SIDES)
             line += f"; {predicted} times plain decoding predicted, {measured} measured"
         lines.append(f"{line}.")
     return lines
+
+
+def _named(name: str, cell: Mapping[str, Any] | None) -> str:
+    """Return the name of a configuration, with the shape of a static tree."""
+    return with_shape(name, cell["tree"]["paths"]) if cell is not None and cell["tree"] else name
 
 
 def _errors(record: Mapping[str, Any]) -> list[str]:
@@ -105,7 +112,7 @@ def _coverage(record: Mapping[str, Any]) -> str:
     covered = coverage["covered"]
     return (
         f"Predicted {coverage['nominal']:.0%} intervals contain the measured value in {covered['cells']} of "
-        f"{coverage['cells']} cells, {covered['value']:.0%} [{covered['low']:.0%}, {covered['high']:.0%}]."
+        f"{counted(coverage['cells'], 'cell')}, {covered['value']:.0%} [{covered['low']:.0%}, {covered['high']:.0%}]."
     )
 
 

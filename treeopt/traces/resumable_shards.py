@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treeopt.errors import TraceError, UsageError
+from treeopt.errors import TraceError, UsageError, counted
 from treeopt.storage.atomic_files import checksum, why, write_text
 from treeopt.storage.json_records import RecordError, get, parse
 from treeopt.storage.provenance import look
@@ -72,7 +72,9 @@ class Shards:
             shards.traces.append(load_trace(shard, arrays=arrays))
             shards._checksums.append(recorded)
         if shards.done > shards.requests:
-            raise TraceError(f"{path}: the manifest records {shards.requests} requests, the shards hold {shards.done}")
+            raise TraceError(
+                f"{path}: the manifest records {counted(shards.requests, 'request')}, the shards hold {shards.done}"
+            )
         return shards
 
     @classmethod
@@ -138,7 +140,8 @@ class Shards:
         """
         if self.done < self.requests:
             raise TraceError(
-                f"{self.folder} holds {self.done} of {self.requests} requests: resume it with the command that began it"
+                f"{self.folder} holds {self.done} of {counted(self.requests, 'request')}: resume it with the command "
+                "that began it"
             )
         try:
             return joined(self.traces, whole_meta(self.meta, self.traces))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from treeopt.storage.model_names import drafter_name, target_name
 from treeopt.storage.provenance import look, rule_in
 
 FILE = "validation.json"  # name of the logged record
@@ -52,8 +53,8 @@ def validation_values(record: Mapping[str, Any]) -> LoggedValues:
     """
     meta = record["meta"]
     target, drafter = (
-        look(meta, "target", "name"),
-        look(meta, "drafter", "kind") or look(meta, "engine_drafter", "name"),
+        target_name(meta),
+        drafter_name(meta) or look(meta, "drafter", "kind") or look(meta, "engine_drafter", "name"),
     )
     params = {name: meta[name] for name in CONDITIONS if meta.get(name) is not None}
     provenance = {name: look(meta, "provenance", name) for name in ("treeopt", "commit", "processor", "date")}

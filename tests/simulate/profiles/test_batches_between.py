@@ -86,10 +86,58 @@ def test_intervals_are_wider_between_and_what_is_interpolated_is_said():
     assert not [line for line in TWO.caveats(batches=(1, 4)) if "interpolated" in line]
 
 
+def test_lines_through_two_batch_sizes_do_not_say_what_larger_ones_take():
+    """Why sizes outside have no price: wrong by up to a quarter at twice the larger size, and mostly too fast."""
+    twice, four_times = [], []
+    for path in shipped("profiles").glob("*.json"):
+        profile = load_profile(path)
+        sizes = [times.batch for times in profile.batches]
+        for low, high, size in combinations(sizes, 3):
+            if size in (2 * high, 4 * high):
+                asked = [shape for shape in shapes(size, profile) if len(shape.widths) <= profile.batches[-1].deepest]
+                share = (size - low) / (high - low)
+                ends = [
+                    (profile.step_s([replace(s, batch=b) for s in asked]), profile.plain_s(batch=b))
+                    for b in (low, high)
+                ]
+                step_s, plain_s = ((1 - share) * one + share * two for one, two in zip(*ends, strict=True))
+                measured = profile.step_s(asked) / profile.plain_s(batch=size)
+                (twice if size == 2 * high else four_times).extend(np.log(step_s / plain_s / measured))
+    assert (round(min(twice), 2), round(max(twice), 2)) == (-0.27, 0.17)
+    assert (round(min(four_times), 2), round(max(four_times), 2)) == (-0.56, 0.17)
+    assert np.mean(np.array(four_times) < 0) > 0.75
+
+
+@pytest.mark.parametrize("kind", ["profile", "whatif", "times", "python"])
+def test_the_command_is_that_which_made_the_profile(kind):
+    recorded = {
+        "profile": "treeopt profile --engine vllm --target t --batch=1,4 --force --output old.json --threads 1",
+        "whatif": "treeopt whatif --trace t.npz --target 8b --hardware h100 --batch 1-4 --profiles folder",
+        "times": "treeopt times vllm.csv --device H100 --output old.json",
+        "python": "notebook.py",
+    }[kind]
+    meta = {"provenance": {"command": recorded}} | ({"imported": {"file": "vllm.csv"}} if kind == "times" else {})
+    way, command = replace(TWO, meta=meta).way_to([8, 16])
+    assert way.startswith("batch 8, 16 lie outside the profile, which measured batch 1, 4; ")
+    assert (
+        command
+        == {
+            "profile": "treeopt profile --engine vllm --target t --threads 1 --batch 1,4,8,16 --output profile.json",
+            "whatif": "treeopt whatif --trace t.npz --target 8b --hardware h100 --profiles folder --batch 1,4,8,16",
+            "times": "",
+            "python": "treeopt profile --target TARGET --drafter DRAFTER --prompts PROMPTS --batch 1,4,8,16 "
+            "--output profile.json",
+        }[kind]
+    )
+    assert (kind == "times") == way.endswith(
+        "; add their step times to vllm.csv and read it again with `treeopt times`"
+    )
+
+
 @pytest.mark.parametrize("batch", [5, 64])
 def test_outside_the_measured_batch_sizes_there_is_no_price_but_a_way_on(batch):
     with pytest.raises(
-        CostError, match=f"batch {batch} lies outside .* measured batch 1, 4: .*treeopt profile --batch"
+        CostError, match=f"batch {batch} lies outside .* measured batch 1, 4; .*treeopt profile .*--batch 1,4,{batch} "
     ):
         TWO.step_s([StepShape(batch, 2, (1,))])
     below = replace(TWO, batches=TWO.batches[1:])

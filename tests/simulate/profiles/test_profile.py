@@ -164,7 +164,7 @@ def test_no_draft_costs_no_drafting():
         (shape(4, 5, 2), ("tokens 5", "batch 4", "4 to 4")),
         (shape(1, 2, 4), ("depth 4", "batch 1", "1 to 3")),
         (shape(4, 4, 1), ("depth 1", "batch 4", "2 to 2")),
-        (shape(5, 4, 2), ("batch 5", "1, 4", "treeopt profile --batch 1,4,5")),
+        (shape(5, 4, 2), ("batch 5", "1, 4", "treeopt profile ", " --batch 1,4,5 --output profile.json")),
         (shape(1, 2, 1, 7), ("context 7", "8 to 100")),
         (shape(1, 2, 1, 101), ("context 101", "8 to 100")),
     ],

@@ -218,7 +218,7 @@ def test_lock_step_collapses():
 def test_batches_without_cost_are_named_and_padded_only_when_asked():
     trace = with_lengths(np.zeros((14, 1)), [2, 3, 4, 5], width=1)
     cost = Priced(sizes=frozenset([1, 4]))
-    with pytest.raises(CostError, match=r"steps of batch 2, 3 have no cost \(batch 2 was not measured\)"):
+    with pytest.raises(CostError, match=r"steps of batch 2, 3 have no cost \(batch 3 was not measured\)"):
         run(trace, None, cost, batch=4)
     padded = run(trace, None, cost, batch=4, pad=True)
     assert padded.occupancy.tolist() == [4, 4, 3, 2, 1]

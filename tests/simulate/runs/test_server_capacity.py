@@ -51,7 +51,7 @@ def test_the_rate_is_the_highest_that_keeps_the_limits(files, tmp_path):  # noqa
     assert (record["rows"], record["share"]) == (4, 0.9)
     assert record["slo"] == {"ttft_s": 0.5, "tpot_s": 0.03}
     tree, plain = record["ways"]
-    assert (tree["name"], tree["trees"]) == ("tree", [[[0], [0, 0]]])
+    assert (tree["name"], tree["trees"]) == ("chain of 2", [[[0], [0, 0]]])
     assert (plain["name"], plain["trees"], plain["over"]) == ("no speculation", [None], None)
     ratio = tree["requests_s"]["value"] / plain["requests_s"]["value"]
     assert tree["over"]["value"] == pytest.approx(ratio)
@@ -86,7 +86,7 @@ def test_a_plan_changes_its_trees_while_the_rate_is_looked_for(files):  # noqa: 
 def test_limits_that_no_rate_keeps_are_told(files):  # noqa: F811
     asked = ["--tree", "2", "--batch", "2", *DAYS, "--capacity", "0.9", "--tpot-s", "1e-6", "--json"]
     found = done(*words(files, *asked))
-    assert "Warning: no rate keeps the limits with tree." in found.output
+    assert "Warning: no rate keeps the limits with chain of 2." in found.output
     assert [way["requests_s"]["value"] for way in json.loads(found.stdout)["ways"]] == [0, 0]
     assert [way["over"] for way in json.loads(found.stdout)["ways"]] == [None, None]
 

@@ -70,7 +70,7 @@ def test_the_command_prices_every_cell_and_finds_the_cheapest(files):  # noqa: F
         plain = min(here, key=lambda cell: prices[cell["device"]] * cell["plain_s"] / cell["batch"])
         assert (best["plain"]["device"], best["plain"]["batch"]) == (plain["device"], plain["batch"])
     shown = done(*words(files, *settings, "--max-tpot-ms", "1e-3")).stdout
-    assert "per million tokens" in shown
+    assert "price per million" in shown
     told = "Context 8192, at most 0.001 ms per token: tokens are cheapest on none of these; without speculation on none"
     assert told in shown
     assert "A million tokens: the price per hour over the tokens per hour when every row is busy" in shown

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -141,6 +142,13 @@ def test_the_batch_size_is_marked_from_which_speculation_does_not_pay():
     assert Layer("rule", x=(8.0,)) in speedups(Plan(tuple(entries))).layers
     assert stops_paying(Plan(tuple(entries[:1]))) == "Speculation pays at all of these batch sizes."
     assert stops_paying(Plan(tuple(entries[3:]))) == "Speculation pays at none of these batch sizes."
+    near = Estimate(1.04, 0.98, 1.1)
+    entries[2] = replace(entries[2], choice=replace(chain, speedup=near))
+    within = "Speculation pays at batch 1; at batch 4 the interval contains 1, and not from batch 8 on."
+    assert stops_paying(Plan(tuple(entries))) == within
+    assert within in speedups(Plan(tuple(entries))).conditions
+    open_question = "It is open whether speculation pays at batch 4, and not from batch 8 on."
+    assert stops_paying(Plan(tuple(entries[2:]))) == open_question
     assert not any(layer.mark == "rule" and layer.x for layer in speedups(Plan(tuple(entries[:1]))).layers)
 
 

@@ -2,9 +2,13 @@
 
 import json
 
+import click
 import pytest
 
+from simulate.profiles.profile import load_profile
 from tests.helpers.command_line import done, refused, run, small_trace
+from treeopt.cli.commands.profile import profile
+from treeopt.cli.options.value_types import Numbers
 from treeopt.storage.atomic_files import shipped
 from treeopt.traces.trace import save_trace
 
@@ -30,8 +34,71 @@ def test_a_search_without_step_times_names_who_makes_them(alone, engine, named):
 
 
 def test_batch_sizes_outside_a_profile_name_the_command_that_measures_them(trace_file, profile_file):
-    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "8")
-    refused(run(*words), "measured batch 1, 4: profile it too (`treeopt profile --batch 1,4,8`)", "`treeopt whatif`")
+    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "8,16")
+    message = refused(run(*words), "batch 8, 16 lie outside the profile, which measured batch 1, 4;")
+    command = message.partition("`")[2].rpartition("`")[0]
+    assert command.startswith("treeopt profile --target TARGET --drafter DRAFTER --prompts PROMPTS ")
+    assert command.endswith("--batch 1,4,8,16 --output profile.json")
+    assert_parses(command)
+
+
+PROFILES = sorted(path for path in shipped("profiles").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_the_command_that_extends_a_shipped_profile_is_one(path):
+    way, command = load_profile(path).way_to([64, 128])
+    assert way.startswith("batch 64, 128 lie outside the profile, which measured batch 1, ")
+    assert assert_parses(command) == (*dict.fromkeys(times.batch for times in load_profile(path).batches), 64, 128)
+
+
+def assert_parses(command):
+    """Return the batch sizes of a command line of `treeopt profile`."""
+    words = command.split()
+    assert words[:2] == ["treeopt", "profile"]
+    given, rest, _ = profile.make_parser(click.Context(profile)).parse_args(words[2:])
+    assert rest == []
+    assert all(option.name in given for option in profile.params if option.required)
+    return Numbers().convert(given["batch"], None, None)
+
+
+TWO_SIZES = {
+    "eagle-policies-cpu": "eagle-candidates-t0",
+    "medusa-cpu-t1": "medusa-t1",
+    "medusa-cpu-typical": "medusa-typical",
+    "smollm2-eagle-cpu": "smollm2-eagle-t0",
+}
+
+
+@pytest.mark.parametrize("name", TWO_SIZES)
+def test_shipped_profiles_answer_the_batch_sizes_that_they_cover(name):
+    words = ("search", "--trace", TRACES / f"{TWO_SIZES[name]}.npz", "--profile", shipped("profiles") / f"{name}.json")
+    limits = ("--batch", "1,2,4,8", "--max-nodes", "3")
+    plan = json.loads(done(*words, *limits, "--json").stdout)
+    assert [entry["batch"] for entry in plan["entries"]] == [1, 2, 4]
+    assert plan["meta"]["search"]["outside"]["batches"] == [8]
+    printed = done(*words, *limits).stdout
+    line, command = printed[printed.index("No answer: ") :].split("\n")[:2]
+    assert (
+        line
+        == "No answer: batch 8 lies outside the profile, which measured batch 1, 4; profile again with all of them:"
+    )
+    assert "--batch 1,4,8 --output profile.json" in command
+    assert printed.count("lies outside the profile") == 1
+    assert any(command.strip() in warning for warning in plan["warnings"])
+
+
+def test_other_commands_answer_the_batch_sizes_that_they_can(tmp_path):
+    sampled, eagle = TRACES / "medusa-t1.npz", TRACES / "eagle-t0.npz"
+    words = ("compare", sampled, eagle, "--requests", "40", "--shapes", "chain:1", "--batch", "4,8", "--max-nodes", "3")
+    record = json.loads(done(*words, "--json").stdout)
+    contest = record["contests"][-1]
+    assert (contest["batch"], contest["skipped"]) == (8, {"medusa-t1": "outside its step times"})
+    assert [standing["drafter"] for standing in contest["standings"]] == ["eagle-t0"]
+    steps = ("--profile", shipped("profiles") / "medusa-cpu-t1.json")
+    words = ("simulate", "--trace", sampled, *steps, "--tree", "2", "--batch", "8")
+    message = refused(run(*words), "batch 5, 6, 7, 8 have no cost")
+    assert "--batch 1,4,8 --output" in message
 
 
 def test_a_shape_without_weights_names_the_commands_that_take_it(tiny):

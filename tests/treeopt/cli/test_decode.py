@@ -796,11 +796,11 @@ def test_a_language_model_is_recorded_profiled_and_validated(tiny, tmp_path):
     search = ("--trace", tmp_path / "trace.npz", "--batch", "1", "--max-nodes", "4", "--output", plan)
     result = run("search", *search, "--profile", tmp_path / "profile.json")
     assert result.exit_code == 0, result.stderr
-    assert "a language model as drafter" in result.stdout
+    assert "(a language model) as drafter" in result.stdout
     result = run("validate", *words, "--plan", plan, "--new-tokens", "6", "--blocks", "2")
     assert result.exit_code == 0, result.stderr
     assert "Warning" not in result.stderr
-    assert "a language model as drafter" in result.stdout
+    assert "(a language model) as drafter" in result.stdout
 
 
 def test_profiles_are_as_deep_as_the_heads(tiny, tmp_path):

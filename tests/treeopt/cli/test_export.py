@@ -1,11 +1,17 @@
 """`treeopt export`: what it prints and writes, and what it refuses."""
 
 import json
+import shlex
+from dataclasses import replace
 
 import pytest
 
 from tests.helpers.command_line import done, read_json, refused, run, validate
-from treeopt.plans.plan_json import load_plan
+from tests.helpers.small_plans import entry, plan_of
+from treeopt.engines.drafting_methods import METHODS
+from treeopt.plans.plan_json import load_plan, save_plan
+from treeopt.tables.plan_answers import next_lines
+from treeopt.tree import Tree
 
 
 def test_export_prints_the_engines_text_alone(small_plan):
@@ -98,3 +104,28 @@ def test_a_plan_may_say_anything_of_its_trace(plan_file, tiny, meta):
     plan_file.write_text(spoiled(plan_file, ("meta",), meta))
     assert read_json(done("export", plan_file, "--format", "medusa").stdout)
     assert "predicted" in validate(tiny, plan_file, "--requests", "4").stdout
+
+
+KINDS = sorted({kind for methods in METHODS.values() for kinds in methods.values() for kind in kinds})
+
+
+@pytest.mark.parametrize("engine", [*METHODS, "medusa"])
+@pytest.mark.parametrize("kind", [*KINDS, "medusa", "ngram", None])
+def test_the_proposed_export_runs_or_says_what_to_choose_from(tmp_path, engine, kind):
+    path = tmp_path / "plan.json"
+    plan = plan_of(entry(1, Tree.chain(3)), drafter=None if kind is None else {"kind": kind})
+    plan = replace(plan, meta={**plan.meta, "search": {"engine": engine}})
+    save_plan(plan, path)
+    (line,) = next_lines(plan, str(path))
+    methods = tuple(METHODS.get(engine, ()))
+    offered = methods if "--method METHOD" in line.command else ("",)
+    fits = kind in {each for kinds in METHODS.get(engine, {}).values() for each in kinds}
+    assert ("METHOD" in line.command) == (bool(methods) and not fits and engine != "sglang")
+    assert all(f" {method}" in line.text for method in offered)
+    if methods and kind is not None:
+        assert (f"runs no {kind.replace('ngram', 'n-gram-count')} drafter" in line.text) == (not fits)
+    for method in offered[:1]:
+        command = line.command.replace("METHOD", method).replace("DRAFTER", "folder")
+        result = done(*shlex.split(command)[1:])
+        if fits:
+            assert "does not hold" not in result.stderr

@@ -48,8 +48,18 @@ def test_no_line_is_wider_than_the_terminal(words, command, columns):
 
 
 def _unbreakable(line):
-    """True if a line is wide because of one word, or one option of an example with its value."""
-    return max(map(len, line.split())) > 30 or line.strip().startswith(("--", "treeopt", "printf"))
+    """True if a line is wide because of one word."""
+    return len(line.split(" ")[-1]) > 30
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize(("words", "command"), ALL, ids=lambda value: " ".join(value) if type(value) is tuple else "")
+def test_examples_fit_and_are_the_same_commands(words, command, columns):
+    """Continued before arguments as well as before options, and joined they are what was written."""
+    text = CliRunner().invoke(main, [*words, "--help"], terminal_width=columns).stdout.partition("Examples:\n")[2]
+    assert [line for line in text.splitlines() if len(line) > columns] == []
+    joined = [re.sub(r"\s+", " ", line).strip() for line in text.replace("\\\n", "").splitlines()]
+    assert joined == [line.strip() for line in (command.epilog or "").splitlines()[2:]]
 
 
 def test_the_most_used_options_come_first_in_their_sections():

@@ -82,6 +82,9 @@ def test_what_cannot_be_fetched_is_refused_in_one_line(tmp_path, monkeypatch):
         refused(imported(f"{address}/none", output), f"{address}/none: answers 404", "/metrics", code=2)
     refused(imported(f"{address}/metrics", output), "cannot be read", "check that the server runs", code=2)
     refused(imported("http://", output), "http://", code=2)
+    for address in ("ftp://me:secret@example.org/metrics", "s3://bucket/metrics"):
+        message = refused(imported(address, output), "an address begins with http:// or https://, not", code=2)
+        assert "secret" not in message
     with server(b"x" * 100) as address:
         monkeypatch.setattr(input_sources, "LIMIT", 10)
         refused(imported(f"{address}/metrics", output), "more than 10 bytes", code=2)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers.command_line import done, refused, run
-from treeopt.cli.options import general
+from treeopt.cli.options import output_files
 
 TABLE = "batch,drafted,step_ms\n1,0,10\n1,1,12\n1,3,14\n"
 
@@ -38,7 +38,7 @@ def test_an_empty_file_is_no_result(writing, tmp_path):
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 2)])
 def test_a_terminal_is_asked(writing, tmp_path, monkeypatch, answer, code):
-    monkeypatch.setattr(general, "on_terminal", lambda: True)
+    monkeypatch.setattr(output_files, "on_terminal", lambda: True)
     output = tmp_path / "times.json"
     output.write_text("precious")
     result = run(*writing["times.json"], "--output", output, stdin=answer)

@@ -1,5 +1,7 @@
 """Progress counts work on a terminal, notes go to stderr, and --quiet hides both; --verbose prints details."""
 
+import os
+import subprocess
 import sys
 from contextlib import contextmanager
 from io import BytesIO
@@ -8,11 +10,14 @@ from time import sleep
 import click
 import pytest
 
-from tests.helpers.command_line import done
+from tests.helpers.command_line import CHECK, TREEOPT, done, inputs
 from tests.helpers.printed_results import Terminal
+from treeopt.api.messages import LOG
 from treeopt.api.search_trace import search
-from treeopt.cli import main
-from treeopt.cli.options import general
+from treeopt.cli import main, messages_on_stderr
+from treeopt.cli.options import printing
+from treeopt.cli.options.printing import hold_warnings, warn
+from treeopt.errors import UsageError
 
 
 @pytest.fixture
@@ -22,7 +27,7 @@ def worked(monkeypatch):
     def seen(*, patience_s=0.0):
         screen = Terminal(BytesIO(), encoding="utf-8")
         monkeypatch.setattr(sys, "stderr", screen)
-        monkeypatch.setattr(general, "PATIENCE_S", patience_s)
+        monkeypatch.setattr(printing, "PATIENCE_S", patience_s)
         monkeypatch.setenv("TERM", "xterm")
         work()
         screen.flush()
@@ -32,7 +37,7 @@ def worked(monkeypatch):
 
 
 def work():
-    with general.progress("measuring", 4) as advance:
+    with printing.progress("measuring", 4) as advance:
         for pieces in (1, 1, 1):
             sleep(0.15)
             advance(pieces)
@@ -57,7 +62,7 @@ def test_quiet_hides_the_bar(worked):
 
 
 def test_a_file_gets_no_bar(capsys, monkeypatch):
-    monkeypatch.setattr(general, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(printing, "PATIENCE_S", 0.0)
     work()
     assert capsys.readouterr() == ("", "")
 
@@ -91,3 +96,38 @@ def test_a_search_counts_two_pieces_for_each_batch_size(trace_file, profile_file
 
     search(trace_file, profile_file, batch=(1, 4), progress=progress)
     assert counted == [("searching", 4), 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_warnings_of_a_validation_stand_below_the_answer_in_lines_that_fit(tiny, made, width, tmp_path):
+    """The plan's warnings of few requests, among others."""
+    words = ("--trace", made / "trace.npz", "--profile", made / "profile.json", "--batch", "1", "--predictions")
+    command = [TREEOPT, "validate", *inputs(tiny), *CHECK, *map(str, words), str(tmp_path / "p.json")]
+    both = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+        env=os.environ | {"COLUMNS": str(width), "OMP_NUM_THREADS": "1"},
+    ).stdout
+    assert "Warning: in the requests held out" in both
+    assert both.index("Error of the predicted speedup") < both.index("Warning: ")
+    warned = both[both.index("Warning: ") :].splitlines()
+    assert max(map(len, warned)) <= width
+    assert any(line.startswith("  ") for line in warned)
+
+
+def test_held_warnings_come_once_and_before_an_error(capsys):
+    @click.command()
+    def fails():
+        hold_warnings()
+        LOG.warning("one")
+        LOG.warning("one")
+        warn(["two."])
+        assert capsys.readouterr().err == ""
+        raise UsageError("it fails")
+
+    with messages_on_stderr(), pytest.raises(UsageError):
+        fails.main([], standalone_mode=False)
+    assert capsys.readouterr().err == "Warning: one.\nWarning: two.\n"

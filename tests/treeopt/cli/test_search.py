@@ -375,7 +375,7 @@ def test_settings_without_meaning_are_usage(trace_file, profile_file, unchanged,
 @pytest.mark.parametrize(
     ("changes", "words", "named"),
     [
-        ({"batches": (1, 2)}, ["--batch", "1,4"], ["batch 4", "1, 2"]),
+        ({"batches": (1, 2)}, ["--batch", "4,8"], ["batch 4, 8", "1, 2"]),
         ({"tokens": 8}, ["--batch", "1", "--max-nodes", "8"], ["tokens 9", "2 to 8"]),
         ({"depth": 2}, ["--batch", "1", "--max-depth", "3"], ["depth 3", "1 to 2"]),
         ({}, ["--batch", "1", "--context", "101"], ["context 101", "4 to 100"]),

@@ -57,7 +57,7 @@ def test_figures_are_the_librarys(files, tmp_path):
     trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
     how = {"batch": 4, "prefill_s": 0.025, "prompt_tokens": 50, "piece": 4, "pad": True, "fixed_shape": True}
     tree, plain = (run(trace, t, profile, **how) for t in (Tree.from_paths([(0, 0), (1,)]), None))
-    assert [way["name"] for way in record["ways"]] == ["tree", "no speculation"]
+    assert [way["name"] for way in record["ways"]] == ["tree of 3 nodes", "no speculation"]
     for way, due in zip(record["ways"], (tree, plain), strict=True):
         assert way["tokens_s"]["value"] == due.rate.value
         assert way["total_s"] == due.total_s
@@ -68,7 +68,7 @@ def test_figures_are_the_librarys(files, tmp_path):
     assert record["speedup"]["throughput"]["value"] == gain.throughput.value
     assert record["speedup"]["per_request"]["low"] == gain.per_request.low
     table = done(*words(files, *settings)).stdout
-    assert re.match(r"Batch 4: tree, \d+\.\d \[.*\] tokens/s, \d\.\d\d \[.*\] times plain decoding", table)
+    assert re.match(r"Batch 4: a tree of 3 nodes, \d+\.\d \[.*\] tokens/s, \d\.\d\d \[.*\] times plain decoding", table)
     assert "Prefill 5 ms per prompt of 50 tokens; batch sizes between measured ones" in table
 
 
@@ -222,7 +222,7 @@ def test_requests_that_pile_up_are_told(files, arrivals, piles):
     found = done(*words(files, "--tree", "2", "--batch", "2", "--arrivals", arrivals, "--requests", "200", "--json"))
     free, *warnings = json.loads(found.stdout)["warnings"]
     assert free == FREE
-    ways = ("tree", "no speculation")
+    ways = ("chain of 2", "no speculation")
     assert ["the queue grows by" in warning for warning in warnings] == [True] * 2 * piles
     for way, warning in zip(ways, warnings, strict=False):
         assert warning.startswith(f"requests pile up with {way} (")
@@ -256,7 +256,7 @@ def test_a_server_of_one_tree_fed_by_a_file(files, tmp_path):
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     settings = words(files, "--tree", "2", "--batch", "2", "--requests-file", log, "--prefill-s-per-token", "0.001")
     record = json.loads(done(*settings, "--json").stdout)
-    assert [way["name"] for way in record["ways"]] == ["tree", "no speculation"]
+    assert [way["name"] for way in record["ways"]] == ["chain of 2", "no speculation"]
     assert record["conditions"][0].startswith("The file's requests arrive when the file says, texts drawn")
     done(*settings, "--arrivals", "3", "--requests", "30")
     plain = words(files, "--batch", "2", "--arrivals", "3", "--requests", "9")

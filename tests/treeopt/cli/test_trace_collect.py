@@ -54,7 +54,7 @@ def test_a_drafter_that_was_made_for_another_target_is_warned_of(tiny, tmp_path)
             result = collect(tiny, tmp_path / "trace.npz", target=tmp_path / target, drafter=drafter)
             assert result.exit_code == 0, result.stderr
             lines = [line for line in result.stderr.splitlines() if line.startswith("Warning: ")]
-            assert lines == [f"Warning: {drafter} was made for the target target, this one is other"] * warned
+            assert lines == [f"Warning: {drafter} was made for the target target, this one is other."] * warned
     assert "Warning" not in collect(tiny, tmp_path / "trace.npz").stderr
 
 
@@ -62,7 +62,7 @@ def test_half_precision_on_a_processor_without_its_products_is_warned_of(tiny, m
     monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: False)
     words = ("decode", *inputs(tiny), "--new-tokens", 2, "--dtype")
     assert "Warning" not in done(*words, "float32").stderr
-    warning = "Warning: this processor has no bfloat16 products: float32 takes half the time or less\n"
+    warning = "Warning: this processor has no bfloat16 products: float32 takes half the time or less.\n"
     assert warning in done(*words, "bfloat16").stderr
 
 

@@ -117,7 +117,7 @@ def test_a_few_prompts_may_be_shorter_than_profiled(made, tiny, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("simulate.validation.make_predictions.FEW", 1 / len(lengths))
         record, said = whole(tiny, made, tmp_path, *CHECK, profile=knowing(lengths[1], 64))
-    assert f"1 prompts are priced as the shortest profiled length, {lengths[1]} tokens" in said
+    assert f"1 prompt is priced as the shortest profiled length, {lengths[1]} tokens" in said
     assert record["end_to_end"]["cells"] >= 2
 
 

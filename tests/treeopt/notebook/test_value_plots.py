@@ -79,6 +79,8 @@ def test_a_trace_whose_rule_accepts_several_siblings_shows_acceptance():
 def test_unknown_charts_are_refused_with_those_that_there_are(values):
     with pytest.raises(UsageError, match="a plan has no chart 'pie': choose one of speedup, latency"):
         values["plan"].plot(chart="pie")
+    with pytest.raises(UsageError, match="ax must be matplotlib's axes, got 'nope': name a chart as chart="):
+        values["plan"].plot("nope")
     bare = Trace(np.int32([0]), np.int32([0]), np.int16([[0]]), 4)
     with pytest.raises(UsageError, match=r"choose one of tau, acceptance$"):
         bare.plot(chart="domains")

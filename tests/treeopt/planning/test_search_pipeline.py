@@ -485,7 +485,8 @@ def test_most_tokens_are_made_at_the_largest_batch_that_keeps_the_ceiling():
     assert held.entries == free.entries
     assert [each for each in held.warnings if each.startswith("batch 16: the fastest configuration takes ")]
     with pytest.raises(
-        InfeasibleError, match=r"max-tpot: batch 1: the fastest configuration takes .* above the limit of 1 ms"
+        InfeasibleError,
+        match=r"no batch size takes at most 1 ms per token: the fastest configuration takes .* ms at batch 1",
     ):
         search(MIXED, cost, batch=1, max_nodes=15, max_tpot_s=1e-3)
 
@@ -637,6 +638,12 @@ def test_a_proof_and_a_plan_say_what_was_not_measured(known):
         def unmeasured(self, batches: Sequence[int]) -> Sequence[int]:
             return batches[1:]
 
+        def outside(self, batches: Sequence[int]) -> Sequence[int]:
+            return [batch for batch in batches if batch > 8]
+
+        def way_to(self, batches: Sequence[int]) -> tuple[str, str]:
+            return f"outside {batches}", "measure"
+
         def caveats(
             self, *, context: int | None = None, trace: object = None, batches: Sequence[int] = ()
         ) -> Sequence[str]:
@@ -647,6 +654,12 @@ def test_a_proof_and_a_plan_say_what_was_not_measured(known):
     assert ("if wider levels cost the drafter nothing" in plan.entries[0].proof.statement) != known
     assert plan.warnings[-1] == "caveat at None"
     assert plan.meta["search"]["context"] == 72
+    partial = search(MIXED, Profiled(), batch=(1, 16), max_nodes=7)
+    assert [entry.batch for entry in partial.entries] == [1]
+    assert partial.warnings[0] == "outside [16] (`measure`)"
+    assert partial.meta["search"]["outside"] == {"batches": [16], "way": "outside [16]", "command": "measure"}
+    with pytest.raises(CostError, match=r"outside \[16, 32\]"):
+        search(MIXED, Profiled(), batch=(16, 32), max_nodes=7)
     plan = search(MIXED, Profiled(), max_nodes=7, context=9)
     assert plan.warnings[-1] == "caveat at 9"
     assert plan.meta["search"]["context"] == 9
@@ -881,12 +894,13 @@ def test_batch_sizes_do_not_influence_one_another():
 def test_a_plan_says_where_it_comes_from(monkeypatch):
     monkeypatch.setattr(search_pipeline, "this_run", this_run)  # what the other tests do without
     trace = replace(MIXED, meta={"target": "byte model"})
-    meta = search(trace, Cost(), max_nodes=7, max_depth=99, context=5, seed=8).meta
+    meta = search(trace, Cost(), max_nodes=7, max_depth=99, context=5, seed=8, engine="sglang").meta
     assert meta["search"] == {
         "method": "renewal",
         "objective": "throughput",
         "max_nodes": 7,
         "max_depth": 5,
+        "engine": "sglang",
         "rules": [],
         "shapes": None,
         "max_tpot_s": None,
@@ -898,6 +912,7 @@ def test_a_plan_says_where_it_comes_from(monkeypatch):
         "padding": None,
         "context": 5,
         "interpolated": [],
+        "outside": None,
         "held_out": 0.5,
         "seed": 8,
         "requests_chosen_on": 15,
@@ -959,7 +974,7 @@ def test_baselines_are_compared_or_skipped_with_a_reason(depth, width, skipped):
         ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
         ({"solver_work": -1.0}, "solver-work must be 0 or more, got -1.0"),
         ({"shapes": 0}, "shapes must be at least 1, got 0"),
-        ({"max_tpot_s": 0.0}, "max-tpot must be positive, got 0.0 s"),
+        ({"max_tpot_s": 0.0}, "the limit of seconds per token must be above 0, got 0.0"),
         ({"near": 1.0}, r"near must lie in \[0, 1\), got 1.0"),
         ({"method": "magic"}, "method must be renewal, best-first or hydra, got magic"),
     ],

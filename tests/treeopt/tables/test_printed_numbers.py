@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.command_line import done
+from tests.helpers import command_line
+from tests.helpers.command_line import done, refused
 from tests.helpers.printed_results import RESULTS, printed, record, words
+from treeopt.errors import counted
+from treeopt.tables.terminal_text import device_words
 
 DRAWN = 200
 Expected = tuple[str, tuple[str, ...], str]  # command, words of the row, number as it must stand there
@@ -47,7 +50,9 @@ def validated() -> Iterator[Expected]:
 
 def asked_what_if() -> Iterator[Expected]:
     for cell in record("whatif")["cells"]:
-        row = (str(cell["batch"]), cell["name"])
+        tree = cell["tree"]
+        kind = "no speculation" if tree is None else "chain" if tree["nodes"] == tree["depth"] else "tree"
+        row = (str(cell["batch"]), kind)
         for text in (f"{cell['step_s'] * 1e3:.2f}", f"{cell['plain_s'] * 1e3:.2f}", f"{cell['tokens_s']:,.0f}"):
             yield "whatif", row, text
         for key in ("tau", "speedup"):
@@ -133,3 +138,27 @@ def test_the_answer_holds_the_numbers_of_the_plan():
         rate = entry["batch"] * choice["tau"]["value"] / choice["step_s"]
         assert f"Batch {entry['batch']}: a tree of {len(choice['tree']['paths'])} nodes, " in shown
         assert f"{ranged(choice['speedup'])} times plain decoding, {rate:,.0f} tokens/s." in shown
+
+
+def test_one_thing_has_no_plural_and_thousands_have_commas():
+    assert device_words({"device": "cpu, 1 threads"}) == "cpu, 1 thread"
+    shown = " ".join((*printed(RESULTS["doctor"](), 200), *printed(RESULTS["validate"](), 200)))
+    assert "1 thread " in shown
+    assert "1 threads" not in shown
+    assert counted(1, "request") == "1 request"
+    conditions = record("run")["conditions"][0]
+    assert re.match(r"\d{1,3}(,\d{3})* requests, \d{1,3}(,\d{3})* tokens\.", conditions)
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("0", "0 must be above 0"),
+        ("soon", "'soon' is not a number"),
+        ("1e-4", "no batch size takes at most 0.0001 ms per token: the fastest configuration takes "),
+    ],
+)
+def test_errors_about_the_time_per_token_say_what_is_wrong(limit, message):
+    text = refused(command_line.run(*words("search"), "--max-tpot-ms", limit), message, code=None)
+    assert "max-tpot:" not in text
+    assert "fitted requests" not in text

@@ -446,7 +446,7 @@ def test_validation_shows_predicted_beside_measured():
     for words in (
         "Leviathan Thm 3.8: mean 20.0%, largest 20.0%; CORAL Eq. 6: mean 50.0%, largest 50.0%",
         "Predicted 95% intervals contain the measured value in 2 of 2 cells, 100% [16%, 100%].",
-        "Batch 4: chosen tree was predicted to be the fastest, and was; 1.50 [1.40, 1.60] times plain decoding",
+        "Batch 4: chosen tree (tree of 6 nodes) was predicted to be the fastest, and was; 1.50 [1.40, 1.60]",
         "Batch 8: best tree of 63 not measured: too large.",
         "24 prompts with the acceptance of a trace's requests",
         "Predictions fixed beforehand: sha256 0123456789abcdef.",

@@ -3,17 +3,20 @@
 import os
 import re
 import shlex
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.console_blocks import check_options
-from tests.helpers.printed_results import CODES, RESULTS, folder, printed, sent
+from tests.helpers.printed_results import CODES, RESULTS, folder, printed, record, sent
 from treeopt.engines import ENGINE_RULES, ENGINES, METHODS
 from treeopt.plans.plan_json import load_plan
 from treeopt.tables.blocks import Blocks, Cell, Column, Line, Row, Table, number, word
 from treeopt.tables.plan_tables import plan_blocks
+from treeopt.tables.simulate_tables import simulation_blocks
+from treeopt.tables.whatif_tables import money, scenario_blocks
 
 WIDTHS = (40, 60, 80, 100, 120, 160, 200)
 SNAPSHOTS = Path(__file__).with_name("snapshots")
@@ -117,7 +120,8 @@ def test_the_command_to_run_next_exists(name):
 def test_a_plan_for_an_engine_is_exported_to_it_next(engine):
     """With a method where its export needs one; rules of a project that has no export lead to a check."""
     plan = load_plan(folder() / "plan.json") if blocks_of("search") else None
-    (line,) = [block for block in plan_blocks(plan, engine=engine) if isinstance(block, Line) and block.command]
+    plan = replace(plan, meta=plan.meta | {"search": plan.meta["search"] | {"engine": engine}})
+    (line,) = [block for block in plan_blocks(plan) if isinstance(block, Line) and block.command]
     command = shlex.split(line.command)
     check_options(command[1:])
     if engine not in ENGINES:
@@ -167,7 +171,9 @@ def test_columns_leave_in_their_order():
 
 def test_a_terminal_too_narrow_for_a_table_gets_a_block_a_row():
     lines = printed((TABLE,), 14)
-    assert lines[:6] == ["title", "long name", "  kept: 1.50", "  a note", "b", "  kept: -1.25"]
+    assert (lines[:2], lines.index("b")) == (["title", "long name"], 9)
+    assert {"  kept: 1.50", "  leave:", "    2.50", "  kept: -1.25", "  a note"} <= set(lines)
+    assert not any("left out" in line for line in lines)
     kept = Table("", (COLUMNS[0], Column("a long heading")), (Row((word("x"), number(1234567.25, 2))),))
     assert printed((kept,), 14) == ["x", "  a long", "  heading:", "    1,234,567.25"]
 
@@ -193,3 +199,63 @@ def test_the_same_sentence_is_printed_once_and_details_only_when_asked_for():
     hidden = printed(blocks, 80, verbose=False)
     assert detail.text not in hidden
     assert hidden[-1].startswith("--verbose also prints")
+
+
+def test_blocks_hold_every_column_where_the_table_would_drop_some():
+    columns = (
+        Column("name", align="left", key=True),
+        Column("first interval"),
+        Column("second interval"),
+        Column("dropped", "ms", drop=1),
+    )
+    cells = (word("a row with a name"), Cell("1.42 [1.36, 1.48]"), Cell("1.52 [1.46, 1.58]"), number(12.5, 1))
+    table = Table("", columns, (Row(cells),))
+    assert printed((table,), 40) == [
+        "a row with a name",
+        "  first interval:  1.42 [1.36, 1.48]",
+        "  second interval: 1.52 [1.46, 1.58]",
+        "  dropped ms:      12.5",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_whatif_keeps_chain_or_tree_and_its_nodes_on_narrow_terminals(width):
+    whole = record("whatif")
+    chain = {"id": "c", "nodes": 3, "depth": 3, "paths": [[0], [0, 0], [0, 0, 0]]}
+    cells = [cell | {"tree": chain} for cell in whole["cells"]]
+    cells[0] |= {"fits": False, "name": "does not fit (chosen tree)"}
+    lines = printed(scenario_blocks({**whole, "cells": cells}), width)
+    (heading,) = {line.split("speedup")[0].split("tau")[0].strip() for line in lines if line.startswith("batch  best")}
+    assert heading.split() == ["batch", "best", "nodes"]
+    rows = [line.split() for line in lines if re.match(r" +\d+  (chain|does)", line)]
+    assert rows[0][1:6] == ["does", "not", "fit", "(chain)", "3"]
+    assert all(row[1:3] == ["chain", "3"] for row in rows[1:])
+    assert "a chain of 3" in flat("\n".join(lines))
+    assert "chosen tree" not in flat("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("price", "text"),
+    [
+        ((0.0809, 0.063, 0.104), "0.0809 [0.0630, 0.1040]"),
+        ((0.3, 0.3, 0.3), "0.300"),
+        ((12345.6, 1e4, 2e4), "12,346 [10,000, 20,000]"),
+        ((2.0, 1.5, 120.0), "2.00 [1.50, 120.00]"),
+        ((0.0, 0.0, 0.0), "0"),
+    ],
+)
+def test_prices_keep_their_zeros(price, text):
+    assert money(dict(zip(("value", "low", "high"), price, strict=True))).text == text
+
+
+def test_a_server_without_changes_has_no_rows_of_them():
+    shown = printed(blocks_of("server"), 120)
+    assert not [line for line in shown if line.startswith(("changes of tree", "time of steps with tree"))]
+    whole = record("server")
+    first, plain = whole["ways"]
+    several = {**first, "name": "plan", "trees": [[[0]], [[0], [1]]], "up": [4], "down": [2]}
+    lines = printed(simulation_blocks({**whole, "ways": [several, plain]}), 120)
+    for label in ("changes of tree per second", "time of steps with tree 1, %"):
+        (row,) = [line for line in lines if line.startswith(label)]
+        assert len(re.findall(r"\[", row)) == 1, row  # none of plain decoding, which has no tree
+    assert "Trees of the plan: chain of 1; tree of 2 nodes from 4 requests or more, back at 2." in lines

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treeopt.errors import CostError, TraceError
+from treeopt.errors import CostError, TraceError, counted
 from treeopt.replay.priced_walk import step_seconds
 from treeopt.replay.static_tree import replay_tree
 from treeopt.report.slider_model import Drafted, conditional_rates, embedded, finite
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import ratio
-from treeopt.tables.terminal_text import describe_models
+from treeopt.tables.terminal_text import describe_models, device_words
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -35,10 +35,11 @@ def slider_data(trace: Trace, profile: "Profile") -> dict[str, Any] | None:
     if not any(tree.shape == "chain" for tree in drafted):
         return None
     plain = {batch: profile.plain_s(batch=batch) for batch in batches}
-    models, device = describe_models(trace.meta), profile.meta.get("device", "a device that is not recorded")
+    models = describe_models(trace.meta)
+    device = device_words(profile.meta) if "device" in profile.meta else "a device that is not recorded"
     about = (
-        f"Acceptance: replayed over all {trace.requests} requests of the trace ({models}); the trees of each size are "
-        f"chosen on the same requests, a little too favourably. Step times: {device}."
+        f"Acceptance: replayed over all {counted(trace.requests, 'request')} of the trace ({models}); the trees of "
+        f"each size are chosen on the same requests, a little too favourably. Step times: {device}."
     )
     return {**embedded(drafted, plain), "about": about}
 

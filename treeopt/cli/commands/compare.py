@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from treeopt.api import compare_traces
-from treeopt.cli.options import general
+from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.value_types import Numbers, Whole
 from treeopt.comparison.compare_drafters import SIZES
 from treeopt.storage.atomic_files import write_text
 
@@ -27,7 +28,9 @@ EXAMPLES = examples(
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @click.argument("traces", type=general.FOLDER, nargs=-1, required=True)
 @click.option(
-    "--batch", type=general.Numbers(), help="Also compare at these batch sizes, each drafter with its own best tree."
+    "--batch",
+    type=Numbers(),
+    help="Also compare at these batch sizes, each drafter with its own best tree.",
 )
 @click.option(
     "--profile",
@@ -43,7 +46,7 @@ EXAMPLES = examples(
     show_default=True,
     help="Sizes of the trees that all drafters are judged with.",
 )
-@click.option("--requests", type=general.Whole(min=4), help="Use only the first N requests of each trace; default all.")
+@click.option("--requests", type=Whole(min=4), help="Use only the first N requests of each trace; default all.")
 @click.option(
     "--same-prompts", is_flag=True, help="Assume that request i of every trace answers one prompt, even without proof."
 )
@@ -69,17 +72,18 @@ def compare(
 
     Differences are paired by request where the traces were recorded on the same prompts.
     """
-    general.check_output(output)
-    general.check_output(table_file, "--table")
+    printing.hold_warnings()
+    output_files.check_output(output)
+    output_files.check_output(table_file, "--table")
     result = compare_traces.compare(traces, profiles or None, batch=batch or (), **settings)
     from treeopt.tables.compare_tables import comparison_blocks, comparison_record
 
     record = comparison_record(result)
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
-    general.write_table(table_file, result.frame)
+    output_files.write_table(table_file, result.frame)
     if as_json:
-        general.print_json(record)
+        printing.print_json(record)
         return
     files = dict(zip(record["meta"]["trace"], map(str, traces), strict=True))
-    general.show(comparison_blocks(record, files=files))
+    printing.show(comparison_blocks(record, files=files))

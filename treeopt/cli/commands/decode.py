@@ -12,13 +12,13 @@ from treeopt.api.messages import warn
 from treeopt.api.run_models import Models, load_target_and_drafter
 from treeopt.api.run_prompts import Prompts, Requests, load_prompts
 from treeopt.api.token_sampling import Sampling
-from treeopt.cli.options import general, models_and_prompts
+from treeopt.cli.options import general, models_and_prompts, printing
 from treeopt.cli.options.decoded_output import SCHEMA, SILENT, Results, results
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.cli.options.what_to_draft import Trees, trees
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
-from treeopt.errors import ExecutorError, UsageError
+from treeopt.errors import ExecutorError, UsageError, counted
 from treeopt.policies.policy_json import identity as policy_identity
 from treeopt.tree import Tree
 
@@ -98,11 +98,11 @@ def decode(
     earlier = results.continued(begun, meta)
     run = Run(decoder, requests, prompts.skip, new_tokens, stop, audit)
     gathered, records = run.decode({record["request"] for record in earlier}, meta, results)
-    if not general.is_main_process():
+    if not printing.is_main_process():
         return
     click.echo(_summary(gathered, decoder, graphs=graphs), err=True)
     if results.as_json:
-        general.print_json({"schema": SCHEMA, "meta": meta, "counts": _counts(gathered), "requests": records})
+        printing.print_json({"schema": SCHEMA, "meta": meta, "counts": _counts(gathered), "requests": records})
     if audit:
         _report([*earlier, *records], target)
 
@@ -126,7 +126,7 @@ class Run:
         tokens = self.requests.tokens
         waiting = [number for number in range(len(tokens)) if self.skip + number not in done]
         prompts = [tokens[number] for number in waiting]
-        main = general.is_main_process()
+        main = printing.is_main_process()
         if main:
             click.echo(self.decoder.memory(prompts, new_tokens=self.new_tokens), err=True)
         else:
@@ -206,7 +206,8 @@ def _live(requests: int, *, hidden: bool) -> "Iterator[Callable[[Gathered], None
 def _summary(gathered: "Gathered", decoder: "Decoder", *, graphs: bool) -> str:
     means = f": {_figures(gathered)} (means; prefill counted in tokens/s)" if gathered.steps else ""
     held = f"; graphs hold {decoder.graph_bytes / 2**20:.1f} MiB" if graphs else ""
-    counts = f"{gathered.ended} requests, {gathered.committed} tokens in {gathered.steps} steps"
+    tokens, steps = counted(gathered.committed, "token"), counted(gathered.steps, "step")
+    counts = f"{counted(gathered.ended, 'request')}, {tokens} in {steps}"
     return f"{counts} at batch {decoder.batch}{means}{held}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from treeopt.api.run_models import quiet_libraries
-from treeopt.cli.options import general, models_and_prompts
+from treeopt.cli.options import general, models_and_prompts, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.errors import TreeoptError
 from treeopt.storage.installed_packages import installed_versions
@@ -35,11 +35,11 @@ def doctor(device: str, as_json: bool) -> None:
         sound = sound and all(trial["holds"] for trial in record["trials"])
     record["sound"] = sound
     if as_json:
-        general.print_json(record)
+        printing.print_json(record)
     else:
         from treeopt.tables.doctor_tables import health_blocks
 
-        general.show(health_blocks(record))
+        printing.show(health_blocks(record))
     if not sound:
         sys.exit(1)
 

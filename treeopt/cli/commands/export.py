@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from treeopt.api.messages import warn
-from treeopt.cli.options import general
+from treeopt.cli.options import output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.value_types import Whole
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_rule_warnings
 from treeopt.engines import ENGINES, METHODS
 from treeopt.engines.export import Export
@@ -44,8 +45,8 @@ def _methods(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.option("--format", "engine", type=click.Choice(list(ENGINES)), required=True, help="Engine to write for.")
-@click.option("--batch", type=general.Whole(min=1), help="Export only this batch size; default all of the plan's.")
-@click.option("--heads", type=general.Whole(min=1), help="Number of heads in the checkpoint (medusa).")
+@click.option("--batch", type=Whole(min=1), help="Export only this batch size; default all of the plan's.")
+@click.option("--heads", type=Whole(min=1), help="Number of heads in the checkpoint (medusa).")
 @click.option(
     "--method",
     shell_complete=_methods,
@@ -95,7 +96,7 @@ def export(
     launch line instead, after a command that writes the configuration if the engine reads it from a file and there
     is no --output.
     """
-    general.check_output(output)
+    output_files.check_output(output)
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if replay is not None:
         given["replay"] = replay
@@ -133,8 +134,7 @@ def _explain(result: Export, plan: Plan, *, launched: bool) -> None:
     for name, value in (("flags", result.flags), ("environment", result.environment)):
         if value and not launched:
             click.echo(f"{name}: {value}", err=True)
-    for warning in plan.warnings:
-        click.echo(f"Warning: {warning}.", err=True)
+    printing.warn(plan.warnings)
     for note in result.notes:
         click.echo(f"note: {note}", err=True)
 

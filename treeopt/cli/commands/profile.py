@@ -12,9 +12,10 @@ from treeopt.api.messages import note
 from treeopt.api.run_models import Models, load_models
 from treeopt.api.run_prompts import Prompts, load_tokens
 from treeopt.api.token_sampling import Sampling
-from treeopt.cli.options import general, models_and_prompts
+from treeopt.cli.options import general, models_and_prompts, output_files, printing
 from treeopt.cli.options.engine_choice import engine
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.value_types import Numbers, Real, Whole, numbers_text
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.defaults import (
     BUDGET_S,
@@ -53,15 +54,15 @@ EXAMPLES = examples(
 @models_and_prompts.new_tokens
 @click.option(
     "--batch",
-    type=general.Numbers(),
-    default=general.numbers_text(PROFILED_BATCHES),
+    type=Numbers(),
+    default=numbers_text(PROFILED_BATCHES),
     show_default=True,
     help="Batch sizes; 1-32 doubles from 1 to 32.",
 )
 @click.option(
     "--context",
     "contexts",
-    type=general.Numbers("context lengths"),
+    type=Numbers("context lengths"),
     default=(),
     help="Prompt lengths in tokens, such as 64,512, cut from the given prompts. Default: prompts as they are.",
 )
@@ -72,22 +73,26 @@ EXAMPLES = examples(
 )
 @click.option(
     "--max-depth",
-    type=general.Whole(min=1),
+    type=Whole(min=1),
     help="Deepest tree; default all levels that the drafter has, at most 8. With --engine: the longest draft; default "
     f"{ENGINE_LENGTH}.",
 )
 @click.option(
     "--rounds",
-    type=general.Whole(min=2),
+    type=Whole(min=2),
     help=f"Maximum number of blocks per tree and batch size; default {ROUNDS}, with --engine {ENGINE_ROUNDS}.",
 )
 @click.option(
-    "--steps", type=general.Whole(min=1), default=STEPS, show_default=True, help="Maximum number of steps per block."
+    "--steps",
+    type=Whole(min=1),
+    default=STEPS,
+    show_default=True,
+    help="Maximum number of steps per block.",
 )
 @click.option(
     "--budget",
     "budget_s",
-    type=general.Real(min=0, min_open=True),
+    type=Real(min=0, min_open=True),
     help="Seconds that measuring may take: fewer rounds, then the least important sizes are left out. Default "
     f"{BUDGET_S:g}, with --policies {BUDGET_S + POLICIES_S:g}; no limit with several processes.",
 )
@@ -121,7 +126,7 @@ def profile(
     Finished measurements stay in OUTPUT.work until the profile is written: after an interruption the same command
     resumes there.
     """
-    general.check_output(output, force=force)
+    output_files.check_output(output, force=force)
     sampling.check()
     if engine.engine is not None:
         _profile_engine(engine, models, prompts, batch, output, sampling.seed, settings)
@@ -140,9 +145,9 @@ def profile(
     wanted = Settings(batches=batch, budget_s=budget_s, rule=sampling.rule_for(target), seed=sampling.seed, **settings)
     with Measurement(target, drafter, tokens, wanted, work=work) as measurement:
         _say_schedule(measurement)
-        with general.progress("measuring", measurement.left) as advance:
+        with printing.progress("measuring", measurement.left) as advance:
             measured = measurement.run(advance)
-    if not general.is_main_process():
+    if not printing.is_main_process():
         return
     save_profile(measured, output)
     work.unlink(missing_ok=True)
@@ -150,7 +155,7 @@ def profile(
     errors = (
         f"{_size_errors(measured.relative_error, **measured.meta['left_out_sizes'])}{_policy_errors(measured.meta)}"
     )
-    general.say(f"profile of batch {sizes} written to {output}; {errors}")
+    printing.say(f"profile of batch {sizes} written to {output}; {errors}")
 
 
 def _profile_engine(
@@ -178,7 +183,7 @@ def _profile_engine(
         settings["rounds"] or ENGINE_ROUNDS,
         seed=seed,
     )
-    measured = profile_engine(engine, models.target, models.drafter, prompts, wanted, progress=general.progress)
+    measured = profile_engine(engine, models.target, models.drafter, prompts, wanted, progress=printing.progress)
     save_profile(measured, output)
     note([f"profile of chains at batch {', '.join(map(str, batch))} in {engine.engine} written to {output}"])
 
@@ -206,9 +211,9 @@ def _say_schedule(measurement: "Measurement") -> None:
     schedule, blocks = measurement.schedule, measurement.blocks
     if schedule.left_out:
         some = "; ".join(map(str, schedule.left_out[:SHOWN])) + ("; ..." if len(schedule.left_out) > SHOWN else "")
-        general.say(
+        printing.say(
             f"{schedule.rounds} rounds of {len(schedule.ways)} configurations fit the budget; "
             f"{len(schedule.left_out)} are left out: {some}"
         )
     if measurement.left < blocks:
-        general.say(f"resuming: {blocks - measurement.left} of {blocks} blocks were measured before")
+        printing.say(f"resuming: {blocks - measurement.left} of {blocks} blocks were measured before")

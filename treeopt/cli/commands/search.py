@@ -7,8 +7,9 @@ import click
 
 from treeopt.api import search_trace
 from treeopt.api.file_loading import as_profile, load_trace
-from treeopt.cli.options import general
+from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.value_types import Real, Whole
 from treeopt.cli.options.what_to_draft import NamedTree
 from treeopt.defaults import HELD_OUT, NEAR
 from treeopt.engines import ENGINE_RULES
@@ -66,22 +67,20 @@ engine_rules = click.option(
 )
 @click.option(
     "--max-tpot-ms",
-    type=general.Real(min=0, min_open=True),
+    type=Real(min=0, min_open=True),
     help="Recommend a batch size that takes at most this many milliseconds per token.",
 )
-@click.option(
-    "--shapes", type=general.Whole(min=1), help="Maximum number of different trees; default one per batch size."
-)
+@click.option("--shapes", type=Whole(min=1), help="Maximum number of different trees; default one per batch size.")
 @click.option(
     "--near",
-    type=general.Real(0, 1, max_open=True),
+    type=Real(0, 1, max_open=True),
     default=NEAR,
     show_default=True,
     help="Take the smallest tree within this share of the fastest, where intervals overlap.",
 )
 @click.option(
     "--shrink",
-    type=general.Real(min=0),
+    type=Real(min=0),
     help="Strength of shrinkage towards similar paths, in pseudo-anchors. Default: fitted on the requests; 0: none.",
 )
 @engine_rules
@@ -100,7 +99,7 @@ engine_rules = click.option(
 )
 @click.option(
     "--target-interval",
-    type=general.Real(min=0, min_open=True),
+    type=Real(min=0, min_open=True),
     help="Print how many more requests make the intervals of tau this narrow: 0.01 for 1 %.",
 )
 @click.option(
@@ -142,8 +141,9 @@ def search(
     The tree is chosen on one part of the trace's requests, predicted by replay on the others, and compared with plain
     decoding, the best chain and published trees.
     """
-    general.check_output(output)
-    general.check_output(table_file, "--table")
+    printing.hold_warnings()
+    output_files.check_output(output)
+    output_files.check_output(table_file, "--table")
     trace = load_trace(trace_file, ranks_only=not policies)
     profile = as_profile(profile_file, trace, trace_file, engine=settings["engine"])
     plan = search_trace.search(
@@ -152,12 +152,12 @@ def search(
         max_tpot_s=None if max_tpot_ms is None else max_tpot_ms / 1e3,
         compare=(published_trees() if published else baselines()) | dict(compared),
         policies=policies,
-        progress=general.progress,
+        progress=printing.progress,
         **settings,
     )
     if output:
         save_plan(plan, output)
-    general.write_table(table_file, plan.frame)
+    output_files.write_table(table_file, plan.frame)
     if as_json:
         click.echo(to_json(plan))
         return
@@ -165,6 +165,6 @@ def search(
     from treeopt.tables.plan_tables import plan_blocks
 
     file = None if output is None else str(output)
-    general.show(plan_blocks(plan, checks=live_checks(plan), file=file, engine=settings["engine"]))
+    printing.show(plan_blocks(plan, checks=live_checks(plan), file=file))
     if output:
-        general.say(f"plan written to {output}")
+        printing.say(f"plan written to {output}")

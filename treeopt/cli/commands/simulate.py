@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from treeopt.api import simulate_requests
-from treeopt.cli.options import general
+from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.value_types import SECONDS, Real, Tokens, Whole
 from treeopt.cli.options.what_to_draft import Static
 from treeopt.defaults import SERVER
 from treeopt.storage.atomic_files import write_text
@@ -39,14 +40,12 @@ EXAMPLES = examples(
 @click.option(
     "--tree", type=Static(), help="A static tree: the length of a chain, rank paths, FILE[:NAME], or a published tree."
 )
-@click.option(
-    "--batch", type=general.Whole(min=1), help="Maximum number of requests decoded together; default the plan's."
-)
-@click.option("--prefill-s", type=general.SECONDS, help="Prefill seconds per prompt; default the profile's.")
-@click.option("--prefill-s-per-token", type=general.SECONDS, help="Additional prefill seconds per prompt token.")
+@click.option("--batch", type=Whole(min=1), help="Maximum number of requests decoded together; default the plan's.")
+@click.option("--prefill-s", type=SECONDS, help="Prefill seconds per prompt; default the profile's.")
+@click.option("--prefill-s-per-token", type=SECONDS, help="Additional prefill seconds per prompt token.")
 @click.option(
     "--prompt-tokens",
-    type=general.Tokens(min=1),
+    type=Tokens(min=1),
     help="Prompt length in tokens; also sets the context at which steps are priced. Default: the lengths recorded in "
     "the trace, if any.",
 )
@@ -64,10 +63,10 @@ EXAMPLES = examples(
     help="Price batch sizes below the profile's smallest as that one, or raise an error. Sizes between two profiled "
     "ones are interpolated.",
 )
-@click.option("--arrivals", type=general.Real(1e-9, 1e9), help="Simulate a server: requests per second.")
+@click.option("--arrivals", type=Real(1e-9, 1e9), help="Simulate a server: requests per second.")
 @click.option(
     "--capacity",
-    type=general.Real(0, 1, min_open=True),
+    type=Real(0, 1, min_open=True),
     help="In place of --arrivals: find the highest rate at which this share of the requests keeps --ttft-s and "
     "--tpot-s.",
 )
@@ -77,24 +76,22 @@ EXAMPLES = examples(
     help="Lengths of the server's requests: JSON lines with prompt_tokens, tokens [, arrived_s].",
 )
 @click.option(
-    "--requests", type=general.Whole(min=2), help=f"Number of arrivals; default {SERVER['requests']}, or the file's."
+    "--requests",
+    type=Whole(min=2),
+    help=f"Number of arrivals; default {SERVER['requests']}, or the file's.",
 )
 @click.option(
     "--replications",
-    type=general.Whole(min=2),
+    type=Whole(min=2),
     help=f"Number of independent days; default {SERVER['replications']}.",
 )
-@click.option(
-    "--warmup", type=general.Real(0, 0.9), help=f"Share of each day that is left out; default {SERVER['warmup']}."
-)
-@click.option("--ttft-s", type=general.Real(0, min_open=True), help="Goodput: maximum seconds to the first token.")
-@click.option(
-    "--tpot-s", type=general.Real(0, min_open=True), help="Goodput: maximum seconds per token after the first."
-)
-@click.option("--switch-s", type=general.SECONDS, help="Seconds that a change to another tree takes; default 0.")
+@click.option("--warmup", type=Real(0, 0.9), help=f"Share of each day that is left out; default {SERVER['warmup']}.")
+@click.option("--ttft-s", type=Real(0, min_open=True), help="Goodput: maximum seconds to the first token.")
+@click.option("--tpot-s", type=Real(0, min_open=True), help="Goodput: maximum seconds per token after the first.")
+@click.option("--switch-s", type=SECONDS, help="Seconds that a change to another tree takes; default 0.")
 @click.option(
     "--hysteresis",
-    type=general.Whole(min=0),
+    type=Whole(min=0),
     help="Dead band in requests before the server changes to another tree; default 0.",
 )
 @general.seed
@@ -118,17 +115,20 @@ def simulate(
     --requests-file, requests come to a server of --batch rows, which changes between a plan's trees as its load
     changes; with --capacity, the highest rate that keeps the limits is found. Servers need simpy.
     """
-    general.check_output(output)
-    general.check_output(table_file, "--table")
-    record = simulate_requests.simulate(trace_file, profile_file, plan=plan_file, progress=general.progress, **settings)
+    printing.hold_warnings()
+    output_files.check_output(output)
+    output_files.check_output(table_file, "--table")
+    record = simulate_requests.simulate(
+        trace_file, profile_file, plan=plan_file, progress=printing.progress, **settings
+    )
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
-    general.write_table(table_file, record.frame)
+    output_files.write_table(table_file, record.frame)
     if as_json:
-        general.warn(record["warnings"])
-        general.print_json(record)
+        printing.warn(record["warnings"])
+        printing.print_json(record)
         return
     from treeopt.tables.simulate_tables import simulation_blocks
 
     plan = None if plan_file is None else str(plan_file)
-    general.show(simulation_blocks(record, trace=str(trace_file), plan=plan))
+    printing.show(simulation_blocks(record, trace=str(trace_file), plan=plan))

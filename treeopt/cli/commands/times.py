@@ -4,12 +4,13 @@ from pathlib import Path
 
 import click
 
-from treeopt.cli.options import general
+from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.errors import UsageError
+from treeopt.cli.options.value_types import LARGEST, count
+from treeopt.errors import UsageError, counted
 
 EXAMPLES = examples(
-    "printf 'batch,drafted,step_ms\\n1,0,10\\n1,1,12\\n1,3,14\\n' > steps.csv",
+    "printf 'batch,drafted,step_ms\\n1,0,10\\n1,1,12\\n' > steps.csv",
     "treeopt times steps.csv --device 'H100 SXM, vLLM 0.33.0' --context 512-2048 --output engine.json",
     "treeopt times steps.csv --device 'my machine' --context 64-64 --output mine.json",
 )
@@ -35,14 +36,17 @@ def times(table: Path, device: str, context: str | None, output: Path, *, force:
     --replay` makes the engine accept what a trace accepts while it is measured. The profile covers chains only: give
     `search` the engine's name.
     """
-    general.check_output(output, force=force)
+    output_files.check_output(output, force=force)
     from simulate.profiles.engine_times_csv import read_times
     from simulate.profiles.profile import save_profile
 
     profile = read_times(table, device=device, context=_range(context))
     save_profile(profile, output)
     if trees := profile.meta["imported"]["trees_left_out"]:
-        click.echo(f"{trees} lines with trees were left out: such a profile covers chains", err=True)
+        click.echo(
+            f"left out: {counted(trees, 'line')} with trees; such a profile covers chains",
+            err=True,
+        )
     sizes = ", ".join(dict.fromkeys(str(times.batch) for times in profile.batches))
     click.echo(
         f"profile of chains at batch {sizes} written to {output}; the ratio of a step to a plain step is assumed to be "
@@ -56,11 +60,11 @@ def _range(text: str | None) -> tuple[int, int] | None:
         return None
     low, dash, high = text.partition("-")
     try:
-        bounds = general.count(low), general.count(high if dash else low)
+        bounds = count(low), count(high if dash else low)
     except ValueError as error:
         raise UsageError(f"--context must be like 8k or 512-2048, got {text!r:.40}") from error
-    if bounds[1] > general.LARGEST:
-        raise UsageError(f"--context must be at most {general.LARGEST} tokens, got {text:.40}")
+    if bounds[1] > LARGEST:
+        raise UsageError(f"--context must be at most {LARGEST} tokens, got {text:.40}")
     if bounds[0] > bounds[1]:
         raise UsageError(f"--context must give the smaller number first, got {text}")
     return bounds

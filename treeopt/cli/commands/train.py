@@ -11,8 +11,9 @@ import click
 from executor.train.recipes import RECIPES, Recipe, replaced
 from treeopt.api.messages import note, silent, warn
 from treeopt.api.run_models import Models, check_weights, quiet_libraries, slow_type_warnings
-from treeopt.cli.options import general, models_and_prompts
+from treeopt.cli.options import general, models_and_prompts, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.value_types import Real, Tokens, Whole
 from treeopt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,11 +66,11 @@ lessons = general.bundle(
         help="Conversations (JSON lines, a JSON list, parquet, arrow, a data set saved to disk), texts, or folders of "
         "them; may be given several times.",
     ),
-    click.option("--length", type=general.Tokens(min=3), default=512, show_default=True, help="Tokens per row."),
+    click.option("--length", type=Tokens(min=3), default=512, show_default=True, help="Tokens per row."),
     click.option("--padded", is_flag=True, help="Put each text in its own row, instead of one text after the other."),
     click.option(
         "--held-out",
-        type=general.Real(0, 1, max_open=True),
+        type=Real(0, 1, max_open=True),
         default=0.05,
         show_default=True,
         help="Share of the rows that is held out for measurements.",
@@ -77,12 +78,10 @@ lessons = general.bundle(
     click.option("--self-distill", is_flag=True, help="Learn from what the target writes in place of the data."),
     click.option(
         "--distill-temperature",
-        type=general.Real(min=0),
+        type=Real(min=0),
         help="Sampling temperature of what the target writes; default 0.3.",
     ),
-    click.option(
-        "--distill-tokens", type=general.Tokens(min=1), help="Maximum tokens per answer of the target; default 192."
-    ),
+    click.option("--distill-tokens", type=Tokens(min=1), help="Maximum tokens per answer of the target; default 192."),
     models_and_prompts.leave_out,
 )
 
@@ -124,19 +123,15 @@ training = general.bundle(
     click.option(
         "--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change the recipe, for example depths=4."
     ),
+    click.option("--learning-rate", type=Real(min=0, min_open=True), help="Learning rate in place of the recipe's."),
+    click.option("--steps", type=Whole(min=1), help="Number of optimiser steps."),
     click.option(
-        "--learning-rate", type=general.Real(min=0, min_open=True), help="Learning rate in place of the recipe's."
+        "--epochs",
+        type=Real(min=0, min_open=True),
+        help="Passes over the rows in place of --steps; default 1.",
     ),
-    click.option("--steps", type=general.Whole(min=1), help="Number of optimiser steps."),
-    click.option(
-        "--epochs", type=general.Real(min=0, min_open=True), help="Passes over the rows in place of --steps; default 1."
-    ),
-    click.option(
-        "--batch", type=general.Whole(min=1), default=8, show_default=True, help="Rows per batch and process."
-    ),
-    click.option(
-        "--accumulate", type=general.Whole(min=1), default=1, show_default=True, help="Batches per optimiser step."
-    ),
+    click.option("--batch", type=Whole(min=1), default=8, show_default=True, help="Rows per batch and process."),
+    click.option("--accumulate", type=Whole(min=1), default=1, show_default=True, help="Batches per optimiser step."),
     click.option("--bf16", is_flag=True, help="Compute in bfloat16 where it is safe; weights keep their number type."),
     click.option("--lora", is_flag=True, help="For recipes that train the target: train adapters, merged at the end."),
     click.option(
@@ -145,12 +140,8 @@ training = general.bundle(
         help="Store the target's features of each row in this folder, or reuse those that it holds: for several epochs "
         "or drafters.",
     ),
-    click.option(
-        "--save-every", type=general.Whole(min=1), default=500, show_default=True, help="Steps between checkpoints."
-    ),
-    click.option(
-        "--eval-every", type=general.Whole(min=1), help="Steps between measurements; default only at the end."
-    ),
+    click.option("--save-every", type=Whole(min=1), default=500, show_default=True, help="Steps between checkpoints."),
+    click.option("--eval-every", type=Whole(min=1), help="Steps between measurements; default only at the end."),
     click.option(
         "--save-dtype",
         type=click.Choice(["float32", "bfloat16", "float16"]),
@@ -216,7 +207,7 @@ def train(
     drafter = _drafter(models, recipe, target, rows, seed)
     if first and models.drafter is None:
         warn(_short_warnings(recipe, drafter, job.steps))
-    with (general.progress if first else silent)("training", job.steps) as advance:
+    with (printing.progress if first else silent)("training", job.steps) as advance:
         trained = run(job, target, drafter, rows, held_out, report=_reporter(job.steps, advance, silent=not first))
     if first:
         note([report.summary, *report.unread_fields])
@@ -227,7 +218,7 @@ def _check_output(output: Path, resume: bool) -> None:
     """Raise UsageError for a folder that cannot be written, that is taken, or that holds nothing to resume."""
     if output.exists() and not output.is_dir():
         raise UsageError(f"--output {output}: must be a folder")
-    general.check_output(output / "x" if output.is_dir() else output)
+    output_files.check_output(output / "x" if output.is_dir() else output)
     begun = output.is_dir() and any(output.iterdir())
     if begun and not resume:
         raise UsageError(f"--output {output} is not empty: give --resume to resume it, or another name")
@@ -297,7 +288,7 @@ def _texts(
         warn([f"{calling} conversations call tools: the target writes them only up to the first call"])
     writing = Writing(prompt_tokens=max(1, lessons.length // 4), seed=seed, **given)
     output.mkdir(parents=True, exist_ok=True)
-    with general.progress("writing", stretches(texts, tokenizer, writing)) as advance:
+    with printing.progress("writing", stretches(texts, tokenizer, writing)) as advance:
         return read_texts(rewritten(target, tokenizer, texts, output, writing, progress=advance))
 
 
@@ -390,10 +381,10 @@ def _reporter(steps: int, advance: "Callable[[int], None]", *, silent: bool) -> 
         if silent:
             return
         if "loss" in logs:
-            general.say(f"step {step}/{steps}: loss {logs['loss']:.4f}, rate {logs['learning_rate']:.2e}")
+            printing.say(f"step {step}/{steps}: loss {logs['loss']:.4f}, rate {logs['learning_rate']:.2e}")
         elif "eval_loss" in logs and any(logs[key] for key in logs if key.endswith("_anchors")):
             firsts = " ".join(f"{v:.3f}" for k, v in logs.items() if k.endswith("_top_1"))
-            general.say(f"step {step}/{steps}: held out: loss {logs['eval_loss']:.4f}, top-1 {firsts}")
+            printing.say(f"step {step}/{steps}: held out: loss {logs['eval_loss']:.4f}, top-1 {firsts}")
 
     return report
 
@@ -404,8 +395,8 @@ def _finish(job: "Job", trained: "Trained", tokenizer: "PreTrainedTokenizerBase"
 
     if (job.output / TARGET).is_dir():
         tokenizer.save_pretrained(job.output / TARGET)
-        general.say(f"{job.output / TARGET}: the trained target")
-    general.say(f"{job.output}: the drafter, its training in {LOG}")
+        printing.say(f"{job.output / TARGET}: the trained target")
+    printing.say(f"{job.output}: the drafter, its training in {LOG}")
     _show(job, trained, as_json=as_json)
 
 
@@ -432,8 +423,8 @@ def _show(job: "Job", trained: "Trained", *, as_json: bool) -> None:
         "depths": depths,
     }
     if as_json:
-        general.print_json(record)
+        printing.print_json(record)
         return
     from treeopt.tables.train_tables import training_blocks
 
-    general.show(training_blocks(record))
+    printing.show(training_blocks(record))

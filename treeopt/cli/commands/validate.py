@@ -13,9 +13,10 @@ from treeopt.api.result_record import Record
 from treeopt.api.run_models import Models, is_main_rank
 from treeopt.api.run_prompts import Prompts
 from treeopt.api.token_sampling import Sampling
-from treeopt.cli.options import general, models_and_prompts
+from treeopt.cli.options import general, models_and_prompts, output_files, printing
 from treeopt.cli.options.engine_choice import engine
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.value_types import Numbers, Whole, numbers_text
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.defaults import BLOCKS, VALIDATED_BATCHES
@@ -50,8 +51,8 @@ EXAMPLES = examples(
 @click.option("--profile", "profile_file", type=general.FILE, help="Step times for the search.")
 @click.option(
     "--batch",
-    type=general.Numbers(),
-    help=f"Batch sizes to search for; default {general.numbers_text(VALIDATED_BATCHES)}.",
+    type=Numbers(),
+    help=f"Batch sizes to search for; default {numbers_text(VALIDATED_BATCHES)}.",
 )
 @click.option("--shapes", "sizes", help=f"Also measure trees of these sizes, chosen on the trace; default {SHAPES}.")
 @click.option(
@@ -69,7 +70,7 @@ EXAMPLES = examples(
 )
 @click.option(
     "--blocks",
-    type=general.Whole(min=2),
+    type=Whole(min=2),
     default=BLOCKS,
     show_default=True,
     help="Number of blocks that the prompts are split into.",
@@ -119,20 +120,21 @@ def validate(
 
     With --engine the chains of the plan run in an inference engine; --blocks is the number of rounds.
     """
+    printing.hold_warnings()
     replay = _replayed(acceptance)
     written = plan_file is not None or trace_file is not None
     beside = output.with_suffix(".predictions.json") if output and written else None
     reads = {"acceptance": replay, "predictions": None if written else predictions_file}
-    general.check_output(output, reads=reads, force=force)
-    general.check_output(table_file, "--table", reads=reads, force=force)
+    output_files.check_output(output, reads=reads, force=force)
+    output_files.check_output(table_file, "--table", reads=reads, force=force)
     sampling.check()
     check_tracker(tracker)
     if written:
-        general.check_output(predictions_file or beside, "--predictions", reads=reads, force=force)
+        output_files.check_output(predictions_file or beside, "--predictions", reads=reads, force=force)
     if sizes is not None:
         parse_sizes(sizes)
     made: dict[str, Any] = {"plan": plan_file, "trace": trace_file, "profile": profile_file, "sizes": sizes}
-    made |= {"replay": replay, "predictions": predictions_file or beside, "progress": general.progress}
+    made |= {"replay": replay, "predictions": predictions_file or beside, "progress": printing.progress}
     if engine.engine is not None:
         record = _in_engine(engine, models, prompts, sampling, {**made, **settings})
     else:
@@ -141,20 +143,20 @@ def validate(
             return
     _store(record, output, table_file, tracker)
     if as_json:
-        general.print_json(record)
+        printing.print_json(record)
         return
     from treeopt.tables.validate_tables import validation_blocks
 
-    general.show(validation_blocks(record, plan=None if plan_file is None else str(plan_file)))
+    printing.show(validation_blocks(record, plan=None if plan_file is None else str(plan_file)))
 
 
 def _store(record: Record, output: Path | None, table_file: Path | None, tracker: str | None) -> None:
     """Write the comparison to its files first, then log it."""
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
-    general.write_table(table_file, record.frame)
+    output_files.write_table(table_file, record.frame)
     if tracker is not None:
-        general.say(f"logged as {tracker} run {log_validation(record, tracker)}")
+        printing.say(f"logged as {tracker} run {log_validation(record, tracker)}")
 
 
 def _in_engine(

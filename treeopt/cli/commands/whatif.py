@@ -12,9 +12,10 @@ from simulate.whatif.drafter_kinds import KINDS
 from simulate.whatif.whatif_settings import LINKS, PRICES
 from treeopt.api.whatif_devices import WhatIf
 from treeopt.cli.commands.search import engine_rules
-from treeopt.cli.options import general
+from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.completed_names import Devices, Model
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.value_types import Numbers, Real
 from treeopt.defaults import BYTES, WHATIF_BATCHES, WHATIF_CONTEXT
 from treeopt.errors import UsageError
 from treeopt.plans.plan_json import SCHEMA as PLAN
@@ -37,7 +38,7 @@ EXAMPLES = examples(
     "--max-nodes 15 --price h100=2.5 --plans plans",
 )
 FOLDER = click.Path(path_type=Path, file_okay=False)
-POSITIVE = general.Real(min=0, min_open=True)
+POSITIVE = Real(min=0, min_open=True)
 MODEL = Model()
 
 
@@ -68,14 +69,14 @@ MODEL = Model()
 )
 @click.option(
     "--batch",
-    type=general.Numbers(),
+    type=Numbers(),
     default=f"{WHATIF_BATCHES[0]}-{WHATIF_BATCHES[-1]}",
     show_default=True,
     help="Batch sizes; 1-64 doubles from 1 to 64.",
 )
 @click.option(
     "--context",
-    type=general.Numbers("context lengths"),
+    type=Numbers("context lengths"),
     default=str(WHATIF_CONTEXT),
     show_default=True,
     help="Tokens in the cache; 8k is 8192.",
@@ -91,7 +92,7 @@ MODEL = Model()
 )
 @click.option(
     "--memory",
-    type=general.Real(0, 1e9, min_open=True),
+    type=Real(0, 1e9, min_open=True),
     help="Memory of the custom device in GB; not checked by default.",
 )
 @click.option("--like", type=Devices(), help="A known device whose constants to use for a device whose class has none.")
@@ -148,11 +149,12 @@ def whatif(
     another device, scaled to each. Acceptance is the trace's everywhere. With --price per hour, in any currency, also
     the price of a million tokens, and the cheapest configuration.
     """
-    general.check_output(output)
-    general.check_output(table_file, "--table")
+    printing.hold_warnings()
+    output_files.check_output(output)
+    output_files.check_output(table_file, "--table")
     for folder, option in ((plans, "--plans"), (tables, "--profiles")):
         if folder is not None:
-            general.check_output(folder / "x" if folder.is_dir() else folder, option)
+            output_files.check_output(folder / "x" if folder.is_dir() else folder, option)
     question = WhatIf.prepare(
         trace_file,
         hardware=hardware.split(","),
@@ -164,29 +166,29 @@ def whatif(
     )
     _check_files(plans, question.plan_files(), PLAN, "--plans")
     _check_files(tables, question.profile_files(), PROFILE, "--profiles")
-    answer = question.answer(general.progress)
+    answer = question.answer(printing.progress)
     record = answer.record
     if plans is not None:
         plans.mkdir(exist_ok=True)
         for name, plan in answer.plans().items():
             save_plan(plan, plans / name)
-            general.say(f"plan written to {plans / name}")
+            printing.say(f"plan written to {plans / name}")
     if tables is not None:
         tables.mkdir(exist_ok=True)
         for name, times in answer.profiles().items():
             save_profile(times, tables / name)
-            general.say(f"step times written to {tables / name}")
+            printing.say(f"step times written to {tables / name}")
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
-    general.write_table(table_file, record.frame)
+    output_files.write_table(table_file, record.frame)
     if as_json:
-        general.warn(record["warnings"])
-        general.print_json(record)
+        printing.warn(record["warnings"])
+        printing.print_json(record)
         return
     from treeopt.tables.whatif_tables import scenario_blocks
 
     written = () if plans is None else [str(plans / name) for name in question.plan_files()]
-    general.show(scenario_blocks(record, plans=written))
+    printing.show(scenario_blocks(record, plans=written))
 
 
 def _prices(text: str) -> dict[str, float]:
@@ -228,7 +230,7 @@ def _check_files(folder: Path | None, names: list[str], schema: str, option: str
     """Raise UsageError before any work where a file could not be written, or holds what whatif did not write."""
     if folder is not None and folder.is_dir():
         for name in names:
-            general.check_output(folder / name, option, force=True)
+            output_files.check_output(folder / name, option, force=True)
             _check_own(folder / name, schema, option)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from treeopt.cli.options import general
+from treeopt.cli.options import general, output_files
 from treeopt.errors import UsageError
 from treeopt.storage.json_lines import appended, read_lines
 from treeopt.storage.json_records import RecordError, get
@@ -48,7 +48,7 @@ class Results:
             )
         if self.output is not None and self.output.exists() and not self.resume:
             raise UsageError(f"--output {self.output} exists: give --resume to resume it, or another name")
-        general.check_output(self.output, force=True)  # what exists is resumed, or refused above
+        output_files.check_output(self.output, force=True)  # what exists is resumed, or refused above
 
     def begun(self) -> Begun | None:
         """Return meta and records of an interrupted output.

@@ -7,6 +7,7 @@ import click
 
 from treeopt.api.engine_models import EngineChoice
 from treeopt.cli.options import general
+from treeopt.cli.options.value_types import SECONDS, Whole
 
 ENGINES = ("vllm", "llama.cpp", "openvino", "sglang", "openai")  # as executor.engines.drivers.driver_settings has them
 
@@ -58,14 +59,14 @@ engine = general.bundle(
     ),
     click.option(
         "--servers",
-        type=general.Whole(min=1),
+        type=Whole(min=1),
         default=1,
         show_default=True,
         help="Servers of the engine, one per draft length, that may be alive at a time.",
     ),
     click.option(
         "--engine-timeout",
-        type=general.SECONDS,
+        type=SECONDS,
         default=600.0,
         show_default=True,
         help="Longest time in seconds that the engine may take to start, and then to send anything.",

@@ -6,9 +6,12 @@ from typing import Any
 import click
 import cloup
 
+from treeopt.tables.terminal_text import wrapped_command
+
 ADVANCED = "Advanced options"
 MOST = 12  # options that a command's --help describes
 WIDEST = 24  # characters of choices in the column of names
+EXAMPLE = "  "  # before each example in an epilog
 ALL = "treeopt.help_all"  # key in a context's meta
 OTHERS: Mapping[str, str] = {}
 
@@ -76,7 +79,11 @@ class Command(cloup.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, broken before options where they are wider than the help text."""
         for line in (self.epilog or "").splitlines():
-            formatter.write("\n" if line == "\b" else f"  {_continued(line, formatter.width - 2)}\n")
+            if line.startswith(EXAMPLE):
+                rows = wrapped_command(line.strip(), formatter.width, indent=2 * EXAMPLE)
+            else:
+                rows = ["" if line == "\b" else f"  {line}"]
+            formatter.write("".join(f"{row}\n" for row in rows))
 
 
 def _name_choices(option: click.Option) -> None:
@@ -128,17 +135,4 @@ def examples(*lines: str) -> str:
     Examples:
       treeopt doctor
     """
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
-
-
-def _continued(line: str, width: int) -> str:
-    """Return a command broken before options, as a shell takes it; the further lines are indented."""
-    first, *options = line.split(" --")
-    rows = [first]
-    for option in options:
-        if len(rows[-1]) + len(option) + 5 > width:
-            rows[-1] += " \\"
-            rows.append(f"      --{option}")
-        else:
-            rows[-1] += f" --{option}"
-    return "\n  ".join(rows)
+    return "\n".join(["\b", "Examples:", *(f"{EXAMPLE}{line}" for line in lines)])

@@ -17,6 +17,7 @@ from treeopt.errors import TraceError, UsageError
 from treeopt.traces.trace import Trace
 
 LIMIT = 2**26  # most bytes of a source that is no file
+SCHEMES = ("http", "https")
 WAIT_S = 10.0  # longest wait for a connection, and for the next piece of an answer
 TOTAL_S = 60.0  # longest time of a whole answer
 
@@ -29,6 +30,14 @@ class TextSource(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
         """Return a path, or the text of what is no file."""
         text = str(value)
+        scheme, mark, _ = text.partition("://")
+        if mark and scheme.isalnum() and scheme.lower() not in SCHEMES:
+            self.fail(
+                f"{shown(text)}: an address begins with http:// or https://, not {scheme}://: save what it holds to a "
+                "file, or pipe it in as -",
+                param,
+                ctx,
+            )
         return text if text == "-" or text.lower().startswith(("http://", "https://")) else Path(text)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -9,6 +9,7 @@ from treeopt.api.run_models import DTYPES, QUANTIZED, Models
 from treeopt.api.run_prompts import LEFT_OUT, Prompts
 from treeopt.cli.options import general
 from treeopt.cli.options.completed_names import Model
+from treeopt.cli.options.value_types import Tokens, Whole
 from treeopt.defaults import NEW_TOKENS
 
 MODEL = Model()
@@ -62,9 +63,7 @@ def _models(*more: Callable[[Any], Any], drafter: bool) -> Callable[[Any], Any]:
         click.option(
             "--tensor-parallel", is_flag=True, help="Share the target among the processes that torchrun started."
         ),
-        click.option(
-            "--threads", type=general.Whole(min=1), help="CPU threads, at most 4 per core; default torch's choice."
-        ),
+        click.option("--threads", type=Whole(min=1), help="CPU threads, at most 4 per core; default torch's choice."),
     )
 
 
@@ -101,9 +100,13 @@ leave_out = click.option(
     "records that cannot be read or that the chat template refuses. Default: nothing.",
 )
 _choice = (
-    click.option("--requests", type=general.Whole(min=1), help="Number of prompts to take; default all."),
+    click.option("--requests", type=Whole(min=1), help="Number of prompts to take; default all."),
     click.option(
-        "--skip", type=general.Whole(min=0), default=0, show_default=True, help="Number of prompts to leave out first."
+        "--skip",
+        type=Whole(min=0),
+        default=0,
+        show_default=True,
+        help="Number of prompts to leave out first.",
     ),
     click.option("--chat", is_flag=True, help="Put texts through the target's chat template, as a user's turn."),
     leave_out,
@@ -119,7 +122,9 @@ prompts_or_random = general.bundle(
     Prompts,
     click.option("--prompts", "prompts_file", type=general.FOLDER, help=_PROMPTS),
     click.option(
-        "--prompt-tokens", type=general.Tokens(min=2), help="In place of --prompts: length of random prompts in tokens."
+        "--prompt-tokens",
+        type=Tokens(min=2),
+        help="In place of --prompts: length of random prompts in tokens.",
     ),
     *_choice,
 )
@@ -132,7 +137,7 @@ prompts_or_texts = general.bundle(
 )
 new_tokens = click.option(
     "--new-tokens",
-    type=general.Tokens(min=1),
+    type=Tokens(min=1),
     default=NEW_TOKENS,
     show_default=True,
     help="Tokens to write after each prompt.",

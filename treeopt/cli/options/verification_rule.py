@@ -4,6 +4,7 @@ import click
 
 from treeopt.api.token_sampling import RULES, Sampling
 from treeopt.cli.options import general
+from treeopt.cli.options.value_types import Real, Whole
 
 sampling = general.bundle(
     "sampling",
@@ -15,15 +16,15 @@ sampling = general.bundle(
     ),
     click.option(
         "--temperature",
-        type=general.Real(min=0),
+        type=Real(min=0),
         default=0.0,
         show_default=True,
         help="Sampling temperature; 0: greedy.",
     ),
-    click.option("--top-k", type=general.Whole(min=1), help="Sample from the K most likely tokens."),
+    click.option("--top-k", type=Whole(min=1), help="Sample from the K most likely tokens."),
     click.option(
         "--top-p",
-        type=general.Real(0, 1, min_open=True),
+        type=Real(0, 1, min_open=True),
         default=1.0,
         show_default=True,
         help="Sample from the smallest set of tokens whose probabilities sum to at least P.",

@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 
 from treeopt.api.file_loading import load_tree
 from treeopt.cli.options import general
+from treeopt.cli.options.value_types import Whole
 from treeopt.errors import PlanError, TreeError, TreeoptError, UsageError
 from treeopt.plans.plan import Choice, Plan
 from treeopt.plans.plan_json import load_plan
@@ -144,6 +145,9 @@ class Trees:
         if self.plan_file is None:
             return (given[0] if given else EMPTY), self.batch or 1, None
         plan = load_plan(self.plan_file)
+        if self.batch is None and len(plan.entries) > 1:
+            sizes = ", ".join(str(entry.batch) for entry in plan.entries)
+            raise UsageError(f"{self.plan_file}: is for batch {sizes}: choose one with --batch")
         entry = plan.entry(self.batch)
         return _shape(entry.choice), entry.batch, plan
 
@@ -175,7 +179,5 @@ trees = general.bundle(
         f"nodes=60,depth=6 [,{'=,'.join(SETTINGS[DynamicTree][2:])}=]; or one that adds a level while it gains enough: "
         f"nodes=60,depth=6,threshold=0.1 [,{'=,'.join(SETTINGS[OptTree][3:])}=].",
     ),
-    click.option(
-        "--batch", type=general.Whole(min=1), help="Requests decoded together; default 1, or the plan's only size."
-    ),
+    click.option("--batch", type=Whole(min=1), help="Requests decoded together; default 1, or the plan's only size."),
 )

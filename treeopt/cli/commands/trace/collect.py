@@ -11,13 +11,14 @@ from treeopt.api.engine_runs import EngineCollection, collect_engine_steps, engi
 from treeopt.api.run_models import Models, load_models
 from treeopt.api.run_prompts import Prompts, load_prompts
 from treeopt.api.token_sampling import Sampling
-from treeopt.cli.options import general, models_and_prompts
+from treeopt.cli.options import general, models_and_prompts, output_files, printing
 from treeopt.cli.options.engine_choice import engine
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.value_types import Whole
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.cli.options.what_to_draft import Dynamic, Static
 from treeopt.defaults import DRAWS, ENGINE_LENGTH, RECORD_BATCH, WIDTH
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, counted
 from treeopt.traces.trace import Trace, save_trace
 
 SECTIONS = {
@@ -42,16 +43,12 @@ EXAMPLES = examples(
 @general.force
 @click.option(
     "--depth",
-    type=general.Whole(min=1),
+    type=Whole(min=1),
     help="Levels to record; default all that the drafter has, at most 8. With --engine: its draft length; "
     f"default that of the only --url, or {ENGINE_LENGTH}.",
 )
-@click.option(
-    "--width", type=general.Whole(min=1), default=WIDTH, show_default=True, help="Candidates to record per level."
-)
-@click.option(
-    "--batch", type=general.Whole(min=1), default=RECORD_BATCH, show_default=True, help="Requests decoded together."
-)
+@click.option("--width", type=Whole(min=1), default=WIDTH, show_default=True, help="Candidates to record per level.")
+@click.option("--batch", type=Whole(min=1), default=RECORD_BATCH, show_default=True, help="Requests decoded together.")
 @click.option(
     "--probabilities",
     is_flag=True,
@@ -59,7 +56,7 @@ EXAMPLES = examples(
 )
 @click.option(
     "--draws",
-    type=general.Whole(min=1),
+    type=Whole(min=1),
     help=f"Simulated draws where acceptance has no closed form (rule sequoia); default {DRAWS}.",
 )
 @click.option(
@@ -69,7 +66,9 @@ EXAMPLES = examples(
     "those of the policies to be searched, so that less stays unknown.",
 )
 @click.option(
-    "--stride", type=general.Whole(min=1), help="With --candidates: record them at every Nth token; default at each."
+    "--stride",
+    type=Whole(min=1),
+    help="With --candidates: record them at every Nth token; default at each.",
 )
 @click.option(
     "--tree",
@@ -112,7 +111,7 @@ def collect(
     With --engine an inference engine writes the texts, with drafts of --depth tokens. With --drafter too, that drafter
     is recorded along these texts. Else the engine's own steps are: for drafters that treeopt does not have.
     """
-    general.check_output(output, force=force)
+    output_files.check_output(output, force=force)
     sampling.check()
     if engine.engine is None and (every_anchor or resume):
         raise UsageError("--every-anchor and --resume are for --engine")
@@ -130,7 +129,7 @@ def collect(
     if engine.engine is not None and sampling.temperature > 0:
         raise UsageError("--engine decodes greedily: leave out --temperature")
     if models.drafter is None:
-        trace = collect_engine_steps(engine, models.target, prompts, run, progress=general.progress)
+        trace = collect_engine_steps(engine, models.target, prompts, run, progress=printing.progress)
         _write(trace, output, run)
         return
     if settings["stride"] is not None and settings["candidates"] is None:
@@ -148,12 +147,12 @@ def collect(
 
     if engine.engine is not None:
         settings["texts"] = engine_texts_of(
-            engine, models.target, models.drafter, requests.tokens, run, progress=general.progress
+            engine, models.target, models.drafter, requests.tokens, run, progress=printing.progress
         )
-    with general.progress("collecting", 2 * len(requests.tokens)) as advance:
+    with printing.progress("collecting", 2 * len(requests.tokens)) as advance:
         settings |= asdict(sampling) | {"stop": requests.stop, "progress": advance}
         trace = record(target, drafter, requests.prompts, requests.tokens, **settings)
-    if general.is_main_process():
+    if printing.is_main_process():
         _write(trace, output, run)
 
 
@@ -163,4 +162,4 @@ def _write(trace: Trace, output: Path, run: EngineCollection) -> None:
     assert run.work is not None
     for work in (run.work, run.work.with_name(f"{run.work.name}.anchors")):
         work.unlink(missing_ok=True)
-    general.say(f"{trace.anchors} anchors of {trace.requests} requests written to {output}")
+    printing.say(f"{counted(trace.anchors, 'anchor')} of {counted(trace.requests, 'request')} written to {output}")

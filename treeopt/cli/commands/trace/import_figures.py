@@ -5,10 +5,12 @@ from typing import Any
 
 import click
 
-from treeopt.cli.options import general
+from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.input_sources import TextSource, named, stored
+from treeopt.cli.options.value_types import Tokens, Whole
 from treeopt.defaults import IMPORTED_DEPTH, IMPORTED_LENGTH, IMPORTED_REQUESTS
+from treeopt.errors import counted
 from treeopt.traces.importers.chain_counts import NONE_ACCEPTED
 from treeopt.traces.importers.readers.formats import FORMATS, Source, check_settings, import_trace
 from treeopt.traces.importers.readers.positional_table import COLUMNS
@@ -40,10 +42,10 @@ EXAMPLES = examples(
     "other names for it.",
 )
 @click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
-@click.option("--prompts", type=general.Whole(min=1), help="medusa-accuracy of one head: the number of prompts.")
+@click.option("--prompts", type=Whole(min=1), help="medusa-accuracy of one head: the number of prompts.")
 @click.option(
     "--steps",
-    type=general.Whole(min=1),
+    type=Whole(min=1),
     help="medusa-accuracy of one head: tokens of each prompt. engine, rates without counts: number of steps to draw.",
 )
 @click.option(
@@ -67,12 +69,12 @@ EXAMPLES = examples(
 @click.option("--uneven", is_flag=True, default=None, help="engine: count what short drafts left out as rejected.")
 @click.option(
     "--requests",
-    type=general.Whole(min=1),
+    type=Whole(min=1),
     help=f"Number of requests drawn; engine: the most, for outputs without requests. Default {IMPORTED_REQUESTS}.",
 )
 @click.option(
     "--length",
-    type=general.Tokens(min=1),
+    type=Tokens(min=1),
     help=f"Tokens of each request (table, sequoia-vector); default {IMPORTED_LENGTH}.",
 )
 @general.seed
@@ -82,7 +84,7 @@ def import_command(source: Path, kind: str, output: Path, seed: int, *, force: b
 
     SOURCE is a file, - for standard input, or an address such as http://127.0.0.1:8000/metrics.
     """
-    general.check_output(output, force=force)
+    output_files.check_output(output, force=force)
     given = {name: value for name, value in settings.items() if value is not None}
     check_settings(kind, given)
     made_up = {name: given.pop(name) for name in MADE_UP if name in given}
@@ -94,7 +96,9 @@ def import_command(source: Path, kind: str, output: Path, seed: int, *, force: b
     save_trace(trace, output)
     for sentence in trace.meta["assumed"]:
         click.echo(f"{'Warning' if sentence.startswith(NONE_ACCEPTED) else 'Assumed'}: {sentence}", err=True)
-    click.echo(f"{trace.anchors} anchors of {trace.requests} requests written to {output}", err=True)
+    click.echo(
+        f"{counted(trace.anchors, 'anchor')} of {counted(trace.requests, 'request')} written to {output}", err=True
+    )
 
 
 def _saved(path: Path) -> Any:

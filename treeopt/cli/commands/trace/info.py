@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from treeopt.cli.options import general
+from treeopt.cli.options import general, printing
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.value_types import Numbers, numbers_text
 from treeopt.defaults import INFO_NODES
 from treeopt.errors import TraceError
 from treeopt.planning.learning_curve import learning_curves
@@ -30,8 +31,8 @@ EXAMPLES = examples(
 )
 @click.option(
     "--nodes",
-    type=general.Numbers("tree sizes"),
-    default=general.numbers_text(INFO_NODES),
+    type=Numbers("tree sizes"),
+    default=numbers_text(INFO_NODES),
     show_default=True,
     help="Tree sizes (nodes) to give advice about.",
 )
@@ -52,10 +53,10 @@ def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: i
     if as_json:
         stored = {"optional": optional_in(trace_file)} if trace_file.is_dir() else {}
         drawn = {"learning_curves": [curve_record(curve) for curve in curves]} if learning_curve else {}
-        general.print_json(describe(trace) | stored | {"advice": warnings} | drawn)
+        printing.print_json(describe(trace) | stored | {"advice": warnings} | drawn)
         return
     beware = [*(f"assumed: {sentence}" for sentence in assumed_in(trace.meta)), *warnings]
-    general.show((*trace_blocks(trace, file=str(trace_file), beware=beware), *curve_blocks(curves)))
+    printing.show((*trace_blocks(trace, file=str(trace_file), beware=beware), *curve_blocks(curves)))
 
 
 def _warnings(trace: Trace, ranked: Trace, nodes: int) -> tuple[str, ...]:

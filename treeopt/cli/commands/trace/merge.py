@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from treeopt.cli.options import general
+from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.errors import counted
 from treeopt.storage.provenance import assumed_in
 from treeopt.traces.merge_split import merged
 from treeopt.traces.resumable_shards import load_file_or_shards
@@ -24,7 +25,7 @@ EXAMPLES = examples(
 @general.force
 def merge(traces: tuple[Path, ...], output: Path, *, force: bool) -> None:
     """Join TRACES of the same models and rule; a folder that `collect --parts` filled counts as one."""
-    general.check_output(output, force=force)
+    output_files.check_output(output, force=force)
     parts = [load_file_or_shards(path) for path in traces]
     joined = merged(parts, [str(path) for path in traces])
     save_trace(joined, output)
@@ -33,4 +34,6 @@ def merge(traces: tuple[Path, ...], output: Path, *, force: bool) -> None:
         click.echo(f"prompt lengths are left out, since {', '.join(without)} does not record them", err=True)
     for sentence in assumed_in(joined.meta):
         click.echo(f"assumed: {sentence}", err=True)
-    click.echo(f"{joined.anchors} anchors of {joined.requests} requests written to {output}", err=True)
+    click.echo(
+        f"{counted(joined.anchors, 'anchor')} of {counted(joined.requests, 'request')} written to {output}", err=True
+    )

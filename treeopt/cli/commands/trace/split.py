@@ -4,9 +4,10 @@ from pathlib import Path
 
 import click
 
-from treeopt.cli.options import general
+from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.errors import UsageError
+from treeopt.cli.options.value_types import Real
+from treeopt.errors import UsageError, counted
 from treeopt.traces.merge_split import halves
 from treeopt.traces.trace import load_trace, save_trace
 
@@ -22,7 +23,7 @@ EXAMPLES = examples(
 @click.option("--rest", type=general.FILE, required=True, help="Write the other part to this file (.npz).")
 @click.option(
     "--share",
-    type=general.Real(0, 1, min_open=True, max_open=True),
+    type=Real(0, 1, min_open=True, max_open=True),
     default=0.5,
     show_default=True,
     help="Share of the requests in the first part.",
@@ -33,9 +34,11 @@ def split(trace_file: Path, output: Path, rest: Path, share: float, seed: int, *
     """Divide a trace's requests in two at random: for example, choose a tree on one part and judge it on the other."""
     paths = (output, rest)
     for path, option in zip(paths, ("--output", "--rest"), strict=True):
-        general.check_output(path, option, force=force)
+        output_files.check_output(path, option, force=force)
     if output.resolve() == rest.resolve():
         raise UsageError("--output and --rest must be two files")
     for part, path in zip(halves(load_trace(trace_file), share=share, seed=seed), paths, strict=True):
         save_trace(part, path)
-        click.echo(f"{part.anchors} anchors of {part.requests} requests written to {path}", err=True)
+        click.echo(
+            f"{counted(part.anchors, 'anchor')} of {counted(part.requests, 'request')} written to {path}", err=True
+        )

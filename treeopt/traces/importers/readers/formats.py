@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.defaults import IMPORTED_DEPTH, IMPORTED_LENGTH, IMPORTED_REQUESTS
-from treeopt.errors import TraceError, UsageError
+from treeopt.errors import TraceError, UsageError, counted
 from treeopt.storage.atomic_files import checksum
 from treeopt.traces.importers.chain_counts import Chain, chain_trace
 from treeopt.traces.importers.readers import medusa_accuracy, positional_table, sequoia_vector
@@ -57,7 +57,7 @@ class Source:
         meta = source_meta(self.path, kind, (), seed=self.seed)
         meta["imported"] |= recorded | {"steps": chain.steps, "survival": list(chain.survival)}
         if chain.requests and self.requests is not None:
-            raise UsageError(f"--requests does not apply: the file records {len(chain.requests)} requests")
+            raise UsageError(f"--requests does not apply: the file records {counted(len(chain.requests), 'request')}")
         return chain_trace(chain, requests=self.requests or IMPORTED_REQUESTS, rng=self.rng, meta=meta, steps=steps)
 
 
