@@ -90,8 +90,10 @@ def record(name: str) -> Mapping[str, Any]:
 
 def _plan() -> Blocks:
     path = folder() / "plan.json"
-    path.write_text(json.dumps(record("search")), "utf-8")
-    return plan_blocks(load_plan(path), file="plan.json", engine="sglang")
+    plan = dict(record("search"))
+    plan["meta"] = plan["meta"] | {"search": plan["meta"]["search"] | {"engine": "sglang"}}
+    path.write_text(json.dumps(plan), "utf-8")
+    return plan_blocks(load_plan(path), file="plan.json")
 
 
 RESULTS: dict[str, Callable[[], Blocks]] = {

@@ -130,6 +130,7 @@ def search(
             context=context,
             solver_work=solver_work,
             seed=seed,
+            engine=engine,
             advance=advance,
         )
     if target_interval is None:

@@ -291,7 +291,9 @@ class WhatIf:
         trace, own_rules = ranks_and_rules(self.trace, self.search["seed"])
         rules = (*own_rules, *engine_constraints(self.engine, trace))
         with progress("searching", len(self.settings)) as done:
-            scenarios = explore(trace, self.settings, batch=self.batches, done=done, rules=rules, **self.search)
+            scenarios = explore(
+                trace, self.settings, batch=self.batches, done=done, rules=rules, engine=self.engine, **self.search
+            )
         found = (warning for scenario in scenarios for warning in scenario.warnings)
         record = record_of_scenarios(
             self.trace,

@@ -64,6 +64,7 @@ def search(
     held_out: float = HELD_OUT,
     context: int | None = None,
     seed: int = 0,
+    engine: str | None = None,
     advance: Callable[[int], None] = lambda pieces: None,
 ) -> Plan:
     """Return the fastest topology for each batch size, or none, chosen on some requests and reported on the others.
@@ -95,6 +96,7 @@ def search(
         context: cached tokens per sequence; default what the cost model was made for, and for a profile of several
             contexts the shortest.
         seed: seed of the split.
+        engine: the engine that `rules` are those of, which the plan records.
         advance: called with 1 twice for each batch size: trees proposed, configurations compared.
 
     Raises:
@@ -156,6 +158,7 @@ def search(
             "objective": objective.name,
             "max_nodes": settings.nodes,
             "max_depth": settings.depth,
+            "engine": engine,
             "rules": [f"{rule.name} ({rule.source})" for rule in rules],
             "shapes": shapes,
             "max_tpot_s": max_tpot_s,

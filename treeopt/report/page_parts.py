@@ -74,6 +74,7 @@ class Page:
         problems: files that could not be read.
         footer: how it was made.
         sliders: data of the sliders, see `slider_model.embedded`; None: a page without them.
+        notes: sentences about the files as they were given.
     """
 
     title: str
@@ -81,3 +82,4 @@ class Page:
     problems: Sequence[Problem] = ()
     footer: str = ""
     sliders: Mapping[str, Any] | None = field(default=None)
+    notes: Sequence[str] = ()

@@ -21,6 +21,7 @@ from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import from_json
 from treeopt.replay.sample_tree import first_tree
 from treeopt.replay.static_tree import covers, deepest, visit
+from treeopt.report.damaged_field import last_field
 from treeopt.report.measured_blocks import engine_blocks, profile_blocks
 from treeopt.report.page_parts import Finding
 from treeopt.searchers.static_trees.best_first import count_prefixes
@@ -44,6 +45,11 @@ PICTURES = 3  # trees of a plan that are drawn
 NODES = 8  # of the tree that domains are compared with
 CURVES = (4, 16)  # nodes of learning curves
 
+# Kind of result -> the command that writes it, where that has another name.
+WRITERS = {
+    "plan": "search", "validation": "validate", "predictions": "validate", "comparison": "compare",
+    "run": "simulate", "serving": "simulate", "capacity": "simulate",
+}  # fmt: skip
 Draw = Callable[[Mapping[str, Any]], Chart | None]
 # Schema of a record -> question, title, blocks and charts.
 RECORDS: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], Blocks], tuple[Draw, ...]]] = {
@@ -96,6 +102,7 @@ def plan_finding(
     source: str,
     *,
     title: str = "",
+    file: str = "plan.json",
     checks: Mapping[int, str] | None = None,
     measured: Mapping[int, Estimate] | None = None,
     traces: Sequence[Trace] = (),
@@ -106,6 +113,7 @@ def plan_finding(
         plan: the plan.
         source: its file, with the checksum.
         title: its title; default the batch sizes.
+        file: the name of its file in the command to run next.
         checks: live checks of its choices in words, by batch size.
         measured: the speedups that they measured.
         traces: traces among the results; the one that the plan was made from sizes the nodes of its trees.
@@ -121,7 +129,7 @@ def plan_finding(
         "plan",
         title or f"Plan for batch {sizes}",
         source,
-        plan_blocks(plan, checks=checks, file=source.partition(",")[0]),
+        plan_blocks(plan, checks=checks, file=file),
         [speedups(plan), throughput_and_latency(plan), *pictures],
         plan_answers(plan, measured or {}),
     )
@@ -189,11 +197,19 @@ def accepted_shares(tree: Tree, trace: Trace | None) -> list[float] | None:
 
 
 def predictions_finding(record: Mapping[str, Any], source: str) -> Finding:
-    """Return the plan that predictions were written for before measuring, with their hash."""
-    plan = from_json(json.dumps(record["plan"]))
-    found = plan_finding(plan, source)
-    digest = Line("condition", f"Written before measuring: sha256 {str(record['sha256'])[:16]}.")
-    return Finding("predictions", "Predictions", source, (*found.blocks, digest), found.charts[:2], found.answers)
+    """Return the plan that predictions were written for before measuring, with their hash.
+
+    Raises:
+        UsageError: the record lacks a field.
+    """
+
+    def made(record: Mapping[str, Any]) -> Finding:
+        found = plan_finding(from_json(json.dumps(record["plan"])), source)
+        blocks = (block for block in found.blocks if not (isinstance(block, Line) and block.kind == "next"))
+        digest = Line("condition", f"Written before measuring: sha256 {str(record['sha256'])[:16]}.")
+        return Finding("predictions", "Predictions", source, (*blocks, digest), found.charts[:2], found.answers)
+
+    return _checked(made, record, "treeopt validate")
 
 
 def record_finding(record: Mapping[str, Any], source: str, *, charts: Sequence[Chart] = ()) -> Finding:
@@ -208,16 +224,14 @@ def record_finding(record: Mapping[str, Any], source: str, *, charts: Sequence[C
         UsageError: the record lacks a field.
     """
     question, title, blocks, draws = RECORDS[record["schema"]]
-    return checked(
-        lambda: Finding(
-            question,
-            title,
-            source,
-            blocks(record),
-            [*(chart for chart in (draw(record) for draw in draws) if chart is not None), *charts],
-        ),
-        str(record["schema"]),
-    )
+
+    def made(record: Mapping[str, Any]) -> Finding:
+        drawn = (draw(record) for draw in draws)
+        return Finding(
+            question, title, source, blocks(record), [*(chart for chart in drawn if chart is not None), *charts]
+        )
+
+    return _checked(made, record, f"treeopt {WRITERS.get(question, question)}")
 
 
 def engines_finding(checks: Sequence[Mapping[str, Any]], source: str) -> Finding:
@@ -226,15 +240,25 @@ def engines_finding(checks: Sequence[Mapping[str, Any]], source: str) -> Finding
     Raises:
         UsageError: a check lacks a field.
     """
-    return checked(
-        lambda: Finding("acceptance", "Engines against replay", source, engine_blocks(checks)), "list of engine checks"
-    )
+
+    def made(checks: Sequence[Mapping[str, Any]]) -> Finding:
+        return Finding("acceptance", "Engines against replay", source, engine_blocks(checks))
+
+    return _checked(made, checks, "make engines")
 
 
-def checked(make: Callable[[], Finding], schema: str) -> Finding:
-    """Return a finding, or raise `UsageError` in place of Python's errors for a record that lacks a field."""
+def _checked(make: Callable[[Any], Finding], record: Any, command: str) -> Finding:
+    """Return a finding, or raise `UsageError` in place of Python's errors for a record that its command did not write.
+
+    Args:
+        make: makes the finding of the record.
+        record: the record.
+        command: what writes such records.
+    """
     try:
-        return make()
+        return make(record)
     except (LookupError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError) as error:
-        reason = f"`{error.args[0]}` is missing" if isinstance(error, KeyError) else str(error)
-        raise UsageError(f"no whole {schema}: {reason}") from error
+        place = last_field(make, record) or "a field"
+        missing = isinstance(error, KeyError) and place.rpartition(".")[2] == error.args[0]
+        reason = f"{place} {'is missing' if missing else 'does not hold what belongs there'}"
+        raise UsageError(f"no whole result of `{command}`: {reason}; run it again") from error

@@ -77,12 +77,13 @@ def preferred(plan: Plan, entry: PlanEntry) -> str:
     )
 
 
-def next_lines(plan: Plan, file: str | None, engine: str | None) -> list[Line]:
+def next_lines(plan: Plan, file: str | None) -> list[Line]:
     """Return what to do with a plan that speculates: export it to its engine, or check it where no engine is known."""
     if all(entry.choice.plain for entry in plan.entries):
         return []
     keep = "" if file else "keep the plan with --output plan.json, and "
-    if engine in ENGINES:
+    engine = look(plan.meta, "search", "engine")
+    if isinstance(engine, str) and engine in ENGINES:
         export = export_command(file, engine, kind=look(plan.meta, "trace", "drafter", "kind"))
         return [Line("next", f"Next: {keep}write the configuration of {engine}:", export)]
     path = shlex.quote(file or "plan.json")

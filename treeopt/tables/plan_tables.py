@@ -27,22 +27,19 @@ COLUMNS = (
 )
 
 
-def plan_blocks(
-    plan: Plan, *, checks: Mapping[int, str] | None = None, file: str | None = None, engine: str | None = None
-) -> Blocks:
+def plan_blocks(plan: Plan, *, checks: Mapping[int, str] | None = None, file: str | None = None) -> Blocks:
     """Return the answers, the next command, a table for each batch size, and the conditions.
 
     Args:
         plan: the plan.
         checks: by batch size, the sentence about a live run of the choice.
         file: the file that holds the plan; None if it is not written.
-        engine: the engine that it was made for, by its name in `treeopt export`.
     """
     blocks: list[Block] = [Line("answer", answer(entry)) for entry in plan.entries]
     if plan.best is not None:
         blocks.append(Line("answer", preferred(plan, plan.entry(plan.best))))
     blocks += [Line("answer", text) for text in (*near_rule(plan), *faster_lines(plan))]
-    blocks += next_lines(plan, file, engine)
+    blocks += next_lines(plan, file)
     first = {entry.choice.tree: entry.batch for entry in reversed(plan.entries) if entry.choice.tree is not None}
     for entry in plan.entries:
         before = None if entry.choice.tree is None else first[entry.choice.tree]

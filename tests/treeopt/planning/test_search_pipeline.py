@@ -881,12 +881,13 @@ def test_batch_sizes_do_not_influence_one_another():
 def test_a_plan_says_where_it_comes_from(monkeypatch):
     monkeypatch.setattr(search_pipeline, "this_run", this_run)  # what the other tests do without
     trace = replace(MIXED, meta={"target": "byte model"})
-    meta = search(trace, Cost(), max_nodes=7, max_depth=99, context=5, seed=8).meta
+    meta = search(trace, Cost(), max_nodes=7, max_depth=99, context=5, seed=8, engine="sglang").meta
     assert meta["search"] == {
         "method": "renewal",
         "objective": "throughput",
         "max_nodes": 7,
         "max_depth": 5,
+        "engine": "sglang",
         "rules": [],
         "shapes": None,
         "max_tpot_s": None,

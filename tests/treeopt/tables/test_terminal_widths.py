@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -117,7 +118,8 @@ def test_the_command_to_run_next_exists(name):
 def test_a_plan_for_an_engine_is_exported_to_it_next(engine):
     """With a method where its export needs one; rules of a project that has no export lead to a check."""
     plan = load_plan(folder() / "plan.json") if blocks_of("search") else None
-    (line,) = [block for block in plan_blocks(plan, engine=engine) if isinstance(block, Line) and block.command]
+    plan = replace(plan, meta=plan.meta | {"search": plan.meta["search"] | {"engine": engine}})
+    (line,) = [block for block in plan_blocks(plan) if isinstance(block, Line) and block.command]
     command = shlex.split(line.command)
     check_options(command[1:])
     if engine not in ENGINES:

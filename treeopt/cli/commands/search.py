@@ -165,6 +165,6 @@ def search(
     from treeopt.tables.plan_tables import plan_blocks
 
     file = None if output is None else str(output)
-    general.show(plan_blocks(plan, checks=live_checks(plan), file=file, engine=settings["engine"]))
+    general.show(plan_blocks(plan, checks=live_checks(plan), file=file))
     if output:
         general.say(f"plan written to {output}")
