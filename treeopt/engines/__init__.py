@@ -29,15 +29,16 @@ ENGINES: Mapping[str, Callable[..., Export]] = {
     "vllm": vllm.export,
 }
 
-# Engine name, as in `--format` -> names of its drafting methods; Medusa's code has only one.
-METHODS: Mapping[str, tuple[str, ...]] = {
-    "llama.cpp": tuple(llama_cpp.METHODS),
-    "lmdeploy": tuple(lmdeploy.METHODS),
-    "openvino": tuple(openvino.METHODS),
-    "sglang": tuple(sglang.ALGORITHMS),
-    "tensorrt-llm": tuple(tensorrt_llm.METHODS),
-    "transformers": tuple(transformers.METHODS),
-    "vllm": tuple(vllm.METHODS),
+# Engine name, as in `--format` -> its drafting methods with the kinds of treeopt's drafters that each runs; Medusa's
+# code has only one.
+METHODS: Mapping[str, Mapping[str, frozenset[str]]] = {
+    "llama.cpp": llama_cpp.METHODS,
+    "lmdeploy": lmdeploy.METHODS,
+    "openvino": openvino.METHODS,
+    "sglang": sglang.ALGORITHMS,
+    "tensorrt-llm": tensorrt_llm.METHODS,
+    "transformers": transformers.METHODS,
+    "vllm": vllm.METHODS,
 }
 
 # Engine name, as in `--engine` -> its rules. A drafter with n heads also drafts no deeper than n.
@@ -53,3 +54,13 @@ ENGINE_RULES: Mapping[str, EngineRules] = {
     "tensorrt-llm": EngineRules(tensorrt_llm.ENGINE, tensorrt_llm.CONSTRAINTS),
     "transformers": EngineRules(transformers.ENGINE, transformers.CONSTRAINTS),
 }
+
+
+def method_for(engine: str | None, kind: object) -> str | None:
+    """Return the engine's first drafting method for a kind of drafter; None where it has none, or needs no name.
+
+    >>> method_for("vllm", "language-model"), method_for("vllm", "medusa")
+    ('draft_model', None)
+    """
+    methods = METHODS.get(engine or "", {})
+    return next((method for method, kinds in methods.items() if isinstance(kind, str) and kind in kinds), None)

@@ -9,6 +9,7 @@ from treeopt.charts.chart import Chart
 from treeopt.charts.palette import LIGHT, shape
 from treeopt.engines.export import Export
 from treeopt.explore.answers import Answer, Failure
+from treeopt.explore.page_words import in_page_words
 from treeopt.explore.questions import Device
 from treeopt.tables.blocks import Blocks, Line, Row, Table
 from treeopt.tables.plan_tables import plan_blocks
@@ -18,7 +19,7 @@ HEADER = (
     "The answer is what <code>treeopt search</code> says.</p></header>"
 )
 STEP_TIMES = "Step times:"  # label of the condition that says where they come from
-SEARCHING = '<p class="status searching" role="status">Searching …</p>'
+SEARCHING = '<p class="status searching" role="status">Searching …</p>'  # the style hides the last answer meanwhile
 GLYPHS = {
     "circle": "●", "square": "■", "triangle-up": "▲", "diamond": "◆", "triangle-down": "▼", "cross": "✚",
 }  # fmt: skip
@@ -39,13 +40,13 @@ def status(answer: Answer | Failure) -> str:
 
 def failure_card(failure: Failure) -> str:
     """Return an error in one line."""
-    return f'<p class="failure" role="alert">{escape(failure.line)}</p>'
+    return f'<p class="failure" role="alert">{_words(failure.line)}</p>'
 
 
 def answer_card(answer: Answer, batch: int) -> str:
     """Return the answer: the sentence of one batch size in front, then its check, then the other sizes."""
     place = [entry.batch for entry in answer.plan.entries].index(batch)
-    lines = _lines(plan_blocks(answer.plan), "answer")
+    lines = [in_page_words(line) for line in _lines(plan_blocks(answer.plan), "answer")]
     check = [answer.checks[batch]] if batch in answer.checks else []
     others = [line for number, line in enumerate(lines) if number != place]
     return (
@@ -67,7 +68,18 @@ def configurations(answer: Answer, batch: int) -> str:
         notes.append(block.text)
     table = blocks[start]
     assert isinstance(table, Table)
-    return f'<section class="cells-box">{_table(table)}{_list(notes, "notes")}</section>'
+    name = f"Configurations at {table.title}"
+    return f'<section class="cells-box">{_table(table, name)}{_list(notes, "notes")}</section>'
+
+
+def token_prices(priced: Blocks | Failure) -> str:
+    """Return the price of tokens: its sentence, its table and what they hold for; nothing without a price."""
+    if isinstance(priced, Failure):
+        return failure_card(priced)
+    tables = "".join(_table(block, block.title) for block in priced if isinstance(block, Table))
+    sentences = "".join(f"<p>{_unbroken(line)}</p>" for line in _lines(priced, "answer"))
+    notes = _list(_lines(priced, "note"), "notes")
+    return f'<section class="cells-box" aria-label="Prices">{sentences}{tables}{notes}</section>' if priced else ""
 
 
 def figures(drawn: Iterable[tuple[Chart, str]]) -> str:
@@ -101,7 +113,8 @@ def handover(controls: Mapping[str, Any], text: str, files: Sequence[object]) ->
 def handed_over(export: Export) -> str:
     """Return what an engine gets, and how it is started."""
     launch = f'<p>To start the engine:</p><pre tabindex="0">{escape(export.launch)}</pre>' if export.launch else ""
-    return f'<pre tabindex="0">{escape(export.text)}</pre>{launch}{_list([*map(_sentence, export.notes)], "notes")}'
+    notes = _list([_sentence(in_page_words(note)) for note in export.notes], "notes")
+    return f'<pre tabindex="0">{escape(export.text)}</pre>{launch}{notes}'
 
 
 def no_exporter(engine: str | None) -> str:
@@ -137,13 +150,13 @@ def _entry(chart: Chart, place: int, name: str) -> str:
     return f'<li><span aria-hidden="true" style="color:{colour}">{GLYPHS[shape(place)]}</span> {escape(name)}</li>'
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, caption: str) -> str:
     head = "".join(
         f'<th scope="col" class="{column.align}" title="{escape(column.meaning)}">{escape(column.heading)}</th>'
         for column in table.columns
     )
     body = "".join(_row(table, row) for row in table.rows)
-    name = escape(f"Configurations at {table.title}")
+    name = escape(caption)
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{name}"><table class="cells">'
         f"<caption>{name}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
@@ -174,6 +187,15 @@ def _unbroken(text: str) -> str:
     return re.sub(r"\d\S* \[[^\]]*\]", lambda found: f'<span class="figure">{found[0]}</span>', escape(text))
 
 
+def _words(text: str) -> str:
+    """Return a text with its commands as code.
+
+    >>> _words("run `treeopt profile`")
+    'run <code>treeopt profile</code>'
+    """
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
+
+
 def _sentence(line: str) -> str:
     """Return a message of the library as a sentence.
 
@@ -186,4 +208,4 @@ def _sentence(line: str) -> str:
 def _list(lines: Sequence[str], kind: str) -> str:
     if not lines:
         return ""
-    return f'<ul class="{kind}">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>'
+    return f'<ul class="{kind}">{"".join(f"<li>{_words(line)}</li>" for line in lines)}</ul>'

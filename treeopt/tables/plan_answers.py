@@ -3,7 +3,7 @@
 import shlex
 from typing import Any
 
-from treeopt.engines import ENGINES, METHODS
+from treeopt.engines import ENGINES, METHODS, method_for
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.storage.provenance import look
 from treeopt.tables.blocks import Line
@@ -97,11 +97,11 @@ def export_command(file: str | None, engine: str | None = None, *, kind: Any = N
     Args:
         file: the file of the plan.
         engine: a key of `treeopt.engines.ENGINES`; None where it is not known.
-        kind: the kind of drafter, which may be the engine's name for how it drafts.
+        kind: the kind of drafter.
 
     >>> export_command("my plan.json", "vllm", kind="eagle")
     "treeopt export 'my plan.json' --format vllm --method eagle"
     """
-    methods = METHODS.get(engine or "", ())
-    method = f" --method {kind if kind in methods else 'METHOD'}" if methods and engine != "sglang" else ""
+    named = engine in METHODS and engine != "sglang"
+    method = f" --method {method_for(engine, kind) or 'METHOD'}" if named else ""
     return f"treeopt export {shlex.quote(file or 'plan.json')} --format {engine or 'ENGINE'}{method}"

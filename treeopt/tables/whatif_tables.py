@@ -79,7 +79,7 @@ def _cells(cell: Mapping[str, Any]) -> tuple[Cell, ...]:
         number(cell["tokens_s"]),
         ONE if plain else ranged(cell["speedup"]),
         Cell("none") if needed is None else number(needed, 3),
-        _money(cell["million"]) if cell.get("million") else Cell(),
+        money(cell["million"]) if cell.get("million") else Cell(),
     )
 
 
@@ -116,10 +116,10 @@ def _offer(offer: Mapping[str, Any] | None) -> str:
         return "none of these"
     name = f", {offer['name']}" if offer["name"] != PLAIN else ""
     place = f"{offer['device']}, batch {offer['batch']}{name}"
-    return f"{place}: {_money(offer['million']).text} per million, {offer['tpot_s'] * 1e3:.2f} ms per token"
+    return f"{place}: {money(offer['million']).text} per million, {offer['tpot_s'] * 1e3:.2f} ms per token"
 
 
-def _money(price: Mapping[str, float]) -> Cell:
+def money(price: Mapping[str, float]) -> Cell:
     """Return a price, to three digits, with its interval if it has one."""
     value, low, high = price["value"], price["low"], price["high"]
     texts = [f"{amount:,.0f}" if amount >= 1000 else f"{amount:.3g}" for amount in (value, low, high)]
