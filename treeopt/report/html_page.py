@@ -2,6 +2,8 @@
 
 import json
 import re
+import zlib
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -49,10 +51,12 @@ def as_html(page: Page, *, plots: bool = True, static: bool = False) -> str:
     template = _environment().get_template("page.html.j2")
     return template.render(
         page=page,
+        description=_description(page),
         summary=[{"question": QUESTIONS[key].text, "key": key, "answers": _answers(page, key)} for key in asked],
         sections=sections,
         css=_colours() + (FOLDER / "page.css").read_text("utf-8"),
-        scripts=() if static else _scripts(interactive=interactive and bool(charts), sliders=sliders is not None),
+        scripts=() if static else _scripts(sliders=sliders is not None),
+        vega=_vega() if interactive and charts else "",
         specs=_embedded({chart["id"]: chart["spec"] for chart in charts if chart["spec"]}),
         sliders="" if sliders is None else _embedded(sliders),
         formula=_formula(),
@@ -79,10 +83,8 @@ def _unbroken(text: str) -> "Markup":
     return Markup(FIGURES.sub(r'<span class="figures">\g<0></span>', str(escape(text))))  # noqa: S704
 
 
-def _scripts(*, interactive: bool, sliders: bool) -> Iterator[str]:
-    """Yield the scripts of the page, Vega's first."""
-    if interactive:
-        yield _vega()
+def _scripts(*, sliders: bool) -> Iterator[str]:
+    """Yield the scripts of the page."""
     yield (FOLDER / "page.js").read_text("utf-8")
     if sliders:
         yield (FOLDER / "sliders.js").read_text("utf-8")
@@ -90,10 +92,15 @@ def _scripts(*, interactive: bool, sliders: bool) -> Iterator[str]:
 
 @cache
 def _vega() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script; bundling takes seconds."""
+    """Return Vega, Vega-Lite and Vega-Embed as one script, deflated, in base64; bundling takes seconds.
+
+    `page.js` unpacks it when the first chart comes near: until then it costs a reader neither half of the page's bytes
+    nor the time to compile it.
+    """
     import vl_convert
 
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return b64encode(zlib.compress(script.encode(), 9)).decode("ascii")
 
 
 def _asked(page: Page) -> list[str]:
@@ -111,6 +118,13 @@ def _answers(page: Page, key: str) -> list[str]:
         more = [f"{len(texts) - most} more below."] if len(texts) > most else []
         lines += [f"{finding.source.split(',')[0]}: {text}" if several else text for text in [*texts[:most], *more]]
     return lines
+
+
+def _description(page: Page) -> str:
+    """Return the page's content in one sentence, as search engines and previews show it."""
+    results = ", ".join(finding.title for finding in page.findings[:3])
+    more = len(page.findings) - 3
+    return f"Results of treeopt: {results}{f' and {more} more' if more > 0 else ''}." if results else "No results."
 
 
 def _texts(blocks: Blocks, kind: str) -> Iterator[str]:
