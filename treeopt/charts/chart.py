@@ -97,6 +97,11 @@ class Layer:
             if not all(map(math.isfinite, getattr(self, name))):
                 raise ValueError(f"column {name} must hold finite numbers")
 
+    @property
+    def points(self) -> bool:
+        """True for marks that are points."""
+        return self.mark in ("points", "intervals")
+
     def __len__(self) -> int:
         """Return the number of marks."""
         return max(len(self.x), len(self.y))
@@ -135,6 +140,11 @@ class Chart:
     def muted(self, series: str) -> bool:
         """Return True if a series is grey."""
         return all(layer.muted for layer in self.layers if layer.series == series)
+
+    def in_legend(self, series: str) -> Layer | None:
+        """Return the layer of a series that the legend shows: its first points, or else its first layer."""
+        own = [layer for layer in self.layers if series and layer.series == series]
+        return next((layer for layer in own if layer.points), own[0] if own else None)
 
 
 def estimates(layer: Layer, values: Iterable[Estimate]) -> Layer:

@@ -33,4 +33,8 @@ def learning(curves: Sequence[LearningCurve]) -> Chart:
 def _flat(curve: LearningCurve) -> str:
     if curve.vague:
         return "too few requests to say"
-    return "not flat yet" if curve.flat is None else f"flat from {curve.flat.requests} requests"
+    return (
+        "not flat yet"
+        if curve.flat is None
+        else f"flat from {curve.flat.requests} request{'s' if curve.flat.requests > 1 else ''}"
+    )

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from treeopt.charts.chart import Chart
-from treeopt.charts.palette import LIGHT, shape
+from treeopt.charts.palette import LIGHT, legend_mark
 from treeopt.engines.export import Export
 from treeopt.explore.answers import Answer, Failure
 from treeopt.explore.page_words import in_page_words
@@ -20,9 +20,6 @@ HEADER = (
 )
 STEP_TIMES = "Step times:"  # label of the condition that says where they come from
 SEARCHING = '<p class="status searching" role="status">Searching …</p>'  # the style hides the last answer meanwhile
-GLYPHS = {
-    "circle": "●", "square": "■", "triangle-up": "▲", "diamond": "◆", "triangle-down": "▼", "cross": "✚",
-}  # fmt: skip
 
 
 def panel(*groups: Mapping[str, Any]) -> str:
@@ -147,7 +144,9 @@ def _figure(chart: Chart, html: str) -> str:
 
 def _entry(chart: Chart, place: int, name: str) -> str:
     colour = "var(--soft)" if chart.muted(name) else f"var(--series-{place % len(LIGHT.series)})"
-    return f'<li><span aria-hidden="true" style="color:{colour}">{GLYPHS[shape(place)]}</span> {escape(name)}</li>'
+    layer = chart.in_legend(name)
+    points, dashed = (True, False) if layer is None else (layer.points, layer.dashed)
+    return f"<li>{legend_mark(place, colour, points=points, dashed=dashed)} {escape(name)}</li>"
 
 
 def _table(table: Table, caption: str) -> str:

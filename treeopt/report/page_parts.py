@@ -56,6 +56,12 @@ class Finding:
     answers: tuple[str, ...] = ()
 
 
+KINDS = (
+    "A page shows traces (.npz) and their folders, plans, profiles, predictions, engine checks, and what `compare`, "
+    "`simulate`, `validate` and `whatif` write with --output."
+)
+
+
 @dataclass(frozen=True)
 class Problem:
     """A file that could not be read, and why."""

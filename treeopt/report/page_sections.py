@@ -1,22 +1,18 @@
 """Results as findings of the page: tables and charts of each kind of record. Reads no files."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from treeopt.charts.acceptance_charts import acceptance_by_depth, acceptance_by_domain
 from treeopt.charts.agreement_charts import agreement
 from treeopt.charts.chart import Chart
 from treeopt.charts.latency_charts import scenario_latency, throughput_and_latency
-from treeopt.charts.learning_chart import learning
 from treeopt.charts.server_charts import carried_rates, latencies, load_over_time
 from treeopt.charts.speedup_charts import contests, scenario_speedups, speedups
-from treeopt.charts.tau_chart import tau_by_nodes
 from treeopt.charts.tree_chart import tree_picture
 from treeopt.errors import TraceError, TreeoptError, UsageError
-from treeopt.planning.learning_curve import learning_curves
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import from_json
 from treeopt.replay.sample_tree import first_tree
@@ -24,8 +20,8 @@ from treeopt.replay.static_tree import covers, deepest, visit
 from treeopt.report.damaged_field import last_field
 from treeopt.report.measured_blocks import engine_blocks, profile_blocks
 from treeopt.report.page_parts import Finding
-from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.storage.provenance import look
 from treeopt.tables.blocks import Blocks, Line
 from treeopt.tables.compare_tables import SCHEMA as COMPARISON
 from treeopt.tables.compare_tables import comparison_blocks
@@ -33,17 +29,14 @@ from treeopt.tables.plan_answers import describe_choice
 from treeopt.tables.plan_tables import plan_blocks
 from treeopt.tables.simulate_tables import capacity_blocks, run_blocks, serving_blocks
 from treeopt.tables.terminal_text import describe_models, interval
-from treeopt.tables.trace_tables import trace_blocks
 from treeopt.tables.validate_tables import validation_blocks
 from treeopt.tables.whatif_tables import scenario_blocks
-from treeopt.traces.trace import CHAINS, Trace
+from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
 
 PROFILE, PREDICTIONS = "treeopt.profile/2", "treeopt.predictions/1"
 PICTURES = 3  # trees of a plan that are drawn
-NODES = 8  # of the tree that domains are compared with
-CURVES = (4, 16)  # nodes of learning curves
+MODELS = ("profile", "validation")  # questions whose titles name the models
 
 # Kind of result -> the command that writes it, where that has another name.
 WRITERS = {
@@ -68,35 +61,6 @@ RECORDS: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], Blocks], tuple[
 }
 
 
-def trace_finding(
-    trace: Trace, source: str, *, replayed: Trace | None = None, chosen: Mapping[str, Tree] | None = None
-) -> Finding:
-    """Return a trace: acceptance by depth, and where its ranks determine acceptance tau, domains and learning curves.
-
-    Args:
-        trace: the trace.
-        source: its file, with the checksum.
-        replayed: the trace with drawn ranks that determine acceptance, if its own ranks do not.
-        chosen: trees of plans, for the chart of tau.
-    """
-    charts = list(_trace_charts(trace, replayed or trace, chosen or {}))
-    return Finding("trace", f"Trace: {describe_models(trace.meta)}", source, trace_blocks(trace), charts)
-
-
-def _trace_charts(trace: Trace, replayed: Trace, chosen: Mapping[str, Tree]) -> Iterator[Chart]:
-    yield acceptance_by_depth(trace)
-    if trace.tree_kept is not None or trace.meta.get("verification") in CHAINS:
-        return
-    published = published_trees()
-    named = {"Medusa's": published[MEDUSA], "EAGLE-1's": published[EAGLE]}
-    yield tau_by_nodes(replayed, named=named, chosen=chosen)
-    if trace.domain is not None and len(trace.domain_names) > 1:
-        tree = count_prefixes(replayed, nodes=NODES, depth=replayed.depth).tree(NODES, replayed.depth)
-        yield acceptance_by_domain(replayed, tree, name=f"Best tree of {tree.nodes} nodes")
-    if trace.requests >= 4 * len(CURVES):
-        yield learning(learning_curves(replayed, nodes=CURVES, depth=replayed.depth, seed=0))
-
-
 def plan_finding(
     plan: Plan,
     source: str,
@@ -112,7 +76,7 @@ def plan_finding(
     Args:
         plan: the plan.
         source: its file, with the checksum.
-        title: its title; default the batch sizes.
+        title: its title; default the batch sizes and the models.
         file: the name of its file in the command to run next.
         checks: live checks of its choices in words, by batch size.
         measured: the speedups that they measured.
@@ -127,12 +91,18 @@ def plan_finding(
     pictures += _samples(plan, own)
     return Finding(
         "plan",
-        title or f"Plan for batch {sizes}",
+        title or _named(f"Plan for batch {sizes}", plan.meta.get("trace")),
         source,
         plan_blocks(plan, checks=checks, file=file),
         [speedups(plan), throughput_and_latency(plan), *pictures],
         plan_answers(plan, measured or {}),
     )
+
+
+def _named(title: str, meta: Any) -> str:
+    """Return a title with the models, if they are recorded: several results of a kind stand side by side."""
+    known = any(look(meta, key) is not None for key in ("target", "drafter", "imported", "engine"))
+    return f"{title}: {describe_models(meta)}" if known else title
 
 
 def plan_answers(plan: Plan, measured: Mapping[int, Estimate]) -> tuple[str, ...]:
@@ -204,10 +174,11 @@ def predictions_finding(record: Mapping[str, Any], source: str) -> Finding:
     """
 
     def made(record: Mapping[str, Any]) -> Finding:
-        found = plan_finding(from_json(json.dumps(record["plan"])), source)
+        plan = from_json(json.dumps(record["plan"]))
+        found = plan_finding(plan, source, title=_named("Predictions", plan.meta.get("trace")))
         blocks = (block for block in found.blocks if not (isinstance(block, Line) and block.kind == "next"))
         digest = Line("condition", f"Written before measuring: sha256 {str(record['sha256'])[:16]}.")
-        return Finding("predictions", "Predictions", source, (*blocks, digest), found.charts[:2], found.answers)
+        return Finding("predictions", found.title, source, (*blocks, digest), found.charts[:2], found.answers)
 
     return _checked(made, record, "treeopt validate")
 
@@ -227,8 +198,9 @@ def record_finding(record: Mapping[str, Any], source: str, *, charts: Sequence[C
 
     def made(record: Mapping[str, Any]) -> Finding:
         drawn = (draw(record) for draw in draws)
+        named = _named(title, record["meta"]) if question in MODELS else title
         return Finding(
-            question, title, source, blocks(record), [*(chart for chart in drawn if chart is not None), *charts]
+            question, named, source, blocks(record), [*(chart for chart in drawn if chart is not None), *charts]
         )
 
     return _checked(made, record, f"treeopt {WRITERS.get(question, question)}")

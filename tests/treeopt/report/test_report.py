@@ -13,12 +13,15 @@ from tests.helpers.command_line import done, refused, run
 from tests.helpers.report_files import TRACES, Parsed, written_results
 from tests.helpers.strategies import drawn_trace
 from treeopt.api.page.read_results import report_page
-from treeopt.report.html_page import _vega, as_html
+from treeopt.charts.tau_chart import tau_of
+from treeopt.report.html_page import _mark, _vega, as_html
 from treeopt.report.page_parts import QUESTIONS, Page
 from treeopt.report.page_sections import RECORDS
 from treeopt.storage.atomic_files import shipped
 from treeopt.tables.blocks import Line, Table
+from treeopt.tables.terminal_text import interval
 from treeopt.traces.trace import load_trace, save_trace
+from treeopt.tree import Tree
 
 EVIL = "<script>alert(1)</script>&"
 
@@ -244,7 +247,7 @@ UNREAD = {
     "notes.txt": (b"hello, all of you!", "text, neither a trace (.npz) nor JSON"),
     "weights.bin": (b"\x00\xff\xfe", "binary data, neither a trace (.npz) nor JSON"),
     "old.json": (b'{"schema": "treeopt.run/0"}', "another version of treeopt (treeopt.run/0): run `treeopt simulate`"),
-    "texts.json": (b'{"schema": "treeopt.decode/1"}', "no result that a page shows, but treeopt.decode/1"),
+    "texts.json": (b'{"schema": "treeopt.decode/1"}', "a file of another kind (treeopt.decode/1), which a page"),
     "deep.json": (b"[" * 200_000, "nested too deeply"),
     "list.json": (b"[1]", "no result of treeopt: it names no schema"),
 }
@@ -281,6 +284,50 @@ def test_tables_that_commands_write_are_known_as_tables(trace_file, profile_file
         table = tmp_path / f"table{ending}"
         done("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--table", table)
         refused(run("report", table, "--output", tmp_path / "p.html"), "a table of results", kind, code=2)
+
+
+def test_titles_name_the_models_where_several_stand_side_by_side():
+    page = report_page([shipped(f"{room}/{name}.json") for room, name in TITLED])
+    assert [finding.title for finding in page.findings] == [
+        "Step times: target stdlib-llama float32, 5 medusa heads",
+        "Step times: target stdlib-llama float32, eagle as drafter",
+        "Predicted and measured: target stdlib-llama float32, 5 medusa heads",
+        "Predictions: target stdlib-llama float32, 5 medusa heads",
+    ]
+
+
+TITLED = (
+    ("profiles", "medusa-cpu"), ("profiles", "eagle-cpu"), ("validations", "medusa-cpu"),
+    ("validations", "medusa-cpu.predictions"),
+)  # fmt: skip
+
+
+def test_the_summary_of_a_trace_says_what_the_drafter_gets_right(whole):
+    right, replayed = whole[0].findings[0].answers
+    assert re.search(r"candidate is right at \d+% of positions at depth 1, \d+% at depth 5\.$", right)
+    trace = load_trace(TRACES / "medusa-t0.npz")
+    assert f"{interval(tau_of(Tree.chain(5), trace))} with a chain of 5" in replayed
+    typical = report_page([TRACES / "medusa-typical.npz"]).findings[0]
+    assert len(typical.answers) == 1  # ranks do not say what its rule keeps
+
+
+def test_the_sliders_name_the_trace_that_they_are_made_of(whole):
+    assert "requests of medusa-t0.npz (target stdlib-llama" in whole[0].sliders["about"]
+
+
+def test_legends_show_what_is_drawn(whole):
+    """A point, a hollow one, or a piece of a line, by how the series is drawn."""
+    legend = {
+        series: _mark(chart, place)
+        for finding in whole[0].findings
+        for chart in finding.charts
+        for place, series in enumerate(chart.series)
+    }
+    assert 'fill="none"' in legend["predicted without the point"]
+    assert 'fill="var(' in legend["best candidate"]
+    assert "stroke-dasharray" in legend["averaged over positions"]
+    assert "M0 6h21" in legend["tree: decoding"]
+    assert "stroke-dasharray" not in legend["tree: decoding"]
 
 
 def test_a_damaged_value_is_named_by_its_place(results, tmp_path):

@@ -19,8 +19,8 @@ from treeopt.report.page_sections import (
     predictions_finding,
     record_finding,
     same_texts,
-    trace_finding,
 )
+from treeopt.report.trace_section import trace_finding
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace
 
@@ -93,11 +93,14 @@ def _sliders(inputs: Inputs) -> dict[str, Any] | None:
     """Return the data of the sliders for the first trace that has step times: given ones, or found by its models."""
     from simulate.profiles.find_profile import profile_of_trace
 
-    for trace in inputs.of(Trace):
+    for file in inputs.read:
+        trace = file.value
+        if not isinstance(trace, Trace):
+            continue
         given = [v.profile for v in inputs.of(ProfileFile) if not differing_models(v.profile.meta, trace.meta)]
         try:
             profile = given[0] if given else profile_of_trace(trace)[0]
-            data = slider_data(with_drawn_ranks(trace, 0), profile)
+            data = slider_data(with_drawn_ranks(trace, 0), profile, name=file.name)
         except TreeoptError:
             continue
         if data is not None:

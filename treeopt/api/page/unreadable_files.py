@@ -9,10 +9,6 @@ from treeopt.plans.plan_json import SCHEMA
 from treeopt.report.page_sections import PREDICTIONS, RECORDS, WRITERS
 from treeopt.traces.resumable_shards import MANIFEST
 
-SHOWN = (
-    "A page shows traces (.npz) and their folders, plans, profiles, predictions, engine checks, and what `compare`, "
-    "`simulate`, `validate` and `whatif` write with --output."
-)
 RESULTS = (SCHEMA, PREDICTIONS, *RECORDS)
 TABLE = "a table of results ({}): give the .json that the same command wrote with --output"
 # First bytes of a file -> what it is.
@@ -77,7 +73,7 @@ def not_a_result(record: Any) -> str:
         name = kind.removeprefix("treeopt.")
         command = WRITERS.get(name, name)
         return f"written by another version of treeopt ({schema:.40}): run `treeopt {command}` again"
-    return f"no result that a page shows, but {schema:.60}"
+    return f"a file of another kind ({schema:.60}), which a page does not show"
 
 
 def no_trace(folder: Path) -> str:

@@ -57,11 +57,11 @@ def report(files: tuple[Path, ...], output: Path, title: str, *, force: bool, pl
 
 def _unread(problems: "Sequence[Problem]") -> str:
     """Print why each of several files could not be read, and return the error; that of a single file names it."""
-    from treeopt.api.page.unreadable_files import SHOWN
+    from treeopt.report.page_parts import KINDS
 
     lines = [f"{problem.file}: {problem.reason}" for problem in problems]
     if len(lines) == 1:
         return lines[0]
     for line in lines:
         click.echo(" ".join(line.split()), err=True)
-    return f"{len(lines)} files could not be read. {SHOWN}"
+    return f"{len(lines)} files could not be read. {KINDS}"
