@@ -33,7 +33,7 @@ def throughput_and_latency(plan: Plan) -> Chart:
             Operation(c.name, entry.batch, c.step_s / c.tau.value * 1e3, c.tokens_s(entry.batch))
             for entry in plan.entries
             for c in entry.compared
-            if not c.plain
+            if not c.plain and (c.grown is None or c.grown.policy is not None)  # a bound runs nowhere
         ],
         "no speculation": [
             Operation(c.name, entry.batch, c.step_s * 1e3, c.tokens_s(entry.batch))

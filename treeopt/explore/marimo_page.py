@@ -67,7 +67,7 @@ def _(dynamic, limits, markup, mo, price, source, steps):
 
 @app.cell
 def _(answers, deepest, dynamic, limits, markup, mo, offer, source, steps):
-    mo.output.replace(mo.Html(markup.SEARCHING))
+    mo.output.replace(mo.Html(markup.searching(dynamic.value)))
     values = {**source.value, **steps.value, **limits.value, **dynamic.value, "deepest": deepest}
     answer = answers.attempt(values, offer)
     answered = isinstance(answer, answers.Answer)

@@ -10,7 +10,7 @@ from treeopt.charts.palette import LIGHT, legend_mark
 from treeopt.engines.export import Export
 from treeopt.explore.answers import Answer, Failure
 from treeopt.explore.page_words import in_page_words
-from treeopt.explore.questions import Device
+from treeopt.explore.questions import NO_POLICIES, Device
 from treeopt.tables.blocks import Blocks, Line, Row, Table
 from treeopt.tables.plan_tables import plan_blocks
 
@@ -19,13 +19,23 @@ HEADER = (
     "The answer is what <code>treeopt search</code> says.</p></header>"
 )
 STEP_TIMES = "Step times:"  # label of the condition that says where they come from
-SEARCHING = '<p class="status searching" role="status">Searching …</p>'  # the style hides the last answer meanwhile
 
 
 def panel(*groups: Mapping[str, Any]) -> str:
     """Return the controls, a group below the other."""
     rows = "".join(f"<div>{_fields(group.values())}</div>" for group in groups)
     return f'<section class="panel" aria-label="Controls">{rows}</section>'
+
+
+def searching(dynamic: Mapping[str, Any]) -> str:
+    """Return what stands there while a search runs; the style hides the last answer meanwhile.
+
+    Args:
+        dynamic: values of the controls of dynamic trees.
+    """
+    tried = dynamic.get("dynamic", NO_POLICIES) != NO_POLICIES
+    long = " Dynamic trees are replayed one by one, which takes up to a minute or two." if tried else ""
+    return f'<p class="status searching" role="status">Searching …{long}</p>'
 
 
 def status(answer: Answer | Failure) -> str:
@@ -183,16 +193,18 @@ def _unbroken(text: str) -> str:
     >>> _unbroken("1.42 [1.36, 1.48] times")
     '<span class="figure">1.42 [1.36, 1.48]</span> times'
     """
-    return re.sub(r"\d\S* \[[^\]]*\]", lambda found: f'<span class="figure">{found[0]}</span>', escape(text))
+    return re.sub(
+        r"\d\S* \[[^\]]*\]", lambda found: f'<span class="figure">{found[0]}</span>', escape(text, quote=False)
+    )
 
 
 def _words(text: str) -> str:
-    """Return a text with its commands as code.
+    """Return a text with its commands as code, and with intervals that stay on one line with their values.
 
     >>> _words("run `treeopt profile`")
     'run <code>treeopt profile</code>'
     """
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _unbroken(text))
 
 
 def _sentence(line: str) -> str:

@@ -395,6 +395,11 @@ def cells(blocks) -> list[tuple[float, ...]]:
     return [tuple(cell.value for cell in row.cells) for row in table.rows]
 
 
+def test_the_page_says_that_dynamic_trees_take_long():
+    assert "a minute" in markup.searching({"dynamic": "eagle2"})
+    assert "a minute" not in markup.searching({"dynamic": "none"}) + markup.searching({})
+
+
 def test_prices_are_those_of_whatif(offer, folder):
     steps = Device("H200", count=2, target="8b", context=2048)
     found = answers.answer(Question("trace.npz", steps, batches=(1, 32), max_nodes=4), offer)
