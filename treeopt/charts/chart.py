@@ -30,7 +30,7 @@ class Axis:
         scale: `linear` or `log`.
         ticks: places of ticks; empty leaves them to the renderer.
         names: names of the places 0, 1, ..., in place of numbers.
-        limits: first and last value; None leaves them to the renderer.
+        limits: first and last value; None: see `extent`.
         zero: begin at zero.
         reverse: the first value is at the top or at the right.
         shown: draw it.
@@ -44,6 +44,19 @@ class Axis:
     zero: bool = False
     reverse: bool = False
     shown: bool = True
+
+    @property
+    def extent(self) -> tuple[float, float] | None:
+        """First and last value drawn; None leaves them to the renderer.
+
+        >>> Axis("", names=("first", "last")).extent
+        (-0.6, 1.6)
+        """
+        if self.limits is None and self.names:
+            return (-0.6, len(self.names) - 0.4)  # marks of the outer names keep off the edges
+        if self.limits is None and self.scale == "log" and self.ticks:
+            return (self.ticks[0], self.ticks[-1])
+        return self.limits
 
 
 @dataclass(frozen=True)

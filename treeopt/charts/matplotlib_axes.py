@@ -154,17 +154,14 @@ def _set_axis(ax: "Axes", name: str, axis: Axis) -> None:
     if axis.scale == "log":
         lines("log")
         side.set_minor_locator(NullLocator())
-    limits = axis.limits
-    if limits is None and axis.scale == "log" and axis.ticks:
-        limits = (axis.ticks[0], axis.ticks[-1])
     if axis.names:
         side.set_ticks(range(len(axis.names)), [_named(text) for text in axis.names])
     else:
         if axis.ticks:
             side.set_ticks(axis.ticks)
         side.set_major_formatter(FuncFormatter(lambda value, _: decimal(value)))
-    if limits is not None:
-        getattr(ax, f"set_{name}lim")(*limits)
+    if axis.extent is not None:
+        getattr(ax, f"set_{name}lim")(*axis.extent)
     elif axis.zero:
         getattr(ax, f"set_{name}lim")(**{"left" if name == "x" else "bottom": 0})
     if axis.reverse:
