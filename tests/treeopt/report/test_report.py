@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import os
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -18,6 +19,7 @@ from treeopt.report.html_page import _mark, _vega, as_html
 from treeopt.report.page_parts import QUESTIONS, Page
 from treeopt.report.page_sections import RECORDS
 from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import LIMIT
 from treeopt.tables.blocks import Line, Table
 from treeopt.tables.terminal_text import interval
 from treeopt.traces.trace import load_trace, save_trace
@@ -256,10 +258,20 @@ UNREAD = {
 def test_each_file_that_cannot_be_read_has_a_line_in_plain_words(results, tmp_path):
     for name, (data, _) in UNREAD.items():
         (tmp_path / name).write_bytes(data)
+    (tmp_path / "cut.npz").write_bytes((TRACES / "medusa-t0.npz").read_bytes()[:5000])
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(LIMIT + 1)  # takes no room on the disk
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "several").mkdir()
+    (tmp_path / "several/plan.json").write_bytes(results["plan"].read_bytes())
     (tmp_path / "folder").mkdir()
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
     reasons = {name: reason for name, (_, reason) in UNREAD.items()} | {
+        "cut.npz": "an archive that is not complete, such as a trace that was cut",
+        "large.json": "cannot be read: larger than",
+        "pipe.json": "cannot be read: not a regular file",
+        "several": "a folder of several files, not of a trace's parts: name the files",
         "folder": "a folder without parts of a trace",
         "model": "a model's folder, not a trace's",
         "gone.json": "there is no such file",
@@ -274,7 +286,7 @@ def test_each_file_that_cannot_be_read_has_a_line_in_plain_words(results, tmp_pa
     for line, (name, reason) in zip(lines, reasons.items(), strict=True):
         assert line.startswith(f"{name}: "), line
         assert reason in line
-        assert len(line) < 120
+        assert len(line) < 140
         assert line in shown
 
 

@@ -67,6 +67,10 @@ def read_files(files: Iterable[Path | str]) -> Inputs:
             inputs.notes.append(f"{name} was given {'twice' if count == 2 else f'{count} times'} and is shown once.")
         try:
             inputs.read.append(ResultFile(name, _source(path, name), _value(path)))
+        except FileNotFoundError:
+            inputs.problems.append(Problem(name, "there is no such file"))
+        except OSError as error:
+            inputs.problems.append(Problem(name, f"cannot be read: {why(error)}"))
         except TreeoptError as error:
             inputs.problems.append(Problem(name, str(error).removeprefix(f"{path}: ")))
     return inputs
@@ -79,21 +83,15 @@ def _names(paths: list[Path]) -> dict[Path, str]:
 
 
 def _source(path: Path, name: str) -> str:
-    if path.is_dir():
-        return name
-    try:
-        return f"{name}, sha256 {checksum(path)[:16]}"
-    except FileNotFoundError as error:
-        raise UsageError("there is no such file") from error
-    except OSError as error:
-        raise UsageError(f"cannot be read: {why(error)}") from error
+    return name if path.is_dir() else f"{name}, sha256 {checksum(path)[:16]}"
 
 
 def _value(path: Path) -> Any:
     """Return a file's content: a trace, a plan, or a record.
 
     Raises:
-        TreeoptError: it cannot be read, or is of no kind that the page knows.
+        TreeoptError: it is damaged, or of no kind that the page knows.
+        OSError: it cannot be read.
     """
     if path.is_dir():
         if not (path / MANIFEST).is_file():

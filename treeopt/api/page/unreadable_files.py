@@ -14,6 +14,7 @@ TABLE = "a table of results ({}): give the .json that the same command wrote wit
 # First bytes of a file -> what it is.
 BEGINNINGS = {
     b"PAR1": TABLE.format("Parquet"),
+    b"PK\x03\x04": "an archive that is not complete, such as a trace that was cut: copy or record it again",
     b"\x89PNG": "a picture, not a result",
     b"%PDF": "a PDF, not a result",
     b"GGUF": "a model's weights, not a result",
@@ -80,6 +81,8 @@ def no_trace(folder: Path) -> str:
     """Return what a folder is that holds no parts of a trace."""
     if (folder / "config.json").is_file():
         return "a model's folder, not a trace's"
+    if any(path.suffix in (".json", ".npz") for path in folder.iterdir()):
+        return "a folder of several files, not of a trace's parts: name the files"
     return f"a folder without parts of a trace: it has no {MANIFEST}"
 
 
