@@ -67,6 +67,7 @@ def opened(browser, made):
         view.on("pageerror", lambda error: troubles.append(str(error)))
         view.on("request", lambda request: request.url.startswith("file:") or troubles.append(request.url))
         view.goto(made[1].as_uri())
+        view.bring_to_front()  # charts wait for frames, which pages behind another one may not get
         return view
 
     yield opened
