@@ -3,8 +3,6 @@
 A replay launches all of a step's kernels at once and runs no Python, so the device does not wait for the host. What a
 graph reads and writes lies at fixed addresses: the rows' and the drafter's state, and the caches. Each view has two
 graphs, one for drafting and one for the rest of the step, so that the two phases can be timed.
-
-Not run on a CUDA device yet: the tests drive the same code with a capture that records nothing.
 """
 
 from collections.abc import Callable, Iterator

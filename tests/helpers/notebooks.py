@@ -5,13 +5,14 @@ Text must be equal but for numbers, which may differ by a tolerance; pictures mu
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_notebook
 
 FOLDER = Path(__file__).parent.parent.parent / "notebooks"
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -19,6 +20,7 @@ HEX = re.compile(r"\b[0-9a-f]{12}\b")  # ids of trees, which are text
 SHARE = 0.02  # by which a number may differ: processors round sums in different orders
 TEXTS = ("text/plain", "text/html")
 PICTURE = "image/png"
+FORGET = "%reset -f"
 TIMEOUT_S = 120
 
 
@@ -30,13 +32,30 @@ def notebooks() -> list[Path]:
 def executed(path: Path) -> NotebookNode:
     """Return a notebook with the outputs of a run in its folder, without what differs from run to run."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=TIMEOUT_S, resources={"metadata": {"path": str(path.parent)}}).execute()
+    _execute(notebook, path.parent)
+    return notebook
+
+
+def executed_in_one_kernel(paths: Sequence[Path]) -> dict[Path, NotebookNode]:
+    """Return notebooks of one folder with the outputs of a run; a cell that fails has an error as its output.
+
+    They run one after another in one kernel, so that it starts and imports once. Between them every variable is
+    forgotten, so that none relies on another.
+    """
+    notebooks = {path: nbformat.read(path, as_version=4) for path in paths}
+    cells = [cell for notebook in notebooks.values() for cell in (*notebook.cells, new_code_cell(FORGET))]
+    _execute(new_notebook(cells=cells), paths[0].parent, allow_errors=True)
+    return notebooks
+
+
+def _execute(notebook: NotebookNode, folder: Path, **settings: Any) -> None:
+    """Run a notebook in a folder, and leave what does not differ from run to run in its cells."""
+    NotebookClient(notebook, timeout=TIMEOUT_S, resources={"metadata": {"path": str(folder)}}, **settings).execute()
     for cell in notebook.cells:
         cell.metadata = NotebookNode()
         if cell.cell_type == "code":
             cell.outputs = list(_joined(cell.outputs))
     notebook.metadata.language_info = NotebookNode({"name": "python"})
-    return notebook
 
 
 def _joined(outputs: list[Any]) -> Iterator[Any]:
@@ -61,6 +80,10 @@ def differences(stored: NotebookNode, fresh: NotebookNode) -> list[str]:
 
 
 def _cell(old: list[Any], new: list[Any]) -> Iterator[str]:
+    failed = [output for output in new if output.output_type == "error"]
+    if failed:
+        yield f"fails: {failed[0].ename}: {failed[0].evalue}"
+        return
     kinds = [[_kinds(output) for output in outputs] for outputs in (old, new)]
     if kinds[0] != kinds[1]:
         yield f"outputs {kinds[0]} are stored, {kinds[1]} are new"

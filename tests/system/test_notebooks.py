@@ -6,17 +6,37 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from tests.helpers.notebooks import differences, executed, notebooks, pictures
+from tests.helpers.notebooks import differences, executed_in_one_kernel, notebooks, pictures
 
 LEAST = 2  # pictures in a notebook
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client")  # of a library of the notebook runner
+# Warnings of a library of the notebook runner.
+quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client")
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    """All notebooks with the outputs of a run."""
+    return executed_in_one_kernel(notebooks())
+
+
+@quiet
 @pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
-def test_stored_outputs_are_those_of_a_run(path):
+def test_stored_outputs_are_those_of_a_run(fresh, path):
     stored = nbformat.read(path, as_version=4)
-    assert differences(stored, executed(path)) == []
+    assert differences(stored, fresh[path]) == []
     assert pictures(stored) >= LEAST
+
+
+@quiet
+def test_notebooks_in_one_kernel_know_nothing_of_each_other(tmp_path):
+    paths = [tmp_path / "first.ipynb", tmp_path / "second.ipynb"]
+    for path in paths:
+        nbformat.write(new_notebook(cells=[new_code_cell(f"{path.stem} = 1"), new_code_cell("first")]), path)
+    one, other = executed_in_one_kernel(paths).values()
+    assert [output["data"]["text/plain"] for output in one.cells[1].outputs] == ["1"]
+    assert differences(one, other) == ["cell 2: fails: NameError: name 'first' is not defined"]
 
 
 def test_there_are_the_five_notebooks():

@@ -39,7 +39,7 @@ def acceptance_by_depth(trace: Trace, *, tops: Sequence[int] = TOPS) -> Chart:
         tuple(layers),
         (
             "The text's own token is among the drafter's best candidates there, whatever was accepted before.",
-            f"All {trace.anchors} positions of {counted(trace.requests, 'request')}; tau needs a replay.",
+            f"All {trace.anchors:,} positions of {counted(trace.requests, 'request')}; tau needs a replay.",
         ),
         "The best candidate is right at " + ", ".join(f"{share:.0%}" for share in first) + " of positions, by depth.",
     )

@@ -30,7 +30,7 @@ class Axis:
         scale: `linear` or `log`.
         ticks: places of ticks; empty leaves them to the renderer.
         names: names of the places 0, 1, ..., in place of numbers.
-        limits: first and last value; None leaves them to the renderer.
+        limits: first and last value; None: see `extent`.
         zero: begin at zero.
         reverse: the first value is at the top or at the right.
         shown: draw it.
@@ -44,6 +44,19 @@ class Axis:
     zero: bool = False
     reverse: bool = False
     shown: bool = True
+
+    @property
+    def extent(self) -> tuple[float, float] | None:
+        """First and last value drawn; None leaves them to the renderer.
+
+        >>> Axis("", names=("first", "last")).extent
+        (-0.6, 1.6)
+        """
+        if self.limits is None and self.names:
+            return (-0.6, len(self.names) - 0.4)  # marks of the outer names keep off the edges
+        if self.limits is None and self.scale == "log" and self.ticks:
+            return (self.ticks[0], self.ticks[-1])
+        return self.limits
 
 
 @dataclass(frozen=True)
@@ -97,6 +110,11 @@ class Layer:
             if not all(map(math.isfinite, getattr(self, name))):
                 raise ValueError(f"column {name} must hold finite numbers")
 
+    @property
+    def points(self) -> bool:
+        """True for marks that are points."""
+        return self.mark in ("points", "intervals")
+
     def __len__(self) -> int:
         """Return the number of marks."""
         return max(len(self.x), len(self.y))
@@ -135,6 +153,11 @@ class Chart:
     def muted(self, series: str) -> bool:
         """Return True if a series is grey."""
         return all(layer.muted for layer in self.layers if layer.series == series)
+
+    def in_legend(self, series: str) -> Layer | None:
+        """Return the layer of a series that the legend shows: its first points, or else its first layer."""
+        own = [layer for layer in self.layers if series and layer.series == series]
+        return next((layer for layer in own if layer.points), own[0] if own else None)
 
 
 def estimates(layer: Layer, values: Iterable[Estimate]) -> Layer:

@@ -33,7 +33,7 @@ def throughput_and_latency(plan: Plan) -> Chart:
             Operation(c.name, entry.batch, c.step_s / c.tau.value * 1e3, c.tokens_s(entry.batch))
             for entry in plan.entries
             for c in entry.compared
-            if not c.plain
+            if not c.plain and (c.grown is None or c.grown.policy is not None)  # a bound runs nowhere
         ],
         "no speculation": [
             Operation(c.name, entry.batch, c.step_s * 1e3, c.tokens_s(entry.batch))
@@ -67,7 +67,7 @@ def _chart(found: Mapping[str, Sequence[Operation]], best: Sequence[Operation], 
     layers = [Layer("line", *_columns(edge), FRONTIER, dashed=True, muted=True)]
     layers += [_points(name, series, muted=name in muted) for name, series in reversed(list(found.items())) if series]
     layers.append(_points(RECOMMENDED, best))
-    names = ", ".join(f"batch {o.batch} ({o.name}): {o.tokens_s:.0f} tokens/s at {o.tpot_ms:.2f} ms" for o in best)
+    names = ", ".join(f"batch {o.batch} ({o.name}): {o.tokens_s:,.0f} tokens/s at {o.tpot_ms:.2f} ms" for o in best)
     return Chart(
         "Throughput and latency",
         Axis("time per token and sequence, ms", zero=True),

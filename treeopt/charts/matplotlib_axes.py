@@ -96,7 +96,7 @@ def _compact(text: str) -> str:
 def _draw_layer(ax: "Axes", chart: Chart, layer: Layer, palette: Palette) -> None:
     place = chart.series.index(layer.series) if layer.series else 0
     colour = palette.muted if layer.muted or not layer.series else palette.colour(place)
-    label = _named(layer.series) if layer is _labelled(chart, layer.series) else "_"
+    label = _named(layer.series) if layer is chart.in_legend(layer.series) else "_"
     style = DASHES if layer.dashed else "-"
     if layer.mark in ("line", "steps"):
         how = "steps-post" if layer.mark == "steps" else "default"
@@ -116,12 +116,6 @@ def _draw_layer(ax: "Axes", chart: Chart, layer: Layer, palette: Palette) -> Non
             ax.annotate(_named(text), (x, y), (5, 5), textcoords="offset points", fontsize=8, color=palette.text)
     else:
         _draw_points(ax, layer, colour, place, palette, label)
-
-
-def _labelled(chart: Chart, series: str) -> Layer | None:
-    """Return the layer of a series that the legend shows: its first points, or else its first layer."""
-    own = [layer for layer in chart.layers if series and layer.series == series]
-    return next((layer for layer in own if layer.mark in ("points", "intervals")), own[0] if own else None)
 
 
 def _draw_points(ax: "Axes", layer: Layer, colour: str, place: int, palette: Palette, label: str) -> None:
@@ -160,17 +154,14 @@ def _set_axis(ax: "Axes", name: str, axis: Axis) -> None:
     if axis.scale == "log":
         lines("log")
         side.set_minor_locator(NullLocator())
-    limits = axis.limits
-    if limits is None and axis.scale == "log" and axis.ticks:
-        limits = (axis.ticks[0], axis.ticks[-1])
     if axis.names:
         side.set_ticks(range(len(axis.names)), [_named(text) for text in axis.names])
     else:
         if axis.ticks:
             side.set_ticks(axis.ticks)
         side.set_major_formatter(FuncFormatter(lambda value, _: decimal(value)))
-    if limits is not None:
-        getattr(ax, f"set_{name}lim")(*limits)
+    if axis.extent is not None:
+        getattr(ax, f"set_{name}lim")(*axis.extent)
     elif axis.zero:
         getattr(ax, f"set_{name}lim")(**{"left" if name == "x" else "bottom": 0})
     if axis.reverse:

@@ -42,7 +42,7 @@ def carried_rates(record: Mapping[str, Any]) -> Chart:
     return Chart(
         "Rate that the server carries",
         Axis("requests per second", zero=True),
-        Axis("", names=names, limits=(-0.6, len(names) - 0.4), reverse=True),
+        Axis("", names=names, reverse=True),
         (across("highest rate", enumerate(values)),),
         ("Bars: 95 % intervals over simulated days.",),
         "; ".join(f"{name}: {value.value:.2f} requests per second" for name, value in zip(names, values, strict=True)),

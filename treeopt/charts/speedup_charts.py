@@ -28,7 +28,7 @@ def speedups(plan: Plan) -> Chart:
         for place, name in enumerate(ranked)
         for layer in _series(short(name) if place < SHOWN else OTHERS, rows[name], muted=place >= SHOWN)
     ]
-    stop = first_plain(plan)
+    stop = None if all(entry.choice.plain for entry in plan.entries) else first_plain(plan)
     ends = () if stop is None else (Layer("rule", x=(float(stop),)),)
     return Chart(
         "Predicted speedup by batch size",

@@ -15,6 +15,7 @@ REPLAYED = "replayed along the walk"
 AVERAGED = "averaged over positions"
 CHAINS = "chains, replayed"
 NAMED = "named trees, replayed"
+SERIES = 3  # named trees that have a series each
 CHOSEN = "chosen in the plan, replayed"
 
 
@@ -45,8 +46,8 @@ def tau_by_nodes(
         Layer("line", floats(reached), floats([averaged[size] for size in reached]), AVERAGED, dashed=True, muted=True),
         *_line(REPLAYED, reached, best),
         *_line(CHAINS, list(chains), [tau_of(Tree.chain(depth), trace) for depth in chains]),
-        *_named(trace, NAMED, named or {}, labels=True),
-        *_named(trace, CHOSEN, chosen or {}, labels=False),
+        *_named(trace, named or {}),
+        *_marks(CHOSEN, _points(trace, chosen or {})),
     ]
     largest = max([*reached, *(x for layer in layers for x in layer.x)])
     ticks = tuple(float(2**power) for power in range(int(largest).bit_length()))
@@ -85,17 +86,32 @@ def _line(series: str, nodes: Sequence[int], values: Sequence[Estimate]) -> tupl
     return Layer("line", x, value, series), Layer("intervals", x, value, series, low, high)
 
 
-def _named(trace: Trace, series: str, trees: Mapping[str, Tree], *, labels: bool) -> tuple[Layer, ...]:
+Points = Sequence[tuple[str, int, Estimate]]  # name, nodes and tau of trees
+
+
+def _named(trace: Trace, trees: Mapping[str, Tree]) -> tuple[Layer, ...]:
+    """Return named trees: few have a series each, so that no label stands on another; more are labelled points."""
+    points = _points(trace, trees)
+    if len(points) <= SERIES:
+        return tuple(layer for point in points for layer in _marks(f"{point[0]}, replayed", [point]))
+    names = tuple(name for name, _, _ in points)
+    (marks,) = _marks(NAMED, points)
+    return marks, Layer("labels", marks.x, marks.y, text=names)
+
+
+def _points(trace: Trace, trees: Mapping[str, Tree]) -> Points:
     points = []
     for name, tree in trees.items():
         try:
             points.append((name, tree.nodes, tau_of(tree, trace)))
         except TraceError:
             continue
+    return points
+
+
+def _marks(series: str, points: Points) -> tuple[Layer, ...]:
     if not points:
         return ()
     names, nodes, values = zip(*points, strict=True)
     value, low, high = columns(values)
-    x = floats(nodes)
-    marks = Layer("intervals", x, value, series, low, high, details=(("tree", names),))
-    return (marks, Layer("labels", x, value, text=names)) if labels else (marks,)
+    return (Layer("intervals", floats(nodes), value, series, low, high, details=(("tree", names),)),)

@@ -132,11 +132,8 @@ def _position(name: str, axis: Axis) -> dict[str, Any]:
     scale: dict[str, Any] = {"zero": axis.zero, "nice": axis.limits is None and axis.scale == "linear"}
     if axis.scale == "log":
         scale = {"type": "log", "nice": False}
-    limits = axis.limits
-    if limits is None and axis.scale == "log" and axis.ticks:
-        limits = (axis.ticks[0], axis.ticks[-1])
-    if limits is not None:
-        scale["domain"] = list(limits)
+    if axis.extent is not None:
+        scale["domain"] = list(axis.extent)
         scale["nice"] = False
     if axis.reverse:
         scale["reverse"] = True

@@ -15,6 +15,7 @@ from treeopt.api.search_trace import search
 from treeopt.api.whatif_devices import WhatIf
 from treeopt.errors import TreeoptError
 from treeopt.explore.offered_files import Offer
+from treeopt.explore.page_words import in_page_words
 from treeopt.explore.questions import Device, Question, question_of
 from treeopt.plans.plan import Plan
 from treeopt.replay.objective import OBJECTIVES
@@ -55,7 +56,7 @@ class Failure:
     """A question without an answer.
 
     Attributes:
-        line: the library's error in one line.
+        line: the library's error in one line, in the page's words.
     """
 
     line: str
@@ -63,7 +64,7 @@ class Failure:
     @classmethod
     def of(cls, error: TreeoptError) -> "Failure":
         """Return an error of the library."""
-        return cls(" ".join(str(error).split()))
+        return cls(in_page_words(" ".join(str(error).split())))
 
 
 def answer(question: Question, offer: Offer) -> Answer:
@@ -74,7 +75,7 @@ def answer(question: Question, offer: Offer) -> Answer:
     """
     start = perf_counter()
     with reported() as log:
-        trace = offer.trace(question.trace)
+        trace = offer.trace(question.trace, candidates=bool(question.policies))
         if isinstance(question.steps, Device):
             plan, too_large = _predicted(question, question.steps, trace, offer)
         else:
@@ -88,8 +89,8 @@ def answer(question: Question, offer: Offer) -> Answer:
         plan=plan,
         checks=live_checks(plan),
         too_large=too_large,
-        warnings=warnings,
-        notes=tuple(log.notes),
+        warnings=tuple(map(in_page_words, warnings)),
+        notes=tuple(map(in_page_words, log.notes)),
         seconds=perf_counter() - start,
     )
 
@@ -148,6 +149,7 @@ def _measured(question: Question, trace: Trace, offer: Offer) -> Plan:
         objective=question.objective,
         max_tpot_s=question.max_tpot_s,
         engine=question.engine,
+        policies=question.policies,
     )
 
 

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from treeopt.defaults import NODES, WHATIF_CONTEXT
-from treeopt.engines import ENGINE_RULES, METHODS
+from treeopt.engines import ENGINE_RULES, METHODS, method_for
 from treeopt.explore.offered_files import COUNTS, SIZES, Offer, devices
-from treeopt.explore.questions import ANY_TREE, MEASURED, PREDICTED, SOURCES
+from treeopt.explore.questions import ALL_POLICIES, ANY_TREE, MEASURED, NO_POLICIES, PREDICTED, SOURCES
 from treeopt.plans.plan import Plan
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT
+from treeopt.searchers.dynamic_trees.choose_policy import KINDS
+from treeopt.storage.provenance import look
 
 if TYPE_CHECKING:
     from marimo import AppMeta, ui
@@ -58,6 +60,24 @@ def limits(deepest: int) -> "ui.dictionary":
     )
 
 
+def dynamic(offer: Offer, trace: str, steps: Mapping[str, Any]) -> "ui.dictionary":
+    """Return `dynamic`, kinds of dynamic trees; nothing where the trace or the step times say nothing about them.
+
+    Args:
+        offer: the files.
+        trace: name of the trace.
+        steps: values of `step_times`.
+    """
+    if "profile" not in steps or not offer.takes_policies(trace, steps["profile"]):
+        return _group()
+    return _group(dynamic=_choice("Dynamic trees", [NO_POLICIES, *KINDS, ALL_POLICIES]))
+
+
+def price() -> "ui.dictionary":
+    """Return `price`, that of one device per hour."""
+    return _group(price=_text("Price of a device per hour", "", placeholder="no prices"))
+
+
 def shown_batch(plan: Plan) -> "ui.radio":
     """Return the choice of the batch size that is shown in detail."""
     from marimo import ui
@@ -67,11 +87,12 @@ def shown_batch(plan: Plan) -> "ui.radio":
 
 
 def handover(engine: str, plan: Plan) -> "ui.dictionary":
-    """Return `method`, `model` and `batch` of an export."""
+    """Return `method`, `model` and `batch` of an export; the method is the engine's first for the plan's drafter."""
     batches = {ALL: None, **{str(entry.batch): entry.batch for entry in plan.entries}}
     methods = {BY_DRAFTER: None, **{name: name for name in METHODS.get(engine, ())}}
+    fitting = method_for(engine, look(plan.meta, "trace", "drafter", "kind"))
     return _group(
-        method=_choice("Drafting method", methods),
+        method=_choice("Drafting method", methods, value=fitting),
         model=_text("Checkpoint of the drafter", "", placeholder="not named"),
         batch=_choice("Batch sizes", batches),
     )

@@ -1,15 +1,18 @@
 """The server of the page: on 127.0.0.1 only, for its own page only, until it is interrupted."""
 
 import socket
+import subprocess
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
+from shutil import which
+from threading import Thread
 from typing import Any
 
 from treeopt.errors import UsageError
 
 HOST = "127.0.0.1"
 PAGE = Path(__file__).with_name("marimo_page.py")
-NAMES = PAGE.with_name("slider_names.js")
+SCRIPT = PAGE.with_name("page.js")
 GRACE_S = 1  # that open connections have to end
 
 Scope = MutableMapping[str, Any]
@@ -96,10 +99,24 @@ def application() -> Application:
     """Return the page as an ASGI application, without its code and without tracebacks."""
     import marimo
 
-    head = f"<script>{NAMES.read_text('utf-8')}</script>"
+    head = f"<script>{SCRIPT.read_text('utf-8')}</script>"
     built: Any = marimo.create_asgi_app(quiet=True, include_code=False, show_tracebacks=False, html_head=head)
     app: Application = built.with_app(path="", root=str(PAGE)).build()
     return app
+
+
+def open_browser(url: str) -> bool:
+    """Open a page in the user's browser; what its programs print is dropped, since the address was printed.
+
+    Returns:
+        True if a program was started.
+    """
+    program = which("xdg-open") or which("open")
+    if program is None:
+        return False
+    silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    Thread(target=subprocess.run, args=([program, url],), kwargs=silent, daemon=True).start()
+    return True
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:

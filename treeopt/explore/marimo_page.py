@@ -14,12 +14,12 @@ def _():
     import marimo as mo
 
     from treeopt.engines import ENGINES
-    from treeopt.explore import answer_charts, answers, controls, downloads, markup
+    from treeopt.explore import answer_charts, answers, controls, downloads, markup, token_prices
     from treeopt.explore.offered_files import Offer
 
     offer = Offer.of_files(**controls.files_of(mo.app_meta()))
     mo.Html(markup.HEADER)
-    return ENGINES, answer_charts, answers, controls, downloads, markup, mo, offer
+    return ENGINES, answer_charts, answers, controls, downloads, markup, mo, offer, token_prices
 
 
 @app.cell
@@ -47,15 +47,29 @@ def _(controls, deepest):
 
 
 @app.cell
-def _(limits, markup, mo, source, steps):
-    mo.Html(markup.panel(source.elements, steps.elements, limits.elements))
+def _(controls, offer, source, steps):
+    dynamic = controls.dynamic(offer, source.value["trace"], steps.value)
+    return (dynamic,)
+
+
+@app.cell
+def _(controls):
+    price = controls.price()
+    return (price,)
+
+
+@app.cell
+def _(dynamic, limits, markup, mo, price, source, steps):
+    asked = {**limits.elements, **dynamic.elements, **price.elements}
+    mo.Html(markup.panel(source.elements, steps.elements, asked))
     return
 
 
 @app.cell
-def _(answers, deepest, limits, markup, mo, offer, source, steps):
-    mo.output.replace(mo.Html(markup.SEARCHING))
-    answer = answers.attempt({**source.value, **steps.value, **limits.value, "deepest": deepest}, offer)
+def _(answers, deepest, dynamic, limits, markup, mo, offer, source, steps):
+    mo.output.replace(mo.Html(markup.searching(dynamic.value)))
+    values = {**source.value, **steps.value, **limits.value, **dynamic.value, "deepest": deepest}
+    answer = answers.attempt(values, offer)
     answered = isinstance(answer, answers.Answer)
     mo.output.replace(mo.Html(markup.status(answer)))
     return answer, answered
@@ -78,6 +92,13 @@ def _(answer, markup, mo, shown):
 @app.cell
 def _(answer, markup, mo, shown):
     mo.Html(markup.configurations(answer, shown.value))
+    return
+
+
+@app.cell
+def _(answer, answered, markup, mo, price, token_prices):
+    mo.stop(not answered)
+    mo.Html(markup.token_prices(token_prices.priced(answer, price.value["price"])))
     return
 
 

@@ -6,10 +6,11 @@ from html import escape
 from typing import Any
 
 from treeopt.charts.chart import Chart
-from treeopt.charts.palette import LIGHT, shape
+from treeopt.charts.palette import LIGHT, legend_mark
 from treeopt.engines.export import Export
 from treeopt.explore.answers import Answer, Failure
-from treeopt.explore.questions import Device
+from treeopt.explore.page_words import in_page_words
+from treeopt.explore.questions import NO_POLICIES, Device
 from treeopt.tables.blocks import Blocks, Line, Row, Table
 from treeopt.tables.plan_tables import plan_blocks
 
@@ -18,16 +19,23 @@ HEADER = (
     "The answer is what <code>treeopt search</code> says.</p></header>"
 )
 STEP_TIMES = "Step times:"  # label of the condition that says where they come from
-SEARCHING = '<p class="status searching" role="status">Searching …</p>'
-GLYPHS = {
-    "circle": "●", "square": "■", "triangle-up": "▲", "diamond": "◆", "triangle-down": "▼", "cross": "✚",
-}  # fmt: skip
 
 
 def panel(*groups: Mapping[str, Any]) -> str:
     """Return the controls, a group below the other."""
     rows = "".join(f"<div>{_fields(group.values())}</div>" for group in groups)
     return f'<section class="panel" aria-label="Controls">{rows}</section>'
+
+
+def searching(dynamic: Mapping[str, Any]) -> str:
+    """Return what stands there while a search runs; the style hides the last answer meanwhile.
+
+    Args:
+        dynamic: values of the controls of dynamic trees.
+    """
+    tried = dynamic.get("dynamic", NO_POLICIES) != NO_POLICIES
+    long = " Dynamic trees are replayed one by one, which takes up to a minute or two." if tried else ""
+    return f'<p class="status searching" role="status">Searching …{long}</p>'
 
 
 def status(answer: Answer | Failure) -> str:
@@ -39,13 +47,13 @@ def status(answer: Answer | Failure) -> str:
 
 def failure_card(failure: Failure) -> str:
     """Return an error in one line."""
-    return f'<p class="failure" role="alert">{escape(failure.line)}</p>'
+    return f'<p class="failure" role="alert">{_words(failure.line)}</p>'
 
 
 def answer_card(answer: Answer, batch: int) -> str:
     """Return the answer: the sentence of one batch size in front, then its check, then the other sizes."""
     place = [entry.batch for entry in answer.plan.entries].index(batch)
-    lines = _lines(plan_blocks(answer.plan), "answer")
+    lines = [in_page_words(line) for line in _lines(plan_blocks(answer.plan), "answer")]
     check = [answer.checks[batch]] if batch in answer.checks else []
     others = [line for number, line in enumerate(lines) if number != place]
     return (
@@ -67,7 +75,18 @@ def configurations(answer: Answer, batch: int) -> str:
         notes.append(block.text)
     table = blocks[start]
     assert isinstance(table, Table)
-    return f'<section class="cells-box">{_table(table)}{_list(notes, "notes")}</section>'
+    name = f"Configurations at {table.title}"
+    return f'<section class="cells-box">{_table(table, name)}{_list(notes, "notes")}</section>'
+
+
+def token_prices(priced: Blocks | Failure) -> str:
+    """Return the price of tokens: its sentence, its table and what they hold for; nothing without a price."""
+    if isinstance(priced, Failure):
+        return failure_card(priced)
+    tables = "".join(_table(block, block.title) for block in priced if isinstance(block, Table))
+    sentences = "".join(f"<p>{_unbroken(line)}</p>" for line in _lines(priced, "answer"))
+    notes = _list(_lines(priced, "note"), "notes")
+    return f'<section class="cells-box" aria-label="Prices">{sentences}{tables}{notes}</section>' if priced else ""
 
 
 def figures(drawn: Iterable[tuple[Chart, str]]) -> str:
@@ -101,7 +120,8 @@ def handover(controls: Mapping[str, Any], text: str, files: Sequence[object]) ->
 def handed_over(export: Export) -> str:
     """Return what an engine gets, and how it is started."""
     launch = f'<p>To start the engine:</p><pre tabindex="0">{escape(export.launch)}</pre>' if export.launch else ""
-    return f'<pre tabindex="0">{escape(export.text)}</pre>{launch}{_list([*map(_sentence, export.notes)], "notes")}'
+    notes = _list([_sentence(in_page_words(note)) for note in export.notes], "notes")
+    return f'<pre tabindex="0">{escape(export.text)}</pre>{launch}{notes}'
 
 
 def no_exporter(engine: str | None) -> str:
@@ -134,16 +154,18 @@ def _figure(chart: Chart, html: str) -> str:
 
 def _entry(chart: Chart, place: int, name: str) -> str:
     colour = "var(--soft)" if chart.muted(name) else f"var(--series-{place % len(LIGHT.series)})"
-    return f'<li><span aria-hidden="true" style="color:{colour}">{GLYPHS[shape(place)]}</span> {escape(name)}</li>'
+    layer = chart.in_legend(name)
+    points, dashed = (True, False) if layer is None else (layer.points, layer.dashed)
+    return f"<li>{legend_mark(place, colour, points=points, dashed=dashed)} {escape(name)}</li>"
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, caption: str) -> str:
     head = "".join(
         f'<th scope="col" class="{column.align}" title="{escape(column.meaning)}">{escape(column.heading)}</th>'
         for column in table.columns
     )
     body = "".join(_row(table, row) for row in table.rows)
-    name = escape(f"Configurations at {table.title}")
+    name = escape(caption)
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{name}"><table class="cells">'
         f"<caption>{name}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
@@ -171,7 +193,18 @@ def _unbroken(text: str) -> str:
     >>> _unbroken("1.42 [1.36, 1.48] times")
     '<span class="figure">1.42 [1.36, 1.48]</span> times'
     """
-    return re.sub(r"\d\S* \[[^\]]*\]", lambda found: f'<span class="figure">{found[0]}</span>', escape(text))
+    return re.sub(
+        r"\d\S* \[[^\]]*\]", lambda found: f'<span class="figure">{found[0]}</span>', escape(text, quote=False)
+    )
+
+
+def _words(text: str) -> str:
+    """Return a text with its commands as code, and with intervals that stay on one line with their values.
+
+    >>> _words("run `treeopt profile`")
+    'run <code>treeopt profile</code>'
+    """
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _unbroken(text))
 
 
 def _sentence(line: str) -> str:
@@ -186,4 +219,4 @@ def _sentence(line: str) -> str:
 def _list(lines: Sequence[str], kind: str) -> str:
     if not lines:
         return ""
-    return f'<ul class="{kind}">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>'
+    return f'<ul class="{kind}">{"".join(f"<li>{_words(line)}</li>" for line in lines)}</ul>'

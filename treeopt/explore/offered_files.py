@@ -15,6 +15,7 @@ from treeopt.api.file_loading import load_profile, load_trace
 from treeopt.comparison.mismatch_warnings import differing_models, identified
 from treeopt.errors import CostError, UsageError
 from treeopt.storage.atomic_files import shipped
+from treeopt.traces.resumable_shards import optional_in
 from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -64,14 +65,28 @@ class Offer:
         named_profiles = _by_name(profiles or sorted(shipped("profiles").glob("*.json")))
         return cls(named_traces, named_profiles, named_targets, None if drafter is None else Path(drafter))
 
-    def trace(self, name: str) -> Trace:
+    def trace(self, name: str, *, candidates: bool = False) -> Trace:
         """Return a trace, read once.
+
+        Args:
+            name: as it is offered.
+            candidates: also read what a folder's parts hold besides ranks.
 
         Raises:
             UsageError: it is not offered.
             TraceError: names what is wrong in the file.
         """
-        return _read_trace(_offered(self.traces, name, "trace"))
+        return _read_trace(_offered(self.traces, name, "trace"), ranks_only=not candidates)
+
+    def takes_policies(self, trace: str, profile: str) -> bool:
+        """Return True if dynamic trees can be tried: the trace records candidates, the profile priced drafting them.
+
+        Raises:
+            UsageError: a file is not offered.
+        """
+        path = _offered(self.traces, trace, "trace")
+        recorded = "candidates" in optional_in(path) if path.is_dir() else self.trace(trace).candidates is not None
+        return recorded and bool(self.profile(profile).growths)
 
     def profile(self, name: str) -> Profile:
         """Return a profile, read once.
@@ -154,5 +169,9 @@ def _offered(offered: Mapping[str, Value], name: str, noun: str) -> Value:
     return offered[name]
 
 
-_read_trace: Callable[[Path], Trace] = lru_cache(maxsize=16)(lambda path: load_trace(path, ranks_only=True))
+@lru_cache(maxsize=16)
+def _read_trace(path: Path, *, ranks_only: bool) -> Trace:
+    return load_trace(path, ranks_only=ranks_only)
+
+
 _read_profile: Callable[[Path], Profile] = lru_cache(maxsize=64)(load_profile)

@@ -10,7 +10,9 @@ from treeopt.replay.objective import THROUGHPUT
 
 MOST_BATCHES = 12  # that one question may ask for
 LARGEST_BATCH = 4096
+LARGEST = 1e9  # milliseconds, and price
 ANY_TREE = "any tree"  # label of no engine
+NO_POLICIES, ALL_POLICIES = "none", "all kinds"  # labels of dynamic trees
 SOURCES = MEASURED, PREDICTED = "measured", "from a data sheet"  # labels of step times
 
 
@@ -53,6 +55,7 @@ class Question:
         max_depth: deepest tree tried; None: the library's default.
         max_tpot_s: most seconds per output token; None: no limit.
         objective: name of the objective.
+        policies: kinds of dynamic policies that are tried too.
     """
 
     trace: str
@@ -63,6 +66,7 @@ class Question:
     max_depth: int | None = None
     max_tpot_s: float | None = None
     objective: str = THROUGHPUT.name
+    policies: tuple[str, ...] = ()
 
 
 def question_of(controls: Mapping[str, Any]) -> Question:
@@ -83,6 +87,7 @@ def question_of(controls: Mapping[str, Any]) -> Question:
         max_depth=below(controls["depth"], controls["deepest"]),
         max_tpot_s=limit_s(controls["tpot"]),
         objective=controls["objective"],
+        policies=policies(controls.get("dynamic", NO_POLICIES)),
     )
 
 
@@ -106,6 +111,27 @@ def batch_sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
+def policies(label: str) -> tuple[str, ...]:
+    """Return the kinds of dynamic policies that a label stands for.
+
+    >>> policies("none"), policies("eagle2"), policies("all kinds")
+    ((), ('eagle2',), ('all',))
+    """
+    return {NO_POLICIES: (), ALL_POLICIES: ("all",)}.get(label, (label,))
+
+
+def price_of(text: str) -> float | None:
+    """Return a price per hour; None for an empty text.
+
+    Raises:
+        UsageError: it is not a positive number.
+
+    >>> price_of("2.50"), price_of(" ")
+    (2.5, None)
+    """
+    return _positive(text, "the price per hour")
+
+
 def below(value: int, limit: int) -> int | None:
     """Return the value of a slider, or None at its right end, where the library's default holds.
 
@@ -124,12 +150,17 @@ def limit_s(text: str) -> float | None:
     >>> limit_s("20"), limit_s(" ")
     (0.02, None)
     """
+    milliseconds = _positive(text, "milliseconds per token")
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def _positive(text: str, noun: str) -> float | None:
     if not text.strip():
         return None
     try:
-        milliseconds = float(text)
+        number = float(text)
     except ValueError:
-        milliseconds = 0.0
-    if not 0 < milliseconds < 1e9:
-        raise UsageError(f"milliseconds per token must be a number above 0, got {text.strip()[:40]!r}")
-    return milliseconds / 1e3
+        number = 0.0
+    if not 0 < number < LARGEST:
+        raise UsageError(f"{noun} must be a number above 0, got {text.strip()[:40]!r}")
+    return number

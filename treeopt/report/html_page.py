@@ -2,6 +2,8 @@
 
 import json
 import re
+import zlib
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -9,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.charts.chart import Chart
 from treeopt.charts.matplotlib_axes import as_svg
-from treeopt.charts.palette import DARK, LIGHT, STYLED, Palette, shape
+from treeopt.charts.palette import DARK, LIGHT, STYLED, Palette, legend_mark
 from treeopt.charts.vega_lite import as_vega_lite
-from treeopt.report.page_parts import QUESTIONS, Finding, Page
+from treeopt.report.page_parts import KINDS, QUESTIONS, Finding, Page
 from treeopt.tables.blocks import Blocks, Line, Table, notes_once
 
 if TYPE_CHECKING:
@@ -24,13 +26,6 @@ ANSWERS, SHARED = 4, 2  # answers to one question in the summary, from one file 
 FIGURES = re.compile(
     r"[+\u2212-]?\d[\d.,]*( \[[^\[\]]{1,40}, [^\[\]]{1,40}\]( (ms|tokens/s))?| (ms|s|%|tokens/s|nodes?))(?!\w)"
 )
-# What a small mark in the legend looks like, in a box of 12 by 12.
-GLYPHS = {
-    "circle": "M6 1.6a4.4 4.4 0 1 0 0 8.8a4.4 4.4 0 1 0 0-8.8z", "square": "M2 2h8v8h-8z",
-    "triangle-up": "M6 1.4l5 9h-10z", "triangle-down": "M6 10.6l5-9h-10z",
-    "diamond": "M6 .8l5.2 5.2l-5.2 5.2l-5.2-5.2z",
-    "cross": "M4.4 1.2h3.2v3.2h3.2v3.2h-3.2v3.2h-3.2v-3.2h-3.2v-3.2h3.2z",
-}  # fmt: skip
 
 
 def as_html(page: Page, *, plots: bool = True, static: bool = False) -> str:
@@ -49,10 +44,13 @@ def as_html(page: Page, *, plots: bool = True, static: bool = False) -> str:
     template = _environment().get_template("page.html.j2")
     return template.render(
         page=page,
+        description=_description(page),
+        kinds=KINDS.replace("`", ""),
         summary=[{"question": QUESTIONS[key].text, "key": key, "answers": _answers(page, key)} for key in asked],
         sections=sections,
         css=_colours() + (FOLDER / "page.css").read_text("utf-8"),
-        scripts=() if static else _scripts(interactive=interactive and bool(charts), sliders=sliders is not None),
+        scripts=() if static else _scripts(sliders=sliders is not None),
+        vega=_vega() if interactive and charts else "",
         specs=_embedded({chart["id"]: chart["spec"] for chart in charts if chart["spec"]}),
         sliders="" if sliders is None else _embedded(sliders),
         formula=_formula(),
@@ -79,10 +77,8 @@ def _unbroken(text: str) -> "Markup":
     return Markup(FIGURES.sub(r'<span class="figures">\g<0></span>', str(escape(text))))  # noqa: S704
 
 
-def _scripts(*, interactive: bool, sliders: bool) -> Iterator[str]:
-    """Yield the scripts of the page, Vega's first."""
-    if interactive:
-        yield _vega()
+def _scripts(*, sliders: bool) -> Iterator[str]:
+    """Yield the scripts of the page."""
     yield (FOLDER / "page.js").read_text("utf-8")
     if sliders:
         yield (FOLDER / "sliders.js").read_text("utf-8")
@@ -90,10 +86,15 @@ def _scripts(*, interactive: bool, sliders: bool) -> Iterator[str]:
 
 @cache
 def _vega() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script; bundling takes seconds."""
+    """Return Vega, Vega-Lite and Vega-Embed as one script, deflated, in base64; bundling takes seconds.
+
+    `page.js` unpacks it when the first chart comes near: until then it costs a reader neither half of the page's bytes
+    nor the time to compile it.
+    """
     import vl_convert
 
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return b64encode(zlib.compress(script.encode(), 9)).decode("ascii")
 
 
 def _asked(page: Page) -> list[str]:
@@ -111,6 +112,13 @@ def _answers(page: Page, key: str) -> list[str]:
         more = [f"{len(texts) - most} more below."] if len(texts) > most else []
         lines += [f"{finding.source.split(',')[0]}: {text}" if several else text for text in [*texts[:most], *more]]
     return lines
+
+
+def _description(page: Page) -> str:
+    """Return the page's content in one sentence, as search engines and previews show it."""
+    results = ", ".join(finding.title for finding in page.findings[:3])
+    more = len(page.findings) - 3
+    return f"Results of treeopt: {results}{f' and {more} more' if more > 0 else ''}." if results else "No results."
 
 
 def _texts(blocks: Blocks, kind: str) -> Iterator[str]:
@@ -155,14 +163,7 @@ def _block(block: Table | Line) -> dict[str, Any]:
 
 
 def _chart(name: str, chart: Chart, *, interactive: bool) -> dict[str, Any]:
-    legend = [
-        {
-            "name": series,
-            "glyph": GLYPHS[shape(place)],
-            "colour": "--muted" if chart.muted(series) else _property(place),
-        }
-        for place, series in enumerate(chart.series)
-    ]
+    legend = [{"name": series, "mark": _mark(chart, place)} for place, series in enumerate(chart.series)]
     return {
         "id": name,
         "title": chart.title,
@@ -173,6 +174,14 @@ def _chart(name: str, chart: Chart, *, interactive: bool) -> dict[str, Any]:
         "svg": _themed(as_svg(chart, legend=False), name),
         "spec": as_vega_lite(chart, palette=STYLED) if interactive else None,
     }
+
+
+def _mark(chart: Chart, place: int) -> str:
+    """Return the mark of a series in the legend."""
+    series = chart.series[place]
+    colour, layer = "--muted" if chart.muted(series) else _property(place), chart.in_legend(series)
+    points, dashed = (True, False) if layer is None else (layer.points, layer.dashed)
+    return legend_mark(place, f"var({colour})", points=points, dashed=dashed)
 
 
 def _property(place: int) -> str:

@@ -56,6 +56,12 @@ class Finding:
     answers: tuple[str, ...] = ()
 
 
+KINDS = (
+    "A page shows traces (.npz) and their folders, plans, profiles, predictions, engine checks, and what `compare`, "
+    "`simulate`, `validate` and `whatif` write with --output."
+)
+
+
 @dataclass(frozen=True)
 class Problem:
     """A file that could not be read, and why."""
@@ -74,6 +80,7 @@ class Page:
         problems: files that could not be read.
         footer: how it was made.
         sliders: data of the sliders, see `slider_model.embedded`; None: a page without them.
+        notes: sentences about the files as they were given.
     """
 
     title: str
@@ -81,3 +88,4 @@ class Page:
     problems: Sequence[Problem] = ()
     footer: str = ""
     sliders: Mapping[str, Any] | None = field(default=None)
+    notes: Sequence[str] = ()

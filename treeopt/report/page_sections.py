@@ -1,30 +1,27 @@
 """Results as findings of the page: tables and charts of each kind of record. Reads no files."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from treeopt.charts.acceptance_charts import acceptance_by_depth, acceptance_by_domain
 from treeopt.charts.agreement_charts import agreement
 from treeopt.charts.chart import Chart
 from treeopt.charts.latency_charts import scenario_latency, throughput_and_latency
-from treeopt.charts.learning_chart import learning
 from treeopt.charts.server_charts import carried_rates, latencies, load_over_time
 from treeopt.charts.speedup_charts import contests, scenario_speedups, speedups
-from treeopt.charts.tau_chart import tau_by_nodes
 from treeopt.charts.tree_chart import tree_picture
 from treeopt.errors import TraceError, TreeoptError, UsageError
-from treeopt.planning.learning_curve import learning_curves
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import from_json
 from treeopt.replay.sample_tree import first_tree
 from treeopt.replay.static_tree import covers, deepest, visit
+from treeopt.report.damaged_field import last_field
 from treeopt.report.measured_blocks import engine_blocks, profile_blocks
 from treeopt.report.page_parts import Finding
-from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.storage.provenance import look
 from treeopt.tables.blocks import Blocks, Line
 from treeopt.tables.compare_tables import SCHEMA as COMPARISON
 from treeopt.tables.compare_tables import comparison_blocks
@@ -32,18 +29,20 @@ from treeopt.tables.plan_answers import describe_choice
 from treeopt.tables.plan_tables import plan_blocks
 from treeopt.tables.simulate_tables import capacity_blocks, run_blocks, serving_blocks
 from treeopt.tables.terminal_text import describe_models, interval
-from treeopt.tables.trace_tables import trace_blocks
 from treeopt.tables.validate_tables import validation_blocks
 from treeopt.tables.whatif_tables import scenario_blocks
-from treeopt.traces.trace import CHAINS, Trace
+from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
 
 PROFILE, PREDICTIONS = "treeopt.profile/2", "treeopt.predictions/1"
 PICTURES = 3  # trees of a plan that are drawn
-NODES = 8  # of the tree that domains are compared with
-CURVES = (4, 16)  # nodes of learning curves
+MODELS = ("profile", "validation")  # questions whose titles name the models
 
+# Kind of result -> the command that writes it, where that has another name.
+WRITERS = {
+    "plan": "search", "validation": "validate", "predictions": "validate", "comparison": "compare",
+    "run": "simulate", "serving": "simulate", "capacity": "simulate",
+}  # fmt: skip
 Draw = Callable[[Mapping[str, Any]], Chart | None]
 # Schema of a record -> question, title, blocks and charts.
 RECORDS: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], Blocks], tuple[Draw, ...]]] = {
@@ -62,40 +61,12 @@ RECORDS: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], Blocks], tuple[
 }
 
 
-def trace_finding(
-    trace: Trace, source: str, *, replayed: Trace | None = None, chosen: Mapping[str, Tree] | None = None
-) -> Finding:
-    """Return a trace: acceptance by depth, and where its ranks determine acceptance tau, domains and learning curves.
-
-    Args:
-        trace: the trace.
-        source: its file, with the checksum.
-        replayed: the trace with drawn ranks that determine acceptance, if its own ranks do not.
-        chosen: trees of plans, for the chart of tau.
-    """
-    charts = list(_trace_charts(trace, replayed or trace, chosen or {}))
-    return Finding("trace", f"Trace: {describe_models(trace.meta)}", source, trace_blocks(trace), charts)
-
-
-def _trace_charts(trace: Trace, replayed: Trace, chosen: Mapping[str, Tree]) -> Iterator[Chart]:
-    yield acceptance_by_depth(trace)
-    if trace.tree_kept is not None or trace.meta.get("verification") in CHAINS:
-        return
-    published = published_trees()
-    named = {"Medusa's": published[MEDUSA], "EAGLE-1's": published[EAGLE]}
-    yield tau_by_nodes(replayed, named=named, chosen=chosen)
-    if trace.domain is not None and len(trace.domain_names) > 1:
-        tree = count_prefixes(replayed, nodes=NODES, depth=replayed.depth).tree(NODES, replayed.depth)
-        yield acceptance_by_domain(replayed, tree, name=f"Best tree of {tree.nodes} nodes")
-    if trace.requests >= 4 * len(CURVES):
-        yield learning(learning_curves(replayed, nodes=CURVES, depth=replayed.depth, seed=0))
-
-
 def plan_finding(
     plan: Plan,
     source: str,
     *,
     title: str = "",
+    file: str = "plan.json",
     checks: Mapping[int, str] | None = None,
     measured: Mapping[int, Estimate] | None = None,
     traces: Sequence[Trace] = (),
@@ -105,7 +76,8 @@ def plan_finding(
     Args:
         plan: the plan.
         source: its file, with the checksum.
-        title: its title; default the batch sizes.
+        title: its title; default the batch sizes and the models.
+        file: the name of its file in the command to run next.
         checks: live checks of its choices in words, by batch size.
         measured: the speedups that they measured.
         traces: traces among the results; the one that the plan was made from sizes the nodes of its trees.
@@ -119,12 +91,18 @@ def plan_finding(
     pictures += _samples(plan, own)
     return Finding(
         "plan",
-        title or f"Plan for batch {sizes}",
+        title or _named(f"Plan for batch {sizes}", plan.meta.get("trace")),
         source,
-        plan_blocks(plan, checks=checks, file=source.partition(",")[0]),
+        plan_blocks(plan, checks=checks, file=file),
         [speedups(plan), throughput_and_latency(plan), *pictures],
         plan_answers(plan, measured or {}),
     )
+
+
+def _named(title: str, meta: Any) -> str:
+    """Return a title with the models, if they are recorded: several results of a kind stand side by side."""
+    known = any(look(meta, key) is not None for key in ("target", "drafter", "imported", "engine"))
+    return f"{title}: {describe_models(meta)}" if known else title
 
 
 def plan_answers(plan: Plan, measured: Mapping[int, Estimate]) -> tuple[str, ...]:
@@ -189,11 +167,20 @@ def accepted_shares(tree: Tree, trace: Trace | None) -> list[float] | None:
 
 
 def predictions_finding(record: Mapping[str, Any], source: str) -> Finding:
-    """Return the plan that predictions were written for before measuring, with their hash."""
-    plan = from_json(json.dumps(record["plan"]))
-    found = plan_finding(plan, source)
-    digest = Line("condition", f"Written before measuring: sha256 {str(record['sha256'])[:16]}.")
-    return Finding("predictions", "Predictions", source, (*found.blocks, digest), found.charts[:2], found.answers)
+    """Return the plan that predictions were written for before measuring, with their hash.
+
+    Raises:
+        UsageError: the record lacks a field.
+    """
+
+    def made(record: Mapping[str, Any]) -> Finding:
+        plan = from_json(json.dumps(record["plan"]))
+        found = plan_finding(plan, source, title=_named("Predictions", plan.meta.get("trace")))
+        blocks = (block for block in found.blocks if not (isinstance(block, Line) and block.kind == "next"))
+        digest = Line("condition", f"Written before measuring: sha256 {str(record['sha256'])[:16]}.")
+        return Finding("predictions", found.title, source, (*blocks, digest), found.charts[:2], found.answers)
+
+    return _checked(made, record, "treeopt validate")
 
 
 def record_finding(record: Mapping[str, Any], source: str, *, charts: Sequence[Chart] = ()) -> Finding:
@@ -208,16 +195,15 @@ def record_finding(record: Mapping[str, Any], source: str, *, charts: Sequence[C
         UsageError: the record lacks a field.
     """
     question, title, blocks, draws = RECORDS[record["schema"]]
-    return checked(
-        lambda: Finding(
-            question,
-            title,
-            source,
-            blocks(record),
-            [*(chart for chart in (draw(record) for draw in draws) if chart is not None), *charts],
-        ),
-        str(record["schema"]),
-    )
+
+    def made(record: Mapping[str, Any]) -> Finding:
+        drawn = (draw(record) for draw in draws)
+        named = _named(title, record["meta"]) if question in MODELS else title
+        return Finding(
+            question, named, source, blocks(record), [*(chart for chart in drawn if chart is not None), *charts]
+        )
+
+    return _checked(made, record, f"treeopt {WRITERS.get(question, question)}")
 
 
 def engines_finding(checks: Sequence[Mapping[str, Any]], source: str) -> Finding:
@@ -226,15 +212,25 @@ def engines_finding(checks: Sequence[Mapping[str, Any]], source: str) -> Finding
     Raises:
         UsageError: a check lacks a field.
     """
-    return checked(
-        lambda: Finding("acceptance", "Engines against replay", source, engine_blocks(checks)), "list of engine checks"
-    )
+
+    def made(checks: Sequence[Mapping[str, Any]]) -> Finding:
+        return Finding("acceptance", "Engines against replay", source, engine_blocks(checks))
+
+    return _checked(made, checks, "make engines")
 
 
-def checked(make: Callable[[], Finding], schema: str) -> Finding:
-    """Return a finding, or raise `UsageError` in place of Python's errors for a record that lacks a field."""
+def _checked(make: Callable[[Any], Finding], record: Any, command: str) -> Finding:
+    """Return a finding, or raise `UsageError` in place of Python's errors for a record that its command did not write.
+
+    Args:
+        make: makes the finding of the record.
+        record: the record.
+        command: what writes such records.
+    """
     try:
-        return make()
+        return make(record)
     except (LookupError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError) as error:
-        reason = f"`{error.args[0]}` is missing" if isinstance(error, KeyError) else str(error)
-        raise UsageError(f"no whole {schema}: {reason}") from error
+        place = last_field(make, record) or "a field"
+        missing = isinstance(error, KeyError) and place.rpartition(".")[2] == error.args[0]
+        reason = f"{place} {'is missing' if missing else 'does not hold what belongs there'}"
+        raise UsageError(f"no whole result of `{command}`: {reason}; run it again") from error

@@ -9,19 +9,22 @@ import pytest
 
 from simulate.profiles.profile import load_profile
 from tests.helpers.pictures import FOLDER, pictures
+from tests.helpers.small_plans import choice, entry, plan_of
+from tests.helpers.strategies import drawn_trace
 from treeopt.api.page.chart_inputs import profile_chart
 from treeopt.charts.acceptance_charts import acceptance_by_depth, acceptance_by_domain
 from treeopt.charts.agreement_charts import agreement
 from treeopt.charts.chart import Axis, Chart, Layer, columns, decimal, decimal_ticks
-from treeopt.charts.latency_charts import Operation, pareto
+from treeopt.charts.latency_charts import Operation, pareto, throughput_and_latency
 from treeopt.charts.matplotlib_axes import as_svg
 from treeopt.charts.palette import DARK, LIGHT, Palette
 from treeopt.charts.roofline_chart import Roof, roofline
 from treeopt.charts.server_charts import load_over_time
 from treeopt.charts.speedup_charts import speedups, stops_paying
+from treeopt.charts.tau_chart import SERIES, tau_by_nodes
 from treeopt.charts.tree_chart import tree_picture
 from treeopt.charts.vega_lite import as_vega_lite
-from treeopt.plans.plan import Choice, Plan, PlanEntry, Proof
+from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.replay.static_tree import replay_tree, visit
 from treeopt.report.page_sections import accepted_shares
 from treeopt.statistics.clustered_estimate import Estimate, ratio
@@ -149,7 +152,29 @@ def test_the_batch_size_is_marked_from_which_speculation_does_not_pay():
     assert within in speedups(Plan(tuple(entries))).conditions
     open_question = "It is open whether speculation pays at batch 4, and not from batch 8 on."
     assert stops_paying(Plan(tuple(entries[2:]))) == open_question
-    assert not any(layer.mark == "rule" and layer.x for layer in speedups(Plan(tuple(entries[:1]))).layers)
+    for part in (entries[:1], entries[3:]):  # everywhere, and nowhere
+        assert not any(layer.mark == "rule" and layer.x for layer in speedups(Plan(tuple(part))).layers)
+
+
+def test_a_bound_is_no_operation_point():
+    bound = replace(choice("bound on any policy", None, 9.0), grown=Grown("bound", {}, 3.0, 3.0))
+    plan = plan_of(entry(1, Tree.chain(2)))
+    with_bound = replace(plan, entries=(replace(plan.entries[0], compared=(*plan.entries[0].compared, bound)),))
+    assert throughput_and_latency(with_bound) == throughput_and_latency(plan)
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_few_named_trees_are_series_and_many_have_labels(number):
+    """Labels of a few stood on each other on narrow screens."""
+    trace = drawn_trace([[0.6, 0.2]], [20] * 8, depth=3, rng=np.random.default_rng(0))
+    named = {f"tree {size}": Tree.chain(1 + size % 3) for size in range(number)}
+    chart = tau_by_nodes(trace, named=named)
+    labels = [layer.text for layer in chart.layers if layer.mark == "labels"]
+    if number <= SERIES:
+        assert {f"{name}, replayed" for name in named} <= set(chart.series)
+        assert labels == []
+    else:
+        assert labels == [tuple(named)]
 
 
 def test_a_server_of_an_earlier_version_has_no_load():

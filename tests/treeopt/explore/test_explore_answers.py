@@ -1,6 +1,8 @@
 """The model behind `treeopt explore`: its numbers, tables and files are the library's, over random settings."""
 
+import ast
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,16 +13,23 @@ from numpy.testing import assert_equal
 import treeopt
 from simulate.profiles.profile import save_profile
 from simulate.roofline.data_sheets import load_hardware
+from simulate.whatif.price_per_token import HOUR_S, MILLION
 from tests.helpers.command_line import done, small_profile, small_trace
+from tests.system.test_language import shown as texts_in
+from treeopt.cli import main
 from treeopt.defaults import NODES
+from treeopt.engines import ENGINE_RULES, METHODS
 from treeopt.errors import UsageError
-from treeopt.explore import answers, downloads, markup
+from treeopt.explore import answers, downloads, markup, token_prices
 from treeopt.explore.answer_charts import Drawing, charts_of
 from treeopt.explore.offered_files import Offer, devices
+from treeopt.explore.page_words import LABELS, in_page_words
 from treeopt.explore.questions import ANY_TREE, Device, Question, question_of
 from treeopt.plans.plan import Plan
+from treeopt.storage.atomic_files import shipped
 from treeopt.traces.trace import save_trace
 
+ROOT = Path(__file__).parents[3]
 CONTROLS = {
     "trace": "trace.npz", "profile": "profile.json", "batches": "1, 4", "engine": ANY_TREE, "objective": "throughput",
     "nodes": NODES, "depth": 3, "deepest": 3, "tpot": "",
@@ -161,6 +170,8 @@ def test_files_of_one_name_are_told_apart_by_their_folders(folder, tmp_path):
         ("tpot", "nan", "milliseconds per token must be a number above 0, got 'nan'"),
         ("tpot", "0.001", None),
         ("batches", "3000", None),
+        ("objective", "worst-domain", None),
+        ("batches", "1 5", None),
     ],
 )
 def test_what_has_no_answer_is_one_line(offer, control, text, line):
@@ -169,6 +180,36 @@ def test_what_has_no_answer_is_one_line(offer, control, text, line):
     assert "\n" not in found.line
     assert line is None or found.line == line
     assert markup.status(found).count("<p") == 1
+    assert in_the_page_s_words(found.line)
+
+
+def in_the_page_s_words(message: str) -> bool:
+    """No option of the command line stands in a message, but in a whole command line."""
+    return "--" not in re.sub(r"`treeopt [^`]*`", "", message)
+
+
+def test_messages_of_the_library_name_the_controls_that_stand_for_options():
+    """Every option that the rooms behind the page name is a control, or stands in the command that takes it."""
+    rooms = ("treeopt/planning", "treeopt/searchers", "simulate/profiles", "simulate/whatif", "treeopt/replay")
+    sources = [ROOT / "treeopt/api/search_trace.py", *(path for room in rooms for path in (ROOT / room).rglob("*.py"))]
+    sources += [ROOT / "treeopt/engines/export.py", ROOT / "treeopt/engines/vllm.py"]
+    own = {option for command in ("search", "whatif", "export") for option in options_of(command)}
+    found = set()
+    for path in sources:
+        for _, text in texts_in(ast.parse(path.read_text("utf-8"))):
+            found |= own & set(re.findall(r"--[a-z-]+", re.sub(r"`treeopt [^`]*`", "", in_page_words(text))))
+    assert found - NOT_OF_THE_PAGE == set()
+
+
+# Options of commands for what the page has no way to ask: devices that are described, and files that it names itself.
+NOT_OF_THE_PAGE = {
+    "--bandwidth", "--flops", "--memory", "--measured-on", "--draft-bytes", "--weight-bytes", "--prefill-s", "--output",
+    "--padding", "--plan",
+}  # fmt: skip
+
+
+def options_of(command: str) -> set[str]:
+    return {word for option in main.get_command(None, command).params for word in option.opts if word.startswith("--")}
 
 
 def test_what_the_library_reports_stands_on_the_page_and_nowhere_else(folder, capfd):
@@ -226,7 +267,9 @@ def test_an_export_that_lacks_a_setting_is_one_line(offer):
     found = answers.answer(question_of(CONTROLS | {"engine": "vllm"}), offer)
     failed = downloads.attempt_export(found, method=None, model="", batch=None)
     assert isinstance(failed, answers.Failure)
-    assert "method" in failed.line
+    assert failed.line.endswith('set "Drafting method"')
+    failed = downloads.attempt_export(found, method="eagle", model="", batch=None)
+    assert failed.line.endswith('set "Checkpoint of the drafter"')
     without = downloads.attempt_export(answers.answer(question_of(CONTROLS | {"engine": "hydra"}), offer))
     assert without == answers.Failure("there is no exporter for hydra: download the plan")
 
@@ -283,3 +326,107 @@ def test_given_files_are_read_by_path(folder):
     named = Offer.of_files([str(folder / "trace.npz")], [str(folder / "profile.json")], [str(Path(folder))])
     assert named.traces == {"trace.npz": folder / "trace.npz"}
     assert next(iter(named.targets)) == folder.name
+
+
+@pytest.mark.parametrize("engine", sorted(set(METHODS) & set(ENGINE_RULES)))
+def test_the_method_is_the_engine_s_own_for_the_drafter(answered, engine):
+    pytest.importorskip("marimo", reason="the extra `explore` is not installed")
+    from treeopt.explore import controls
+
+    for kind in ("eagle", "eagle3", "language-model", "prompt-lookup", "medusa", ["x"], None):
+        trace = {"drafter": {"kind": kind}}
+        chosen = controls.handover(engine, replace(answered.plan, meta={"trace": trace})).value["method"]
+        runs = [method for method, kinds in METHODS[engine].items() if isinstance(kind, str) and kind in kinds]
+        assert chosen == (runs[0] if runs else None)
+
+
+def test_labels_are_those_of_the_controls(offer, answered):
+    pytest.importorskip("marimo", reason="the extra `explore` is not installed")
+    from treeopt.explore import controls
+
+    groups = [
+        controls.source(offer),
+        controls.step_times(offer, "trace.npz", "measured"),
+        controls.step_times(offer, "trace.npz", "from a data sheet"),
+        controls.limits(3),
+        controls.price(),
+        controls.handover("vllm", answered.plan),
+        controls.dynamic(shipped_offer(), POLICIES["trace"], POLICIES),
+    ]
+    shown = {re.sub("<[^>]*>", "", element.text) for group in groups for element in group.elements.values()}
+    labels = {label for label in LABELS.values() if any(label in text for text in shown)}
+    text = " ".join(element.text for group in groups for element in group.elements.values())
+    assert labels | {label for label in LABELS.values() if label in text} == set(LABELS.values())
+
+
+POLICIES = {"trace": "eagle-candidates-t0.npz", "profile": "eagle-policies-cpu.json"}
+
+
+def shipped_offer() -> Offer:
+    traces = [shipped(f"traces/{name}") for name in (POLICIES["trace"], "eagle-t0.npz")]
+    return Offer.of_files(traces, [shipped(f"profiles/{name}") for name in (POLICIES["profile"], "eagle-cpu.json")])
+
+
+def test_dynamic_trees_are_offered_where_they_were_recorded_and_priced():
+    offer = shipped_offer()
+    assert offer.takes_policies(POLICIES["trace"], POLICIES["profile"])
+    assert not offer.takes_policies("eagle-t0.npz", POLICIES["profile"])
+    assert not offer.takes_policies(POLICIES["trace"], "eagle-cpu.json")
+
+
+def test_dynamic_trees_are_those_of_the_library():
+    controls = CONTROLS | POLICIES | {"dynamic": "best-first", "batches": "1", "nodes": 3, "depth": 2, "deepest": 6}
+    found = answers.answer(question_of(controls), shipped_offer())
+    plan = treeopt.search(
+        *(shipped(f"{room}/{POLICIES[name]}") for room, name in (("traces", "trace"), ("profiles", "profile"))),
+        batch=1,
+        policies=("best-first",),
+        max_nodes=3,
+        max_depth=2,
+    )
+    own, expected = figures(found.plan), figures(plan)
+    assert any("best-first" in name for _, name, _ in own)
+    assert own.keys() == expected.keys()
+    assert_equal([own[key] for key in own], [expected[key] for key in own])
+
+
+def cells(blocks) -> list[tuple[float, ...]]:
+    (table,) = (block for block in blocks if hasattr(block, "rows"))
+    return [tuple(cell.value for cell in row.cells) for row in table.rows]
+
+
+def test_the_page_says_that_dynamic_trees_take_long():
+    assert "a minute" in markup.searching({"dynamic": "eagle2"})
+    assert "a minute" not in markup.searching({"dynamic": "none"}) + markup.searching({})
+
+
+def test_prices_are_those_of_whatif(offer, folder):
+    steps = Device("H200", count=2, target="8b", context=2048)
+    found = answers.answer(Question("trace.npz", steps, batches=(1, 32), max_nodes=4), offer)
+    record = treeopt.whatif(
+        *(folder / "trace.npz",), hardware="2xh200", target="8b", batch=(1, 32), context=2048, max_nodes=4,
+        prices={"h200": 3.5},
+    )  # fmt: skip
+    blocks = token_prices.priced(found, "3.5")
+    assert [row[2] for row in cells(blocks)] == [cell["million"]["value"] for cell in record["cells"]]
+    (best,) = record["cheapest"]
+    assert f"at batch {best['planned']['batch']} with the chosen tree: " in blocks[0].text
+
+
+def test_prices_of_measured_step_times_are_the_price_per_hour_over_the_tokens_per_hour(answered):
+    blocks = token_prices.priced(answered, "2")
+    for entry, row in zip(answered.plan.entries, cells(blocks), strict=True):
+        plain = next(choice for choice in (entry.choice, *entry.compared) if choice.plain)
+        for choice, price in ((entry.choice, row[2]), (plain, row[3])):
+            assert price == pytest.approx(2 * MILLION / (choice.tokens_s(entry.batch) * HOUR_S), rel=1e-9)
+    assert "<table" in markup.token_prices(blocks)
+    assert markup.token_prices(token_prices.priced(answered, "")) == ""
+    failed = token_prices.priced(answered, "cheap")
+    assert failed == answers.Failure("the price per hour must be a number above 0, got 'cheap'")
+
+
+def test_a_batch_size_that_does_not_fit_is_not_the_cheapest(offer):
+    found = answers.answer(Question("trace.npz", Device("L40S", target="70b"), batches=(1,), max_nodes=2), offer)
+    blocks = token_prices.priced(found, "1")
+    assert blocks[0].text.startswith("A million tokens cost least at no batch size within the limits;")
+    assert cells(blocks)[0][1] == "does not fit"

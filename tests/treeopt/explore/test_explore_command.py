@@ -6,13 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from simulate.profiles.profile import save_profile
 from tests.helpers.command_line import refused, run, small_profile, small_trace
-from treeopt.explore.local_server import address, open_port
+from treeopt.explore.local_server import address, open_browser, open_port
 from treeopt.traces.trace import save_trace
 
 pytest.importorskip("marimo", reason="the extra `explore` is not installed")
@@ -78,3 +79,19 @@ def test_the_server_answers_its_own_page_and_ends_when_it_is_terminated(files):
     assert (errors, server.returncode) == ("", -signal.SIGTERM)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_the_browser_is_opened_without_a_word(tmp_path, monkeypatch, capfd):
+    program = tmp_path / "xdg-open"
+    program.write_text(f'#!/bin/sh\necho opened; echo no display >&2; echo "$1" > {tmp_path}/opened\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert open_browser("http://127.0.0.1:5/")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "opened").exists() or not (tmp_path / "opened").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert (tmp_path / "opened").read_text() == "http://127.0.0.1:5/\n"
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert not open_browser("http://127.0.0.1:5/")

@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,20 @@ PROFILES = ("data/profiles/medusa-cpu.json", "data/profiles/eagle-cpu.json")
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """The address of a server of two traces and two profiles."""
-    files = [word for path in TRACES for word in ("--trace", path)]
-    files += [word for path in PROFILES for word in ("--profile", path)]
+    with served(TRACES, PROFILES) as (_, address):
+        yield address
+
+
+@contextmanager
+def served(traces: Sequence[str], profiles: Sequence[str]) -> Iterator[tuple[Any, str]]:
+    """Start a server of these files; yield its process and its address."""
+    files = [word for path in traces for word in ("--trace", path)]
+    files += [word for path in profiles for word in ("--profile", path)]
     words = [sys.executable, "-m", "treeopt", "explore", *files, "--no-browser"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as server:
         assert server.stdout is not None
-        yield server.stdout.readline().split(": ")[1].split(" ")[0]
+        yield server, server.stdout.readline().split(": ")[1].split(" ")[0]
         server.send_signal(signal.SIGTERM)
         server.wait(timeout=60)
 
@@ -138,6 +145,7 @@ def test_an_error_is_one_line_and_the_page_works_on(browser, address):
         for text, line in (
             ("1, x", "batch sizes must be whole numbers such as 1, 4, 16, got '1, x'"),
             ("999", "batch 999 "),
+            ("1, 4, 16, 999", "batch 999 "),
         ):
             field.fill(text)
             field.press("Enter")
@@ -169,6 +177,62 @@ def test_nothing_is_wider_than_the_window(browser, address, width, dark):
         assert (sum(map(int, re.findall(r"\d+", back))) < 200) == dark
 
 
+def test_the_method_comes_from_the_drafter_and_messages_name_controls(browser, address):
+    with opened(browser, address) as seen:
+        page = seen.page
+        page.get_by_label("Trace").select_option("eagle-t0.npz")
+        page.get_by_text("eagle as drafter").first.wait_for()
+        settle(page)
+        page.get_by_label("Engine").select_option("vllm")
+        page.get_by_label("Drafting method").wait_for()
+        settle(page)
+        assert page.get_by_label("Drafting method").input_value().startswith("eagle")
+        assert 'set "Checkpoint of the drafter"' in page.get_by_role("alert").inner_text()
+        page.get_by_role("textbox", name="Checkpoint of the drafter").fill("heads")
+        page.keyboard.press("Enter")
+        page.get_by_text('"model": "heads"').first.wait_for()
+        assert seen.clean("127.0.0.1", "data", "blob")
+
+
+def test_the_last_answer_is_hidden_while_a_search_runs(browser, address):
+    with opened(browser, address) as seen:
+        page = seen.page
+        page.evaluate("""() => {
+          window.shown = [];
+          new MutationObserver(() => {
+            const answer = document.querySelector(".answer");
+            if (document.querySelector(".searching") && answer) shown.push(getComputedStyle(answer).visibility);
+          }).observe(document.body, { childList: true, subtree: true, characterData: true });
+        }""")
+        page.get_by_label("Engine").select_option("sglang")
+        page.wait_for_function("shown.length > 0")
+        settle(page)
+        assert set(page.evaluate("shown")) == {"hidden"}
+        assert page.locator(".headline").is_visible()
+        assert seen.clean("127.0.0.1", "data", "blob")
+
+
+def test_prices_stand_beside_the_answer(browser, address):
+    with opened(browser, address) as seen:
+        page = seen.page
+        page.get_by_role("textbox", name="Price of a device per hour").fill("2.5")
+        page.keyboard.press("Enter")
+        page.get_by_text("A million tokens cost least").wait_for()
+        entry = searched().entry(4)
+        row = page.get_by_role("region", name="Price of a million tokens").locator("tbody tr").nth(1)
+        million = 2.5 * 1e6 / (3600 * entry.choice.tokens_s(4))
+        assert row.locator("td").nth(1).inner_text().startswith(f"{million:.3g} [")
+        assert seen.clean("127.0.0.1", "data", "blob")
+
+
+def test_the_page_says_that_the_server_has_stopped(browser):
+    with served(TRACES[:1], PROFILES[:1]) as (server, address), opened(browser, address) as seen:
+        server.send_signal(signal.SIGTERM)
+        server.wait(timeout=60)
+        seen.page.get_by_text("The server has stopped.").wait_for()
+        assert seen.page.locator(".headline").is_visible()
+
+
 def downloaded(page: Any, name: str) -> tuple[str, str]:
     with page.expect_download() as download:
         page.get_by_role("link", name=name).or_(page.get_by_role("button", name=name)).first.click()
@@ -180,7 +244,7 @@ def test_downloads_are_the_library_s_files(browser, address, tmp_path):
     with opened(browser, address) as seen:
         page = seen.page
         page.get_by_label("Engine").select_option("lmdeploy")
-        page.get_by_text("Drafting method").wait_for()
+        page.get_by_label("Drafting method").wait_for()
         settle(page)
         name, text = downloaded(page, "Plan")
         plan = searched(engine="lmdeploy")

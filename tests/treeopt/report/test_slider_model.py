@@ -21,7 +21,7 @@ from treeopt.tree import Tree
 def inputs():
     trace = load_trace(shipped("traces/medusa-t0.npz"))
     profile = load_profile(shipped("profiles/medusa-cpu.json"))
-    return trace, profile, slider_data(trace, profile)
+    return trace, profile, slider_data(trace, profile, name="t.npz")
 
 
 def drafted_of(record):

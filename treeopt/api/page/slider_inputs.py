@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 63)
 
 
-def slider_data(trace: Trace, profile: "Profile") -> dict[str, Any] | None:
+def slider_data(trace: Trace, profile: "Profile", *, name: str) -> dict[str, Any] | None:
     """Return the data of the sliders, JSON values; None if the trace determines no acceptance or no tree has a price.
 
     Args:
         trace: ranks that determine acceptance.
         profile: step times.
+        name: of the trace's file.
     """
     batches = sorted({times.batch for times in profile.batches})
     try:
@@ -38,8 +39,8 @@ def slider_data(trace: Trace, profile: "Profile") -> dict[str, Any] | None:
     models = describe_models(trace.meta)
     device = device_words(profile.meta) if "device" in profile.meta else "a device that is not recorded"
     about = (
-        f"Acceptance: replayed over all {counted(trace.requests, 'request')} of the trace ({models}); the trees of "
-        f"each size are chosen on the same requests, a little too favourably. Step times: {device}."
+        f"Acceptance: replayed over all {counted(trace.requests, 'request')} of {name} ({models}); the trees of each "
+        f"size are chosen on the same requests, a little too favourably. Step times: {device}."
     )
     return {**embedded(drafted, plain), "about": about}
 

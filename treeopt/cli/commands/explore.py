@@ -56,7 +56,7 @@ def explore(
     The page reads the given files, or the shipped ones, and no others. It answers requests of this computer only, makes
     none itself, and ends with Ctrl-C.
     """
-    from treeopt.explore.local_server import address, application, open_port, serve
+    from treeopt.explore.local_server import address, application, open_browser, open_port, serve
     from treeopt.explore.offered_files import Offer
 
     Offer.of_files(traces, profiles, targets, drafter).check()
@@ -64,7 +64,7 @@ def explore(
     listener = open_port(port)
     click.echo(f"treeopt explore: {address(listener)} (Ctrl-C ends it)")
     if browser:
-        click.launch(address(listener))
+        open_browser(address(listener))
     files = {"traces": traces, "profiles": profiles, "targets": targets}
     given = {name: [str(path.resolve()) for path in paths] for name, paths in files.items()}
     serve(page, listener, {**given, "drafter": None if drafter is None else str(drafter.resolve())})

@@ -1,13 +1,20 @@
 """`treeopt report`: results that other commands wrote, as one HTML page."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from treeopt.cli.options import general
+from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.errors import TreeoptError, UsageError
-from treeopt.storage.atomic_files import write_text
+from treeopt.storage.atomic_files import is_special, write_text
+
+if TYPE_CHECKING:
+    from treeopt.report.page_parts import Problem
+
+ENDINGS = (".html", ".htm")
 
 EXAMPLES = examples(
     "treeopt report data/traces/medusa-t0.npz data/validations/medusa-cpu.json --output report.html",
@@ -18,7 +25,7 @@ EXAMPLES = examples(
 
 @click.command(cls=Command, epilog=EXAMPLES)
 @click.argument("files", type=general.FOLDER, nargs=-1, required=True)
-@click.option("--output", type=general.FILE, required=True, help="Write the page to this file (.html).")
+@click.option("--output", type=general.FILE, required=True, help="Write the page to this file (.html or .htm).")
 @general.force
 @click.option("--title", default="treeopt", show_default=True, help="Page title.")
 @click.option("--plots/--no-plots", default=True, show_default=True, help="Draw charts.")
@@ -27,17 +34,34 @@ def report(files: tuple[Path, ...], output: Path, title: str, *, force: bool, pl
     """Put FILES on one HTML page that needs no other file: a summary, tables, charts, and sliders.
 
     FILES are traces and their folders, plans, profiles, predictions, and what `compare`, `simulate`, `validate` and
-    `whatif` write with --output. A file that cannot be read is listed on the page, and the exit code is 1.
+    `whatif` write with --output. A file that cannot be read is listed on the page with the reason, and the exit
+    code is 1.
     """
-    general.check_output(output, force=force)
+    if output.suffix.lower() not in ENDINGS and not is_special(output):
+        raise UsageError(f"--output {output}: a page ends in {' or '.join(ENDINGS)}; name such a file")
+    output_files.check_output(output, force=force)
     from treeopt.api.page.read_results import report_page
     from treeopt.report.html_page import as_html
 
     page = report_page(files, title=title.strip() or "treeopt")
-    reasons = "; ".join(f"{problem.file}: {problem.reason}" for problem in page.problems)
-    if not page.findings:
-        raise UsageError(reasons)
-    write_text(output, as_html(page, plots=plots, static=static))
-    click.echo(f"{len(page.findings)} results written to {output}", err=True)
-    if reasons:
-        raise TreeoptError(f"not all files could be read: {reasons}")
+    if page.findings:
+        write_text(output, as_html(page, plots=plots, static=static))
+        results = "1 result" if len(page.findings) == 1 else f"{len(page.findings)} results"
+        click.echo(f"{results} written to {output}", err=True)
+    for note in page.notes:
+        printing.say(note)
+    if page.problems:
+        kind = TreeoptError if page.findings else UsageError
+        raise kind(_unread(page.problems))
+
+
+def _unread(problems: "Sequence[Problem]") -> str:
+    """Print why each of several files could not be read, and return the error; that of a single file names it."""
+    from treeopt.report.page_parts import KINDS
+
+    lines = [f"{problem.file}: {problem.reason}" for problem in problems]
+    if len(lines) == 1:
+        return lines[0]
+    for line in lines:
+        click.echo(" ".join(line.split()), err=True)
+    return f"{len(lines)} files could not be read. {KINDS}"

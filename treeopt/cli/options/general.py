@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 
-from treeopt.cli.options.output_files import check_output as check_output
-from treeopt.cli.options.printing import say as say
 from treeopt.cli.options.value_types import Numbers, TableFile, Tokens, Whole
 from treeopt.defaults import NODES
 from treeopt.tree import MAX_NODES
@@ -44,7 +42,7 @@ context = click.option(
     help="Tokens in the cache per sequence, such as 512 or 8k; default as profiled, the shortest of several contexts.",
 )
 force = click.option("--force", is_flag=True, help="Overwrite existing files without asking.")
-graphs = click.option("--graphs", is_flag=True, help="Replay steps from CUDA graphs; not run on a device yet.")
+graphs = click.option("--graphs", is_flag=True, help="On CUDA, replay steps from CUDA graphs.")
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:

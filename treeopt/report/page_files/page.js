@@ -51,23 +51,31 @@
     });
   }
 
-  // --- charts: live ones take the place of the pictures when they come near
+  // --- charts: live ones take the place of the pictures when they come near; the first unpacks Vega
   const specs = document.getElementById("specs");
-  if (specs && window.vegaEmbed) {
+  const packed = document.getElementById("vega");
+  const unpacked = async () => {
+    const bytes = Uint8Array.from(atob(packed.textContent), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+  };
+  if (specs && packed && window.DecompressionStream) {
     const known = JSON.parse(specs.textContent);
-    const live = (box) => {
+    let vega = null;
+    const live = async (box) => {
       const still = box.parentElement.querySelector(".still");
-      box.hidden = false;
-      return window
-        .vegaEmbed(box, known[box.id], { actions: false, renderer: "svg", mode: "vega-lite" })
-        .then(() => {
-          still.style.display = "none";
-          box.dataset.ready = "yes";
-        })
-        .catch((error) => {
-          box.hidden = true;
-          console.error(error);
-        });
+      try {
+        await (vega ??= unpacked());
+        box.hidden = false;
+        await window.vegaEmbed(box, known[box.id], { actions: false, renderer: "svg", mode: "vega-lite" });
+        still.style.display = "none";
+        box.dataset.ready = "yes";
+      } catch (error) {
+        box.hidden = true;
+        console.error(error);
+      }
     };
     const near = new IntersectionObserver(
       (entries) => {
