@@ -20,12 +20,13 @@ KINDS: Mapping[str, frozenset[str]] = {
     "llama-trace": frozenset({"depth"}),
     "openvino-steps": frozenset({"depth"}),
     "spec-bench": frozenset({"depth"}),
+    "specdec-bench": frozenset({"depth", "requests", "steps"}),
 }
 KNOWN = (
-    "counters (Prometheus text or JSON of vLLM, LMDeploy, llama.cpp, TensorRT-LLM, MLC; LLM.get_metrics() of vLLM), "
-    "responses with histograms (SGLang, vLLM, TensorRT-LLM, AIPerf), log lines (vLLM, LMDeploy, llama.cpp, SGLang with "
-    "--log-requests), LLAMA_TRACE lines, results of `vllm bench serve`, prints of vLLM's examples, OpenVINO's "
-    "m_batch_sizes, Spec-Bench's accept_lengths"
+    "counters (Prometheus text or JSON of vLLM, LMDeploy, llama.cpp, TensorRT-LLM, TGI, MLC; LLM.get_metrics() of "
+    "vLLM; AIPerf's server metrics), responses with histograms (SGLang, vLLM, TensorRT-LLM, AIPerf), log lines (vLLM, "
+    "LMDeploy, llama.cpp, SGLang with --log-requests), LLAMA_TRACE lines, results of `vllm bench serve`, prints of "
+    "vLLM's examples, OpenVINO's m_batch_sizes, Spec-Bench's accept_lengths, histograms of ModelOpt's specdec_bench"
 )
 
 
@@ -100,6 +101,8 @@ def _kind_of_json(text: str, values: Any) -> str | None:
     records = list(objects(text, inside=engine_responses.WORD))
     if _any(records, (benchmark_results.SERVE,)):
         return "bench-serve"
+    if _any(records, (*benchmark_results.LENGTHS, benchmark_results.MARGINALS)):
+        return "specdec-bench"
     if _any(records, (*engine_responses.HISTOGRAM, engine_responses.POOLED)):
         return "responses"
     if step_records.openvino_steps(values):
@@ -116,6 +119,8 @@ def _chain(text: str, kind: str, depth: int | None, uneven: bool) -> Chain:
         return engine_responses.read_responses(text, depth=depth, uneven=uneven)
     if kind == "bench-serve":
         return benchmark_results.serve_results(objects(text), uneven=uneven)
+    if kind == "specdec-bench":
+        return benchmark_results.specdec_results(objects(text), depth=depth)
     if kind == "spec-bench":
         return step_records.spec_bench_chain(objects(text), depth=depth)
     if kind == "openvino-steps":

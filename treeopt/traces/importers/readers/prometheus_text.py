@@ -12,7 +12,8 @@ from typing import Any
 from treeopt.errors import TraceError
 from treeopt.traces.importers.source_file import objects
 
-PART = "spec_decode"  # part of the name of every sample that is read
+PART = "spec_decode"  # part of the name of every sample that is read, but for TGI's
+TGI = "tgi_request_"  # TGI's samples
 DIGITS = 6  # most digits of a position
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
 _LABEL = re.compile(r'\s*(\w+)=(?:"((?:[^"\\]|\\.)*)"|(\w+))\s*(?:,|$)')
@@ -34,7 +35,7 @@ def read_samples(text: str, model: str | None) -> dict[Key, float]:
     """
     samples: dict[Key, float] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        if PART not in line or line.lstrip().startswith("#"):
+        if (PART not in line and TGI not in line) or line.lstrip().startswith("#"):
             continue
         match = _SAMPLE.fullmatch(line.strip())
         labels = _labels(match[2] or "") if match else None
@@ -149,7 +150,7 @@ def total(samples: Mapping[Key, float], name: str) -> int:
     values = [value for (key, _), value in samples.items() if key == name]
     if not values:
         raise TraceError(f"`{name}` is missing")
-    return _whole(sum(values), name)
+    return whole(sum(values), name)
 
 
 def by_position(samples: Mapping[Key, float], name: str, label: str) -> list[int]:
@@ -168,10 +169,18 @@ def by_position(samples: Mapping[Key, float], name: str, label: str) -> list[int
     missing = [position for position in range(len(counts)) if position not in counts]
     if missing:
         raise TraceError(f"`{name}` has {len(counts)} positions, but position {missing[0]} is missing")
-    return [_whole(counts[position], f"{name}, position {position}") for position in range(len(counts))]
+    return [whole(counts[position], f"{name}, position {position}") for position in range(len(counts))]
 
 
-def _whole(value: float, name: str) -> int:
+def whole(value: float, name: str) -> int:
+    """Return a count.
+
+    >>> whole(2.0, "steps")
+    2
+
+    Raises:
+        TraceError: it is none; says `name`.
+    """
     if not (value >= 0 and value == int(min(value, 2**63))):
         raise TraceError(f"`{name}` must be a count, found {value:.6g}")
     return int(value)
