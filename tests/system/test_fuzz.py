@@ -79,7 +79,13 @@ SETTINGS: dict[str, Any] = {  # a seed says nothing about smaller inputs, so non
 }
 TESTS = ROOT / "tests" / "treeopt"
 RANDOM = random.Random
-READERS_OF_OUTPUTS = ("test_engine_outputs", "test_prometheus_counters", "test_step_records", "test_formats")
+READERS_OF_OUTPUTS = (
+    "test_engine_outputs",
+    "test_prometheus_counters",
+    "test_step_records",
+    "test_formats",
+    "test_scraped_counters",
+)
 
 
 def text(*paths: str) -> list[str]:

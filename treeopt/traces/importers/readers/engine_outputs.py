@@ -57,7 +57,11 @@ def read_output(text: str, settings: Mapping[str, Any], *, before: str | None = 
         TraceError: no engine's output, one that holds means alone, or one that contradicts itself.
         UsageError: a setting that does not apply to this kind of output.
     """
+    if not text.strip():
+        raise TraceError("it is empty")
     kind = kind_of(text)
+    if kind is None and (lines := logged_lines(text)):
+        return read_output(lines, settings, before=None if before is None else logged_lines(before) or before)
     if kind is None:
         raise TraceError(means_alone.refusal(text) or f"nothing in it is known; known are {KNOWN}")
     for name in settings:
@@ -81,6 +85,20 @@ def kind_of(text: str) -> str | None:
     except TraceError:
         return _kind_of_text(text)
     return _kind_of_json(text, values)
+
+
+def logged_lines(text: str) -> str:
+    """Return the strings in a log of JSON lines, a line each, if they are an engine's output; empty otherwise.
+
+    >>> logged_lines('{"msg": "slot update_slots: id  3 | task 0 | accepted  1/ 5 draft tokens"}')[-14:]
+    '5 draft tokens'
+    """
+    try:
+        records = list(objects(text))
+    except TraceError:
+        return ""
+    lines = "\n".join(value for record in records for value in record.values() if isinstance(value, str))
+    return lines if _kind_of_text(lines) else ""
 
 
 def _kind_of_text(text: str) -> str | None:

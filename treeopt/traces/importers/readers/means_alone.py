@@ -74,7 +74,8 @@ KINDS = (
     ),
     MeansAlone(
         re.compile(
-            r"accept len: \d|avg_spec_accept_length|sglang:spec_accept|Accept length:\s+\d|\"?spec_accept_length\b"
+            r"accept len: \d|\"accept_length\"\s*:|avg_spec_accept_length|sglang:spec_accept|Accept length:\s+\d|"
+            r"\"?spec_accept_length\b"
         ),
         "it holds SGLang's mean accepted length",
         SGLANG,

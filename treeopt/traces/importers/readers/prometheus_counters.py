@@ -19,15 +19,17 @@ from treeopt.traces.importers.readers.aiperf_server_metrics import export_sample
 from treeopt.traces.importers.readers.prometheus_text import (
     TGI,
     Key,
+    api_samples,
     by_position,
     difference,
+    is_api_answer,
     is_metric_list,
     metric_samples,
     read_samples,
     total,
     whole,
 )
-from treeopt.traces.importers.source_file import objects
+from treeopt.traces.importers.source_file import is_json, objects
 
 TRTLLM = "trtllm_spec_decode_"
 # Engine -> prefix of its counters' names, which end in `_total`.
@@ -69,7 +71,7 @@ def read_counters(text: str, *, before: str | None = None, model: str | None = N
         TraceError: no counters of an engine known here, several engines or models, or counters that fell or
             contradict each other.
     """
-    if text.lstrip()[:1] in ("{", "[") and not (is_metric_list(text) or holds_export(text)):
+    if is_json(text) and not (is_metric_list(text) or holds_export(text) or is_api_answer(text)):
         return _json_counters(text, before, uneven)
     samples = _samples(text, model)
     counts = _totals(samples)
@@ -90,20 +92,24 @@ def read_counters(text: str, *, before: str | None = None, model: str | None = N
 
 def holds_counters(text: str) -> bool:
     """Return True if counters of an engine that is known here are in the text, or objects that hold them."""
+    engines = [prefix for prefix in NAMES.values() if prefix != TGI]
     names = (
-        (*(prefix for prefix in NAMES.values() if prefix != TGI), f"{SKIPPED}_bucket", MLC, "specDecodingStats")
-        if text.lstrip()[:1] not in ("{", "[")
+        (*engines, *(prefix.replace(":", "_") for prefix in engines), f"{SKIPPED}_bucket", MLC, "specDecodingStats")
+        if not is_json(text)
         else ("specDecodingStats",)
     )
     return (
         is_metric_list(text)
         or holds_export(text)
+        or is_api_answer(text)
         or any(name in text for name in names)
         or _MLC_JSON.search(text) is not None
     )
 
 
 def _samples(text: str, model: str | None) -> dict[Key, float]:
+    if is_api_answer(text):
+        return api_samples(text, model)
     if holds_export(text):
         return export_samples(text, model)
     return metric_samples(text, model) if is_metric_list(text) else read_samples(text, model)

@@ -68,10 +68,51 @@ TGI = (
     "# TYPE tgi_request_success counter\ntgi_request_success 200\ntgi_request_count 201\n"
     'tgi_batch_inference_count{method="decode"} 900\n'
 )
+
+
+def labelled(position):
+    return 'engine="0",model_name="m"' + ("" if position is None else f',position="{position}"')
+
+
+PROMETHEUS = "".join(
+    f"vllm:spec_decode_{name}_total{{{labelled(position)}}} {count}.0\n" for name, position, count in COUNTS
+)
+VECTOR = [
+    {
+        "metric": LABELS | {"__name__": f"vllm:spec_decode_{name}_total"} | ({} if n is None else {"position": str(n)}),
+        "value": [1780000000.5, str(count)],
+    }
+    for name, n, count in COUNTS
+]
+MATRIX = [
+    {"metric": row["metric"], "values": [[1, "7"], [2, "9"], [3, str(int(row["value"][1]) + 7)]]} for row in VECTOR
+]
+LOG = (
+    "INFO 11-25 10:00:00 [metrics.py:96] SpecDecoding metrics: Mean acceptance length: 2.80, Accepted throughput: 36.0 "
+    "tokens/s, Drafted throughput: 60.0 tokens/s, Accepted: 360 tokens, Drafted: 600 tokens, Per-position acceptance "
+    "rate: 0.800, 0.600, 0.400, Avg Draft acceptance rate: 60.0%\n"
+) * 10
+
+
+def api(kind, result):
+    return json.dumps({"status": "success", "data": {"resultType": kind, "result": result}})
+
+
 HISTOGRAM = {"1": 400, "2": 400, "3": 400, "4": 800}
 BENCH = {"Acceptance_Length_Histogram": HISTOGRAM, "Joint_Acceptance_Rate": {"1": 1.0, "2": 0.8}, "Average_AL": 2.81}
 PROFILE = {"measured": True, "num_speculative_tokens": 3, "acceptance_length_histogram": HISTOGRAM}
 FORMS = {
+    "answer of Prometheus": (api("vector", VECTOR), "counters"),
+    "answer of Prometheus, a range": (api("matrix", MATRIX), "counters"),
+    "kubectl logs": ("".join(f"[pod/vllm-0/vllm] {line}\n" for line in PROMETHEUS.splitlines()), "counters"),
+    "docker compose": ("".join(f"vllm-1  | {line}\n" for line in PROMETHEUS.splitlines()), "counters"),
+    "quotation": ("".join(f"> {line}\n" for line in PROMETHEUS.splitlines()), "counters"),
+    "exemplars": (PROMETHEUS.replace(".0\n", '.0 # {trace_id="a"} 1.0 1780000000.5\n') + "# EOF\n", "counters"),
+    "time stamps": (PROMETHEUS.replace(".0\n", ".0 1780000000500\n"), "counters"),
+    "names with underscores": (PROMETHEUS.replace("vllm:", "vllm_"), "counters"),
+    "headers of HTTP": ("HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n" + PROMETHEUS, "counters"),
+    "log in JSON": ("".join(json.dumps({"level": "INFO", "msg": x}) + "\n" for x in LOG.splitlines()), "log"),
+    "scrape in JSON": (json.dumps({"status": 200, "body": PROMETHEUS}), "counters"),
     "aiperf json": (EXPORT, "counters"),
     "aiperf csv": (CSV, "counters"),
     "aiperf scrapes": (SCRAPES, "counters"),
@@ -89,6 +130,14 @@ def test_every_form_of_the_same_counts_is_the_same_chain(name):
     assert output.kind == kind
     assert output.chain.survival == pytest.approx((0.8, 0.6, 0.4), abs=1e-12)
     assert output.chain.steps == 2000
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+def test_files_of_powershell_are_read(tmp_path, encoding):
+    mark = "\ufeff" if encoding.endswith("e") else ""
+    (tmp_path / "m").write_bytes((mark + PROMETHEUS.replace("\n", "\r\n")).encode(encoding))
+    trace, _ = bring(tmp_path, tmp_path / "m", "engine")
+    assert replay_tree(Tree.chain(3), trace).tau == pytest.approx(2.8, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["aiperf csv", "tgi", "specdec_bench"])
@@ -166,6 +215,9 @@ def test_prefills_leave_tgis_histogram(histogram, prefills):
         ('{"Average_AL": 2.8, "Request_AL": {"0": {"0": 2.8}}}', "ask ModelOpt's specdec_bench for"),
         ('{"usage": {"total_draft_tokens_count": 492, "accepted_draft_tokens_count": 176}}', "LM Studio counts no pos"),
         ('{"choices": [{"turns": ["a"], "idxs": [70], "new_tokens": [210]}]}', "evaluation/eval.py writes `accept_len"),
+        ("\n  \n", "it is empty"),
+        (api("matrix", [MATRIX[0] | {"values": [[1, "9"], [2, "7"]]}]), "fell within the range"),
+        (api("vector", [VECTOR[0] | {"value": [1, "many"]}]), "must have values of a time and a number"),
         ("Speculation: acceptance rate 61.2 %, 2.8 tokens per step", "ask the engine for steps, for histograms"),
     ],
 )
