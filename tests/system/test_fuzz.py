@@ -366,6 +366,9 @@ DATA = [
         }
     ),
     json.dumps({"question_id": 1, "category": "c", "turns": ["a", "b"]}),
+    json.dumps({"instruction": "a", "input": "b", "output": "c"}) + "\n" + json.dumps({"data": ["a", "b"]}),
+    json.dumps({"conversation": [{"human": "a", "assistant": "b"}], "body": {"messages": [], "tools": []}}),
+    json.dumps({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "ai", "content": "b"}]}),
     json.dumps(
         {
             "text": "a b",

@@ -106,6 +106,8 @@ def read_text_lines(path: Path | str, *, limit: int = LINE_LIMIT) -> Iterator[tu
             number += 1
             if number == 1:
                 check_text(line, path)
+                if line.startswith(UTF16):
+                    raise OSError(errno.EINVAL, "a text in UTF-16: write it in UTF-8", str(path))
             if len(line) > limit:
                 raise OSError(errno.EFBIG, f"line {number} is longer than {limit} bytes", str(path))
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
