@@ -16,6 +16,7 @@ YAML_LIMIT = 2**20  # most characters: PyYAML reads about 1 MB in some seconds
 COMMAND_LIMIT = 2**16  # most characters of a command line
 NESTED = 200  # levels of brackets: PyYAML's time grows with their square
 OPTION = re.compile(r"\s*--?([A-Za-z_][\w.-]*)(?:\s*=\s*|\s+)(.+)", re.DOTALL)
+NAME = re.compile(r"[A-Za-z_][\w.]{0,99}")  # of an option or a variable
 # Around pasted text: fences of Markdown, prompts of Python and shells, signs of a diff; quotes of word processors.
 PASTED = re.compile(r"^(?:[ \t]*```\w*[ \t]*$|(?:>>>|\.\.\.|[$>+]) *)", re.MULTILINE)
 QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u00a0": " "})
@@ -159,7 +160,8 @@ def _command(text: str) -> dict[str, Any]:
         name, equals, value = word.partition("=")
         name, value = (name, value) if equals and value[:1] in ("[", "(", "{") else (before, word)
         if value[:1] in ("[", "(", "{"):
-            found[name.lstrip("-").replace("-", "_") or "value"] = _json_or_literal(value)
+            name = name.lstrip("-").replace("-", "_")
+            found[name if NAME.fullmatch(name) else "value"] = _json_or_literal(value)
     if not found:
         raise TreeError("not a command with a value in brackets")
     return found
