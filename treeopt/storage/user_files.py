@@ -87,6 +87,15 @@ def check_text(data: bytes, path: Path | str) -> None:
     kind = next((kind for mark, kind in PACKED.items() if data.startswith(mark)), None)
     if kind is not None:
         raise OSError(errno.EINVAL, f"a {kind} file, no text: unpack or convert it first", str(path))
+    check_pointer(data, path)
+
+
+def check_pointer(data: bytes, path: Path | str) -> None:
+    """Check that a file does not begin as a pointer of Git LFS does, which stands where the file was not fetched.
+
+    Raises:
+        OSError: it does; says what to do.
+    """
     if data.startswith(LFS):
         raise OSError(errno.EINVAL, "a pointer of Git LFS, not the file: fetch it with `git lfs pull`", str(path))
 
