@@ -85,6 +85,8 @@ def check_text(data: bytes, path: Path | str) -> None:
         OSError: it does; says what to do.
     """
     kind = next((kind for mark, kind in PACKED.items() if data.startswith(mark)), None)
+    if kind == "zip" and str(path).endswith(".npz"):
+        raise OSError(errno.EINVAL, "arrays of NumPy (.npz), such as a trace, and no text", str(path))
     if kind is not None:
         raise OSError(errno.EINVAL, f"a {kind} file, no text: unpack or convert it first", str(path))
     check_pointer(data, path)

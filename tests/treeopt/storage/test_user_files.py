@@ -228,6 +228,15 @@ def test_packed_files_are_named(tmp_path, kind):
         list(read_text_lines(tmp_path / "f"))
 
 
+def test_a_trace_in_the_place_of_another_file_is_named(tmp_path):
+    (tmp_path / "t.npz").write_bytes(PACKED["zip"])
+    for name in ("plan", "profile", "tree"):
+        with pytest.raises(
+            (TreeoptError, RecordError), match=r"arrays of NumPy \(\.npz\), such as a trace, and no text"
+        ):
+            READERS[name](tmp_path / "t.npz")
+
+
 @pytest.mark.parametrize("name", ["plan", "profile", "predictions", "configuration", "tree", "source", "requests"])
 def test_every_reader_names_pointers_of_git_lfs(tmp_path, name):
     file = tmp_path / "f.json"
