@@ -14,6 +14,7 @@ from treeopt.errors import TraceError
 from treeopt.traces.importers.readers.prometheus_text import PART, Key, of_model
 from treeopt.traces.importers.source_file import parsed
 
+FIRST = ["Endpoint", "Type", "Metric"]
 _CSV = re.compile(r"^Endpoint,Type,Metric,", re.MULTILINE)
 _JSON = re.compile(rf'"(?:\w+:|trtllm_){PART}_\w+"\s*:\s*(?:\{{|\[\s*\{{)')
 
@@ -48,17 +49,20 @@ def export_samples(text: str, model: str | None) -> dict[Key, float]:
 def _of_csv(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
     """Yield the rows of counters; sections stand after each other, each with a head of its own."""
     head: list[str] = []
-    for number, cells in enumerate(csv.reader(StringIO(text)), 1):
-        if not cells or cells[0].startswith("#"):
-            head = []
-        elif not head:
-            head = cells
-        elif len(cells) == len(head) and "total" in head and PART in cells[2]:
-            row = dict(zip(head, cells, strict=True))
-            end = head.index("Description") if "Description" in head else len(head)
-            first = max(i for i, name in enumerate(head) if name == "total" or name.startswith("rate")) + 1
-            labels = {name: row[name] for name in head[first:end] if row[name]}
-            yield row["Metric"], labels, _number(row["total"], f"line {number}: total of {row['Metric']}")
+    try:
+        for number, cells in enumerate(csv.reader(StringIO(text)), 1):
+            if not cells or cells[0].startswith("#"):
+                head = []
+            elif not head:
+                head = cells
+            elif len(cells) == len(head) and head[:3] == FIRST and "total" in head and PART in cells[2]:
+                end = head.index("Description") if "Description" in head else len(head)
+                start = max(i for i, name in enumerate(head) if name == "total" or name.startswith("rate")) + 1
+                labels = {name: cell for name, cell in zip(head[start:end], cells[start:end], strict=True) if cell}
+                total = cells[head.index("total")]
+                yield cells[2], labels, _number(total, f"line {number}: total of {cells[2]:.80}")
+    except csv.Error as error:
+        raise TraceError(f"not a table of cells: {error}") from error
 
 
 def _of_json(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -89,12 +93,10 @@ def _series(name: str, series: Any) -> Iterator[tuple[dict[str, str], float]]:
         raise TraceError(f"`{name}` must have a list of `series`, found {series!r:.60}")
     for number, item in enumerate(series):
         where = f"`{name}`, series {number}"
-        if not isinstance(item, dict) or not isinstance(
-            stats := item.get("stats", item.get("value")), dict | float | int
-        ):
+        stats = item.get("stats") if isinstance(item, dict) else None
+        if not isinstance(stats, dict):
             raise TraceError(f"{where} must have `stats` with a `total`, found {item!r:.60}")
-        total = stats.get("total") if isinstance(stats, dict) else stats
-        yield _labels(item), _number(total, f"{where}: total")
+        yield _labels(item), _number(stats.get("total"), f"{where}: total")
 
 
 def _cumulative(metrics: Mapping[str, Any]) -> Iterator[tuple[Key, float]]:

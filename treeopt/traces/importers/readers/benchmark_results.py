@@ -17,6 +17,7 @@ SERVE = "spec_decode_per_position_acceptance_rates"
 SERVE_COUNTS = ("spec_decode_num_drafts", "spec_decode_accepted_tokens", "spec_decode_draft_tokens")
 LENGTHS = ("Acceptance_Length_Histogram", "acceptance_length_histogram")
 MARGINALS, DRAFTED = "marginal_accept_rates", "num_speculative_tokens"
+MOST_COUNTED = 2**48
 FIRST_TOKENS = (
     "ModelOpt counts the tokens of each step; where a response's first token, which no step drafts, is among them, it "
     "counts as a step that accepted nothing"
@@ -61,8 +62,8 @@ def specdec_results(records: Iterable[Mapping[str, Any]], *, depth: int | None =
     key = next((key for key in LENGTHS if record.get(key)), None)
     if key is None:
         rates = record[MARGINALS]
-        if not isinstance(rates, list) or not all(type(rate) in (int, float) for rate in rates):
-            raise TraceError(f"`{MARGINALS}` must be a list of rates, found {rates!r:.60}")
+        if not isinstance(rates, list) or not all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in rates):
+            raise TraceError(f"`{MARGINALS}` must be a list of rates in 0..1, found {rates!r:.60}")
         return Chain(tuple(float(rate) for rate in rates), assumed=(FIRST_TOKENS,))
     histogram = _lengths(record[key], key)
     longest = max(histogram) - 1
@@ -78,7 +79,7 @@ def _lengths(value: Any, key: str) -> dict[int, int]:
     names = list(value) if isinstance(value, dict) else []
     if not names or not all(re.fullmatch(r"[1-9]\d{0,2}", str(name)) for name in names):
         raise TraceError(f"`{key}` must have numbers of tokens, from 1, as keys, found {names or value!r:.60}")
-    if not all(type(count) is int and count >= 0 for count in value.values()):
+    if not all(type(count) is int and 0 <= count < MOST_COUNTED for count in value.values()):
         raise TraceError(f"`{key}` must have counts of steps, found {list(value.values())!r:.60}")
     if max(map(int, names)) > MAX_DEPTH + 1:
         raise TraceError(f"`{key}` must have at most {MAX_DEPTH + 1} tokens of a step, found {max(map(int, names))}")

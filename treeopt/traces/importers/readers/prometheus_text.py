@@ -84,7 +84,7 @@ def api_samples(text: str, model: str | None) -> dict[Key, float]:
         name = _with_colon(str(metric["__name__"]))
         try:
             numbers = [float(value) for _, value in values]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise TraceError(f"`{name}` must have values of a time and a number, found {values!r:.60}") from error
         if numbers != sorted(numbers):
             raise TraceError(f"`{name}` fell within the range: the engine was restarted; ask for a shorter range")
