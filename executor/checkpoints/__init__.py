@@ -24,7 +24,7 @@ from typing import Any
 
 from torch import nn
 
-from executor.checkpoints.detect_layout import kind_of
+from executor.checkpoints.detect_layout import kind_of, without_wrapper
 from executor.checkpoints.eagle import eagle_content, read_eagle
 from executor.checkpoints.eagle3 import read_eagle3
 from executor.checkpoints.eagle3_layouts import eagle3_content
@@ -81,9 +81,8 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
         return lookup
     stored = open_checkpoint(Path(path))
     if stored is None:
-        raise ExecutorError(
-            f"{path}: holds neither {MEDUSA_FILE} nor {NGRAM_FILE} nor other safetensors, .pt or .bin files"
-        )
+        raise ExecutorError(f"{path}: {_absence(Path(path))}")
+    stored = without_wrapper(stored)
     kind = kind_of(stored)
     if kind == "ngram":
         return _with_name(read_ngram(stored, target).to(target.device).eval(), path)
@@ -105,6 +104,18 @@ def _with_name(drafter: Drafter, path: Path | str) -> Drafter:
     place = Path(path).resolve()
     drafter.name = (place.parent if place.is_file() else place).name  # type: ignore[attr-defined]
     return drafter
+
+
+def _absence(path: Path) -> str:
+    """Return why no checkpoint is at a path."""
+    if not path.exists():
+        return (
+            "no such file or folder; nothing is downloaded: name the folder that `hf download NAME --local-dir FOLDER` "
+            "fills"
+        )
+    if any(path.glob("*.gguf")):
+        return "GGUF files are written, but not read: name the Hugging Face checkpoint that they were made from"
+    return f"holds neither {MEDUSA_FILE} nor {NGRAM_FILE} nor other safetensors, .pt or .bin files"
 
 
 def assumptions_of(drafter: object) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ _COUNTS = re.compile(r"(counts|grams)\.\d+")
 _MEDUSA = re.compile(r"medusa_head\.|\d+\.\d+\.linear\.|blocks\.\d+\.layers\.\d+\.")
 _HYDRA = re.compile(r"hydra_mlp\.|hydra_lm_head\.|prefix_embeding_layer\.")
 _LAYER = re.compile(r"layers\.\d+\.")
+_WRAPPED = re.compile(r"(.+\.)(?:midlayer\.|layers\.0\.)hidden_norm\.weight$")
+_VOCABULARY = re.compile(r"(?:^|\.)(?:lm_head|embed_tokens|d2t|t2d|draft_id_to_target_id)(?:\.|$)")
 _MORE = re.compile(r"additional_layers\.(\d+)\.")  # SGLang's name of the layers after the first
 
 
@@ -24,6 +26,20 @@ def unwrapped(name: str) -> str:
     while name.startswith(PREFIXES):
         name = name.split(".", 1)[1]
     return name
+
+
+def without_wrapper(stored: Stored) -> Stored:
+    """Return the tensors without a prefix that no reader knows, where EAGLE-3's own tensors follow it.
+
+    A trainer's attribute, such as `spec_model.`, stands before all tensors but those of the vocabulary.
+    """
+    marked = {match.group(1) for name in stored.entries if (match := _WRAPPED.match(name))}
+    if len(marked) != 1 or not unwrapped(min(marked)):
+        return stored
+    (prefix,) = marked
+    if any(not name.startswith(prefix) and not _VOCABULARY.search(name) for name in stored.entries):
+        return stored
+    return stored.renamed(lambda name: name.removeprefix(prefix))
 
 
 def plain_name(name: str) -> str:

@@ -19,7 +19,7 @@ _MTP = re.compile(r"(^|\.)(eh_proj|enorm|hnorm|token_layernorm|mtp_.*|mtp|mtps|n
 _LAYER = re.compile(r"(.*?\b(?:layers|mtp_layers|mtp|mtps|h|blocks)\.\d+)\.")
 _SCALES = re.compile(r".*(weight_scale(_inv|_2)?|input_scale|weight_packed|qweight|qzeros|\.absmax|weight_zero_point)$")
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
-_EMBEDDINGS = re.compile(r".*(embed|wte|lm_head|word_embeddings|embed_out|output_layer).*")
+_EMBEDDINGS = re.compile(r"(?!.*embed_out).*(embed|wte).*")  # of a model's input; drafters may have LM heads alone
 
 
 def refuse_unsupported(stored: Stored, kind: str | None) -> None:

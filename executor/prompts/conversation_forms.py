@@ -4,6 +4,7 @@
 {"messages": [{"role": "user", "content": ...}, ...]}        contents may be parts; OpenAI's chat and responses
 {"turns": [...]}                                             Spec-Bench: the user's turns, without answers
 
+Other data sets' forms are rewritten by `record_forms`.
 Beside them `system`, and what a chat template takes: `tools`, `documents`, `chat_template_kwargs`.
 """
 
@@ -20,7 +21,7 @@ from treeopt.errors import ExecutorError
 FORMS = ("conversations", "messages", "turns")
 ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bing", "bard"), "assistant"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bing", "bard", "ai", "bot"), "assistant"),
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("tool", "function", "observation", "ipython", "tool_response", "function_response"), "tool"),
 }
@@ -60,7 +61,8 @@ def conversation_of(record: Mapping[str, Any], where: str, report: Report) -> Co
         return Conversation()
     entries = list_of(record, key, where)
     if key == "turns":
-        turns: Turns = tuple(("user", string(text, f"{where}: turns[{i}]")) for i, text in enumerate(entries))
+        asked = [entry["content"] if isinstance(entry, dict) and "content" in entry else entry for entry in entries]
+        turns: Turns = tuple(("user", string(text, f"{where}: turns[{i}]")) for i, text in enumerate(asked))
     else:
         turns = tuple(_turn(turn, f"{where}: {key}[{i}]", report) for i, turn in enumerate(entries))
     for name in OTHER_MEDIA:
@@ -190,14 +192,18 @@ def list_of(record: Mapping[str, Any], key: str, where: str) -> list[Any]:
         rows = zip(*value.values(), strict=False)  # a table may hold a list of objects as an object of lists
         value = [{name: cell for name, cell in zip(value, row, strict=True) if cell is not None} for row in rows]
     if not (isinstance(value, list) and value):
-        raise ExecutorError(f"{where}: `{key}` must be a list that is not empty, found {type(value).__name__}")
+        raise ExecutorError(f"{where}: `{key}` must be a list that is not empty, found {_brief(value)}")
     return value
+
+
+def _brief(value: Any) -> str:
+    return repr(value) if value in ([], {}, "") else type(value).__name__
 
 
 def string(value: Any, name: str, *, empty: bool = False) -> str:
     """Check that a value is a Unicode string, and return it."""
     if not isinstance(value, str) or not (value or empty):
-        raise ExecutorError(f"{name} must be a string{'' if empty else ' that is not empty'}")
+        raise ExecutorError(f"{name} must be a string{'' if empty else ' that is not empty'}, found {value!r:.40}")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # half a surrogate pair

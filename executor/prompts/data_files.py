@@ -5,25 +5,29 @@ or arrow files, these and JSON lines are the data, and other files are passed ov
 passed over is reported.
 """
 
+import csv
 import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from executor.prompts.reading_report import Report
+from executor.prompts.record_forms import MARKS
 from treeopt.errors import ExecutorError
 from treeopt.storage import user_files
 from treeopt.storage.atomic_files import why
 
 JSON, LINES, TABLES = (".json",), (".jsonl", ".ndjson"), (".parquet", ".arrow")
+CELLS = {".csv": ",", ".tsv": "\t"}  # what stands between cells
 PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar")
 # Files that `datasets` and its hub write beside the data.
 ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 SAVED = ("state.json", "dataset_info.json")  # what `save_to_disk` leaves beside arrow files
-FORMS = ("conversations", "messages", "turns", "text")  # fields by which a line of any file is known as a record
+FORMS = ("conversations", "messages", "turns", "text", *MARKS)  # fields by which a line is known as a record
 LIST_LIMIT = 2**31  # most bytes of a JSON list
 BATCH = 256  # rows of a table that are held at once
 TRAIN = "train"
@@ -99,6 +103,8 @@ def _passed_over(file: Path, *, tables: bool) -> str | None:
         return "compressed: unpack it to read it"
     if _binary(file):
         return "binary"
+    if file.suffix in CELLS:
+        return "a table of cells; name the file to read it"
     if tables and file.suffix not in LINES:
         return "not a table, as the data of this folder are"
     if file.name == "README.md" and _begins(file, b"---"):
@@ -129,8 +135,8 @@ def _file(file: Path, report: Report) -> Iterator[Item]:
         yield from _table(file)
     elif file.suffix in LINES:
         yield from _lines(file)
-    elif file.suffix in JSON:
-        yield from _document(file)
+    elif file.suffix in (*JSON, *CELLS):
+        yield from json_records(file)
     elif _holds_lines(file):
         yield from _lines(file)
     else:
@@ -152,12 +158,27 @@ def read_text(path: Path) -> str:
 
 
 def json_records(path: Path) -> Iterator[Item]:
-    """Yield the records of a file that must hold JSON: a list (`.json`), or lines under any name.
+    """Yield the records of a file that must hold them: a list (`.json`), rows (`.csv`, `.tsv`), or lines of JSON.
 
     Raises:
         ExecutorError: the file cannot be read, or is something else; names file and line.
     """
+    if path.suffix in CELLS:
+        return _cells(path)
     return _document(path) if path.suffix in JSON else _lines(path)
+
+
+def _cells(path: Path) -> Iterator[Item]:
+    """Yield the rows of a table with a head; empty cells are left out."""
+    rows = csv.DictReader(StringIO(read_text(path)), delimiter=CELLS[path.suffix])
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise ExecutorError(f"{path}, line {rows.line_num + 1}: not a table: {error}") from error
+        yield Item(f"{path}, line {rows.line_num}", {str(key): cell for key, cell in row.items() if cell})
 
 
 def _lines(path: Path) -> Iterator[Item]:
@@ -183,6 +204,8 @@ def _document(path: Path) -> Iterator[Item]:
     except (OSError, UnicodeDecodeError) as error:
         raise ExecutorError(f"{path}: text cannot be read: {why(error)}") from error
     entries = _json(content, str(path))
+    if isinstance(entries, dict) and set(FORMS) & set(entries):
+        entries = [entries]
     if not isinstance(entries, list):
         raise ExecutorError(f"{path}: must be a list of records, or one record per line, found {_kind(entries)}")
     for number, record in enumerate(entries):

@@ -12,6 +12,7 @@ from executor.prompts.conversation_forms import FORMS, Turns, conversation_of, s
 from executor.prompts.conversations import messages_of, up_to_answer
 from executor.prompts.data_files import TABLES, items, json_records
 from executor.prompts.reading_report import Report
+from executor.prompts.record_forms import KNOWN, found_in, usual_form
 from treeopt.errors import ExecutorError
 from treeopt.storage.atomic_files import write_text
 
@@ -69,9 +70,10 @@ def read_prompts(path: Path, report: Report | None = None) -> list[Prompt]:
 
 
 def _prompt(record: Any, where: str, report: Report) -> Prompt:
+    record = usual_form(record)
     fields = {key for key, value in record.items() if value is not None} if isinstance(record, dict) else set()
     if not {"text", *FORMS} & fields:
-        raise ExecutorError(f"{where}: must be a JSON object with `text`, `{'`, `'.join(FORMS[:-1])}` or `{FORMS[-1]}`")
+        raise ExecutorError(f"{where}: must have {KNOWN}, found {found_in(record)}")
     label = "domain" if "domain" in fields or "text" in fields else "category"
     domain = string(record[label], f"{where}: `{label}`", empty=True) if label in fields else ""
     if "text" in fields:

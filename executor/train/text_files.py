@@ -26,6 +26,7 @@ from torch.utils.data import Dataset
 from executor.prompts.conversation_forms import FORMS, Turns, conversation_of, list_of, string
 from executor.prompts.data_files import items
 from executor.prompts.reading_report import Report
+from executor.prompts.record_forms import KNOWN, found_in, usual_form
 from treeopt.errors import ExecutorError
 
 FIELDS = ("text", "prompt", "cut", "sequences", "tokenizer", "domain", "category", "id")  # of a text's record
@@ -140,6 +141,7 @@ def answered(texts: Sequence[Text]) -> Sequence[Text]:
 
 
 def _text(record: Any, where: str, report: Report) -> Text:
+    record = usual_form(record)
     text = _record(record, where, report)
     if not {"sequences", "tokenizer"} <= record.keys():  # elsewhere `sequences` may mean something else
         return text
@@ -166,7 +168,7 @@ def _sequence(record: Any, where: str) -> Written:
 
 def _record(record: Any, where: str, report: Report) -> Text:
     if not isinstance(record, dict):
-        raise ExecutorError(f"{where}: must be an object, found {type(record).__name__}")
+        raise ExecutorError(f"{where}: must have {KNOWN}, found {found_in(record)}")
     conversation = conversation_of(record, where, report)
     if conversation.turns:
         return Text(where, turns=conversation.turns, extras=conversation.extras)
@@ -179,5 +181,4 @@ def _record(record: Any, where: str, report: Report) -> Text:
         if not isinstance(record.get("cut", False), bool):
             raise ExecutorError(f"{where}: `cut` must be true or false")
         return Text(where, text=text, prompt=prompt, cut=record.get("cut", False))
-    found = ", ".join(record)[:200] or "nothing"
-    raise ExecutorError(f"{where}: must have `conversations`, `messages`, `turns` or `text`, found {found}")
+    raise ExecutorError(f"{where}: must have {KNOWN}, found {found_in(record)}")

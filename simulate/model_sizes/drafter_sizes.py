@@ -5,11 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from simulate.model_sizes.drafter_config import EagleConfig, check_priced, eagle_config
 from simulate.model_sizes.forward_pass import Forward, Matrix
 from simulate.model_sizes.hf_config import parsed, positive
+from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError, UsageError
 
+TRUNCATED = "truncated_vocab_size"  # of vLLM's heads
 _HYDRA_DEFAULTS = {"hydra_num_heads": 4, "hydra_num_layers": 1}  # fields that Hydra's configuration may omit
 
 
@@ -51,34 +54,51 @@ class DrafterShape:
         return (*attends, *(() if self.opening is None else (self.opening,)))
 
     @classmethod
-    def eagle(cls, layer: Shape) -> "DrafterShape":
+    def eagle(
+        cls, layer: Shape, *, layers: int = 1, draft_vocab: int | None = None, groups: Experts | None = None
+    ) -> "DrafterShape":
         """Return EAGLE, EAGLE-2, HASS or CORAL: a fusion of token and feature, one layer, the target's LM head.
 
         Args:
             layer: the target, or a shape whose layers and vocabulary are the drafter's.
+            layers: decoder layers.
+            draft_vocab: rows of the LM head; None: the target's vocabulary.
+            groups: groups of the LM head's rows that CORAL's router picks from; None: all rows are multiplied.
 
         Raises:
             CostError: `layer` has experts; a drafter's layer has none.
         """
         _check_dense(layer)
-        forward = _one_layer(layer, tuple((1, *matrix) for matrix in layer.layer_matrices.values()), layer.vocab)
-        return cls(replace(forward, whole=((1, layer.hidden, 2 * layer.hidden),)))
+        matrices = tuple((layers, *matrix) for matrix in layer.layer_matrices.values())
+        forward = _decoder(layer, matrices, draft_vocab or layer.vocab, layers)
+        fc = (1, layer.hidden, 2 * layer.hidden)
+        router = () if groups is None else ((1, layer.hidden, layer.hidden), (1, groups.count, layer.hidden))
+        return cls(replace(forward, whole=(fc, *router), head_groups=groups))
 
     @classmethod
-    def eagle3(cls, layer: Shape, *, draft_vocab: int | None = None) -> "DrafterShape":
-        """Return EAGLE-3: three features are fused first; the layer reads token and feature side by side.
+    def eagle3(
+        cls, layer: Shape, *, draft_vocab: int | None = None, layers: int = 1, features: int | None = None
+    ) -> "DrafterShape":
+        """Return EAGLE-3: features are fused first; the first layer reads token and feature side by side.
 
         Args:
             layer: the target, or a shape whose layers are the drafter's.
             draft_vocab: tokens in the vocabulary of the drafter's own LM head; None: the target's vocabulary.
+            layers: decoder layers; those after the first read the output of the one before.
+            features: width of the features that are fused; 0: the target's last feature is taken as it is; None: three
+                features of the layer's width.
 
         Raises:
             CostError: `layer` has experts.
         """
         _check_dense(layer)
-        matrices = layer.layer_matrices | {"qkv": (layer.layer_matrices["qkv"][0], 2 * layer.hidden)}
-        forward = _one_layer(layer, tuple((1, *matrix) for matrix in matrices.values()), draft_vocab or layer.vocab)
-        return cls(forward, opening=Forward((), whole=((1, layer.hidden, 3 * layer.hidden),)))
+        plain = layer.layer_matrices
+        first = plain | {"qkv": (plain["qkv"][0], 2 * layer.hidden)}
+        deeper = tuple((layers - 1, *matrix) for matrix in plain.values()) if layers > 1 else ()
+        matrices = (*((1, *matrix) for matrix in first.values()), *deeper)
+        forward = _decoder(layer, matrices, draft_vocab or layer.vocab, layers)
+        wide = 3 * layer.hidden if features is None else features
+        return cls(forward, opening=Forward((), whole=((1, layer.hidden, wide),)) if wide else None)
 
     @classmethod
     def language_model(cls, shape: Shape) -> "DrafterShape":
@@ -86,10 +106,10 @@ class DrafterShape:
         return cls(Forward.of(shape))
 
     @classmethod
-    def medusa(cls, target: Shape, *, blocks: int = 1) -> "DrafterShape":
+    def medusa(cls, target: Shape, *, blocks: int = 1, draft_vocab: int | None = None) -> "DrafterShape":
         """Return Medusa heads: for each depth `blocks` residual blocks and an LM head of its own."""
         block = (blocks, target.hidden, target.hidden)
-        return cls(Forward((), (target.vocab, target.hidden), whole=(block,)), parallel=True)
+        return cls(Forward((), (draft_vocab or target.vocab, target.hidden), whole=(block,)), parallel=True)
 
     @classmethod
     def hydra(cls, target: Shape, *, heads: int = 4, layers: int = 1, prefix: bool = False) -> "DrafterShape":
@@ -117,7 +137,7 @@ class DrafterShape:
             if target.experts is not None:
                 raise CostError("hydra_head_arch: a prefix layer with experts cannot be priced")
             matrices = tuple((1, *matrix) for matrix in target.layer_matrices.values())
-            opening = replace(_one_layer(target, matrices, target.vocab), head=None)
+            opening = replace(_decoder(target, matrices, target.vocab, 1), head=None)
         return cls(levels[0], opening=opening, deeper=tuple(levels[1:]))
 
     @classmethod
@@ -147,15 +167,39 @@ class DrafterShape:
             CostError: names file and field.
         """
         makers: dict[str, Callable[[Mapping[str, Any]], DrafterShape]] = {
-            "eagle": lambda content: cls.eagle(Shape.from_config(content)),
-            "eagle3": lambda content: cls.eagle3(Shape.from_config(content), draft_vocab=_draft_vocab(content)),
+            "eagle": lambda content: cls._eagle_from(content, target),
+            "eagle3": lambda content: cls._eagle3_from(eagle_config(content, target)),
             "hydra": lambda content: cls._hydra_from(content, target),
             "language-model": lambda content: cls.language_model(Shape.from_config(content)),
             "medusa": lambda content: cls._medusa_from(content, target),
         }
         if kind not in makers:
             raise UsageError(f"drafter must be one of {', '.join(makers)}; got {kind!r}")
-        return parsed(config, makers[kind])
+
+        def made(content: Mapping[str, Any]) -> DrafterShape:
+            check_priced(content)
+            return makers[kind](content)
+
+        return parsed(config, made)
+
+    @classmethod
+    def _eagle_from(cls, config: Mapping[str, Any], target: Shape | None) -> "DrafterShape":
+        """Return the layer of an EAGLE's configuration, with CORAL's router if it states one."""
+        sizes, groups = eagle_config(config, target), config.get("router_num_groups")
+        experts = None
+        if groups is not None:
+            facts = config.get("treeopt_drafter")
+            active = facts.get("active_groups", 2) if isinstance(facts, Mapping) else 2
+            experts = Experts(positive("router_num_groups", groups), positive("active_groups", active))
+        return _windowed(
+            cls.eagle(sizes.layer, layers=sizes.layers, draft_vocab=sizes.vocabulary, groups=experts), sizes
+        )
+
+    @classmethod
+    def _eagle3_from(cls, sizes: EagleConfig) -> "DrafterShape":
+        """Return the layers of an EAGLE-3's configuration."""
+        drafter = cls.eagle3(sizes.layer, draft_vocab=sizes.vocabulary, layers=sizes.layers, features=sizes.features)
+        return _windowed(drafter, sizes)
 
     @classmethod
     def _medusa_from(cls, config: Mapping[str, Any], target: Shape | None) -> "DrafterShape":
@@ -163,7 +207,8 @@ class DrafterShape:
         layers = "num_hidden_layers" if config.get("model_type") == "medusa" else "medusa_num_layers"
         if layers not in config:
             return cls.medusa(Shape.from_config(config))
-        return cls.medusa(_required(target), blocks=positive(layers, config[layers]))
+        rows = None if config.get(TRUNCATED) is None else positive(TRUNCATED, config[TRUNCATED])
+        return cls.medusa(_required(target), blocks=positive(layers, config[layers]), draft_vocab=rows)
 
     @classmethod
     def _hydra_from(cls, config: Mapping[str, Any], target: Shape | None) -> "DrafterShape":
@@ -191,18 +236,19 @@ def _required(target: Shape | None) -> Shape:
     return target
 
 
-def _draft_vocab(config: Mapping[str, Any]) -> int | None:
-    """Return the vocabulary of EAGLE-3's own LM head, None if the configuration does not state it."""
-    name = "draft_vocab_size"
-    return None if config.get(name) is None else positive(name, config[name])
+def _windowed(drafter: DrafterShape, sizes: EagleConfig) -> DrafterShape:
+    """Return the drafter with the window that all its layers have."""
+    if sizes.window is None:
+        return drafter
+    return replace(drafter, level=replace(drafter.level, window=sizes.window, slides=True))
 
 
-def _one_layer(layer: Shape, matrices: tuple[Matrix, ...], vocab: int) -> Forward:
-    """Return a forward of one decoder layer with these matrices and an LM head."""
+def _decoder(layer: Shape, matrices: tuple[Matrix, ...], vocab: int, layers: int) -> Forward:
+    """Return a forward of decoder layers with these matrices and an LM head."""
     return Forward(
         matrices,
         head=(vocab, layer.hidden),
-        layers=1,
+        layers=layers,
         heads=layer.heads,
         kv_heads=layer.kv_heads,
         head_dim=layer.head_dim,

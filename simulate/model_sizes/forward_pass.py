@@ -23,6 +23,8 @@ class Forward:
         experts: the experts of every layer; None without.
         expert_matrices: (outputs, inputs) of one expert.
         window: tokens that a layer with a sliding window sees; None without such layers.
+        slides: every layer has the window, so that keys before it are never read.
+        head_groups: groups of the LM head's rows, of which a router picks some for each token (CORAL); None without.
         hidden: width of the residual stream, to which a layer's attention and MLP each add.
         whole: (copies, outputs, inputs) of matrices that are not divided over devices: each device applies all of them.
         devices: devices that share the forward; the sizes are those of one device.
@@ -43,6 +45,8 @@ class Forward:
     hidden: int = 0
     whole: tuple[Matrix, ...] = ()
     devices: int = 1
+    slides: bool = False
+    head_groups: Experts | None = None
 
     @classmethod
     def of(cls, shape: Shape) -> "Forward":
@@ -106,8 +110,20 @@ class Forward:
         """Weights of the matrices that a forward of one token reads; norms and biases are not counted."""
         active = self.layers * self.experts.active if self.experts else 0
         routed = active * sum(rows * columns for rows, columns in self.expert_matrices)
-        head = self.head[0] * self.head[1] if self.head else 0
-        return sum(copies * rows * columns for copies, rows, columns in (*self.matrices, *self.whole)) + routed + head
+        return (
+            sum(copies * rows * columns for copies, rows, columns in (*self.matrices, *self.whole))
+            + routed
+            + self.head_weights
+        )
+
+    @property
+    def head_weights(self) -> int:
+        """Weights of the LM head that a forward of one token reads."""
+        if self.head is None:
+            return 0
+        groups = self.head_groups
+        rows = self.head[0] if groups is None else min(self.head[0], groups.active * -(-self.head[0] // groups.count))
+        return rows * self.head[1]
 
     @property
     def kv_elements(self) -> int:

@@ -33,7 +33,7 @@ class _Family:
     intermediate: str = "intermediate_size"
 
 
-_FAMILIES = {
+FAMILIES = {
     "arcee": _Family(gated=False, reads=("attention_bias", "mlp_bias"), requires=()),
     "gemma": _Family(tied=True, reads=("attention_bias",), requires=("num_key_value_heads", "head_dim")),
     "llama": _Family(reads=("attention_bias", "mlp_bias"), requires=()),
@@ -53,12 +53,8 @@ _FAMILIES = {
         intermediate="moe_intermediate_size",
     ),
 }
-_REFUSED = {
-    "n_routed_experts": "experts",
-    "kv_lora_rank": "latent attention",
-    "q_lora_rank": "latent attention",
-}
-_EXPERT_FIELDS = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size")
+LATENT_FIELDS = ("kv_lora_rank", "q_lora_rank")
+EXPERT_FIELDS = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "n_routed_experts")
 LARGEST = 2**31  # the largest size that is accepted
 _WINDOW = 4096  # of a config without `sliding_window`, as in transformers; mixtral has no window in that case
 
@@ -74,9 +70,9 @@ def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
     2
     """
     model_type = config.get("model_type")
-    family = _FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        raise CostError(f"model_type must be one of {', '.join(_FAMILIES)}, got {model_type!r:.80}")
+        raise CostError(f"model_type must be one of {', '.join(FAMILIES)}, got {model_type!r:.80}")
     _check_fields(config, family, model_type)
     layers, hidden = _size(config, "num_hidden_layers"), _size(config, "hidden_size")
     heads = _size(config, "num_attention_heads")
@@ -111,10 +107,11 @@ def _experts(config: Mapping[str, Any], family: _Family) -> Experts | None:
 
 def _check_fields(config: Mapping[str, Any], family: _Family, model_type: object) -> None:
     """Raise CostError for a field that would make the counts wrong, and for a required field that is missing."""
-    for name, feature in _REFUSED.items():
+    for name in (*LATENT_FIELDS, "n_routed_experts"):
         if config.get(name):
+            feature = "latent attention" if name in LATENT_FIELDS else "experts"
             raise CostError(f"{name} must be absent, {feature} cannot be counted; got {config[name]!r:.80}")
-    for name in _EXPERT_FIELDS:
+    for name in EXPERT_FIELDS:
         if family.experts is None and config.get(name):
             raise CostError(f"{name} must be absent, {model_type} has no experts; got {config[name]!r:.80}")
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:

@@ -36,10 +36,12 @@ class Attention:
             context: tokens of each sequence in the cache.
 
         Raises:
-            CostError: a sliding window would hide part of the context.
+            CostError: a sliding window of some layers would hide part of the context.
         """
         keys = context + tokens
-        if forward.window is not None and np.any(keys > forward.window):
+        if forward.slides and forward.window is not None:
+            keys = np.minimum(keys, forward.window)
+        elif forward.window is not None and np.any(keys > forward.window):
             raise CostError(f"context + tokens must fit the sliding window, {forward.window}, got {np.max(keys):g}")
         read = forward.kv_elements * self.kv_bytes * keys + forward.layers * ACTIVATION_BYTES * tokens**2
         flops = 4 * forward.layers * forward.heads * forward.head_dim * tokens * keys

@@ -22,7 +22,8 @@ def weights_bytes(model: Roofline, *, heads: int = 1) -> float:
     for forward in [model.drafts.at(depth) for depth in range(levels)]:
         head = 0 if forward.head is None else forward.head[0] * forward.head[1]
         stored_head = head if own_heads or forward.head != model.forward.head else 0
-        drafter += (forward.weights - head) * model.draft_bytes + stored_head * model.draft_kernels.head_bytes
+        layers = forward.weights - forward.head_weights
+        drafter += layers * model.draft_bytes + stored_head * model.draft_kernels.head_bytes
     opening = 0 if model.drafts.opening is None else model.drafts.opening.weights
     return target / model.devices + drafter + opening * model.draft_bytes
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulate.model_sizes.forward_pass import Forward
+from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.roofline.attention_time import Attention
 from simulate.roofline.data_sheets import Fitted, Hardware
 from simulate.roofline.fitted_constants import fitted_for, stated_error
@@ -109,14 +110,25 @@ class Kernels:
             for outputs, inputs in forward.expert_matrices:
                 total += self.products.seconds(forward.layers, outputs, inputs, rows, matrices=touched, active=active)
         if forward.head is not None:
-            outputs, inputs = forward.head
-            read_again = 2 * logits * outputs * ACTIVATION_BYTES / self.byte_rate
-            total += replace(self.products, weight_bytes=self.head_bytes).seconds(1, outputs, inputs, logits)
-            total += Split(np.zeros_like(rows), read_again)
+            total += self._head(forward.head, forward.head_groups, logits)
         if forward.devices > 1:
             total += self._exchange(forward, rows, logits)
         attention_s = self.attention.work_s(forward, rows / batch, batch=batch, context=context)
         return total + Split(np.zeros_like(rows), attention_s)
+
+    def _head(self, head: tuple[int, int], groups: Experts | None, logits: Floats) -> Split:
+        """Return the seconds of an LM head, whose logits are read twice more.
+
+        Of a head in groups, all tokens are multiplied with the groups that some token picks.
+        """
+        outputs, inputs = head
+        touched: Floats | int = 1
+        if groups is not None:
+            outputs, touched = -(-outputs // groups.count), groups.touched(logits, spread=self.spread)
+        products = replace(self.products, weight_bytes=self.head_bytes)
+        total = products.seconds(1, outputs, inputs, logits, matrices=touched, active=touched)
+        read_again = 2 * logits * touched * outputs * ACTIVATION_BYTES / self.byte_rate
+        return total + Split(np.zeros_like(logits), read_again)
 
     def _exchange(self, forward: Forward, rows: Floats, logits: Floats) -> Split:
         """Return the seconds of exchange: a sum after each layer's attention and MLP, and the parts of the logits."""

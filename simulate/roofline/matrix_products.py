@@ -29,7 +29,7 @@ class MatrixProducts:
     overhead_s: float
 
     def seconds(
-        self, copies: int, outputs: int, inputs: int, rows: Floats, *, matrices: ArrayLike = 1, active: int = 1
+        self, copies: int, outputs: int, inputs: int, rows: Floats, *, matrices: ArrayLike = 1, active: ArrayLike = 1
     ) -> Split:
         """Return the seconds of `copies` products of `rows` tokens; float64, of the shape of `rows`.
 
@@ -40,12 +40,12 @@ class MatrixProducts:
             outputs: rows of the matrix.
             inputs: columns of the matrix.
             rows: tokens of the batch.
-            matrices: matrices that are read per product: 1, or the experts that the tokens need.
-            active: matrices that each token is multiplied with: 1, or the experts that it picks.
+            matrices: matrices that are read per product: 1, or the experts or groups of rows that the tokens need.
+            active: matrices that each token is multiplied with: 1, or the experts or groups of rows that it picks.
         """
         moved = np.asarray(matrices) * outputs * inputs * self.weight_bytes
-        moved = moved + active * rows * (outputs + inputs) * ACTIVATION_BYTES
-        flops = 2 * active * outputs * inputs * tiled(rows)
+        moved = moved + np.asarray(active) * rows * (outputs + inputs) * ACTIVATION_BYTES
+        flops = 2 * np.asarray(active) * outputs * inputs * tiled(rows)
         work = copies * np.hypot(moved / self.byte_rate, flops / self.flop_rate)
         return Split(np.full_like(rows, copies * self.overhead_s), work)
 

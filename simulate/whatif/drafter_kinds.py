@@ -16,6 +16,8 @@ FIELDS = {
     "hydra_num_heads": "hydra",
     "hydra_head_arch": "hydra",
     "draft_vocab_size": "eagle3",
+    "truncated_vocab_size": "eagle3",
+    "eagle_config": "eagle3",
 }
 # Fields that name a class, of treeopt, transformers, vLLM, SGLang and speculators.
 NAMES = ("treeopt_drafter", "speculators_model_type", "architectures", "model_type")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from simulate.model_sizes.drafter_config import names_drafter
 from simulate.model_sizes.drafter_sizes import DrafterShape
 from simulate.model_sizes.hf_config import context_limit, parsed, quant_method
 from simulate.model_sizes.model_shape import Shape
@@ -316,12 +317,15 @@ def _drafter_sizes(
             "hydra is priced as four heads of one layer and no prefix layer; give Hydra's config as --drafter to price "
             "other heads"
         )
-    if kind == "eagle3" and tokens == target.vocab:
+    if kind == "eagle3" and tokens == target.vocab and (config is None or not parsed(config, names_drafter)):
         warnings.append(
             f"eagle3: its head is priced over all {tokens} tokens; give a --drafter config with draft_vocab_size to "
             "price fewer"
         )
-    if kind != "language-model" and hidden != target.hidden:
+    reads = (
+        None if kind != "eagle3" or config is None else parsed(config, lambda given: given.get("target_hidden_size"))
+    )
+    if kind != "language-model" and target.hidden not in (hidden, reads):
         warnings.append(f"the drafter's hidden size is {hidden}, the target's {target.hidden}")
     if kind in ("eagle", "language-model") and tokens != target.vocab:
         warnings.append(f"the drafter knows {tokens} tokens, the target {target.vocab}")

@@ -79,7 +79,13 @@ SETTINGS: dict[str, Any] = {  # a seed says nothing about smaller inputs, so non
 }
 TESTS = ROOT / "tests" / "treeopt"
 RANDOM = random.Random
-READERS_OF_OUTPUTS = ("test_engine_outputs", "test_prometheus_counters", "test_step_records", "test_formats")
+READERS_OF_OUTPUTS = (
+    "test_engine_outputs",
+    "test_prometheus_counters",
+    "test_step_records",
+    "test_formats",
+    "test_scraped_counters",
+)
 
 
 def text(*paths: str) -> list[str]:
@@ -360,6 +366,9 @@ DATA = [
         }
     ),
     json.dumps({"question_id": 1, "category": "c", "turns": ["a", "b"]}),
+    json.dumps({"instruction": "a", "input": "b", "output": "c"}) + "\n" + json.dumps({"data": ["a", "b"]}),
+    json.dumps({"conversation": [{"human": "a", "assistant": "b"}], "body": {"messages": [], "tools": []}}),
+    json.dumps({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "ai", "content": "b"}]}),
     json.dumps(
         {
             "text": "a b",

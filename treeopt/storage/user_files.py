@@ -13,6 +13,18 @@ from pathlib import Path
 LIMIT = 2**28  # most bytes of a document that is held in memory
 CHUNK = 2**20  # bytes that are read at once where a file does not know its size
 LINE_LIMIT = 2**26  # most bytes of a line
+UTF16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks; PowerShell's `>` writes the first
+# How a file begins that holds another one, or no text.
+PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip",
+    b"PAR1": "parquet",
+    b"%PDF": "PDF",
+}
+LFS = b"version https://git-lfs.github.com/spec/"
 
 
 def open_regular(path: Path | str) -> BufferedReader:
@@ -52,13 +64,42 @@ def read_bytes(path: Path | str, *, limit: int = LIMIT) -> bytes:
 
 
 def read_text(path: Path | str, *, limit: int = LIMIT) -> str:
-    """Return the text of a regular file in UTF-8, without a byte order mark; every line ends with a line feed.
+    """Return the text of a regular file, without a byte order mark; every line ends with a line feed.
+
+    The text is in UTF-8, or in UTF-16 with a byte order mark.
 
     Raises:
-        OSError: see `read_bytes`.
+        OSError: see `read_bytes`; or the file is packed, no text, or a pointer of Git LFS.
         UnicodeDecodeError: the text is not UTF-8.
     """
-    return read_bytes(path, limit=limit).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    data = read_bytes(path, limit=limit)
+    check_text(data, path)
+    text = data.decode("utf-16" if data.startswith(UTF16) else "utf-8-sig")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def check_text(data: bytes, path: Path | str) -> None:
+    """Check that a file does not begin as one that is packed, or as a pointer of Git LFS.
+
+    Raises:
+        OSError: it does; says what to do.
+    """
+    kind = next((kind for mark, kind in PACKED.items() if data.startswith(mark)), None)
+    if kind == "zip" and str(path).endswith(".npz"):
+        raise OSError(errno.EINVAL, "arrays of NumPy (.npz), such as a trace, and no text", str(path))
+    if kind is not None:
+        raise OSError(errno.EINVAL, f"a {kind} file, no text: unpack or convert it first", str(path))
+    check_pointer(data, path)
+
+
+def check_pointer(data: bytes, path: Path | str) -> None:
+    """Check that a file does not begin as a pointer of Git LFS does, which stands where the file was not fetched.
+
+    Raises:
+        OSError: it does; says what to do.
+    """
+    if data.startswith(LFS):
+        raise OSError(errno.EINVAL, "a pointer of Git LFS, not the file: fetch it with `git lfs pull`", str(path))
 
 
 def read_text_lines(path: Path | str, *, limit: int = LINE_LIMIT) -> Iterator[tuple[int, str]]:
@@ -67,13 +108,17 @@ def read_text_lines(path: Path | str, *, limit: int = LINE_LIMIT) -> Iterator[tu
     Only a line feed ends a line, since other ends may stand inside a text.
 
     Raises:
-        OSError: see `open_regular`; or a line is longer than the limit.
+        OSError: see `open_regular` and `check_text`; or a line is longer than the limit.
         UnicodeDecodeError: a line is not UTF-8.
     """
     with open_regular(path) as file:
         number = 0
         while line := file.readline(limit + 1):
             number += 1
+            if number == 1:
+                check_text(line, path)
+                if line.startswith(UTF16):
+                    raise OSError(errno.EINVAL, "a text in UTF-16: write it in UTF-8", str(path))
             if len(line) > limit:
                 raise OSError(errno.EFBIG, f"line {number} is longer than {limit} bytes", str(path))
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -138,6 +138,9 @@ def _ending(trees: Mapping[str, Any], name: str) -> list[str]:
 def _of_engines(found: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return values deep in a configuration whose names are those of trees, if there are any; else all that look so."""
     found = {name: value for name, value in found.items() if not name.endswith(OTHERS)}
+    alike = {name: value for name, value in found.items() if name.endswith(KNOWN)}
+    if len(alike) == 1 and all(value == next(iter(alike.values())) for value in found.values()):
+        return alike  # one value that a configuration names twice
     nested = any("." in name or "[" in name for name in found)
     return {name: value for name, value in found.items() if nested and name.endswith(KNOWN)} or found
 

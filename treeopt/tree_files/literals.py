@@ -1,4 +1,4 @@
-"""Read the value that a text spells: JSON, a Python literal, Python assignments and calls, options, or YAML.
+"""Read the value that a text spells: JSON, a Python literal, assignments, calls, options, commands, C++ or YAML.
 
 Nothing is run: Python is parsed, and only its literals are read. YAML needs PyYAML and is read by its safe loader.
 """
@@ -6,14 +6,22 @@ Nothing is run: Python is parsed, and only its literals are read. YAML needs PyY
 import ast
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from treeopt.errors import TreeError
 
 YAML_LIMIT = 2**20  # most characters: PyYAML reads about 1 MB in some seconds
+COMMAND_LIMIT = 2**16  # most characters of a command line
 NESTED = 200  # levels of brackets: PyYAML's time grows with their square
 OPTION = re.compile(r"\s*--?([A-Za-z_][\w.-]*)(?:\s*=\s*|\s+)(.+)", re.DOTALL)
+NAME = re.compile(r"[A-Za-z_][\w.]{0,99}")  # of an option or a variable
+# Around pasted text: fences of Markdown, prompts of Python and shells, signs of a diff; quotes of word processors.
+PASTED = re.compile(r"^(?:[ \t]*```\w*[ \t]*$|(?:>>>|\.\.\.|[$>+]) *)", re.MULTILINE)
+QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u00a0": " "})
+MADE_OF = ("array", "asarray", "tensor", "list", "tuple", "str", "dumps")  # calls that hold the value they are given
+BRACES = re.compile(r"(?:[\w:<>\s.]*=)?\s*(\{[\d{},\s]*\})\s*;?\s*")
 SYNTAX = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
 
 
@@ -36,10 +44,14 @@ def value_in_text(text: str, suffix: str = "", *, fits: Callable[[Any], bool] = 
         TreeError: no form fits, and the first cannot be read at all; says why.
     """
     first = {".json": _json, ".py": _python, ".yaml": _yaml, ".yml": _yaml}.get(suffix, literal)
+    forms = dict.fromkeys((first, _json, literal, _option, _python, _yaml))
+    bare = PASTED.sub("", text).translate(QUOTES).strip()
+    tries = [(form, text) for form in forms]
+    tries += [(form, bare) for form in forms if bare != text.strip()] + [(_command, bare), (_braces, bare)]
     outcomes: list[Any] = []
-    for form in dict.fromkeys((first, _json, literal, _option, _python, _yaml)):
+    for form, spelling in tries:
         try:
-            value = form(text)
+            value = form(spelling)
         except TreeError as error:
             outcomes.append(error)
             continue
@@ -121,10 +133,50 @@ def _option(text: str) -> dict[str, Any]:
     name, rest = match.group(1).replace("-", "_"), match.group(2).strip()
     if len(rest) > 1 and rest[0] == rest[-1] and rest[0] in "'\"":
         rest = rest[1:-1]
+    return {name: _json_or_literal(rest)}
+
+
+def _json_or_literal(text: str) -> Any:
     try:
-        return {name: _json(rest)}
+        return _json(text)
     except TreeError:
-        return {name: literal(rest)}
+        return literal(text)
+
+
+def _command(text: str) -> dict[str, Any]:
+    """Return the values of a command's options and variables that are JSON or literals in brackets.
+
+    Raises:
+        TreeError: the text is no command with such a value.
+    """
+    if len(text) > COMMAND_LIMIT:
+        raise TreeError(f"not read: a command of more than {COMMAND_LIMIT} characters")
+    try:
+        words = shlex.split(text.replace("\\\r\n", " "))
+    except ValueError as error:
+        raise TreeError(f"not a command: {error}") from error
+    found: dict[str, Any] = {}
+    for before, word in zip(["", *words], words, strict=False):
+        name, equals, value = word.partition("=")
+        name, value = (name, value) if equals and value[:1] in ("[", "(", "{") else (before, word)
+        if value[:1] in ("[", "(", "{"):
+            name = name.lstrip("-").replace("-", "_")
+            found[name if NAME.fullmatch(name) else "value"] = _json_or_literal(value)
+    if not found:
+        raise TreeError("not a command with a value in brackets")
+    return found
+
+
+def _braces(text: str) -> Any:
+    """Return the lists of C++, `{{0}, {1}, {0, 0}}`.
+
+    Raises:
+        TreeError: the text is none.
+    """
+    match = BRACES.fullmatch(text) if len(text) <= YAML_LIMIT else None
+    if match is None:
+        raise TreeError("not numbers in braces")
+    return literal(match.group(1).replace("{", "[").replace("}", "]"))
 
 
 def _python(text: str) -> Any:
@@ -142,6 +194,11 @@ def _python(text: str) -> Any:
         except TreeError:
             if not isinstance(module.body[0].value, ast.Call):
                 raise
+        if (given := _given(module.body[0].value)) is not module.body[0].value:
+            try:
+                return ast.literal_eval(given)
+            except SYNTAX as error:
+                raise TreeError(f"not a literal such as [[0], [0, 0]]: {_first_line(error)}") from error
     top = dict(_assigned(module.body))
     if any(isinstance(value, list | tuple | str | Mapping) for value in top.values()):
         return top
@@ -162,10 +219,19 @@ def _assigned(nodes: Any) -> Iterator[tuple[str, Any]]:
         if value is None or not names:
             continue
         try:
-            held = ast.literal_eval(value)
+            held = ast.literal_eval(_given(value))
         except SYNTAX:
             continue
         yield from ((name, held) for name in names)
+
+
+def _given(value: ast.expr) -> ast.expr:
+    """Return what a call such as `np.array([[0], [1]])` is given; any other value as it is."""
+    if isinstance(value, ast.Call) and len(value.args) == 1 and _name(value.func) in MADE_OF:
+        return value.args[0]
+    if isinstance(value, ast.Dict):
+        return ast.Dict(value.keys, [_given(held) for held in value.values])
+    return value
 
 
 def _name(target: ast.expr) -> str | None:
@@ -207,4 +273,5 @@ def _deepest_bracket(text: str) -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r"malformed node or string.*<ast\.(\w+) object.*", r"\1 is not one", line)[:120]

@@ -18,7 +18,7 @@ from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, shorten
 from executor.checkpoints.tensors.torch_save import check_tensor, load_saved
 from treeopt.errors import ExecutorError
 from treeopt.storage.atomic_files import why
-from treeopt.storage.user_files import open_regular, read_text
+from treeopt.storage.user_files import check_text, open_regular, read_text
 
 HEADER_LIMIT = 2**24  # bytes; the index of the largest public model has less than a megabyte
 # In the order of search; then any other file, if it is the only one.
@@ -107,12 +107,18 @@ def _entries(file: Path) -> dict[str, Entry]:
 def _safetensors(file: Path) -> dict[str, Entry]:
     try:
         with open_regular(file) as raw:
-            (length,) = struct.unpack("<Q", raw.read(8).ljust(8, b"\0"))
+            begin = raw.read(64)
+        check_text(begin, file)
+        if begin.lstrip().startswith((b"<", b"{")):
+            raise ExecutorError(f"{file}: not a safetensors file but a text, such as a server's answer: fetch it again")
+        (length,) = struct.unpack("<Q", begin[:8].ljust(8, b"\0"))
         if length > HEADER_LIMIT:
             raise ExecutorError(f"{file}: not a readable safetensors file: its header claims {length} bytes")
         opened_file: Any = safe_open(file, "pt")
         slices = {key: opened_file.get_slice(key) for key in opened_file.keys()}  # noqa: SIM118 - it is no dict
-    except (SafetensorError, OSError) as error:
+    except OSError as error:
+        raise ExecutorError(f"{file}: not a readable safetensors file: {why(error)}") from error
+    except SafetensorError as error:
         raise ExecutorError(f"{file}: not a readable safetensors file: {error}") from error
     return {
         key: Entry(key, tuple(part.get_shape()), _TYPES.get(part.get_dtype()), partial(opened_file.get_tensor, key))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import ExecutorError
-from treeopt.storage.user_files import check_file
+from treeopt.storage.user_files import check_pointer, open_regular
 
 OTHERS_LIMIT = 2**24  # bytes that are no tensors
 NESTED = 8  # levels of nested lists; the formats read here have three
@@ -25,7 +25,8 @@ def load_saved(file: Path) -> Any:
             code, or objects of other classes than tensors.
     """
     try:
-        check_file(file)
+        with open_regular(file) as opened:
+            check_pointer(opened.read(64), file)
         with zipfile.ZipFile(file) as archive:
             records = archive.infolist()
         if any(r.compress_type != zipfile.ZIP_STORED for r in records):
@@ -39,7 +40,8 @@ def load_saved(file: Path) -> Any:
             f"{file}: refused: it holds {named[1] if named else 'code or objects'}, where plain tensors must be"
         ) from error
     except (zipfile.BadZipFile, OSError, RuntimeError, ValueError, EOFError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
+        first = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        first = first.splitlines()[0]
         raise ExecutorError(f"{file}: not a readable file of torch.save (a zip archive): {first}") from error
 
 

@@ -362,7 +362,7 @@ def test_configurations_that_are_none(tmp_path, target, good, text, message):
     put_down(tmp_path, good["eagle"][0])
     (tmp_path / "config.json").write_text(text)
     refused(tmp_path, target, message)
-    (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+    (tmp_path / "config.json").write_bytes(b"\xff\xff")
     refused(tmp_path, target, "config.json: cannot be read")
 
 
@@ -420,3 +420,26 @@ def test_nothing_is_read_of_what_does_not_fit(tmp_path, target, good, name, monk
         monkeypatch.setattr("executor.checkpoints.eagle3.is_embedding", lambda *words: False)
         monkeypatch.setattr(Stored, "read", lambda self, name: None if "embed" in name else pytest.fail("read"))
     refused(tmp_path, target, key, "(7, 5)")
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "config.json"])
+def test_pointers_of_git_lfs_are_named(tmp_path, target, good, name):
+    if name == "config.json":
+        put_down(tmp_path, good["eagle"][0])
+    (tmp_path / name).write_bytes(POINTER)
+    refused(tmp_path, target, f"{name}: ", "a pointer of Git LFS, not the file: fetch it with `git lfs pull`")
+
+
+@pytest.mark.parametrize("text", [b"<html>401</html>", b'{"error": "Invalid credentials"}', b"\n<!DOCTYPE html>"])
+def test_answers_of_servers_are_no_tensors(tmp_path, target, text):
+    (tmp_path / "model.safetensors").write_bytes(text)
+    refused(tmp_path, target, "not a safetensors file but a text, such as a server's answer: fetch it again")
+
+
+def test_names_on_a_hub_are_not_fetched(tmp_path, target):
+    refused(tmp_path / "org" / "name", target, "no such file or folder; nothing is downloaded", "hf download")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    refused(tmp_path, target, "GGUF files are written, but not read: name the Hugging Face checkpoint")

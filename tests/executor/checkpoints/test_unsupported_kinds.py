@@ -137,3 +137,24 @@ def tensors_of_folder(folder):
     from safetensors.torch import load_file
 
     return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("prefix", ["spec_model.", "language_model.model.", "base_model.model.", "eagle3.", "x.y.z."])
+@pytest.mark.parametrize("vocabulary", [True, False])
+def test_a_prefix_that_no_reader_knows_is_found_by_what_follows(tmp_path, target, eagle3, prefix, vocabulary):
+    tensors, config = eagle3
+    outer = ("lm_head", "d2t", "t2d")
+    renamed = {name if vocabulary and name.startswith(outer) else prefix + name: t for name, t in tensors.items()}
+    put_down(tmp_path, renamed, config)
+    assert load_drafter(tmp_path, target).kind == "eagle3"
+
+
+def test_other_names_beside_a_prefix_are_refused(tmp_path, target, eagle3):
+    tensors, config = eagle3
+    put_down(tmp_path, {f"a.{name}": t for name, t in tensors.items()} | {"other.weight": torch.ones(2)}, config)
+    assert "neither a drafter that treeopt knows nor a whole language model" in refusal(tmp_path, target)
+
+
+def test_an_lm_head_alone_is_no_language_model(tmp_path, target):
+    put_down(tmp_path, layer("draft.layers.0.") | {"lm_head.weight": torch.ones(VOCABULARY, HIDDEN)}, LLAMA)
+    assert "neither a drafter that treeopt knows nor a whole language model" in refusal(tmp_path, target)

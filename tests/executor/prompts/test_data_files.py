@@ -47,7 +47,7 @@ def test_other_files_are_texts(tmp_path, content):
 @pytest.mark.parametrize("content", ["plain", '{"name": 1}', "[1, 2]", ""])
 def test_prompts_are_records(tmp_path, content):
     (tmp_path / "a.txt").write_text(content)
-    with pytest.raises(ExecutorError, match=r"not JSON|must be a JSON object|holds no prompts"):
+    with pytest.raises(ExecutorError, match=r"not JSON|must have `text`|holds no prompts"):
         read_prompts(tmp_path / "a.txt")
 
 

@@ -280,7 +280,7 @@ def test_wrong_values_are_named(tmp_path, key, value, message):
         (b"", "not JSON"),
         (b"{", "not JSON"),
         (b"plan", "not JSON"),
-        (b"\xff\xfe", "cannot be read"),
+        (b"\xff\xff", "cannot be read"),
         (b"[]", "schema must be 'treeopt.plan/3' or 'treeopt.plan/2', found 'list'"),
         (b"null", "schema must be 'treeopt.plan/3' or 'treeopt.plan/2', found 'NoneType'"),
         (b"{}", "schema must be 'treeopt.plan/3' or 'treeopt.plan/2', found None"),

@@ -1,6 +1,9 @@
 """Files that users name: pipes, devices and endless files are refused before anything waits for them."""
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import socket
 import subprocess
@@ -203,3 +206,46 @@ def test_random_prompts_are_bounded():
     prompts = Prompts(prompt_tokens=8, requests=2**31)
     with pytest.raises(TreeoptError, match="more than 67108864 random tokens"):
         load_tokens(None, small_target(), prompts)
+
+
+PACKED = {
+    "gzip": gzip.compress(b"{}"),
+    "xz": lzma.compress(b"{}"),
+    "bzip2": bz2.compress(b"{}"),
+    "zip": b"PK\x03\x04" + bytes(30),
+    "zstd": b"\x28\xb5\x2f\xfd" + bytes(9),
+    "parquet": b"PAR1" + bytes(30),
+    "PDF": b"%PDF-1.7",
+}
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_packed_files_are_named(tmp_path, kind):
+    (tmp_path / "f").write_bytes(PACKED[kind])
+    with pytest.raises(OSError, match=f"a {kind} file, no text: unpack or convert it first"):
+        read_text(tmp_path / "f")
+    with pytest.raises(OSError, match=f"a {kind} file, no text"):
+        list(read_text_lines(tmp_path / "f"))
+
+
+def test_a_trace_in_the_place_of_another_file_is_named(tmp_path):
+    (tmp_path / "t.npz").write_bytes(PACKED["zip"])
+    for name in ("plan", "profile", "tree"):
+        with pytest.raises(
+            (TreeoptError, RecordError), match=r"arrays of NumPy \(\.npz\), such as a trace, and no text"
+        ):
+            READERS[name](tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize("name", ["plan", "profile", "predictions", "configuration", "tree", "source", "requests"])
+def test_every_reader_names_pointers_of_git_lfs(tmp_path, name):
+    file = tmp_path / "f.json"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises((TreeoptError, RecordError), match="a pointer of Git LFS, not the file: fetch it with `git lfs"):
+        READERS[name](file)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "utf-8"])
+def test_texts_with_a_byte_order_mark_are_read(tmp_path, encoding):
+    (tmp_path / "f").write_bytes("a\r\nß\r\n".encode(encoding))
+    assert read_text(tmp_path / "f") == "a\nß\n"

@@ -204,7 +204,7 @@ def test_files_that_cannot_be_read(tmp_path):
     for name, content, message in [
         ("a.json", b"{", "a.json: not JSON"),
         ("a.json", b"[" * 100_000, "a.json: not JSON"),
-        ("a.txt", b"\xff\xfe", "a.txt: cannot be read"),
+        ("a.txt", b"\xff\xff", "a.txt: cannot be read"),
         ("a.json", b'{"size": 3}', "a.json: it has no list of rank paths with a name"),
     ]:
         (tmp_path / name).write_bytes(content)

@@ -45,6 +45,24 @@ PLAIN = {
     "JSON in a list": json.dumps({"engines": [{"name": "a"}, {"name": "b", "medusa_choices": [[0], [1], [0, 0]]}]}),
     "records": json.dumps([{"name": "a"}, {"medusa_choices": [[0], [1], [0, 0]]}]),
     "compose": json.dumps({"command": ["vllm", "serve", "-sc", json.dumps({"speculative_token_tree": TUPLES})]}),
+    "command": f"vllm serve m --port 1 --speculative-config '{json.dumps({'speculative_token_tree': TUPLES})}'",
+    "command over lines": f"vllm serve m \\\n  -sc '{json.dumps({'speculative_token_tree': TUPLES})}' \\\n  --port 1",
+    "command's option": f"python gen.py --medusa-choices='{LISTS}' --temperature 0",
+    "variable of a shell": f'export EAGLE_CHOICES="{LISTS}"',
+    "variable before a command": f"EAGLE_CHOICES='{LISTS}' python serve.py",
+    "array": f"np.array({LISTS}, dtype=object)",
+    "assigned tensor": f"choices = torch.tensor({TUPLES})",
+    "assigned string": f"speculative_token_tree = str({TUPLES})",
+    "call with a string": f"LLM(model='m', speculative_config={{'speculative_token_tree': str({TUPLES})}})",
+    "C++": "{{0}, {1}, {0, 0}}",
+    "C++ assigned": "std::vector<std::vector<int>> choices = { { 0 }, { 1 }, { 0, 0 } };\n",
+    "Markdown": f"```python\nmc_sim = {LISTS}\n```\n",
+    "prompt of Python": f">>> mc_sim = {LISTS}",
+    "prompt over lines": ">>> mc_sim = [[0], [1],\n...           [0, 0]]",
+    "diff": f"+mc_sim = {LISTS}",
+    "prompt of a shell": f"$ export TREE='{LISTS}'",
+    "typographic quotes": f"\u201c{TUPLES}\u201d",
+    "typographic JSON": f"{{\u201cspeculative_token_tree\u201d: \u201c{TUPLES}\u201d}}",
     "TOML": f"[speculative]\nmax_draft_len = 2\neagle_choices = {LISTS}\n",
 }
 YAML = {
@@ -107,6 +125,18 @@ def test_names_lead_to_trees_at_any_depth(tmp_path: Path) -> None:
     file.write_text(json.dumps({"a": {"medusa_choices": [[0], [0]]}}))
     with pytest.raises(TreeError, match=r"engines\.json: a\.medusa_choices: path 1 \[0\] repeats path 0"):
         read_tree(file)
+
+
+def test_one_tree_under_two_names_is_one() -> None:
+    pytest.importorskip("yaml", reason="the extra yaml is not installed")
+    assert Static().convert(f"a: &t {LISTS}\nmedusa:\n  medusa_choices: *t\n", None, None) == TREE
+    with pytest.raises(TreeError, match="several trees, a, b"):
+        named_tree({"a": [[0]], "b": [[0]]})
+
+
+def test_what_is_no_literal_is_named_without_addresses() -> None:
+    with pytest.raises(TreeError, match=r"not a literal such as .*: Call is not one$"):
+        value_in_text("[[0], f(1)]", fits=holds_a_tree)
 
 
 def test_a_schedule_is_no_tree(tmp_path: Path) -> None:

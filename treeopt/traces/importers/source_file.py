@@ -1,6 +1,7 @@
 """Source files to import: read their text or numbers, and record them in a trace's `meta`; none is run or unpickled."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from treeopt.storage.atomic_files import checksum, why
 from treeopt.storage.provenance import this_run
 
 LIMIT = 2**28  # most bytes of a text
+_JSON = re.compile(r'\s*(\{|\[\s*[\[{"]|data:|event:)')
 SAVED = (".pt", ".pth", ".bin")
 
 
@@ -79,6 +81,15 @@ def parsed(text: str) -> list[Any]:
             return [json.loads(line) for line in map(_event_data, text.splitlines()) if line]
         except (ValueError, RecursionError):
             raise TraceError(f"neither JSON nor lines of JSON: {error}") from error
+
+
+def is_json(text: str) -> bool:
+    """Return True if a text begins as JSON does, damaged or not; a log may begin with [2026 or [pod.
+
+    >>> is_json('[{"a": 1}]'), is_json("[pod/vllm-0] a 1")
+    (True, False)
+    """
+    return _JSON.match(text) is not None
 
 
 def _event_data(line: str) -> str:

@@ -9,12 +9,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from treeopt.errors import TraceError
-from treeopt.traces.importers.chain_counts import Chain
+from treeopt.traces.importers.chain_counts import Chain, chain_from_counts
 from treeopt.traces.importers.readers.printed_rates import Printed, printed_chain
 from treeopt.traces.trace_checks import MAX_DEPTH
 
 SERVE = "spec_decode_per_position_acceptance_rates"
 SERVE_COUNTS = ("spec_decode_num_drafts", "spec_decode_accepted_tokens", "spec_decode_draft_tokens")
+LENGTHS = ("Acceptance_Length_Histogram", "acceptance_length_histogram")
+MARGINALS, DRAFTED = "marginal_accept_rates", "num_speculative_tokens"
+MOST_COUNTED = 2**48
+FIRST_TOKENS = (
+    "ModelOpt counts the tokens of each step; where a response's first token, which no step drafts, is among them, it "
+    "counts as a step that accepted nothing"
+)
 EXACT = 1e-9  # error of a rate that is stored as a float
 PERCENT = 5e-5  # of one printed in percent with two decimals
 DECIMALS = 5e-3  # of one with two decimals
@@ -40,6 +47,43 @@ def serve_results(records: Iterable[Mapping[str, Any]], *, uneven: bool = False)
         counts = [_count(record, key, where) for key in SERVE_COUNTS]
         results.append(_printed(rates, EXACT, counts, where))
     return printed_chain(results, uneven=uneven)
+
+
+def specdec_results(records: Iterable[Mapping[str, Any]], *, depth: int | None = None) -> Chain:
+    """Return the chain of a result of ModelOpt's specdec_bench: its histogram, or its rates by position without one.
+
+    Raises:
+        TraceError: names the field that is wrong.
+    """
+    record = next(record for record in records if any(record.get(key) for key in (*LENGTHS, MARGINALS)))
+    configured = record.get(DRAFTED)
+    if configured is not None and (type(configured) is not int or not 1 <= configured <= MAX_DEPTH):
+        raise TraceError(f"`{DRAFTED}` must be in 1..{MAX_DEPTH}, found {configured!r:.40}")
+    key = next((key for key in LENGTHS if record.get(key)), None)
+    if key is None:
+        rates = record[MARGINALS]
+        if not isinstance(rates, list) or not all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in rates):
+            raise TraceError(f"`{MARGINALS}` must be a list of rates in 0..1, found {rates!r:.60}")
+        return Chain(tuple(float(rate) for rate in rates), assumed=(FIRST_TOKENS,))
+    histogram = _lengths(record[key], key)
+    longest = max(histogram) - 1
+    chosen = max(longest, 1) if depth is None and configured is None else depth or int(configured or 0)
+    if longest > chosen:
+        raise TraceError(f"`{key}`: a step accepted {longest} drafts, more than the depth of {chosen}")
+    reached = [sum(count for tokens, count in histogram.items() if tokens > n + 1) for n in range(chosen)]
+    return chain_from_counts(reached, steps=sum(histogram.values()), assumed=(FIRST_TOKENS,))
+
+
+def _lengths(value: Any, key: str) -> dict[int, int]:
+    """Return how many steps committed 1, 2, ... tokens."""
+    names = list(value) if isinstance(value, dict) else []
+    if not names or not all(re.fullmatch(r"[1-9]\d{0,2}", str(name)) for name in names):
+        raise TraceError(f"`{key}` must have numbers of tokens, from 1, as keys, found {names or value!r:.60}")
+    if not all(type(count) is int and 0 <= count < MOST_COUNTED for count in value.values()):
+        raise TraceError(f"`{key}` must have counts of steps, found {list(value.values())!r:.60}")
+    if max(map(int, names)) > MAX_DEPTH + 1:
+        raise TraceError(f"`{key}` must have at most {MAX_DEPTH + 1} tokens of a step, found {max(map(int, names))}")
+    return {int(name): count for name, count in value.items()}
 
 
 def holds_prints(text: str) -> bool:

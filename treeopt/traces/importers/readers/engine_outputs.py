@@ -20,12 +20,13 @@ KINDS: Mapping[str, frozenset[str]] = {
     "llama-trace": frozenset({"depth"}),
     "openvino-steps": frozenset({"depth"}),
     "spec-bench": frozenset({"depth"}),
+    "specdec-bench": frozenset({"depth", "requests", "steps"}),
 }
 KNOWN = (
-    "counters (Prometheus text or JSON of vLLM, LMDeploy, llama.cpp, TensorRT-LLM, MLC; LLM.get_metrics() of vLLM), "
-    "responses with histograms (SGLang, vLLM, TensorRT-LLM, AIPerf), log lines (vLLM, LMDeploy, llama.cpp, SGLang with "
-    "--log-requests), LLAMA_TRACE lines, results of `vllm bench serve`, prints of vLLM's examples, OpenVINO's "
-    "m_batch_sizes, Spec-Bench's accept_lengths"
+    "counters (Prometheus text or JSON of vLLM, LMDeploy, llama.cpp, TensorRT-LLM, TGI, MLC; LLM.get_metrics() of "
+    "vLLM; AIPerf's server metrics), responses with histograms (SGLang, vLLM, TensorRT-LLM, AIPerf), log lines (vLLM, "
+    "LMDeploy, llama.cpp, SGLang with --log-requests), LLAMA_TRACE lines, results of `vllm bench serve`, prints of "
+    "vLLM's examples, OpenVINO's m_batch_sizes, Spec-Bench's accept_lengths, histograms of ModelOpt's specdec_bench"
 )
 
 
@@ -56,7 +57,11 @@ def read_output(text: str, settings: Mapping[str, Any], *, before: str | None = 
         TraceError: no engine's output, one that holds means alone, or one that contradicts itself.
         UsageError: a setting that does not apply to this kind of output.
     """
+    if not text.strip():
+        raise TraceError("it is empty")
     kind = kind_of(text)
+    if kind is None and (lines := logged_lines(text)):
+        return read_output(lines, settings, before=None if before is None else logged_lines(before) or before)
     if kind is None:
         raise TraceError(means_alone.refusal(text) or f"nothing in it is known; known are {KNOWN}")
     for name in settings:
@@ -82,6 +87,20 @@ def kind_of(text: str) -> str | None:
     return _kind_of_json(text, values)
 
 
+def logged_lines(text: str) -> str:
+    """Return the strings in a log of JSON lines, a line each, if they are an engine's output; empty otherwise.
+
+    >>> logged_lines('{"msg": "slot update_slots: id  3 | task 0 | accepted  1/ 5 draft tokens"}')[-14:]
+    '5 draft tokens'
+    """
+    try:
+        records = list(objects(text))
+    except TraceError:
+        return ""
+    lines = "\n".join(value for record in records for value in record.values() if isinstance(value, str))
+    return lines if _kind_of_text(lines) else ""
+
+
 def _kind_of_text(text: str) -> str | None:
     if step_records.holds_llama_trace(text):
         return "llama-trace"
@@ -100,6 +119,8 @@ def _kind_of_json(text: str, values: Any) -> str | None:
     records = list(objects(text, inside=engine_responses.WORD))
     if _any(records, (benchmark_results.SERVE,)):
         return "bench-serve"
+    if _any(records, (*benchmark_results.LENGTHS, benchmark_results.MARGINALS)):
+        return "specdec-bench"
     if _any(records, (*engine_responses.HISTOGRAM, engine_responses.POOLED)):
         return "responses"
     if step_records.openvino_steps(values):
@@ -116,6 +137,8 @@ def _chain(text: str, kind: str, depth: int | None, uneven: bool) -> Chain:
         return engine_responses.read_responses(text, depth=depth, uneven=uneven)
     if kind == "bench-serve":
         return benchmark_results.serve_results(objects(text), uneven=uneven)
+    if kind == "specdec-bench":
+        return benchmark_results.specdec_results(objects(text), depth=depth)
     if kind == "spec-bench":
         return step_records.spec_bench_chain(objects(text), depth=depth)
     if kind == "openvino-steps":

@@ -14,14 +14,13 @@ import numpy as np
 
 from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import TOLERATED, Chain, chain_from_counts, survival_counts
-from treeopt.traces.importers.source_file import objects
+from treeopt.traces.importers.source_file import is_json, objects
 from treeopt.traces.trace_checks import MAX_DEPTH
 
 # Keys of the same meaning, by engine and age; the first that is present counts.
 HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram", "acceptance_histogram")
 POOLED = "pooled_spec_decode_acceptance_histogram"  # AIPerf's, of a whole run
 WORD = "_histogram"  # part of every key
-_JSON = re.compile(r'\s*(\{|\[\s*[\[{"]|data:|event:)')  # how JSON begins, damaged or not; a log may begin with [2026
 _LOGGED = re.compile(rf"""["']?({"|".join(HISTOGRAM[:2])})["']?\s*[:=]\s*\[([\d,\s]{{0,2000}})\]""")
 STEPS = ("spec_verify_ct", "num_spec_steps")
 ACCEPTED = ("spec_num_correct_drafts", "num_accepted_draft_tokens", "total_accepted_draft_tokens")
@@ -37,7 +36,7 @@ SHORT = (
 
 def holds_logged(text: str) -> bool:
     """Return True if SGLang's histograms are in lines of a log."""
-    return _LOGGED.search(text) is not None and not _JSON.match(text)
+    return _LOGGED.search(text) is not None and not is_json(text)
 
 
 def read_responses(text: str, *, depth: int | None = None, uneven: bool = False) -> Chain:
@@ -95,7 +94,7 @@ def _statistics(text: str) -> list[Mapping[str, Any]]:
 
 
 def _with_histogram(text: str) -> Iterator[Mapping[str, Any]]:
-    if not _JSON.match(text) and (logged := _logged(text)):
+    if not is_json(text) and (logged := _logged(text)):
         return iter(logged)
     return (record for record in objects(text, inside=WORD) if any(record.get(key) for key in HISTOGRAM))
 

@@ -29,9 +29,22 @@ TENSORRT = (
 SPEC_BENCH = "ask Spec-Bench for steps: `accept_lengths` in the answers of its evaluation/eval.py since 2024"
 AIPERF = (
     "ask AIPerf for histograms: profile_export.jsonl of --export-level records against a vLLM server started with "
-    "--per-request-spec-decode-metrics"
+    "--per-request-spec-decode-metrics, or server_metrics_export.json, which has the server's counters"
 )
-
+TGI = (
+    "ask TGI for its histogram: the whole /metrics with `tgi_request_skipped_tokens_bucket` and "
+    "`tgi_request_success`, which servers from version 2.1 on have"
+)
+LM_STUDIO = (
+    "LM Studio counts no positions: run the same GGUF files in llama-server, and save its log with LLAMA_TRACE=1 in "
+    "the environment"
+)
+EAGLE_ANSWERS = "ask for steps: Spec-Bench's evaluation/eval.py writes `accept_lengths` for EAGLE, Medusa and Hydra"
+SPECDEC_BENCH = "ask ModelOpt's specdec_bench for `Acceptance_Length_Histogram` (acceptance_rate.json of --save_dir)"
+ANY = (
+    "ask the engine for steps, for histograms, or for accepted tokens by position: docs/guides/import_measurements.md "
+    "says how each engine gives them"
+)
 
 LMDEPLOY = "ask LMDeploy for positions: its /metrics (`lmdeploy:spec_decode_num_accepted_tokens_per_pos_total`)"
 # Engine whose counters may lack positions -> what to ask it for.
@@ -61,7 +74,8 @@ KINDS = (
     ),
     MeansAlone(
         re.compile(
-            r"accept len: \d|avg_spec_accept_length|sglang:spec_accept|Accept length:\s+\d|\"?spec_accept_length\b"
+            r"accept len: \d|\"accept_length\"\s*:|avg_spec_accept_length|sglang:spec_accept|Accept length:\s+\d|"
+            r"\"?spec_accept_length\b"
         ),
         "it holds SGLang's mean accepted length",
         SGLANG,
@@ -77,7 +91,11 @@ KINDS = (
         TENSORRT,
     ),
     MeansAlone(
-        re.compile(r"total_spec_decode_steps|token_weighted_acceptance_length|NVIDIA AIPerf"),
+        re.compile(
+            r"total_spec_decode_steps|token_weighted_acceptance_length|NVIDIA AIPerf|^Metric,avg,|"
+            r"^\"?(?:Token-Weighted )?Acceptance Length\b[^\n]*,",
+            re.MULTILINE,
+        ),
         "it holds AIPerf's means",
         AIPERF,
     ),
@@ -94,6 +112,23 @@ KINDS = (
         OPENVINO,
     ),
     MeansAlone(re.compile(r'"decoding_steps"\s*:'), "it holds Spec-Bench's steps and tokens of each turn", SPEC_BENCH),
+    MeansAlone(re.compile(r"tgi_request_skipped_tokens|tgi_request_"), "it holds TGI's sums", TGI),
+    MeansAlone(
+        re.compile(r"accepted_?draft_?tokens_?count|acceptedDraftTokensCount", re.IGNORECASE),
+        "it holds LM Studio's totals",
+        LM_STUDIO,
+    ),
+    MeansAlone(
+        re.compile(r'"(?:idxs)"\s*:\s*\['),
+        "it holds the steps and tokens of each turn of EAGLE's or Medusa's answers",
+        EAGLE_ANSWERS,
+    ),
+    MeansAlone(re.compile(r'"(?:Average|Request|Category)_A[LR]"\s*:'), "it holds ModelOpt's means", SPECDEC_BENCH),
+    MeansAlone(
+        re.compile(r"\baccept(?:ed|ance)?[\s_-]*(?:draft[\s_-]*)?(?:len(?:gth)?|rate|ratio|tokens?)\b", re.IGNORECASE),
+        "it holds figures of acceptance",
+        ANY,
+    ),
 )
 
 

@@ -1,9 +1,10 @@
-"""Read engines' counters: Prometheus text of vLLM, LMDeploy, llama.cpp, TensorRT-LLM and MLC; JSON of the last two.
+"""Read engines' counters: Prometheus text of vLLM, LMDeploy, llama.cpp, TensorRT-LLM, TGI and MLC; JSON of some.
 
-All count the steps that accepted position 0, 1, ... vLLM's `LLM.get_metrics()` gives its counters as objects, dumped as
+Most count the steps that accepted position 0, 1, ... TGI has a histogram of the drafts that a forward accepted,
+prefills included. AIPerf scrapes all of them. vLLM's `LLM.get_metrics()` gives its counters as objects, dumped as
 JSON or printed. MLC's index 0 is the token that every step commits, so its drafts begin at 1. Sources: vLLM 0.33.0,
-LMDeploy 0.18.0, llama.cpp (llama-cpp-python 0.3.36), TensorRT-LLM (#12636) and MLC-LLM (cpp/serve/metrics.cc, July
-2026).
+LMDeploy 0.18.0, llama.cpp (llama-cpp-python 0.3.36), TensorRT-LLM (#12636), MLC-LLM (cpp/serve/metrics.cc, July 2026)
+and TGI 3 (router/src/server.rs and backends/v2/src/backend.rs).
 """
 
 import re
@@ -14,16 +15,21 @@ from typing import Any
 from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import Chain, chain_from_counts
 from treeopt.traces.importers.readers import means_alone
+from treeopt.traces.importers.readers.aiperf_server_metrics import export_samples, holds_export
 from treeopt.traces.importers.readers.prometheus_text import (
+    TGI,
     Key,
+    api_samples,
     by_position,
     difference,
+    is_api_answer,
     is_metric_list,
     metric_samples,
     read_samples,
     total,
+    whole,
 )
-from treeopt.traces.importers.source_file import objects
+from treeopt.traces.importers.source_file import is_json, objects
 
 TRTLLM = "trtllm_spec_decode_"
 # Engine -> prefix of its counters' names, which end in `_total`.
@@ -32,7 +38,13 @@ NAMES = {
     "lmdeploy": "lmdeploy:spec_decode_",
     "llama.cpp": "llamacpp:spec_decode_",
     "tensorrt-llm": TRTLLM,
+    "tgi": TGI,
 }
+SKIPPED, FINISHED = f"{TGI}skipped_tokens", f"{TGI}success"
+PREFILLS = (
+    "TGI counts each prefill as a step that accepted nothing: as many steps are left out as requests finished "
+    "(`tgi_request_success`); scrape when no request runs"
+)
 CUTS = "llama.cpp cuts drafts at max_tokens, and where the drafter is not sure: most shorter drafts are of this kind"
 _MLC_JSON = re.compile(r'"draft_count"\s*:\s*\[')
 MLC = "spec_decode_accept_prob_accept_prob"
@@ -59,7 +71,7 @@ def read_counters(text: str, *, before: str | None = None, model: str | None = N
         TraceError: no counters of an engine known here, several engines or models, or counters that fell or
             contradict each other.
     """
-    if text.lstrip()[:1] in ("{", "[") and not is_metric_list(text):
+    if is_json(text) and not (is_metric_list(text) or holds_export(text) or is_api_answer(text)):
         return _json_counters(text, before, uneven)
     samples = _samples(text, model)
     counts = _totals(samples)
@@ -73,18 +85,33 @@ def read_counters(text: str, *, before: str | None = None, model: str | None = N
     engine = _engine(counts)
     if engine == "tensorrt-llm":
         return Counters(_trtllm(counts, uneven), engine)
+    if engine == "tgi":
+        return Counters(_tgi(counts), engine)
     return Counters(_vllm_like(counts, engine, uneven), engine)
 
 
 def holds_counters(text: str) -> bool:
     """Return True if counters of an engine that is known here are in the text, or objects that hold them."""
+    engines = [prefix for prefix in NAMES.values() if prefix != TGI]
     names = (
-        (*NAMES.values(), MLC, "specDecodingStats") if text.lstrip()[:1] not in ("{", "[") else ("specDecodingStats",)
+        (*engines, *(prefix.replace(":", "_") for prefix in engines), f"{SKIPPED}_bucket", MLC, "specDecodingStats")
+        if not is_json(text)
+        else ("specDecodingStats",)
     )
-    return is_metric_list(text) or any(name in text for name in names) or _MLC_JSON.search(text) is not None
+    return (
+        is_metric_list(text)
+        or holds_export(text)
+        or is_api_answer(text)
+        or any(name in text for name in names)
+        or _MLC_JSON.search(text) is not None
+    )
 
 
 def _samples(text: str, model: str | None) -> dict[Key, float]:
+    if is_api_answer(text):
+        return api_samples(text, model)
+    if holds_export(text):
+        return export_samples(text, model)
     return metric_samples(text, model) if is_metric_list(text) else read_samples(text, model)
 
 
@@ -106,7 +133,12 @@ def _engine(counts: Mapping[Key, float]) -> str:
 
 def _totals(samples: Mapping[Key, float]) -> dict[Key, float]:
     prefixes = tuple(NAMES.values())
-    return {key: value for key, value in samples.items() if key[0].startswith(prefixes) and key[0].endswith("_total")}
+    tgi = (f"{SKIPPED}_bucket", FINISHED)
+    return {
+        (name, labels): value
+        for (name, labels), value in samples.items()
+        if name in tgi or (name.startswith(prefixes) and name.endswith("_total"))
+    }
 
 
 def _vllm_like(samples: Mapping[Key, float], engine: str, uneven: bool) -> Chain:
@@ -142,6 +174,34 @@ def _trtllm(samples: Mapping[Key, float], uneven: bool) -> Chain:
         return chain
     assumption = "only position 0 is counted, where its C++ runtime puts drafts of any position: true if it drafts one"
     return Chain(chain.survival, chain.steps, assumed=(*chain.assumed, assumption))
+
+
+def _tgi(samples: Mapping[Key, float]) -> Chain:
+    """Read the histogram of tokens that a forward yielded beyond one; a prefill yields one.
+
+    Raises:
+        TraceError: buckets that are missing or fall, no number of finished requests, or more of these than steps.
+    """
+    bounds: dict[float, float] = {}
+    for (name, labels), value in samples.items():
+        if name == f"{SKIPPED}_bucket":
+            word = dict(labels).get("le", "")
+            if not re.fullmatch(r"\d{1,3}(?:\.0+)?|\+Inf", word):
+                raise TraceError(f"`{name}` must have whole numbers of tokens as `le`, found {word[:20]!r}")
+            bounds[float(word)] = bounds.get(float(word), 0.0) + value
+    most = len(bounds) - 2
+    if most < 0 or sorted(bounds) != [*map(float, range(most + 1)), float("inf")]:
+        raise TraceError(f"`{SKIPPED}_bucket` must have buckets 0, 1, ..., +Inf, found {sorted(bounds)}")
+    below = [whole(bounds[at], f"{SKIPPED}_bucket") for at in sorted(bounds)]
+    if below != sorted(below) or below[most] != below[-1]:
+        raise TraceError(f"`{SKIPPED}_bucket` must rise up to the bucket of {most}, found {below}")
+    if most == 0:
+        raise TraceError("no forward may accept a draft: TGI was started without --speculate or a drafter")
+    prefills = total(samples, FINISHED)
+    if prefills > below[0]:
+        raise TraceError(f"`{FINISHED}` counts {prefills} requests, but only {below[0]} forwards yielded one token")
+    accepted = [below[-1] - count for count in below[:most]]
+    return chain_from_counts(accepted, steps=below[-1] - prefills, assumed=(PREFILLS,))
 
 
 def _mlc_rates(samples: Mapping[Key, float]) -> Chain:

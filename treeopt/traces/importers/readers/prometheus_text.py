@@ -1,6 +1,7 @@
 """The parser of Prometheus text: samples of speculative decoding by name and labels, their differences and sums.
 
-Also of the objects that vLLM's `LLM.get_metrics()` returns, dumped as JSON or printed.
+Also of answers of Prometheus' own API, and of the objects that vLLM's `LLM.get_metrics()` returns, dumped as JSON or
+printed. Lines may stand behind what `kubectl logs`, a quotation or a log puts before them.
 
 The counters of each engine are read in `prometheus_counters`.
 """
@@ -12,9 +13,14 @@ from typing import Any
 from treeopt.errors import TraceError
 from treeopt.traces.importers.source_file import objects
 
-PART = "spec_decode"  # part of the name of every sample that is read
+PART = "spec_decode"  # part of the name of every sample that is read, but for TGI's
+TGI = "tgi_request_"  # TGI's samples
 DIGITS = 6  # most digits of a position
-_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
+_SAMPLE = re.compile(
+    r"(?:.*[\s\]|>])?(?P<name>(?:(?:vllm|lmdeploy|llamacpp)[:_]|trtllm_)?spec_decode_\w+|tgi_request_\w+)"
+    r"(?:\{(?P<labels>.*?)\})?\s+(?P<value>[^\s{}]+)(?:\s+-?\d+(?:\.\d+)?)?\s*(?:#\s.*)?"
+)
+_API = re.compile(r'"resultType"\s*:\s*"(vector|matrix)"')
 _LABEL = re.compile(r'\s*(\w+)=(?:"((?:[^"\\]|\\.)*)"|(\w+))\s*(?:,|$)')
 
 _PRINTED = re.compile(
@@ -34,23 +40,56 @@ def read_samples(text: str, model: str | None) -> dict[Key, float]:
     """
     samples: dict[Key, float] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        if PART not in line or line.lstrip().startswith("#"):
+        if (PART not in line and TGI not in line) or line.lstrip().startswith("#"):
             continue
         match = _SAMPLE.fullmatch(line.strip())
-        labels = _labels(match[2] or "") if match else None
+        labels = _labels(match["labels"] or "") if match else None
         if match is None or labels is None:
             raise TraceError(f"line {number} is not a sample of Prometheus text: {line[:60]!r}")
         try:
-            value = float(match[3])
+            value = float(match["value"])
         except ValueError as error:
-            raise TraceError(f"line {number} must end with a number, found {match[3][:20]!r}") from error
-        key = match[1], tuple(sorted(labels.items()))
+            raise TraceError(f"line {number} must end with a number, found {match['value'][:20]!r}") from error
+        key = _with_colon(match["name"]), tuple(sorted(labels.items()))
         if key in samples and samples[key] != value:
             raise TraceError(
-                f"line {number} repeats `{match[1]}` with another value: keep one scrape, and give an earlier one as "
+                f"line {number} repeats `{key[0]}` with another value: keep one scrape, and give an earlier one as "
                 "--before"
             )
         samples[key] = value
+    return of_model(samples, model)
+
+
+def _with_colon(name: str) -> str:
+    """Return the name that an engine gives a counter; collectors write an underscore for the colon."""
+    return re.sub(r"^(vllm|lmdeploy|llamacpp)_spec", r"\1:spec", name)
+
+
+def is_api_answer(text: str) -> bool:
+    """Return True if the text is an answer of Prometheus' API with counters of speculative decoding."""
+    return PART in text and _API.search(text) is not None
+
+
+def api_samples(text: str, model: str | None) -> dict[Key, float]:
+    """Return the samples in answers of Prometheus' API; of a range of time, what each counter grew by.
+
+    Raises:
+        TraceError: a value is no number, or a counter fell; several models and none named.
+    """
+    samples: dict[Key, float] = {}
+    for record in objects(text):
+        metric, values = record.get("metric"), record.get("values", [record.get("value")])
+        if not isinstance(metric, dict) or not isinstance(values, list) or PART not in str(metric.get("__name__")):
+            continue
+        name = _with_colon(str(metric["__name__"]))
+        try:
+            numbers = [float(value) for _, value in values]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TraceError(f"`{name}` must have values of a time and a number, found {values!r:.60}") from error
+        if numbers != sorted(numbers):
+            raise TraceError(f"`{name}` fell within the range: the engine was restarted; ask for a shorter range")
+        key = name, tuple(sorted((str(label), str(word)) for label, word in metric.items() if label != "__name__"))
+        samples[key] = numbers[-1] - (numbers[0] if len(numbers) > 1 else 0.0) if numbers else 0.0
     return of_model(samples, model)
 
 
@@ -149,7 +188,7 @@ def total(samples: Mapping[Key, float], name: str) -> int:
     values = [value for (key, _), value in samples.items() if key == name]
     if not values:
         raise TraceError(f"`{name}` is missing")
-    return _whole(sum(values), name)
+    return whole(sum(values), name)
 
 
 def by_position(samples: Mapping[Key, float], name: str, label: str) -> list[int]:
@@ -168,10 +207,18 @@ def by_position(samples: Mapping[Key, float], name: str, label: str) -> list[int
     missing = [position for position in range(len(counts)) if position not in counts]
     if missing:
         raise TraceError(f"`{name}` has {len(counts)} positions, but position {missing[0]} is missing")
-    return [_whole(counts[position], f"{name}, position {position}") for position in range(len(counts))]
+    return [whole(counts[position], f"{name}, position {position}") for position in range(len(counts))]
 
 
-def _whole(value: float, name: str) -> int:
+def whole(value: float, name: str) -> int:
+    """Return a count.
+
+    >>> whole(2.0, "steps")
+    2
+
+    Raises:
+        TraceError: it is none; says `name`.
+    """
     if not (value >= 0 and value == int(min(value, 2**63))):
         raise TraceError(f"`{name}` must be a count, found {value:.6g}")
     return int(value)
