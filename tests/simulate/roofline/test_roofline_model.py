@@ -156,7 +156,8 @@ def test_measured_plain_steps_are_within_the_stated_error_of_a_class(shape, devi
     # 16 % on gpt-fast, which has next to no host time; 12 % at most on engines
     assert 1e3 * cost.plain_s(batch=1) == pytest.approx(measured_ms, rel=0.16)
     assert cost.error(StepShape(1, 64, (1,))) == 0.10
-    assert cost.error(StepShape(2, 33, (1,))) == 0.25
+    assert cost.error(StepShape(2, 33, (1,))) == 0.5
+    assert cost.error(StepShape(16, 33, (1,))) == 0.8
 
 
 @pytest.mark.parametrize("model", published_speedups().latencies)
@@ -382,7 +383,7 @@ def test_constants_come_from_the_device_its_class_or_one_like_it():
     a100 = find_hardware("a100-80")
     assert Kernels(find_hardware("a100-40")).constants == a100.fitted
     assert Kernels(find_hardware("a6000")).error(64) == 0.10
-    assert Kernels(find_hardware("a6000")).error(65) == 0.25
+    assert Kernels(find_hardware("a6000")).error(65) == 0.5
     b200 = find_hardware("b200")
     assert Kernels(b200).constants == replace(b200.fitted, kv_bandwidth_share=0.83)
     assert Kernels(b200).error(1) == 0.25

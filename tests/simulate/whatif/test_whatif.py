@@ -138,7 +138,7 @@ def test_the_command_prints_what_the_library_finds(files, tmp_path):
     assert "context 8192: speculation pays" in shown
     assert "Break-even acceptance: the acceptance of each" in shown
     assert "nothing was measured" in shown
-    assert "H100 SXM 10% or 25%, L40S 25%" in shown
+    assert "H100 SXM 10% or 50%, L40S 25% or 50%" in shown
 
 
 def test_times_measured_elsewhere_are_carried_over(files, tmp_path):

@@ -1,0 +1,54 @@
+"""Data-sheet speedups against those of the loop with an 8B shape on an H200 (`make gpu`, data/gpu)."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulate.model_sizes.drafter_sizes import DrafterShape
+from simulate.model_sizes.model_shape import Shape
+from simulate.model_sizes.named_shapes import shape_fields
+from simulate.profiles.profile import load_profile
+from simulate.roofline.data_sheets import find_hardware
+from simulate.roofline.roofline_model import Roofline
+from treeopt.cost_model import StepShape
+from treeopt.tree import Tree
+
+GPU = Path(__file__).resolve().parents[3] / "data" / "gpu"
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[tuple[int, float, float]]:
+    """Rows of each step, relative error of its predicted speedup, and the stated one."""
+    shape = Shape.from_config(shape_fields("8b"))
+    sheet = Roofline(shape, DrafterShape.medusa(shape), find_hardware("H200"))
+    pieces = json.loads((GPU / "h200.json").read_text("utf-8"))["replayed_8b"]["pieces"]
+    found = []
+    for context in (400, 3984, 16272):
+        for times in load_profile(GPU / f"h200-8b-{context}.profile.json").batches:
+            plain_s = sheet.plain_s(batch=times.batch, context=round(times.context))
+            cells = pieces.get(f"context {context}, batch {times.batch}", {"cells": []})["cells"]
+            for cell in cells:
+                tree, tau = Tree.from_paths(map(tuple, cell["tree"]["paths"])), cell["measured"]["tau"]["value"]
+                step = StepShape.of(tree, batch=times.batch, context=round(times.context), committed=tau)
+                speedup = tau * plain_s / float(sheet.step_s([step])[0])
+                error = speedup / cell["measured"]["speedup"]["value"] - 1
+                found.append((times.batch * step.tokens, error, sheet.error(step)))
+    assert len(found) == 48
+    return found
+
+
+def test_up_to_64_rows_the_mean_error_is_small(errors):
+    few = np.abs([error for rows, error, _ in errors if rows <= 64])
+    assert len(few) == 28
+    assert few.mean() < 0.05
+
+
+def test_the_stated_error_holds_in_95_percent(errors):
+    inside = [abs(error) <= stated for _, error, stated in errors]
+    assert sum(inside) / len(inside) >= 0.95
+
+
+def test_predictions_of_many_rows_are_too_high(errors):
+    assert all(error > 0.5 for rows, error, _ in errors if rows > 512)
