@@ -14,7 +14,7 @@ if ROOT not in sys.path:
 # A terminal's width must not decide what a test sees: pages and snapshots name theirs.
 os.environ.pop("COLUMNS", None)
 
-# Triton's kernels are interpreted where there is no CUDA device; read when Triton is imported.
+# Tests interpret Triton's kernels, on CPU; read when Triton is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # No test is timed: a busy machine is not a failure. `make slow` tries more examples.

@@ -34,11 +34,11 @@ Norm = tuple[Tensor, float]  # weight and epsilon
 
 @dataclass(frozen=True)
 class Around:
-    """What stands around a product in a decoder layer.
+    """The operations around a product in a decoder layer.
 
     Attributes:
         norm: of the input.
-        bias: (columns,).
+        bias: (columns,); not of a gated product.
         residual: (rows, columns), added last.
         gated: the weight holds the gate's rows and then as many of `up`; the output is SiLU(gate) * up.
     """

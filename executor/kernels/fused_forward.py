@@ -7,6 +7,7 @@ names and types of a model's parts; the target then compares one forward with th
 Weights stay the model's: those with the same input are moved next to each other, and its parameters become views.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -165,6 +166,8 @@ def _layer_refusal(layer: Any) -> str | None:
         return "its norms are not RMS norms"
     if not isinstance(getattr(attention, "head_dim", None), int) or not hasattr(attention, "scaling"):
         return "its layers are not built as Llama's are"
+    if "position_ids" in inspect.signature(attention.forward).parameters:
+        return "its attention reads positions, as Ministral 3's does to scale queries of long texts"
     return None
 
 

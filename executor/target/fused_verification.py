@@ -15,8 +15,10 @@ from treeopt.errors import ExecutorError
 if TYPE_CHECKING:
     from executor.kernels.fused_forward import FusedForward
 
+DEVICE = "cuda"  # in Triton's interpreter they also run on CPU
 UPDATE = {torch.bfloat16: 0.05, torch.float32: 1e-4}  # relative error of a part; other arithmetic is off by more
 PROMPT, PARENTS, VIEW = 12, (0, 0, 0, 1, 1, 3), 64  # tokens in the cache, and the tree of the comparison
+LATE = 2  # nodes of this tree that stand at the end of the context
 
 
 def fuse(target: Target) -> None:
@@ -31,7 +33,13 @@ def fuse(target: Target) -> None:
     from executor.kernels.fused_forward import FusedForward
 
     found = FusedForward(target.model.get_decoder())
-    error = worst_error(target, found)
+    try:
+        error = worst_error(target, found)
+    except Exception as caught:  # noqa: BLE001 - a driver's, a compiler's: the model's own forward verifies instead
+        target.cache = None
+        lines = str(caught).strip().splitlines() or [type(caught).__name__]
+        target.fused_reason = f"they do not run here: {lines[0]}"
+        return
     if error <= 1:
         target.fused = found
     else:
@@ -39,7 +47,7 @@ def fuse(target: Target) -> None:
 
 
 def _refusal(target: Target) -> str | None:
-    if target.device.type != "cuda":
+    if target.device.type != DEVICE:
         return "they are for CUDA"
     if find_spec("triton") is None:
         return "Triton is not installed"
@@ -103,6 +111,8 @@ def _small_tree(target: Target) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     for node, parent in enumerate(PARENTS, 1):
         ancestors[node] |= ancestors[parent]
         depths[node] = depths[parent] + 1
+    if target.context_limit is not None:  # some models scale queries of late positions
+        depths[-LATE:] = depths[-LATE:].clamp(min=target.context_limit - 1 - PROMPT)
     target.allocate(1, VIEW)
     target.prefill([0], [tokens[:PROMPT].tolist()])
     lengths = torch.tensor([PROMPT], device=target.device)

@@ -38,7 +38,7 @@ class Target(CausalModel):
         cache: the cache, None before `allocate`.
         masks: makes the masks of its forwards.
         fused: kernels that verify on CUDA, see `fuse`; None: the model's own forward does.
-        fused_reason: why the model has none; None if it has, or nobody asked.
+        fused_reason: why the model has none; None if it has, or `fuse` was not called.
     """
 
     def __init__(self, model: PreTrainedModel, name: str = "", *, attention: str = "packed") -> None:

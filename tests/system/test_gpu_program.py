@@ -78,12 +78,12 @@ def test_parts_that_are_stopped_leave_what_they_had_found(tmp_path, monkeypatch)
     calls = []
     Pieces(tmp_path, "host_gaps", {"device": "cpu"}).write(done=True)
     monkeypatch.setattr(gpu.subprocess, "run", stopped)
-    parts = [word for name in ("step_times", "host_gaps", "attention") for word in ("--part", name)]
+    parts = [word for name in ("step_times", "host_gaps", "kernels") for word in ("--part", name)]
     monkeypatch.setattr(sys, "argv", ["gpu", "--output", str(tmp_path), "--device", "cpu", "--limit-s", "5", *parts])
     monkeypatch.setattr(gpu, "__spec__", type("Spec", (), {"name": "tests.benchmarks.gpu"}))
     gpu.main()
     found = results(tmp_path)
-    assert calls == ["step_times", "attention"]
+    assert calls == ["step_times", "kernels"]
     for name in calls:
         assert found[name]["failed"] == "not done in 5 s"
         assert found[name]["pieces"] == {"one": 1}

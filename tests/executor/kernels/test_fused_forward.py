@@ -1,0 +1,279 @@
+"""The fused forward against the model's own: over trees, in decoding, and after changes of the model."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import AutoModelForCausalLM, Ministral3Config
+
+from executor.decoding.decoder import Decoder
+from executor.kernels.fused_forward import FusedForward, refusal
+from executor.target.features import HEAD
+from executor.target.target_model import Target
+from executor.verification.tree_tensors import Topology
+from tests.helpers.drafters import random_drafter
+from tests.helpers.interpreted_kernels import (
+    CONFIGS,
+    fusable_target,
+    mend_products_of_bfloat16,
+    relative_error,
+    take_wide_blocks,
+)
+from tests.helpers.model_families import BASE, FAMILIES
+from tests.helpers.models import SMALL, random_heads, random_prompts
+from treeopt.tree import EMPTY, Tree
+
+TREES = Topology.from_parents(torch.tensor([[0, 0, 0, 1, 2, 3, 3], [0, 0, 1, 2, 3, 0, 5]]), 4)
+LENGTHS = (17, 0)
+ROUNDING = 1e-4  # of two layers in fp32, relative; other arithmetic is off by more
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    take_wide_blocks(monkeypatch)
+
+
+def verified(target: Target, trees: Topology = TREES, *, first: int = 0, taps=(0, 1, 2, HEAD)):
+    """Logits, features and the cache, after verifying one tree per sequence; the nodes before `first` come first."""
+    torch.manual_seed(1)
+    batch, nodes = len(LENGTHS), trees.depth.shape[1]
+    tokens, lengths = torch.randint(target.vocabulary, (batch, nodes)), torch.tensor(LENGTHS)
+    target.cache = None
+    target.allocate(batch, 32)
+    target.prefill(range(batch), random_prompts(LENGTHS))
+    for start, end in ((0, first), (first, nodes)):
+        if start < end:
+            outputs = target.verify(
+                tokens[:, start:end],
+                lengths,
+                trees.depth[:, start:end],
+                trees.ancestors[:, start:end, :end],
+                32,
+                first=start,
+                taps=taps,
+            )
+    return outputs.logits, outputs.features, *target.cache.stores
+
+
+def fused(target: Target) -> Target:
+    assert refusal(target.model.get_decoder()) is None
+    target.fused = FusedForward(target.model.get_decoder())
+    return target
+
+
+def check_forwards(target: Target, own, **words) -> None:
+    assert not target.fused.outdated
+    for found, expected in zip(verified(target, **words), own, strict=True):
+        assert found.shape == expected.shape
+        assert relative_error(found, expected) < ROUNDING
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_trees_are_verified_as_by_the_model(kind):
+    target = fusable_target(kind)
+    own = verified(target)
+    check_forwards(fused(target), own)
+
+
+def test_nodes_are_fed_after_others_of_their_tree():
+    target = fusable_target()
+    own = verified(target)
+    fused(target)
+    for found, expected in zip(verified(target, first=3), own, strict=True):
+        expected = expected[:, 3:] if expected.dim() == 3 else expected
+        assert relative_error(found, expected) < ROUNDING
+
+
+def test_one_tree_serves_all_sequences():
+    target, one = fusable_target("qwen3"), Topology.from_parents(torch.tensor([[0, 0, 1, 1]]), 4)
+    shared = Topology.from_parents(torch.tensor([[0, 0, 1, 1]] * 2), 4)
+    own = verified(target, shared)
+    target.fused = FusedForward(target.model.get_decoder())
+    torch.manual_seed(1)
+    tokens = torch.randint(target.vocabulary, (2, 4))
+    target.cache = None
+    target.allocate(2, 32)
+    target.prefill(range(2), random_prompts(LENGTHS))
+    outputs = target.verify(tokens, torch.tensor(LENGTHS), one.depth, one.ancestors, 32)
+    assert relative_error(outputs.logits, own[0]) < ROUNDING
+    assert relative_error(outputs.features, own[1][..., -target.hidden :]) < ROUNDING
+
+
+def test_bfloat16_differs_by_rounding(monkeypatch):
+    """As far from fp32 as the model's own forward in bfloat16 is, within half as much again."""
+    mend_products_of_bfloat16(monkeypatch)
+    exact = fusable_target("qwen3")
+    target = fusable_target("qwen3", dtype=torch.bfloat16)
+    exact.model.load_state_dict({name: value.float() for name, value in target.model.state_dict().items()})
+    wanted, own = verified(exact)[0], verified(target)[0]
+    found = verified(fused(target))[0]
+    assert found.dtype == torch.bfloat16
+    assert relative_error(found, wanted) < 1.5 * relative_error(own, wanted)
+
+
+# --- decoding
+
+
+@pytest.mark.parametrize(("kind", "drafter"), [("llama", "medusa"), ("qwen3", "eagle3"), ("qwen2", "plain")])
+def test_decoding_writes_the_same(kind, drafter):
+    """EAGLE-3 reads features of tapped layers; a plain step feeds one row."""
+    target = fusable_target(kind)
+    heads = {"medusa": lambda: random_heads(heads=2), "eagle3": lambda: random_drafter("eagle3", target)}
+    batch, tree = (1, EMPTY) if drafter == "plain" else (2, Tree(parents=(-1, -1, 0), ranks=(0, 1, 0)))
+    made = heads[drafter]() if drafter in heads else None
+    prompts, calls = random_prompts([5, 11]), []
+
+    def written() -> list[list[int]]:
+        target.cache = None
+        found = Decoder(target, made, tree=tree, batch=batch).generate(prompts, new_tokens=4)
+        return [generation.tokens for generation in found]
+
+    own = written()
+    layer = fused(target).fused.layer
+    target.fused.layer = lambda *args: calls.append(args[0]) or layer(*args)
+    assert written() == own
+    assert calls[:2] == [0, 1]
+
+
+# --- which decoders have one
+
+
+def made(config) -> nn.Module:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config).get_decoder()
+
+
+LAYERS = "its layers are not built as Llama's are"
+REASONS = {
+    "gemma": "its norms are not RMS norms",  # they are, but add 1 to their weights
+    "gemma2": LAYERS,
+    "gemma3": LAYERS,
+    "gpt2": "it is not built as Llama is",
+    "phi3": LAYERS,
+    "olmo2": LAYERS,
+    "cohere2": LAYERS,
+    "hunyuan": LAYERS,
+    "mixtral": LAYERS,
+    "deepseek_v3": LAYERS,
+    "falcon": "it is not built as Llama is",
+    "nemotron": LAYERS,
+    "starcoder2": "its layers have biases where Llama's have none",  # and no gate
+}
+
+
+@pytest.mark.parametrize(("name", "reason"), REASONS.items(), ids=REASONS)
+def test_other_families_are_refused_by_their_parts(name, reason):
+    config, words = FAMILIES[name]
+    words = words if "n_embd" in words else BASE | words
+    words = {word: value for word, value in words.items() if value is not ...}
+    assert refusal(made(getattr(transformers, config + "Config")(**words))) == reason
+
+
+def test_norms_without_weights_are_refused():
+    assert refusal(made(transformers.OlmoConfig(**SMALL))) == "its norms are not RMS norms"
+
+
+@pytest.mark.parametrize("words", [{"attention_bias": True}, {"mlp_bias": True}], ids=str)
+def test_biases_of_outputs_are_refused(words):
+    assert refusal(made(transformers.LlamaConfig(**SMALL, **words))) == "its layers have biases where Llama's have none"
+
+
+def test_attention_that_reads_positions_is_refused():
+    """Ministral 3 scales queries beyond its first 16384 positions, which a short comparison does not show."""
+    config = Ministral3Config(**SMALL | {"pad_token_id": 0}, num_key_value_heads=2)
+    assert refusal(made(config)).startswith("its attention reads positions")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_other_number_types_are_refused(dtype):
+    decoder = fusable_target(dtype=dtype).model.get_decoder()
+    assert refusal(decoder) == "its weights are not all bfloat16 or all float32, on one device"
+
+
+def test_mixed_number_types_are_refused():
+    decoder = fusable_target().model.get_decoder()
+    decoder.norm.to(torch.bfloat16)
+    assert refusal(decoder) == "its weights are not all bfloat16 or all float32, on one device"
+
+
+def test_quantised_weights_are_refused():
+    quantised = pytest.importorskip("torchao.quantization", reason="the extra `quantized` is not installed")
+    decoder = fusable_target().model.get_decoder()
+    quantised.quantize_(decoder, quantised.Int8WeightOnlyConfig())
+    assert refusal(decoder) == "its weights are quantised or sharded"
+
+
+def test_replaced_layers_are_refused():
+    class Other(nn.Linear):
+        pass
+
+    decoder = fusable_target().model.get_decoder()
+    decoder.layers[1].mlp.down_proj = Other(48, 32, bias=False)
+    assert refusal(decoder) == LAYERS
+
+
+# --- after changes of the model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda m: m.to(torch.float64), lambda m: m.to(torch.bfloat16).to(torch.float32)],
+    ids=["cast", "to and back"],
+)
+def test_a_cast_makes_it_outdated(change):
+    """The model's own forward verifies then."""
+    target = fused(fusable_target("qwen2"))
+    assert not target.fused.outdated
+    change(target.model)
+    assert target.fused.outdated
+    whole = Target(target.model)
+    own = verified(whole)
+    whole.fused = target.fused
+    assert verified(whole)[0].equal(own[0])
+
+
+def test_a_cast_that_changes_nothing_does_not():
+    target = fused(fusable_target())
+    target.model.to(torch.float32)
+    assert not target.fused.outdated
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_loaded_weights_are_seen(kind):
+    target, other = fused(fusable_target(kind)), fusable_target(kind)
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    target.model.load_state_dict(other.model.state_dict())
+    check_forwards(target, verified(other))
+
+
+def test_assigned_weights_make_it_outdated():
+    target, other = fused(fusable_target("qwen2")), fusable_target("qwen2")
+    target.model.load_state_dict(other.model.state_dict(), assign=True)
+    assert target.fused.outdated
+
+
+def test_copies_compute_for_themselves():
+    """A copy of the model is plain; a copy of the target has kernels of its own. Neither reads the original."""
+    target = fused(fusable_target("qwen2"))
+    own = verified(target)
+    model, whole = Target(copy.deepcopy(target.model)), copy.deepcopy(target)
+    with torch.no_grad():
+        for parameter in target.model.parameters():
+            parameter.zero_()
+    assert model.fused is None
+    assert whole.fused is not None
+    for found in (verified(model), verified(whole)):
+        assert relative_error(found[0], own[0]) < ROUNDING
+    check_forwards(fused(model), own)
+
+
+def test_no_weight_is_stored_twice():
+    target = fusable_target("qwen2")
+    before = sum(p.nbytes for p in target.model.parameters())
+    fused(target)
+    stores = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in target.model.parameters()}
+    assert sum(stores.values()) == before

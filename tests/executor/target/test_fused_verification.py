@@ -1,0 +1,302 @@
+"""Which targets verify by fused kernels, that a wrong kernel is noticed, and that the model stays what it was."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GraniteConfig, HeliumConfig, LlamaConfig, Ministral3Config, SmolLM3Config
+
+from executor.kernels import fused_forward
+from executor.kernels.few_rows_linear import Around
+from executor.kernels.fused_forward import FusedForward
+from executor.models.fingerprint import run_provenance, weights_hash
+from executor.target import fused_verification
+from executor.target.fused_verification import fuse, worst_error
+from executor.target.load_hf_model import load_target
+from executor.target.target_model import Target
+from tests.helpers.interpreted_kernels import CONFIGS, fusable_target, mend_products_of_bfloat16, take_wide_blocks
+from tests.helpers.model_families import family
+from tests.helpers.models import SMALL, small_target
+from treeopt.errors import ExecutorError
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _on_cpu(monkeypatch):
+    monkeypatch.setattr(fused_verification, "DEVICE", "cpu")
+    take_wide_blocks(monkeypatch)
+
+
+def wrapped(config) -> Target:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    return Target(model.eval())
+
+
+# --- who has them
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_models_built_as_llama_is_verify_by_kernels(kind):
+    target = fusable_target(kind)
+    fuse(target)
+    assert target.fused_reason is None
+    assert target.fused is not None
+    assert target.cache is None
+    assert run_provenance(target, None)["fused"] == ["target"]
+    fuse(target)  # again
+    assert target.fused is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_rounding_causes_is_far_from_the_limit(dtype, monkeypatch):
+    mend_products_of_bfloat16(monkeypatch)
+    target = fusable_target("qwen3", dtype=dtype)
+    assert worst_error(target, FusedForward(target.model.get_decoder())) < 0.5
+
+
+def test_targets_on_cpu_have_none(monkeypatch):
+    monkeypatch.setattr(fused_verification, "DEVICE", "cuda")
+    target = small_target()
+    fuse(target)
+    assert (target.fused, target.fused_reason) == (None, "they are for CUDA")
+
+
+def test_without_triton_there_are_none(monkeypatch):
+    monkeypatch.setattr(fused_verification, "find_spec", lambda name: None)
+    target = small_target()
+    fuse(target)
+    assert (target.fused, target.fused_reason) == (None, "Triton is not installed")
+
+
+def test_split_models_have_none(monkeypatch):
+    monkeypatch.setattr(fused_verification, "processes", lambda: 2)
+    target = small_target()
+    fuse(target)
+    assert target.fused_reason == "the model is split over processes"
+
+
+@pytest.mark.parametrize(("name", "words"), [("mistral", {}), ("gemma2", {}), ("llama", {"attention": "sdpa"})])
+def test_windows_and_other_attentions_have_none(name, words):
+    target = Target(AutoModelForCausalLM.from_config(family(name).model.config), **words)
+    fuse(target)
+    assert (target.fused, target.fused_reason) == (None, "its attention has a window, or is not the usual one")
+
+
+def test_other_families_have_none():
+    target = small_target("gpt_neox")
+    fuse(target)
+    assert (target.fused, target.fused_reason) == (None, "it is not built as Llama is")
+
+
+def test_kernels_that_do_not_run_leave_the_model_its_own_forward(monkeypatch):
+    """Triton needs a C compiler, and its errors have many classes."""
+
+    def fail(*args):
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
+
+    target = fusable_target()
+    monkeypatch.setattr(fused_forward, "attend_to_tree", fail)
+    fuse(target)
+    assert (target.fused, target.cache) == (None, None)
+    assert target.fused_reason == "they do not run here: Failed to find C compiler."
+
+
+def test_unknown_logits_leave_the_model_its_own_forward(monkeypatch):
+    def unknown(*args):
+        raise ExecutorError("llama models change their logits in a way that is not known")
+
+    monkeypatch.setattr("executor.target.causal_model.head_scaling", unknown)
+    target = small_target()
+    fuse(target)
+    assert "change their logits" in target.fused_reason
+    assert target.fused is None
+
+
+# --- what names do not tell is found by numbers
+
+MULTIPLIERS = ["embedding_multiplier", "residual_multiplier"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(GraniteConfig(**SMALL, **{name: 1.01}) for name in MULTIPLIERS),
+        LlamaConfig(**SMALL, hidden_act="gelu"),
+        HeliumConfig(**SMALL | {"pad_token_id": 0}, num_key_value_heads=2, head_dim=8),  # rotates neighbours
+        SmolLM3Config(**SMALL | {"pad_token_id": 0}, no_rope_layers=[1, 0]),
+    ],
+    ids=[*MULTIPLIERS, "gelu", "helium", "no positions"],
+)
+def test_other_arithmetic_is_refused(config):
+    target = wrapped(config)
+    assert fused_forward.refusal(target.model.get_decoder()) is None
+    fuse(target)
+    assert target.fused is None
+    assert target.fused_reason.startswith("they compute something else than the model (")
+
+
+def test_multipliers_that_kernels_take_are_fused():
+    """Granite's attention multiplier is the scale of its scores, and its logits are scaled after the head."""
+    target = wrapped(GraniteConfig(**SMALL, attention_multiplier=0.2, logits_scaling=3.0))
+    fuse(target)
+    assert target.fused_reason is None
+
+
+def test_what_changes_with_the_position_is_found_at_the_end_of_the_context():
+    """Names refuse Ministral 3 already."""
+    positions = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.5}
+    positions |= {"original_max_position_embeddings": 128}
+    target = wrapped(
+        Ministral3Config(**SMALL | {"pad_token_id": 0}, num_key_value_heads=2, head_dim=8, rope_parameters=positions)
+    )
+    assert worst_error(target, FusedForward(target.model.get_decoder())) > 1
+
+
+# --- planted faults
+
+
+def scale(fused: FusedForward, monkeypatch) -> None:
+    fused._layers[1].scale *= 1.05
+
+
+def positions(fused: FusedForward, monkeypatch) -> None:
+    own = fused.rotation
+    fused.rotation = lambda hidden, at: own(hidden, at + (at > 13))
+
+
+def epsilon(fused: FusedForward, monkeypatch) -> None:
+    monkeypatch.setattr(fused_forward, "_norm", lambda module: (module.weight, module.variance_epsilon + 1e-2))
+
+
+def residual(fused: FusedForward, monkeypatch) -> None:
+    own = fused_forward.linear
+
+    def without(x, weight, around):
+        return own(x, weight, Around(around.norm, around.bias, None, around.gated))
+
+    monkeypatch.setattr(fused_forward, "linear", without)
+
+
+def exchanged(fused: FusedForward, monkeypatch) -> None:
+    layer = fused._layers[1]
+    layer._joined_gate_up = layer._joined_gate_up.roll(len(layer._joined_gate_up) // 2, 0)
+
+
+def bias(fused: FusedForward, monkeypatch) -> None:
+    fused._layers[0]._bias = None
+
+
+def head_norms(fused: FusedForward, monkeypatch) -> None:
+    fused._layers[0]._head_norms = [None, None]
+
+
+def last_norm(fused: FusedForward, monkeypatch) -> None:
+    own = fused.last_norm
+    fused.last_norm = lambda hidden: own(hidden) * 1.01
+
+
+def mask(fused: FusedForward, monkeypatch) -> None:
+    own = fused_forward.attend_to_tree
+    monkeypatch.setattr(
+        fused_forward,
+        "attend_to_tree",
+        lambda q, k, v, lengths, above, *rest: own(q, k, v, lengths, torch.ones_like(above).tril(), *rest),
+    )
+
+
+def not_a_number(fused: FusedForward, monkeypatch) -> None:
+    own = fused.last_norm
+    fused.last_norm = lambda hidden: own(hidden).fill_(torch.nan)
+
+
+FAULTS = [
+    ("llama", scale),
+    ("llama", positions),
+    ("llama", epsilon),
+    ("llama", residual),
+    ("llama", exchanged),
+    ("qwen2", bias),
+    ("qwen3", head_norms),
+    ("llama", last_norm),
+    ("llama", mask),
+    ("llama", not_a_number),
+]
+
+
+@pytest.mark.parametrize(("kind", "fault"), FAULTS, ids=[fault.__name__ for _, fault in FAULTS])
+def test_planted_faults_are_found(kind, fault, monkeypatch):
+    target = fusable_target(kind)
+    fused = FusedForward(target.model.get_decoder())
+    fault(fused, monkeypatch)
+    assert worst_error(target, fused) > 1
+
+
+# --- without Triton
+
+LOADED = """
+import sys
+sys.modules["triton"] = None  # not installed, as importing and looking for it go
+from executor.target import fused_verification
+from executor.target.load_hf_model import load_target
+target = load_target(sys.argv[1], packed=True)
+assert not [name for name in sys.modules if name.startswith("executor.kernels")]
+target.allocate(1, 16)
+target.prefill([0], [[1, 2, 3]])
+print(target.fused_reason)
+fused_verification.DEVICE = "cpu"
+fused_verification.fuse(target)
+print(target.fused_reason)
+"""
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    small_target().model.save_pretrained(folder)
+    return folder
+
+
+def test_models_load_without_triton(stored):
+    """And where it is installed, no kernels are imported for a model on CPU."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, str(stored)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["they are for CUDA", "Triton is not installed"]
+
+
+# --- the model stays what it was
+
+
+def test_weights_and_their_hash_are_unchanged(tmp_path):
+    """Views of one tensor are saved one by one."""
+    target = fusable_target("qwen2")
+    before = {name: value.clone() for name, value in target.model.state_dict().items()}
+    known = weights_hash(target.model)
+    fuse(target)
+    assert weights_hash(target.model) == known
+    target.model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert set(stored) == set(before)
+    assert all(stored[name].equal(value) for name, value in before.items())
+    size = sum(value.nbytes for value in before.values())
+    assert (tmp_path / "model.safetensors").stat().st_size < size + 8192  # names and shapes
+    assert load_target(tmp_path, packed=True).fused is not None
+
+
+def test_compiled_targets_run_their_own_forward(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda forward, **options: forward)
+    target = fusable_target()
+    fuse(target)
+    target.compile()
+    assert target.fused is None
