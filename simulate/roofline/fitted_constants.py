@@ -54,8 +54,8 @@ def stated_error(
     * 50 %: 65 to 512 rows; there kernels change in ways that no data sheet shows. Measured Llama-2-7B layers (Vidur)
       take at 72 and 136 rows 1.29 and 1.52 times one row on H100, 1.23 and 1.89 on A100; predictions are up to 24 %
       below. Speedups of the loop with an 8B shape on an H200 are predicted 19 % off in the mean of 15, at most 48 %.
-    * 80 %: more than 512 rows. Speedups there are predicted 59 to 76 % too high (5 of the same loop); with up to 64 rows
-      4.5 % off in the mean of 28, at most 20 %.
+    * 80 %: more than 512 rows. Speedups there are predicted 59 to 76 % too high (5 of the same loop). With up to 64
+      rows they are 4.5 % off in the mean of 28, at most 20 %.
     * 25 %: several devices; only two of their whole steps were compared. Llama-3.3-70B's in fp8 on two H100 (NVIDIA NIM
       1.8.0) are predicted 10 and 12 % too short.
     * 35 %: the model has experts.
