@@ -22,6 +22,7 @@ from executor.kernels.tree_attention import attend_to_tree
 
 Rotation = tuple[Tensor, Tensor]
 
+WIDEST_HEAD = 256  # tiles of wider ones may not fit
 DTYPES = (torch.bfloat16, torch.float32)  # a norm's weight times its unscaled input could overflow in float16
 
 
@@ -32,7 +33,7 @@ class Places:
     Attributes:
         slots: int64 (batch, fed), contiguous, columns to which keys and values go.
         stores: keys and values, (layers, batch, shared heads, capacity, width).
-        lengths: int64 (batch,), committed tokens; all nodes of the trees lie in the columns after them.
+        lengths: int64 (batch,), contiguous, committed tokens; all nodes of the trees lie in the columns after them.
         ancestors: bool (1 or batch, fed, count), contiguous, row is below or equal to column.
         view: columns of the cache that are read.
     """
@@ -136,10 +137,13 @@ def refusal(decoder: Any) -> str | None:
         return "its weights are quantised or sharded"
     if len({(weight.device, weight.dtype) for weight in weights}) != 1 or weights[0].dtype not in DTYPES:
         return "its weights are not all bfloat16 or all float32, on one device"
+    if not all(weight.is_contiguous() for weight in weights):
+        return "its weights are not contiguous"
     parts = ("embed_tokens", "layers", "norm", "rotary_emb")
     if not all(hasattr(decoder, name) for name in parts) or not isinstance(decoder.layers, nn.ModuleList):
         return "it is not built as Llama is"
-    reasons = [_layer_refusal(layer) for layer in decoder.layers]
+    rotated = 2 * len(getattr(decoder.rotary_emb, "inv_freq", ()))
+    reasons = [_layer_refusal(layer) or _head_refusal(layer.self_attn, rotated) for layer in decoder.layers]
     return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -168,6 +172,14 @@ def _layer_refusal(layer: Any) -> str | None:
         return "its layers are not built as Llama's are"
     if "position_ids" in inspect.signature(attention.forward).parameters:
         return "its attention reads positions, as Ministral 3's does to scale queries of long texts"
+    return None
+
+
+def _head_refusal(attention: Any, rotated: int) -> str | None:
+    if attention.head_dim != rotated:
+        return "its positions do not rotate whole heads"
+    if attention.head_dim > WIDEST_HEAD:
+        return f"its heads are wider than {WIDEST_HEAD}"
     return None
 
 

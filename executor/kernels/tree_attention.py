@@ -153,6 +153,7 @@ def _sum_kernel(
 
 
 TILE_BYTES = 16 * 1024  # of queries and of keys: 64 rows of a head of 128 bfloat16 numbers
+MOST_COLUMNS = 128  # of a tile: scores of narrow heads would not fit the shared memory
 LONG = 1024  # columns of all sequences from which on tiles of queries are twice as large
 PROGRAMS = 132  # wanted, as many as an H100 has multiprocessors; twice as many of small tiles
 MOST_SPLITS, STAGES = 64, 3
@@ -167,6 +168,17 @@ def splits_of(view: int, block: int, wanted: int) -> tuple[int, int]:
     splits = max(1, min(wanted, MOST_SPLITS, -(-view // block)))
     columns = -(-view // (splits * block)) * block
     return -(-view // columns), columns
+
+
+def tile_of(rows: int, row_bytes: int, *, long: bool) -> tuple[int, int]:
+    """Return the rows of queries and the columns of a tile; `row_bytes` are those of a head.
+
+    >>> tile_of(1024, 256, long=True)
+    (128, 64)
+    """
+    columns = min(MOST_COLUMNS, max(16, TILE_BYTES // row_bytes))
+    most_rows = columns * (2 if long else 1)
+    return max(16, min(most_rows, triton.next_power_of_2(rows))), columns
 
 
 def attend_to_tree(
@@ -186,10 +198,7 @@ def attend_to_tree(
     shared = keys.shape[1]
     group, count = heads // shared, ancestors.shape[2]
     block_width = max(16, triton.next_power_of_2(width))
-    row_bytes = block_width * q.element_size()
-    block_columns = max(16, TILE_BYTES // row_bytes)
-    most_rows = block_columns * (2 if batch * view > LONG else 1)
-    block_rows = max(16, min(most_rows, triton.next_power_of_2(group * tokens)))
+    block_rows, block_columns = tile_of(group * tokens, block_width * q.element_size(), long=batch * view > LONG)
     tiles = triton.cdiv(group * tokens, block_rows)
     wanted = PROGRAMS * (1 if block_rows >= block_columns else 2)
     splits, columns = splits_of(view, block_columns, wanted // (batch * shared * tiles))

@@ -12,11 +12,13 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from executor.drafters.drafter import Drafter
+from executor.target import fused_verification
 from executor.target.load_hf_model import dtype_name
 from executor.target.packed_linears import packed_choice, repack
 from executor.target.quantization import plain_tensors, quantization_of
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes, whole
+from treeopt.errors import ExecutorError
 from treeopt.storage.provenance import look, this_run
 
 
@@ -53,23 +55,41 @@ def run_provenance(target: Target, drafter: Drafter | None) -> dict[str, Any]:
         name: [[*shape, rows] for shape, rows in packed_choice(model).items()]
         for name, model in _modules(target, drafter).items()
     }
-    targets = {"target": target, "drafter": getattr(drafter, "target", None)}
-    fused = [name for name, model in targets.items() if isinstance(model, Target) and model.fused is not None]
+    fused = [name for name, model in _targets(target, drafter).items() if model.fused is not None]
     return (
         this_run() | ({"packed_linears": packed} if any(packed.values()) else {}) | ({"fused": fused} if fused else {})
     )
 
 
-def repack_as_recorded(target: Target, drafter: Drafter | None, provenance: Any) -> None:
-    """Pack the layers that were packed in the run with this provenance, so that the last bits are the same."""
+def compute_as_recorded(target: Target, drafter: Drafter | None, provenance: Any) -> None:
+    """Pack layers and use fused kernels as in the run with this provenance, so that the last bits are the same.
+
+    Raises:
+        ExecutorError: that run used fused kernels, and this one cannot, though it is on CUDA too.
+    """
     for name, model in _modules(target, drafter).items():
         layers = look(provenance, "packed_linears", name)
         usable = filter(_is_choice, layers if isinstance(layers, list) else [])
         repack(model, {(outputs, inputs): rows for outputs, inputs, rows in usable})
+    fused = look(provenance, "fused")
+    for name, verifier in _targets(target, drafter).items():
+        if not isinstance(fused, list) or name not in fused:
+            verifier.fused, verifier.fused_reason = None, "the run that is resumed did not use them"
+        elif verifier.fused is None and verifier.device.type == fused_verification.DEVICE:
+            reason = verifier.fused_reason or "they were switched off"
+            raise ExecutorError(
+                f"the {name} of the run that is resumed verified by fused kernels, here it cannot ({reason}): begin a "
+                "new output, since texts could differ"
+            )
 
 
 def _is_choice(recorded: Any) -> bool:
     return isinstance(recorded, list) and len(recorded) == 3 and all(isinstance(number, int) for number in recorded)
+
+
+def _targets(target: Target, drafter: Drafter | None) -> dict[str, Target]:
+    models = {"target": target, "drafter": getattr(drafter, "target", None)}
+    return {name: model for name, model in models.items() if isinstance(model, Target)}
 
 
 def _modules(target: Target, drafter: Drafter | None) -> dict[str, nn.Module]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.drafter import Drafter
-from executor.models.fingerprint import device_name, identity, repack_as_recorded, run_provenance, tokens_hash
+from executor.models.fingerprint import compute_as_recorded, device_name, identity, run_provenance, tokens_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording.record_candidates import candidate_trees
 from executor.recording.recording_settings import Recording
@@ -71,7 +71,7 @@ def collect(
     meta = _meta(target, drafter, tokens, recording)
     shards = None if folder is None else Shards.begin(folder, meta, asdict(recording), len(tokens))
     if shards is not None:
-        repack_as_recorded(target, drafter, shards.meta.get("provenance"))
+        compute_as_recorded(target, drafter, shards.meta.get("provenance"))
     pieces = [] if shards is None else list(shards.traces)
     texts_of = {} if written is None else written
     if texts is not None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from executor.kernels.fused_forward import FusedForward
 
 DEVICE = "cuda"  # in Triton's interpreter they also run on CPU
+CAPABILITY = 9  # compute capability, its first number, of the devices on which they were tried: Hopper
 UPDATE = {torch.bfloat16: 0.05, torch.float32: 1e-4}  # relative error of a part; other arithmetic is off by more
 PROMPT, PARENTS, VIEW = 12, (0, 0, 0, 1, 1, 3), 64  # tokens in the cache, and the tree of the comparison
 LATE = 2  # nodes of this tree that stand at the end of the context
@@ -32,9 +33,10 @@ def fuse(target: Target) -> None:
         return
     from executor.kernels.fused_forward import FusedForward
 
-    found = FusedForward(target.model.get_decoder())
     try:
-        error = worst_error(target, found)
+        found = FusedForward(target.model.get_decoder())
+        with torch.cuda.device_of(next(target.model.parameters())):  # Triton launches on the current device
+            error = worst_error(target, found)
     except Exception as caught:  # noqa: BLE001 - a driver's, a compiler's: the model's own forward verifies instead
         target.cache = None
         lines = str(caught).strip().splitlines() or [type(caught).__name__]
@@ -49,8 +51,8 @@ def fuse(target: Target) -> None:
 def _refusal(target: Target) -> str | None:
     if target.device.type != DEVICE:
         return "they are for CUDA"
-    if find_spec("triton") is None:
-        return "Triton is not installed"
+    if (reason := device_refusal(target.device)) is not None:
+        return reason
     if processes() > 1:
         return "the model is split over processes"
     if target.masks.windows != {"": None} or target.attention != "packed":
@@ -65,6 +67,22 @@ def _refusal(target: Target) -> str | None:
         _ = target.head_scaling
     except ExecutorError as error:
         return str(error)
+    return None
+
+
+def device_refusal(device: torch.device) -> str | None:
+    """Return why kernels are not used on a device; None if they are.
+
+    Tiles are made for the shared memory of Hopper. Where it is smaller, a large tree would fail in the middle of a run.
+    """
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if device.type == "cuda":
+        if torch.version.cuda is None:
+            return "they are for NVIDIA's devices"
+        major, minor = torch.cuda.get_device_capability(device)
+        if major != CAPABILITY:
+            return f"they were tried only on devices of compute capability {CAPABILITY}, this one has {major}.{minor}"
     return None
 
 

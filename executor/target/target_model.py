@@ -202,7 +202,8 @@ class Target(CausalModel):
     def _fused_outputs(self, tokens: Tensor, positions: Tensor, places: "Places", taps: Taps) -> Outputs:
         """Return what the fused forward computes of the nodes; see `verify`."""
         assert self.fused is not None
-        last, inputs = self.fused(tokens, positions, places)
+        with torch.cuda.device_of(tokens):  # Triton launches on the current device
+            last, inputs = self.fused(tokens, positions, places)
         chosen = [last if layer == HEAD else inputs[layer] for layer in taps or ()]
         return Outputs(self.scored(last), torch.cat(chosen, -1) if chosen else last)
 
@@ -211,7 +212,7 @@ class Target(CausalModel):
         from executor.kernels.fused_forward import Places
 
         assert self.cache is not None
-        return Places(slots.contiguous(), self.cache.stores, lengths, ancestors.contiguous(), view)
+        return Places(slots.contiguous(), self.cache.stores, lengths.contiguous(), ancestors.contiguous(), view)
 
     def _inside(self, positions: Tensor) -> Tensor:
         """Move positions beyond the model's context, which no text can reach, to its end."""
@@ -228,6 +229,6 @@ class Target(CausalModel):
         if self.attention == "flex" and self.device.type == "cpu":
             raise ExecutorError(f"{self.name}: FlexAttention is wrong when compiled for CPU: use packed attention")
         unpack_linears(self.model)
-        self.fused = None
+        self.fused, self.fused_reason = None, "the model's forward is compiled"
         keep_shapes()
         self._forward = torch.compile(self.model.forward, **{"fullgraph": True, "dynamic": False} | options)

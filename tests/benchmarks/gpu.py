@@ -16,6 +16,7 @@ profiled and validated; `--device cpu --tiny` runs the same code at toy size.
 import argparse
 import gc
 import json
+import os
 import subprocess
 import sys
 import time
@@ -40,7 +41,7 @@ from executor.profiling.measure_steps import measure_profile
 from executor.profiling.timed_block import run_block
 from executor.prompts.prompt_files import read_prompts
 from executor.recording.collect_trace import collect
-from executor.target.fused_verification import fuse
+from executor.target.fused_verification import device_refusal, fuse
 from executor.target.load_hf_model import load_target
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
@@ -51,7 +52,6 @@ from simulate.validation.end_to_end import whole_runs
 from simulate.validation.predicted_vs_measured import comparison_record
 from tests.benchmarks.bench_executor import compare_ways, models, show
 from tests.benchmarks.gpu_drafters import trained_drafters
-from tests.benchmarks.gpu_kernels import kernels
 from tests.benchmarks.gpu_pieces import OtherDeviceError, OutOfTimeError, Pieces, results, unpack, write_part
 from tests.benchmarks.gpu_replay import replayed
 from treeopt.planning.held_out_split import hold_out
@@ -73,7 +73,6 @@ def correctness(device: str, pieces: Pieces, *, requests: int) -> None:
     @cache
     def expected() -> tuple[Target, MedusaHeads, list[list[int]], list[list[int]]]:
         target, drafter, tokens = _shipped_models(device, 1000, requests)
-        assert target.fused is not None or device == "cpu", target.fused_reason
         texts = []
         for prompt in tokens:
             ids = torch.tensor([prompt], device=device)
@@ -83,6 +82,7 @@ def correctness(device: str, pieces: Pieces, *, requests: int) -> None:
 
     def equal(tree: Tree, batch: int, *, graphs: bool, fused: bool) -> dict[str, int]:
         target, drafter, tokens, texts = expected()
+        assert target.fused is not None or not fused, target.fused_reason
         if not fused:
             target = Target(target.model, name=target.name)
         decoder = Decoder(target, drafter, tree=tree, batch=batch, graphs=graphs)
@@ -90,9 +90,11 @@ def correctness(device: str, pieces: Pieces, *, requests: int) -> None:
         same = sum(list(g.tokens) == text for g, text in zip(found, texts, strict=True))
         return {"requests": requests, "equal_to_generate": same}
 
+    on_cuda = device.startswith("cuda")
+    kernels = (False, True) if on_cuda and _kernels_run(device, pieces) else (False,)
     for name, tree in _trees().items():
         for batch in (1, 4):
-            for graphs, fused in product((False, True), repeat=2) if device.startswith("cuda") else ((False, False),):
+            for graphs, fused in product((False, True) if on_cuda else (False,), kernels):
                 label = f"{name}, batch {batch}{', graphs' if graphs else ''}{', fused' if fused else ''}"
                 pieces.piece(label, partial(equal, tree, batch, graphs=graphs, fused=fused))
 
@@ -283,6 +285,25 @@ def _copy_bandwidth(device: str, size: int) -> float:
     return 2 * size / best
 
 
+def _kernels(device: str, pieces: Pieces, *, tiny: bool) -> None:
+    """Time the fused kernels one by one, where they are used."""
+    if not _kernels_run(device, pieces):
+        return
+    from tests.benchmarks.gpu_kernels import kernels  # imports Triton
+
+    kernels(device, pieces, tiny=tiny)
+
+
+def _kernels_run(device: str, pieces: Pieces) -> bool:
+    """Return whether fused kernels are used on the device; note why not."""
+    reason = device_refusal(torch.device(device))
+    if not device.startswith("cuda") and os.environ.get("TRITON_INTERPRET") != "1":
+        reason = "on a CPU they run with TRITON_INTERPRET=1 alone"
+    if reason is not None:
+        pieces.piece("without fused kernels", lambda: reason)
+    return reason is None
+
+
 def _wait(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
@@ -320,7 +341,7 @@ PARTS: dict[str, Part] = {
     "step_times": lambda o, pieces: step_times(o.device, pieces, tiny=o.tiny),
     "host_gaps": lambda o, pieces: host_gaps(o.device, pieces, tiny=o.tiny),
     "replayed_8b": _replayed("8b"),
-    "kernels": lambda o, pieces: kernels(o.device, pieces, tiny=o.tiny),
+    "kernels": lambda o, pieces: _kernels(o.device, pieces, tiny=o.tiny),
     **{f"replayed_{shape}": _replayed(shape) for shape in ("1b", "14b")},
     **{f"against_hugging_face_{shape}": _of_shape(against_hugging_face, shape) for shape in ("8b", "1b")},
     "shipped_model": lambda o, pieces: shipped_model(o.device, pieces, graphs=o.graphs, tiny=o.tiny),

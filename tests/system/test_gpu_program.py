@@ -14,6 +14,8 @@ import pytest
 from tests.benchmarks import gpu, gpu_drafters
 from tests.benchmarks.gpu_pieces import OtherDeviceError, OutOfTimeError, Pieces, results, unpack
 
+ROOT = Path(__file__).resolve().parent.parent.parent
+
 
 def call(monkeypatch, output, *words):
     """The program as called; returns its exit code."""
@@ -142,6 +144,26 @@ def test_drafters_of_a_target_that_is_gone_are_trained_anew(tmp_path, monkeypatc
     assert made == ["target", *names] * 2
 
 
+def test_devices_without_fused_kernels_are_checked_without(tmp_path, monkeypatch):
+    """As on a machine without Triton, or with a GPU that is not of Hopper's kind."""
+    equal: list[dict[str, bool]] = []
+    monkeypatch.setattr(gpu, "device_refusal", lambda device: "Triton is not installed")
+    monkeypatch.setattr(gpu, "partial", lambda work, *args, **options: lambda: equal.append(options))
+    pieces = Pieces(tmp_path, "correctness", {})
+    gpu.correctness("cuda", pieces, requests=1)
+    gpu.PARTS["kernels"](SimpleNamespace(device="cuda", tiny=False), Pieces(tmp_path, "kernels", {}))
+    assert [options["graphs"] for options in equal] == [False, True] * 6
+    assert not any(options["fused"] for options in equal)
+    found = results(tmp_path)
+    assert found["kernels"]["pieces"] == {"without fused kernels": "Triton is not installed"}
+    assert found["correctness"]["pieces"]["without fused kernels"] == "Triton is not installed"
+
+
+def test_the_program_is_imported_without_triton():
+    code = "import sys; sys.modules['triton'] = None; import tests.benchmarks.gpu"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
 @pytest.mark.slow
 def test_every_part_runs_at_toy_size_without_ortools(tmp_path):
     """The machine need not have OR-Tools; all results fit one archive, and a second call has nothing left to do."""
@@ -159,7 +181,10 @@ def test_every_part_runs_at_toy_size_without_ortools(tmp_path):
     ]
     words += ["--archive", str(tmp_path / "results.zip")]
     path = ":".join([str(tmp_path), *sys.path])
-    first, second = (subprocess.run(words, env={"PYTHONPATH": path}, capture_output=True, text=True) for _ in range(2))
+    first, second = (
+        subprocess.run(words, env={"PYTHONPATH": path, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+        for _ in range(2)
+    )
     found = json.loads(Path(tmp_path / "out" / "gpu.json").read_text())
     assert first.returncode == 0, first.stderr
     assert {name: found[name].get("failed") for name in gpu.PARTS} == dict.fromkeys(gpu.PARTS)

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Ministral3Config
 
 from executor.decoding.decoder import Decoder
-from executor.kernels.fused_forward import FusedForward, refusal
+from executor.kernels.fused_forward import WIDEST_HEAD, FusedForward, refusal
 from executor.target.features import HEAD
 from executor.target.target_model import Target
 from executor.verification.tree_tensors import Topology
@@ -184,6 +184,26 @@ def test_attention_that_reads_positions_is_refused():
     """Ministral 3 scales queries beyond its first 16384 positions, which a short comparison does not show."""
     config = Ministral3Config(**SMALL | {"pad_token_id": 0}, num_key_value_heads=2)
     assert refusal(made(config)).startswith("its attention reads positions")
+
+
+def test_weights_that_are_not_contiguous_are_refused():
+    """One row's product reads the weight line after line, and no row is compared at load."""
+    decoder = fusable_target().model.get_decoder()
+    weight = decoder.layers[1].self_attn.o_proj.weight
+    weight.data = weight.data.T.contiguous().T
+    assert refusal(decoder) == "its weights are not contiguous"
+
+
+def test_positions_of_parts_of_heads_are_refused():
+    """Kernels would read beyond the cosines' end."""
+    decoder = fusable_target().model.get_decoder()
+    decoder.rotary_emb.inv_freq = decoder.rotary_emb.inv_freq[:2]
+    assert refusal(decoder) == "its positions do not rotate whole heads"
+
+
+def test_very_wide_heads_are_refused():
+    config = transformers.LlamaConfig(**SMALL, head_dim=WIDEST_HEAD + 2)
+    assert refusal(made(config)) == f"its heads are wider than {WIDEST_HEAD}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])

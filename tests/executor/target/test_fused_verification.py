@@ -1,8 +1,10 @@
 """Which targets verify by fused kernels, that a wrong kernel is noticed, and that the model stays what it was."""
 
+import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GraniteConfig, HeliumConfig, LlamaConfig, Ministral3Config, SmolLM3Config
 
+from executor.drafters.language_model import LanguageModel
 from executor.kernels import fused_forward
 from executor.kernels.few_rows_linear import Around
 from executor.kernels.fused_forward import FusedForward
-from executor.models.fingerprint import run_provenance, weights_hash
+from executor.models.fingerprint import compute_as_recorded, run_provenance, weights_hash
 from executor.target import fused_verification
-from executor.target.fused_verification import fuse, worst_error
+from executor.target.fused_verification import device_refusal, fuse, worst_error
 from executor.target.load_hf_model import load_target
 from executor.target.target_model import Target
 from tests.helpers.interpreted_kernels import CONFIGS, fusable_target, mend_products_of_bfloat16, take_wide_blocks
@@ -74,6 +77,62 @@ def test_without_triton_there_are_none(monkeypatch):
     assert (target.fused, target.fused_reason) == (None, "Triton is not installed")
 
 
+@pytest.mark.parametrize(
+    ("capability", "reason"),
+    [
+        ((9, 0), None),
+        ((8, 9), "they were tried only on devices of compute capability 9, this one has 8.9"),
+        ((12, 0), "they were tried only on devices of compute capability 9, this one has 12.0"),
+    ],
+)
+def test_devices_that_are_not_hopper_have_none(capability, reason, monkeypatch):
+    """Large trees would need more shared memory than most have, which a small tree at load does not show."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert device_refusal(torch.device("cuda")) == reason
+
+
+def test_devices_of_other_makers_have_none(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert device_refusal(torch.device("cuda")) == "they are for NVIDIA's devices"
+
+
+def test_the_reason_of_a_device_is_the_target_s(monkeypatch):
+    monkeypatch.setattr(fused_verification, "device_refusal", lambda device: "too old")
+    target = small_target()
+    fuse(target)
+    assert (target.fused, target.fused_reason) == (None, "too old")
+
+
+def test_kernels_are_launched_on_the_device_of_the_target(monkeypatch):
+    """Triton launches on the current device, which need not be that of the tensors."""
+    entered, inside = [], []
+
+    @contextmanager
+    def device_of(tensor):
+        entered.append(tensor.device)
+        inside.append(True)
+        yield
+        inside.pop()
+
+    attend = fused_forward.attend_to_tree
+
+    def checked(*args):
+        assert inside
+        return attend(*args)
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(fused_forward, "attend_to_tree", checked)
+    target = fusable_target()
+    fuse(target)
+    assert target.fused_reason is None
+    target.allocate(1, 16)
+    target.prefill([0], [[1, 2, 3]])
+    one = torch.zeros(1, 1, dtype=torch.long)
+    target.verify(one, one[0] + 3, one, torch.ones(1, 1, 1, dtype=torch.bool), 16)
+    assert len(entered) == 2
+
+
 def test_split_models_have_none(monkeypatch):
     monkeypatch.setattr(fused_verification, "processes", lambda: 2)
     target = small_target()
@@ -105,6 +164,20 @@ def test_kernels_that_do_not_run_leave_the_model_its_own_forward(monkeypatch):
     fuse(target)
     assert (target.fused, target.cache) == (None, None)
     assert target.fused_reason == "they do not run here: Failed to find C compiler."
+
+
+def test_too_little_memory_leaves_the_model_its_own_forward(monkeypatch):
+    """Weights of one input are joined in new memory."""
+
+    def fail(layers):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    target = fusable_target()
+    own = target.model.state_dict()
+    monkeypatch.setattr(fused_forward, "_joined", fail)
+    fuse(target)
+    assert (target.fused, target.fused_reason) == (None, "they do not run here: CUDA out of memory.")
+    assert all(value.equal(own[name]) for name, value in target.model.state_dict().items())
 
 
 def test_unknown_logits_leave_the_model_its_own_forward(monkeypatch):
@@ -299,4 +372,39 @@ def test_compiled_targets_run_their_own_forward(monkeypatch):
     target = fusable_target()
     fuse(target)
     target.compile()
-    assert target.fused is None
+    assert (target.fused, target.fused_reason) == (None, "the model's forward is compiled")
+
+
+# --- resumed runs
+
+
+def test_a_run_without_kernels_is_resumed_without(monkeypatch):
+    target = fusable_target()
+    fuse(target)
+    recorded = json.loads(json.dumps(run_provenance(target, None)))
+    compute_as_recorded(target, None, recorded)
+    assert target.fused is not None
+    del recorded["fused"]
+    compute_as_recorded(target, None, recorded)
+    assert (target.fused, target.fused_reason) == (None, "the run that is resumed did not use them")
+
+
+def test_a_run_with_kernels_is_not_resumed_without(monkeypatch):
+    """On another kind of device it may be."""
+    target = small_target()
+    monkeypatch.setattr(fused_verification, "find_spec", lambda name: None)
+    fuse(target)
+    with pytest.raises(ExecutorError, match=r"fused kernels, here it cannot \(Triton is not installed\)"):
+        compute_as_recorded(target, None, {"fused": ["target"]})
+    monkeypatch.setattr(fused_verification, "DEVICE", "cuda")
+    compute_as_recorded(target, None, {"fused": ["target"]})
+
+
+def test_the_kernels_of_a_language_model_as_drafter_are_repeated_too():
+    target, drafter = fusable_target(), LanguageModel(fusable_target())
+    for model in (target, drafter.target):
+        fuse(model)
+    assert run_provenance(target, drafter)["fused"] == ["target", "drafter"]
+    compute_as_recorded(target, drafter, {"fused": ["target"]})
+    assert target.fused is not None
+    assert drafter.target.fused is None

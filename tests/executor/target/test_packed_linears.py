@@ -8,7 +8,7 @@ from torch import nn
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.medusa import MedusaHeads
-from executor.models.fingerprint import repack_as_recorded, run_provenance, weights_hash
+from executor.models.fingerprint import compute_as_recorded, run_provenance, weights_hash
 from executor.target import packed_linears
 from executor.target.packed_linears import (
     multiplies_bf16,
@@ -165,12 +165,12 @@ def test_a_choice_is_recorded_and_made_again():
     assert recorded["packed_linears"] == {"target": [[*shape, 2]]}
     assert "packed_linears" not in run_provenance(other, None)
     pack_linears(other.model)
-    repack_as_recorded(other, None, recorded)
+    compute_as_recorded(other, None, recorded)
     assert packed_choice(other.model) == {shape: 2}
     tokens = torch.tensor(random_prompts((9,)))
     assert torch.equal(target.features(tokens).logits, other.features(tokens).logits)
     for unusable in (None, {}, {"packed_linears": {"target": "all"}}, {"packed_linears": {"target": [3]}}):
-        repack_as_recorded(other, None, unusable)
+        compute_as_recorded(other, None, unusable)
         assert packed_choice(other.model) == {}
 
 

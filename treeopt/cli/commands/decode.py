@@ -83,11 +83,11 @@ def decode(
         target.compile()
     requests = load_prompts(models, target, prompts)
     from executor.decoding.decoder import Decoder
-    from executor.models.fingerprint import repack_as_recorded
+    from executor.models.fingerprint import compute_as_recorded
     from executor.verification.acceptance_rules import rule_meta
 
     if begun is not None:
-        repack_as_recorded(target, drafter, begun[0].get("provenance"))
+        compute_as_recorded(target, drafter, begun[0].get("provenance"))
     stop = [] if ignore_end else requests.stop
     rule = sampling.rule_for(target)
     decoder = Decoder(target, drafter, tree=shape, batch=batch, rule=rule, graphs=graphs)
