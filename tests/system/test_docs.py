@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from executor.verification.acceptance_rules import RULES, make_rule
 from executor.verification.temperature_top_k_top_p import Warp
 from tests.benchmarks.bench_coverage import bias_table, table
+from tests.helpers import gpu_tables
 from tests.helpers.console_blocks import (
     BLOCK,
     NEEDS,
@@ -393,6 +394,12 @@ def test_the_tables_of_coverage_are_the_file_and_keep_the_promise():
     assert len(record["coverage"]) >= 6
     for sizes in record["coverage"].values():
         assert min(of["covered_or_warned"] for of in sizes.values()) >= 0.92
+
+
+@pytest.mark.parametrize("table", gpu_tables.TABLES)
+def test_the_tables_of_the_gpu_are_the_file(table):
+    rows = rows_of(TEXTS["docs/results/gpu.md"])
+    assert [row for row in gpu_tables.TABLES[table]() if row not in rows] == []
 
 
 def test_examples_are_what_the_guides_say_they_are():
