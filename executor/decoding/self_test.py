@@ -18,6 +18,7 @@ from executor.device.free_memory import free_bytes
 from executor.drafters.language_model import LanguageModel
 from executor.models.fingerprint import device_name
 from executor.models.random_weights import random_target
+from executor.target.fused_verification import device_refusal
 from executor.target.load_hf_model import DTYPES
 from executor.target.packed_linears import multiplies_bf16
 from executor.target.target_model import Target
@@ -47,7 +48,10 @@ class Trial:
 
 
 def facts(device: str) -> dict[str, Any]:
-    """Return the device's name, free memory and arithmetic, and CUDA's version and capability; JSON values."""
+    """Return the device's name, free memory and arithmetic; JSON values.
+
+    On CUDA also its version and capability, and why fused kernels are not used there (None: models decide).
+    """
     tested = torch.device(device)
     values = {
         "name": device_name(tested),
@@ -56,7 +60,8 @@ def facts(device: str) -> dict[str, Any]:
     }
     if tested.type != "cuda":
         return values
-    return values | {"cuda": torch.version.cuda, "capability": list(torch.cuda.get_device_capability(tested))}
+    capability = list(torch.cuda.get_device_capability(tested))
+    return values | {"cuda": torch.version.cuda, "capability": capability, "no_fused_kernels": device_refusal(tested)}
 
 
 def trials(device: str) -> Iterator[Trial]:

@@ -63,7 +63,9 @@ def _device(device: Mapping[str, Any]) -> str:
     free = "unknown" if device["free_bytes"] is None else f"{device['free_bytes'] / GIB:.1f} GiB"
     cuda = f", CUDA {device['cuda']}, capability {'.'.join(map(str, device['capability']))}" if "cuda" in device else ""
     name = device_words({"device": device["name"]})
-    return f"Device {name}{cuda}: {free} free, {'' if device['bf16_products'] else 'no '}bf16 products"
+    refusal = device.get("no_fused_kernels")
+    kernels = "" if refusal is None else f"; fused kernels are not used: {refusal}"
+    return f"Device {name}{cuda}: {free} free, {'' if device['bf16_products'] else 'no '}bf16 products{kernels}"
 
 
 def _absent(package: Mapping[str, Any]) -> bool:

@@ -107,6 +107,14 @@ def test_an_extra_that_is_there_in_part_is_not_sound(monkeypatch):
     assert {each["name"]: each["trouble"] for each in found["packages"] if each["trouble"]} == {"accelerate": "missing"}
 
 
+def test_devices_without_fused_kernels_are_named(monkeypatch):
+    on_cuda = SOUND | {"cuda": "13.0", "capability": [8, 0], "no_fused_kernels": "Triton is not installed"}
+    monkeypatch.setattr(doctor, "_device", lambda _: {"device": on_cuda, "trials": []})
+    assert "no bf16 products; fused kernels are not used: Triton is not installed" in run("doctor").stdout
+    monkeypatch.setattr(doctor, "_device", lambda _: {"device": on_cuda | {"no_fused_kernels": None}, "trials": []})
+    assert "fused kernels" not in run("doctor").stdout
+
+
 def test_a_checkout_that_is_not_installed_is_told(monkeypatch):
     def requires(name):
         raise metadata.PackageNotFoundError(name)
