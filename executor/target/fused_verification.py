@@ -25,8 +25,8 @@ LATE = 2  # nodes of this tree that stand at the end of the context
 def fuse(target: Target) -> None:
     """Let a target on CUDA verify by fused kernels, if its model has them; set `fused` and `fused_reason`.
 
-    Weights with the same input are moved next to each other. Each layer's output over a small tree is compared with
-    the model's own. The fused forward adds in another order: it differs in the last bits.
+    Weights with the same input are moved next to each other. Each layer's output over a small tree, and over its root
+    alone, is compared with the model's own. The fused forward adds in another order: it differs in the last bits.
     """
     target.fused, target.fused_reason = None, _refusal(target)
     if target.fused_reason is not None:
@@ -90,8 +90,9 @@ def device_refusal(device: torch.device) -> str | None:
 def worst_error(target: Target, fused: "FusedForward") -> float:
     """Return the largest error of a part, given the model's own input of it, over what rounding may cause.
 
-    Parts are the embedding, the layers and the last norm. Rounding may cause `UPDATE` of what a part adds to its input,
-    and two units in the last place of its output. Whole forwards are not compared: errors of many layers add up.
+    Parts are the embedding, the layers (for the tree, and for its root alone) and the last norm. Rounding may cause
+    `UPDATE` of what a part adds to its input, and two units in the last place of its output. Whole forwards are not
+    compared: errors of many layers add up.
     """
     decoder: Any = target.model.get_decoder()
     tokens, lengths, depths, ancestors = _small_tree(target)
@@ -109,6 +110,11 @@ def worst_error(target: Target, fused: "FusedForward") -> float:
     errors = [_error(embedded, own[0], own[0]), _error(fused.last_norm(own[-1]), features, features)]
     for number, (given, expected) in enumerate(pairwise(own)):
         errors.append(_error(fused.layer(number, given, rotation, places), expected, expected - given))
+    # The root alone, as in a plain step: one row has products of its own, and the root sees no other node.
+    alone = target.placed(places.slots[:, :1], lengths, ancestors[:, :1, :1], VIEW)
+    first = fused.rotation(own[0][:, :1], (lengths[:, None] + depths)[:, :1])
+    for number, (given, expected) in enumerate(pairwise(part[:, :1] for part in own)):
+        errors.append(_error(fused.layer(number, given, first, alone), expected, expected - given))
     target.cache = None
     return max(errors)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GraniteConfig, HeliumConfig, LlamaConfig, Ministral3Config, SmolLM3Config
 
 from executor.drafters.language_model import LanguageModel
-from executor.kernels import fused_forward
+from executor.kernels import few_rows_linear, fused_forward
 from executor.kernels.few_rows_linear import Around
 from executor.kernels.fused_forward import FusedForward
 from executor.models.fingerprint import compute_as_recorded, run_provenance, weights_hash
@@ -283,6 +283,11 @@ def mask(fused: FusedForward, monkeypatch) -> None:
     )
 
 
+def one_row(fused: FusedForward, monkeypatch) -> None:
+    own = few_rows_linear.row_linear
+    monkeypatch.setattr(few_rows_linear, "row_linear", lambda *args: own(*args) * 1.05)
+
+
 def not_a_number(fused: FusedForward, monkeypatch) -> None:
     own = fused.last_norm
     fused.last_norm = lambda hidden: own(hidden).fill_(torch.nan)
@@ -298,6 +303,7 @@ FAULTS = [
     ("qwen3", head_norms),
     ("llama", last_norm),
     ("llama", mask),
+    ("llama", one_row),
     ("llama", not_a_number),
 ]
 
