@@ -42,7 +42,6 @@ FIGURES = {
     "requests/s ended": ("requests_s", 1), "goodput, requests/s": ("goodput_s", 1),
     "within the limits, %": ("within", 100), "requests decoding": ("running", 1),
     "requests waiting": ("waiting", 1), "busy, %": ("busy", 100),
-    "changes of tree per second": ("switches", 1), "time of steps with tree 1, %": ("way_0", 100),
 }  # fmt: skip
 
 

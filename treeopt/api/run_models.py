@@ -106,8 +106,7 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
     warn(slow_type_warnings(dtype_name(target.dtype), target))
     if target.attention_reason is not None:
         note([f"attention: {target.attention}, {target.attention_reason}"])
-    if target.device.type == "cuda" and target.fused_reason is not None:
-        note([f"fused kernels are not used: {target.fused_reason}"])
+    note(kernel_notes(target))
     if models.drafter is None:
         return target, None
     drafter = load_drafter(models.drafter, target, packed=True)
@@ -137,6 +136,13 @@ def slow_type_warnings(dtype: str, target: "Target") -> list[str]:
     if dtype != "bfloat16" or multiplies_bf16(target.device) or quantization_of(target.model) is not None:
         return []
     return ["this processor has no bfloat16 products: float32 takes half the time or less"]
+
+
+def kernel_notes(target: "Target") -> list[str]:
+    """Say on CUDA why fused kernels are not used."""
+    if target.device.type != "cuda" or target.fused_reason is None:
+        return []
+    return [f"fused kernels are not used: {target.fused_reason}"]
 
 
 def is_main_rank() -> bool:
@@ -171,4 +177,5 @@ def _random_models(models: Models) -> "tuple[Target, Drafter]":
 
     target = random_target(models.target, dtype=DTYPES[models.dtype], device=models.device, packed=True)
     warn(slow_type_warnings(models.dtype, target))
+    note(kernel_notes(target))
     return target, random_drafter(str(models.drafter), target, packed=True)

@@ -27,7 +27,8 @@ def fitting_methods(engine: str, kind: Any) -> tuple[str, ...]:
     >>> fitting_methods("vllm", "eagle"), fitting_methods("vllm", "medusa"), fitting_methods("vllm", "ngram")
     (('eagle', 'eagle3'), (), ())
     """
-    fitting = [method for method, kinds in METHODS.get(engine, {}).items() if kind in kinds]
+    named = kind if isinstance(kind, str) else None  # a file may hold anything
+    fitting = [method for method, kinds in METHODS.get(engine, {}).items() if named in kinds]
     return tuple(sorted(fitting, key=lambda method: method.lower() != kind))
 
 
@@ -46,7 +47,7 @@ def engines_for(kind: Any) -> tuple[str, ...]:
     >>> engines_for("medusa"), engines_for("eagle3")
     (('medusa',), ('llama.cpp', 'lmdeploy', 'openvino', 'sglang', 'tensorrt-llm', 'vllm'))
     """
-    own = ("medusa",) if kind in medusa.KINDS else ()
+    own = ("medusa",) if isinstance(kind, str) and kind in medusa.KINDS else ()
     return (*own, *(engine for engine in METHODS if fitting_methods(engine, kind)))
 
 

@@ -62,14 +62,13 @@ def _table(record: Mapping[str, Any]) -> Table:
 
 
 def _cells(cell: Mapping[str, Any], *, whole: bool) -> tuple[Cell, ...]:
-    sides = [cell[side] for side in SIDES]
     return (
         number(cell["batch"]),
         word(cell["name"]),
         number(len(cell["tree"]["paths"])) if cell["tree"] else number(cell["grown"]["nodes"], 1),
-        *(ranged(side["tau"]) for side in sides),
-        *(number(side["step_s"] * 1e3, 2) for side in sides),
-        *(ranged(side["speedup"]) for side in sides),
+        *(ranged(cell[side]["tau"]) for side in SIDES),
+        *(number(cell[side]["step_s"] * 1e3, 2) for side in SIDES),
+        *(ranged(cell[side]["speedup"]) for side in SIDES),
         number(cell["error"] * 100, 1, sign=True),
         word("yes" if cell["covered"] else "no"),
         *(number(cell["closed_forms"][form], 2) for form in FORMS),

@@ -164,7 +164,7 @@ def test_sglangs_bench_speculative_lines_are_read(tmp_path):
     assert found.batches == same.batches
     assert (found.meta["imported"]["trees_left_out"], same.meta["imported"]["trees_left_out"]) == (2, 0)
     words = ("times", tmp_path / "output.jsonl", "--device", DEVICE, "--context", "64-64")
-    assert "2 lines with trees were left out" in done(*words, "--output", tmp_path / "p.json", "--force").stderr
+    assert "left out: 2 lines with trees" in done(*words, "--output", tmp_path / "p.json", "--force").stderr
 
 
 @pytest.mark.parametrize(

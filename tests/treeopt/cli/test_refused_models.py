@@ -120,7 +120,7 @@ head_weights = {"name": MEDUSA_FILE}
 
 
 BAD_DRAFTERS = {
-    "missing": (shutil.rmtree, MEDUSA_FILE),
+    "missing": (shutil.rmtree, "no such file or folder"),
     "empty": (emptied, MEDUSA_FILE),
     "cut": (cut(MEDUSA_FILE), "safetensors"),
     "pickled": (lambda folder: (folder / MEDUSA_FILE).write_bytes(pickle.dumps({"a": 1})), "safetensors"),

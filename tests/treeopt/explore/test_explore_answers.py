@@ -171,7 +171,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(folder, tmp_path):
         ("tpot", "0.001", None),
         ("batches", "3000", None),
         ("objective", "worst-domain", None),
-        ("batches", "1 5", None),
+        ("batches", "5 6", None),
     ],
 )
 def test_what_has_no_answer_is_one_line(offer, control, text, line):

@@ -338,8 +338,8 @@ def test_legends_show_what_is_drawn(whole):
     assert 'fill="none"' in legend["predicted without the point"]
     assert 'fill="var(' in legend["best candidate"]
     assert "stroke-dasharray" in legend["averaged over positions"]
-    assert "M0 6h21" in legend["tree: decoding"]
-    assert "stroke-dasharray" not in legend["tree: decoding"]
+    assert "M0 6h21" in legend["chain of 2: decoding"]
+    assert "stroke-dasharray" not in legend["chain of 2: decoding"]
 
 
 def test_a_damaged_value_is_named_by_its_place(results, tmp_path):

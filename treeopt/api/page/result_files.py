@@ -13,7 +13,7 @@ from treeopt.plans.plan_json import BEFORE, SCHEMA, load_plan
 from treeopt.report.page_parts import Problem
 from treeopt.report.page_sections import PREDICTIONS, PROFILE, RECORDS
 from treeopt.storage.atomic_files import checksum, why
-from treeopt.storage.user_files import read_bytes, read_text
+from treeopt.storage.user_files import check_pointer, read_bytes
 from treeopt.traces.resumable_shards import MANIFEST, ranks_of
 from treeopt.traces.trace import load_trace
 
@@ -99,10 +99,12 @@ def _value(path: Path) -> Any:
         return ranks_of(path)
     if is_zipfile(path):
         return load_trace(path)
+    data = read_bytes(path)
+    check_pointer(data, path)
     try:
-        record = json.loads(read_text(path))
+        record = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise UsageError(not_json(read_bytes(path), error)) from error
+        raise UsageError(not_json(data, error)) from error
     if isinstance(record, list) and record and isinstance(record[0], dict) and "texts_equal" in record[0]:
         return record
     schema = record.get("schema") if isinstance(record, dict) else None
