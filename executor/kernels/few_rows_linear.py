@@ -22,7 +22,7 @@ from executor.kernels.rms_norm import normed
 from executor.kernels.silu_gate import gate
 
 MOST_ROWS = 64  # that are streamed
-# Measured on an H200 with the layers of an 8B model, see `few_rows` in docs/results/gpu.md.
+# Chosen on an H200 with the layers of an 8B model; docs/results/gpu.md has what they take.
 ROW_COLUMNS, ROW_TILE = 4, {"BLOCK_INNER": 1024, "STAGES": 3, "num_warps": 2}
 STREAM_COLUMNS, STREAM_INNER, STREAM_BYTES = 64, 128, 200 * 1024
 STREAM_AHEAD = 512  # columns of each row of a weight that go to the cache while the kernel before runs
