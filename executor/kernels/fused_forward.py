@@ -2,7 +2,7 @@
 
 It is made of the layers of a Hugging Face model of the Llama family (Llama, Mistral, Qwen2, Qwen3 and others built
 alike): RMS norms before attention and MLP, rotary positions over the whole head, a SiLU gate. `refusal` looks at the
-names and types of a model's parts; the target then compares one forward with the model's own.
+names and types of a model's parts; `fused_verification` then compares each layer with the model's own.
 
 Weights stay the model's: those with the same input are moved next to each other, and its parameters become views.
 """

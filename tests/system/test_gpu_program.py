@@ -145,7 +145,7 @@ def test_drafters_of_a_target_that_is_gone_are_trained_anew(tmp_path, monkeypatc
 
 
 def test_devices_without_fused_kernels_are_checked_without(tmp_path, monkeypatch):
-    """As on a machine without Triton, or with a GPU that is not of Hopper's kind."""
+    """The part runs as on a machine without Triton, or with a GPU that is not of Hopper's kind."""
     equal: list[dict[str, bool]] = []
     monkeypatch.setattr(gpu, "device_refusal", lambda device: "Triton is not installed")
     monkeypatch.setattr(gpu, "partial", lambda work, *args, **options: lambda: equal.append(options))

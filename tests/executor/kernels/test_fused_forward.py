@@ -102,7 +102,7 @@ def test_one_tree_serves_all_sequences():
 
 
 def test_bfloat16_differs_by_rounding(monkeypatch):
-    """As far from fp32 as the model's own forward in bfloat16 is, within half as much again."""
+    """The distance from fp32 is that of the model's own forward in bfloat16, within half as much again."""
     mend_products_of_bfloat16(monkeypatch)
     exact = fusable_target("qwen3")
     target = fusable_target("qwen3", dtype=torch.bfloat16)

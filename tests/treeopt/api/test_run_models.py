@@ -1,4 +1,4 @@
-"""What is said of loaded models."""
+"""Notes on loaded models."""
 
 from types import SimpleNamespace
 
