@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulate.profiles.cell_tables import CellTables
-from simulate.profiles.jackknife import jackknife_plus
 from simulate.profiles.measured_cells import Cell, over_plain
 from simulate.profiles.profile import Profile
 from simulate.roofline.fitted_constants import SAME_CLASS_ERROR
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
+from treeopt.statistics.jackknife import jackknife_plus
 
 Floats = NDArray[np.float64]
 Size = tuple[int, float, int]  # batch size, context, tokens

@@ -4,14 +4,15 @@ step = draft(batch, levels) + rest(batch, tokens), both by context. Dynamic tree
 where it was measured (`Growing`). At measured sizes the time is the measured one, dips and breaks included, as far as
 it was more than noise (`calibrate`). Between them the ratio of the measurement to the fitted `Basis` is interpolated,
 so that a tile's edge stays where it is; without a basis the time itself is interpolated. A batch size between two
-measured ones is priced on the straight line between their times, with a wider interval (`INTERPOLATED`). Sizes outside
-the measured ones raise CostError.
+measured ones is priced from both, with a wider interval (`between_batches`). Sizes outside the measured ones raise
+CostError.
 """
 
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,11 @@ from msgspec import structs
 from numpy.typing import ArrayLike, NDArray
 
 from simulate.model_sizes.mixture_of_experts import Experts
-from simulate.profiles.basis import Basis
+from simulate.profiles.basis import Basis, fit_basis
+from simulate.profiles.between_batches import batch_shares, error_between
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile_records import BasisRecord, BatchRecord, PrefillRecord, ProfileRecord
-from simulate.profiles.refuse_unmeasured import batch_shares, outside_of, outside_text, way_to_measure
+from simulate.profiles.refuse_unmeasured import outside_of, outside_text, way_to_measure
 from simulate.profiles.step_tables import BatchTimes as BatchTimes
 from simulate.profiles.step_tables import Growing, Points, interpolated
 from treeopt.cost_model import CostParts, StepShape, far
@@ -43,9 +45,6 @@ NORMAL_95 = 1.96
 # Standard deviation between measuring runs of step time / plain step time (README, "Predicted against measured").
 RUN = 0.018
 BETWEEN_RUNS = NORMAL_95 * math.sqrt(2) * RUN  # half-width of the 95 % interval of the difference of two runs
-# Largest error of step / plain step at a batch size that was left out and interpolated, over all sizes and all pairs of
-# batch sizes around it, in data/profiles/medusa-cpu.json (batch 1 to 16; tests/simulate/profiles/test_batches_between).
-INTERPOLATED = 0.043
 AT_ONCE = "medusa"  # the kind of drafter that drafts all levels in one forward of the root
 
 
@@ -189,7 +188,7 @@ class Profile(ValueMethods):
                 draft = sum(share * (times.drafts(alike) + times.growing(alike)) for share, times in tables)
             except CostError as error:
                 raise CostError(f"{error}{self._remedy(batch, alike, tables)}") from error
-            rest = self._rest_s(tokens, tables, context)
+            rest = self._rest_s(batch, tokens, tables, context)
             extra = np.array([0.0 if s.committed is None else s.committed - self.committed for s in alike])
             per_token = math.fsum(share * times.commit_s for share, times in tables)
             seconds[chosen] = draft + np.maximum(rest + extra * per_token, 0.5 * rest)
@@ -202,7 +201,7 @@ class Profile(ValueMethods):
         sizes = np.append(0.0, self._padded(batch, np.arange(1, tokens + 1)))
         inside = np.logical_and.reduce([times.inside(sizes) for _, times in tables])
         verify = np.full(tokens + 1, np.inf)
-        verify[inside] = self._rest_s(sizes[inside], tables, context)
+        verify[inside] = self._rest_s(batch, sizes[inside], tables, context)
         return CostParts(verify, np.asarray(draft))
 
     def plain_s(self, *, batch: int, context: int | None = None) -> float:
@@ -214,13 +213,13 @@ class Profile(ValueMethods):
 
         The difference between two runs on one machine is added, which no single run shows; for dynamic trees also the
         spread of the time that drafting them takes. Between measured batch sizes the larger error of the two counts,
-        and `INTERPOLATED` is added.
+        and that of interpolating is added.
         """
         around = [size for _, size in batch_shares(shape.batch, self._sizes)]
         tables = [times for times in self.batches if times.batch in around]
         errors = [times.relative_error for times in tables if times.relative_error is not None]
         spreads = [known.spread for times in tables for kind, known in times.growth.items() if kind == shape.growth]
-        between = INTERPOLATED if len(around) > 1 else 0.0
+        between = error_between(str(look(self.meta, "device"))) if len(around) > 1 else 0.0
         measured = max(errors, default=self.relative_error)
         return math.hypot(measured, NORMAL_95 * max(spreads, default=0.0), BETWEEN_RUNS, between)
 
@@ -293,17 +292,22 @@ class Profile(ValueMethods):
         return np.where(np.isinf(padded), wanted, padded / batch)
 
     def _rest_s(
-        self, tokens: NDArray[np.float64], tables: list[tuple[float, BatchTimes]], context: int | None
+        self, batch: int, tokens: NDArray[np.float64], tables: list[tuple[float, BatchTimes]], context: int | None
     ) -> NDArray[np.float64]:
         """Return the seconds of everything but drafting; tokens must lie within the tables."""
-        return np.asarray(sum(share * self._table_rest_s(tokens, times, context) for share, times in tables))
+        if self.basis is None and batch in self._sizes:
+            return np.asarray(sum(share * interpolated(tokens, times.rest) for share, times in tables))
+        rows, basis = tokens * batch, self.basis or self._own_basis
+        ratio = sum(share * interpolated(rows / times.batch, over_basis(times, basis)) for share, times in tables)
+        cached = math.fsum(share * self._nearest(times.batch, context) for share, times in tables)
+        return np.asarray(ratio * basis.rest_s(tokens, batch=batch, context=cached))
 
-    def _table_rest_s(self, tokens: NDArray[np.float64], times: BatchTimes, context: int | None) -> NDArray[np.float64]:
-        """Return the seconds of everything but drafting by one table."""
-        if self.basis is None:
-            return interpolated(tokens, times.rest)
-        ratio = interpolated(tokens, over_basis(times, self.basis))
-        return ratio * self.basis.rest_s(tokens, batch=times.batch, context=self._nearest(times.batch, context))
+    @cached_property
+    def _own_basis(self) -> Basis:
+        """A basis fitted to the tables, for profiles that hold none."""
+        points = [(size, seconds, times.batch, times.context) for times in self.batches for size, seconds in times.rest]
+        tokens, measured_s, batches, contexts = zip(*points, strict=True)
+        return fit_basis(tokens, measured_s, batch=batches, context=contexts)
 
     def _nearest(self, batch: int, context: int | None) -> float:
         """Return the context nearest to `context` of those measured at a batch size."""

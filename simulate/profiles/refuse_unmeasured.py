@@ -4,7 +4,6 @@ Straight lines through two batch sizes are wrong by up to a quarter of step / pl
 up to 43 % at four times it, mostly too fast (the shipped profiles, tests/simulate/profiles/test_batches_between.py).
 """
 
-from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,32 +44,6 @@ def check_measured(name: str, sizes: Sizes, points: Points, *, batch: int) -> No
 def is_measured(sizes: Sizes, points: Points) -> NDArray[np.bool_]:
     """Return which sizes lie within the points of a table; bool, of the shape of `sizes`."""
     return np.asarray((sizes >= points[0][0]) & (sizes <= points[-1][0]))
-
-
-def batch_shares(batch: int, sizes: Collection[int]) -> tuple[tuple[float, int], ...]:
-    """Return the measured batch sizes that price a batch size, with their shares: itself, or the two around it.
-
-    Seconds are interpolated on a straight line in the batch size, at the same tokens per sequence.
-
-    Args:
-        batch: batch size to price.
-        sizes: batch sizes that were measured.
-
-    Raises:
-        CostError: the batch size lies outside those that were measured.
-
-    >>> batch_shares(2, (1, 4)), batch_shares(4, (1, 4))
-    (((0.6666666666666667, 1), (0.3333333333333333, 4)), ((1.0, 4),))
-    """
-    measured = sorted(set(sizes))
-    if batch in measured:
-        return ((1.0, batch),)
-    if outside_of((batch,), measured):
-        raise CostError(outside_text((batch,), measured))
-    above = bisect_left(measured, batch)
-    low, high = measured[above - 1], measured[above]
-    share = (batch - low) / (high - low)
-    return ((1 - share, low), (share, high))
 
 
 def outside_of(batches: Sequence[int], sizes: Collection[int]) -> list[int]:
