@@ -38,6 +38,8 @@ class LlamaCpp:
         meta: see `Engine.meta`.
     """
 
+    tree_requests = 0
+
     def __init__(
         self,
         executable: Path | str,

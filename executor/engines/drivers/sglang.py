@@ -28,6 +28,8 @@ class SGLang:
         meta: see `Engine.meta`.
     """
 
+    tree_requests = 0
+
     def __init__(
         self,
         python: Path | str,

@@ -39,6 +39,8 @@ class VLLM:
         meta: see `Engine.meta`.
     """
 
+    tree_requests = 0
+
     def __init__(
         self,
         python: Path | str,
