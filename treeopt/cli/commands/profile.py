@@ -124,7 +124,7 @@ def profile(
     time, too.
 
     Finished measurements stay in OUTPUT.work until the profile is written: after an interruption the same command
-    resumes there.
+    resumes there. With --engine it begins again.
     """
     output_files.check_output(output, force=force)
     sampling.check()
