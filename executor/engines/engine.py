@@ -55,7 +55,13 @@ class EngineStep:
 
 
 class Engine(Protocol):
-    """A driver of one engine, as a context: leaving it stops what it started."""
+    """A driver of one engine, as a context: leaving it stops what it started.
+
+    Attributes:
+        tree_requests: most requests in flight with a dynamic tree; 0: the driver runs chains alone.
+    """
+
+    tree_requests: int
 
     @property
     def meta(self) -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
-"""A profile of an engine: step times by batch size (requests in flight) and draft length, measured in shuffled rounds.
+"""A profile of an engine: step times by batch size (requests in flight) and draft, measured in shuffled rounds.
 
-A shared machine changes its speed. Each round measures every draft length of a batch size in random order, and the
-ratio of each to plain decoding of the same round is what enters the profile.
+A draft is a chain of some length, or a dynamic tree. A shared machine changes its speed. Each round measures every
+draft of a batch size in random order, and the ratio of each to plain decoding of the same round is what enters the
+profile.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from executor.engines.engine import Engine, EngineRequest
+from executor.engines.engine import Draft, Engine, EngineRequest
 from executor.engines.step_times import Waves, decode_wave, warm_up
-from simulate.profiles.calibration import chain_cell, chain_profile
+from simulate.profiles.calibration import engine_cell, engine_profile
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
-from treeopt.errors import UsageError
+from treeopt.constraints.size_rules import pool
+from treeopt.errors import EngineError, UsageError, counted
+from treeopt.policies import DynamicTree
+from treeopt.policies import settings as settings_of
 from treeopt.storage.provenance import this_run
 
-Key = tuple[int, int, int | None]  # batch size, draft length, context
+Key = tuple[int, Draft, int | None]  # batch size, draft, context
+TREE_NODES = (4, 8, 16, 32, 64)  # sizes of the dynamic trees that are measured
+BEAMS = (2, 4)
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class EngineProfiling:
     Attributes:
         batches: requests in flight.
         lengths: draft lengths; 0, plain decoding, and 1 are always measured.
+        trees: dynamic trees, see `dynamic_trees`.
         contexts: prompt lengths in tokens that prompts are cut to; empty: prompts as they are.
         new_tokens: tokens decoded after each prompt.
         rounds: times that each configuration is measured.
@@ -37,6 +44,7 @@ class EngineProfiling:
 
     batches: tuple[int, ...]
     lengths: tuple[int, ...]
+    trees: tuple[DynamicTree, ...] = ()
     contexts: tuple[int, ...] = ()
     new_tokens: int = 64
     rounds: int = 4
@@ -44,14 +52,33 @@ class EngineProfiling:
     seed: int = 0
 
     @property
-    def drafts(self) -> tuple[int, ...]:
-        """The draft lengths, 0 and 1 among them."""
-        return tuple(sorted({0, 1, *self.lengths}))
+    def drafts(self) -> tuple[Draft, ...]:
+        """The draft lengths, 0 and 1 among them, and the dynamic trees."""
+        return (*sorted({0, 1, *self.lengths}), *self.trees)
 
     @property
     def runs(self) -> int:
         """Runs of one configuration in one round, over all."""
         return self.rounds * len(self.batches) * len(self.drafts) * max(1, len(self.contexts))
+
+
+def dynamic_trees(*, max_nodes: int, max_depth: int) -> tuple[DynamicTree, ...]:
+    """Return dynamic trees of several sizes, depths and beams, from which the times of others are estimated.
+
+    >>> [(tree.nodes, tree.depth, tree.beam) for tree in dynamic_trees(max_nodes=8, max_depth=3)]
+    [(4, 2, 2), (6, 2, 2), (4, 2, 4), (8, 2, 4), (4, 3, 2), (8, 3, 2), (4, 3, 4), (8, 3, 4)]
+    """
+    depths = sorted({max(1, max_depth // 2 + max_depth % 2), max_depth})
+    sizes = [size for size in TREE_NODES if size < max_nodes] + [max_nodes]
+    return tuple(
+        dict.fromkeys(
+            DynamicTree(min(size, pool(depth=depth, width=beam)), depth, beam)
+            for depth in depths
+            for beam in BEAMS
+            for size in sizes
+            if min(size, pool(depth=depth, width=beam)) >= depth
+        )
+    )
 
 
 def measure_engine(
@@ -73,12 +100,14 @@ def measure_engine(
 
     Raises:
         UsageError: fewer prompts than the largest batch, prompts shorter than a context, or fewer than two rounds.
-        EngineError: the engine fails.
+        EngineError: the engine fails, or does not run dynamic trees at these batch sizes.
     """
     _check(prompts, settings)
+    _check_trees(engine, settings)
     rng, waves = np.random.default_rng(settings.seed), dict[Key, list[Waves]]()
     for number in range(settings.rounds):
-        for draft in rng.permutation(settings.drafts).tolist():  # servers are launched by draft length
+        for place in rng.permutation(len(settings.drafts)).tolist():  # servers are launched by draft
+            draft = settings.drafts[place]
             warm_up(engine, prompts[: max(settings.batches)], draft=draft)
             for context in rng.permutation(settings.contexts).tolist() or [None]:
                 for batch in rng.permutation(settings.batches).tolist():
@@ -94,7 +123,7 @@ def measure_engine(
                     progress(1)
     shortest = min(map(len, prompts)) if not settings.contexts else min(settings.contexts)
     longest = max(map(len, prompts)) if not settings.contexts else max(settings.contexts)
-    return chain_profile(
+    return engine_profile(
         _cells(waves),
         context=(shortest, longest + settings.new_tokens),
         meta={
@@ -123,6 +152,16 @@ def _check(prompts: Sequence[Sequence[int]], settings: EngineProfiling) -> None:
             )
 
 
+def _check_trees(engine: Engine, settings: EngineProfiling) -> None:
+    if settings.trees and max(settings.batches) > engine.tree_requests:
+        name, most = engine.meta["name"], engine.tree_requests
+        raise EngineError(
+            f"{name} runs dynamic trees with {counted(most, 'request')} in flight: measure them with --batch {most}"
+            if most
+            else f"{name} runs chains, no dynamic trees: leave out --policies"
+        )
+
+
 def _seconds(runs: Sequence[Waves]) -> list[float]:
     """Return the seconds per step of each round."""
     return [run.mean_step_s for run in runs]
@@ -140,16 +179,10 @@ def _cells(waves: Mapping[Key, Sequence[Waves]]) -> list[Cell]:
             sum(sum(by.values()) for by in values)
             for values in zip(*((r.steps, r.committed) for r in runs), strict=True)
         )
-        cells.append(
-            chain_cell(
-                batch,
-                draft,
-                float(np.median(plain) * (np.median(ratios) if draft else 1.0)),
-                context=place,
-                error=float(np.std(logs, ddof=1)) / len(logs) ** 0.5,
-                committed=tokens / steps if draft else 1.0,
-            )
-        )
+        step_s = float(np.median(plain) * (np.median(ratios) if draft else 1.0))
+        error = float(np.std(logs, ddof=1)) / len(logs) ** 0.5
+        committed = tokens / steps if draft else 1.0
+        cells.append(engine_cell(batch, draft, step_s, context=place, error=error, committed=committed))
     return cells
 
 
@@ -158,5 +191,6 @@ def _spread(waves: Mapping[Key, Sequence[Waves]]) -> list[dict[str, Any]]:
     rows = []
     for (batch, draft, context), runs in sorted(waves.items(), key=lambda item: str(item[0])):
         low, middle, high = np.quantile(_seconds(runs), [0, 0.5, 1]).tolist()
-        rows.append({"batch": batch, "drafted": draft, "context": context, "step_s": [low, middle, high]})
+        drafted = settings_of(draft) if isinstance(draft, DynamicTree) else draft
+        rows.append({"batch": batch, "drafted": drafted, "context": context, "step_s": [low, middle, high]})
     return rows

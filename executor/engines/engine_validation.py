@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from executor.engines.engine import Engine, EngineRequest
+from executor.engines.engine import Draft, Engine, EngineRequest
 from executor.engines.step_times import Waves, decode_wave, warm_up
 from simulate.validation.predicted_vs_measured import Comparison, Figures
 from simulate.validation.predictions import ClosedForms, judged_on, ways_of
-from treeopt.errors import EngineError, UsageError
+from treeopt.engines import ENGINE_RULES
+from treeopt.errors import EngineError, UsageError, counted
 from treeopt.plans.plan import Choice, Plan, PlanEntry
+from treeopt.policies import DynamicTree, Policy
 from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.statistics.robust_mean import TRIMMED_ERROR, trimmed_mean
 from treeopt.tree import Tree
@@ -39,43 +41,63 @@ class EngineRun:
         return round(float(np.mean([len(prompt) for prompt in self.prompts]) + self.new_tokens / 2))
 
 
-def chains_of(entry: PlanEntry) -> dict[int, Choice]:
-    """Return the chains of an entry by length, the chosen one first.
-
-    Raises:
-        EngineError: a configuration that is no chain.
-    """
-    chains: dict[int, Choice] = {}
-    for tree, choice in ways_of(entry).items():
-        if not isinstance(tree, Tree) or tree != Tree.chain(tree.nodes):
-            raise EngineError(
-                f"batch {entry.batch}: {choice.name} is no chain: search with --engine, and --shapes chain:N"
-            )
-        chains[tree.nodes] = choice
-    return chains
+def drafts_of(entry: PlanEntry, engine: Engine) -> dict[Draft, Choice]:
+    """Return the configurations of an entry that an engine drafts, the chosen one first."""
+    drafts = {_draft_of(shape): choice for shape, choice in ways_of(entry).items()}
+    return {d: choice for d, choice in drafts.items() if d is not None and _reason(d, entry.batch, engine) is None}
 
 
-def runs_in(plan: Plan, rounds: int) -> int:
+def _draft_of(shape: Tree | Policy) -> Draft | None:
+    """Return a chain as its length and a dynamic tree of EAGLE-2 as it is; None for what no driver runs."""
+    if isinstance(shape, DynamicTree):
+        return shape
+    return shape.nodes if isinstance(shape, Tree) and shape == Tree.chain(shape.nodes) else None
+
+
+def _reason(draft: Draft | None, batch: int, engine: Engine) -> str | None:
+    """Return why an engine does not draft this at a batch size, None if it does."""
+    name, most = engine.meta["name"], engine.tree_requests
+    if isinstance(draft, int):
+        return None
+    if most == 0:
+        return f"{name} runs chains: search with --engine {name}, and --shapes chain:N"
+    if draft is None:
+        return f"{name} runs chains and dynamic trees of EAGLE-2: search with --engine {name}"
+    if batch > most:
+        return f"{name} runs dynamic trees with {counted(most, 'request')} in flight: search with --batch {most}"
+    cannot_run = ENGINE_RULES[name].cannot_run if name in ENGINE_RULES else None
+    return cannot_run(draft) if cannot_run else None
+
+
+def runs_in(plan: Plan, engine: Engine, rounds: int) -> int:
     """Return the number of runs that `compare_in_engine` makes."""
-    return rounds * sum(1 + len(chains_of(entry)) for entry in plan.entries)
+    return rounds * sum(1 + len(drafts_of(entry, engine)) for entry in plan.entries)
 
 
-def check_engine_run(plan: Plan, run: EngineRun) -> None:
-    """Check that the comparison can run to its end.
+def check_engine_run(plan: Plan, run: EngineRun, engine: Engine) -> list[str]:
+    """Check that the comparison can run to its end; return lines on the configurations that are left out.
 
     Raises:
-        UsageError: no chain, or too few prompts.
-        EngineError: a configuration that is no chain.
+        UsageError: nothing that drafts, or too few prompts.
+        EngineError: the engine does not draft what the plan chose.
     """
-    chains = [chains_of(entry) for entry in plan.entries]
-    if not any(chains):
-        raise UsageError("the plan holds no chain: there is nothing to validate")
+    left_out: dict[str, list[str]] = {}
+    for entry in plan.entries:
+        for shape, choice in ways_of(entry).items():
+            reason = _reason(_draft_of(shape), entry.batch, engine)
+            if reason is not None and shape in (entry.choice.tree, entry.choice.grown and entry.choice.grown.policy):
+                raise EngineError(f"batch {entry.batch}: {choice.name} cannot be run: {reason}")
+            if reason is not None:
+                left_out.setdefault(reason, []).append(f"{choice.name} (batch {entry.batch})")
+    if not any(drafts_of(entry, engine) for entry in plan.entries):
+        raise UsageError("the plan holds no chain and no dynamic tree: there is nothing to validate")
     largest = max(entry.batch for entry in plan.entries)
     if len(run.prompts) < run.rounds * largest:
         raise UsageError(
             f"{run.rounds} blocks at batch {largest} need at least {run.rounds * largest} prompts, got "
             f"{len(run.prompts)}"
         )
+    return [f"not measured: {', '.join(names)}: {reason}" for reason, names in left_out.items()]
 
 
 def compare_in_engine(
@@ -86,9 +108,9 @@ def compare_in_engine(
     forms: Mapping[tuple[int, str], ClosedForms] | None = None,
     progress: Callable[[int], None] = lambda runs: None,
 ) -> list[Comparison]:
-    """Decode the prompts plainly and with every chain of the plan, each part in waves of full batches.
+    """Decode the prompts plainly and with every draft of the plan, each part in waves of full batches.
 
-    The order of draft lengths and batch sizes is shuffled in each round. The measured speedup is tau times the
+    The order of drafts and batch sizes is shuffled in each round. The measured speedup is tau times the
     trimmed mean, over rounds, of plain step over step.
 
     Args:
@@ -101,26 +123,28 @@ def compare_in_engine(
     Raises:
         UsageError, EngineError: see `check_engine_run`; or the engine fails.
     """
-    check_engine_run(plan, run)
-    rng, waves = np.random.default_rng(run.seed), dict[tuple[int, int], list[Waves]]()
+    check_engine_run(plan, run, engine)
+    rng, waves = np.random.default_rng(run.seed), dict[tuple[int, Draft], list[Waves]]()
     parts = np.array_split(np.arange(len(run.prompts)), run.rounds)
-    lengths = {entry.batch: [0, *chains_of(entry)] for entry in plan.entries}
-    every = sorted({length for at_batch in lengths.values() for length in at_batch})
+    drafts: dict[int, list[Draft]] = {entry.batch: [0, *drafts_of(entry, engine)] for entry in plan.entries}
+    every = sorted({draft for at_batch in drafts.values() for draft in at_batch}, key=str)
     for part in parts:
-        for draft in rng.permutation(every).tolist():  # servers are launched by draft length
-            warm_up(engine, run.prompts[: max(lengths)], draft=draft)
-            for batch in rng.permutation([b for b, at in lengths.items() if draft in at]).tolist():
+        for place in rng.permutation(len(every)).tolist():  # servers are launched by draft
+            draft = every[place]
+            batches = [batch for batch, at_batch in drafts.items() if draft in at_batch]
+            warm_up(engine, run.prompts[: max(batches)], draft=draft)
+            for batch in rng.permutation(batches).tolist():
                 waves.setdefault((batch, draft), []).append(_measured(engine, run, part.tolist(), batch, draft))
                 progress(1)
     judged = judged_on(plan)
     return [
-        _compared(entry, length, choice, waves, judged=judged, requests=len(run.prompts), forms=forms or {})
+        _compared(entry, draft, choice, waves, judged=judged, requests=len(run.prompts), forms=forms or {})
         for entry in plan.entries
-        for length, choice in chains_of(entry).items()
+        for draft, choice in drafts_of(entry, engine).items()
     ]
 
 
-def _measured(engine: Engine, run: EngineRun, part: Sequence[int], batch: int, draft: int) -> Waves:
+def _measured(engine: Engine, run: EngineRun, part: Sequence[int], batch: int, draft: Draft) -> Waves:
     """Decode the prompts of a part in waves; a last wave that would not be full is left out."""
     waves = Waves()
     for first in range(0, len(part) - batch + 1, batch):
@@ -134,17 +158,17 @@ def _measured(engine: Engine, run: EngineRun, part: Sequence[int], batch: int, d
 
 def _compared(
     entry: PlanEntry,
-    length: int,
+    draft: Draft,
     choice: Choice,
-    waves: Mapping[tuple[int, int], Sequence[Waves]],
+    waves: Mapping[tuple[int, Draft], Sequence[Waves]],
     *,
     judged: int,
     requests: int,
     forms: Mapping[tuple[int, str], ClosedForms],
 ) -> Comparison:
-    plain, runs = waves[entry.batch, 0], waves[entry.batch, length]
+    plain, runs = waves[entry.batch, 0], waves[entry.batch, draft]
     predicted_s = next((other.step_s for other in (entry.choice, *entry.compared) if other.plain), None)
-    tree = Tree.chain(length)
+    tree = Tree.chain(draft) if isinstance(draft, int) else None
     figures = _figures(runs, plain)
     return Comparison(
         entry.batch,
@@ -153,8 +177,9 @@ def _compared(
         Figures.of_run(choice, judged=judged, requests=requests),
         figures,
         end_to_end=_rate(runs) / _rate(plain),
-        forms=forms.get((entry.batch, tree.id), ClosedForms()),
+        forms=ClosedForms() if tree is None else forms.get((entry.batch, tree.id), ClosedForms()),
         plain_s=None if predicted_s is None else (predicted_s, float(np.median(_seconds(plain)))),
+        grown=choice.grown,
     )
 
 

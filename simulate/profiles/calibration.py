@@ -14,7 +14,7 @@ from simulate.profiles.measured_cells import Cell, at_committed, commit_seconds
 from simulate.profiles.profile import NORMAL_95, Profile
 from simulate.profiles.step_tables import BatchTimes
 from treeopt.cost_model import StepShape
-from treeopt.policies import GROWTHS
+from treeopt.policies import GROWTHS, DynamicTree
 
 
 def profile_of(
@@ -100,26 +100,75 @@ def _with_dynamic_trees(profile: Profile, cells: Sequence[Cell]) -> Profile:
     return replace(profile, batches=batches, meta={**profile.meta, "growths": record})
 
 
-def chain_cell(
-    batch: int, drafted: int, step_s: float, *, context: float, error: float, committed: float = 1.0
+def engine_cell(
+    batch: int, draft: int | DynamicTree, step_s: float, *, context: float, error: float, committed: float = 1.0
 ) -> Cell:
-    """Return the cell of a chain of `drafted` tokens, 0 for plain decoding."""
-    return Cell(batch, context, drafted + 1, (1,) * drafted, 0.0, step_s, committed=committed, error=error)
+    """Return the cell of a chain (0 tokens: plain decoding) or dynamic tree, none of its time counted as drafting."""
+    if isinstance(draft, int):
+        nodes, widths, growth = draft, (1,) * draft, None
+    else:
+        nodes, widths, growth = draft.nodes, draft.drafting.expanded, draft.growth
+    return Cell(batch, context, nodes + 1, widths, 0.0, step_s, committed=committed, error=error, growth=growth)
 
 
-def chain_profile(cells: Sequence[Cell], *, context: tuple[int, int], meta: Mapping[str, Any]) -> Profile:
-    """Return the profile of chains from times that do not separate drafting from verification, as engines give them.
+def engine_profile(cells: Sequence[Cell], *, context: tuple[int, int], meta: Mapping[str, Any]) -> Profile:
+    """Return the profile of times that do not separate drafting from verification, as engines give them.
 
-    For a chain the separation makes no difference, and all time counts as verification; see `profile_of`. A branching
-    tree is therefore priced as the chain with the same number of nodes, which has more levels.
+    For chains alone the separation makes no difference, and all time counts as verification; see `profile_of`. A
+    branching tree is then priced as the chain with the same number of nodes, which has more levels. Dynamic trees
+    separate the two: see `_drafting_separated`. They are priced like static trees of their shape, with the median error
+    at trees that were left out recorded under `growths`.
 
     Args:
-        cells: for every batch size and context those of plain decoding and of a chain of 1, and longer chains.
+        cells: for every batch size and context those of plain decoding and of a chain of 1, and longer chains; dynamic
+            trees at every batch size or at none.
         context: fewest and most tokens per sequence in the cache while measuring.
         meta: provenance.
     """
-    profile = profile_of(cells, context=context, meta=meta)
-    return replace(profile, batches=tuple(map(_without_drafting, profile.batches)))
+    trees = [cell for cell in cells if cell.growth is not None]
+    if not trees:
+        profile = profile_of(cells, context=context, meta=meta)
+        return replace(profile, batches=tuple(map(_without_drafting, profile.batches)))
+    separated, missed = list[Cell](), list[float]()
+    for place in dict.fromkeys((cell.batch, cell.context) for cell in cells):
+        some, errors = _drafting_separated([cell for cell in cells if (cell.batch, cell.context) == place])
+        separated += some
+        missed += errors
+    profile = profile_of(separated, context=context, meta=meta)
+    (growth,) = {str(cell.growth) for cell in trees}
+    widest = max(max(cell.widths) for cell in trees)
+    same = Growing(0.0, 0.0, 0.0, 0.0, widest, float(np.sqrt(np.mean(np.square(missed)))))
+    record = {growth: {"cells": len(missed), "median_error": float(np.median(missed))}}
+    batches = tuple(replace(times, growth={growth: same}) for times in profile.batches)
+    return replace(profile, batches=batches, meta={**profile.meta, "growths": record})
+
+
+def _drafting_separated(cells: Sequence[Cell]) -> tuple[list[Cell], list[float]]:
+    """Return cells of one batch size and context with drafting separated from verification, and the errors at trees.
+
+    The time of a speculative step is fitted by a + b tokens + c levels + d (nodes fed - levels), relative errors least,
+    no coefficient below 0 (Lawson and Hanson 1974, by scipy); drafting is the part with c and d. What the fit does not
+    explain stays with verification, so that a measured step keeps its time. An error is that of a tree by a fit to all
+    other cells, as a share of its step.
+    """
+    from scipy.optimize import nnls
+
+    drafted = [cell for cell in cells if cell.widths]
+    step_s = np.array([cell.step_s for cell in drafted])
+    levels, fed = (np.array([of(cell.widths) for cell in drafted]) for of in (len, sum))
+    amounts = np.stack([np.ones(len(drafted)), [cell.tokens for cell in drafted], levels, fed - levels], 1)
+    shares = amounts / step_s[:, None]
+    seconds = nnls(shares, np.ones(len(drafted)))[0]
+    others = ~np.eye(len(drafted), dtype=bool)
+    trees = [i for i, cell in enumerate(drafted) if cell.growth is not None]
+    missed = [abs(1 - float(shares[i] @ nnls(shares[others[i]], np.ones(len(drafted) - 1))[0])) for i in trees]
+    draft_s = (amounts[:, 2:] @ seconds[2:]).tolist()
+    separated = [
+        replace(cell, draft_s=part, rest_s=cell.step_s - part, growth=None)
+        for cell, of_draft in zip(drafted, draft_s, strict=True)
+        for part in (min(of_draft, 0.9 * cell.step_s),)
+    ]
+    return [*(cell for cell in cells if not cell.widths), *separated], missed
 
 
 def _without_drafting(times: BatchTimes) -> BatchTimes:

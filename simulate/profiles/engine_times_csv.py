@@ -14,7 +14,7 @@ Other columns are ignored. Lines of the same batch, chain and context are repeti
 Lines of SGLang's scripts/playground/bench_speculative.py are read as they are: JSON with `batch_size`, `steps`, `topk`,
 `num_draft_tokens` and `step_time`. Its chains count (topk 1, num_draft_tokens = steps + 1); its trees are left out.
 
-The profile is one of chains, see `chain_profile`.
+The profile is one of chains, see `engine_profile`.
 """
 
 import csv
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.profiles.calibration import chain_cell, chain_profile
+from simulate.profiles.calibration import engine_cell, engine_profile
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
 from treeopt.errors import CostError, UsageError
@@ -75,7 +75,7 @@ def read_times(path: Path, *, device: str, context: tuple[int, int] | None = Non
         "provenance": {name: value for name, value in this_run().items() if name not in HERE},
     }
     _check_chains(path, lines)
-    return chain_profile(cells, context=(low, high), meta=meta)
+    return engine_profile(cells, context=(low, high), meta=meta)
 
 
 def _context_range(path: Path, lines: Sequence[_Line], context: tuple[int, int] | None) -> tuple[int, int]:
@@ -101,7 +101,7 @@ def _cells(lines: Sequence[_Line], *, middle: float) -> list[Cell]:
         same = [line.step_s for line in lines if (line.batch, line.drafted, line.context) == (batch, drafted, context)]
         error = float(np.std(np.log(same), ddof=1)) / len(same) ** 0.5 if len(same) > 1 else 0.0
         place = middle if context is None else context
-        cells.append(chain_cell(batch, drafted, float(np.median(same)), context=place, error=error))
+        cells.append(engine_cell(batch, drafted, float(np.median(same)), context=place, error=error))
     return cells
 
 

@@ -2,8 +2,8 @@
 
 Run as `python -m tests.benchmarks.engine_times` on a machine that nothing else uses. For each case below `CASES` it
 calls `treeopt profile --engine` and `treeopt validate --engine` and keeps the profile, the predictions that were
-written before anything was measured, and the validation. Chains of 1 to 5 at one and at four requests in flight;
-greedy, float32, prompts that are in no shipped trace.
+written before anything was measured, and the validation. Chains of 1 to 5 at one and at four requests in flight, or the
+best dynamic trees of some sizes at one; greedy, float32, prompts that are in no shipped trace.
 """
 
 import os
@@ -23,6 +23,7 @@ PROMPTS, SKIP = "data/prompts/stdlib.jsonl", 1000  # prompts before these are in
 CHAINS = ",".join(f"chain:{length}" for length in range(1, 6))
 SHIPPED = shipped("models/stdlib-llama")
 SMOLLM2 = ENGINES / "models" / "smollm2"  # made by `python -m tests.helpers.smollm2`
+BEAM = 4  # nodes continued per level, and children of each, of recorded candidates
 NEW_TOKENS = "48"  # waves overlap long enough to be timed
 RECORDED = ("--prompts", PROMPTS, "--new-tokens", NEW_TOKENS, "--depth", "5")
 
@@ -40,6 +41,7 @@ class Case:
         method: `--method`; None: the engine needs none.
         arguments: of the launch, beside those of the engine.
         servers: servers that may be alive at a time.
+        trees: most nodes of dynamic trees, each measured beside the best chain; none: chains of 1 to 5.
     """
 
     engine: str
@@ -50,6 +52,7 @@ class Case:
     method: str | None
     arguments: str = ""
     servers: int = 1
+    trees: tuple[int, ...] = ()
 
 
 EAGLE3 = shipped("models/stdlib-eagle3")
@@ -59,6 +62,7 @@ CASES = {
     "eagle3-vllm": Case("vllm", SHIPPED, "", EAGLE3, "eagle3-vllm", "eagle3", UNI, 6),
     "eagle3-llama.cpp": Case("llama.cpp", SHIPPED, "gguf", EAGLE3, "gguf", "draft-eagle3", "", 6),
     "eagle3-openvino": Case("openvino", SHIPPED, "openvino", EAGLE3, "openvino", None),
+    "eagle3-openvino-trees": Case("openvino", SHIPPED, "openvino", EAGLE3, "openvino", None, trees=(4, 8, 16)),
     "smollm2-lookup-vllm": Case("vllm", SMOLLM2, "", "prompt-lookup:vllm:2-4", None, "ngram", UNI, 6),
     "smollm2-lookup-llama.cpp": Case(
         "llama.cpp",
@@ -103,7 +107,10 @@ def recorded(name: str, case: Case, folder: Path) -> Path:
 
     A drafter that treeopt has is recorded in its own loop, once for all engines; a rule of an engine in that engine.
     """
-    if case.drafter_layout is not None:
+    if case.trees:
+        trace, options = folder / f"{Path(case.drafter).name}-candidates.npz", ["--target", str(case.target)]
+        options += ["--requests", "300", "--candidates", f"depth=5,beam={BEAM},width={BEAM}", "--threads", "1"]
+    elif case.drafter_layout is not None:
         trace, options = folder / f"{Path(case.drafter).name}.npz", ["--target", str(case.target), "--requests", "600"]
     else:
         trace, options = folder / f"{name}.npz", [*common(case, folder), "--requests", "160"]
@@ -119,6 +126,9 @@ def run_case(name: str, output: Path, folder: Path, *, requests: int, rounds: in
         CalledProcessError: a command failed.
     """
     case = CASES[name]
+    if case.trees:
+        run_trees(name, case, output, folder, requests=requests, rounds=rounds)
+        return
     shared, drafter = common(case, folder), ["--drafter", str(case.drafter)]
     trace = recorded(name, case, folder)
     profile, check = output / f"{name}.profile.json", output / f"{name}.validation.json"
@@ -129,6 +139,23 @@ def run_case(name: str, output: Path, folder: Path, *, requests: int, rounds: in
     predicted = ["--trace", trace, "--profile", profile, "--predictions", output / f"{name}.predictions.json"]
     sizes = ["--requests", str(requests), "--blocks", str(rounds), "--shapes", CHAINS]
     treeopt(["validate", *shared, *drafter, *predicted, *sizes, "--output", check])
+
+
+def run_trees(name: str, case: Case, output: Path, folder: Path, *, requests: int, rounds: int) -> None:
+    """Measure a profile with dynamic trees; for each size choose the best, predict and measure it."""
+    shared, trace = common(case, folder), recorded(name, case, folder)
+    shared += ["--prompts", PROMPTS, "--skip", str(SKIP), "--new-tokens", NEW_TOKENS]
+    profile = output / f"{name}.profile.json"
+    limits = ["--requests", "64", "--batch", "1", "--max-depth", "5", "--max-nodes", str(max(case.trees))]
+    treeopt(["profile", *shared, *limits, "--policies", "--rounds", str(rounds), "--output", profile])
+    for nodes in case.trees:
+        file = f"{name.removesuffix('s')}-{nodes}"
+        plan, check = folder / f"{file}.plan.json", output / f"{file}.validation.json"
+        limits = ["--batch", "1", "--engine", case.engine, "--policy", "eagle2", "--max-nodes", str(nodes)]
+        treeopt(["search", "--trace", trace, "--profile", profile, *limits, "--output", plan])
+        shown = ["--plan", plan, "--predictions", output / f"{file}.predictions.json", "--output", check]
+        drafter = ["--drafter", str(case.drafter), "--requests", str(requests), "--blocks", str(rounds)]
+        treeopt(["validate", *shared, *drafter, *shown])
 
 
 def treeopt(arguments: Sequence[str | Path]) -> None:

@@ -84,15 +84,24 @@ def times() -> Iterator[Row]:
         ]
 
 
+def drafted(cell: Mapping[str, Any]) -> tuple[int, str]:
+    """Return the nodes and the name of what a cell drafts: a chain, or a dynamic tree with its settings."""
+    if cell["grown"] is None:
+        nodes = len(cell["tree"]["paths"])
+        return nodes, f"chain of {nodes}"
+    limits = cell["grown"]["settings"]
+    return limits["nodes"], f"tree of {limits['nodes']}, depth {limits['depth']}, beam {limits['beam']}"
+
+
 def cells() -> Iterator[Row]:
-    """Yield a row per chain and batch size: predicted and measured speedup."""
+    """Yield a row per draft and batch size: predicted and measured speedup."""
     for name, record in validations():
-        for cell in sorted(record["cells"], key=lambda cell: (cell["batch"], len(cell["tree"]["paths"]))):
+        for cell in sorted(record["cells"], key=lambda cell: (cell["batch"], *drafted(cell))):
             predicted, measured = cell["predicted"], cell["measured"]
             yield [
                 f"`{name}`",
                 str(cell["batch"]),
-                str(len(cell["tree"]["paths"])),
+                drafted(cell)[1],
                 f"{predicted['tau']['value']:.2f}",
                 f"{measured['tau']['value']:.2f}",
                 *(interval(Estimate(**side["speedup"])) for side in (predicted, measured)),

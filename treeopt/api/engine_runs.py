@@ -81,7 +81,7 @@ def validate_engine(
     seed: int = 0,
     progress: Progress = silent,
 ) -> Validation:
-    """Decode a plan's chains in an engine and return predicted beside measured figures, for each batch size.
+    """Decode a plan's chains and dynamic trees in an engine; return predicted beside measured figures by batch size.
 
     Predictions are made, and written to their file with a hash, before the engine is started.
 
@@ -113,12 +113,13 @@ def validate_engine(
     made = predict(material, run.context, lambda plan: Runs({}, lengths, new_tokens), rules=(CHAINS,), seed=seed)
     plan = made.predictions.plan
     warn(made.warnings)
-    check_engine_run(plan, run)
+    names = choice.settings(target, drafter, concurrency=max(entry.batch for entry in plan.entries))
+    driver = make_engine(names)
+    note(check_engine_run(plan, run, driver))
     if sources.predictions is not None and not sources.written:
         save_predictions(made.predictions, sources.predictions)
         note([f"predictions {made.predictions.sha256[:16]} written to {sources.predictions}; measuring begins"])
-    names = choice.settings(target, drafter, concurrency=max(entry.batch for entry in plan.entries))
-    with make_engine(names) as engine, progress("decoding", runs_in(plan, rounds)) as advance:
+    with driver as engine, progress("decoding", runs_in(plan, driver, rounds)) as advance:
         comparisons = compare_in_engine(engine, plan, run, forms=made.predictions.forms, progress=advance)
         meta = validation_meta(engine, run)
     meta |= {

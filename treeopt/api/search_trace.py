@@ -10,6 +10,7 @@ from treeopt.comparison.mismatch_warnings import model_warnings
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostModel
 from treeopt.defaults import HELD_OUT, NEAR
+from treeopt.engines import ENGINE_RULES
 from treeopt.engines.rules_for_trace import engine_constraints
 from treeopt.errors import UsageError
 from treeopt.planning import search_pipeline
@@ -21,6 +22,7 @@ from treeopt.replay.objective import OBJECTIVES, THROUGHPUT, Objective
 from treeopt.replay.sampled_rules import ranks_and_rules
 from treeopt.searchers.constrained_trees.dinkelbach import WORK
 from treeopt.searchers.dynamic_trees.choose_policy import KINDS
+from treeopt.searchers.dynamic_trees.settings_grid import EAGLE2
 from treeopt.searchers.dynamic_trees.step_prices import Padding
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -67,7 +69,8 @@ def search(
         shrink: strength of shrinkage towards similar paths, in pseudo-anchors; default fitted on the requests.
         engine: only trees that this engine can run, a key of `treeopt.engines.PROFILES`.
         rules: further rules that trees must keep.
-        policies: kinds of dynamic policies to sweep, on a trace with candidates; ("all",) for all kinds.
+        policies: kinds of dynamic policies to sweep, on a trace with candidates; ("all",) for all kinds. With an engine
+            that has dynamic trees, those that it can run.
         padding: how dynamic trees become one forward: `full`, `widest` (default) or `none`.
         target_interval: relative half-width of tau; `meta["missing"]` of the plan then says how many more requests
             would reach it.
@@ -123,7 +126,8 @@ def search(
             near=near,
             shrink=shrink,
             rules=(*own_rules, *engine_constraints(engine, trace), *rules),
-            policies=KINDS if "all" in policies else tuple(dict.fromkeys(policies)),
+            policies=_kinds(policies, engine),
+            cannot_run=None if engine is None else ENGINE_RULES[engine].cannot_run,
             padding=padding or "widest",
             compare=judged,
             held_out=held_out,
@@ -136,6 +140,15 @@ def search(
     if target_interval is None:
         return plan
     return replace(plan, meta={**plan.meta, "missing": more_requests(plan, target_interval)})
+
+
+def _kinds(policies: Sequence[str], engine: str | None) -> tuple[str, ...]:
+    """Return the kinds of dynamic policies to sweep; engines with dynamic trees run those of EAGLE-2 alone."""
+    if engine is None or ENGINE_RULES[engine].cannot_run is None:
+        return KINDS if "all" in policies else tuple(dict.fromkeys(policies))
+    if other := set(policies) - {EAGLE2, "all"}:
+        raise UsageError(f"--engine {engine} runs dynamic trees of {EAGLE2} alone, not {min(other)}: --policy {EAGLE2}")
+    return (EAGLE2,) if policies else ()
 
 
 def _shortest_context(cost: CostModel) -> list[str]:

@@ -38,10 +38,10 @@ ENGINE_RULES: Mapping[str, EngineRules] = {
     "medusa": EngineRules(medusa.ENGINE, medusa.constraints(heads=None)),
     "vllm-0.20": EngineRules(vllm.ENGINE_WITH_TREES, vllm.TREES),
     "vllm": EngineRules(vllm.ENGINE, vllm.CONSTRAINTS),
-    "sglang": EngineRules(sglang.ENGINE, sglang.CHAINS),
+    "sglang": EngineRules(sglang.ENGINE, sglang.CHAINS, sglang.TREES.cannot_run),
     "llama.cpp": EngineRules(llama_cpp.ENGINE, llama_cpp.CONSTRAINTS),
     "lmdeploy": EngineRules(lmdeploy.ENGINE, lmdeploy.CONSTRAINTS),
-    "openvino": EngineRules(openvino.ENGINE, openvino.CONSTRAINTS),
-    "tensorrt-llm": EngineRules(tensorrt_llm.ENGINE, tensorrt_llm.CONSTRAINTS),
+    "openvino": EngineRules(openvino.ENGINE, openvino.CONSTRAINTS, openvino.TREES.cannot_run),
+    "tensorrt-llm": EngineRules(tensorrt_llm.ENGINE, tensorrt_llm.CONSTRAINTS, tensorrt_llm.TREES.cannot_run),
     "transformers": EngineRules(transformers.ENGINE, transformers.CONSTRAINTS),
 }

@@ -13,7 +13,7 @@ from treeopt.constraints import FitsPool, branching, pool
 from treeopt.engines.export import Nearest, coverage_note, fit, listed, origin_note
 from treeopt.errors import EngineError
 from treeopt.plans.plan import PlanEntry
-from treeopt.policies import DynamicTree
+from treeopt.policies import DynamicTree, Policy
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,12 @@ class DynamicTrees:
         if triple.nodes < triple.depth and (self.fills_levels or triple.width == 1):
             return f"{triple.nodes} nodes are fewer than {triple.depth} levels ({self.source})"
         return None
+
+    def cannot_run(self, policy: Policy) -> str | None:
+        """Return why the engine cannot run a policy, None if it can."""
+        if not isinstance(policy, DynamicTree):
+            return f"{self.engine} has settings for {', '.join(self.names[:2])} and {self.names[2]} alone"
+        return _beyond_three_settings(policy) or self.refused(Triple(policy.depth, policy.beam, policy.nodes))
 
     def nearest(self, triple: Triple) -> Triple:
         """Return the settings that the engine can run and that differ least: fewer levels or fewer nodes.
@@ -162,7 +168,7 @@ def _policy(entry: PlanEntry, trees: DynamicTrees, nearest: Nearest | None) -> t
             f"{trees.engine} cannot run {named}: it offers only {offered}; nearest: policy eagle2, or `chain`"
         )
     triple = Triple(policy.depth, policy.beam, policy.nodes)
-    reason = _beyond_three_settings(policy) or trees.refused(triple)
+    reason = trees.cannot_run(policy)
     planned = [f"planned for batch {entry.batch} only"]
     if reason is None:
         return triple, planned

@@ -10,6 +10,7 @@ from treeopt.constraints import Constraint, broken
 from treeopt.errors import EngineError, PlanError, UsageError
 from treeopt.planning.baselines import CHAIN
 from treeopt.plans.plan import Choice, Plan, PlanEntry
+from treeopt.searchers.dynamic_trees.settings_grid import CannotRun
 from treeopt.storage.provenance import look, own_version
 from treeopt.tree import Tree
 
@@ -21,15 +22,17 @@ DRAFTER = "DRAFTER"  # stands in launch lines for a drafter that was not named
 
 @dataclass(frozen=True)
 class EngineRules:
-    """The static trees that an engine can run.
+    """The trees that an engine can run.
 
     Attributes:
         engine: name and version, for messages.
-        rules: rules, all of which a tree must keep.
+        rules: rules, all of which a static tree must keep.
+        cannot_run: returns why the engine cannot run a dynamic policy, None if it can; None: it runs none.
     """
 
     engine: str
     rules: tuple[Constraint, ...]
+    cannot_run: CannotRun | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from treeopt.plans.plan import Choice, Grown, PlanEntry, Price, Proof
 from treeopt.policies import DynamicTree, Policy, settings
 from treeopt.searchers.dynamic_trees.choose_policy import Judged, best_policy
 from treeopt.searchers.dynamic_trees.oracle_bound import upper_bound
-from treeopt.searchers.dynamic_trees.settings_grid import Bench
+from treeopt.searchers.dynamic_trees.settings_grid import Bench, CannotRun
 from treeopt.searchers.dynamic_trees.step_prices import Padding, Prices, Timed
 from treeopt.statistics.clustered_estimate import paired_difference
 from treeopt.tree import Tree
@@ -37,7 +37,9 @@ class Rivals:
         max_nodes: largest tree of the policies.
         max_depth: deepest tree of the policies.
         seed: seed of the order in which policies meet requests.
-        take_policies: True if a policy may be chosen; False with rules or `shapes`, which apply only to static trees.
+        take_policies: True if a policy may be chosen; False with `shapes`, or with rules of an engine without dynamic
+            trees, which apply only to static trees.
+        cannot_run: returns why the engine cannot run a policy; None: any policy can run.
         near: share by which a policy must be faster on the fitted requests to be chosen.
     """
 
@@ -50,13 +52,14 @@ class Rivals:
     seed: int
     take_policies: bool
     near: float
+    cannot_run: CannotRun | None = None
 
     def entry(self, judge: Judge, batch: int, best: Tree | None, proof: Proof, prices: tuple[Price, ...]) -> PlanEntry:
         """Return the plan entry of a batch size.
 
-        A policy takes the place of the tree where it is faster on the fitted requests, unless rules or a number of
-        shapes are given, or forwards have one shape and the policy changes it. The best static configuration, plain
-        decoding included, is then compared with it.
+        A policy takes the place of the tree where it is faster on the fitted requests. It does not where a number of
+        shapes is given, where the rules are those of an engine without dynamic trees, and where forwards have one shape
+        and the policy changes it. The best static configuration, plain decoding included, is then compared with it.
         """
         plain, static = _static(judge, PLAIN, None, batch), _static(judge, CHOSEN, best, batch)
         policies = [self._judged(judge, kind, batch) for kind in self.policies]
@@ -114,6 +117,7 @@ class Rivals:
             max_depth=self.max_depth,
             context=judge.context,
             padding=self.padding,
+            cannot_run=self.cannot_run,
             seed=self.seed,
         )
 

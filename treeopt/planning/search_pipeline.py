@@ -35,6 +35,7 @@ from treeopt.planning.search_warnings import (
 from treeopt.planning.tree_candidates import Proposals
 from treeopt.plans.plan import Plan, PlanEntry
 from treeopt.replay.objective import THROUGHPUT, WORST_DOMAIN, Objective
+from treeopt.searchers.dynamic_trees.settings_grid import CannotRun
 from treeopt.searchers.dynamic_trees.step_prices import Padding
 from treeopt.storage.provenance import assumed_in, this_run
 from treeopt.traces.trace import Trace
@@ -66,6 +67,7 @@ def search(
     context: int | None = None,
     seed: int = 0,
     engine: str | None = None,
+    cannot_run: CannotRun | None = None,
     advance: Callable[[int], None] = lambda pieces: None,
 ) -> Plan:
     """Return the fastest topology for each batch size, or none, chosen on some requests and reported on the others.
@@ -98,6 +100,7 @@ def search(
             contexts the shortest.
         seed: seed of the split.
         engine: the engine that `rules` are those of, which the plan records.
+        cannot_run: returns why that engine cannot run a dynamic policy; None: it runs none, or there is no engine.
         advance: called with 1 twice for each batch size: trees proposed, configurations compared.
 
     Raises:
@@ -146,8 +149,9 @@ def search(
         settings.nodes,
         settings.depth,
         seed,
-        take_policies=not settings.rules and shapes is None,
+        take_policies=(not settings.rules or cannot_run is not None) and shapes is None,
         near=near,
+        cannot_run=cannot_run,
     )
     entries = []
     for size in settings.batches:

@@ -1,5 +1,6 @@
 """Drivers: one engine a file.
 
+* `launched_servers`: the servers of vLLM, llama.cpp and SGLang, launched by draft length and stopped together.
 * `openai`: any OpenAI-compatible server that runs already.
 * `llama_cpp`: llama-server, launched by draft length.
 * `driver_settings`: a driver from settings in words.

@@ -16,12 +16,11 @@ import subprocess
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from executor.engines.connections.completions_client import Records
-from executor.engines.connections.concurrent_requests import in_flight
-from executor.engines.connections.server_pool import ALIVE, Launch, ServerPool
+from executor.engines.connections.server_pool import ALIVE, Launch
+from executor.engines.drivers.launched_servers import LaunchedServers
 from executor.engines.drivers.openai import TIMEOUT_S
 from executor.engines.engine import Draft, EngineRequest, EngineStep
 from treeopt.engines.llama_cpp import draft_options
@@ -31,12 +30,8 @@ VERSION_S = 10.0  # longest time that `--version` may take
 SLOTS = 8  # rows, the largest concurrency; each has a share of the context
 
 
-class LlamaCpp:
-    """llama-server processes, launched by draft length.
-
-    Attributes:
-        meta: see `Engine.meta`.
-    """
+class LlamaCpp(LaunchedServers):
+    """llama-server processes, launched by draft length."""
 
     def __init__(
         self,
@@ -66,26 +61,16 @@ class LlamaCpp:
             alive: servers at a time.
             timeout_s: longest time that a server may take to start, and then to send anything.
         """
+        super().__init__(alive=alive, timeout_s=timeout_s)
         self._command = [str(executable), "-m", str(target), "--host", "127.0.0.1", "-np", str(slots), "--no-webui"]
         self._method, self._drafter, self._slots, self._match = method, drafter, slots, match
         self._arguments, self._environment = tuple(arguments), dict(environment or {})
-        self._servers: ServerPool[int] = ServerPool(self._launch, alive=alive, timeout_s=timeout_s)
-        self.meta: Mapping[str, Any] = {
+        self.meta = {
             "name": "llama.cpp",
             "method": method,
             **({} if match is None else {"match": match}),
             "arguments": list(self._arguments),
         }
-
-    def __enter__(self) -> Self:
-        """See `Engine`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop all servers."""
-        self._servers.__exit__(kind, error, trace)
 
     def _launch(self, length: int) -> Launch:
         command = [*self._command]
@@ -116,11 +101,7 @@ class LlamaCpp:
         def ask(number: int, request: EngineRequest, lane: int) -> Generator[EngineStep, None, None]:
             return token_steps(client.events("/completion", _body(request, lane)), number, began_s, where=client.url)
 
-        try:
-            yield from in_flight(requests, ask, concurrency=concurrency, cancel=client.cancel)
-        except EngineError:
-            server.process.check()  # where the server ended, its own words say why
-            raise
+        yield from self._decoded(server, requests, ask, concurrency=concurrency)
 
 
 def _body(request: EngineRequest, lane: int) -> dict[str, Any]:

@@ -26,6 +26,8 @@ class OpenAI:
         meta: see `Engine.meta`.
     """
 
+    tree_requests = 0
+
     def __init__(
         self,
         urls: Mapping[int, str],

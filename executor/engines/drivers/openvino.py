@@ -38,6 +38,8 @@ PLAIN, DRAFTING = "plain", "drafting"
 class OpenVino:
     """OpenVINO GenAI with a draft model, with prompt lookup, or with neither; see `Engine`."""
 
+    tree_requests = 1
+
     def __init__(
         self,
         python: Path | str,
@@ -150,7 +152,7 @@ class OpenVino:
                 )
         if concurrency < 1:
             raise EngineError(f"concurrency must be at least 1, got {concurrency}")
-        if isinstance(draft, DynamicTree) and min(concurrency, len(requests)) > 1:
+        if isinstance(draft, DynamicTree) and min(concurrency, len(requests)) > self.tree_requests:
             raise EngineError(f"{NAME} fails where one of several requests with trees ends; decode with concurrency 1")
         order = {
             "op": "decode",

@@ -9,24 +9,18 @@ and K + 1 draft tokens, since it counts the root.
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
-from executor.engines.connections.concurrent_requests import in_flight
-from executor.engines.connections.server_pool import ALIVE, Launch, ServerPool
+from executor.engines.connections.server_pool import ALIVE, Launch
+from executor.engines.drivers.launched_servers import LaunchedServers
 from executor.engines.drivers.openai import TIMEOUT_S, Count, steps_of
 from executor.engines.engine import Draft, EngineRequest, EngineStep
-from treeopt.errors import EngineError, UsageError
+from treeopt.errors import UsageError
 
 CHUNKS = ("--stream-interval", "1")
 
 
-class SGLang:
-    """SGLang servers, launched by draft length.
-
-    Attributes:
-        meta: see `Engine.meta`.
-    """
+class SGLang(LaunchedServers):
+    """SGLang servers, launched by draft length."""
 
     def __init__(
         self,
@@ -54,20 +48,10 @@ class SGLang:
             timeout_s: longest time that a server may take to start, and then to send anything.
             count: counts the tokens of a text, for versions that do not report them.
         """
+        super().__init__(alive=alive, timeout_s=timeout_s)
         self._python, self._target, self._method, self._drafter = str(python), str(target), method, drafter
         self._arguments, self._environment, self._count = tuple(arguments), dict(environment or {}), count
-        self._servers: ServerPool[int] = ServerPool(self._launch, alive=alive, timeout_s=timeout_s)
-        self.meta: Mapping[str, Any] = {"name": "sglang", "method": method, "arguments": list(self._arguments)}
-
-    def __enter__(self) -> Self:
-        """See `Engine`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop all servers."""
-        self._servers.__exit__(kind, error, trace)
+        self.meta = {"name": "sglang", "method": method, "arguments": list(self._arguments)}
 
     def _launch(self, length: int) -> Launch:
         command = [self._python, "-m", "sglang.launch_server", "--model-path", self._target, "--host", "127.0.0.1"]
@@ -95,8 +79,4 @@ class SGLang:
             chunks = client.stream(request, model=model)
             return steps_of(chunks, number, draft=draft, began_s=began_s, where=client.url, count=self._count)
 
-        try:
-            yield from in_flight(requests, ask, concurrency=concurrency, cancel=client.cancel)
-        except EngineError:
-            server.process.check()
-            raise
+        yield from self._decoded(server, requests, ask, concurrency=concurrency)

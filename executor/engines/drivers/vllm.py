@@ -13,12 +13,11 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from executor.engines.connections.completions_client import Chunk
-from executor.engines.connections.concurrent_requests import in_flight
-from executor.engines.connections.server_pool import ALIVE, Launch, ServerPool
+from executor.engines.connections.server_pool import ALIVE, Launch
+from executor.engines.drivers.launched_servers import LaunchedServers
 from executor.engines.drivers.openai import TIMEOUT_S, steps_of
 from executor.engines.engine import Draft, EngineRequest, EngineStep
 from executor.engines.model_files import model_name
@@ -32,12 +31,8 @@ MERGED = 64  # steps that one chunk may hold; the server's counts say where they
 METRICS = ("--per-request-spec-decode-metrics", "detailed")
 
 
-class VLLM:
-    """vLLM servers, launched by draft length.
-
-    Attributes:
-        meta: see `Engine.meta`.
-    """
+class VLLM(LaunchedServers):
+    """vLLM servers, launched by draft length."""
 
     def __init__(
         self,
@@ -62,24 +57,14 @@ class VLLM:
             alive: servers at a time.
             timeout_s: longest time that a server may take to start, and then to send anything.
         """
+        super().__init__(alive=alive, timeout_s=timeout_s)
         self._python, self._target, self._speculation = str(python), str(target), speculation
         self._arguments, self._environment = tuple(arguments), dict(environment or {})
-        self._servers: ServerPool[int] = ServerPool(self._launch, alive=alive, timeout_s=timeout_s)
-        self.meta: Mapping[str, Any] = {
+        self.meta = {
             "name": "vllm",
             "speculation": _without_path(speculation),
             "arguments": list(self._arguments),
         }
-
-    def __enter__(self) -> Self:
-        """See `Engine`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop all servers."""
-        self._servers.__exit__(kind, error, trace)
 
     def _launch(self, length: int) -> Launch:
         command = [self._python, "-m", SERVER, "--model", self._target, "--host", "127.0.0.1"]
@@ -110,11 +95,7 @@ class VLLM:
             steps = list(steps_of(kept, number, draft=longest, began_s=began_s, where=client.url))
             yield from counted(steps, _statistics(chunks) if draft else ([], []), where=client.url)
 
-        try:
-            yield from in_flight(requests, ask, concurrency=concurrency, cancel=client.cancel)
-        except EngineError:
-            server.process.check()  # where the server ended, its own words say why
-            raise
+        yield from self._decoded(server, requests, ask, concurrency=concurrency)
 
 
 def _appending(chunks: Generator[Chunk, None, None], held: list[Chunk]) -> Generator[Chunk, None, None]:

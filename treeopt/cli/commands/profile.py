@@ -27,7 +27,7 @@ from treeopt.defaults import (
     ROUNDS,
     STEPS,
 )
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from executor.profiling.measure_steps import Measurement
@@ -117,14 +117,14 @@ def profile(
 ) -> None:
     """Measure plain and speculative steps in the real loop, over batch sizes, contexts, tree sizes, depths and widths.
 
-    With --engine an inference engine is measured instead: chains of 1 to --max-depth drafted tokens, batch size being
-    the number of requests in flight.
+    With --engine an inference engine is measured instead: chains of 1 to --max-depth drafted tokens, with --policies
+    also dynamic trees; batch size is the number of requests in flight.
 
     Steps choose their tokens by --rule, which must be the rule of the traces that the profile is for: sampling takes
     time, too.
 
     Finished measurements stay in OUTPUT.work until the profile is written: after an interruption the same command
-    resumes there.
+    resumes there. With --engine it begins again.
     """
     output_files.check_output(output, force=force)
     sampling.check()
@@ -168,16 +168,16 @@ def _profile_engine(
     settings: Mapping[str, Any],
 ) -> None:
     """Measure an engine and write its profile."""
-    from executor.engines.engine_profile import EngineProfiling
+    from executor.engines.engine_profile import EngineProfiling, dynamic_trees
     from simulate.profiles.profile import save_profile
 
-    if models.random_weights or prompts.prompt_tokens is not None or settings["policies"] or settings["graphs"]:
-        raise UsageError(
-            "--engine does not take --random-weights, --prompt-tokens, --policies or --graphs: omit them, or --engine"
-        )
+    if models.random_weights or prompts.prompt_tokens is not None or settings["graphs"]:
+        raise UsageError("--engine does not take --random-weights, --prompt-tokens or --graphs: omit them, or --engine")
+    depth = settings["max_depth"] or ENGINE_LENGTH
     wanted = EngineProfiling(
         batch,
-        tuple(range((settings["max_depth"] or ENGINE_LENGTH) + 1)),
+        tuple(range(depth + 1)),
+        dynamic_trees(max_nodes=settings["max_nodes"], max_depth=depth) if settings["policies"] else (),
         settings["contexts"],
         settings["new_tokens"],
         settings["rounds"] or ENGINE_ROUNDS,
@@ -185,7 +185,9 @@ def _profile_engine(
     )
     measured = profile_engine(engine, models.target, models.drafter, prompts, wanted, progress=printing.progress)
     save_profile(measured, output)
-    note([f"profile of chains at batch {', '.join(map(str, batch))} in {engine.engine} written to {output}"])
+    kinds = f"chains and {counted(len(wanted.trees), 'dynamic tree')}" if wanted.trees else "chains"
+    errors = _policy_errors(measured.meta)
+    note([f"profile of {kinds} at batch {', '.join(map(str, batch))} in {engine.engine} written to {output}{errors}"])
 
 
 def _size_errors(error: float, *, cells: int, median_error: float | None) -> str:

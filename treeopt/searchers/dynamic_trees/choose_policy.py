@@ -11,7 +11,7 @@ from treeopt.cost_model import CostModel
 from treeopt.errors import CostError, TraceError, UsageError
 from treeopt.policies import Policy, named
 from treeopt.policies.beam import Drafting, reach
-from treeopt.searchers.dynamic_trees.settings_grid import GRIDS, Bench, Sweep
+from treeopt.searchers.dynamic_trees.settings_grid import GRIDS, Bench, CannotRun, Sweep
 from treeopt.searchers.dynamic_trees.step_prices import Padding, Prices, Timed
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.traces.trace import Trace
@@ -59,6 +59,7 @@ def best_policy(
     max_depth: int | None = None,
     context: int | None = None,
     padding: Padding = "none",
+    cannot_run: CannotRun | None = None,
     seed: int = 0,
 ) -> Judged:
     """Return the policy of a kind with the most replayed tokens per second on `fit`, evaluated on `held`.
@@ -76,6 +77,8 @@ def best_policy(
         max_depth: largest number of drafted levels; never more than were recorded.
         context: cached tokens per sequence; default what the cost model was made for.
         padding: how trees of different sizes become one forward.
+        cannot_run: returns why an engine cannot run a policy; engines consider as many children per node as they
+            expand nodes on a level, so such settings are tried, with narrower beams, too. None: any policy can run.
         seed: seed of the order in which requests are decoded.
 
     Raises:
@@ -92,8 +95,10 @@ def best_policy(
     bench = Bench(fit, prices, seed=seed)
     rates: dict[Policy, float] = {}
     refused: dict[str, str] = {}
-    for beam in halves(recorded.beam) if prices.narrower_may_pay else [recorded.beam]:
-        sweep = Sweep(bench, Drafting(depth, beam, recorded.width), max_nodes)
+    widest = recorded.beam if cannot_run is None else min(recorded.beam, recorded.width)
+    for beam in halves(widest) if cannot_run or prices.narrower_may_pay else [widest]:
+        width = recorded.width if cannot_run is None else beam
+        sweep = Sweep(bench, Drafting(depth, beam, width), max_nodes, cannot_run)
         GRIDS[kind](sweep)
         rates |= sweep.rates
         refused |= {name: str(error) for name, error in sweep.refused.items()}

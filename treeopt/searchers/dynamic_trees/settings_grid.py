@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from treeopt.errors import CostError, TraceError
+from treeopt.errors import CostError, EngineError, TraceError, TreeoptError
 from treeopt.policies import DynamicTree, OptTree, Policy, named
 from treeopt.policies.beam import Drafting
 from treeopt.policies.reranking import Calibration, Shortlists, calibrate, shortlists
@@ -18,6 +18,10 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 63, 80,
 PROBABILITIES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.35, 0.5)
 THRESHOLDS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
 FACTORS = (3, 1, 2, 5, 8)  # largest number of nodes per sequence over its share of a budget
+
+
+EAGLE2 = "eagle2"  # the kind that inference engines run
+CannotRun = Callable[[Policy], str | None]  # returns why an engine cannot run a policy, None if it can
 
 
 class Bench:
@@ -57,6 +61,7 @@ class Sweep:
         bench: the fitted requests.
         drafting: limits of drafting.
         max_nodes: largest number of nodes per sequence.
+        cannot_run: policies with a reason are left out; None: all can run.
         rates: tokens per second of each policy.
         refused: settings -> error, for policies that could not be replayed.
     """
@@ -64,8 +69,9 @@ class Sweep:
     bench: Bench
     drafting: Drafting
     max_nodes: int
+    cannot_run: CannotRun | None = None
     rates: dict[Policy, float] = field(default_factory=dict)
-    refused: dict[str, TraceError | CostError] = field(default_factory=dict)
+    refused: dict[str, TreeoptError] = field(default_factory=dict)
 
     @property
     def best(self) -> Policy:
@@ -88,6 +94,10 @@ class Sweep:
     def consider(self, policy: Policy) -> None:
         """Replay a policy, or record the error."""
         if policy in self.rates or named(policy) in self.refused:
+            return
+        reason = None if self.cannot_run is None else self.cannot_run(policy)
+        if reason is not None:
+            self.refused[named(policy)] = EngineError(reason)
             return
         try:
             self.rates[policy] = self.bench.replayed(policy).rate
@@ -197,7 +207,7 @@ def _budgets(sweep: Sweep, make: Callable[..., Policy]) -> None:
 
 
 GRIDS: dict[str, Callable[[Sweep], None]] = {
-    "eagle2": eagle2,
+    EAGLE2: eagle2,
     "opt-tree": opt_tree,
     "best-first": best_first,
     "calibrated": calibrated,

@@ -1,0 +1,90 @@
+"""A search for an engine with dynamic trees: it chooses one that the engine runs, and the export writes it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import treeopt
+from simulate.profiles.profile import BatchTimes, Profile
+from simulate.profiles.step_tables import Growing
+from treeopt.engines import ENGINE_RULES, ENGINES
+from treeopt.errors import UsageError
+from treeopt.policies import DynamicTree, OptTree
+from treeopt.storage.atomic_files import shipped
+
+TRACE = shipped("traces/eagle-candidates-t0.npz")
+# Verifying 63 nodes takes 10 % more than a plain step, so that trees pay.
+CHEAP = Profile(
+    (
+        BatchTimes(
+            1,
+            0.010,
+            ((1, 0.001), (6, 0.004)),
+            ((2, 0.010), (64, 0.011)),
+            widths=((1, 0.0), (10, 0.0005)),
+            growth={"dynamic-tree": Growing(0.0, 0.0, 0.0, 0.0, 10, 0.0)},
+            widths_told=True,
+        ),
+    ),
+    context=(8, 200),
+    relative_error=0.02,
+)
+TREES = ("openvino", "sglang", "tensorrt-llm")
+
+
+def searched(engine, *policies):
+    return treeopt.search(TRACE, CHEAP, batch=1, max_nodes=24, engine=engine, policies=policies, solver_work=0)
+
+
+@pytest.fixture(scope="module")
+def plans():
+    return {engine: searched(engine, "all") for engine in TREES}
+
+
+@pytest.mark.parametrize("engine", TREES)
+def test_a_dynamic_tree_is_chosen_where_it_pays(plans, engine):
+    choice = plans[engine].entries[0].choice
+    policy = choice.grown.policy
+    assert isinstance(policy, DynamicTree)
+    assert policy.children == policy.beam
+    assert ENGINE_RULES[engine].cannot_run(policy) is None
+    chain = next(other for other in plans[engine].entries[0].compared if other.name == "best chain")
+    assert chain.behind.low > 0
+
+
+def test_the_choice_is_exported_as_it_was_priced(plans):
+    policy = plans["openvino"].entries[0].choice.grown.policy
+    written = json.loads(ENGINES["openvino"](plans["openvino"], method="eagle3").text)
+    assert written == {
+        "num_assistant_tokens": policy.nodes,
+        "tree_depth": policy.depth,
+        "branching_factor": policy.beam,
+    }
+    policy = plans["sglang"].entries[0].choice.grown.policy
+    words = ENGINES["sglang"](plans["sglang"], method="EAGLE", model="m").text.split()
+    assert words[words.index("--speculative-num-draft-tokens") + 1] == str(policy.nodes + 1)
+
+
+def test_an_engine_without_dynamic_trees_chooses_a_chain():
+    entry = searched("vllm", "eagle2").entries[0]
+    assert entry.choice.tree.depth == entry.choice.tree.nodes
+    assert any(other.grown for other in entry.compared)
+
+
+def test_kinds_that_an_engine_does_not_run_are_refused():
+    with pytest.raises(UsageError, match="--engine sglang runs dynamic trees of eagle2 alone, not opt-tree"):
+        searched("sglang", "opt-tree")
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (OptTree(8, 3, 0.1), "has settings for tree_depth, branching_factor and num_assistant_tokens alone"),
+        (DynamicTree(8, 3, 4, width=2), "width 2 unlike beam 4"),
+        (replace(DynamicTree(8, 3, 4), min_probability=0.1), "its min_probability"),
+        (DynamicTree(2, 3, 4), "2 nodes are fewer than 3 levels"),
+    ],
+)
+def test_the_reason_why_an_engine_cannot_run_a_policy(policy, reason):
+    assert reason in ENGINE_RULES["openvino"].cannot_run(policy)
