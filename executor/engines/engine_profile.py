@@ -168,29 +168,73 @@ def _seconds(runs: Sequence[Waves]) -> list[float]:
 
 
 def _cells(waves: Mapping[Key, Sequence[Waves]]) -> list[Cell]:
-    """Return one cell per configuration: the median plain step, times the median ratio to it over the rounds."""
+    """Return one cell per configuration: the median plain step, times the ratio to it of a step that drafts in full.
+
+    Raises:
+        UsageError: an engine that reports what it drafts drafted nothing.
+    """
     cells = []
     for (batch, draft, context), runs in sorted(waves.items(), key=lambda item: str(item[0])):
         plain = _seconds(waves[batch, 0, context])
-        ratios = np.array(_seconds(runs)) / plain
-        logs = np.log(ratios if draft else plain)
         place = float(np.mean([length for run in waves[batch, 0, context] for length in run.context]))
         steps, tokens = (
             sum(sum(by.values()) for by in values)
             for values in zip(*((r.steps, r.committed) for r in runs), strict=True)
         )
-        step_s = float(np.median(plain) * (np.median(ratios) if draft else 1.0))
-        error = float(np.std(logs, ddof=1)) / len(logs) ** 0.5
-        committed = tokens / steps if draft else 1.0
+        logs = np.log(_seconds(runs)) - np.log(plain) if draft else np.log(plain)
+        error, committed = float(np.std(logs, ddof=1)) / len(logs) ** 0.5, tokens / steps if draft else 1.0
+        ratio = 1.0
+        if draft:
+            ratio, factor = _full_draft(
+                draft, {d: runs for (b, d, c), runs in waves.items() if (b, c) == (batch, context)}
+            )
+            error *= factor
+        step_s = float(np.median(plain)) * ratio
         cells.append(engine_cell(batch, draft, step_s, context=place, error=error, committed=committed))
     return cells
 
 
+def _full_draft(draft: Draft, by_draft: Mapping[Draft, Sequence[Waves]]) -> tuple[float, float]:
+    """Return the ratio to a plain step of a step that drafts in full, and the factor on its relative error.
+
+    A drafter that finds nothing in most steps, such as prompt lookup, drafts m of K tokens per step on average. What a
+    step takes beyond a plain one is taken to grow with the drafted tokens, so it is K / m times what was measured. A
+    length at which nothing was drafted gets its time per drafted token from the next one at which something was.
+    """
+    plain = _seconds(by_draft[0])
+
+    def ratio_of(other: Draft) -> float:
+        return float(np.median(np.array(_seconds(by_draft[other])) / plain))
+
+    if isinstance(draft, DynamicTree) or _mean_drafted(by_draft[draft]) is None:
+        return ratio_of(draft), 1.0
+    lengths = sorted(d for d in by_draft if isinstance(d, int) and d and _mean_drafted(by_draft[d]))
+    if not lengths:
+        raise UsageError(
+            "in no timed step did the engine draft anything: decode more tokens (--new-tokens) or other prompts"
+        )
+    like = next((length for length in lengths if length >= draft), lengths[-1])
+    share = draft / (_mean_drafted(by_draft[like]) or 1.0)
+    measured = ratio_of(like)
+    full = max(1 + (measured - 1) * share, min(measured, 1.0))
+    return full, measured * share / full
+
+
+def _mean_drafted(runs: Sequence[Waves]) -> float | None:
+    """Return the tokens drafted per step and row over all rounds; None if the engine does not report them."""
+    numbers = [run.drafted for run in runs if run.drafted is not None]
+    return None if len(numbers) < len(runs) else sum(numbers) / sum(sum(run.timed) for run in runs)
+
+
 def _spread(waves: Mapping[Key, Sequence[Waves]]) -> list[dict[str, Any]]:
-    """Return the lowest, middle and highest seconds per step of each configuration over its rounds, as measured."""
+    """Return the lowest, middle and highest seconds per step of each configuration over its rounds, as measured.
+
+    Steps that drafted nothing count. `mean_drafted` has the tokens drafted per step and row, if the engine reports it.
+    """
     rows = []
     for (batch, draft, context), runs in sorted(waves.items(), key=lambda item: str(item[0])):
         low, middle, high = np.quantile(_seconds(runs), [0, 0.5, 1]).tolist()
+        mean = {} if isinstance(draft, DynamicTree) else {"mean_drafted": _mean_drafted(runs)}
         drafted = settings_of(draft) if isinstance(draft, DynamicTree) else draft
-        rows.append({"batch": batch, "drafted": drafted, "context": context, "step_s": [low, middle, high]})
+        rows.append({"batch": batch, "drafted": drafted, "context": context, "step_s": [low, middle, high], **mean})
     return rows

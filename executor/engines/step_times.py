@@ -44,6 +44,7 @@ class Waves:
     Attributes:
         step_s: seconds per step of each wave, the mean over its rows and steps.
         timed: steps that each mean is over.
+        drafted: tokens drafted in these steps; None: not reported, every step drafts.
         committed: tokens per request and step, by request, prefill left out.
         steps: steps by request.
         context: mean tokens per sequence in the cache while steps were timed, by wave.
@@ -53,6 +54,7 @@ class Waves:
 
     step_s: list[float] = field(default_factory=list)
     timed: list[int] = field(default_factory=list)
+    drafted: int | None = 0
     committed: dict[int, int] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
     context: list[float] = field(default_factory=list)
@@ -105,16 +107,19 @@ class Waves:
     def _time(self, rows: Sequence[Sequence[EngineStep]], prompts: Sequence[int]) -> None:
         begin_s = max(row[0].at_s for row in rows)
         end_s = min(row[-1].at_s for row in rows)
-        spans, counts, lengths = 0.0, 0, list[float]()
+        spans, counts, lengths, drafts = 0.0, 0, list[float](), list[int | None]()
         for row, prompt in zip(rows, prompts, strict=True):
             inside = [step for step in row if begin_s <= step.at_s <= end_s]
             if len(inside) > 1:
                 spans += inside[-1].at_s - inside[0].at_s
                 counts += len(inside) - 1
+                drafts += [step.drafted for step in inside[1:]]
                 written = sum(step.committed for step in row if step.at_s < begin_s)
                 lengths.append(prompt + written + sum(step.committed for step in inside) / 2)
         if not counts or spans <= 0:
             return  # some row ended before the last one began
+        known = [number for number in drafts if number is not None]
+        self.drafted = None if self.drafted is None or len(known) < len(drafts) else self.drafted + sum(known)
         self.step_s.append(spans / counts)
         self.timed.append(counts)
         self.context.append(float(np.mean(lengths)))

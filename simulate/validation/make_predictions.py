@@ -10,7 +10,7 @@ from simulate.validation.end_to_end import Runs, whole_runs
 from simulate.validation.prediction_sources import Material
 from simulate.validation.predictions import Predictions, closed_forms
 from treeopt.comparison.trees_of_size import sized_trees
-from treeopt.constraints import Constraint
+from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import StepShape, far
 from treeopt.errors import CostError, counted
 from treeopt.planning.held_out_split import hold_out
@@ -102,6 +102,7 @@ def _searched(material: Material, context: int, rules: Sequence[Constraint], see
         return all(_covers(profile, StepShape.of(tree, batch=batch, context=context)) for batch in batches)
 
     trees = sized_trees(material.sizes, fit, covered=covered)
+    trees = {name: tree for name, tree in trees.items() if broken(tree, rules) is None}
     plan = search(
         material.trace, profile, batch=material.batches, rules=rules, compare=trees, context=context, seed=seed
     )

@@ -10,8 +10,10 @@ from treeopt.api.messages import Progress, note, silent, warn
 from treeopt.api.result_record import Validation
 from treeopt.api.run_prompts import Prompts
 from treeopt.comparison.trees_of_size import parse_sizes
-from treeopt.constraints import ChainOnly
+from treeopt.constraints import ChainOnly, Constraint
 from treeopt.defaults import ENGINE_LENGTH, RECORD_BATCH
+from treeopt.engines import ENGINE_RULES
+from treeopt.engines.rules_for_trace import engine_constraints
 from treeopt.storage.provenance import this_run
 
 if TYPE_CHECKING:
@@ -110,7 +112,10 @@ def validate_engine(
     warn(material.warnings)
     run = EngineRun(engine_prompts(target, prompts), new_tokens, rounds, seed)
     lengths = tuple(map(len, run.prompts))
-    made = predict(material, run.context, lambda plan: Runs({}, lengths, new_tokens), rules=(CHAINS,), seed=seed)
+    rules: tuple[Constraint, ...] = (CHAINS,)
+    if material.trace is not None and choice.engine in ENGINE_RULES:
+        rules += engine_constraints(choice.engine, material.trace)
+    made = predict(material, run.context, lambda plan: Runs({}, lengths, new_tokens), rules=rules, seed=seed)
     plan = made.predictions.plan
     warn(made.warnings)
     names = choice.settings(target, drafter, concurrency=max(entry.batch for entry in plan.entries))

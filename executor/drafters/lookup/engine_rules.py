@@ -2,7 +2,8 @@
 
 Each rule looks for an earlier occurrence of the last tokens of the text, the root included, and proposes the tokens
 behind it, at most K of them (the depth of the tree), never beyond the end of the text. With K cut to a smaller number
-the piece is the same but shorter, so one recording serves all K. The rules differ in which occurrence they take:
+the piece is the same but shorter, so one recording serves all K. In llama.cpp it serves all K of at least `size`: its K
+is `most`, and it drops pieces shorter than `size`. The rules differ in which occurrence they take:
 
 | rule | tokens that must match | which occurrence | proposes nothing if |
 |---|---|---|---|
@@ -43,6 +44,10 @@ class EngineRule(Protocol):
         """The most tokens that it proposes."""
 
     @property
+    def least(self) -> int:
+        """The shortest draft length K at which the engine drafts."""
+
+    @property
     def settings(self) -> Mapping[str, Any]:
         """The parameters by name, JSON values."""
 
@@ -69,6 +74,7 @@ class Vllm:
     longest: int = 5
     engine = "vllm"
     max_depth = MAX_DEPTH
+    least = 1
 
     def __post_init__(self) -> None:
         """Check the numbers.
@@ -103,6 +109,7 @@ class Transformers:
     stop: tuple[int, ...] = ()
     engine = "transformers"
     max_depth = MAX_DEPTH
+    least = 1
 
     def __post_init__(self) -> None:
         """Check the number.
@@ -154,6 +161,11 @@ class LlamaCpp:
     def max_depth(self) -> int:
         """See `EngineRule.max_depth`."""
         return min(self.most, MAX_DEPTH)
+
+    @property
+    def least(self) -> int:
+        """See `EngineRule.least`."""
+        return self.size
 
     @property
     def settings(self) -> Mapping[str, Any]:

@@ -1,9 +1,13 @@
 """Which trees engines can run: those that their projects published, and those that their code is known to ruin."""
 
+import numpy as np
 import pytest
 
-from treeopt.constraints import broken
+from executor.drafters.lookup.lookup_names import engine_rule
+from treeopt.constraints import DepthAtLeast, broken
 from treeopt.engines import ENGINE_RULES, ENGINES
+from treeopt.engines.rules_for_trace import engine_constraints
+from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import published_trees
 
@@ -52,3 +56,15 @@ def test_rules_name_their_engines() -> None:
     assert set(ENGINES) <= set(ENGINE_RULES)
     assert len({engine.engine for engine in ENGINE_RULES.values()}) == len(ENGINE_RULES)
     assert all(rule.source and rule.name for engine in ENGINE_RULES.values() for rule in engine.rules)
+
+
+def test_llama_cpp_drops_drafts_that_are_shorter_than_the_match():
+    meta = {"drafter": {"kind": "prompt-lookup:llama.cpp", "least": 2}}
+    trace = Trace(np.int32([0, 0]), np.int32([0, 1]), np.int16([[0, 0], [0, -2]]), 1, meta=meta)
+    shortest = [rule for rule in engine_constraints("llama.cpp", trace) if isinstance(rule, DepthAtLeast)]
+    assert [rule.limit for rule in shortest] == [2]
+    assert broken(Tree.chain(1), shortest) is not None
+    assert broken(Tree.chain(2), shortest) is None
+    assert not [rule for rule in engine_constraints("vllm", trace) if isinstance(rule, DepthAtLeast)]
+    assert engine_rule("prompt-lookup:llama.cpp:2-5").least == 2
+    assert engine_rule("prompt-lookup:vllm:2-5").least == 1

@@ -91,7 +91,7 @@ def test_results_of_the_api_show_their_main_figures():
     assert "eagle-t0|2|2.15 [" in page(treeopt.compare(traces, sizes="chain:2")).text
     run = treeopt.simulate(traces[0], tree=Tree.chain(1), batch=4)
     assert "TTFT p50 ms|" in page(run).text
-    assert "chain of 1|1.308|769.78 [764.19, 775.36]|" in page(run).text
+    assert "chain of 1|1.308|769.75 [764.16, 775.34]|" in page(run).text
     served = treeopt.simulate(traces[0], tree=Tree.chain(1), batch=4, arrivals=20, requests=40, replications=2)
     assert "requests/s|" in page(served).text
 
