@@ -18,6 +18,8 @@ from treeopt.planning.learning_curve import more_requests
 from treeopt.planning.search_pipeline import baselines
 from treeopt.planning.search_settings import Method
 from treeopt.plans.plan import Plan
+from treeopt.policies import Policy
+from treeopt.policies.beam import reach
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT, Objective
 from treeopt.replay.sampled_rules import ranks_and_rules
 from treeopt.searchers.constrained_trees.dinkelbach import WORK
@@ -44,6 +46,7 @@ def search(
     engine: str | None = None,
     rules: Sequence[Constraint] = (),
     policies: Sequence[str] = (),
+    dynamic: Sequence[Policy] = (),
     padding: Padding | None = None,
     target_interval: float | None = None,
     compare: Mapping[str, Tree] | None = None,
@@ -71,6 +74,7 @@ def search(
         rules: further rules that trees must keep.
         policies: kinds of dynamic policies to sweep, on a trace with candidates; ("all",) for all kinds. With an engine
             that has dynamic trees, those that it can run.
+        dynamic: dynamic policies with given settings, also judged, such as those that run in an engine now.
         padding: how dynamic trees become one forward: `full`, `widest` (default) or `none`.
         target_interval: relative half-width of tau; `meta["missing"]` of the plan then says how many more requests
             would reach it.
@@ -96,7 +100,7 @@ def search(
         >>> list(plan.frame().columns[:5])
         ['batch', 'name', 'chosen', 'tree', 'nodes']
     """
-    trace, trace_file = as_trace(trace, ranks_only=not policies)
+    trace, trace_file = as_trace(trace, ranks_only=not policies and not dynamic)
     cost: CostModel = as_profile(profile, trace, trace_file, engine=engine)
     warn(model_warnings("trace and profile", trace.meta, cost.meta))
     if max_depth is not None and max_depth > trace.depth:
@@ -104,8 +108,10 @@ def search(
             f"max-depth {max_depth}: the trace records depth {trace.depth}; give less, or record it with `treeopt "
             f"trace collect --depth {max_depth}`"
         )
-    if padding is not None and not policies:
-        raise UsageError("--padding applies only to dynamic policies; add --policy")
+    if padding is not None and not policies and not dynamic:
+        raise UsageError("--padding applies only to dynamic policies; add --policy or --dynamic")
+    if dynamic:
+        reach(trace)  # raises where the trace holds no candidates
     trace, own_rules = ranks_and_rules(trace, seed)
     judged, reasons = _kept_by(baselines() if compare is None else compare, own_rules)
     note(f"not judged: {name}: {reason}" for name, reason in reasons.items())
@@ -127,6 +133,7 @@ def search(
             shrink=shrink,
             rules=(*own_rules, *engine_constraints(engine, trace), *rules),
             policies=_kinds(policies, engine),
+            dynamic=dynamic,
             cannot_run=None if engine is None else ENGINE_RULES[engine].cannot_run,
             padding=padding or "widest",
             compare=judged,

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.cost_model import StepShape
-from treeopt.errors import CostError, TraceError
+from treeopt.errors import CostError, EngineError, TraceError
 from treeopt.planning.evaluator import PLAIN, Judge
 from treeopt.planning.proof import with_policy
 from treeopt.plans.plan import Choice, Grown, PlanEntry, Price, Proof
@@ -33,6 +33,7 @@ class Rivals:
         chains: chains, of which the best is shown.
         trees: other trees, by name.
         policies: kinds of `treeopt.searchers.dynamic_trees.choose_policy`, each swept.
+        dynamic: dynamic policies with given settings, judged as they are.
         padding: padding of the policies' trees, see `treeopt.searchers.dynamic_trees.step_prices`.
         max_nodes: largest tree of the policies.
         max_depth: deepest tree of the policies.
@@ -46,6 +47,7 @@ class Rivals:
     chains: Sequence[Tree]
     trees: Mapping[str, Tree]
     policies: Sequence[str]
+    dynamic: Sequence[Policy]
     padding: Padding
     max_nodes: int
     max_depth: int
@@ -74,6 +76,7 @@ class Rivals:
         else:
             fastest, chosen = None, plain if best is None else static
         table += [_swept(judge, policy, batch) for policy in policies if policy is not fastest]
+        table += self._given(judge, batch, skipped)
         table += [self._bound(judge, batch)] if policies else []
         compared = [
             replace(row.choice, behind=judge.loss(row.seconds, chosen.seconds)) for row in table if row is not chosen
@@ -105,6 +108,24 @@ class Rivals:
             except (TraceError, CostError) as error:  # too deep, too wide or too large for what was recorded
                 skipped[name] = str(error)
         return rows, skipped
+
+    def _given(self, judge: Judge, batch: int, skipped: dict[str, str]) -> list["_Row"]:
+        """Return the given policies; adds to `skipped` the reason why one cannot be run, replayed or priced."""
+        bench, rows = Bench(judge.held, Prices(judge.cost, batch, self.padding, judge.context), seed=self.seed), []
+        for policy in self.dynamic:
+            name = ",".join(f"{setting}={value}" for setting, value in settings(policy).items() if value)
+            reason = None if self.cannot_run is None else self.cannot_run(policy)
+            try:
+                if reason is not None:
+                    raise EngineError(reason)
+                held = bench.replayed(policy)
+            except (EngineError, TraceError, CostError) as error:
+                skipped[name] = str(error)
+                continue
+            steps = float(held.steps.sum())
+            nodes, levels = float(held.nodes.sum()) / steps, float(held.levels.sum()) / steps
+            rows.append(_grown(judge, held, Grown(name, settings(policy), nodes, levels, policy), batch))
+        return rows
 
     def _judged(self, judge: Judge, kind: str, batch: int) -> Judged:
         return best_policy(

@@ -34,6 +34,7 @@ from treeopt.planning.search_warnings import (
 )
 from treeopt.planning.tree_candidates import Proposals
 from treeopt.plans.plan import Plan, PlanEntry
+from treeopt.policies import Policy
 from treeopt.replay.objective import THROUGHPUT, WORST_DOMAIN, Objective
 from treeopt.searchers.dynamic_trees.settings_grid import CannotRun
 from treeopt.searchers.dynamic_trees.step_prices import Padding
@@ -59,6 +60,7 @@ def search(
     near: float = NEAR,
     rules: Sequence[Constraint] = (),
     policies: Sequence[str] = (),
+    dynamic: Sequence[Policy] = (),
     padding: Padding = DEFAULT_PADDING,
     shrink: float | None = None,
     solver_work: float = DEFAULT_SOLVER_WORK,
@@ -89,6 +91,7 @@ def search(
             fast trees the smallest is chosen.
         rules: rules that trees must keep; the plan records what each binding one costs.
         policies: kinds of dynamic policies, swept by replay on the trace's candidates.
+        dynamic: dynamic policies with given settings, also judged; they are never chosen.
         padding: how dynamic trees of different sizes become one forward, see `step_prices`.
         shrink: strength of shrinkage of path counts towards similar paths, in pseudo-anchors; default fitted on the
             requests, 0 none.
@@ -123,13 +126,17 @@ def search(
         shrink,
         solver_work,
     )
-    if trace.tree_kept is not None and (policies or shrink is not None):
+    if trace.tree_kept is not None and (policies or dynamic or shrink is not None):
+        omitted = "policies" if policies else "dynamic trees" if dynamic else "shrink"
         raise UsageError(
             f"rule {trace.meta['verification']} may accept several siblings, so trees are static and grown by replay; "
-            f"omit {'policies' if policies else 'shrink'}"
+            f"omit {omitted}"
         )
-    if policies and objective is not THROUGHPUT:
-        raise UsageError(f"policies are swept for throughput, not for {objective.name}: omit --policy or --objective")
+    if (policies or dynamic) and objective is not THROUGHPUT:
+        option = "--policy" if policies else "--dynamic"
+        raise UsageError(
+            f"dynamic trees are judged by throughput, not by {objective.name}: omit {option} or --objective"
+        )
     fit, held = hold_out(trace, held_out=held_out, seed=seed)
     if objective is WORST_DOMAIN:
         check_domains(fit, held)
@@ -145,6 +152,7 @@ def search(
         proposals.chains,
         baselines() if compare is None else compare,
         tuple(policies),
+        tuple(dynamic),
         padding,
         settings.nodes,
         settings.depth,
@@ -173,7 +181,7 @@ def search(
             "shrink": proposals.shrink,
             "solver_work": solver_work,
             "policies": list(policies),
-            "padding": padding if policies else None,
+            "padding": padding if policies or dynamic else None,
             "context": context if measured is None else measured.priced_at(context),
             "interpolated": [] if measured is None else list(measured.unmeasured(settings.batches)),
             "outside": outside,

@@ -9,7 +9,7 @@ import treeopt
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.profiles.step_tables import Growing
 from treeopt.engines import ENGINE_RULES, ENGINES
-from treeopt.errors import UsageError
+from treeopt.errors import TraceError, UsageError
 from treeopt.policies import DynamicTree, OptTree
 from treeopt.storage.atomic_files import shipped
 
@@ -88,3 +88,26 @@ def test_kinds_that_an_engine_does_not_run_are_refused():
 )
 def test_the_reason_why_an_engine_cannot_run_a_policy(policy, reason):
     assert reason in ENGINE_RULES["openvino"].cannot_run(policy)
+
+
+def test_given_dynamic_trees_are_judged_and_those_that_cannot_be_run_are_named():
+    given = (DynamicTree(10, 3, 4, 4), DynamicTree(10, 3, 4, width=2), DynamicTree(20, 4, 5, 5))
+    plan = treeopt.search(TRACE, CHEAP, batch=1, max_nodes=8, engine="sglang", dynamic=given, solver_work=0)
+    (entry,) = plan.entries
+    rows = {other.name: other for other in entry.compared}
+    assert rows["nodes=10,depth=3,beam=4,width=4"].grown.policy == given[0]
+    assert rows["nodes=20,depth=4,beam=5,width=5"].tau.value > rows["nodes=10,depth=3,beam=4,width=4"].tau.value
+    assert "width 2 unlike beam 4" in entry.skipped["nodes=10,depth=3,beam=4,width=2"]
+    assert entry.choice.grown is None
+    swept = treeopt.search(TRACE, CHEAP, batch=1, max_nodes=8, engine="sglang", policies=("eagle2",), solver_work=0)
+    best = swept.entries[0].choice
+    same = treeopt.search(
+        TRACE, CHEAP, batch=1, max_nodes=8, engine="sglang", dynamic=(best.grown.policy,), solver_work=0
+    )
+    again = next(other for other in same.entries[0].compared if other.grown)
+    assert (again.tau, again.step_s, again.speedup) == (best.tau, best.step_s, best.speedup)
+
+
+def test_given_dynamic_trees_need_candidates():
+    with pytest.raises(TraceError, match="candidates"):
+        treeopt.search(shipped("traces/eagle-t0.npz"), CHEAP, batch=1, dynamic=(DynamicTree(4, 2, 2),))

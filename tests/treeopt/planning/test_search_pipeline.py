@@ -810,7 +810,7 @@ def test_switches_are_those_of_chosen_policies():
 
 def test_plain_decoding_may_be_the_best_static_way():
     fit, held = parts(sure_or_not())
-    rivals = Rivals((), {}, ("eagle2",), "widest", 16, 4, seed=0, take_policies=True, near=0.01)
+    rivals = Rivals((), {}, ("eagle2",), (), "widest", 16, 4, seed=0, take_policies=True, near=0.01)
     entry = rivals.entry(Judge(fit, held, Cost(token=0.05), THROUGHPUT), 2, None, Proof("rate", False, "none"), ())
     assert entry.choice.grown is not None
     (fixed,) = [choice for choice in entry.compared if choice.name == STATIC]
@@ -868,7 +868,7 @@ def test_drawing_trees_anew_is_paid_for():
 def test_policies_need_candidates_and_throughput():
     with pytest.raises(TraceError, match="candidates"):
         search(MIXED, Cost(), policies=("eagle2",))
-    with pytest.raises(UsageError, match="policies are swept for throughput, not for latency"):
+    with pytest.raises(UsageError, match="dynamic trees are judged by throughput, not by latency"):
         search(sure_or_not(), Cost(), policies=("eagle2",), objective=LATENCY)
     with pytest.raises(UsageError, match="kind must be one of"):
         search(sure_or_not(), Cost(), policies=("magic",))

@@ -10,12 +10,13 @@ from treeopt.api.file_loading import as_profile, load_trace
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.value_types import Real, Whole
-from treeopt.cli.options.what_to_draft import NamedTree
+from treeopt.cli.options.what_to_draft import Dynamic, NamedTree
 from treeopt.defaults import HELD_OUT, NEAR
 from treeopt.engines import ENGINE_RULES
 from treeopt.planning.search_pipeline import baselines
 from treeopt.planning.search_settings import METHODS
 from treeopt.plans.plan_json import save_plan, to_json
+from treeopt.policies import Policy
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT
 from treeopt.searchers.dynamic_trees.choose_policy import KINDS
 from treeopt.searchers.dynamic_trees.step_prices import Padding
@@ -92,10 +93,17 @@ engine_rules = click.option(
     help="Also sweep this kind of dynamic policy, on a trace with candidates; may be given several times.",
 )
 @click.option(
+    "--dynamic",
+    type=Dynamic(),
+    multiple=True,
+    help="Also judge this dynamic tree, such as the one that your engine runs: nodes=16,depth=5,beam=4,width=4, on a "
+    "trace with candidates; may be given several times.",
+)
+@click.option(
     "--padding",
     type=click.Choice(get_args(Padding)),
-    help="With --policy: pad the batch's trees to the largest possible (full; CUDA graphs), to the widest of the batch "
-    "(widest; treeopt's loop; the default), or not at all (none).",
+    help="With --policy or --dynamic: pad the batch's trees to the largest possible (full; CUDA graphs), to the widest "
+    "of the batch (widest; treeopt's loop; the default), or not at all (none).",
 )
 @click.option(
     "--target-interval",
@@ -134,6 +142,7 @@ def search(
     compared: tuple[tuple[str, Tree], ...],
     published: bool,
     policies: tuple[str, ...],
+    dynamic: tuple[Policy, ...],
     **settings: Any,
 ) -> None:
     """Choose the tree that decodes the most tokens per second, for each batch size.
@@ -144,7 +153,7 @@ def search(
     printing.hold_warnings()
     output_files.check_output(output)
     output_files.check_output(table_file, "--table")
-    trace = load_trace(trace_file, ranks_only=not policies)
+    trace = load_trace(trace_file, ranks_only=not policies and not dynamic)
     profile = as_profile(profile_file, trace, trace_file, engine=settings["engine"])
     plan = search_trace.search(
         trace,
@@ -152,6 +161,7 @@ def search(
         max_tpot_s=None if max_tpot_ms is None else max_tpot_ms / 1e3,
         compare=(published_trees() if published else baselines()) | dict(compared),
         policies=policies,
+        dynamic=dynamic,
         progress=printing.progress,
         **settings,
     )
