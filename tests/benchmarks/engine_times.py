@@ -2,8 +2,8 @@
 
 Run as `python -m tests.benchmarks.engine_times` on a machine that nothing else uses. For each case below `CASES` it
 calls `treeopt profile --engine` and `treeopt validate --engine` and keeps the profile, the predictions that were
-written before anything was measured, and the validation. Chains of 1 to 5 at one and at four requests in flight, or the
-best dynamic trees of some sizes at one; greedy, float32, prompts that are in no shipped trace.
+written before anything was measured, and the validation. Chains of 1 to 5 at one and at four requests in flight, or
+dynamic trees at one; greedy, float32, prompts that are in no shipped trace.
 """
 
 import os
@@ -41,7 +41,7 @@ class Case:
         method: `--method`; None: the engine needs none.
         arguments: of the launch, beside those of the engine.
         servers: servers that may be alive at a time.
-        trees: most nodes of dynamic trees, each measured beside the best chain; none: chains of 1 to 5.
+        trees: dynamic trees, measured beside the best chain and the best tree; none: chains of 1 to 5.
     """
 
     engine: str
@@ -52,17 +52,18 @@ class Case:
     method: str | None
     arguments: str = ""
     servers: int = 1
-    trees: tuple[int, ...] = ()
+    trees: tuple[str, ...] = ()
 
 
 EAGLE3 = shipped("models/stdlib-eagle3")
+TREES = ("nodes=6,depth=4,beam=2,width=2", "nodes=10,depth=4,beam=3,width=3", "nodes=14,depth=5,beam=3,width=3")
 # vLLM's default executor has workers that poll; six idle servers of it would take a core. Its other executor waits.
 UNI = "--distributed-executor-backend uni"
 CASES = {
     "eagle3-vllm": Case("vllm", SHIPPED, "", EAGLE3, "eagle3-vllm", "eagle3", UNI, 6),
     "eagle3-llama.cpp": Case("llama.cpp", SHIPPED, "gguf", EAGLE3, "gguf", "draft-eagle3", "", 6),
     "eagle3-openvino": Case("openvino", SHIPPED, "openvino", EAGLE3, "openvino", None),
-    "eagle3-openvino-trees": Case("openvino", SHIPPED, "openvino", EAGLE3, "openvino", None, trees=(4, 8, 16)),
+    "eagle3-openvino-trees": Case("openvino", SHIPPED, "openvino", EAGLE3, "openvino", None, trees=TREES),
     "smollm2-lookup-vllm": Case("vllm", SMOLLM2, "", "prompt-lookup:vllm:2-4", None, "ngram", UNI, 6),
     "smollm2-lookup-llama.cpp": Case(
         "llama.cpp",
@@ -142,20 +143,18 @@ def run_case(name: str, output: Path, folder: Path, *, requests: int, rounds: in
 
 
 def run_trees(name: str, case: Case, output: Path, folder: Path, *, requests: int, rounds: int) -> None:
-    """Measure a profile with dynamic trees; for each size choose the best, predict and measure it."""
+    """Measure a profile with dynamic trees, predict those of the case, which it does not hold, and measure them."""
     shared, trace = common(case, folder), recorded(name, case, folder)
     shared += ["--prompts", PROMPTS, "--skip", str(SKIP), "--new-tokens", NEW_TOKENS]
-    profile = output / f"{name}.profile.json"
-    limits = ["--requests", "64", "--batch", "1", "--max-depth", "5", "--max-nodes", str(max(case.trees))]
+    profile, plan = output / f"{name}.profile.json", folder / f"{name}.plan.json"
+    limits = ["--requests", "64", "--batch", "1", "--max-depth", "5", "--max-nodes", "16"]
     treeopt(["profile", *shared, *limits, "--policies", "--rounds", str(rounds), "--output", profile])
-    for nodes in case.trees:
-        file = f"{name.removesuffix('s')}-{nodes}"
-        plan, check = folder / f"{file}.plan.json", output / f"{file}.validation.json"
-        limits = ["--batch", "1", "--engine", case.engine, "--policy", "eagle2", "--max-nodes", str(nodes)]
-        treeopt(["search", "--trace", trace, "--profile", profile, *limits, "--output", plan])
-        shown = ["--plan", plan, "--predictions", output / f"{file}.predictions.json", "--output", check]
-        drafter = ["--drafter", str(case.drafter), "--requests", str(requests), "--blocks", str(rounds)]
-        treeopt(["validate", *shared, *drafter, *shown])
+    judged = [word for tree in case.trees for word in ("--dynamic", tree)]
+    chosen = ["--batch", "1", "--engine", case.engine, "--policy", "eagle2", *judged, "--output", plan]
+    treeopt(["search", "--trace", trace, "--profile", profile, *chosen])
+    files = ["--predictions", output / f"{name}.predictions.json", "--output", output / f"{name}.validation.json"]
+    sizes = ["--drafter", str(case.drafter), "--requests", str(requests), "--blocks", str(rounds)]
+    treeopt(["validate", *shared, *sizes, "--plan", plan, *files])
 
 
 def treeopt(arguments: Sequence[str | Path]) -> None:
