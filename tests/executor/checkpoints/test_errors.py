@@ -19,6 +19,7 @@ from executor.drafters.language_model import LanguageModel
 from tests.executor.checkpoints.test_layouts import config_of, put_down, tensors_of
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import HIDDEN, VOCABULARY, deep_target, small_target
+from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError
 
 LAYOUTS = {
@@ -74,7 +75,7 @@ OPTIONAL |= {"eagle3": "d2t|t2d", "eagle3-variants": "embed_tokens.weight|lm_hea
 OPTIONAL |= dict.fromkeys(("eagle3-input-norm", "eagle3-windows", "eagle3-last-feature"), "lm_head.weight")
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name != "hydra++", LAYOUTS))
 def test_every_tensor_must_be_there_and_fit(tmp_path, target, good, name):
     tensors, config = good[name]
     for key, value in tensors.items():

@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers.command_line import CHECK, TREEOPT, done, inputs
 from tests.helpers.printed_results import Terminal
+from tests.helpers.slow_params import slow_unless
 from treeopt.api.messages import LOG
 from treeopt.api.search_trace import search
 from treeopt.cli import main, messages_on_stderr
@@ -98,7 +99,7 @@ def test_a_search_counts_two_pieces_for_each_batch_size(trace_file, profile_file
     assert counted == [("searching", 4), 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("width", slow_unless(lambda width: width == 60, [60, 100]))
 def test_warnings_of_a_validation_stand_below_the_answer_in_lines_that_fit(tiny, made, width, tmp_path):
     """The plan's warnings of few requests, among others."""
     words = ("--trace", made / "trace.npz", "--profile", made / "profile.json", "--batch", "1", "--predictions")
