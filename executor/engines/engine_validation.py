@@ -60,7 +60,7 @@ def _reason(draft: Draft | None, batch: int, engine: Engine) -> str | None:
     if isinstance(draft, int):
         return None
     if most == 0:
-        return f"{name} runs chains: search with --engine {name}, and --shapes chain:N"
+        return f"{name} runs chains alone: search with an --engine of chains, or give --shapes chain:N"
     if draft is None:
         return f"{name} runs chains and dynamic trees of EAGLE-2: search with --engine {name}"
     if batch > most:

@@ -2,8 +2,8 @@
 
 Drafting and plain steps lie on a straight line between the two batch sizes. For the rest of a step, the ratio of the
 measurement to the fitted `Basis` is interpolated at the same number of rows (batch x tokens), because kernels compute
-rows: on a GPU a tree that is free at one sequence is not free at 16. Without a basis, seconds are interpolated at the
-same tokens per sequence.
+rows: on a GPU a tree that is free at one sequence is not free at 16. A profile without a basis gets one fitted to its
+points.
 """
 
 from bisect import bisect_left
