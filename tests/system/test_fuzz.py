@@ -124,7 +124,8 @@ def _use_plan(path: Path) -> None:
 def _use_profile(path: Path) -> None:
     profile = load_profile(path)
     profile.caveats()
-    for batch in dict.fromkeys(times.batch for times in profile.batches[:3]):
+    measured = [times.batch for times in profile.batches[:3]]
+    for batch in dict.fromkeys([*measured, *(size + 1 for size in measured[:-1])]):
         profile.plain_s(batch=batch)
         for length in (1, 3):
             profile.error(StepShape.of(Tree.chain(length), batch=batch))
