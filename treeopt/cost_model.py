@@ -129,7 +129,7 @@ def covered(
     return limits if all(limits) else (0, 0)
 
 
-def far(context: int, other: int) -> bool:
+def far(context: float, other: float) -> bool:
     """Return True if step times at one context do not carry over to the other.
 
     >>> far(64, 72), far(13, 25), far(64, 8192)

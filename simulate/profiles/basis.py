@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulate.model_sizes.mixture_of_experts import Experts
+from treeopt.cost_model import far
 from treeopt.errors import CostError
 
 Floats = NDArray[np.float64]
 
 TILES = (16, 64, 128, 256)  # rows that kernels round up to (walltime measurements of A100, H100 and A40)
-CONTEXT_TERMS = ("cache", "attention")  # left out if one context was measured: they would stand in for other terms
+CONTEXT_TERMS = ("cache", "attention")  # left out unless contexts lie far apart: they would stand in for other terms
 ROUNDING = 1e-9  # share of a step; terms that never take more come from rounding
 SPREADS = tuple(round(0.05 * i, 2) for i in range(1, 21))
 
@@ -123,7 +124,8 @@ def fit_basis(
     from scipy.optimize import nnls
 
     measured = np.asarray(seconds, dtype=np.float64)
-    left_out = CONTEXT_TERMS if len(np.unique(context)) < 2 else ()
+    contexts = np.asarray(context, dtype=np.float64)
+    left_out = () if far(float(contexts.max()), float(contexts.min())) else CONTEXT_TERMS
     best: tuple[float, dict[str, float], float] | None = None
     for spread in SPREADS if experts is not None else (1.0,):
         amounts = terms_of(tokens, batch=batch, context=context, experts=experts, spread=spread)
@@ -138,6 +140,8 @@ def fit_basis(
             best = error, {n: v for n, v in zip(names, (shares / scale).tolist(), strict=True) if v > 0}, spread
     assert best is not None
     _, fitted, spread = best
+    if all(name in CONTEXT_TERMS for name in fitted):  # no step without a cache would take any time
+        return fit_basis(tokens, seconds, batch=batch, context=0, experts=experts)
     if "experts" not in fitted:  # other terms explain their cost
         experts, spread = None, 1.0
     return Basis(fitted, experts, spread)

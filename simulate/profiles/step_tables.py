@@ -14,6 +14,8 @@ from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
 from treeopt.policies import GROWTHS
 
+SHORTEST_S = 1e-12  # no step or part of one is shorter; far shorter numbers would overflow where they divide
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -57,8 +59,8 @@ class BatchTimes:
         """
         if self.batch < 1:
             raise CostError(f"batch must be at least 1, found {self.batch}")
-        if not (math.isfinite(self.plain_s) and self.plain_s > 0):
-            raise CostError(f"plain_s must be positive, found {self.plain_s}")
+        if not (math.isfinite(self.plain_s) and self.plain_s >= SHORTEST_S):
+            raise CostError(f"plain_s must be at least {SHORTEST_S:g} seconds, found {self.plain_s}")
         for name in ("context", "commit_s", "relative_error"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
@@ -167,12 +169,12 @@ class BatchTimes:
 
 
 def _check_points(name: str, points: Points, *, zero: bool) -> None:
-    """Raise CostError unless sizes rise from 1 and seconds are above 0 (`zero`: 0 or more)."""
+    """Raise CostError unless sizes rise from 1 and seconds are no shorter than `SHORTEST_S` (`zero`: or 0)."""
     for i, (size, seconds) in enumerate(points):
         if size < 1 or (i and size <= points[i - 1][0]):
             raise CostError(f"{name}[{i}] must have a rising size of at least 1, found {size}")
-        if not (math.isfinite(seconds) and (seconds > 0 or (zero and seconds == 0))):
-            raise CostError(f"{name}[{i}] must have positive seconds, found {seconds}")
+        if not (math.isfinite(seconds) and (seconds >= SHORTEST_S or (zero and seconds == 0))):
+            raise CostError(f"{name}[{i}] must have at least {SHORTEST_S:g} seconds, found {seconds}")
 
 
 def interpolated(sizes: Floats | Ints, points: Sequence[tuple[int, float]]) -> Floats:

@@ -386,3 +386,14 @@ def test_cells_without_a_plain_step_are_refused():
     cells = [cell for cell in cells_of(STAIRS) if cell.widths or cell.batch != 2]
     with pytest.raises(UsageError, match="batch 2, context 100: a plain and a speculative step must be measured"):
         profile_of(cells, context=(64, 128))
+
+
+def test_a_basis_has_a_term_that_any_step_has():
+    """Also where seconds grow as context times tokens, and where contexts hardly differ."""
+    tokens, batch, context = np.array([2, 3, 4, 6]), np.array([1, 1, 4, 4]), np.array([100, 100, 400, 400])
+    for contexts in (context, np.array([100, 100, 103, 103])):
+        seconds = 1e-6 * tokens * batch * contexts
+        basis = fit_basis(tokens, seconds, batch=batch, context=contexts)
+        assert basis.rest_s(4, batch=4, context=0) > 0
+    with_context = fit_basis(tokens, 1.0 + 1e-3 * tokens * batch * context, batch=batch, context=context)
+    assert "attention" in with_context.seconds

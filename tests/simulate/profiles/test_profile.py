@@ -679,3 +679,10 @@ def test_a_profile_as_a_frame_holds_every_measured_time():
     assert set(frame["batch"]) == {2}
     assert set(frame["context"]) == {50.0}
     assert dict(zip(frame["part"], frame["unit"], strict=True))["draft"] == "levels"
+
+
+def test_step_times_too_short_to_be_any_are_refused():
+    with pytest.raises(CostError, match=r"rest\[0\] must have at least 1e-12 seconds, found 1e-320"):
+        BatchTimes(4, 0.04, ((1, 0.0001),), ((2, 1e-320), (64, 0.08)))
+    with pytest.raises(CostError, match="plain_s must be at least 1e-12 seconds, found 1e-300"):
+        BatchTimes(4, 1e-300, ((1, 0.0001),), ((2, 0.05),))
