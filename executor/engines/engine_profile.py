@@ -20,6 +20,7 @@ from treeopt.constraints.size_rules import pool
 from treeopt.errors import EngineError, UsageError, counted
 from treeopt.policies import DynamicTree
 from treeopt.policies import settings as settings_of
+from treeopt.replay.priced_walk import ALL_STEPS
 from treeopt.storage.provenance import this_run
 
 Key = tuple[int, Draft, int | None]  # batch size, draft, context
@@ -133,6 +134,9 @@ def measure_engine(
             "new_tokens": settings.new_tokens,
             "seed": settings.seed,
             "spread": _spread(waves),
+            ALL_STEPS: any(
+                _mean_drafted(runs) is None for (_, draft, _), runs in waves.items() if draft in settings.lengths
+            ),
             "repeated_waves": sum(run.repeated for runs in waves.values() for run in runs),
             "provenance": this_run(),
         },

@@ -13,7 +13,7 @@ from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import MIN_REQUESTS, check_requests
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import PlanEntry
-from treeopt.replay.priced_walk import plain_share
+from treeopt.replay.priced_walk import ALL_STEPS, plain_share
 from treeopt.replay.static_tree import covers, replay_tree
 from treeopt.replay.walk import StepCounts
 from treeopt.statistics.clustered_estimate import Counts, evidence
@@ -118,14 +118,18 @@ def plain_steps(judge: Judge, chosen: Mapping[int, Tree | None]) -> tuple[str, .
     """Say in which share of the steps of each chosen tree nothing is drafted, where the trace records it."""
     if judge.held.drafted is None:
         return ()
+    priced = (
+        "the profile's step times are means over all steps"
+        if look(judge.cost.meta, ALL_STEPS)
+        else "they are priced as plain steps"
+    )
     sizes: dict[Tree, list[int]] = {}
     for batch, tree in chosen.items():
         if tree is not None:
             sizes.setdefault(tree, []).append(batch)
     return tuple(
         f"batch {', '.join(map(str, batches))}: nothing is drafted in "
-        f"{plain_share(judge.counts(tree).drafted_counts):.1%} of the steps of the chosen tree; they are priced as "
-        "plain steps"
+        f"{plain_share(judge.counts(tree).drafted_counts):.1%} of the steps of the chosen tree; {priced}"
         for tree, batches in sizes.items()
     )
 

@@ -4,7 +4,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.cost_model import CostModel, StepShape
+from treeopt.storage.provenance import look
 from treeopt.tree import Tree
+
+ALL_STEPS = (
+    "means_over_all_steps"  # true in the provenance of engines that do not report what they draft, or pad drafts
+)
 
 
 def step_seconds(
@@ -30,7 +35,8 @@ def step_seconds(
         batch: sequences.
         context: tokens per sequence in the cache; None leaves it to the cost model.
         committed: mean tokens per sequence that a step commits; None leaves it to the cost model.
-        drafted: `StepCounts.drafted_counts` of the walk; None: every step has the whole tree.
+        drafted: `StepCounts.drafted_counts` of the walk; None: every step has the whole tree. A cost model whose
+            times are means over steps with and without a draft (`ALL_STEPS` in its provenance) does not need it.
 
     Raises:
         CostError: the tree, or a part that is needed, lies outside what the model was calibrated for.
@@ -44,7 +50,7 @@ def step_seconds(
         most = None if committed is None else min(committed, levels + 1.0)
         return float(cost.step_s([StepShape.of(part, batch=batch, context=context, committed=most)])[0])
 
-    if drafted is None:
+    if drafted is None or look(cost.meta, ALL_STEPS):
         return float(cost.step_s([StepShape.of(tree, batch=batch, context=context, committed=committed)])[0])
     share = drafted / drafted.sum()
     if batch == 1:

@@ -66,6 +66,9 @@ def test_without_a_report_every_step_counts_as_drafting():
     measured = profile(Lookup(reports=False), batches=(1,))
     step_s = measured.step_s([StepShape.of(Tree.chain(2), batch=1)])[0]
     assert step_s == pytest.approx(PLAIN_S + TOKEN_S * 2 / EVERY, rel=1e-6)
+    drafted = np.array([EVERY - 1, 0, 1])
+    assert step_seconds(Tree.chain(2), measured, batch=1, drafted=drafted) == pytest.approx(step_s)
+    assert not profile(Lookup(), batches=(1,)).meta["means_over_all_steps"]
 
 
 def test_an_engine_that_drafts_nothing_has_no_profile():
