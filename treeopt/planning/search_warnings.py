@@ -118,11 +118,8 @@ def plain_steps(judge: Judge, chosen: Mapping[int, Tree | None]) -> tuple[str, .
     """Say in which share of the steps of each chosen tree nothing is drafted, where the trace records it."""
     if judge.held.drafted is None:
         return ()
-    priced = (
-        "the profile's step times are means over all steps"
-        if look(judge.cost.meta, ALL_STEPS)
-        else "they are priced as plain steps"
-    )
+    means = look(judge.cost.meta, ALL_STEPS)
+    priced = "step times are means over all steps" if means else "they are priced as plain steps"
     sizes: dict[Tree, list[int]] = {}
     for batch, tree in chosen.items():
         if tree is not None:
