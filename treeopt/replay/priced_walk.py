@@ -7,9 +7,7 @@ from treeopt.cost_model import CostModel, StepShape
 from treeopt.storage.provenance import look
 from treeopt.tree import Tree
 
-ALL_STEPS = (
-    "means_over_all_steps"  # true in the provenance of engines that do not report what they draft, or pad drafts
-)
+ALL_STEPS = "means_over_all_steps"  # true in the provenance of an engine that does not report what it drafts
 
 
 def step_seconds(
