@@ -24,7 +24,7 @@ from treeopt.replay.priced_walk import ALL_STEPS
 from treeopt.storage.provenance import this_run
 
 Key = tuple[int, Draft, int | None]  # batch size, draft, context
-TREE_NODES = (4, 8, 16, 32, 64)  # sizes of the dynamic trees that are measured
+TREE_NODES = (8, 16, 32, 64)  # sizes of the dynamic trees that are measured
 BEAMS = (2, 4)
 
 
@@ -66,20 +66,26 @@ class EngineProfiling:
 def dynamic_trees(*, max_nodes: int, max_depth: int) -> tuple[DynamicTree, ...]:
     """Return dynamic trees of several sizes, depths and beams, from which the times of others are estimated.
 
+    All have more nodes than the longest chain, so that the steps of chains keep their own times.
+
+    Raises:
+        UsageError: no dynamic tree has more than `max_depth` and at most `max_nodes` nodes.
+
     >>> [(tree.nodes, tree.depth, tree.beam) for tree in dynamic_trees(max_nodes=8, max_depth=3)]
     [(4, 2, 2), (6, 2, 2), (4, 2, 4), (8, 2, 4), (4, 3, 2), (8, 3, 2), (4, 3, 4), (8, 3, 4)]
     """
     depths = sorted({max(1, max_depth // 2 + max_depth % 2), max_depth})
-    sizes = [size for size in TREE_NODES if size < max_nodes] + [max_nodes]
-    return tuple(
-        dict.fromkeys(
-            DynamicTree(min(size, pool(depth=depth, width=beam)), depth, beam)
-            for depth in depths
-            for beam in BEAMS
-            for size in sizes
-            if min(size, pool(depth=depth, width=beam)) >= depth
-        )
-    )
+    sizes = [max_depth + 1, *(size for size in TREE_NODES if max_depth + 1 < size < max_nodes), max_nodes]
+    trees = {
+        DynamicTree(nodes, depth, beam): None
+        for depth in depths
+        for beam in BEAMS
+        for nodes in (min(size, max_nodes, pool(depth=depth, width=beam)) for size in sizes)
+        if nodes > max_depth
+    }
+    if not trees:
+        raise UsageError(f"--policies with chains of up to {max_depth} needs --max-nodes {max_depth + 1} or more")
+    return tuple(trees)
 
 
 def measure_engine(

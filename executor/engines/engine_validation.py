@@ -66,7 +66,7 @@ def _reason(draft: Draft | None, batch: int, engine: Engine) -> str | None:
     if batch > most:
         return f"{name} runs dynamic trees with {counted(most, 'request')} in flight: search with --batch {most}"
     cannot_run = ENGINE_RULES[name].cannot_run if name in ENGINE_RULES else None
-    return cannot_run(draft) if cannot_run else None
+    return cannot_run(draft, batch) if cannot_run else None
 
 
 def runs_in(plan: Plan, engine: Engine, rounds: int) -> int:

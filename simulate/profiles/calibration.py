@@ -148,8 +148,8 @@ def _drafting_separated(cells: Sequence[Cell]) -> tuple[list[Cell], list[float]]
 
     The time of a speculative step is fitted by a + b tokens + c levels + d (nodes fed - levels), relative errors least,
     no coefficient below 0 (Lawson and Hanson 1974, by scipy); drafting is the part with c and d. What the fit does not
-    explain stays with verification, so that a measured step keeps its time. An error is that of a tree by a fit to all
-    other cells, as a share of its step.
+    explain stays with verification: a step keeps its time where no other has as many tokens. An error is that of a tree
+    by a fit to all other cells, as a share of its step.
     """
     from scipy.optimize import nnls
 

@@ -86,11 +86,12 @@ def way_to_measure(meta: Mapping[str, Any], sizes: Collection[int], *, option: s
         table = look(meta, "imported", "file") or "the table"
         return f"add their step times to {table} and read it again with `treeopt times`", ""
     words = str(look(meta, "provenance", "command") or "").split()
-    words[:1] = [word.rpartition("/")[2] for word in words[:1]]
+    words[:1] = ["treeopt" if word.endswith("__main__.py") else word.rpartition("/")[2] for word in words[:1]]
     if words[:2] == ["treeopt", "whatif"] and any(word.startswith("--profiles") for word in words):
         return "predict all of them", " ".join([*_without(words, option, "--output"), option, values])
     if words[:2] != ["treeopt", "profile"]:
-        engine = " --engine ENGINE" if look(meta, "engine") is not None else ""
+        name = look(meta, "engine", "name") or "ENGINE"
+        engine = f" --engine {name}" if look(meta, "engine") is not None else ""
         words = f"treeopt profile{engine} --target TARGET --drafter DRAFTER --prompts PROMPTS".split()
     kept = _without([word for word in words if word != "--force"], option, "--output")
     return "profile again with all of them", " ".join([*kept, option, values, "--output", NEW_FILE])

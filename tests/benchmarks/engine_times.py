@@ -23,7 +23,7 @@ PROMPTS, SKIP = "data/prompts/stdlib.jsonl", 1000  # prompts before these are in
 CHAINS = ",".join(f"chain:{length}" for length in range(1, 6))
 SHIPPED = shipped("models/stdlib-llama")
 SMOLLM2 = ENGINES / "models" / "smollm2"  # made by `python -m tests.helpers.smollm2`
-BEAM = 4  # nodes continued per level, and children of each, of recorded candidates
+BEAM, WIDTH = 16, 4  # nodes continued per level of recorded candidates, and children of each
 NEW_TOKENS = "48"  # waves overlap long enough to be timed
 RECORDED = ("--prompts", PROMPTS, "--new-tokens", NEW_TOKENS, "--depth", "5")
 
@@ -110,7 +110,7 @@ def recorded(name: str, case: Case, folder: Path) -> Path:
     """
     if case.trees:
         trace, options = folder / f"{Path(case.drafter).name}-candidates.npz", ["--target", str(case.target)]
-        options += ["--requests", "300", "--candidates", f"depth=5,beam={BEAM},width={BEAM}", "--threads", "1"]
+        options += ["--requests", "300", "--candidates", f"depth=5,beam={BEAM},width={WIDTH}", "--threads", "1"]
     elif case.drafter_layout is not None:
         trace, options = folder / f"{Path(case.drafter).name}.npz", ["--target", str(case.target), "--requests", "600"]
     else:

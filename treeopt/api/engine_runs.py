@@ -14,6 +14,7 @@ from treeopt.constraints import ChainOnly, Constraint
 from treeopt.defaults import ENGINE_LENGTH, RECORD_BATCH
 from treeopt.engines import ENGINE_RULES
 from treeopt.engines.rules_for_trace import engine_constraints
+from treeopt.errors import counted
 from treeopt.storage.provenance import this_run
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _names(target: Path, loaded: Path | str, drafter: Path | str | None) -> dict
 
 def _machine() -> str:
     record = this_run()
-    return f"{record.get('processor', 'unknown processor')}, {record.get('cores', '?')} cores"
+    return f"{record.get('processor', 'unknown processor')}, {counted(record.get('cores', 0), 'core')}"
 
 
 def validate_engine(

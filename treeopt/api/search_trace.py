@@ -70,7 +70,7 @@ def search(
         shapes: most different trees in the plan; default one per batch size.
         near: share of the fastest tree's rate within which the smallest tree is taken.
         shrink: strength of shrinkage towards similar paths, in pseudo-anchors; default fitted on the requests.
-        engine: only trees that this engine can run, a key of `treeopt.engines.PROFILES`.
+        engine: only trees that this engine can run, a key of `treeopt.engines.ENGINE_RULES`.
         rules: further rules that trees must keep.
         policies: kinds of dynamic policies to sweep, on a trace with candidates; ("all",) for all kinds. With an engine
             that has dynamic trees, those that it can run.
@@ -112,6 +112,9 @@ def search(
         raise UsageError("--padding applies only to dynamic policies; add --policy or --dynamic")
     if dynamic:
         reach(trace)  # raises where the trace holds no candidates
+    known = None if engine is None else ENGINE_RULES.get(engine)
+    if known is not None and known.cannot_run is None and (policies or dynamic):
+        warn([f"{engine} runs no dynamic trees: they are judged for comparison alone"])
     trace, own_rules = ranks_and_rules(trace, seed)
     judged, reasons = _kept_by(baselines() if compare is None else compare, own_rules)
     note(f"not judged: {name}: {reason}" for name, reason in reasons.items())

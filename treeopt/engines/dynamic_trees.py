@@ -11,7 +11,7 @@ from typing import Literal
 
 from treeopt.constraints import FitsPool, branching, pool
 from treeopt.engines.export import Nearest, coverage_note, fit, listed, origin_note
-from treeopt.errors import EngineError
+from treeopt.errors import EngineError, counted
 from treeopt.plans.plan import PlanEntry
 from treeopt.policies import DynamicTree, Policy
 
@@ -43,6 +43,7 @@ class DynamicTrees:
         fills_levels: True if it refuses fewer nodes than levels; any engine does so at width 1, a chain.
         one_size: why a launch has one dynamic tree for all batch sizes.
         source: where its bound stands.
+        requests: most requests in flight; None: any number.
     """
 
     engine: str
@@ -52,6 +53,7 @@ class DynamicTrees:
     fills_levels: bool
     one_size: str
     source: str
+    requests: int | None = None
 
     def settings(self, triple: Triple) -> dict[str, int]:
         """Return the engine's settings by name.
@@ -86,11 +88,23 @@ class DynamicTrees:
             return f"{triple.nodes} nodes are fewer than {triple.depth} levels ({self.source})"
         return None
 
-    def cannot_run(self, policy: Policy) -> str | None:
-        """Return why the engine cannot run a policy, None if it can."""
+    def cannot_run(self, policy: Policy, batch: int) -> str | None:
+        """Return why the engine cannot run a policy at a batch size, None if it can."""
         if not isinstance(policy, DynamicTree):
             return f"{self.engine} has settings for {', '.join(self.names[:2])} and {self.names[2]} alone"
-        return _beyond_three_settings(policy) or self.refused(Triple(policy.depth, policy.beam, policy.nodes))
+        reason = _beyond_three_settings(policy) or self.refused(Triple(policy.depth, policy.beam, policy.nodes))
+        return reason or self.too_many(batch)
+
+    def too_many(self, batch: int) -> str | None:
+        """Return why the engine cannot run dynamic trees at a batch size, None if it can.
+
+        >>> from treeopt.engines import openvino
+        >>> openvino.TREES.too_many(4)
+        'OpenVINO GenAI 2026.4.1 runs dynamic trees with 1 request in flight'
+        """
+        if self.requests is None or batch <= self.requests:
+            return None
+        return f"{self.engine} runs dynamic trees with {counted(self.requests, 'request')} in flight"
 
     def nearest(self, triple: Triple) -> Triple:
         """Return the settings that the engine can run and that differ least: fewer levels or fewer nodes.
@@ -168,7 +182,9 @@ def _policy(entry: PlanEntry, trees: DynamicTrees, nearest: Nearest | None) -> t
             f"{trees.engine} cannot run {named}: it offers only {offered}; nearest: policy eagle2, or `chain`"
         )
     triple = Triple(policy.depth, policy.beam, policy.nodes)
-    reason = trees.cannot_run(policy)
+    if (reason := trees.too_many(entry.batch)) is not None:
+        raise EngineError(f"{named}: {reason}; nearest: a plan of batch {trees.requests}, or `chain`")
+    reason = _beyond_three_settings(policy) or trees.refused(triple)
     planned = [f"planned for batch {entry.batch} only"]
     if reason is None:
         return triple, planned

@@ -2,8 +2,9 @@
 
 `num_assistant_tokens` counts drafted nodes without the root, like `Tree.nodes`; `tree_depth` levels and
 `branching_factor` nodes per level make a dynamic tree of EAGLE-2, which only an EAGLE-3 drafter has and only greedy
-decoding verifies. `GenerationConfig.validate` refuses fewer nodes than levels and a confidence threshold beside
-`num_assistant_tokens`, but not more nodes than candidates, a negative number or an unknown name.
+decoding verifies, one request at a time: with several the engine fails where one of them ends.
+`GenerationConfig.validate` refuses fewer nodes than levels and a confidence threshold beside `num_assistant_tokens`. It
+does not refuse more nodes than candidates, a negative number or an unknown name.
 Settings belong to one call of `generate`, so a batch size can have its own: export one at a time.
 """
 
@@ -40,6 +41,7 @@ TREES = DynamicTrees(
     fills_levels=True,
     one_size="a GenerationConfig holds one",
     source="src/cpp/src/generation_config.cpp",
+    requests=1,
 )
 
 LONGEST_MATCH = 3  # tokens that treeopt's prompt lookup matches at most, by default

@@ -23,6 +23,7 @@ CHAIN = "best chain"
 CHOSEN = "chosen tree"
 STATIC = "best static tree"
 BOUND = "bound on any policy"
+SMALLEST = DynamicTree(nodes=1, depth=1, beam=1)  # what an engine with dynamic trees runs wherever it runs any
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,13 @@ class Rivals:
         and the policy changes it. The best static configuration, plain decoding included, is then compared with it.
         """
         plain, static = _static(judge, PLAIN, None, batch), _static(judge, CHOSEN, best, batch)
-        policies = [self._judged(judge, kind, batch) for kind in self.policies]
+        kinds = () if self.cannot_run is not None and self.cannot_run(SMALLEST, batch) else self.policies
+        policies = [self._judged(judge, kind, batch) for kind in kinds]
         eligible = [policy for policy in policies if self.take_policies and self._runs(policy)]
         fastest = max(eligible, key=_fitted, default=None)
         trees, skipped = self._trees(judge, batch)
+        if self.cannot_run is not None and kinds != self.policies:
+            skipped |= dict.fromkeys(self.policies, str(self.cannot_run(SMALLEST, batch)))
         table = [plain, *trees]
         if fastest is not None and _fitted(fastest) > judge.rate(best, batch) / (1 - self.near):
             chosen = _swept(judge, fastest, batch)
@@ -112,9 +116,9 @@ class Rivals:
     def _given(self, judge: Judge, batch: int, skipped: dict[str, str]) -> list["_Row"]:
         """Return the given policies; adds to `skipped` the reason why one cannot be run, replayed or priced."""
         bench, rows = Bench(judge.held, Prices(judge.cost, batch, self.padding, judge.context), seed=self.seed), []
-        for policy in self.dynamic:
+        for policy in dict.fromkeys(self.dynamic):
             name = ",".join(f"{setting}={value}" for setting, value in settings(policy).items() if value)
-            reason = None if self.cannot_run is None else self.cannot_run(policy)
+            reason = None if self.cannot_run is None else self.cannot_run(policy, batch)
             try:
                 if reason is not None:
                     raise EngineError(reason)

@@ -30,11 +30,12 @@ from treeopt.planning.search_warnings import (
     plain_steps,
     reporting_warnings,
     split_by_price,
+    unjudged_policies,
     unpriced_policies,
 )
 from treeopt.planning.tree_candidates import Proposals
 from treeopt.plans.plan import Plan, PlanEntry
-from treeopt.policies import Policy
+from treeopt.policies import Policy, named
 from treeopt.replay.objective import THROUGHPUT, WORST_DOMAIN, Objective
 from treeopt.searchers.dynamic_trees.settings_grid import CannotRun
 from treeopt.searchers.dynamic_trees.step_prices import Padding
@@ -181,6 +182,7 @@ def search(
             "shrink": proposals.shrink,
             "solver_work": solver_work,
             "policies": list(policies),
+            "dynamic": [named(policy) for policy in dynamic],
             "padding": padding if policies or dynamic else None,
             "context": context if measured is None else measured.priced_at(context),
             "interpolated": [] if measured is None else list(measured.unmeasured(settings.batches)),
@@ -208,6 +210,7 @@ def search(
         *reporting_warnings(held),
         *plain_steps(judge, chosen),
         *unpriced_policies(entries, cost),
+        *unjudged_policies(entries, rivals.trees),
         *(() if measured is None else measured.caveats(context=context, trace=trace.meta, batches=settings.batches)),
     )
     configurations = {e.batch: e.choice.grown.policy if e.choice.grown else e.choice.tree for e in entries}

@@ -1,7 +1,7 @@
 """Warnings about a search: too few requests, looping texts, clustered domains, limits, contexts, unpriced policies."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -128,6 +128,19 @@ def plain_steps(judge: Judge, chosen: Mapping[int, Tree | None]) -> tuple[str, .
         f"batch {', '.join(map(str, batches))}: nothing is drafted in "
         f"{plain_share(judge.counts(tree).drafted_counts):.1%} of the steps of the chosen tree; {priced}"
         for tree, batches in sizes.items()
+    )
+
+
+def unjudged_policies(entries: Sequence[PlanEntry], published: Collection[str]) -> tuple[str, ...]:
+    """Warn of dynamic trees that were asked for and could not be run, replayed or priced, with the reason."""
+    skipped: dict[tuple[str, str], list[int]] = {}
+    for entry in entries:
+        for name, reason in entry.skipped.items():
+            if name not in published:
+                skipped.setdefault((name, reason), []).append(entry.batch)
+    return tuple(
+        f"{name} was not judged at batch {', '.join(map(str, batches))}: {reason}"
+        for (name, reason), batches in skipped.items()
     )
 
 

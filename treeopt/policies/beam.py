@@ -129,7 +129,10 @@ def reach(trace: Trace) -> Drafting:
 
 def _recorded(trace: Trace) -> Candidates:
     if trace.candidates is None:
-        raise TraceError("replaying dynamic trees needs recorded candidates, the trace has none")
+        raise TraceError(
+            "replaying dynamic trees needs recorded candidates, the trace has none: record them with `treeopt trace "
+            "collect --candidates`"
+        )
     return trace.candidates
 
 

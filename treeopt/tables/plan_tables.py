@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from treeopt.planning.baselines import CHAIN
 from treeopt.planning.proof import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.storage.provenance import look
@@ -95,6 +96,8 @@ def _notes(entry: PlanEntry, first: int | None) -> list[str]:
             meaning = ""
         elif entry.gain.high < 0:
             meaning = ": fewer tokens per step, in shorter steps"
+        elif any(other.name == CHAIN and other.behind is not None and other.behind.low > 0 for other in entry.compared):
+            meaning = ": as many tokens per step, in shorter steps"
         lines.append(
             f"tau over the best chain: {entry.gain.value:+.3f} [{entry.gain.low:+.3f}, {entry.gain.high:+.3f}]{meaning}"
         )

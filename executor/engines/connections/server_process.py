@@ -76,12 +76,15 @@ class ServerProcess:
         """True until the server has ended."""
         return self._process.poll() is None
 
-    def check(self) -> None:
-        """Check that the server runs.
+    def check(self, *, after_s: float = 0.0) -> None:
+        """Check that the server runs, for `after_s` seconds: its end is noticed some time after its connections break.
 
         Raises:
             EngineError: it ended; with its last lines.
         """
+        deadline_s = time.monotonic() + after_s
+        while self.runs and time.monotonic() < deadline_s:
+            time.sleep(POLL_S / 10)
         if not self.runs:
             self._fail("ended")
 

@@ -8,8 +8,9 @@ from typing import Any, Self
 from executor.engines.connections.concurrent_requests import in_flight
 from executor.engines.connections.server_pool import Launch, Running, ServerPool
 from executor.engines.engine import EngineRequest, EngineStep
-from treeopt.errors import EngineError
+from treeopt.errors import EngineError, UsageError
 
+ENDING_S = 1.0  # from a broken connection until the end of a server that died is noticed
 Ask = Callable[[int, EngineRequest, int], Generator[EngineStep, None, None]]  # number, request, lane
 
 
@@ -49,9 +50,16 @@ class LaunchedServers(ABC):
     def _decoded(
         self, server: Running, requests: Sequence[EngineRequest], ask: Ask, *, concurrency: int
     ) -> Iterator[EngineStep]:
-        """Yield the steps of requests that a server is asked for; where the server ended, its own words say why."""
+        """Yield the steps of requests that a server is asked for; where the server ended, its own words say why.
+
+        Raises:
+            UsageError: a concurrency below 1.
+            EngineError: a request failed, or the server ended.
+        """
+        if concurrency < 1:
+            raise UsageError(f"concurrency must be at least 1, got {concurrency}")
         try:
             yield from in_flight(requests, ask, concurrency=concurrency, cancel=server.client.cancel)
         except EngineError:
-            server.process.check()
+            server.process.check(after_s=ENDING_S)
             raise

@@ -9,7 +9,7 @@ from executor.engines.engine_profile import EngineProfiling, dynamic_trees, meas
 from executor.engines.engine_validation import EngineRun, check_engine_run, compare_in_engine, drafts_of
 from tests.helpers.small_plans import BUSHY, choice, entry, grown, plan_of
 from treeopt.cost_model import StepShape
-from treeopt.errors import EngineError
+from treeopt.errors import EngineError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
 
@@ -149,3 +149,24 @@ def test_what_the_engine_cannot_draft_is_left_out_with_the_reason():
 def test_a_choice_that_the_engine_cannot_draft_is_refused(planned, engine, message):
     with pytest.raises(EngineError, match=message):
         check_engine_run(plan_of(planned), RUN, engine)
+
+
+class WithOverhead(Engine):
+    """An engine whose dynamic trees take something that no chain does."""
+
+    @staticmethod
+    def step_s(draft):
+        return Engine.step_s(draft) + (0.003 if isinstance(draft, DynamicTree) else 0.0)
+
+
+def test_chains_keep_their_times_beside_trees_that_take_more():
+    measured = measure_engine(WithOverhead(), PROMPTS, SETTINGS, meta={"device": "cpu, 1 threads"})
+    for length in range(1, 6):
+        assert measured.step_s([shape(length)])[0] == pytest.approx(Engine.step_s(length), rel=1e-3)
+    for tree in SETTINGS.trees:
+        assert measured.step_s([shape(tree)])[0] == pytest.approx(WithOverhead.step_s(tree), rel=0.05)
+
+
+def test_policies_need_trees_larger_than_the_longest_chain():
+    with pytest.raises(UsageError, match="--policies with chains of up to 5 needs --max-nodes 6 or more"):
+        dynamic_trees(max_nodes=5, max_depth=5)

@@ -6,6 +6,7 @@ import pytest
 
 from executor.engines.drivers.sglang import SGLang
 from executor.engines.engine import EngineRequest
+from executor.engines.step_times import decode_wave
 from tests.helpers import fake_engine
 from treeopt.errors import EngineError, UsageError
 from treeopt.policies import DynamicTree
@@ -52,3 +53,18 @@ def test_what_the_driver_does_not_run_is_refused_before_a_launch(tmp_path, draft
     with driver(tmp_path) as engine, pytest.raises(UsageError, match=message):
         list(engine.decode([EngineRequest(PROMPT, 12)], draft=draft, concurrency=1))
     assert not (tmp_path / "words").exists()
+
+
+def test_a_server_that_dies_says_why_and_is_launched_again(tmp_path, caplog):
+    """Its end is noticed some time after the connection broke."""
+    request = EngineRequest(PROMPT, 40)
+    words = "SGLang ended: CUDA error: an illegal memory access"
+    with driver(tmp_path, "dies", method="EAGLE3") as engine, pytest.raises(EngineError, match=words):
+        decode_wave(engine, [request], draft=2)
+    assert words in caplog.text
+    assert len((tmp_path / "words").read_text().splitlines()) == 2
+
+
+def test_a_concurrency_of_zero_is_refused(tmp_path):
+    with driver(tmp_path, method="EAGLE3") as engine, pytest.raises(UsageError, match="concurrency must be at least 1"):
+        list(engine.decode([EngineRequest(PROMPT, 12)], draft=2, concurrency=0))

@@ -64,14 +64,14 @@ def runs(name: str, triple: Triple) -> bool:
 @settings(deadline=None)
 @given(st.sampled_from(sorted(ENGINES)), triples)
 def test_a_policy_is_exported_exactly_or_refused_with_the_nearest(name: str, triple: Triple) -> None:
-    plan = plan_of(grown(4, DynamicTree(nodes=triple.nodes, depth=triple.depth, beam=triple.width)))
+    plan = plan_of(grown(1, DynamicTree(nodes=triple.nodes, depth=triple.depth, beam=triple.width)))
     engine = ENGINES[name]
     if runs(name, triple):
         result = engine.export(plan, **OPTIONS[name])
         assert read_back(name, result.text) == triple
-        assert "planned for batch 4 only" in result.notes
+        assert "planned for batch 1 only" in result.notes
         return
-    with pytest.raises(EngineError, match=r"cannot run policy eagle2 \(batch 4\): .*nearest: .*\(`triple`\)") as caught:
+    with pytest.raises(EngineError, match=r"cannot run policy eagle2 \(batch 1\): .*nearest: .*\(`triple`\)") as caught:
         engine.export(plan, **OPTIONS[name])
     result = engine.export(plan, **OPTIONS[name], nearest="triple")
     closest = read_back(name, result.text)
@@ -114,9 +114,9 @@ def test_one_tree_in_three_conventions() -> None:
 )
 def test_settings_beyond_three_are_refused(name: str, policy: DynamicTree, reason: str) -> None:
     with pytest.raises(EngineError, match=rf"cannot run policy .*{reason}.*nearest: .*`chain`"):
-        ENGINES[name].export(plan_of(grown(2, policy)), **OPTIONS[name])
+        ENGINES[name].export(plan_of(grown(1, policy)), **OPTIONS[name])
     if isinstance(policy, DynamicTree):
-        result = ENGINES[name].export(plan_of(grown(2, policy)), **OPTIONS[name], nearest="triple")
+        result = ENGINES[name].export(plan_of(grown(1, policy)), **OPTIONS[name], nearest="triple")
         assert runs(name, read_back(name, result.text))
         assert reason in result.notes[0]
 
@@ -230,3 +230,12 @@ def test_a_convention_is_data() -> None:
     assert convention.refused(Triple(2, 2, 6)) is None
     assert "at most 6 (a.py)" in str(convention.refused(Triple(2, 2, 7)))
     assert "fewer than 3 levels" in str(convention.refused(Triple(3, 1, 2)))
+
+
+def test_openvino_runs_a_dynamic_tree_for_one_request_alone() -> None:
+    policy = DynamicTree(nodes=15, depth=5, beam=4)
+    with pytest.raises(
+        EngineError, match=r"batch 4\): .* with 1 request in flight; nearest: a plan of batch 1, or `chain`"
+    ):
+        openvino.export(plan_of(grown(4, policy)), method="eagle3")
+    assert sglang.export(plan_of(grown(4, policy))).text

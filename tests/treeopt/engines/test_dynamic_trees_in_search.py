@@ -48,7 +48,7 @@ def test_a_dynamic_tree_is_chosen_where_it_pays(plans, engine):
     policy = choice.grown.policy
     assert isinstance(policy, DynamicTree)
     assert policy.children == policy.beam
-    assert ENGINE_RULES[engine].cannot_run(policy) is None
+    assert ENGINE_RULES[engine].cannot_run(policy, 1) is None
     chain = next(other for other in plans[engine].entries[0].compared if other.name == "best chain")
     assert chain.behind.low > 0
 
@@ -87,7 +87,7 @@ def test_kinds_that_an_engine_does_not_run_are_refused():
     ],
 )
 def test_the_reason_why_an_engine_cannot_run_a_policy(policy, reason):
-    assert reason in ENGINE_RULES["openvino"].cannot_run(policy)
+    assert reason in ENGINE_RULES["openvino"].cannot_run(policy, 1)
 
 
 def test_given_dynamic_trees_are_judged_and_those_that_cannot_be_run_are_named():
@@ -98,6 +98,8 @@ def test_given_dynamic_trees_are_judged_and_those_that_cannot_be_run_are_named()
     assert rows["nodes=10,depth=3,beam=4,width=4"].grown.policy == given[0]
     assert rows["nodes=20,depth=4,beam=5,width=5"].tau.value > rows["nodes=10,depth=3,beam=4,width=4"].tau.value
     assert "width 2 unlike beam 4" in entry.skipped["nodes=10,depth=3,beam=4,width=2"]
+    (warning,) = [line for line in plan.warnings if "was not judged" in line]
+    assert warning.startswith("nodes=10,depth=3,beam=4,width=2 was not judged at batch 1: its width 2 unlike beam 4")
     assert entry.choice.grown is None
     swept = treeopt.search(TRACE, CHEAP, batch=1, max_nodes=8, engine="sglang", policies=("eagle2",), solver_work=0)
     best = swept.entries[0].choice
@@ -111,3 +113,32 @@ def test_given_dynamic_trees_are_judged_and_those_that_cannot_be_run_are_named()
 def test_given_dynamic_trees_need_candidates():
     with pytest.raises(TraceError, match="candidates"):
         treeopt.search(shipped("traces/eagle-t0.npz"), CHEAP, batch=1, dynamic=(DynamicTree(4, 2, 2),))
+
+
+def test_openvino_gets_no_dynamic_tree_for_several_requests():
+    table = CHEAP.batches[0]
+    both = replace(CHEAP, batches=(table, replace(table, batch=4)))
+    plan = treeopt.search(
+        TRACE, both, batch=(1, 4), max_nodes=24, engine="openvino", policies=("eagle2",), solver_work=0
+    )
+    one, four = plan.entries
+    assert one.choice.grown is not None
+    assert four.choice.grown is None
+    assert "with 1 request in flight" in four.skipped["eagle2"]
+    assert any(line.startswith("eagle2 was not judged at batch 4") for line in plan.warnings)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "openvino"])
+def test_every_beam_of_the_recording_is_tried(engine):
+    plan = searched(engine, "eagle2")
+    best = plan.entries[0].choice.grown.policy
+    others = [
+        treeopt.search(
+            TRACE, CHEAP, batch=1, max_nodes=24, dynamic=(replace(best, beam=beam, width=beam),), solver_work=0
+        )
+        for beam in (2, 3, 4, 5)
+        if beam + (best.depth - 1) * beam**2 >= best.nodes
+    ]
+    rates = [other.speedup.value for rows in others for other in rows.entries[0].compared if other.grown]
+    assert len(rates) >= 2
+    assert plan.entries[0].choice.speedup.value > 0.97 * max(rates)

@@ -909,6 +909,7 @@ def test_a_plan_says_where_it_comes_from(monkeypatch):
         "shrink": 160.0,
         "solver_work": 0.75,
         "policies": [],
+        "dynamic": [],
         "padding": None,
         "context": 5,
         "interpolated": [],

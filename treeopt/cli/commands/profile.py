@@ -8,7 +8,7 @@ import click
 
 from treeopt.api.engine_models import EngineChoice
 from treeopt.api.engine_runs import profile_engine
-from treeopt.api.messages import note
+from treeopt.api.messages import note, warn
 from treeopt.api.run_models import Models, load_models
 from treeopt.api.run_prompts import Prompts, load_tokens
 from treeopt.api.token_sampling import Sampling
@@ -32,6 +32,7 @@ from treeopt.errors import UsageError, counted
 if TYPE_CHECKING:
     from executor.profiling.measure_steps import Measurement
 
+RARE = 0.5  # share of the tokens of a chain below which steps rarely draft
 SHOWN = 6  # configurations that did not fit the budget, in words
 SECTIONS = {
     "Models": "target drafter",
@@ -129,6 +130,10 @@ def profile(
     output_files.check_output(output, force=force)
     sampling.check()
     if engine.engine is not None:
+        loop_only = {"--graphs": settings["graphs"], "--budget": budget_s, "--temperature": sampling.temperature}
+        loop_only |= {"--random-weights": models.random_weights, "--prompt-tokens": prompts.prompt_tokens}
+        if given := ", ".join(option for option, value in loop_only.items() if value):
+            raise UsageError(f"--engine does not take {given}: omit {given}, or --engine")
         _profile_engine(engine, models, prompts, batch, output, sampling.seed, settings)
         return
     settings |= {"rounds": settings["rounds"] or ROUNDS}
@@ -171,8 +176,6 @@ def _profile_engine(
     from executor.engines.engine_profile import EngineProfiling, dynamic_trees
     from simulate.profiles.profile import save_profile
 
-    if models.random_weights or prompts.prompt_tokens is not None or settings["graphs"]:
-        raise UsageError("--engine does not take --random-weights, --prompt-tokens or --graphs: omit them, or --engine")
     depth = settings["max_depth"] or ENGINE_LENGTH
     wanted = EngineProfiling(
         batch,
@@ -185,9 +188,27 @@ def _profile_engine(
     )
     measured = profile_engine(engine, models.target, models.drafter, prompts, wanted, progress=printing.progress)
     save_profile(measured, output)
+    warn(_rarely_drafted(measured.meta))
     kinds = f"chains and {counted(len(wanted.trees), 'dynamic tree')}" if wanted.trees else "chains"
     errors = _policy_errors(measured.meta)
     note([f"profile of {kinds} at batch {', '.join(map(str, batch))} in {engine.engine} written to {output}{errors}"])
+
+
+def _rarely_drafted(meta: Mapping[str, Any]) -> list[str]:
+    """Return warnings of chains that were mostly not drafted: the times of full drafts are carried over from few."""
+    rare = {
+        (row["batch"], row["drafted"]): row["mean_drafted"] / row["drafted"]
+        for row in meta["spread"]
+        if row.get("mean_drafted") is not None and row["drafted"] and row["mean_drafted"] < RARE * row["drafted"]
+    }
+    if not rare:
+        return []
+    least, most = min(rare.values()), max(rare.values())
+    share = f"{least:.0%}" if round(least, 2) == round(most, 2) else f"{least:.0%} to {most:.0%}"
+    return [
+        f"only {share} of the tokens of {counted(len(rare), 'chain')} were drafted: times of steps that draft in full "
+        "are carried over from these, so predict only texts that are drafted about as often"
+    ]
 
 
 def _size_errors(error: float, *, cells: int, median_error: float | None) -> str:

@@ -118,7 +118,7 @@ def validate(
     of predictions from the same trace. The decoded text then has no meaning, so weights may be random, and --rule
     only decides the work of each step.
 
-    With --engine the chains of the plan run in an inference engine; --blocks is the number of rounds.
+    With --engine the chains and dynamic trees of the plan run in an inference engine; --blocks is the number of rounds.
     """
     printing.hold_warnings()
     replay = _replayed(acceptance)

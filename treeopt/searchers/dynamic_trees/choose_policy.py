@@ -17,6 +17,7 @@ from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.traces.trace import Trace
 
 KINDS = tuple(GRIDS)
+ENGINE_BEAMS = (*range(1, 9), 10, 12, 16, 20, 32)  # nodes per level that are tried for an engine
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +78,9 @@ def best_policy(
         max_depth: largest number of drafted levels; never more than were recorded.
         context: cached tokens per sequence; default what the cost model was made for.
         padding: how trees of different sizes become one forward.
-        cannot_run: returns why an engine cannot run a policy; engines consider as many children per node as they
-            expand nodes on a level, so such settings are tried, with narrower beams, too. None: any policy can run.
+        cannot_run: returns why an engine cannot run a policy at a batch size; engines consider as many children per
+            node as they expand nodes on a level, so such settings are tried, with narrower beams, too. None: any
+            policy can run.
         seed: seed of the order in which requests are decoded.
 
     Raises:
@@ -95,8 +97,11 @@ def best_policy(
     bench = Bench(fit, prices, seed=seed)
     rates: dict[Policy, float] = {}
     refused: dict[str, str] = {}
-    widest = recorded.beam if cannot_run is None else min(recorded.beam, recorded.width)
-    for beam in halves(widest) if cannot_run or prices.narrower_may_pay else [widest]:
+    if cannot_run is not None:
+        beams = [beam for beam in ENGINE_BEAMS if beam <= min(recorded.beam, recorded.width)]
+    else:
+        beams = halves(recorded.beam) if prices.narrower_may_pay else [recorded.beam]
+    for beam in beams:
         width = recorded.width if cannot_run is None else beam
         sweep = Sweep(bench, Drafting(depth, beam, width), max_nodes, cannot_run)
         GRIDS[kind](sweep)

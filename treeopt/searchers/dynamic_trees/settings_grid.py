@@ -21,7 +21,7 @@ FACTORS = (3, 1, 2, 5, 8)  # largest number of nodes per sequence over its share
 
 
 EAGLE2 = "eagle2"  # the kind that inference engines run
-CannotRun = Callable[[Policy], str | None]  # returns why an engine cannot run a policy, None if it can
+CannotRun = Callable[[Policy, int], str | None]  # why an engine cannot run a policy at a batch size, None if it can
 
 
 class Bench:
@@ -95,7 +95,7 @@ class Sweep:
         """Replay a policy, or record the error."""
         if policy in self.rates or named(policy) in self.refused:
             return
-        reason = None if self.cannot_run is None else self.cannot_run(policy)
+        reason = None if self.cannot_run is None else self.cannot_run(policy, self.bench.prices.batch)
         if reason is not None:
             self.refused[named(policy)] = EngineError(reason)
             return
