@@ -56,7 +56,7 @@ class Case:
 
 
 EAGLE3 = shipped("models/stdlib-eagle3")
-TREES = ("nodes=6,depth=4,beam=2,width=2", "nodes=10,depth=4,beam=3,width=3", "nodes=14,depth=5,beam=3,width=3")
+TREES = ("nodes=6,depth=4,beam=2,width=2", "nodes=10,depth=4,beam=3,width=3", "nodes=14,depth=5,beam=4,width=4")
 # vLLM's default executor has workers that poll; six idle servers of it would take a core. Its other executor waits.
 UNI = "--distributed-executor-backend uni"
 CASES = {
