@@ -31,13 +31,11 @@ def not_json(data: bytes, error: Exception) -> str:
         data: its bytes.
         error: what `json.loads` said.
 
-    >>> not_json(b"", ValueError())
-    'empty'
+    >>> not_json(b"", ValueError()), not_json(b"\xef\xbb\xbf", ValueError())
+    ('empty', 'empty')
     >>> not_json(b"batch,name,speedup\n1,chain,1.3\n", ValueError())
     'a table of results (CSV): give the .json that the same command wrote with --output'
     """
-    if not data.strip():
-        return "empty"
     for beginning, kind in BEGINNINGS.items():
         if data[:20].lower().startswith(beginning.lower()):
             return kind
@@ -45,6 +43,8 @@ def not_json(data: bytes, error: Exception) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         return "binary data, neither a trace (.npz) nor JSON"
+    if not text.strip():  # nothing, spaces, or a byte order mark alone
+        return "empty"
     first = text.lstrip().splitlines()[0]
     if COLUMNS.fullmatch(first):
         return TABLE.format("CSV")
