@@ -26,6 +26,7 @@ from treeopt.storage.provenance import this_run
 Key = tuple[int, Draft, int | None]  # batch size, draft, context
 TREE_NODES = (8, 16, 32, 64)  # sizes of the dynamic trees that are measured
 BEAMS = (2, 4)
+RARE = 0.5  # share of a chain's tokens below which it is rarely drafted
 
 
 @dataclass(frozen=True)
@@ -208,26 +209,31 @@ def _full_draft(draft: Draft, by_draft: Mapping[Draft, Sequence[Waves]]) -> tupl
     """Return the ratio to a plain step of a step that drafts in full, and the factor on its relative error.
 
     A drafter that finds nothing in most steps, such as prompt lookup, drafts m of K tokens per step on average. What a
-    step takes beyond a plain one is taken to grow with the drafted tokens, so it is K / m times what was measured. A
-    length at which nothing was drafted gets its time per drafted token from the next one at which something was.
+    step takes beyond a plain one is taken to grow with the drafted tokens, so it is K / m times what was measured.
+    Where m is below half of K this multiplies noise, and all such lengths share one time per drafted token: the least
+    squares of ratio - 1 over m. A length at which nothing was drafted is one of them.
     """
     plain = _seconds(by_draft[0])
 
     def ratio_of(other: Draft) -> float:
         return float(np.median(np.array(_seconds(by_draft[other])) / plain))
 
-    if isinstance(draft, DynamicTree) or _mean_drafted(by_draft[draft]) is None:
+    means = {other: _mean_drafted(runs) for other, runs in by_draft.items() if isinstance(other, int) and other}
+    if isinstance(draft, DynamicTree) or (mean := means[draft]) is None:
         return ratio_of(draft), 1.0
-    lengths = sorted(d for d in by_draft if isinstance(d, int) and d and _mean_drafted(by_draft[d]))
-    if not lengths:
-        raise UsageError(
-            "in no timed step did the engine draft anything: decode more tokens (--new-tokens) or other prompts"
-        )
-    like = next((length for length in lengths if length >= draft), lengths[-1])
-    share = draft / (_mean_drafted(by_draft[like]) or 1.0)
-    measured = ratio_of(like)
-    full = max(1 + (measured - 1) * share, min(measured, 1.0))
-    return full, measured * share / full
+    measured = ratio_of(draft)
+    if mean >= RARE * draft:
+        per_token = (measured - 1) / mean
+    else:
+        rare = {other: m for other, m in means.items() if m is not None and 0 < m < RARE * other}
+        if not rare:
+            raise UsageError(
+                "in no timed step did the engine draft anything: decode more tokens (--new-tokens) or other prompts"
+            )
+        excess = sum((ratio_of(other) - 1) * m for other, m in rare.items())
+        per_token = excess / sum(m**2 for m in rare.values())
+    full = max(1 + per_token * draft, min(measured, 1.0))
+    return full, max(1.0, measured * draft / (mean or draft) / full)
 
 
 def _mean_drafted(runs: Sequence[Waves]) -> float | None:

@@ -32,7 +32,6 @@ from treeopt.errors import UsageError, counted
 if TYPE_CHECKING:
     from executor.profiling.measure_steps import Measurement
 
-RARE = 0.5  # share of the tokens of a chain below which steps rarely draft
 SHOWN = 6  # configurations that did not fit the budget, in words
 SECTIONS = {
     "Models": "target drafter",
@@ -196,6 +195,8 @@ def _profile_engine(
 
 def _rarely_drafted(meta: Mapping[str, Any]) -> list[str]:
     """Return warnings of chains that were mostly not drafted: the times of full drafts are carried over from few."""
+    from executor.engines.engine_profile import RARE
+
     rare = {
         (row["batch"], row["drafted"]): row["mean_drafted"] / row["drafted"]
         for row in meta["spread"]
