@@ -109,7 +109,7 @@ def search(
             f"trace collect --depth {max_depth}`"
         )
     if padding is not None and not policies and not dynamic:
-        raise UsageError("--padding applies only to dynamic policies; add --policy or --dynamic")
+        raise UsageError("--padding applies only to dynamic policies; add --policy")
     if dynamic:
         reach(trace)  # raises where the trace holds no candidates
     known = None if engine is None else ENGINE_RULES.get(engine)

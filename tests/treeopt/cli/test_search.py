@@ -212,7 +212,7 @@ def test_trees_beyond_any_profile_are_refused_by_option(trace_file, profile_file
 def test_padding_is_of_policies(trace_file, profile_file, unchanged):
     unchanged()
     words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--padding", "none")
-    refused(run(*words), "--padding applies only to dynamic policies; add --policy or --dynamic", code=2)
+    refused(run(*words), "--padding applies only to dynamic policies; add --policy", code=2)
 
 
 def test_one_request_held_out_has_no_interval(trace_file, profile_file, tmp_path):

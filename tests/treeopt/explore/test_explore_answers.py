@@ -204,7 +204,7 @@ def test_messages_of_the_library_name_the_controls_that_stand_for_options():
 # Options of commands for what the page has no way to ask: devices that are described, and files that it names itself.
 NOT_OF_THE_PAGE = {
     "--bandwidth", "--flops", "--memory", "--measured-on", "--draft-bytes", "--weight-bytes", "--prefill-s", "--output",
-    "--padding", "--plan",
+    "--padding", "--plan", "--dynamic",
 }  # fmt: skip
 
 

@@ -223,15 +223,23 @@ def test_plan_says_which_tree_and_why():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "words"),
+    ("low", "high", "behind", "words"),
     [
-        (0.1, 0.3, ""),
-        (-0.1, 0.3, ": within the noise, the chain may be as good"),
-        (-0.3, -0.1, ": fewer tokens per step, in shorter steps"),
+        (0.1, 0.3, 0.02, ""),
+        (-0.1, 0.3, -0.01, ": within the noise, the chain may be as good"),
+        (-0.1, 0.3, 0.02, ": as many tokens per step, in shorter steps"),
+        (-0.3, -0.1, 0.02, ": fewer tokens per step, in shorter steps"),
     ],
 )
-def test_plan_says_what_a_gain_in_tau_means(low, high, words):
-    entry = replace(PLAN.entries[0], gain=Estimate((low + high) / 2, low, high))
+def test_plan_says_what_a_gain_in_tau_means(low, high, behind, words):
+    """`behind` is the lower end of the share by which the best chain is slower."""
+    entry = PLAN.entries[0]
+    compared = tuple(
+        replace(other, behind=Estimate(0.03, behind, 0.05)) if other.name == "best chain" else other
+        for other in entry.compared
+    )
+    assert compared != entry.compared
+    entry = replace(entry, gain=Estimate((low + high) / 2, low, high), compared=compared)
     (line,) = (
         x for x in shown(plan_blocks, replace(PLAN, entries=(entry,), switches=(), best=None)) if "tau over" in x
     )
