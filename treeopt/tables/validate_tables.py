@@ -116,8 +116,12 @@ def _coverage(record: Mapping[str, Any]) -> str:
 
 
 def _next(record: Mapping[str, Any], plan: str | None) -> Line:
-    """Return what follows: the export of a plan that holds, or another profile."""
-    if all(best["within"] for best in record["best"]):
+    """Return what follows: the export of a plan that holds, or another profile.
+
+    A plan does not hold where another tree is better than predicted, or where intervals miss more than chance explains.
+    """
+    coverage = record["coverage"]
+    if all(best["within"] for best in record["best"]) and coverage["covered"]["high"] >= coverage["nominal"]:
         if plan is None:
             return Line(
                 "next", "Next: write the plan with treeopt search --output, and hand it on with treeopt export."

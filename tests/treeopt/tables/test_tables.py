@@ -16,6 +16,7 @@ from simulate.validation.predictions import ClosedForms
 from tests.helpers.strategies import trace_of, traces
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
 from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.storage.atomic_files import shipped
 from treeopt.tables.blocks import Table
 from treeopt.tables.plan_tables import plan_blocks
 from treeopt.tables.terminal_blocks import print_blocks
@@ -500,3 +501,15 @@ def test_names_are_shown_as_they_are(capsys):
     assert capsys.readouterr().out.count(name) == 6
     print_blocks(validation_blocks({**RECORD, "cells": [{**RECORD["cells"][0], "name": name}]}), verbose=True)
     assert name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("medusa-cpu-t1", "hand it on with treeopt export"), ("medusa-two-threads", "measure step times again")],
+)
+def test_a_validation_whose_intervals_miss_too_often_asks_for_another_profile(name, words):
+    """24 of 31 intervals of the run with two threads hold: fewer than chance explains at 95 %."""
+    record = json.loads((shipped("validations") / f"{name}.json").read_text("utf-8"))
+    record["best"] = [best | {"within": True} for best in record["best"]]
+    (line,) = [line for line in shown(validation_blocks, record) if line.startswith("Next: ")]
+    assert words in line
