@@ -1,5 +1,6 @@
 """The comparison of an engine's steps with replay; `make engines` runs the engines themselves."""
 
+import json
 import re
 
 import numpy as np
@@ -124,9 +125,16 @@ def test_the_shipped_validations_are_of_predictions_made_before_from_the_shipped
     for name, record in validations():
         predictions = load_predictions(FILE.with_name(f"{name}.predictions.json"))
         assert record["meta"]["predictions"]["sha256"] == predictions.sha256
-        assert predictions.meta["profile"] == checksum(FILE.with_name(f"{name}.profile.json"))
+        profile = FILE.with_name(f"{name}.profile.json")
+        if name.endswith("-trees"):  # a plan of the profile was validated
+            made_from = predictions.plan.meta["cost"]["provenance"]
+            assert made_from == json.loads(profile.read_text("utf-8"))["meta"]["provenance"]
+            assert len([cell for cell in record["cells"] if cell["grown"]]) >= 3
+            continue
+        assert predictions.meta["profile"] == checksum(profile)
+        shortest = 2 if name == "smollm2-lookup-llama.cpp" else 1  # llama.cpp drops drafts shorter than the match
         assert {(cell["batch"], len(cell["tree"]["paths"])) for cell in record["cells"]} == {
-            (batch, length) for batch in (1, 4) for length in range(1, 6)
+            (batch, length) for batch in (1, 4) for length in range(shortest, 6)
         }
 
 
