@@ -232,8 +232,9 @@ def _full_draft(draft: Draft, by_draft: Mapping[Draft, Sequence[Waves]]) -> tupl
             )
         excess = sum((ratio_of(other) - 1) * m for other, m in rare.items())
         per_token = excess / sum(m**2 for m in rare.values())
+        mean = mean or min(rare.values())
     full = max(1 + per_token * draft, min(measured, 1.0))
-    return full, max(1.0, measured * draft / (mean or draft) / full)
+    return full, max(1.0, measured * draft / mean / full)
 
 
 def _mean_drafted(runs: Sequence[Waves]) -> float | None:

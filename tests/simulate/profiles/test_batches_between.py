@@ -61,6 +61,37 @@ def test_the_stated_errors_are_those_of_batch_sizes_left_out():
         assert max(two, gpu) <= error_between(device) < max(two, gpu) + 1e-3
 
 
+def straight(device):
+    """The largest error of straight lines at the same tokens per sequence, over the same cells."""
+    found = []
+    for path in [*shipped("profiles").glob("*.json"), *shipped("gpu").glob("*.profile.json")]:
+        profile = load_profile(path)
+        if profile.meta["device"] != device:
+            continue
+        alone, sizes = replace(profile, basis=None), [times.batch for times in profile.batches]
+        for low, size, high in combinations(sizes, 3):
+            asked, share = shapes(size, profile), (size - low) / (high - low)
+            step_s, plain_s = (
+                (1 - share) * of(low) + share * of(high)
+                for of in (
+                    lambda b, asked=asked, alone=alone: alone.step_s([replace(shape, batch=b) for shape in asked]),
+                    lambda b, alone=alone: alone.plain_s(batch=b),
+                )
+            )
+            measured = profile.step_s(asked) / profile.plain_s(batch=size)
+            found.append(np.abs(np.log(step_s / plain_s / measured)).max())
+    return max(found)
+
+
+def test_equal_rows_say_more_than_equal_tokens_on_a_gpu():
+    """The figures of docs/concepts/time_models.md."""
+    devices = ("cpu, 1 threads", "cpu, 2 threads", "NVIDIA H200")
+    rows = [f"| {100 * worst(device):.1f} % | {100 * straight(device):.1f} % |" for device in devices]
+    assert rows == ["| 7.7 % | 7.6 % |", "| 15.0 % | 15.5 % |", "| 15.6 % | 28.1 % |"]
+    page = (shipped("").parent / "docs" / "concepts" / "time_models.md").read_text("utf-8")
+    assert all(row in page for row in rows)
+
+
 def test_the_next_batch_size_above_says_far_less():
     profile = load_profile(shipped("profiles") / "medusa-cpu.json")
     padded = shapes(8, profile)
