@@ -17,8 +17,9 @@ os.environ.pop("COLUMNS", None)
 # Tests interpret Triton's kernels, on CPU; read when Triton is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from tests.helpers.slow_params import EXAMPLES  # noqa: E402
+
 # No test is timed: a busy machine is not a failure. `make slow` tries more examples.
-EXAMPLES = int(os.environ.get("TREEOPT_EXAMPLES", "25"))
 settings.register_profile(
     "treeopt", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )

@@ -129,46 +129,56 @@ def engine_profile(cells: Sequence[Cell], *, context: tuple[int, int], meta: Map
     if not trees:
         profile = profile_of(cells, context=context, meta=meta)
         return replace(profile, batches=tuple(map(_without_drafting, profile.batches)))
-    separated, missed = list[Cell](), list[float]()
-    for place in dict.fromkeys((cell.batch, cell.context) for cell in cells):
-        some, errors = _drafting_separated([cell for cell in cells if (cell.batch, cell.context) == place])
+    separated, missed, steps = list[Cell](), list[float](), dict[int, list[float]]()
+    for batch, tokens in dict.fromkeys((cell.batch, cell.context) for cell in cells):
+        some, errors, tree_s = _drafting_separated(
+            [cell for cell in cells if (cell.batch, cell.context) == (batch, tokens)]
+        )
         separated += some
         missed += errors
+        steps.setdefault(batch, []).append(tree_s)
     profile = profile_of(separated, context=context, meta=meta)
     (growth,) = {str(cell.growth) for cell in trees}
     widest = max(max(cell.widths) for cell in trees)
-    same = Growing(0.0, 0.0, 0.0, 0.0, widest, float(np.sqrt(np.mean(np.square(missed)))))
+    spread = float(np.sqrt(np.mean(np.square(missed))))
     record = {growth: {"cells": len(missed), "median_error": float(np.median(missed))}}
-    batches = tuple(replace(times, growth={growth: same}) for times in profile.batches)
+    batches = tuple(
+        replace(times, growth={growth: Growing(float(np.mean(steps[times.batch])), 0.0, 0.0, 0.0, widest, spread)})
+        for times in profile.batches
+    )
     return replace(profile, batches=batches, meta={**profile.meta, "growths": record})
 
 
-def _drafting_separated(cells: Sequence[Cell]) -> tuple[list[Cell], list[float]]:
-    """Return cells of one batch size and context with drafting separated from verification, and the errors at trees.
+def _drafting_separated(cells: Sequence[Cell]) -> tuple[list[Cell], list[float], float]:
+    """Return cells of one batch size and context with drafting separated, errors at trees, and a tree's own seconds.
 
-    The time of a speculative step is fitted by a + b tokens + c levels + d (nodes fed - levels), relative errors least,
-    no coefficient below 0 (Lawson and Hanson 1974, by scipy); drafting is the part with c and d. What the fit does not
-    explain stays with verification: a step keeps its time where no other has as many tokens. An error is that of a tree
-    by a fit to all other cells, as a share of its step.
+    The time of a speculative step is fitted by a + b tokens + c levels + d (nodes fed - levels), and e for a dynamic
+    tree, relative errors least, no coefficient below 0 (Lawson and Hanson 1974, by scipy). Drafting is the part with c
+    and d; e is what every step with a tree takes and no chain does. What the fit does not explain stays with
+    verification: a step keeps its time where no other has as many tokens. An error is that of a tree by a fit to all
+    other cells, as a share of its step.
     """
     from scipy.optimize import nnls
 
     drafted = [cell for cell in cells if cell.widths]
     step_s = np.array([cell.step_s for cell in drafted])
     levels, fed = (np.array([of(cell.widths) for cell in drafted]) for of in (len, sum))
-    amounts = np.stack([np.ones(len(drafted)), [cell.tokens for cell in drafted], levels, fed - levels], 1)
+    grown = np.array([cell.growth is not None for cell in drafted])
+    amounts = np.stack([np.ones(len(drafted)), [cell.tokens for cell in drafted], levels, fed - levels, grown], 1)
     shares = amounts / step_s[:, None]
     seconds = nnls(shares, np.ones(len(drafted)))[0]
     others = ~np.eye(len(drafted), dtype=bool)
-    trees = [i for i, cell in enumerate(drafted) if cell.growth is not None]
-    missed = [abs(1 - float(shares[i] @ nnls(shares[others[i]], np.ones(len(drafted) - 1))[0])) for i in trees]
-    draft_s = (amounts[:, 2:] @ seconds[2:]).tolist()
-    separated = [
-        replace(cell, draft_s=part, rest_s=cell.step_s - part, growth=None)
-        for cell, of_draft in zip(drafted, draft_s, strict=True)
-        for part in (min(of_draft, 0.9 * cell.step_s),)
+    missed = [
+        abs(1 - float(shares[i] @ nnls(shares[others[i]], np.ones(len(drafted) - 1))[0])) for i in np.flatnonzero(grown)
     ]
-    return [*(cell for cell in cells if not cell.widths), *separated], missed
+    draft_s, tree_s = amounts[:, 2:4] @ seconds[2:4], float(seconds[4])
+    step_s -= tree_s * grown
+    separated = [
+        replace(cell, draft_s=part, rest_s=left - part, growth=None)
+        for cell, of_draft, left in zip(drafted, draft_s.tolist(), step_s.tolist(), strict=True)
+        for part in (min(of_draft, 0.9 * left),)
+    ]
+    return [*(cell for cell in cells if not cell.widths), *separated], missed, tree_s
 
 
 def _without_drafting(times: BatchTimes) -> BatchTimes:

@@ -1,9 +1,13 @@
-"""Parameters of which a few run every day and the others only with the slow suite."""
+"""What runs every day and what only with the slow suite: parameters of tests, and examples of properties."""
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+
+DAILY = 25  # examples of a property that names no number
+EXAMPLES = int(os.environ.get("TREEOPT_EXAMPLES", DAILY))
 
 
 def slow_unless(daily: Callable[..., bool], values: Iterable[Any]) -> list[Any]:
@@ -14,3 +18,8 @@ def slow_unless(daily: Callable[..., bool], values: Iterable[Any]) -> list[Any]:
     """
     rows = [value if isinstance(value, tuple) else (value,) for value in values]
     return [pytest.param(*row, marks=() if daily(*row) else pytest.mark.slow) for row in rows]
+
+
+def examples(number: int) -> int:
+    """Return how many examples of a property are tried: all in the slow suite, a quarter every day."""
+    return number if EXAMPLES > DAILY else number // 4

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.pools import all_trees, pool_of, pools
 from tests.helpers.rules import rules
+from tests.helpers.slow_params import examples
 from tests.treeopt.searchers.constrained_trees.test_dinkelbach import FAMILIES, costs
 from treeopt.constraints import Constraint, SizesAmong, broken
 from treeopt.cost_model import CostParts
@@ -115,14 +116,14 @@ values_of = pools(nodes=5, width=WIDTH, depth=DEPTH, falling=True) | pools(nodes
 
 
 @given(values_of, any_rules)
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_trees_are_found_where_there_are_any_and_exact_only_if_none_is_better(values, chosen):
     check_fitting(values, chosen)
 
 
 @pytest.mark.parametrize("rising", [True, False])
 @given(values=values_of, chosen=any_rules, data=st.data())
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 def test_bounds_hold_for_every_tree_within_the_ranks(rising, values, chosen, data):
     check_refined(values, chosen, data.draw(costs(rising=rising)))
 

@@ -159,6 +159,7 @@ def test_devices_without_fused_kernels_are_checked_without(tmp_path, monkeypatch
     assert found["correctness"]["pieces"]["without fused kernels"] == "Triton is not installed"
 
 
+@pytest.mark.slow
 def test_the_program_is_imported_without_triton():
     code = "import sys; sys.modules['triton'] = None; import tests.benchmarks.gpu"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)

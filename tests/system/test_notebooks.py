@@ -22,6 +22,7 @@ def fresh():
 
 
 @quiet
+@pytest.mark.slow
 @pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
 def test_stored_outputs_are_those_of_a_run(fresh, path):
     stored = nbformat.read(path, as_version=4)

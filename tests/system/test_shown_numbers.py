@@ -85,6 +85,7 @@ def pools(page, html, results):
     }
 
 
+@pytest.mark.slow
 def test_two_hundred_random_numbers_are_the_library_s(pools):
     assert {name: len(pool) > CHECKED / 10 for name, pool in pools.items()} == dict.fromkeys(SURFACES, True)
     rng = random.Random(33)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import product
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from executor.verification.temperature_top_k_top_p import Warp, seeded
 from tests.helpers.drafters import MAKE, random_drafter
 from tests.helpers.models import generated, noisy, random_heads, random_prompts, small_model, small_target
 from tests.helpers.slow_growth import CALIBRATION
+from tests.helpers.slow_params import slow_unless
 from treeopt.errors import UsageError
 from treeopt.policies import DynamicTree, OptTree
 from treeopt.traces.trace import Trace
@@ -57,8 +59,11 @@ def drafter(kind: str) -> LanguageModel | object:
     return random_heads() if kind == "medusa" else LanguageModel(Target(noisy(small_model())))
 
 
-@pytest.mark.parametrize("kind", ["medusa", "language-model", "hydra++", "eagle3"])
-@pytest.mark.parametrize("shape", SHAPES)
+KINDS = ("medusa", "language-model", "hydra++", "eagle3")
+DAILY = set(zip(KINDS, SHAPES, strict=True))
+
+
+@pytest.mark.parametrize(("kind", "shape"), slow_unless(lambda *case: case in DAILY, product(KINDS, SHAPES)))
 def test_replayed_steps_equal_generate(monkeypatch, kind, shape):
     """Prompts are long enough that a run crosses from one view into the next."""
     prompts = random_prompts((250, 2, 9, 120), seed=3)

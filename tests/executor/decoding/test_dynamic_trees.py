@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from simulate.profiles.profile import load_profile
 from tests.helpers.slow_growth import POLICIES, drafted, run
+from tests.helpers.slow_params import examples
 from tests.helpers.strategies import grown_trace
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, TraceError, TreeError, UsageError
@@ -83,7 +84,7 @@ def of(policy, trace):
 # --- steps
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(worlds(), policies(), st.integers(1, 4), st.integers(0, 5))
 def test_steps_equal_a_plain_simulation(trace, policy, batch, seed):
     batches = Batches(trace, batch=batch, seed=seed)
@@ -104,7 +105,7 @@ def test_steps_equal_a_plain_simulation(trace, policy, batch, seed):
     assert len(steps.anchors) == max(map(len, due))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(worlds(), policies(), st.integers(1, 4))
 def test_every_request_is_counted_once_and_to_its_end(trace, policy, batch):
     steps = Batches(trace, batch=batch).steps(policy, of(policy, trace))
@@ -114,7 +115,7 @@ def test_every_request_is_counted_once_and_to_its_end(trace, policy, batch):
     assert tokens.tolist() == trace.lengths.tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(worlds(), policies(), st.integers(1, 3))
 def test_running_batches_take_the_steps_of_a_request_alone(trace, policy, batch):
     if policy.alone or batch == 1:
@@ -123,7 +124,7 @@ def test_running_batches_take_the_steps_of_a_request_alone(trace, policy, batch)
         assert taken.tolist() == replay_policy(policy, trace).steps.tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(worlds(), policies())
 def test_a_shared_budget_of_one_row_is_a_limit(trace, policy):
     if isinstance(policy, DynamicTree) and policy.budget is not None:
@@ -131,7 +132,7 @@ def test_a_shared_budget_of_one_row_is_a_limit(trace, policy):
         assert accepted_lengths(policy, trace).tolist() == accepted_lengths(alone, trace).tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(worlds(), st.integers(1, 12), st.integers(1, DEPTH))
 def test_opt_tree_without_threshold_takes_the_best_of_the_whole_tree(trace, nodes, depth):
     nodes = min(nodes, Drafting(depth, nodes, WIDTH).candidates)
@@ -142,7 +143,7 @@ def test_opt_tree_without_threshold_takes_the_best_of_the_whole_tree(trace, node
         assert found == sum(node.hit for node in best)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(worlds(), policies(), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_nothing_is_looked_at_that_is_not_known_at_run_time(trace, policy, rows, seed):
     """Other hits change nothing, nor do other candidates below the level at which drafting stopped."""
@@ -165,7 +166,7 @@ def test_nothing_is_looked_at_that_is_not_known_at_run_time(trace, policy, rows,
         assert after.nodes.tolist() == before.nodes[batch : batch + 1].tolist()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(1, 6), policies(), st.integers(0, 2**32 - 1))
 def test_what_is_told_of_a_narrower_recording_is_true(beam, policy, seed):
     """Where the recording's beam was too narrow, the answer is that of a whole recording, or that it is not known."""
@@ -426,7 +427,7 @@ def test_cost_aware_is_as_good_as_every_fixed_size_of_a_still_world():
 # --- the bound
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     worlds(),
     policies(),

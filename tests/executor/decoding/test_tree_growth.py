@@ -13,6 +13,7 @@ from executor.decoding.dynamic_growth import AskingGrowth, DynamicGrowth
 from executor.decoding.static_growth import StaticGrowth
 from executor.verification.acceptance_rules import Greedy
 from executor.verification.tree_tensors import Topology
+from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trees
 from treeopt.errors import TreeError
 from treeopt.policies import DynamicTree, OptTree
@@ -36,7 +37,7 @@ class Table:
         return self.scores[torch.arange(len(tokens))[:, None], tokens]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(tree=trees())
 def test_levels_cover_the_tree(tree):
     growth = StaticGrowth(tree, CPU)
@@ -57,7 +58,7 @@ def test_levels_cover_the_tree(tree):
     assert [n for _, n in sorted((f, n) for n, f in enumerate(growth.fed[0].tolist()) if f >= 0)] == order
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(tree=trees())
 def test_topologies_equal_the_trees_arrays(tree):
     found = Topology.of(tree, CPU)

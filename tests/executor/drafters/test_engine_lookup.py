@@ -1,6 +1,7 @@
 """Prompt lookup as engines have it: drafts equal those of the engines' own code, and replay takes the live steps."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from executor.target.tokenizer import load_tokenizer
 from executor.verification.acceptance_rules import make_rule
 from executor.verification.temperature_top_k_top_p import Warp
 from tests.helpers.models import random_heads, random_prompts, small_target
+from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import accepted_lengths, visit
@@ -106,8 +108,9 @@ def recorded(request):
     return target, drafter, prompts, trace
 
 
-@pytest.mark.parametrize("trim", [True, False])
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize(
+    ("batch", "trim"), slow_unless(lambda batch, trim: (batch == 4) == trim, product([1, 4], [True, False]))
+)
 @pytest.mark.parametrize("tree", [Tree.chain(4), Tree.chain(1), Tree.from_paths([(0, 0), (1, 0), (0, 2)])], ids=repr)
 def test_replay_takes_the_live_steps(recorded, tree, batch, trim):
     """Nodes of rank 1 and 2 are never proposed, whatever token stands in their place."""

@@ -164,7 +164,15 @@ def test_chains_keep_their_times_beside_trees_that_take_more():
     for length in range(1, 6):
         assert measured.step_s([shape(length)])[0] == pytest.approx(Engine.step_s(length), rel=1e-3)
     for tree in SETTINGS.trees:
-        assert measured.step_s([shape(tree)])[0] == pytest.approx(WithOverhead.step_s(tree), rel=0.05)
+        assert measured.step_s([shape(tree)])[0] == pytest.approx(WithOverhead.step_s(tree), rel=1e-3)
+    assert measured.batches[0].growth["dynamic-tree"].step_s == pytest.approx(0.003, rel=0.01)
+
+
+@pytest.mark.parametrize(("nodes", "depth", "beam"), [(3, 2, 2), (4, 2, 2), (5, 3, 2)])
+def test_a_tree_as_small_as_a_chain_takes_what_trees_take(nodes, depth, beam):
+    measured = measure_engine(WithOverhead(), PROMPTS, SETTINGS, meta={"device": "cpu, 1 threads"})
+    tree = DynamicTree(nodes, depth, beam)
+    assert measured.step_s([shape(tree)])[0] == pytest.approx(WithOverhead.step_s(tree), rel=5e-3)
 
 
 def test_policies_need_trees_larger_than_the_longest_chain():

@@ -23,6 +23,7 @@ from tests.helpers.interpreted_kernels import (
 )
 from tests.helpers.model_families import BASE, FAMILIES
 from tests.helpers.models import SMALL, random_heads, random_prompts
+from tests.helpers.slow_params import slow_unless
 from treeopt.tree import EMPTY, Tree
 
 TREES = Topology.from_parents(torch.tensor([[0, 0, 0, 1, 2, 3, 3], [0, 0, 1, 2, 3, 0, 5]]), 4)
@@ -70,7 +71,7 @@ def check_forwards(target: Target, own, **words) -> None:
         assert relative_error(found, expected) < ROUNDING
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", slow_unless(lambda kind: kind in {"llama", "qwen2", "qwen3"}, CONFIGS))
 def test_trees_are_verified_as_by_the_model(kind):
     target = fusable_target(kind)
     own = verified(target)
@@ -116,7 +117,10 @@ def test_bfloat16_differs_by_rounding(monkeypatch):
 # --- decoding
 
 
-@pytest.mark.parametrize(("kind", "drafter"), [("llama", "medusa"), ("qwen3", "eagle3"), ("qwen2", "plain")])
+@pytest.mark.parametrize(
+    ("kind", "drafter"),
+    slow_unless(lambda kind, _: kind == "qwen3", [("llama", "medusa"), ("qwen3", "eagle3"), ("qwen2", "plain")]),
+)
 def test_decoding_writes_the_same(kind, drafter):
     """EAGLE-3 reads features of tapped layers; a plain step feeds one row."""
     target = fusable_target(kind)

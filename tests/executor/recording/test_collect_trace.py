@@ -14,6 +14,7 @@ from executor.verification.acceptance_rules import SampleAndMatch, make_rule
 from executor.verification.temperature_top_k_top_p import Warp
 from tests.helpers.drafters import DRAFTERS
 from tests.helpers.models import random_heads, random_prompts, small_model, small_target
+from tests.helpers.slow_params import slow_unless
 from tests.helpers.strategies import assert_equal_traces
 from treeopt.errors import ExecutorError, TraceError, UsageError
 from treeopt.planning.search_warnings import advice
@@ -138,7 +139,7 @@ TYPICAL = {"rule": "typical", "temperature": 0.7, "width": 4, "depth": 3, "stop"
 RECORDED = Tree.from_paths([(0, 0, 0), (0, 1), (1, 0, 1), (1, 2), (2,), (3,)])
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", slow_unless(lambda batch: batch == 3, [1, 3]))
 @pytest.mark.parametrize("kind", [*DRAFTERS])
 def test_typical_texts_are_those_of_the_recorded_tree(kind, batch):
     """Replayed, the recorded tree takes the live steps; a step of any other tree on that text is a live one, too."""

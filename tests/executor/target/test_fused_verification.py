@@ -24,6 +24,7 @@ from executor.target.target_model import Target
 from tests.helpers.interpreted_kernels import CONFIGS, fusable_target, mend_products_of_bfloat16, take_wide_blocks
 from tests.helpers.model_families import family
 from tests.helpers.models import SMALL, small_target
+from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -44,7 +45,7 @@ def wrapped(config) -> Target:
 # --- who has them
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", slow_unless(lambda kind: kind in {"llama", "qwen3"}, CONFIGS))
 def test_models_built_as_llama_is_verify_by_kernels(kind):
     target = fusable_target(kind)
     fuse(target)

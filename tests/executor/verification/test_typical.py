@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.slow_params import examples
 from tests.helpers.strategies import assert_equal_traces, trees, with_lengths
 from tests.treeopt.planning.test_search_pipeline import Cost
 from treeopt import search
@@ -59,7 +60,7 @@ def cases(draw: st.DrawFn) -> tuple[Tree, Trace]:
 
 
 @given(cases())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_the_longest_kept_path_is_replayed(case):
     tree, trace = case
     number = {path: node for node, path in enumerate(trace.tree.paths)}

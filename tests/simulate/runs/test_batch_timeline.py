@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from simulate.runs.batch_run import run
 from simulate.runs.timeline import LATENCIES, Emissions, Timeline, speedup
+from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths
 from treeopt.errors import CostError, UsageError
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
@@ -90,7 +91,7 @@ def cases(draw):
 
 
 @given(cases())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_runs_equal_the_slow_loop(case):
     trace, tree, batch, prefill, prompts, flags = case
     admitted, bursts = slow_run(trace, tree, COST, batch, prefill, prompts, **flags)

@@ -14,6 +14,7 @@ from simulate.runs.plan_switching import Switching
 from simulate.runs.server import serve
 from simulate.runs.server_arrivals import Workload, drawn, poisson, read_requests
 from simulate.runs.service_levels import Slo, figures, replicate
+from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths
 from tests.simulate.runs.test_batch_timeline import COST, Priced
 from treeopt.errors import CostError, UsageError
@@ -108,7 +109,7 @@ def test_steps_are_priced_with_what_each_tree_commits():
 
 
 @given(cases())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_server_equals_the_slow_loop(case):
     trace, work, switching, rows, prefill = case
     admitted, bursts, steps = slow_serve(trace, work, switching, COST, rows, prefill)
@@ -204,6 +205,7 @@ def test_one_row_and_speculation_are_m_g_1():
     assert close(found["busy"], 0.6)
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_slow_each_other_are_m_d_c():
     """The number inside after a service time D is max(n - c, 0) and a Poisson number of arrivals (Crommelin 1932).
 

@@ -16,6 +16,7 @@ from executor.target.load_hf_model import load_target
 from executor.target.tokenizer import load_tokenizer
 from executor.train.recipes import RECIPES
 from tests.helpers.command_line import CONTEXT, done, read_json, refused, run, write_drafter, write_target
+from tests.helpers.slow_params import slow_unless
 from treeopt.cli.commands.train import SCHEMA
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -120,7 +121,10 @@ def test_steps_too_few_for_the_rate_are_warned_of(tiny, tmp_path, recipe, more, 
         assert "hardly learn" not in again.stderr
 
 
-@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - {"medusa1", "medusa2"}))
+@pytest.mark.parametrize(
+    "recipe",
+    slow_unless(lambda recipe: recipe in {"eagle3", "hydra++"}, sorted(set(RECIPES) - {"medusa1", "medusa2"})),
+)
 def test_every_recipe_writes_what_decodes(tiny, tmp_path, recipe):
     """The router alone is trained of a drafter that is there."""
     words = ["--set", "depths=2"]
@@ -176,6 +180,7 @@ def test_a_target_that_is_trained_too_is_a_model_folder(tiny, tmp_path, lora):
 SLOW = ("--steps", "120", "--batch", "2", "--length", "16", "--held-out", "0.2", "--save-every", "20")
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_goes_on(tiny, tmp_path):
     """Ended by the system at some step; the rest gives the same drafter."""
     assert train(tiny, tmp_path / "whole", "--set", "depths=2", short=SLOW).exit_code == 0

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tests.helpers.slow_params import examples
 from treeopt.errors import UsageError
 from treeopt.planning.few_shapes import NONE, UNITS, assign, switches
 
@@ -23,7 +24,7 @@ def mean_share(rates, plain, chosen):
 
 
 @given(tables, st.integers(1, 5), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_no_other_shapes_are_better(rates, shapes, data):
     plain = np.array(data.draw(st.lists(st.floats(0.1, 8), min_size=len(rates), max_size=len(rates))))
     chosen = assign(rates, plain, shapes=shapes)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.slow_params import slow_unless
 from tests.helpers.strategies import drawn_trace, traces, with_lengths
 from treeopt.constraints import ChainOnly, DepthAtLeast, DepthAtMost, NodesAtMost, broken
 from treeopt.cost_model import CostParts, StepShape, covered
@@ -190,7 +191,7 @@ def test_limits_are_kept(trace, max_nodes, max_depth):
                 assert choice.tree.depth <= max_depth
 
 
-@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in {"smooth", "level widths and stairs"}, COSTS))
 def test_refining_never_loses_on_the_fitted_requests(name):
     cost = COSTS[name]
     fit, _ = parts(MIXED)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.slow_params import examples
 from treeopt.errors import PlanError
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
 from treeopt.plans.plan_json import from_json, load_plan, save_plan, to_json
@@ -323,7 +324,7 @@ values = st.recursive(
 
 
 @given(st.sampled_from(list(places(RECORD))), values)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_any_value_anywhere_loads_or_is_a_plan_error(place, value):
     record = deepcopy(RECORD)
     at(record, place[:-1])[place[-1]] = value

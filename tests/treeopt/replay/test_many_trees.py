@@ -5,6 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, trace_of, traces, trees
 from treeopt.errors import TraceError, UsageError
 from treeopt.replay import many_trees, steps_remaining
@@ -35,7 +36,7 @@ def _both_ways(request):
 
 
 both_ways = pytest.mark.usefixtures("_both_ways")
-quick = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @both_ways

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, trace_of, traces, trees, with_lengths
 from treeopt.errors import TraceError
 from treeopt.replay.static_tree import accepted_lengths, replay_tree, visit
@@ -43,7 +44,7 @@ def trees_on_traces(draw):
 
 
 @given(trees_on_traces())
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_replay_equals_the_slow_walker(case):
     tree, trace = case
     requests = slow_walk(tree, trace)

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.slow_params import examples
 from treeopt.errors import UsageError
 from treeopt.statistics.isotonic_regression import Curve, isotonic
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(-5, 5), st.integers(1, 3)), min_size=1, max_size=15))
 def test_the_curve_equals_the_max_min_formula(points):
     """At each place the largest, over the places before it, of the least mean from there to a place behind it."""

@@ -14,6 +14,7 @@ from executor.prompts.prompt_files import Prompt
 from executor.recording import collect_trace
 from executor.recording.collect_trace import collect
 from tests.helpers.models import random_heads, random_prompts, small_target
+from tests.helpers.slow_params import slow_unless
 from tests.helpers.strategies import assert_equal_traces, trace_of, traces
 from tests.treeopt.traces.test_trace import rows
 from treeopt.errors import TraceError, UsageError
@@ -73,7 +74,7 @@ def written(trace, path):
 
 
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED, GREEDY | CANDIDATES], ids=["greedy", "sampled", "candidates"])
-@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("after", slow_unless(lambda after: after == 1, [0, 1, 2]))
 def test_an_interrupted_collection_equals_an_uninterrupted_one_byte_for_byte(
     models, tmp_path, monkeypatch, settings, after
 ):

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.slow_params import examples
 from tests.helpers.strategies import ARRAYS, assert_equal_arrays, assert_equal_traces, trace_of, traces, with_lengths
 from treeopt.errors import TraceError
 from treeopt.traces import trace_checks
@@ -260,7 +261,7 @@ def long_file() -> bytes:
 @example("request", 26, ord(",") ^ ord("b"))
 @example("request", 64, ord("0") ^ ord("L"))
 @example("request", 8, 64)
-@settings(shared_directory, max_examples=150)
+@settings(shared_directory, max_examples=examples(150))
 def test_a_changed_byte_in_the_head_of_an_array_is_refused_or_harmless(tmp_path, name, place, mask):
     content = bytearray(long_file())
     head = content.index(b"\x93NUMPY", content.index(f"{name}.npy".encode()))

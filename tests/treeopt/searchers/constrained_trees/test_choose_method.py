@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.pools import all_trees, pool_of, pools
 from tests.helpers.rules import SOURCE, rules
+from tests.helpers.slow_params import examples
 from tests.helpers.strategies import traces
 from tests.treeopt.searchers.constrained_trees.test_knapsack import completed
 from treeopt.constraints import (
@@ -72,7 +73,7 @@ def check(found: Fitting, values: dict[Path, float], due: dict[Tree, float]) -> 
 
 
 @given(pools(nodes=6), rules, st.integers(1, 7), st.integers(1, 4))
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 def test_no_tree_that_keeps_the_rules_is_better(values, chosen, nodes, depth):
     pool = pool_of(values)
     due = possible(values, chosen, nodes, depth)
@@ -102,7 +103,7 @@ FAMILIES: dict[str, list[Constraint]] = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 @given(values=pools(nodes=7, falling=True), nodes=st.integers(1, 7), depth=st.integers(1, 3))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_these_families_are_exact(family, values, nodes, depth):
     chosen = FAMILIES[family]
     due = possible(values, chosen, nodes, depth)

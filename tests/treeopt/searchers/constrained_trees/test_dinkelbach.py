@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.pools import pool_of, pools
 from tests.helpers.rules import SOURCE, rules
+from tests.helpers.slow_params import examples
 from tests.treeopt.searchers.constrained_trees.test_choose_method import possible
 from treeopt.constraints import (
     ChainOnly,
@@ -119,7 +120,7 @@ def test_no_tree_under_any_rules_is_faster(values, chosen, parts):
 
 
 @given(pools(nodes=7, min_nodes=3, falling=True), rules, costs(rising=True), st.integers(1, 4), st.integers(1, 9))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_bounds_hold_for_nodes_that_were_left_out(values, chosen, parts, candidates, limit):
     """Candidates are few and the pool itself was cut off: a bound holds for the trees of all values."""
     due = possible(values, chosen, 6, 4)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.pools import all_trees, pool_of, pools
 from tests.helpers.rules import kept
+from tests.helpers.slow_params import examples
 from tests.helpers.strategies import traces
 from treeopt.constraints import Limits
 from treeopt.errors import TreeError, UsageError
@@ -42,7 +43,7 @@ def completed(values: dict[Path, float], limits: Limits) -> dict[Path, float]:
 
 @pytest.mark.parametrize("order", ORDERS)
 @given(values=pools(nodes=6, width=3), size=st.integers(0, 7), depth=st.integers(1, 4))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_no_tree_of_any_size_and_depth_is_better(order, values, size, depth):
     limits = ORDERS[order]
     nodes = Nodes.of(pool_of(values), limits, depth=depth)

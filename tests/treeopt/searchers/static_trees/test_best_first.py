@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.helpers.pools import all_trees
+from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trace_of, traces, with_lengths
 from treeopt.errors import UsageError
 from treeopt.replay.static_tree import accepted_lengths
@@ -70,7 +71,7 @@ def test_the_oracle_counts_all_trees():
 
 
 @given(traces(requests=(1, 3), length=7, depth=3, width=3))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_no_tree_of_up_to_seven_nodes_is_better(trace):
     values = prefixes(trace)
     frontier = count_prefixes(trace, nodes=7, depth=trace.depth)
@@ -86,7 +87,7 @@ def test_no_tree_of_up_to_seven_nodes_is_better(trace):
 
 
 @given(weighted_traces)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_no_tree_is_better_for_weighted_anchors(case):
     trace, weights = case
     values = prefixes(trace, [Fraction(w, 16) for w in weights])
@@ -103,7 +104,7 @@ def test_no_tree_is_better_for_weighted_anchors(case):
 
 
 @given(traces(length=30, width=5), st.integers(0, 40), st.integers(0, 5))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_nodes_come_by_value_depth_and_path(trace, nodes, depth):
     values = prefixes(trace)
     frontier = count_prefixes(trace, nodes=nodes, depth=depth)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.slow_params import examples
 from tests.helpers.strategies import traces, trees
 from treeopt.constraints import Limits
 from treeopt.errors import UsageError
@@ -41,7 +42,7 @@ def valued(draw):
 
 
 @given(valued(), st.integers(0, 13))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_the_part_is_the_most_valuable_of_all(case, nodes):
     pool, values = case
     parts = all_parts(pool)
@@ -102,7 +103,7 @@ def slow_saved(trace: Trace, pool: Tree, tree: Tree, price: np.ndarray) -> np.nd
 
 
 @given(traces(length=12), st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_saved_steps_are_those_of_the_definition(trace, data):
     pool = data.draw(trees(width=trace.width, depth=trace.depth, paths=8, min_nodes=1))
     tree = data.draw(st.sets(st.sampled_from(pool.paths)).map(Tree.from_paths))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trace_of, traces
 from tests.treeopt.searchers.static_trees.test_renewal import averaged, two_regimes
 from treeopt.errors import UsageError
@@ -28,7 +29,7 @@ def children(paths: list[Path], *, width: int, depth: int) -> list[Path]:
 
 
 @given(small, st.integers(0, 6))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_grow_takes_the_child_that_most_raises_tau(trace, nodes):
     trees = grow(trace, nodes=nodes, depth=trace.depth, tried=10**6)
     assert len(trees) <= nodes
@@ -49,7 +50,7 @@ def test_grow_takes_the_child_that_most_raises_tau(trace, nodes):
 
 
 @given(small)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_grow_tries_exactly_the_children_that_its_walk_would_have_used(trace):
     trees = grow(trace, nodes=5, depth=trace.depth, tried=10**6)
     paths: list[Path] = []

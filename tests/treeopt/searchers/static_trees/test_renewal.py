@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.benchmarks.bench_regret import FAMILIES, instance, regrets
+from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, trace_of, traces
 from treeopt.errors import UsageError
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT, WORST_DOMAIN
@@ -59,7 +60,7 @@ def with_domains(trace: Trace) -> Trace:
 
 
 @given(traces(length=25).map(with_domains), st.integers(0, 12), st.integers(0, 4), st.sampled_from([*OBJECTIVES]))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_never_below_the_position_averaged_tree(trace, nodes, depth, name):
     objective = OBJECTIVES[name]
     found = improve(trace, nodes=nodes, depth=depth, objective=objective)
@@ -74,7 +75,7 @@ def test_never_below_the_position_averaged_tree(trace, nodes, depth, name):
 
 
 @given(traces(length=25), st.integers(0, 12), st.integers(0, 4))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_replayer_made_for_larger_trees_serves_smaller_ones(trace, nodes, depth):
     replayer = ready(trace, nodes=12, depth=4)
     found = improve(trace, nodes=nodes, depth=depth, replayer=replayer)

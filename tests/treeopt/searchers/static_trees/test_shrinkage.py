@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 from scipy.optimize import isotonic_regression
 
 from tests.benchmarks.bench_small_data import accepted, difficult_trace, estimators
+from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trace_of, traces, with_lengths
 from treeopt.errors import UsageError
 from treeopt.searchers.static_trees.back_off import KINDS, PRIOR, BackOff, falling, kinds_below
@@ -84,7 +85,7 @@ shrinks = st.sampled_from([1e-3, 1.0, 20.0, 1e4])
 
 
 @given(small, shrinks, st.integers(1, 45))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_values_and_trees_are_those_of_the_definition(trace, shrink, nodes):
     values = slow_values(trace, shrink)
     frontier = count_prefixes(trace, nodes=nodes, depth=trace.depth, shrink=shrink)

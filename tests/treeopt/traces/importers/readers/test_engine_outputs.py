@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.slow_params import examples
 from tests.treeopt.traces.importers.readers.test_formats import bring, turned_away
 from treeopt.errors import TraceError
 from treeopt.replay.static_tree import replay_tree
@@ -239,7 +240,7 @@ def test_settings_belong_to_the_kind_that_is_found(tmp_path):
     assert all(kind_of(text) in KINDS for text, _ in OUTPUTS.values())
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.sampled_from([text for text, _ in OUTPUTS.values()]), st.data())
 def test_damaged_outputs_are_read_or_refused(text, data):
     """A stretch is cut out, doubled or replaced: whatever is left, no other error than ours."""

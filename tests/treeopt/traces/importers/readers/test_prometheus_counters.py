@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.command_line import done
+from tests.helpers.slow_params import examples
 from tests.treeopt.traces.importers.readers.test_formats import bring, turned_away
 from treeopt.errors import TraceError
 from treeopt.replay.static_tree import replay_tree
@@ -466,7 +467,7 @@ def test_a_counted_trace_can_be_searched(tmp_path):
 # --- what no one foresaw
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from([*TEXTS.values(), MLC_TEXT, json.dumps(VLLM_RESPONSE), LLAMA_WHOLE]), st.data())
 def test_damaged_texts_are_read_or_refused(text, data):
     """A stretch is cut out, doubled or replaced: whatever is left, no other error than ours."""
