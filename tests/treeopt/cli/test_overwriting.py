@@ -3,7 +3,9 @@
 import pytest
 
 from tests.helpers.command_line import done, refused, run
+from tests.treeopt.cli.test_import_sources import COUNTERS
 from treeopt.cli.options import output_files
+from treeopt.traces.trace import load_trace
 
 TABLE = "batch,drafted,step_ms\n1,0,10\n1,1,12\n1,3,14\n"
 
@@ -29,6 +31,21 @@ def test_files_are_replaced_only_with_force(writing, tmp_path):
         assert output.read_text() == "precious"
         done(*words, "--output", output, "--force")
         assert output.read_bytes() != b"precious"
+
+
+def test_what_was_imported_from_a_file_can_be_imported_again(writing, trace_file, tmp_path):
+    words = (*writing["imported.npz"], "--output")
+    for seed in ("1", "2"):
+        done(*words, tmp_path / "t.npz", "--seed", seed)
+    assert load_trace(tmp_path / "t.npz").meta["seed"] == 2
+    scrape = COUNTERS.read_text("utf-8")
+    piped = ("trace", "import", "-", "--output", tmp_path / "piped.npz")
+    assert run(*piped, stdin=scrape).exit_code == 0
+    refused(run(*piped, stdin=scrape), "piped.npz: exists: give --force", code=2)
+    recorded = tmp_path / "recorded.npz"
+    recorded.write_bytes(trace_file.read_bytes())
+    refused(run(*words, recorded), "recorded.npz: exists: give --force", code=2)
+    assert recorded.read_bytes() == trace_file.read_bytes()
 
 
 def test_an_empty_file_is_no_result(writing, tmp_path):

@@ -7,14 +7,14 @@ import click
 
 from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.input_sources import TextSource, named, stored
+from treeopt.cli.options.input_sources import TextSource, named, shown, stored
 from treeopt.cli.options.value_types import Tokens, Whole
 from treeopt.defaults import IMPORTED_DEPTH, IMPORTED_LENGTH, IMPORTED_REQUESTS
-from treeopt.errors import counted
+from treeopt.errors import TreeoptError, counted
 from treeopt.traces.importers.chain_counts import NONE_ACCEPTED
 from treeopt.traces.importers.readers.formats import FORMATS, Source, check_settings, import_trace
 from treeopt.traces.importers.readers.positional_table import COLUMNS
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace import load_trace, save_trace
 from treeopt.traces.trace_checks import MAX_DEPTH
 
 MADE_UP = ("requests", "length")  # settings of a trace that is made up
@@ -84,7 +84,7 @@ def import_command(source: Path, kind: str, output: Path, seed: int, *, force: b
 
     SOURCE is a file, - for standard input, or an address such as http://127.0.0.1:8000/metrics.
     """
-    output_files.check_output(output, force=force)
+    output_files.check_output(output, force=force or _imported_from_a_file(output))
     given = {name: value for name, value in settings.items() if value is not None}
     check_settings(kind, given)
     made_up = {name: given.pop(name) for name in MADE_UP if name in given}
@@ -99,6 +99,15 @@ def import_command(source: Path, kind: str, output: Path, seed: int, *, force: b
     click.echo(
         f"{counted(trace.anchors, 'anchor')} of {counted(trace.requests, 'request')} written to {output}", err=True
     )
+
+
+def _imported_from_a_file(path: Path) -> bool:
+    """Return whether a trace at this path was imported from a file: it can be imported again, and may be replaced."""
+    try:
+        source = load_trace(path).meta.get("imported", {}).get("file", "")
+    except (TreeoptError, AttributeError):
+        return False
+    return bool(source) and source != shown("-") and "://" not in source
 
 
 def _saved(path: Path) -> Any:
