@@ -37,6 +37,7 @@ STRANGE: list[Any] = [
     2**63,
     -(2**63) - 1,
     10**30,
+    10**400,
     1e308,
     -1e308,
     1e100,
@@ -168,7 +169,7 @@ def damaged_value(rng: random.Random, value: Any) -> Any:
         old, change = inside[key], rng.random()
         if change < 0.5:
             inside[key] = copy.deepcopy(rng.choice(STRANGE))
-        elif change < 0.6 and type(old) in (int, float):
+        elif change < 0.6 and type(old) in (int, float) and abs(old) < 10**300:
             inside[key] = rng.choice((-old, old * 2, old + 1, old / 2, old * 1e99, str(old)))
         elif change < 0.7 and isinstance(inside, dict) and inside is not holder:
             del inside[key]

@@ -16,6 +16,7 @@ from treeopt.storage.atomic_files import checksum, why
 from treeopt.storage.provenance import this_run
 
 LIMIT = 2**28  # most bytes of a text
+LONGEST_COUNT = 20  # characters of a count, spaces among them
 _JSON = re.compile(r'\s*(\{|\[\s*[\[{"]|data:|event:)')
 SAVED = (".pt", ".pth", ".bin")
 
@@ -41,6 +42,16 @@ def read_text(path: Path) -> str:
         return user_files.read_text(path, limit=LIMIT)
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f"cannot be read: {why(error)}") from error
+
+
+def counts_in(text: str) -> list[int | str]:
+    """Return the counts of a printed list; what is none of them stays text, for the check that names the list.
+
+    >>> counts_in(" 400, 0 400, 800,")
+    [400, ' 0 400', 800]
+    """
+    words = [word for word in text.split(",") if word.strip()]
+    return [int(word) if word.strip().isdecimal() and len(word) <= LONGEST_COUNT else word for word in words]
 
 
 def objects(text: str, *, inside: str | None = None) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import TOLERATED, Chain, chain_from_counts, survival_counts
-from treeopt.traces.importers.source_file import is_json, objects
+from treeopt.traces.importers.source_file import counts_in, is_json, objects
 from treeopt.traces.trace_checks import MAX_DEPTH
 
 # Keys of the same meaning, by engine and age; the first that is present counts.
@@ -101,7 +101,7 @@ def _with_histogram(text: str) -> Iterator[Mapping[str, Any]]:
 
 def _logged(text: str) -> list[Mapping[str, Any]]:
     """Return the histograms that stand in lines of a log, a record for each."""
-    return [{match[1]: [int(n) for n in match[2].split(",") if n.strip()]} for match in _LOGGED.finditer(text)]
+    return [{match[1]: counts_in(match[2])} for match in _LOGGED.finditer(text)]
 
 
 def _pooled_histogram(text: str) -> list[int] | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from treeopt.errors import TraceError
-from treeopt.traces.importers.source_file import objects
+from treeopt.traces.importers.source_file import counts_in, objects
 
 PART = "spec_decode"  # part of the name of every sample that is read, but for TGI's
 TGI = "tgi_request_"  # TGI's samples
@@ -125,7 +125,7 @@ def metric_samples(text: str, model: str | None) -> dict[Key, float]:
     samples: dict[Key, float] = {}
     for name, labels, values, vector in _metrics(text):
         for position, value in enumerate(values):
-            if type(value) not in (int, float):
+            if type(value) not in (int, float) or abs(value) >= 2**63:
                 raise TraceError(f"`{name}` must be a count, found {value!r:.40}")
             more = {"position": str(position)} if vector else {}
             key = f"{name}_total", tuple(sorted((labels | more).items()))
@@ -146,8 +146,7 @@ def _metrics(text: str) -> Iterator[tuple[str, dict[str, str], list[Any], bool]]
         return
     for match in _PRINTED.finditer(text):
         labels = dict(re.findall(r"'(\w+)': '([^']*)'", match["labels"]))
-        values = [float(word) for word in match["values"].split(",") if word.strip()]
-        yield match["name"], labels, values, match[1] == "Vector"
+        yield match["name"], labels, counts_in(match["values"]), match[1] == "Vector"
 
 
 def _labels(text: str) -> dict[str, str] | None:

@@ -118,6 +118,24 @@ def test_every_container_of_the_same_counts_is_the_same_chain(name):
     assert output.chain.steps == 2000
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            SGLANG_LINE.replace("400, 400", "400 400"),
+            r"`spec_accept_histogram` must be a list of counts, found \['400 400",
+        ),
+        (SGLANG_LINE.replace("[400", f"[{10**400}"), "`spec_accept_histogram` must be a list of counts, found"),
+        (PRINTED.replace("1600, 1200", "1600 1200"), "accepted_tokens_per_pos` must be a count, found '1600 1200'"),
+        (PRINTED.replace("2000", f"{10**400}"), "`vllm:spec_decode_num_drafts` must be a count, found"),
+        (json.dumps([METRICS[1] | {"value": 10**400}]), "`vllm:spec_decode_num_drafts` must be a count, found 1000"),
+    ],
+)
+def test_what_is_no_count_is_named(text, message):
+    with pytest.raises(TraceError, match=message):
+        read_output(text, {})
+
+
 @pytest.mark.parametrize("kind", ["engine", "counters", "responses", "log"])
 def test_a_file_is_recognised_by_its_content(tmp_path, kind):
     (tmp_path / "bench.png").write_text(TABLE)
