@@ -17,7 +17,7 @@ from treeopt.storage.provenance import this_run
 
 LIMIT = 2**28  # most bytes of a text
 LONGEST_COUNT = 20  # characters of a count, spaces among them
-_JSON = re.compile(r'\s*(\{|\[\s*[\[{"]|data:|event:)')
+_JSON = re.compile(r'\s*(\{(?!\s*\')|\[\s*[\[{"]|data:|event:)')
 SAVED = (".pt", ".pth", ".bin")
 
 
@@ -80,7 +80,7 @@ def objects(text: str, *, inside: str | None = None) -> Iterator[dict[str, Any]]
 
 
 def parsed(text: str) -> list[Any]:
-    """Return the values of JSON, one; of lines of JSON or a stream of events, one for each line.
+    """Return the values of JSON, one; of lines of JSON or a stream of events, one for each line; of joined files, all.
 
     Raises:
         TraceError: the text is none of these.
@@ -88,10 +88,28 @@ def parsed(text: str) -> list[Any]:
     try:
         return [json.loads(text)]
     except (ValueError, RecursionError) as error:
-        try:
-            return [json.loads(line) for line in map(_event_data, text.splitlines()) if line]
-        except (ValueError, RecursionError):
-            raise TraceError(f"neither JSON nor lines of JSON: {error}") from error
+        for several in (_lines_of_json, _joined):
+            with suppress(ValueError, RecursionError):
+                return several(text)
+        raise TraceError(f"neither JSON nor lines of JSON: {error}") from error
+
+
+def _lines_of_json(text: str) -> list[Any]:
+    return [json.loads(line) for line in map(_event_data, text.splitlines()) if line]
+
+
+def _joined(text: str) -> list[Any]:
+    """Return the objects and lists of files of JSON that were joined."""
+    decoder, values = json.JSONDecoder(), list[Any]()
+    at = len(text) - len(text.lstrip())
+    while at < len(text):
+        if text[at] not in "{[":
+            raise ValueError(f"neither an object nor a list begins at character {at}")
+        value, at = decoder.raw_decode(text, at)
+        values.append(value)
+        while text[at : at + 1].isspace():
+            at += 1
+    return values
 
 
 def is_json(text: str) -> bool:

@@ -28,6 +28,7 @@ DECIMALS = 5e-3  # of one with two decimals
 _ROW = re.compile(r"^[^\n]*?Position (\d{1,3}):\s+(\d{1,3}(?:\.\d+)?)\s*$", re.MULTILINE)
 _TABLE = "Per-position acceptance (%):"
 _TOKEN = re.compile(r"acceptance at token (\d{1,3}):\s*(\d(?:\.\d+)?)")
+_MEAN = re.compile(r"mean acceptance length:\s*(\d{1,3}\.\d+)", re.IGNORECASE)
 _TABLE_COUNTS = ("Drafts:", "Accepted tokens:", "Draft tokens:")
 _PRINTED_COUNTS = ("num_drafts:", "num_accepted_tokens:", "num_draft_tokens:")
 
@@ -119,10 +120,26 @@ def _blocks(text: str, row: re.Pattern[str], names: Sequence[str], error: float)
     for number, block in enumerate(blocks):
         before = text[start : block[0].start()]
         counts = [_last(before, name) for name in names]
-        rates = [float(match[2]) / (100 if error == PERCENT else 1) for match in block]
-        results.append(_printed(rates, error, counts, f"result {number}"))
+        rates, where = [float(match[2]) / (100 if error == PERCENT else 1) for match in block], f"result {number}"
+        means = _MEAN.findall(before)
+        drafts = _of_drafts(rates, float(means[-1]), where) if means and row is _TOKEN else rates
+        results.append(_printed(drafts, error, counts, where))
         start = block[-1].end()
     return results
+
+
+def _of_drafts(rates: Sequence[float], mean: float, where: str) -> Sequence[float]:
+    """Return the rates of drafted tokens: until the middle of 2025 vLLM's examples printed the bonus as token 0.
+
+    Raises:
+        TraceError: the printed mean, tokens per step with the bonus, fits the rates in neither form.
+    """
+    room = 1.01 * DECIMALS * (len(rates) + 1)
+    if abs(1 + sum(rates) - mean) <= room:
+        return rates
+    if rates[0] == 1 and len(rates) > 1 and abs(sum(rates) - mean) <= room:
+        return rates[1:]
+    raise TraceError(f"{where}: rates by token add up to {sum(rates):.2f}, which a mean length of {mean} does not fit")
 
 
 def _last(text: str, name: str) -> int | None:

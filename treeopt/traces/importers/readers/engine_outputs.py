@@ -123,9 +123,9 @@ def _kind_of_json(text: str, values: Any) -> str | None:
         return "specdec-bench"
     if _any(records, (*engine_responses.HISTOGRAM, engine_responses.POOLED)):
         return "responses"
-    if step_records.openvino_steps(values):
-        return "openvino-steps"
-    return "spec-bench" if _any(records, (step_records.LENGTHS,)) else None
+    if _any(records, (step_records.LENGTHS,)):
+        return "spec-bench"
+    return "openvino-steps" if step_records.openvino_steps(values) else None
 
 
 def _any(records: Iterable[Mapping[str, Any]], keys: tuple[str, ...]) -> bool:

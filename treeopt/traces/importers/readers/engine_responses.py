@@ -14,14 +14,14 @@ import numpy as np
 
 from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import TOLERATED, Chain, chain_from_counts, survival_counts
-from treeopt.traces.importers.source_file import counts_in, is_json, objects
+from treeopt.traces.importers.source_file import counts_in, is_json, objects, parsed
 from treeopt.traces.trace_checks import MAX_DEPTH
 
 # Keys of the same meaning, by engine and age; the first that is present counts.
 HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram", "acceptance_histogram")
 POOLED = "pooled_spec_decode_acceptance_histogram"  # AIPerf's, of a whole run
 WORD = "_histogram"  # part of every key
-_LOGGED = re.compile(rf"""["']?({"|".join(HISTOGRAM[:2])})["']?\s*[:=]\s*\[([\d,\s]{{0,2000}})\]""")
+_LOGGED = re.compile(rf"""(["']?)\b({"|".join(HISTOGRAM[:2])})\1\s*[:=]\s*\[([\d,\s]{{0,2000}})\]""")
 STEPS = ("spec_verify_ct", "num_spec_steps")
 ACCEPTED = ("spec_num_correct_drafts", "num_accepted_draft_tokens", "total_accepted_draft_tokens")
 DRAFTED = ("num_draft_tokens", "total_draft_tokens")  # SGLang's number is not counted: it is the configured one
@@ -35,8 +35,8 @@ SHORT = (
 
 
 def holds_logged(text: str) -> bool:
-    """Return True if SGLang's histograms are in lines of a log."""
-    return _LOGGED.search(text) is not None and not is_json(text)
+    """Return True if SGLang's histograms are in lines of a log, or in a printed response."""
+    return _LOGGED.search(text) is not None and bool(_logged(text))
 
 
 def read_responses(text: str, *, depth: int | None = None, uneven: bool = False) -> Chain:
@@ -94,14 +94,55 @@ def _statistics(text: str) -> list[Mapping[str, Any]]:
 
 
 def _with_histogram(text: str) -> Iterator[Mapping[str, Any]]:
-    if not is_json(text) and (logged := _logged(text)):
-        return iter(logged)
+    try:
+        parsed(text)
+    except TraceError:
+        if logged := _logged(text):
+            return iter(logged)
+    return _responses(text)
+
+
+def _responses(text: str) -> Iterator[Mapping[str, Any]]:
     return (record for record in objects(text, inside=WORD) if any(record.get(key) for key in HISTOGRAM))
 
 
 def _logged(text: str) -> list[Mapping[str, Any]]:
-    """Return the histograms that stand in lines of a log, a record for each."""
-    return [{match[1]: counts_in(match[2])} for match in _LOGGED.finditer(text)]
+    """Return the histograms in the lines of a log, a record for each: lines of JSON, and others that print them.
+
+    Raises:
+        TraceError: a line that begins as JSON does is damaged.
+    """
+    records, others = list[Mapping[str, Any]](), list[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        if not is_json(line) or not any(name in line for name in HISTOGRAM):
+            others.append(line)
+            continue
+        try:
+            records += _responses(line)
+        except TraceError as error:
+            raise TraceError(f"line {number}: {error}") from error
+    return [*records, *_printed("\n".join(others), damaged=is_json(text))]
+
+
+def _printed(text: str, *, damaged: bool) -> Iterator[Mapping[str, Any]]:
+    """Yield printed histograms. SGLang gives one under its new and its old name: both on a line are one record.
+
+    Args:
+        text: lines that are no JSON.
+        damaged: names in double quotes are those of damaged JSON, and are passed over.
+    """
+    record: dict[str, Any] = {}
+    end = 0
+    for match in _LOGGED.finditer(text):
+        if damaged and match[1] == '"':
+            continue
+        if record and (match[2] in record or "\n" in text[end : match.start()]):
+            yield record
+            record = {}
+        record[match[2]] = counts_in(match[3])
+        end = match.end()
+    if record:
+        yield record
 
 
 def _pooled_histogram(text: str) -> list[int] | None:

@@ -74,14 +74,14 @@ KINDS = (
     ),
     MeansAlone(
         re.compile(
-            r"accept len: \d|\"accept_length\"\s*:|avg_spec_accept_length|sglang:spec_accept|Accept length:\s+\d|"
+            r"accept len: \d|\"accept_length\"\s*:|avg_spec_accept_length|sglang:spec_|Accept length:\s+\d|"
             r"\"?spec_accept_length\b"
         ),
         "it holds SGLang's mean accepted length",
         SGLANG,
     ),
     MeansAlone(
-        re.compile(r'"draft_n_accepted"\s*:|draft acceptance(?: rate)?\s*= \d|n_accept\s*='),
+        re.compile(r'"draft_n_accepted"\s*:|draft acceptance(?: rate)?\s*= \d|n_accept\s*=|#acc tokens\s*='),
         "it holds llama.cpp's totals of drafted and accepted tokens",
         LLAMA_CPP,
     ),

@@ -148,6 +148,9 @@ def _vllm_like(samples: Mapping[Key, float], engine: str, uneven: bool) -> Chain
     """
     prefix = NAMES[engine]
     names = [f"{prefix}num_{counter}_total" for counter in ("drafts", "draft_tokens", "accepted_tokens")]
+    for name in names:
+        if all(key != name for key, _ in samples):
+            raise TraceError(f"`{name}` is missing: its other totals have no positions; {means_alone.ASK[engine]}")
     drafts, tokens, accepted_total = (total(samples, name) for name in names)
     accepted = by_position(samples, f"{prefix}num_accepted_tokens_per_pos_total", "position")
     if accepted_total and not accepted:

@@ -13,7 +13,7 @@ from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import Chain, chain_from_steps
 
 LENGTHS = "accept_lengths"
-BATCH_SIZES = ("m_batch_sizes", "batch_sizes")
+BATCH_SIZES = "m_batch_sizes"
 LONGEST = "the longest draft that a step accepted is taken to be the length of the chain; give another with --depth"
 TREES = "Spec-Bench's drafters may draft trees: accepted lengths are depths within them"
 # `slot update_slots: id  3 | task 0 | accepted  1/ 5 draft tokens`; the debug line with `new n_tokens` repeats it.
@@ -121,9 +121,10 @@ def openvino_steps(value: Any) -> list[list[int]]:
     while stack:
         inner = stack.pop()
         if isinstance(inner, dict):
-            key = next((key for key in BATCH_SIZES if isinstance(inner.get(key), list)), None)
-            found += [] if key is None else [inner[key]]
-            stack += [part for name, part in reversed(inner.items()) if name not in (key, "draft_model_metrics")]
+            found += [inner[BATCH_SIZES]] if isinstance(inner.get(BATCH_SIZES), list) else []
+            stack += [
+                part for name, part in reversed(inner.items()) if name not in (BATCH_SIZES, "draft_model_metrics")
+            ]
         elif isinstance(inner, list):
             stack += inner[::-1]
     return found
@@ -135,7 +136,7 @@ def openvino_chain(lists: Sequence[Sequence[Any]], *, depth: int | None = None) 
     Raises:
         TraceError: names the list and the entry that is no number of tokens.
     """
-    requests = [_accepted(sizes, f"list {number}", BATCH_SIZES[0])[1:] for number, sizes in enumerate(lists)]
+    requests = [_accepted(sizes, f"list {number}", BATCH_SIZES)[1:] for number, sizes in enumerate(lists)]
     return chain_from_steps(requests, depth=depth, ordered=True, assumed=() if depth else (LONGEST,))
 
 

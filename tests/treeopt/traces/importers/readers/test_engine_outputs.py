@@ -94,6 +94,20 @@ SGLANG_LINE = (
     "'spec_accept_rate': 0.6, 'spec_accept_length': 2.8, 'spec_accept_histogram': [400, 400, 400, 800], "
     "'spec_verify_ct': 2000}}\n"
 )
+BOTH_NAMES = SGLANG_LINE.replace(
+    "'spec_accept_histogram'", "'spec_correct_drafts_histogram': [400, 400, 400, 800], 'spec_accept_histogram'"
+)
+META = json.dumps({"id": "a", "spec_verify_ct": 2000, "spec_correct_drafts_histogram": [400, 400, 400, 800]})
+OLD_PRINTS = PRINTS[: PRINTS.index("acceptance at token 0")] + "".join(
+    f"acceptance at token {number}:{rate:.2f}\n" for number, rate in enumerate((1, 0.8, 0.6, 0.4))
+)
+
+
+def half(result):
+    """The result of a run that is half as long."""
+    return {key: value // 2 if isinstance(value, int) else value for key, value in result.items()}
+
+
 OUTPUTS = {
     "serve": (json.dumps(SERVE), "bench-serve"),
     "serve, appended": (json.dumps(SERVE) + "\n", "bench-serve"),
@@ -106,6 +120,11 @@ OUTPUTS = {
     "aiperf summary": (json.dumps({"pooled_spec_decode_acceptance_histogram": HISTOGRAM}), "responses"),
     "aiperf raw": (json.dumps({"responses": [{"text": f"data: {RESPONSE}"}, "histogram"]}), "responses"),
     "sglang log": ("[2026-02-06 23:42:16] INFO\n" + SGLANG_LINE, "responses"),
+    "sglang log, both names": ("[2026-02-06 23:42:16] INFO\n" + BOTH_NAMES, "responses"),
+    "sglang log of JSON and lines": (f"{META}\n[2026-02-06] Decode batch, accept len: 2.80\n", "responses"),
+    "sglang response, printed by Python": (repr({"text": "a", "meta_info": json.loads(META)}), "responses"),
+    "serve, files joined": (json.dumps(half(SERVE)) + json.dumps(half(SERVE), indent=1), "bench-serve"),
+    "prints of 2025, the bonus as token 0": (OLD_PRINTS, "printed"),
 }
 
 
@@ -129,6 +148,8 @@ def test_every_container_of_the_same_counts_is_the_same_chain(name):
         (PRINTED.replace("1600, 1200", "1600 1200"), "accepted_tokens_per_pos` must be a count, found '1600 1200'"),
         (PRINTED.replace("2000", f"{10**400}"), "`vllm:spec_decode_num_drafts` must be a count, found"),
         (json.dumps([METRICS[1] | {"value": 10**400}]), "`vllm:spec_decode_num_drafts` must be a count, found 1000"),
+        (f"{META}\n{META[:-9]}\nINFO", r"line 2: neither JSON nor lines of JSON"),
+        (PRINTS.replace("2.80", "3.10"), "rates by token add up to 1.80, which a mean length of 3.1 does not fit"),
     ],
 )
 def test_what_is_no_count_is_named(text, message):
@@ -234,6 +255,12 @@ def test_lines_of_llama_cpps_requests_are_its_requests():
         ('{"choices": [{"decoding_steps": [5], "new_tokens": [14]}]}', "ask Spec-Bench"),
         ("llamacpp:spec_decode_num_drafts_total 5\nllamacpp:spec_decode_num_draft_tokens_total 9\n"
          "llamacpp:spec_decode_num_accepted_tokens_total 4\n", "ask llama-server for positions"),
+        ('vllm:spec_decode_num_draft_tokens_total{model_name="m"} 6\n'
+         'vllm:spec_decode_num_emitted_tokens_total{model_name="m"} 5\n', "ask vLLM for positions"),
+        ("statistics draft-mtp: #gen tokens = 1585, #acc tokens = 1252, dur(b,g,a) = 1.0", "LLAMA_TRACE=1"),
+        ('sglang:spec_total_accept_rate_per_position{position="0"} 0.8', "ask SGLang"),
+        ('{"batch_sizes": [1, 2, 4, 64], "accept_length": 2.8}', "ask SGLang"),
+        ('{"cuda_graph_config": {"batch_sizes": [1, 2, 4]}, "stats": {"acceptance_length": 2.8}}', "ask the engine"),
     ],
 )  # fmt: skip
 def test_means_alone_are_refused_with_what_to_ask_of_that_engine(text, words):
