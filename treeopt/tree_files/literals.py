@@ -7,7 +7,7 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treeopt.errors import TreeError
@@ -22,6 +22,8 @@ PASTED = re.compile(r"^(?:[ \t]*```\w*[ \t]*$|(?:>>>|\.\.\.|[$>+]) *)", re.MULTI
 QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u00a0": " "})
 MADE_OF = ("array", "asarray", "tensor", "list", "tuple", "str", "dumps")  # calls that hold the value they are given
 BRACES = re.compile(r"(?:[\w:<>\s.]*=)?\s*(\{[\d{},\s]*\})\s*;?\s*")
+# Triton's configuration of TensorRT-LLM, and its fill_template: a name, and its choices in braces as a string.
+TRITON = re.compile(r'''(\w+)"?\s*(?::|\s*value:\s*\{\s*string_value:)\s*"((?:\{[\d,\s]+\}[,\s]*)+)"''')
 SYNTAX = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
 
 
@@ -47,7 +49,11 @@ def value_in_text(text: str, suffix: str = "", *, fits: Callable[[Any], bool] = 
     forms = dict.fromkeys((first, _json, literal, _option, _python, _yaml))
     bare = PASTED.sub("", text).translate(QUOTES).strip()
     tries = [(form, text) for form in forms]
-    tries += [(form, bare) for form in forms if bare != text.strip()] + [(_command, bare), (_braces, bare)]
+    tries += [(form, bare) for form in forms if bare != text.strip()] + [
+        (_command, bare),
+        (_braces, bare),
+        (_triton, text),
+    ]
     outcomes: list[Any] = []
     for form, spelling in tries:
         try:
@@ -173,10 +179,25 @@ def _braces(text: str) -> Any:
     Raises:
         TreeError: the text is none.
     """
-    match = BRACES.fullmatch(text) if len(text) <= YAML_LIMIT else None
+    match = BRACES.fullmatch(text.strip("\"'")) if len(text) <= YAML_LIMIT else None
     if match is None:
         raise TreeError("not numbers in braces")
     return literal(match.group(1).replace("{", "[").replace("}", "]"))
+
+
+def _triton(text: str) -> dict[str, Any]:
+    """Return the choices in braces that a text gives names to.
+
+    >>> _triton('parameters: { key: "eagle_choices" value: { string_value: "{0}, {1}, {0, 0}" } }')
+    {'eagle_choices': ([0], [1], [0, 0])}
+
+    Raises:
+        TreeError: there are none.
+    """
+    found = {name: _braces(choices) for name, choices in TRITON.findall(text)} if len(text) <= YAML_LIMIT else {}
+    if not found:
+        raise TreeError("not names of numbers in braces")
+    return found
 
 
 def _python(text: str) -> Any:
@@ -207,7 +228,7 @@ def _python(text: str) -> Any:
 
 def _assigned(nodes: Any) -> Iterator[tuple[str, Any]]:
     for node in nodes:
-        targets: list[ast.expr] = []
+        targets: Sequence[ast.expr] = []
         value: ast.expr | None = None
         if isinstance(node, ast.Assign):
             targets, value = node.targets, node.value
@@ -215,6 +236,9 @@ def _assigned(nodes: Any) -> Iterator[tuple[str, Any]]:
             targets, value = [node.target], node.value
         elif isinstance(node, ast.keyword) and node.arg is not None:
             targets, value = [ast.Name(node.arg)], node.value
+        elif isinstance(node, ast.Call) and _name(node.func) not in MADE_OF:
+            lists = [held for held in node.args if isinstance(held, ast.List)]
+            targets, value = [node.func], lists[0] if lists else None
         names = [name for name in map(_name, targets) if name is not None]
         if value is None or not names:
             continue

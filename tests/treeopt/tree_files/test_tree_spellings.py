@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.strategies import trees
-from treeopt.cli.options.what_to_draft import Static
+from treeopt.cli.options.what_to_draft import NamedTree, Static
 from treeopt.errors import TreeError
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import holds_a_tree, named_tree, read_tree
 from treeopt.tree_files.literals import named_values, value_in_text
+from treeopt.tree_files.paper_trees import published_trees
 
 TREE = Tree.from_paths([(0,), (1,), (0, 0)])
 LISTS, TUPLES = "[[0], [1], [0, 0]]", "[(0,), (1,), (0, 0)]"
@@ -63,6 +64,12 @@ PLAIN = {
     "prompt of a shell": f"$ export TREE='{LISTS}'",
     "typographic quotes": f"\u201c{TUPLES}\u201d",
     "typographic JSON": f"{{\u201cspeculative_token_tree\u201d: \u201c{TUPLES}\u201d}}",
+    "C++ as a string": '"{0}, {1}, {0, 0}"',
+    "fill_template": 'python3 fill_template.py -i config.pbtxt decoupled_mode:true,medusa_choices:"{0}, {1}, {0, 0}"',
+    "Triton": 'parameters: {\n  key: "eagle_choices"\n  value: {\n    string_value: "{0}, {1}, {0, 0}"\n  }\n}\n',
+    "call without names": f"trtllm.EagleConfig({LISTS}, False, 0.5)",
+    "assigned call without names": f"config = trtllm.DecodingConfig(eagle_config=trtllm.EagleConfig({LISTS}, False))",
+    "JSON within a string of JSON": json.dumps(json.dumps({"eagle_choices": [[0], [1], [0, 0]]})),
     "TOML": f"[speculative]\nmax_draft_len = 2\neagle_choices = {LISTS}\n",
 }
 YAML = {
@@ -90,6 +97,29 @@ def test_a_file_of_any_suffix_holds_any_spelling(tmp_path: Path, spelling: str, 
 def test_the_command_line_takes_any_spelling(spelling: str) -> None:
     if spelling != "leaves":  # there a list that lacks parents has them, as before
         assert Static().convert(PLAIN[spelling], None, None) == TREE
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[0], [1], [0, 0, 0]]", r"path 2 \[0, 0, 0\] has no parent \[0, 0\] in the list"),
+        ("[[0], [1], [0], [0, 0]]", r"path 2 \[0\] repeats path 0"),
+        ("[(0), (1)]", "path 0 must be a list of ranks, found 0"),
+    ],
+)
+def test_a_broken_list_is_refused_at_every_door(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "tree.txt").write_text(text)
+    with pytest.raises(TreeError, match=message):
+        read_tree(tmp_path / "tree.txt")
+    with pytest.raises(click.UsageError, match=message):
+        Static().convert(text, None, None)
+
+
+@pytest.mark.parametrize("given", [LISTS, TUPLES, "{0}, {1}, {0, 0}"])
+def test_trees_to_compare_with_are_spelled_alike(given: str) -> None:
+    assert NamedTree().convert(given, None, None) == (given, TREE)
+    name = "medusa/mc_sim_7b_63"
+    assert NamedTree().convert(name, None, None) == (name, published_trees()[name])
 
 
 @pytest.mark.parametrize("spelling", YAML)
@@ -157,7 +187,7 @@ def test_a_schedule_is_no_tree(tmp_path: Path) -> None:
         ("mc = [[0], [x]]", "not a literal"),
         ("--tree [[0], [-1]]", "must hold ranks"),
         ("{}", "no list of rank paths"),
-        ("[[0], ['a']]", "path 1 must hold integers"),
+        ("[[0], ['a']]", "path 1 must hold ranks in 0..32767, found 'a'"),
         ("[" * 50_000, "not a literal"),
     ],
 )

@@ -115,7 +115,8 @@ engine_rules = click.option(
     "compared",
     type=NamedTree(),
     multiple=True,
-    help="Also judge this tree: FILE[:NAME], a choice list or growmap; may be given several times.",
+    help="Also judge this tree: rank paths, FILE[:NAME] with these or a growmap, or the name of a published tree; may "
+    "be given several times.",
 )
 @click.option("--published", is_flag=True, help="Also judge all published trees, not only Medusa's and EAGLE-1's.")
 @click.option(

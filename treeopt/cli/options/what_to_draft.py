@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -42,16 +41,6 @@ class TreeFile(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-class NamedTree(click.ParamType):  # type: ignore[type-arg]
-    """A tree in a file, with the name that it was given by."""
-
-    name = "file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Tree]:
-        """Return FILE or FILE:NAME as it was given, and its tree."""
-        return value if isinstance(value, tuple) else (value, TreeFile().convert(value, param, ctx))
-
-
 class Static(click.ParamType):  # type: ignore[type-arg]
     """A static tree: the length of a chain, rank paths, a file of them, or the name of a published tree."""
 
@@ -83,11 +72,24 @@ class Static(click.ParamType):  # type: ignore[type-arg]
         try:
             if type(content) is int:
                 return Tree.chain(content)
-            content = value_in_text(value, fits=holds_a_tree) if content is None else content
-            listed = isinstance(content, list | tuple) and not any(isinstance(item, Mapping) for item in content)
-            return Tree.from_paths(content) if listed else named_tree(content).tree
+            if content is None or isinstance(content, str):
+                content = value_in_text(content or value, fits=holds_a_tree)
+            return EMPTY if content in ([], ()) else named_tree(content).tree
         except (TreeError, TypeError) as error:
             self.fail(f"{value[:80]!r}: {error}", param, ctx)
+
+
+class NamedTree(click.ParamType):  # type: ignore[type-arg]
+    """A static tree, with the name that it was given by."""
+
+    name = "tree"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Tree]:
+        """Return FILE, FILE:NAME, rank paths or the name of a published tree as it was given, and the tree."""
+        if isinstance(value, tuple):
+            return value
+        given = value in published_trees() or set(value) & set("[({")
+        return value, (Static() if given else TreeFile()).convert(value, param, ctx)
 
 
 class Dynamic(click.ParamType):  # type: ignore[type-arg]
