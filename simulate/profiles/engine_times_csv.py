@@ -39,6 +39,7 @@ ALWAYS = ("batch", "drafted")
 STEP = ("step_ms",)
 RATE = ("tokens_s", "committed")
 MOST = {"batch": 2**20, "drafted": 512, "context": 1e9, "step_ms": 1e9, "tokens_s": 1e12, "committed": 513}
+LONGEST_S = 1e9  # a step of decades is an error
 SGLANG = ("batch_size", "steps", "topk", "num_draft_tokens")  # whole numbers in bench_speculative's lines
 LEAST_S = 1e-9  # shortest step that is accepted
 HERE = ("processor", "cores", "software")  # provenance of the machine that reads the table; not recorded
@@ -160,7 +161,7 @@ def _sglang_lines(path: Path, text: str) -> tuple[list[_Line], int]:
             raise CostError(f"{where} is not JSON: {error}") from error
         batch, steps, topk, tokens = (_sglang_number(record, name, where) for name in SGLANG)
         seconds = record.get("step_time")
-        if type(seconds) not in (int, float) or not seconds > 0:
+        if type(seconds) not in (int, float) or not 0 < seconds < LONGEST_S:
             raise CostError(f"{where}: `step_time` must be seconds above 0, found {seconds!r:.40}")
         if (topk, tokens) not in ((0, 0), (1, steps + 1)):
             trees += 1

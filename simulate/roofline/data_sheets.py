@@ -232,7 +232,7 @@ def _fields(entry: object, kind: type[Hardware] | type[Fitted] | type[Link]) -> 
     known = [field.name for field in fields(kind)]
     for key in entry:
         if key not in known:
-            raise CostError(f"{key} must be one of {', '.join(known)}")
+            raise CostError(f"{key:.60} must be one of {', '.join(known)}")
     missing = [name for name in known if name not in entry and not hasattr(kind, name)]
     if missing:
         raise CostError(f"{missing[0]} must be given")

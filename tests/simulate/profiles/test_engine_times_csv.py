@@ -172,6 +172,7 @@ def test_sglangs_bench_speculative_lines_are_read(tmp_path):
     [
         ("{", "line 1 is not JSON"),
         (bench_line(1, 0, 0, 0, 0), "line 1: `step_time` must be seconds above 0, found 0"),
+        (bench_line(1, 0, 0, 0, 10**400), "line 1: `step_time` must be seconds above 0, found 1000"),
         (bench_line("1", 0, 0, 0, 1), "line 1: `batch_size` must be a whole number, found '1': is it bench_spec"),
         (bench_line(1, 3, 4, 8, 1), "holds no chain .* only 1 trees"),
     ],
