@@ -123,7 +123,7 @@ def test_ridge_point_separates_bandwidth_from_arithmetic():
         ({"source": " "}, "source must be a text that is not empty, got ' '"),
         ({"note": 3}, "note must be a text"),
         ({"speed": 3}, "speed must be one of name, "),
-        ({"x" * 5000: 3}, r": x{60} must be one of name, "),
+        ({"x" * 5000: 3}, "x{60} must be one of name, "),
         ({"fitted": 3}, "fitted: must be an object, got 3"),
         ({"fitted": {}}, "fitted: gemm_overhead_s must be given"),
         (
