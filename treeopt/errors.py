@@ -13,11 +13,23 @@
 Every message names the condition, the place, and the value found. The command line prints it as one line.
 """
 
+import re
+
+LONG_WORD = re.compile(r"(\S{200})\S{100,}(\S{80})")
+
 
 class TreeoptError(Exception):
     """The base class of every deliberate failure."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        """Keep a message, with words of damaged files shortened that are too long to be read.
+
+        >>> len(str(TreeoptError("the name " + "f" * 5000)))
+        292
+        """
+        super().__init__(LONG_WORD.sub(r"\1...\2", message))
 
 
 class UsageError(TreeoptError):
