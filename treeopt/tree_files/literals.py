@@ -23,7 +23,9 @@ QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "
 MADE_OF = ("array", "asarray", "tensor", "list", "tuple", "str", "dumps")  # calls that hold the value they are given
 BRACES = re.compile(r"(?:[\w:<>\s.]*=)?\s*(\{[\d{},\s]*\})\s*;?\s*")
 # Triton's configuration of TensorRT-LLM, and its fill_template: a name, and its choices in braces as a string.
-TRITON = re.compile(r'''(\w+)"?\s*(?::|\s*value:\s*\{\s*string_value:)\s*"((?:\{[\d,\s]+\}[,\s]*)+)"''')
+TRITON = re.compile(
+    r'''\b(\w{1,99})"?\s*(?::|value:\s*\{\s*string_value:)\s*"((?:\{[\d,\s]+\}[,\s]*)+)"''',
+)
 SYNTAX = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
 
 

@@ -233,7 +233,10 @@ BOMB = "a0: &a0 [[0], [1]]\n" + BOMB
         ("a: [[0], [0x" + "f" * 5000 + "]]", "a", "must hold ranks in 0..32767, found one too large"),
         ("[" * 2000, None, "not read: YAML with brackets nested more than 200 deep"),
         ("&a [*a, *a]", None, "path 0 must hold ranks"),
+        ("f" * 400_000, None, "not YAML of a mapping or a list"),
+        ("a" + " " * 400_000 + "b", None, "not YAML of a mapping or a list"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_what_grows_without_end_is_refused_at_once(text: str, name: str | None, message: str) -> None:
     pytest.importorskip("yaml", reason="the extra yaml is not installed")
