@@ -1,7 +1,9 @@
 """Prompts and conversations: reading them, and turning them into tokens.
 
 * `prompt_files`: files of prompts, texts to continue or conversations to answer.
-* `data_files`: records and texts of JSON, JSON lines, parquet, arrow, saved data sets, and folders.
+* `data_files`: files and folders of records and texts: which are read, and which are passed over.
+* `record_files`: records of JSON, JSON lines and tables of cells.
+* `parquet_files`: records of parquet, arrow and saved data sets.
 * `reading_report`: what was read, what was passed over, and why.
 * `conversation_forms`: ShareGPT, OpenAI messages and Spec-Bench turns, with tools and thoughts.
 * `record_forms`: other data sets' records, such as Alpaca's, LMSYS' or UltraChat's, as messages.

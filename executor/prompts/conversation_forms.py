@@ -2,7 +2,7 @@
 
 {"conversations": [{"from": "human", "value": ...}, ...]}    ShareGPT; or with `role` and `content`, as SpecForge has it
 {"messages": [{"role": "user", "content": ...}, ...]}        contents may be parts; OpenAI's chat and responses
-{"turns": [...]}                                             Spec-Bench: the user's turns, without answers
+{"turns": [...]}                                             Spec-Bench: the user's turns; or turns with roles
 
 Other data sets' forms are rewritten by `record_forms`.
 Beside them `system`, and what a chat template takes: `tools`, `documents`, `chat_template_kwargs`.
@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from executor.prompts.message_parts import joined_content
-from executor.prompts.reading_report import Report
+from executor.prompts.message_parts import is_plain_list, joined_content
+from executor.prompts.reading_report import EmptyConversationError, Report
+from executor.prompts.record_forms import CONVERSATIONS, form_of
 from executor.prompts.tool_calls import HINT, calls_in, offered_tools, spoken_calls
 from treeopt.errors import ExecutorError
 
-FORMS = ("conversations", "messages", "turns")
 ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bing", "bard", "ai", "bot"), "assistant"),
@@ -31,7 +31,8 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names of an ans
 KEPT = ("tool_call_id", "name")  # further fields of a message that templates take as they are
 OTHER_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 # Fields of a record that have no effect on the text.
-SILENT = ("id", "domain", "category", "question_id", "tokenizer", "sequences", "system")
+SILENT = ("id", "domain", "category", "question_id", "tokenizer", "sequences")
+TEXT = ("text", "prompt", "cut")  # fields of a record that is a text
 
 Turn = tuple[str, str] | tuple[str, str, str]  # role, text, and further fields of the message as JSON, if any
 Turns = tuple[Turn, ...]
@@ -51,28 +52,37 @@ class Conversation:
 
 
 def conversation_of(record: Mapping[str, Any], where: str, report: Report) -> Conversation:
-    """Return the conversation of a record, without turns if it has no such form.
+    """Return the conversation of a record, without turns if it is a text.
 
     Raises:
-        ExecutorError: names `where`, turn and field.
+        EmptyConversationError: nothing is said in it.
+        ExecutorError: it is neither; or names `where`, turn and field.
     """
-    key = next((key for key in FORMS if record.get(key) is not None), None)
-    if key is None:
+    key = form_of(record, where)
+    if key == "text":
+        report.count_unread(record, (*TEXT, *SILENT))
         return Conversation()
-    entries = list_of(record, key, where)
-    if key == "turns":
-        asked = [entry["content"] if isinstance(entry, dict) and "content" in entry else entry for entry in entries]
-        turns: Turns = tuple(("user", string(text, f"{where}: turns[{i}]")) for i, text in enumerate(asked))
-    else:
-        turns = tuple(_turn(turn, f"{where}: {key}[{i}]", report) for i, turn in enumerate(entries))
+    entries = list_of(record, key, where, empty=True)
+    if not entries:
+        raise EmptyConversationError(f"{where}: an empty conversation")
+    turns = _turns(entries, key, where, report)
     for name in OTHER_MEDIA:
         if record.get(name):
             raise ExecutorError(f"{where}: `{name}`: only texts are read {HINT}")
-    report.unread.update(set(record) - {*FORMS, *SILENT, *TEMPLATE, "system_prompt"})
+    report.count_unread(record, (*CONVERSATIONS, *SILENT, *TEMPLATE, *SYSTEM))
     return Conversation(_with_system(turns, record, where, report), _extras(record, where, report))
 
 
 TEMPLATE = ("tools", "functions", "documents", "chat_template_kwargs")  # fields that become the template's arguments
+SYSTEM = ("system", "system_prompt")
+
+
+def _turns(entries: list[Any], key: str, where: str, report: Report) -> Turns:
+    """Return the turns of a list; in `turns` without roles all are the user's."""
+    if key != "turns" or any(isinstance(entry, dict) and {"role", "from"} & set(entry) for entry in entries):
+        return tuple(_turn(turn, f"{where}: {key}[{i}]", report) for i, turn in enumerate(entries))
+    asked = [entry["content"] if isinstance(entry, dict) and "content" in entry else entry for entry in entries]
+    return tuple(("user", string(text, f"{where}: turns[{i}]")) for i, text in enumerate(asked))
 
 
 def _extras(record: Mapping[str, Any], where: str, report: Report) -> str:
@@ -93,7 +103,7 @@ def _extras(record: Mapping[str, Any], where: str, report: Report) -> str:
 
 def _with_system(turns: Turns, record: Mapping[str, Any], where: str, report: Report) -> Turns:
     """Return turns that the record's own system prompt opens."""
-    for key in ("system", "system_prompt"):
+    for key in SYSTEM:
         if not record.get(key):
             continue
         text = string(record[key], f"{where}: `{key}`")
@@ -121,7 +131,7 @@ def _turn(turn: Any, place: str, report: Report) -> Turn:
         raise ExecutorError(f"{place}: `{role}` must be one of {', '.join((*ROLES, *CALLS))}, found {name!r:.80}")
     fields: dict[str, Any] = {}
     given = turn.get(content)
-    if known == "tool" and isinstance(given, dict | int | float):
+    if known == "tool" and (isinstance(given, dict | int | float) or is_plain_list(given)):
         given = as_json(given, place)  # what a tool answers may be any JSON
     text, thoughts, calls = joined_content(given, f"{place}: `{content}`")
     calls += calls_in(turn, place)
@@ -133,7 +143,7 @@ def _turn(turn: Any, place: str, report: Report) -> Turn:
     if turn.get("weight") is not None:
         fields |= _weight(turn["weight"], place)
     said = string(text, f"{place}: `{content}`", empty=True)
-    report.unread.update(set(turn) - {role, content, *THOUGHTS, *KEPT, "tool_calls", "function_call", "weight", "type"})
+    report.count_unread(turn, (role, content, *THOUGHTS, *KEPT, "tool_calls", "function_call", "weight", "type"))
     return (known, said, as_json(fields, place)) if fields else (known, said)
 
 
@@ -180,8 +190,8 @@ def as_json(value: Any, where: str) -> str:
     return text
 
 
-def list_of(record: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    """Return the list in a field, which must not be empty; tables hold some lists as JSON texts."""
+def list_of(record: Mapping[str, Any], key: str, where: str, *, empty: bool = False) -> list[Any]:
+    """Return the list in a field, which may be empty only with `empty`; tables hold some lists as JSON texts."""
     value = record[key]
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
@@ -191,7 +201,7 @@ def list_of(record: Mapping[str, Any], key: str, where: str) -> list[Any]:
     if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
         rows = zip(*value.values(), strict=False)  # a table may hold a list of objects as an object of lists
         value = [{name: cell for name, cell in zip(value, row, strict=True) if cell is not None} for row in rows]
-    if not (isinstance(value, list) and value):
+    if not (isinstance(value, list) and (value or empty)):
         raise ExecutorError(f"{where}: `{key}` must be a list that is not empty, found {_brief(value)}")
     return value
 

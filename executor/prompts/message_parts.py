@@ -6,6 +6,32 @@ from treeopt.errors import ExecutorError
 
 TEXTS = ("text", "input_text", "output_text")  # types of parts that are texts
 THOUGHT_PARTS = {"thinking": "thinking", "reasoning": "text", "reasoning_text": "text"}  # type -> field of the text
+OTHERS = (
+    "image",
+    "image_url",
+    "audio",
+    "audio_url",
+    "video",
+    "video_url",
+    "file",
+    "document",
+    "refusal",
+    "tool_result",
+)
+
+
+def is_plain_list(content: Any) -> bool:
+    """Return True for a list that is an answer in JSON, such as a tool's, and no list of parts.
+
+    >>> is_plain_list([{"city": "Rome"}]), is_plain_list([{"type": "text", "text": "Rome"}]), is_plain_list("Rome")
+    (True, False, False)
+    """
+    return isinstance(content, list) and not any(isinstance(part, dict) and _is_part(part) for part in content)
+
+
+def _is_part(part: dict[str, Any]) -> bool:
+    kind = part.get("type", "text" if isinstance(part.get("text"), str) else None)
+    return str(kind).removeprefix("input_") in (*TEXTS, *THOUGHT_PARTS, *OTHERS, "tool_use")
 
 
 def joined_content(content: Any, name: str) -> tuple[Any, str, list[dict[str, Any]]]:

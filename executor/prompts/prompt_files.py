@@ -1,18 +1,20 @@
 """Files of prompts: texts to continue and conversations to answer, as records of any of the forms that are read."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from executor.prompts.conversation_forms import FORMS, Turns, conversation_of, string
+from executor.prompts.conversation_forms import Turns, conversation_of, string
 from executor.prompts.conversations import messages_of, up_to_answer
-from executor.prompts.data_files import TABLES, items, json_records
+from executor.prompts.data_files import items
+from executor.prompts.parquet_files import TABLES
 from executor.prompts.reading_report import Report
-from executor.prompts.record_forms import KNOWN, found_in, usual_form
+from executor.prompts.record_files import records_of, suffix_of
+from executor.prompts.record_forms import form_of, usual_form
 from treeopt.errors import ExecutorError
 from treeopt.storage.atomic_files import write_text
 
@@ -41,7 +43,8 @@ def read_prompts(path: Path, report: Report | None = None) -> list[Prompt]:
 
     A prompt is a `text` or a conversation (see `conversation_forms`). Answers at a conversation's end are dropped. Only
     the first of Spec-Bench's `turns` is used, because there are no answers between them. `domain` is optional; a
-    conversation may have Spec-Bench's `category` instead. Plain texts below a folder are no prompts.
+    conversation may have Spec-Bench's `category` instead. Plain texts below a folder are no prompts. Empty
+    conversations are skipped.
 
     Args:
         path: file or folder.
@@ -52,15 +55,15 @@ def read_prompts(path: Path, report: Report | None = None) -> list[Prompt]:
     """
     report = Report() if report is None else report
     prompts = []
-    whole = path.is_dir() or path.suffix in TABLES
+    whole = path.is_dir() or suffix_of(path) in TABLES
     if not whole:
         report.files += 1
-    for item in items([path], report) if whole else json_records(path):
+    for item in items([path], report) if whole else records_of(path):
         if item.text is not None:
             report.passed_over.append(("a plain text is no prompt", Path(item.where).name))
             continue
         try:
-            prompts.append(_prompt(item.record, item.where, report))
+            prompts.append(prompt_of(item.record, item.where, report))
         except ExecutorError as error:
             report.skip(error)
     report.records += len(prompts)
@@ -69,25 +72,38 @@ def read_prompts(path: Path, report: Report | None = None) -> list[Prompt]:
     return prompts
 
 
-def _prompt(record: Any, where: str, report: Report) -> Prompt:
+def prompt_of(record: Any, where: str, report: Report) -> Prompt:
+    """Return the prompt that a record holds.
+
+    Raises:
+        ExecutorError: it is none; names `where` and field.
+    """
     record = usual_form(record)
-    fields = {key for key, value in record.items() if value is not None} if isinstance(record, dict) else set()
-    if not {"text", *FORMS} & fields:
-        raise ExecutorError(f"{where}: must have {KNOWN}, found {found_in(record)}")
-    label = "domain" if "domain" in fields or "text" in fields else "category"
-    domain = string(record[label], f"{where}: `{label}`", empty=True) if label in fields else ""
-    if "text" in fields:
-        return Prompt(string(record["text"], f"{where}: `text`"), domain, where=where)
     conversation = conversation_of(record, where, report)
+    if not conversation.turns:
+        report.count_unread({key: record.get(key) for key in ("prompt", "cut")}, ())
+        text = string(record["text"], f"{where}: `text`")
+        return Prompt(text, _label(record, ("domain",), where, report), where=where)
     turns = conversation.turns
-    if not {"conversations", "messages"} & fields:
-        asked = next(i for i, turn in enumerate(turns) if turn[0] == "user")
+    if form_of(record, where) == "turns" and all(turn[0] != "assistant" for turn in turns):
+        asked = next((i for i, turn in enumerate(turns) if turn[0] == "user"), -1)
         turns = turns[: asked + 1]
     while turns and turns[-1][0] == "assistant":
         turns = turns[:-1]
     if not (turns and turns[-1][0] in ("user", "tool")):
         raise ExecutorError(f"{where}: the last turn before an answer must be the user's or a tool's")
-    return Prompt(domain=domain, turns=turns, where=where, extras=conversation.extras)
+    label = _label(record, ("domain", "category"), where, report)
+    return Prompt(domain=label, turns=turns, where=where, extras=conversation.extras)
+
+
+def _label(record: Mapping[str, Any], names: Sequence[str], where: str, report: Report) -> str:
+    """Return the label of a record: the first of the fields that is a string; others have no effect."""
+    for name in names:
+        value = record.get(name)
+        if isinstance(value, str):
+            return string(value, f"{where}: `{name}`", empty=True)
+        report.count_unread({name: value}, ())
+    return ""
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[list[int]]:

@@ -1,7 +1,9 @@
 """The report of a reading: how much was read, what was passed over, and why."""
 
 from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from treeopt.errors import ExecutorError
 
@@ -13,6 +15,10 @@ PARTS = {
     "system": "the `system` field of a record",
     "unreadable": "records that cannot be read, or that the chat template does not take",
 }
+
+
+class EmptyConversationError(ExecutorError):
+    """A conversation in which nothing is said: dumps hold such records, which are skipped."""
 
 
 @dataclass
@@ -46,14 +52,18 @@ class Report:
         return part in self.leave_out
 
     def skip(self, error: ExecutorError) -> None:
-        """Skip a record that raised an error, or raise the error again if records are not to be left out.
+        """Skip a record that raised an error; raise it again unless nothing is said there, or such are to be left out.
 
         Raises:
             ExecutorError: the same, with the option that skips such records.
         """
-        if "unreadable" not in self.leave_out:
+        if "unreadable" not in self.leave_out and not isinstance(error, EmptyConversationError):
             raise error
         self.skipped.append(str(error))
+
+    def count_unread(self, fields: Mapping[str, Any], read: Collection[str]) -> None:
+        """Count the fields that are not read; those without a value say nothing that could be lost."""
+        self.unread.update(key for key, value in fields.items() if key not in read and value not in (None, "", [], {}))
 
     @property
     def summary(self) -> str:

@@ -3,22 +3,28 @@
 {"conversation": [{"role": ..., "content": ...}, ...]}        LMSYS-Chat-1M, WildChat
 {"conversation": [{"human": ..., "assistant": ...}, ...]}     BELLE
 {"data": ["...", "...", ...]}                                 UltraChat: the user and the assistant in turn
-{"instruction": ..., "input": ..., "output": ...}             Alpaca
+{"instruction": ..., "input": ..., "output": ...}             Alpaca; with `history` LLaMA-Factory
+{"instruction": ..., "context": ..., "response": ...}         Dolly
 {"question": ..., "answer": ...}                              GSM8K; with `response` and `system_prompt` OpenOrca
 {"prompt": [messages], "completion": [messages]}              TRL
 {"body": {"messages": [...]}}                                 requests of OpenAI's batches
 
 Texts under `prompt` alone, or beside a `completion`, are not rewritten: whether a chat is meant is not known.
+Where a record also has a `text`, that may be the rendered copy of its conversation, which is read instead.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+from treeopt.errors import ExecutorError
+
 ANSWERS = ("output", "answer", "response", "completion")
 QUESTIONS = ("instruction", "question", "query")
+INPUTS = ("input", "context")  # what an instruction is about
 # Fields by which a record of these forms is known.
 MARKS = ("conversation", "instruction", "question", "query", "body", "data")
-PLAIN = ("conversations", "messages", "turns", "text")
+CONVERSATIONS = ("conversations", "messages", "turns")  # fields that hold a conversation
+PLAIN = (*CONVERSATIONS, "text")
 KNOWN = "`text`, `messages`, `conversations`, `turns`, or a question and an answer (`instruction` and `output`, ...)"
 
 
@@ -41,13 +47,34 @@ def usual_form(record: Any) -> Any:
     >>> usual_form({"text": "as it is"})
     {'text': 'as it is'}
     """
-    if not isinstance(record, Mapping) or any(record.get(key) is not None for key in PLAIN):
+    if not isinstance(record, Mapping) or any(_is_said(record.get(key)) for key in CONVERSATIONS):
         return record
-    for form in (_batch, _conversation, _alternating, _pair, _of_messages):
-        made: dict[str, Any] | None = form(record)
-        if made is not None:
-            return made
-    return record
+    made = [found for form in (_batch, _conversation, _alternating, _pair, _of_messages) if (found := form(record))]
+    empty = [] if record.get("text") is not None else made[:1]
+    return next((found for found in [*(found for found in made if found["messages"]), *empty]), record)
+
+
+def form_of(record: Any, where: str) -> str:
+    """Return the field that a record is read from: a conversation before `text`, which may be its rendered copy.
+
+    >>> form_of({"text": "<user>Hi", "messages": [{"role": "user", "content": "Hi"}]}, "line 1")
+    'messages'
+
+    Raises:
+        ExecutorError: there is none.
+    """
+    given = [key for key in PLAIN if isinstance(record, Mapping) and record.get(key) is not None]
+    if not given:
+        raise ExecutorError(f"{where}: must have {KNOWN}, found {found_in(record)}")
+    said = [key for key in given if key in CONVERSATIONS and _is_said(record[key])]
+    return said[0] if said else "text" if "text" in given else given[0]
+
+
+def _is_said(value: Any) -> bool:
+    """Return True for a list that is not empty, in any of the forms in which tables hold lists."""
+    if isinstance(value, str):
+        return value.lstrip().startswith("[") and value.strip() != "[]"
+    return any(value.values()) if isinstance(value, dict) else isinstance(value, list) and bool(value)
 
 
 def _batch(record: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -57,7 +84,7 @@ def _batch(record: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _conversation(record: Mapping[str, Any]) -> dict[str, Any] | None:
     turns = record.get("conversation")
-    if not isinstance(turns, list) or not turns:
+    if not isinstance(turns, list):
         return None
     if all(isinstance(turn, Mapping) and "human" in turn and "assistant" in turn for turn in turns):
         texts = [turn[speaker] for turn in turns for speaker in ("human", "assistant")]
@@ -77,13 +104,27 @@ def _pair(record: Mapping[str, Any]) -> dict[str, Any] | None:
     answered = next((key for key in ANSWERS if isinstance(record.get(key), str)), None)
     if asked is None and isinstance(record.get("prompt"), str) and answered == "response":
         asked = "prompt"
-    if asked is None:
+    if asked is None or (answered is None and record.get("text") is not None):
         return None
-    more = record.get("input") if asked == "instruction" else None
-    question = f"{record[asked]}\n\n{more}" if isinstance(more, str) and more else record[asked]
-    texts = [question, *([] if answered is None else [record[answered]])]
-    read = (asked, *([] if answered is None else [answered]), *(["input"] if asked == "instruction" else []))
+    more = next((key for key in INPUTS if asked == "instruction" and _is_text(record.get(key))), None)
+    read = [key for key in (asked, more) if key is not None]
+    question = "\n\n".join(record[key] for key in read if record[key])
+    earlier = _earlier(record.get("history"))
+    texts = [*earlier, question, *([] if answered is None else [record[answered]])]
+    read += [*(["history"] if earlier else []), *([] if answered is None else [answered])]
     return _without(record, *read) | {"messages": _alternate(texts)}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _earlier(history: Any) -> list[str]:
+    """Return the texts of earlier turns, pairs of a question and an answer; none if they are something else."""
+    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
+        return []
+    texts = [text for pair in history for text in pair]
+    return texts if all(isinstance(text, str) for text in texts) else []
 
 
 def _of_messages(record: Mapping[str, Any]) -> dict[str, Any] | None:

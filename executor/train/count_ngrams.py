@@ -14,8 +14,9 @@ import numpy as np
 from executor.checkpoints import save_ngram
 from executor.drafters.ngram import NGram
 from executor.drafters.token_counts import MAX_ORDER
-from executor.prompts.data_files import read_text
-from executor.prompts.prompt_files import read_prompts
+from executor.prompts.prompt_files import prompt_of
+from executor.prompts.reading_report import Report
+from executor.prompts.record_files import Item, items_of
 from executor.target.load_hf_model import read_config
 from executor.target.tokenizer import load_tokenizer
 from executor.train.token_rows import tokenizer_hash
@@ -24,17 +25,22 @@ from treeopt.storage.provenance import this_run
 
 
 def read_texts(path: Path) -> list[str]:
-    """Read the texts of a file: each `text` of JSON lines (`.jsonl`), or the whole of any other file.
+    """Read the texts of a file: each `text` of JSON lines or of a JSON list, or the whole of any other file.
 
     Raises:
         ExecutorError: the file cannot be read, is not UTF-8, or holds conversations.
     """
-    if path.suffix == ".jsonl":
-        prompts = read_prompts(path)
-        if conversation := next((p for p in prompts if p.turns), None):
-            raise ExecutorError(f"{conversation.where}: a conversation; n-grams are counted from `text`")
-        return [prompt.text for prompt in prompts]
-    return [read_text(path)]
+    return [_text(item) for item in items_of(path)]
+
+
+def _text(item: Item) -> str:
+    if item.text is not None:
+        return item.text
+    given = item.record.get("text") if isinstance(item.record, dict) else None
+    prompt = prompt_of(item.record if given is None else {"text": given}, item.where, Report())
+    if prompt.turns:
+        raise ExecutorError(f"{item.where}: a conversation; n-grams are counted from `text`")
+    return prompt.text
 
 
 def build(target: Path, texts: Sequence[str], output: Path, *, order: int = 3) -> NGram:
@@ -74,7 +80,7 @@ def main(words: Sequence[str] | None = None) -> int:
         prog="python -m executor.train.count_ngrams", description="Count an n-gram drafter."
     )
     parser.add_argument("target", type=Path, help="folder of the target: its tokenizer and configuration are read")
-    parser.add_argument("texts", type=Path, nargs="+", help="text files, or JSON lines (.jsonl) of {text}")
+    parser.add_argument("texts", type=Path, nargs="+", help="text files, or JSON lines of {text}")
     parser.add_argument("output", type=Path, help="folder of the drafter")
     parser.add_argument("--order", type=int, default=3, choices=range(1, MAX_ORDER + 1), help="longest n-gram; 3")
     options = parser.parse_args(words)

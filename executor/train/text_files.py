@@ -1,7 +1,7 @@
 """Training text files: conversations and texts to learn from, and rows of tokens with a mask of what is learnt.
 
-JSON lines (of any name), a JSON list (`.json`), parquet, arrow and what `datasets` saved to disk hold records of one of
-these forms; any other file is one text (see executor/prompts/data_files.py):
+JSON lines and JSON lists (of any name), parquet, arrow and what `datasets` saved to disk hold records of one of these
+forms; any other file is one text (see executor/prompts/record_files.py):
 
     {"conversations": ...}, {"messages": ...}, {"turns": ...}    see executor/prompts/conversation_forms.py
     {"text": ..., "prompt": ..., "cut": true}                    `prompt` and `cut` are optional, see `Text`
@@ -23,13 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from executor.prompts.conversation_forms import FORMS, Turns, conversation_of, list_of, string
+from executor.prompts.conversation_forms import Turns, conversation_of, list_of, string
 from executor.prompts.data_files import items
 from executor.prompts.reading_report import Report
-from executor.prompts.record_forms import KNOWN, found_in, usual_form
+from executor.prompts.record_forms import usual_form
 from treeopt.errors import ExecutorError
-
-FIELDS = ("text", "prompt", "cut", "sequences", "tokenizer", "domain", "category", "id")  # of a text's record
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class Rows(Dataset[dict[str, Tensor]]):
 def read_texts(paths: Sequence[Path], report: Report | None = None) -> list[Text]:
     """Read the texts of files and of all files below folders, in order.
 
-    Empty conversations, which ShareGPT's dumps hold, are skipped.
+    Empty conversations, which dumps such as ShareGPT's hold, are skipped.
 
     Args:
         paths: files and folders.
@@ -115,8 +113,6 @@ def read_texts(paths: Sequence[Path], report: Report | None = None) -> list[Text
         if item.text is not None:
             report.texts += 1
             texts.append(Text(item.where, text=item.text))
-        elif isinstance(item.record, dict) and item.record.get("conversations") == []:
-            report.skipped.append(f"{item.where}: an empty conversation")
         else:
             try:
                 texts.append(_text(item.record, item.where, report))
@@ -167,18 +163,14 @@ def _sequence(record: Any, where: str) -> Written:
 
 
 def _record(record: Any, where: str, report: Report) -> Text:
-    if not isinstance(record, dict):
-        raise ExecutorError(f"{where}: must have {KNOWN}, found {found_in(record)}")
     conversation = conversation_of(record, where, report)
     if conversation.turns:
         return Text(where, turns=conversation.turns, extras=conversation.extras)
-    if "text" in record:
-        report.unread.update(set(record) - {*FIELDS, *FORMS})
-        text = string(record["text"], f"{where}: `text`")
-        prompt = string(record.get("prompt", ""), f"{where}: `prompt`", empty=True)
-        if not text.startswith(prompt):
-            raise ExecutorError(f"{where}: `text` must begin with `prompt`")
-        if not isinstance(record.get("cut", False), bool):
-            raise ExecutorError(f"{where}: `cut` must be true or false")
-        return Text(where, text=text, prompt=prompt, cut=record.get("cut", False))
-    raise ExecutorError(f"{where}: must have {KNOWN}, found {found_in(record)}")
+    text = string(record["text"], f"{where}: `text`")
+    prompt = string(record.get("prompt") or "", f"{where}: `prompt`", empty=True)
+    if not text.startswith(prompt):
+        raise ExecutorError(f"{where}: `text` must begin with `prompt`")
+    cut = False if record.get("cut") is None else record["cut"]
+    if not isinstance(cut, bool):
+        raise ExecutorError(f"{where}: `cut` must be true or false")
+    return Text(where, text=text, prompt=prompt, cut=cut)

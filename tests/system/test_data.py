@@ -224,7 +224,7 @@ def test_folders_hold_texts_in_order(tmp_path):
         ("a.jsonl", '{"text": "\\ud800"}', ["line 1", "`text`", "Unicode"]),
         ("a.jsonl", '{"text": "ab", "prompt": "b"}', ["`text` must begin with `prompt`"]),
         ("a.jsonl", '{"text": "ab", "cut": 1}', ["`cut`"]),
-        ("a.jsonl", '{"turns": []}', ["`turns`", "not empty"]),
+        ("a.jsonl", '{"turns": {}}', ["`turns`", "not empty"]),
         ("a.jsonl", '{"turns": ["a", 1]}', ["turns[1]", "a string"]),
         ("a.jsonl", '{"messages": "a"}', ["`messages`", "a list", "str"]),
         ("a.jsonl", '{"messages": [{"role": "user"}]}', ["messages[0]", "`role` and `content`"]),

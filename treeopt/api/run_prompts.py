@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treeopt.api.messages import warn
+from treeopt.api.messages import note, warn
 from treeopt.api.run_models import Models
 from treeopt.defaults import RANDOM_REQUESTS
 from treeopt.errors import UsageError, counted
@@ -46,7 +46,7 @@ class Prompts:
     leave_out: frozenset[str] = frozenset()
 
     def read(self) -> "list[Prompt]":
-        """Read the prompts, and warn of what the files hold that is not read.
+        """Read the prompts, warn of what the files hold that is not read, and name the fields without effect.
 
         Raises:
             UsageError: not exactly one source, or more prompts asked for than there are.
@@ -65,6 +65,7 @@ class Prompts:
         report = Report(self.leave_out)
         prompts = read_prompts(self.prompts_file, report)[self.skip :]
         warn(report.remarks)
+        note(report.unread_fields)
         if not prompts or (self.requests is not None and len(prompts) < self.requests):
             raise UsageError(
                 f"{self.prompts_file}: {counted(self.requests or 1, 'prompt')} wanted after skipping {self.skip}, "

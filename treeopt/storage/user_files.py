@@ -109,7 +109,7 @@ def read_text_lines(path: Path | str, *, limit: int = LINE_LIMIT) -> Iterator[tu
 
     Raises:
         OSError: see `open_regular` and `check_text`; or a line is longer than the limit.
-        UnicodeDecodeError: a line is not UTF-8.
+        UnicodeDecodeError: a line is not UTF-8; names its number.
     """
     with open_regular(path) as file:
         number = 0
@@ -121,7 +121,11 @@ def read_text_lines(path: Path | str, *, limit: int = LINE_LIMIT) -> Iterator[tu
                     raise OSError(errno.EINVAL, "a text in UTF-16: write it in UTF-8", str(path))
             if len(line) > limit:
                 raise OSError(errno.EFBIG, f"line {number} is longer than {limit} bytes", str(path))
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                error.reason += f" (line {number})"
+                raise
             if text.strip():
                 yield number, text
 

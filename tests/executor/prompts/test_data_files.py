@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from executor.prompts.data_files import items, without_nulls
+from executor.prompts.data_files import items
+from executor.prompts.parquet_files import without_nulls
 from executor.prompts.prompt_files import read_prompts
 from executor.prompts.reading_report import Report
 from executor.train.text_files import read_texts
@@ -21,7 +22,9 @@ LINES = "".join(json.dumps(record) + "\n" for record in RECORDS)
 TURNS = [(("user", "Hi"), ("assistant", "Hello")), (("user", "2+2?"), ("assistant", "4"))]
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.ndjson", "a.txt", "a", "a.data", "ShareGPT.JSONL"])
+@pytest.mark.parametrize(
+    "name", ["a.json", "a.jsonl", "a.ndjson", "a.jsonlines", "a.txt", "a", "a.data", "ShareGPT.JSONL", "ShareGPT.JSON"]
+)
 @pytest.mark.parametrize("content", [LINES, "\n" + LINES.rstrip(), LINES.replace("\n", "\r\n"), "\ufeff" + LINES])
 def test_json_lines_are_read_under_any_name(tmp_path, name, content):
     path = tmp_path / name
@@ -38,10 +41,63 @@ def test_a_single_record_is_a_line_and_an_indented_list_a_list(tmp_path):
     assert [text.where for text in read_texts([path])] == [f"{path}, record 0", f"{path}, record 1"]
 
 
-@pytest.mark.parametrize("content", ['{"name": "a config"}\n', "{% template %}", '{"text"', "[1, 2]", "plain"])
-def test_other_files_are_texts(tmp_path, content):
-    (tmp_path / "a.txt").write_text(content)
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.jsonlines", "a.txt", "a", "ShareGPT.JSON"])
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_list_of_records_is_read_under_any_name(tmp_path, name, indent, encoding):
+    path = tmp_path / name
+    path.write_text("\n" + json.dumps(RECORDS, indent=indent), encoding)
+    assert [text.turns for text in read_texts([path])] == TURNS
+    assert [prompt.turns for prompt in read_prompts(path)] == [turns[:1] for turns in TURNS]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.jsonlines", "a.txt", "a"])
+def test_records_of_any_form_are_no_text(tmp_path, name):
+    """Whatever fields the first record has, and in UTF-16 too."""
+    path = tmp_path / name
+    trl = {"prompt": RECORDS[0]["messages"][:1], "completion": RECORDS[0]["messages"][1:]}
+    for first in (trl, {"prompt": "Hi", "response": "Hello"}):
+        lines = "".join(json.dumps(record) + "\n" for record in (first, RECORDS[1]))
+        for encoding in ("utf-8", "utf-16"):
+            path.write_text(lines, encoding)
+            assert [text.turns for text in read_texts([path])] == TURNS
+            assert [prompt.turns for prompt in read_prompts(path)] == [turns[:1] for turns in TURNS]
+    path.write_text(json.dumps(RECORDS[0], indent=1))
+    assert [text.turns for text in read_texts([path])] == TURNS[:1]
+    for unknown in ({"prompt": "Hi", "completion": "Hello"}, {"name": "a config"}):
+        path.write_text(json.dumps(unknown) + "\n")
+        for read in (lambda: read_texts([path]), lambda: read_prompts(path)):
+            with pytest.raises(
+                ExecutorError, match=rf"{name}, line 1: must have `text`, .*, found {next(iter(unknown))}"
+            ):
+                read()
+
+
+@pytest.mark.parametrize("content", ['{\n "name": "a config"\n}', "{% template %}", '{"text"', "[1, 2]", "plain"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_other_files_are_texts(tmp_path, content, encoding):
+    (tmp_path / "a.txt").write_text(content, encoding)
     assert [text.text for text in read_texts([tmp_path / "a.txt"])] == [content]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.txt", "a.csv"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32"])
+def test_encodings_that_are_not_read_are_named(tmp_path, name, encoding):
+    (tmp_path / name).write_bytes(LINES.encode(encoding))
+    for read in (lambda: read_texts([tmp_path / name]), lambda: read_prompts(tmp_path / name)):
+        with pytest.raises(ExecutorError, match=f"{name}: text cannot be read: a text in {encoding.upper()}: write it"):
+            read()
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.txt"])
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_line_that_is_not_utf_8_is_named(tmp_path, name, number):
+    lines = [LINES.split("\n")[0].encode(), b"", LINES.split("\n")[0].encode()]
+    lines[number - 1] = lines[number - 1].replace(b"Hello", b"H\xe9llo")
+    (tmp_path / name).write_bytes(b"\n".join(lines))
+    for read in (lambda: read_texts([tmp_path / name]), lambda: read_prompts(tmp_path / name)):
+        with pytest.raises(ExecutorError, match=rf"{name}: text cannot be read: 'utf-8' .* \(line {number}\)"):
+            read()
 
 
 @pytest.mark.parametrize("content", ["plain", '{"name": 1}', "[1, 2]", ""])
@@ -71,6 +127,22 @@ def test_what_a_folder_holds_besides_is_reported(tmp_path):
     report = Report()
     assert len(read_prompts(tmp_path, report)) == 2
     assert ("a plain text is no prompt", "notes.txt") in report.passed_over
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.json", "train.txt", "train_sft", "train/a.jsonlines"])
+def test_of_splits_of_records_the_one_to_train_on_is_read(tmp_path, name):
+    other = name.replace("train", "test")
+    for file, line in ((name, LINES.split("\n")[0]), (other, LINES.split("\n")[1])):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(line + "\n")
+    (tmp_path / "test.md").write_text("a text")
+    report = Report()
+    assert [text.turns for text in read_texts([tmp_path], report) if text.turns] == TURNS[:1]
+    assert [prompt.turns for prompt in read_prompts(tmp_path)] == [TURNS[0][:1]]
+    assert report.passed_over == [("another split than train; name the file to read it", other)]
+    assert report.texts == 1  # names of texts are no splits
+    (tmp_path / name).unlink()
+    assert [text.turns for text in read_texts([tmp_path], report) if text.turns] == TURNS[1:]
 
 
 def test_a_folder_without_data_says_what_was_passed_over(tmp_path):
@@ -139,6 +211,7 @@ def made(datasets, tmp_path, monkeypatch):
     table = datasets.Dataset.from_list(rows)
     table.save_to_disk(str(tmp_path / "saved"))
     datasets.DatasetDict({"train": table, "test": table}).save_to_disk(str(tmp_path / "splits"))
+    datasets.DatasetDict({"train_sft": table, "test_sft": table}).save_to_disk(str(tmp_path / "ultrachat"))
     (tmp_path / "clone" / "data").mkdir(parents=True)
     (tmp_path / "clone" / "README.md").write_text("# Chats")
     for split in ("train", "test"):
@@ -149,7 +222,7 @@ def made(datasets, tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["saved", "splits", "clone", "clone/data", "lines.json", "one.arrow"])
+@pytest.mark.parametrize("name", ["saved", "splits", "ultrachat", "clone", "clone/data", "lines.json", "one.arrow"])
 def test_every_layout_of_a_data_set_is_read(made, name):
     report = Report()
     assert [text.turns for text in read_texts([made / name], report)] == TURNS
@@ -157,10 +230,26 @@ def test_every_layout_of_a_data_set_is_read(made, name):
     assert report.unread == {"score": 2}
     passed = {
         "splits": ["test"],
+        "ultrachat": ["test_sft"],
         "clone": ["README.md", "data/test-00000-of-00001.parquet"],
         "clone/data": ["test-00000-of-00001.parquet"],
     }
     assert [file for _, file in report.passed_over] == passed.get(name, [])
+
+
+def test_tables_without_rows_are_read_on_from(datasets, tmp_path):
+    table = datasets.Dataset.from_list(RECORDS)
+    empty = table.select([])
+    for number, part in enumerate((empty, table)):
+        part.to_parquet(str(tmp_path / f"{number}.PARQUET"))
+    assert [text.turns for text in read_texts([tmp_path])] == TURNS
+    assert [prompt.turns for prompt in read_prompts(tmp_path)] == [turns[:1] for turns in TURNS]
+    pytest.importorskip("pyarrow").ipc.new_stream(str(tmp_path / "a.arrow"), table.data.schema).close()
+    for name in ("0.PARQUET", "a.arrow"):
+        with pytest.raises(ExecutorError, match=f"{name}: no text here"):
+            read_texts([tmp_path / name])
+        with pytest.raises(ExecutorError, match=f"{name}: holds no prompts"):
+            read_prompts(tmp_path / name)
 
 
 def test_tables_that_are_none(datasets, tmp_path):

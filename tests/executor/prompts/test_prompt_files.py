@@ -7,6 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from executor.prompts.prompt_files import Prompt, encode, read_prompts
+from executor.prompts.reading_report import Report
 from executor.train.count_ngrams import read_texts
 from tests.helpers.command_line import collect, inputs, read_json, refused, run, write_target
 from tests.helpers.command_line import tiny as tiny
@@ -60,12 +61,12 @@ def test_conversations_end_with_what_the_user_says(tmp_path):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"messages": []}, "`messages` must be a list that is not empty"),
+        ({"messages": {}}, "`messages` must be a list that is not empty"),
         ({"messages": [{"role": "judge", "content": "a"}]}, r"messages\[0\]: `role` must be one of"),
         ({"messages": [{"role": "system", "content": "a"}]}, "the last turn before an answer must be the user's"),
         ({"messages": ANSWERED[1:]}, "the last turn before an answer must be the user's"),
         ({"turns": [5]}, r"turns\[0\] must be a string"),
-        ({"turns": ["a"], "category": 5}, "`category` must be a string"),
+        ({"turns": [{"role": "system", "content": "s"}]}, "the last turn before an answer must be the user's"),
         ({"prompt": "a"}, "must have `text`, `messages`, .*, found prompt$"),
     ],
 )
@@ -74,6 +75,40 @@ def test_conversations_without_a_question_are_refused(tmp_path, record, message)
     with pytest.raises(ExecutorError, match=message) as error:
         read_prompts(path)
     assert f"{path}, line 2" in str(error.value)
+
+
+def test_turns_with_roles_are_honoured(tmp_path):
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"from": "human", "value": "c"}]
+    path = write(tmp_path / "p.jsonl", {"turns": said}, {"turns": [said[0], said[2]]}, {"turns": said[:2]})
+    assert [prompt.turns for prompt in read_prompts(path)] == [
+        (("user", "a"), ("assistant", "b"), ("user", "c")),
+        (("user", "a"),),  # the next question follows an answer that is not there
+        (("user", "a"),),
+    ]
+
+
+def test_labels_that_are_no_strings_have_no_effect(tmp_path):
+    path = write(
+        tmp_path / "p.jsonl",
+        {"messages": USER, "category": 3},
+        {"messages": USER, "domain": 3, "category": "math"},
+        {"text": "a", "domain": ["b"]},
+    )
+    report = Report()
+    assert [prompt.domain for prompt in read_prompts(path, report)] == ["", "math", ""]
+    assert report.unread == {"category": 1, "domain": 2}
+
+
+def test_fields_without_effect_are_named(tiny, chatty, tmp_path):
+    path = write(
+        tmp_path / "p.jsonl",
+        {"messages": USER, "available_tools": ["f"], "reference": []},
+        {"text": "one", "system": "s", "prompt": "o"},
+    )
+    words = ("decode", "--target", chatty, "--new-tokens", "4", "--prompts", path)
+    assert "data: fields without effect: `available_tools`, `system`, `prompt`\n" in run(*words).stderr
+    write(path, {"messages": USER, "id": 5})
+    assert "without effect" not in run(*words).stderr
 
 
 def test_fields_that_are_null_are_absent_and_a_text_is_a_text(tmp_path):
@@ -187,13 +222,16 @@ def test_random_tokens_are_nothing_that_a_user_says(tiny, tmp_path):
 
 
 def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
-    for name in ("p.jsonl", "p.txt"):
-        (tmp_path / name).write_text(json.dumps({"text": "é"}), "utf-8-sig")
+    for name, content in (("p.jsonl", json.dumps({"text": "é"})), ("p.txt", "é")):
+        (tmp_path / name).write_text(content, "utf-8-sig")
     assert [prompt.text for prompt in read_prompts(tmp_path / "p.jsonl")] == ["é"]
-    assert read_texts(tmp_path / "p.txt") == [json.dumps({"text": "é"})]
+    assert read_texts(tmp_path / "p.txt") == ["é"]
 
 
-def test_ngrams_are_counted_from_texts(tmp_path):
-    path = write(tmp_path / "p.jsonl", {"text": "a"}, {"messages": USER})
+@pytest.mark.parametrize("name", ["p.jsonl", "p.txt", "p.JSON"])
+def test_ngrams_are_counted_from_texts(tmp_path, name):
+    path = write(tmp_path / name, {"text": "a"}, {"text": "b", "instruction": "c", "output": "d"})
+    assert read_texts(path) == ["a", "b"]
+    path = write(tmp_path / name, {"text": "a"}, {"messages": USER})
     with pytest.raises(ExecutorError, match="line 2: a conversation; n-grams are counted from `text`"):
         read_texts(path)

@@ -116,6 +116,36 @@ def test_thoughts_reach_the_template_by_the_name_it_knows(name):
     )
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"c": 22},
+        22,
+        [{"c": 22}],
+        [22, 23],
+        ["a", "b"],
+        [],
+        [{"type": "capital", "name": "Rome"}],
+        [{"text": 5, "n": 1}],
+    ],
+)
+def test_what_a_tool_answers_may_be_any_json(answer):
+    said = called({"tool_calls": [CALL]})
+    said["messages"][2]["content"] = answer
+    assert conversation(said).turns[2] == ("tool", json.dumps(answer))
+
+
+def test_what_a_tool_answers_may_be_parts():
+    said = called({"tool_calls": [CALL]})
+    for parts in ([{"type": "text", "text": "22"}], [{"text": "22"}], [{"type": "input_text", "text": "22"}]):
+        said["messages"][2]["content"] = parts
+        assert conversation(said).turns[2] == ("tool", "22")
+    for kind in ("image_url", "input_image", "tool_result"):
+        said["messages"][2]["content"] = [{"type": kind}]
+        with pytest.raises(ExecutorError, match=f"type '{kind}'.*--leave-out"):
+            conversation(said)
+
+
 def test_thoughts_in_parts():
     parts = [{"type": "thinking", "thinking": "It is warm."}, {"type": "text", "text": "22"}]
     turns = conversation({"messages": [USER, {"role": "assistant", "content": parts}]}).turns
