@@ -88,7 +88,8 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
         return _with_name(read_ngram(stored, target).to(target.device).eval(), path)
     refuse_unsupported(stored, kind)
     if kind is None:
-        model = load_target(path, dtype=dtype_name(target.dtype), device=str(target.device), packed=packed)
+        dtype, device = dtype_name(target.dtype), str(target.device)
+        model = load_target(path, dtype=dtype, device=device, packed=packed, drafter=True)
         return _with_name(LanguageModel(model), path)
     drafter = READERS[kind](stored, target).to(target.device, target.dtype)
     check_finite(stored.path, drafter)  # in the target's type too

@@ -66,7 +66,7 @@ def rewrite(
         meta = {"target": model.name} | facts | {"converted_from": source.name}
         remark = save_drafter(output, drafter, dtype=number, meta=meta, layout=layout, target=model)
     line = f"{file}: {drafter.kind}, {layout or 'own layout'}, in {written}"
-    return [line, *filter(None, [remark]), *assumptions_of(drafter)]
+    return [line, *filter(None, [remark]), *model.warnings, *assumptions_of(drafter)]
 
 
 def _openvino(drafter: Drafter, source: Path, target: Path, output: Path, *, python: str | None, dtype: str) -> str:

@@ -16,11 +16,12 @@ from executor.checkpoints.detect_layout import plain
 from executor.checkpoints.engine_files.folded_bias import check_residual, shifted_embeddings, unfolded_bias
 from executor.checkpoints.layer_settings.attention_windows import window_of
 from executor.checkpoints.layer_settings.layer_config import SCALED, config_of, fields, is_scaled, layer_fields
-from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, shorten
+from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 from executor.checkpoints.tensors.parameter_names import STORED_LAYER, fill_module, layer_name, named
 from executor.checkpoints.tensors.target_copies import embedding_of, is_embedding, is_head
 from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.eagle import Eagle
+from executor.target.load_hf_model import shorten
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError, UsageError
 

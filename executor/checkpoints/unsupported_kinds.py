@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from executor.checkpoints.detect_layout import plain_name, unwrapped
-from executor.checkpoints.tensors.lazy_tensors import Stored, shorten
+from executor.checkpoints.tensors.lazy_tensors import Stored
+from executor.target.architectures import MTP
+from executor.target.load_hf_model import shorten
 from treeopt.errors import ExecutorError
 
 PLAIN = "the checkpoint in float32, bfloat16 or float16 that it was quantised from"
-_MTP = re.compile(r"(^|\.)(eh_proj|enorm|hnorm|token_layernorm|mtp_.*|mtp|mtps|nextn|shared_head)\.")
 _LAYER = re.compile(r"(.*?\b(?:layers|mtp_layers|mtp|mtps|h|blocks)\.\d+)\.")
 _SCALES = re.compile(r".*(weight_scale(_inv|_2)?|input_scale|weight_packed|qweight|qzeros|\.absmax|weight_zero_point)$")
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
@@ -114,7 +115,7 @@ def _is_mtp(stored: Stored, names: set[str]) -> bool:
     layers: dict[str, bool] = {}
     for name in map(unwrapped, stored.entries):
         layer = match.group(1) if (match := _LAYER.match(name)) else ""
-        marked = bool(_MTP.search(name)) or "mtp" in layer
+        marked = bool(MTP.search(name)) or "mtp" in layer
         layers[layer] = layers.get(layer, False) or marked
     heads = [layer for layer, marked in layers.items() if marked]
     whole = [layer for layer, marked in layers.items() if layer and not marked]

@@ -1,15 +1,17 @@
-"""Model architectures: which are refused because they cannot verify trees; sliding windows, context limits, eager.
+"""Model architectures: which are refused because they cannot verify trees; sliding windows, context limits, eager;
+stored tensors that have no effect.
 
 Nothing here computes. A family that is not named is accepted if its forward takes positions and a four-dimensional mask
 and its layers are of kinds known here.
 """
 
 import inspect
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from simulate.model_sizes import hf_config
 from treeopt.errors import ExecutorError
@@ -49,6 +51,18 @@ REFUSED = {
 # Families whose forward asks a mask for its dimensions, which FlexAttention's block masks lack (transformers 5.23).
 TENSOR_MASKS = frozenset({"gpt2"})
 FULL, SLIDING = "full_attention", "sliding_attention"
+# Tensors without effect on the text: computed ones, masks and scales of a cache in another type, and towers for images
+# and sound. transformers leaves out others by lists of each architecture.
+_WITHOUT_EFFECT = re.compile(
+    r".*(inv_freq|rotary_emb\..*|rotary_pos_emb\..*|masked_bias|causal_mask|position_ids|embed_positions|_extra_state)"
+    r"|.*(attn|attention)\.bias|.*(attn|attention|attn_output|[qkv]_proj)\.(kv|q|k|v|prob|output)_scale"
+    r"|(.*\.)?(v_head|value_head|mtp\w*|visual|vision\w*|image\w*|video\w*|audio\w*|speech\w*|multi_modal\w*|mm_\w*"
+    r"|talker|thinker|token2wav|code2wav)\..*"
+)
+_OF_QUANTISED = re.compile(r".*(scale\w*|zeros?|zero_point|g_idx|shape|absmax|quant_map|quant_state\.\w+|perm)")
+# Parts of MTP heads, which are layers after the model's own.
+MTP = re.compile(r"(^|\.)(eh_proj|enorm|hnorm|token_layernorm|mtp_.*|mtp|mtps|nextn|shared_head)\.")
+_NUMBERED = re.compile(r".*?\b(?:layers|h|blocks)\.(\d+)\.")
 
 
 def refusal(config: Any) -> str | None:
@@ -157,3 +171,36 @@ def _rope_types(config: Any) -> set[str]:
             types |= {str(settings[key]) for key in ("rope_type", "type") if key in settings}
             queue.extend(settings.values())
     return types
+
+
+def tensors_with_effect(names: Collection[str], layers: int, config: PretrainedConfig, *, quantised: bool) -> list[str]:
+    """Return the names of tensors that could change the text, of those that a model lacks.
+
+    Args:
+        names: of stored tensors.
+        layers: of the model.
+        config: its configuration.
+        quantised: its weights are stored quantised.
+
+    >>> names = ["model.layers.0.self_attn.q_proj.bias", "model.layers.0.self_attn.rotary_emb.inv_freq"]
+    >>> tensors_with_effect(names, 2, PretrainedConfig(), quantised=False)
+    ['model.layers.0.self_attn.q_proj.bias']
+    """
+    heads = {layer_number(name) for name in names if MTP.search(name)}
+    heads |= set(range(layers, layers + int(getattr(config.get_text_config(), "num_nextn_predict_layers", 0) or 0)))
+    return sorted(
+        name
+        for name in names
+        if not (
+            _WITHOUT_EFFECT.fullmatch(name)
+            or MTP.search(name)
+            or (layer_number(name) >= layers and layer_number(name) in heads)
+            or (quantised and _OF_QUANTISED.fullmatch(name))
+        )
+    )
+
+
+def layer_number(name: str) -> int:
+    """Return the number of the decoder layer that a tensor belongs to, -1 for none."""
+    match = _NUMBERED.match(name)
+    return int(match.group(1)) if match else -1

@@ -36,6 +36,7 @@ class CausalModel:
         attention: the attention in use, "packed" (scaled-dot-product, grouped heads folded), "flex" (FlexAttention),
             "sdpa" or "eager" (transformers' own).
         attention_reason: why that is not the requested one; None when it is.
+        warnings: what loading its files has to tell, sentences without a full stop.
     """
 
     def __init__(self, model: PreTrainedModel, name: str = "", *, attention: str = "packed") -> None:
@@ -50,6 +51,7 @@ class CausalModel:
             raise ExecutorError(f"attention must be one of {', '.join(KINDS)}, got {attention}")
         check_architecture(model)
         self.model = model
+        self.warnings: tuple[str, ...] = ()
         model.eval().requires_grad_(False)
         self.name = name or str(model.config.model_type)
         self.attention, self.attention_reason = set_attention(model, attention)

@@ -1,7 +1,7 @@
 """Load a model from a local Hugging Face folder as the target, checked; prepare a device for models."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging
 
-from executor.target.architectures import refusal
+from executor.target.architectures import layer_number, refusal, tensors_with_effect
 from executor.target.fused_verification import fuse
 from executor.target.packed_linears import pack_where_it_fits
 from executor.target.quantization import plain_tensors, quantizer, stored_quantization
@@ -28,6 +28,9 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+
+_BIASED = ("attention_bias", "mlp_bias", "qkv_bias", "use_bias", "bias")  # fields of configurations
+SHOWN = 3  # names in a message
 
 THREADS_PER_CORE = 4  # more are of no use; with very many the process dies without a message
 
@@ -49,6 +52,7 @@ def load_target(
     quantize: str | None = None,
     tensor_parallel: bool = False,
     packed: bool = False,
+    drafter: bool = False,
 ) -> Target:
     """Load the model of a local Hugging Face checkpoint folder, ready to verify.
 
@@ -62,9 +66,12 @@ def load_target(
             where this is quicker, which takes about 0.3 s to measure (see `packed_linears`); such a model must not be
             changed, copied or cast; `pack_linears` packs all layers, `repack` by a given choice. On CUDA, verify by
             fused kernels (see `fused_verification`).
+        drafter: the model drafts, so that every tensor must be used; of a target, layers that its configuration leaves
+            out, and tensors beside its own parts, are a warning (`Target.warnings`).
 
     Raises:
-        ExecutorError: no such folder, transformers cannot read it, or it cannot be quantised or split.
+        ExecutorError: no such folder, transformers cannot read it, it holds tensors that the model lacks, or it cannot
+            be quantised or split.
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise ExecutorError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype}")
@@ -85,12 +92,14 @@ def load_target(
         )
     model, report = loaded
     _check_keys(path, report)
+    warnings = _unused(path, model, report["unexpected_keys"], drafter=drafter)
     check_finite(path, model)
     if not settings:
         model.to(torch.device(device))
     if packed and not settings:
         pack_where_it_fits(model)
     target = Target(model, name=Path(path).resolve().name)
+    target.warnings = warnings
     _check_types(path, target)
     if packed:
         fuse(target)
@@ -101,11 +110,58 @@ def load_target(
 
 def _check_keys(path: Path | str, report: dict[str, Any]) -> None:
     """Refuse weights that are missing or have other shapes, by the report of `from_pretrained`."""
-    if report["missing_keys"]:
-        raise ExecutorError(f"{path}: the weights of {min(report['missing_keys'])} are missing")
+    missing, others = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
+    if missing:
+        there = f"; instead there are {shorten(others)}, which the model lacks" if others else ""
+        raise ExecutorError(f"{path}: the weights of {shorten(missing)} are missing{there}")
     if report["mismatched_keys"]:
         name, stored_shape, expected = min(report["mismatched_keys"])
         raise ExecutorError(f"{path}: {name} must be {tuple(expected)}, found {tuple(stored_shape)}")
+
+
+def _unused(path: Path | str, model: nn.Module, names: Collection[str], *, drafter: bool) -> tuple[str, ...]:
+    """Return warnings of stored tensors that the model lacks; those without effect are left out.
+
+    Raises:
+        ExecutorError: a drafter's, or those of a part that the model has, such as a bias of a layer.
+    """
+    config: Any = model.config
+    layers = int(getattr(config.get_text_config(), "num_hidden_layers", 0))
+    unused = tensors_with_effect(names, layers, config, quantised=stored_quantization(config) is not None)
+    inside = [name for name in unused if drafter or (layer_number(name) < layers and _owned(name, model))]
+    if inside:
+        raise ExecutorError(
+            f"{path}: {type(model).__name__} has no place for {shorten(inside)}; config.json says "
+            f"{_said(inside, layers, config)}"
+        )
+    beyond = sorted({layer_number(name) for name in unused if layer_number(name) >= layers})
+    others = [name for name in unused if layer_number(name) < layers]
+    told = []
+    if beyond:
+        numbers = ", ".join(map(str, beyond))
+        told.append(f"{path}: num_hidden_layers is {layers} in config.json: the stored layers {numbers} are not used")
+    if others:
+        told.append(f"{path}: {type(model).__name__} has no place for {shorten(others)}: not used")
+    return tuple(told)
+
+
+def _owned(name: str, model: nn.Module) -> bool:
+    """Return whether a tensor's name lies within a part of the model, such as a layer or the LM head."""
+    path, whole_model = name.rpartition(".")[0], {"", getattr(model, "base_model_prefix", "")}
+    modules = {part for part, _ in model.named_modules()} - whole_model
+    while path and path not in modules:
+        path = path.rpartition(".")[0]
+    return bool(path)
+
+
+def _said(names: list[str], layers: int, config: Any) -> str:
+    """Return the fields of a configuration that leave out these tensors."""
+    text, said = config.get_text_config(), [f"model_type {config.model_type}"]
+    if any(layer_number(name) >= layers for name in names):
+        said.append(f"num_hidden_layers {layers}")
+    if any(name.endswith(".bias") for name in names):
+        said += [f"{field} {getattr(text, field)}" for field in _BIASED if hasattr(text, field)]
+    return ", ".join(said)
 
 
 def read_config(path: Path | str) -> PretrainedConfig:
@@ -237,3 +293,13 @@ def prepare(device: str, *, threads: int | None = None, tensor_parallel: bool = 
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or its class."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def shorten(items: list[str], lead: str = "") -> str:
+    """Return the first few of a list and the number of the others; nothing for an empty list.
+
+    >>> shorten(["a", "b", "c", "d", "e"], "5 missing: ")
+    '5 missing: a, b, c and 2 more'
+    """
+    others = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return f"{lead}{', '.join(items[:SHOWN])}{others}" if items else ""

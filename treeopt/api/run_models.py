@@ -103,7 +103,7 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
         tensor_parallel=models.tensor_parallel,
         packed=True,
     )
-    warn(slow_type_warnings(dtype_name(target.dtype), target))
+    warn([*target.warnings, *slow_type_warnings(dtype_name(target.dtype), target)])
     if target.attention_reason is not None:
         note([f"attention: {target.attention}, {target.attention_reason}"])
     note(kernel_notes(target))

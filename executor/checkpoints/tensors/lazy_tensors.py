@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.target.load_hf_model import DTYPES
+from executor.target.load_hf_model import DTYPES, shorten
 from treeopt.errors import ExecutorError
-
-SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -134,16 +132,6 @@ def facts_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     facts = config.get("treeopt_drafter")
     return facts if isinstance(facts, dict) else {}
-
-
-def shorten(items: list[str], lead: str = "") -> str:
-    """Return the first few of a list and the number of the others; nothing for an empty list.
-
-    >>> shorten(["a", "b", "c", "d", "e"], "5 missing: ")
-    '5 missing: a, b, c and 2 more'
-    """
-    others = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return f"{lead}{', '.join(items[:SHOWN])}{others}" if items else ""
 
 
 def _type(entry: Entry) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig
 
 from executor.models.fingerprint import identity, settings_hash, weights_hash
@@ -74,6 +74,92 @@ def test_another_attention_than_the_packed_one_is_told(tmp_path):
             CliRunner().invoke(main, ["decode", "--target", str(folder), "--prompt", "a", "--new-tokens", "2"]).stderr
         )
         assert ("attention: eager, " in said and "caps attention logits" in said) == told, said
+
+
+# Tensors that the model lacks
+
+
+def stored_beside(folder: Path, config, more: dict[str, tuple[int, ...]], **said) -> Path:
+    """A model whose file holds more tensors than its configuration describes, or whose configuration says otherwise."""
+    saved(folder, config)
+    tensors = load_file(folder / "model.safetensors") | {name: torch.ones(shape) for name, shape in more.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | said))
+    return folder
+
+
+LAYER = "model.layers.1."
+DROPPED = {
+    "biases": ({f"{LAYER}self_attn.{part}_proj.bias": (32,) for part in "qo"}, {}, "attention_bias False"),
+    "biases of the MLP": ({f"{LAYER}mlp.up_proj.bias": (48,)}, {}, "mlp_bias False"),
+    "norms of heads": ({f"{LAYER}self_attn.q_norm.weight": (8,)}, {}, "model_type llama"),
+    "cross attention": ({f"{LAYER}cross_attn.q_proj.weight": (32, 32)}, {}, "model_type llama"),
+    "adapters": ({f"{LAYER}self_attn.q_proj.lora_A.weight": (2, 32)}, {}, "model_type llama"),
+    "bias of the head": ({"lm_head.bias": (61,)}, {}, "model_type llama"),
+}
+BESIDE = {
+    "fewer layers": (
+        {},
+        {"num_hidden_layers": 1},
+        "num_hidden_layers is 1 in config.json: the stored layers 1 ",
+    ),
+    "a layer more": ({"model.layers.2.mlp.up_proj.weight": (48, 32)}, {}, "the stored layers 2 are not used"),
+    "a classifier": ({"score.weight": (2, 32)}, {}, "no place for score.weight: not used"),
+    "Medusa heads": ({"medusa_head.0.0.linear.weight": (32, 32)}, {}, "medusa_head.0.0.linear.weight"),
+}
+WITHOUT_EFFECT = [
+    "model.layers.0.self_attn.rotary_emb.inv_freq",
+    "model.layers.0.attn.masked_bias",
+    "model.layers.0.self_attn.k_proj.k_scale",
+    "model.layers.0.self_attn.v_scale",
+    "v_head.summary.weight",
+    "mtp.layers.0.mlp.up_proj.weight",
+    "model.visual.blocks.30.norm1.weight",
+    "vision_tower.encoder.layers.9.mlp.fc1.bias",
+    "model.layers.2.eh_proj.weight",
+    "model.layers.0._extra_state",
+]
+
+
+@pytest.mark.parametrize("name", DROPPED)
+@pytest.mark.parametrize("drafter", [True, False])
+def test_tensors_of_a_part_that_the_configuration_leaves_out_are_refused(tmp_path, name, drafter):
+    more, said, message = DROPPED[name]
+    folder = stored_beside(tmp_path, CONFIGS["llama"], more, **said)
+    with pytest.raises(ExecutorError) as caught:
+        load_target(folder, drafter=drafter)
+    assert f"LlamaForCausalLM has no place for {min(more)}" in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_tensors_beside_a_models_parts_are_told_of_a_target_and_refused_of_a_drafter(tmp_path, name):
+    more, said, message = BESIDE[name]
+    folder = stored_beside(tmp_path, CONFIGS["llama"], more, **said)
+    (warning,) = load_target(folder).warnings
+    assert message in warning
+    with pytest.raises(ExecutorError, match="LlamaForCausalLM has no place for ") as caught:
+        load_target(folder, drafter=True)
+    assert next(iter(more), "model.layers.1.") in str(caught.value)
+
+
+@pytest.mark.parametrize("drafter", [True, False])
+def test_tensors_without_effect_are_left_out(tmp_path, drafter):
+    folder = stored_beside(tmp_path, CONFIGS["llama"], dict.fromkeys(WITHOUT_EFFECT, (2,)))
+    assert load_target(folder, drafter=drafter).warnings == ()
+    folder = stored_beside(
+        tmp_path, CONFIGS["llama"], {"model.layers.2.mlp.up_proj.weight": (48, 32)}, num_nextn_predict_layers=1
+    )
+    assert load_target(folder, drafter=drafter).warnings == ()
+
+
+def test_layers_that_are_not_used_are_printed(tmp_path):
+    folder = stored_beside(tmp_path / "model", LlamaConfig(**SMALL | {"vocab_size": 300}), {}, num_hidden_layers=1)
+    byte_tokenizer().save_pretrained(folder)
+    words = ["decode", "--target", str(folder), "--prompt", "a", "--new-tokens", "2"]
+    assert "Warning: " in (said := CliRunner().invoke(main, words).stderr)
+    assert "the stored layers 1 are not used" in said
 
 
 # Number types

@@ -257,6 +257,7 @@ def _load(models: Models) -> "tuple[Target, PreTrainedTokenizerBase]":
         device=device,
         quantize=models.quantize,
     )
+    warn(target.warnings)
     return target, load_tokenizer(models.target, vocabulary=target.vocabulary)
 
 
