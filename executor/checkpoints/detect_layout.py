@@ -14,6 +14,8 @@ _HYDRA = re.compile(r"hydra_mlp\.|hydra_lm_head\.|prefix_embeding_layer\.")
 _LAYER = re.compile(r"layers\.\d+\.")
 _WRAPPED = re.compile(r"(.+\.)(?:midlayer\.|layers\.0\.)hidden_norm\.weight$")
 _VOCABULARY = re.compile(r"(?:^|\.)(?:lm_head|embed_tokens|d2t|t2d|draft_id_to_target_id)(?:\.|$)")
+# NeMo's and speculators' d2t; ModelOpt's LM head before its export renames it.
+_NAMES = {"draft_id_to_target_id": "d2t", "eagle_lm_head.weight": "lm_head.weight"}
 _MORE = re.compile(r"additional_layers\.(\d+)\.")  # SGLang's name of the layers after the first
 
 
@@ -57,7 +59,7 @@ def plain_name(name: str) -> str:
         return f"layers.{int(more.group(1)) + 1}." + name[more.end() :]
     if name.startswith("fc_norms."):
         return name.replace("fc_norms.", "fc_norm.", 1)
-    return {"draft_id_to_target_id": "d2t"}.get(name, name.replace("fusion_fc.", "fc.", 1))
+    return _NAMES.get(name, name.replace("fusion_fc.", "fc.", 1))
 
 
 def plain(stored: Stored) -> Stored:

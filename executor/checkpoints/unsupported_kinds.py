@@ -134,6 +134,12 @@ def _quantised(stored: Stored) -> str | None:
     return ", ".join(str(word) for word in (*methods, *types) if word) or shorten(scales)
 
 
+def _drafts_in_parallel(stored: Stored, names: set[str]) -> bool:
+    """Return whether a configuration names the token that vLLM feeds for every place of a block."""
+    tokens = any(stored.config.get(name) is not None for name in ("pard_token", "ptd_token_id"))
+    return tokens or str(stored.config.get("spd_type")).lower() == "pard"
+
+
 # In order: what is recognised first is named.
 _KINDS: tuple[tuple[Callable[[Stored, set[str]], bool], str], ...] = (
     (
@@ -148,6 +154,11 @@ _KINDS: tuple[tuple[Callable[[Stored, set[str]], bool], str], ...] = (
     (
         _is_dflash,
         "DFlash is not supported: it drafts a block in parallel; needed is an EAGLE-3 drafter",
+    ),
+    (
+        _drafts_in_parallel,
+        "PARD and other parallel drafting (pard_token, ptd_token_id) is not supported: needed is a drafter that drafts "
+        "one token after the other",
     ),
     (
         _is_mla,

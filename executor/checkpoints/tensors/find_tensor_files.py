@@ -1,7 +1,8 @@
 """Find the tensor files of a checkpoint folder and read their headers; no values are read here.
 
-Supported: safetensors, the shards that an index names, and torch's `.pt` and `.bin` files, which must be zip archives;
-these are mapped into memory and unpickled by torch's reader of plain tensors.
+Supported: safetensors, the shards that an index names, with all of their tensors, as vLLM and transformers load them,
+and torch's `.pt` and `.bin` files, which must be zip archives; these are mapped into memory and unpickled by torch's
+reader of plain tensors.
 """
 
 import json
@@ -86,6 +87,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _sharded(index: Path) -> dict[str, Entry]:
+    """Return all tensors of the files that an index names, also those that it does not list, as engines load them."""
     file_of = _json(index).get("weight_map")
     if not isinstance(file_of, dict) or not all(isinstance(name, str) for name in file_of.values()):
         raise ExecutorError(f"{index}: weight_map must name the file of each tensor")
@@ -93,8 +95,11 @@ def _sharded(index: Path) -> dict[str, Entry]:
     for name in sorted(set(file_of.values())):
         if name != Path(name).name:
             raise ExecutorError(f"{index}: weight_map must name files beside it, found {name!r}")
-        shard = _entries(index.parent / name)
-        entries |= {key: entry for key, entry in shard.items() if file_of.get(key) == name}
+        for key, entry in _entries(index.parent / name).items():
+            if key in entries and key not in file_of:
+                raise ExecutorError(f"{index}: {key} is in two files, and weight_map does not say which one holds")
+            if key not in entries or file_of[key] == name:
+                entries[key] = entry
     missing = [key for key in file_of if key not in entries]
     if missing:
         raise ExecutorError(f"{index}: {shorten(missing)} not in the files that weight_map names")

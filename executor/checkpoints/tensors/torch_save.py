@@ -51,8 +51,11 @@ def check_tensor(value: Any, name: str, file: Path) -> Tensor:
     Raises:
         ExecutorError: names its class, or the shape that it claims.
     """
-    if type(value) not in (Tensor, torch.nn.Parameter) or value.is_sparse:
+    if type(value) not in (Tensor, torch.nn.Parameter):
         raise ExecutorError(f"{file}: {name} must be a plain tensor, found {type(value).__name__}")
+    if value.layout != torch.strided:
+        kind = str(value.layout).removeprefix("torch.")
+        raise ExecutorError(f"{file}: {name} must be a plain tensor, found one of layout {kind}")
     if value.numel() * value.element_size() > value.untyped_storage().nbytes():
         raise ExecutorError(f"{file}: {name} claims {tuple(value.shape)}, which is more than its data")
     return value  # type: ignore[no-any-return]

@@ -387,6 +387,43 @@ def test_shards(tmp_path, target, good):
             refused(tmp_path, target, message)
 
 
+@pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
+@pytest.mark.parametrize("left", [("fc.bias",), ("fc.bias", "fc.weight"), ()])
+def test_tensors_that_an_index_does_not_list_are_read(tmp_path, target, good, suffix, left):
+    """vLLM and transformers choose files by the index, and load every tensor in them."""
+    tensors, config = good["eagle"]
+    names = sorted(tensors)
+    parts = {f"a{suffix}": names[::2], f"b{suffix}": names[1::2]}
+    for file, keys in parts.items():
+        put_down(tmp_path, {key: tensors[key] for key in keys}, config, name=file)
+    listed = {key: file for file, keys in parts.items() for key in keys if key not in left}
+    (tmp_path / f"model{suffix}.index.json").write_text(json.dumps({"weight_map": listed}))
+    assert torch.equal(load_drafter(tmp_path, target).fc.bias, tensors["fc.bias"])
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_tensor_in_two_shards_is_the_one_that_the_index_names(tmp_path, target, good, listed):
+    tensors, config = good["eagle"]
+    other = {"fc.bias": tensors["fc.bias"] + 1, "fc.weight": tensors["fc.weight"]}
+    put_down(tmp_path, other, config, name="a.safetensors")
+    put_down(tmp_path, {name: t for name, t in tensors.items() if name != "fc.weight"}, config, name="b.safetensors")
+    places = dict.fromkeys(tensors, "b.safetensors") | {"fc.weight": "a.safetensors"}
+    if not listed:
+        del places["fc.bias"]
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    if listed:
+        assert torch.equal(load_drafter(tmp_path, target).fc.bias, tensors["fc.bias"])
+    else:
+        refused(tmp_path, target, "fc.bias is in two files, and weight_map does not say which one holds")
+
+
+@pytest.mark.parametrize("name", ["t2d", "fc.weight"])
+def test_sparse_tensors_are_named(tmp_path, target, good, name):
+    tensors, _ = good["eagle3"]
+    torch.save(tensors | {name: tensors[name].to_sparse()}, tmp_path / "pytorch_model.bin")
+    refused(tmp_path, target, f"'{name}' must be a plain tensor, found one of layout sparse_coo")
+
+
 def test_which_file_is_meant(tmp_path, target, good):
     tensors, config = good["hydra"]
     for name in ("a.safetensors", "b.safetensors"):

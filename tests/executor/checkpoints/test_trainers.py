@@ -161,6 +161,12 @@ def test_prefixes_of_wrappers(tmp_path, target, plain, prefix):
     assert_same(load_drafter(tmp_path, target), plain[0], target)
 
 
+def test_modelopts_name_of_the_lm_head_before_its_export(tmp_path, target, plain):
+    renamed = {f"eagle_module.{name.replace('lm_head', 'eagle_lm_head')}": value for name, value in plain[1].items()}
+    put_down(tmp_path, renamed, plain[2])
+    assert_same(load_drafter(tmp_path, target), plain[0], target)
+
+
 # --- norms by the trainer
 
 

@@ -52,6 +52,8 @@ def refusal(folder, target) -> str:
         ({}, {"parallel_drafting": True}, "P-EAGLE"),
         ({}, {"architectures": ["PEagleDraftModel"]}, "P-EAGLE"),
         ({}, {"speculators_model_type": "peagle"}, "P-EAGLE"),
+        ({"mask_embedding": (1, 96)}, {"ptd_token_id": 0}, "parallel drafting"),
+        ({}, {"pard_token": 60}, "PARD"),
         ({"layers.0.self_attn.q_a_proj.weight": (4, 64)}, {}, "MLA drafters"),
         ({"layers.0.self_attn.kv_b_proj.weight": (4, 64)}, {"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "MLA"),
         ({"layers.0.mlp.experts.0.up_proj.weight": (4, 32)}, {}, "EAGLE drafters with experts"),
@@ -131,6 +133,13 @@ def test_a_language_model_with_an_mtp_layer_beside_its_own_is_one(tmp_path, targ
     tensors = tensors_of_folder(tmp_path)
     put_down(tmp_path, tensors | layer("model.layers.2.", **{"eh_proj.weight": (32, 64)}))
     assert isinstance(load_drafter(tmp_path, target), LanguageModel)
+
+
+@pytest.mark.parametrize("said", [{"pard_token": 0}, {"spd_type": "pard"}, {"spd_type": "PARD", "pard_token": 60}])
+def test_a_language_model_that_drafts_in_parallel_is_named(tmp_path, target, said):
+    small_model().save_pretrained(tmp_path)
+    put_down(tmp_path, tensors_of_folder(tmp_path), config_of(tmp_path) | said)
+    assert "PARD and other parallel drafting" in refusal(tmp_path, target)
 
 
 def tensors_of_folder(folder):
