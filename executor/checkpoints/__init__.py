@@ -29,6 +29,7 @@ from executor.checkpoints.eagle import eagle_content, read_eagle
 from executor.checkpoints.eagle3 import read_eagle3
 from executor.checkpoints.eagle3_layouts import eagle3_content
 from executor.checkpoints.hydra import hydra_content, read_hydra
+from executor.checkpoints.layer_settings.config_fields import with_model_fields
 from executor.checkpoints.medusa import MEDUSA_FILE, medusa_content, read_medusa
 from executor.checkpoints.ngram import NGRAM_FILE, ngram_content, read_ngram
 from executor.checkpoints.tensors.find_tensor_files import config_beside, open_checkpoint
@@ -82,7 +83,7 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
     stored = open_checkpoint(Path(path))
     if stored is None:
         raise ExecutorError(f"{path}: {_absence(Path(path))}")
-    stored = without_wrapper(stored)
+    stored = with_model_fields(without_wrapper(stored))
     kind = kind_of(stored)
     if kind == "ngram":
         return _with_name(read_ngram(stored, target).to(target.device).eval(), path)

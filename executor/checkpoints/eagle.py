@@ -5,6 +5,7 @@ speculators writes `fusion_fc` and `transformer.*`; CORAL's router is `router.w1
 The tensors decide whether there are biases and a router.
 """
 
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from executor.checkpoints.detect_layout import plain
 from executor.checkpoints.engine_files.folded_bias import check_residual, shifted_embeddings, unfolded_bias
 from executor.checkpoints.layer_settings.attention_windows import window_of
 from executor.checkpoints.layer_settings.layer_config import SCALED, config_of, fields, is_scaled, layer_fields
+from executor.checkpoints.layer_settings.stated_sizes import check_sizes
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 from executor.checkpoints.tensors.parameter_names import STORED_LAYER, fill_module, layer_name, named
 from executor.checkpoints.tensors.target_copies import embedding_of, is_embedding, is_head
@@ -28,7 +30,7 @@ from treeopt.errors import ExecutorError, UsageError
 LAYOUTS = ("eagle", "vllm")
 BIAS = "fc.bias"
 EMBEDDINGS, HEAD, CHOSEN = "embed_tokens.weight", "lm_head.weight", "token_map"
-FREQUENCIES = ("rotary_emb.inv_freq", f"{STORED_LAYER}self_attn.rotary_emb.inv_freq")
+_FREQUENCIES = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 def read_eagle(stored: Stored, target: Target) -> Eagle:
@@ -38,12 +40,13 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
         ExecutorError: names the tensors that do not fit or are not supported: further norms, an LM head or embeddings
             other than the target's, more than one layer.
     """
-    stored = plain(stored)
+    stored = without_frequencies(plain(stored))
     _check_one_layer(stored)
     norms = [entry.key for name, entry in stored.entries.items() if _is_norm(name)]
     if norms:
         raise ExecutorError(f"{stored.path}: {shorten(norms)}: EAGLE with these norms is not supported")
     config = config_of(stored, STORED_LAYER, target, hidden=target.hidden)
+    check_sizes(stored, target, layers=1, sizes={"hidden_size": target.hidden, "vocab_size": target.vocabulary})
     window = window_of(stored, layer_fields(stored), 0)
     groups = 0
     if "router.w2.weight" in stored.entries:
@@ -58,11 +61,16 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
         lambda: Eagle(config, bias=BIAS in stored.entries, router_groups=groups, active_groups=active, window=window),
         stored,
         layer_name,
-        ignored=[EMBEDDINGS, HEAD, CHOSEN, *FREQUENCIES],
+        ignored=[EMBEDDINGS, HEAD, CHOSEN],
         zero=["router.w1.bias"],
     )
     _check_shared(stored, target)
     return drafter
+
+
+def without_frequencies(stored: Stored) -> Stored:
+    """Return the tensors without the frequencies of rotary positions, which are computed."""
+    return stored.renamed(lambda name: None if _FREQUENCIES.fullmatch(name) else name)
 
 
 def _check_one_layer(stored: Stored) -> None:

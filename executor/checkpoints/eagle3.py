@@ -15,12 +15,13 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from executor.checkpoints.detect_layout import plain
-from executor.checkpoints.eagle import EMBEDDINGS, FREQUENCIES, HEAD
+from executor.checkpoints.eagle import EMBEDDINGS, HEAD, without_frequencies
 from executor.checkpoints.eagle3_d2t_vocabulary import drafted_ids
 from executor.checkpoints.eagle3_norms import norm_options
 from executor.checkpoints.eagle3_target_layers import reads_last_feature, taps_of
 from executor.checkpoints.layer_settings.attention_windows import window_of
 from executor.checkpoints.layer_settings.layer_config import config_of, layer_fields
+from executor.checkpoints.layer_settings.stated_sizes import check_sizes
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 from executor.checkpoints.tensors.parameter_names import fill_module, layer_name
 from executor.checkpoints.tensors.target_copies import embedding_of, head_of, is_embedding
@@ -41,13 +42,16 @@ def read_eagle3(stored: Stored, target: Target) -> Eagle3:
     Raises:
         ExecutorError: names the tensors that do not fit, or what the configuration contradicts.
     """
-    stored = _with_input_norms(plain(stored))
+    stored = _with_input_norms(without_frequencies(plain(stored)))
     count = _layers(stored)
     hidden, wide = _widths(stored, target)
     head = _shared_head(stored, hidden, target)
     rows = len(head) if head is not None else _matrix(stored, HEAD)[0]
     configs = [config_of(stored, f"layers.{n}.", target, hidden=hidden, number=n) for n in range(count)]
     _check_alike(stored, configs)
+    sizes = {"draft_vocab_size": rows, "hidden_size": hidden}
+    sizes |= {"target_hidden_size": target.hidden, "vocab_size": target.vocabulary}
+    check_sizes(stored, target, layers=count, sizes=sizes)
     taps = taps_of(stored, wide, target)
     ids = drafted_ids(stored, rows, target)
     if ids is not None and head is not None:
@@ -80,7 +84,7 @@ def read_eagle3(stored: Stored, target: Target) -> Eagle3:
         ),
         stored,
         layer_name,
-        ignored=["d2t", "t2d", *FREQUENCIES, *LEFT, *([] if own_embeddings else [EMBEDDINGS])],
+        ignored=["d2t", "t2d", *LEFT, *([] if own_embeddings else [EMBEDDINGS])],
         given=None if head is None else {HEAD: head},
     )
 

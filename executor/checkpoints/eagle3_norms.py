@@ -7,6 +7,7 @@ write the class LlamaForCausalLMEagle3; fields and names that only the others ha
 
 from typing import Any, Literal
 
+from executor.checkpoints.layer_settings.config_fields import eagle_fields
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from treeopt.errors import ExecutorError
 
@@ -56,8 +57,7 @@ def norm_options(stored: Stored) -> dict[str, Any]:
 
 def _flag(stored: Stored, name: str) -> bool | None:
     """Return a field of treeopt's own section, else of the file or its `eagle_config`; None where it is absent."""
-    eagle = stored.config.get("eagle_config")
-    parts = [stored.config, *([eagle] if isinstance(eagle, dict) else [])]
+    parts = [stored.config, eagle_fields(stored)]
     values = [stored.facts[name]] if name in stored.facts else [part[name] for part in parts if name in part]
     values = [value for value in values if value is not None]
     for value in values:

@@ -7,7 +7,8 @@ configuration copied from a target has, are not read.
 from collections.abc import Mapping
 from typing import Any
 
-from executor.checkpoints.layer_settings.rotary_positions import SLIDING, positive
+from executor.checkpoints.layer_settings.rotary_numbers import positive
+from executor.checkpoints.layer_settings.rotary_positions import SLIDING
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from treeopt.errors import ExecutorError
 

@@ -7,6 +7,7 @@ no drafter's class in vLLM, SGLang or the trainers reads them.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from executor.checkpoints.layer_settings import attention_windows, rotary_positions
@@ -20,7 +21,7 @@ READ = {
     *attention_windows.NAMES,
     *("hidden_size", "num_attention_heads", "head_dim", "hidden_act", "rms_norm_eps", "max_position_embeddings"),
     *("architectures", "model_type", "speculators_model_type", "transformer_layer_config", "model", "text_config"),
-    *("llm_config", "language_config", "treeopt_drafter", "eagle_config", "quantization_config"),
+    *("llm_config", "language_config", "treeopt_drafter", "eagle_config", "quantization_config", "method"),
     *("norm_before_residual", "norm_output", "fc_norm", "norm_before_fc", "draft_vocab_size", "tie_word_embeddings"),
     *("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "layer_ids", "use_aux_hidden_state"),
     *("target_hidden_size", "parallel_drafting", "num_aux_hidden_states", "active_groups", "dflash_config"),
@@ -64,7 +65,39 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "is_causal": ((True,), "the drafter would attend to later tokens"),
     "parallel_draft_step": ((0, 1), "parallel drafting is not supported"),
 }
+# Fields of a layer beside those of positions and windows, and of the drafter as a whole.
+LAYERS = ("hidden_act", "rms_norm_eps")
+DRAFTERS = (
+    *("norm_before_residual", "norm_output", "fc_norm", "norm_before_fc", "use_aux_hidden_state"),
+    *("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"),
+)
 POSITIONAL = re.compile("rope|rotary|position|window|alibi")
+
+
+def with_model_fields(stored: Stored) -> Stored:
+    """Return the checkpoint with the fields of vLLM's nested `model` at the top level, where others override them.
+
+    vLLM's EAGLEConfig does this. Classes are taken from both, as it takes the nested ones.
+    """
+    model = stored.config.get("model")
+    if not isinstance(model, dict):
+        return stored
+    config = {**model, **{name: value for name, value in stored.config.items() if name != "model"}}
+    classes = [part.get("architectures") for part in (model, stored.config)]
+    named = [name for part in classes if isinstance(part, list) for name in part]
+    return replace(stored, config=config | ({"architectures": named} if named else {}))
+
+
+def eagle_fields(stored: Stored) -> dict[str, Any]:
+    """Return the fields of `eagle_config`, {} without them.
+
+    Raises:
+        ExecutorError: it is no object.
+    """
+    eagle = stored.config.get("eagle_config")
+    if eagle is not None and not isinstance(eagle, dict):
+        raise ExecutorError(f"{stored.where}: eagle_config must be an object, found {eagle!r:.60}")
+    return eagle or {}
 
 
 def check_fields(stored: Stored, given: Mapping[str, Any]) -> None:
@@ -73,15 +106,16 @@ def check_fields(stored: Stored, given: Mapping[str, Any]) -> None:
     Raises:
         ExecutorError: names a field that is not supported, or that is given twice with different values.
     """
-    nested = given is not stored.config
-    eagle = stored.config.get("eagle_config")
-    parts = [stored.config, *([given] if nested else []), *([eagle] if isinstance(eagle, dict) else [])]
+    nested, eagle = given is not stored.config, eagle_fields(stored)
+    parts = [stored.config, *([given] if nested else []), eagle]
     for part in parts:
         for name, (allowed, meaning) in ONLY.items():
             if part.get(name) is not None and part[name] not in allowed:
                 raise ExecutorError(f"{stored.where}: {name} {part[name]!r:.40} is not supported: {meaning}")
+    for outer, place in outside(stored, given):
+        _check_layer(stored, outer, place, given)
     if nested:
-        _check_outer(stored, given)
+        _check_drafter(stored, given)
     unknown = sorted({name for part in parts for name in part if not is_known(name)})
     positional = [name for name in unknown if POSITIONAL.search(name) and any(_set(part, name) for part in parts)]
     if positional:
@@ -91,6 +125,12 @@ def check_fields(stored: Stored, given: Mapping[str, Any]) -> None:
         )
     if unknown:
         stored.assume(f"fields that treeopt does not know were not used: {shorten(unknown)}")
+
+
+def outside(stored: Stored, given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
+    """Return the parts of config.json that are not the layer's, and where they stand, for messages."""
+    nested = [(stored.config, "outside the layer's configuration")] if given is not stored.config else []
+    return [*nested, (eagle_fields(stored), "in eagle_config")]
 
 
 def is_known(name: str) -> bool:
@@ -106,12 +146,21 @@ def _set(part: Mapping[str, Any], name: str) -> bool:
     return part.get(name) not in (None, False, 0, [], {})
 
 
-def _check_outer(stored: Stored, given: Mapping[str, Any]) -> None:
-    """Refuse settings of positions beside the layer's own part, which engines do not read, unless they say the same."""
-    for name in (*rotary_positions.NAMES, *attention_windows.NAMES):
-        outer = stored.config.get(name)
-        if outer is not None and outer != given.get(name):
+def _check_layer(stored: Stored, outer: Mapping[str, Any], place: str, given: Mapping[str, Any]) -> None:
+    """Refuse a layer's settings where engines do not read them, unless they say the same."""
+    for name in (*attention_windows.NAMES, *LAYERS):
+        if outer.get(name) is not None and outer[name] != given.get(name):
             raise ExecutorError(
-                f"{stored.where}: {name} stands outside the layer's configuration, {outer!r:.60}, and inside it is "
+                f"{stored.where}: {name} stands {place}, {outer[name]!r:.60}, and in the layer's configuration it is "
                 f"{given.get(name)!r:.60}: write it into the layer's"
+            )
+
+
+def _check_drafter(stored: Stored, given: Mapping[str, Any]) -> None:
+    """Refuse a drafter's settings inside the layer's, where not all read them, unless they say the same outside."""
+    for name in DRAFTERS:
+        if given.get(name) is not None and given[name] != stored.config.get(name):
+            raise ExecutorError(
+                f"{stored.where}: {name} stands in the layer's configuration, {given[name]!r:.60}, and outside it is "
+                f"{stored.config.get(name)!r:.60}: write it outside, where the drafter's fields are"
             )

@@ -11,8 +11,9 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from executor.checkpoints.layer_settings.attention_windows import layer_type
-from executor.checkpoints.layer_settings.config_fields import check_fields
-from executor.checkpoints.layer_settings.rotary_positions import positive, rotary
+from executor.checkpoints.layer_settings.config_fields import check_fields, outside
+from executor.checkpoints.layer_settings.rotary_numbers import positive
+from executor.checkpoints.layer_settings.rotary_positions import check_beside, rotary
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.drafters.decoder_layer import layer_config
 from executor.target.target_model import Target
@@ -20,8 +21,9 @@ from treeopt.errors import ExecutorError
 
 LLAMA_EPSILON, LLAMA_BASE = 1e-6, 10000.0
 SCALED = "scaled rotary positions"  # in messages
-# Fields in which speculators and vLLM nest the layer's configuration; otherwise it is the whole file.
-NESTED = ("transformer_layer_config", "model")
+# The field in which speculators nests the layer's configuration; otherwise it is the whole file, see
+# `config_fields.with_model_fields`.
+NESTED = "transformer_layer_config"
 # Where models for images nest their text part.
 TEXT = ("text_config", "llm_config", "language_config")
 FIELDS = (
@@ -63,14 +65,10 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int, number
     activation = given.get("hidden_act") or "silu"
     if not isinstance(activation, str) or activation not in ACT2FN:
         raise ExecutorError(f"{stored.where}: hidden_act {activation!r} is not known")
-    rope = rotary(
-        stored,
-        given,
-        usual.rope_parameters or {},
-        layer_type=layer_type(stored, given, number),
-        width=width,
-        positions=int(limit),
-    )
+    sizes: dict[str, Any] = {"layer_type": layer_type(stored, given, number), "width": width, "positions": int(limit)}
+    rope = rotary(stored, given, usual.rope_parameters or {}, **sizes)
+    for outer, place in outside(stored, given):
+        check_beside(stored, outer, place, given, usual.rope_parameters or {}, rope, **sizes)
     try:
         config = LlamaConfig(
             vocab_size=target.vocabulary,
@@ -89,7 +87,7 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int, number
         )
         config.num_attention_heads = heads  # LlamaConfig refuses GLM's, whose heads do not divide the width
         LlamaRotaryEmbedding(config)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except Exception as error:  # validators of transformers raise classes of their own
         why = " ".join(str(error).split()) or type(error).__name__
         raise ExecutorError(f"{stored.where}: the decoder layer must be one of Llama's kind: {why}") from error
     return config
@@ -136,7 +134,7 @@ def layer_fields(stored: Stored) -> dict[str, Any]:
     """Return the fields of config.json that describe a layer: those of a nested part if there is one."""
     config = stored.config
     text = [config.get(name) for name in TEXT if "hidden_size" not in config]
-    parts = [stored.facts.get("layer"), *(config.get(name) for name in NESTED), *text]
+    parts = [stored.facts.get("layer"), config.get(NESTED), *text]
     return next((part for part in parts if isinstance(part, dict)), config)
 
 

@@ -4,10 +4,10 @@
 layer. Fields that are absent have Llama's values, see `layer_config`.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from executor.checkpoints.layer_settings.rotary_numbers import TRAINED_LENGTH, check_numbers, positive
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from treeopt.errors import ExecutorError
 
@@ -22,7 +22,6 @@ DICTIONARIES = ("rope_parameters", "rope_scaling")
 # Shares of a head that are rotated; engines rotate that share alone, SpecForge's training the whole head.
 SHARES = ("partial_rotary_factor", "rotary_pct", "rotary_percentage", "rope_pct", "rope_percent")
 WIDTHS = ("rotary_dim", "rotary_ndims")
-TRAINED_LENGTH = "original_max_position_embeddings"
 # Fields that must have one of these values, if they are there: others are kinds of positions that treeopt lacks.
 ONLY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("rope_interleaved", "rope_interleave", "rotary_interleaved", "use_interleaved_rope"), (False,)),
@@ -64,49 +63,59 @@ def rotary(
         positions: `max_position_embeddings`.
 
     Raises:
-        ExecutorError: names a field that is not supported, or two that contradict each other.
+        ExecutorError: names a field that is not supported or impossible, or two that contradict each other.
     """
-    _check_supported(stored, given, width)
-    scaling = _dictionary(stored, given, "rope_scaling", layer_type)
-    rope = _dictionary(stored, given, "rope_parameters", layer_type)
+    held = {name: _dictionary(stored, given, name, layer_type) for name in DICTIONARIES}
+    _check_supported(stored, given, [part for part in held.values() if part is not None], width)
     theta = _base(stored, given, layer_type)
-    if rope is None and scaling is None and theta is None:
+    dictionaries = {name: _read(stored, name, part) for name, part in held.items() if part is not None}
+    if not dictionaries and theta is None:
         return dict(base)
-    rope = _merged(stored, rope, scaling)
+    rope, within = _merged(stored, dictionaries)
     if theta is not None:
-        rope.setdefault("rope_theta", theta)
-    kind = rope.pop("type", None)
-    kind = str(rope.get("rope_type") or kind or "default")
-    rope["rope_type"] = kind = _ALIASES.get(kind, kind)
-    _check_dictionary(stored, rope, kind)
-    rope = {name: value for name, value in rope.items() if name in {"rope_type", "rope_theta", *USED[kind]}}
-    rope["rope_theta"] = positive(stored, rope, "rope_theta", float(base["rope_theta"]))
-    if TRAINED_LENGTH in USED[kind]:
-        _set_trained_length(stored, given, rope)
-    if kind == "longrope":
+        for name, part in dictionaries.items():
+            _check_base(stored, given, part, theta, name)
+        rope.setdefault("rope_theta", theta[1])
+    rope.setdefault("rope_type", "default")
+    rope["rope_theta"] = positive(stored, rope, "rope_theta", float(base["rope_theta"]), within=within)
+    if TRAINED_LENGTH in USED[rope["rope_type"]]:
+        _set_trained_length(stored, given, rope, within, positions)
+    check_numbers(stored, rope, within=within, width=width)
+    if rope["rope_type"] == "longrope":
         _check_longrope(stored, rope, positions)
     return rope
 
 
-def positive(stored: Stored, given: Fields, name: str, usual: float) -> float:
-    """Return a positive number of the configuration, or `usual` where it is absent.
+def check_beside(
+    stored: Stored, outer: Fields, place: str, given: Fields, base: Fields, rope: Fields, **sizes: Any
+) -> None:
+    """Refuse positions that stand beside the layer's configuration, where engines do not read them, and mean others.
+
+    Args:
+        stored: the checkpoint, for messages.
+        outer: the fields that stand beside it.
+        place: where that is.
+        given: the fields of the layer's configuration.
+        base: see `rotary`.
+        rope: what `rotary` returned for `given`.
+        sizes: see `rotary`.
 
     Raises:
-        ExecutorError: it is none.
+        ExecutorError: names the field and both values.
     """
-    value = given.get(name)
-    if value is None:
-        return usual
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ExecutorError(f"{stored.where}: {name} must be a positive number, found {value!r}")
-    return float(value)
+    beside = {name: outer[name] for name in NAMES if outer.get(name) is not None}
+    others = [name for name in beside if beside[name] != given.get(name)]
+    if others and rotary(stored, {**given, **beside}, base, **sizes) != rope:
+        name = others[0]
+        raise ExecutorError(
+            f"{stored.where}: {name} stands {place}, {beside[name]!r:.60}, and in the layer's configuration it is "
+            f"{given.get(name)!r:.60}: write it into the layer's"
+        )
 
 
-def _check_supported(stored: Stored, given: Fields, width: int) -> None:
+def _check_supported(stored: Stored, given: Fields, dictionaries: list[dict[str, Any]], width: int) -> None:
     """Refuse kinds of positions that a drafter's layer here does not have."""
-    inner = [given[name] for name in DICTIONARIES if isinstance(given.get(name), dict)]
-    inner += [part for rope in inner for part in rope.values() if isinstance(part, dict)]
-    for part in (given, *inner):
+    for part in (given, *dictionaries):
         for name in SHARES:
             if part.get(name) not in (None, 1):
                 raise ExecutorError(
@@ -135,7 +144,7 @@ def _dictionary(stored: Stored, given: Fields, name: str, layer_type: str) -> di
         return None
     if not isinstance(held, dict):
         raise ExecutorError(f"{stored.where}: {name} must be an object, found {held!r:.60}")
-    by_type = {key: value for key, value in held.items() if key.endswith("_attention")}
+    by_type = _by_type(held)
     if not by_type:
         return {key: value for key, value in held.items() if value is not None}
     if not isinstance(by_type.get(layer_type), dict):
@@ -144,8 +153,32 @@ def _dictionary(stored: Stored, given: Fields, name: str, layer_type: str) -> di
     return {key: value for key, value in (common | by_type[layer_type]).items() if value is not None}
 
 
-def _base(stored: Stored, given: Fields, layer_type: str) -> float | None:
-    """Return the base that stands outside the dictionaries; None without one."""
+def _by_type(held: Fields) -> dict[str, Any]:
+    return {key: value for key, value in held.items() if key.endswith("_attention")}
+
+
+def _read(stored: Stored, name: str, held: Fields) -> dict[str, Any]:
+    """Return the fields of a dictionary that its kind uses, under their present names; refuse others."""
+    kind = _kind(stored, name, held)
+    _check_dictionary(stored, held, kind or "default")
+    said = {} if kind is None else {"rope_type": kind}
+    return said | {key: value for key, value in held.items() if key in {"rope_theta", *USED[kind or "default"]}}
+
+
+def _kind(stored: Stored, name: str, held: Fields) -> str | None:
+    """Return the kind of positions, None where the dictionary does not say it."""
+    said = {key: str(held[key]) for key in ("rope_type", "type") if held.get(key)}
+    kinds = {_ALIASES.get(kind, kind) for kind in said.values()}
+    if len(kinds) > 1:
+        raise ExecutorError(
+            f"{stored.where}: {name} has rope_type {said['rope_type']!r} and type {said['type']!r}, which contradict "
+            "each other: remove one"
+        )
+    return next(iter(kinds), None)
+
+
+def _base(stored: Stored, given: Fields, layer_type: str) -> tuple[str, float] | None:
+    """Return the base that stands outside the dictionaries, and its field; None without one."""
     own = LOCAL_BASES if layer_type == SLIDING else GLOBAL_BASES
     names = next(
         (
@@ -158,28 +191,34 @@ def _base(stored: Stored, given: Fields, layer_type: str) -> float | None:
     values = {positive(stored, given, name, 0) for name in names}
     if len(values) > 1:
         raise ExecutorError(f"{stored.where}: {' and '.join(names)} differ")
-    return values.pop() if values else None
+    return (names[0], values.pop()) if values else None
 
 
-def _merged(stored: Stored, rope: dict[str, Any] | None, scaling: dict[str, Any] | None) -> dict[str, Any]:
-    """Return one dictionary; where both are given, they must say the same."""
-    if rope is None or scaling is None:
-        return dict(rope or scaling or {})
-    if not set(rope) - {"rope_theta"}:
-        return scaling | rope
-    one, other = _compared(rope), _compared(scaling)
-    if one != other and other != {"rope_type": "default"}:
+def _check_base(stored: Stored, given: Fields, rope: Fields, outside: tuple[str, float], within: str) -> None:
+    """Refuse a base in a dictionary that differs from the one outside, unless that is another type of layer's."""
+    name, theta = outside
+    inner = positive(stored, rope, "rope_theta", theta, within=within)
+    parts = [part for held in DICTIONARIES for part in _by_type(given.get(held) or {}).values()]
+    if inner != theta and not any(isinstance(part, dict) and part.get("rope_theta") == theta for part in parts):
         raise ExecutorError(
-            f"{stored.where}: rope_parameters {one} and rope_scaling {other} contradict each other: remove one"
+            f"{stored.where}: {name} is {theta:g} and {within}.rope_theta {inner:g}, which contradict each other: "
+            "remove one"
         )
-    return rope
 
 
-def _compared(rope: Fields) -> dict[str, Any]:
-    """Return a dictionary without the base and with one name for its kind."""
-    kind = str(rope.get("rope_type") or rope.get("type") or "default")
-    others = {key: value for key, value in rope.items() if key not in ("type", "rope_type", "rope_theta")}
-    return {"rope_type": _ALIASES.get(kind, kind)} | others
+def _merged(stored: Stored, dictionaries: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """Return one dictionary and the field that it is; where both are given, they must say the same."""
+    if len(dictionaries) < 2:
+        return next(((dict(rope), name) for name, rope in dictionaries.items()), ({}, ""))
+    rope, scaling = (dictionaries[name] for name in DICTIONARIES)
+    whole = all(part.keys() - {"rope_theta"} for part in (rope, scaling))
+    one, other = ({"rope_type": "default", **part, "rope_theta": None} for part in (rope, scaling))
+    bases = [part["rope_theta"] for part in (rope, scaling) if "rope_theta" in part]
+    if bases[1:] != bases[:1] * len(bases[1:]) or (whole and one != other):
+        raise ExecutorError(
+            f"{stored.where}: rope_parameters {rope} and rope_scaling {scaling} contradict each other: remove one"
+        )
+    return scaling | rope, "rope_parameters" if whole or rope.keys() - {"rope_theta"} else "rope_scaling"
 
 
 def _check_dictionary(stored: Stored, rope: Fields, kind: str) -> None:
@@ -194,22 +233,23 @@ def _check_dictionary(stored: Stored, rope: Fields, kind: str) -> None:
             raise ExecutorError(f"{stored.where}: {name} is not supported in rotary positions of kind {kind}")
 
 
-def _set_trained_length(stored: Stored, given: Fields, rope: dict[str, Any]) -> None:
-    """Fill in the length before scaling where it stands beside the dictionaries, as in Phi-3's files."""
+def _set_trained_length(stored: Stored, given: Fields, rope: dict[str, Any], within: str, positions: int) -> None:
+    """Fill in the length before scaling where it stands beside the dictionaries, as in Phi-3's files, or nowhere."""
     outside = given.get(TRAINED_LENGTH)
-    if outside is None:
-        return
-    if rope.setdefault(TRAINED_LENGTH, outside) != outside:
+    if outside is not None and rope.setdefault(TRAINED_LENGTH, outside) != outside:
         raise ExecutorError(
             f"{stored.where}: {TRAINED_LENGTH} is {outside} and, in the rotary positions, {rope[TRAINED_LENGTH]}"
+        )
+    if TRAINED_LENGTH not in rope:
+        rope[TRAINED_LENGTH] = positions
+        stored.assume(
+            f"{within}.{TRAINED_LENGTH} is missing: max_position_embeddings, {positions}, is taken, as in transformers"
         )
 
 
 def _check_longrope(stored: Stored, rope: Fields, positions: int) -> None:
     """Refuse factors that change with the length of the text: cached keys would have other positions."""
-    trained = rope.get(TRAINED_LENGTH, positions)
-    changes = rope.get("short_factor") != rope.get("long_factor")
-    if changes and not (isinstance(trained, int | float) and positions <= trained):
+    if rope["short_factor"] != rope["long_factor"] and positions > rope[TRAINED_LENGTH]:
         raise ExecutorError(
             f"{stored.where}: longrope with a short_factor that differs from long_factor changes all positions when "
             "one sequence grows long; not supported"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from executor.checkpoints import load_drafter, save_drafter
+from executor.checkpoints import assumptions_of, load_drafter, save_drafter
 from executor.checkpoints.tensors import find_tensor_files, torch_save
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.drafters.hydra import Hydra
@@ -201,8 +201,47 @@ def test_draft_vocabularies_that_contradict(tmp_path, target, good):
     refused(tmp_path, target, "t2d must name 51 tokens as lm_head has rows, found 61")
     put_down(tmp_path, {k: v for k, v in tensors.items() if k not in ("d2t", "t2d")}, config)
     refused(tmp_path, target, "lm_head has 51 rows for 61 tokens, and d2t is missing")
-    put_down(tmp_path, tensors, config | {"draft_vocab_size": 7, "num_hidden_layers": 40, "vocab_size": 9})
-    assert load_drafter(tmp_path, target).lm_head.out_features == 51  # tensors decide
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "eagle3-windows", "eagle3-last-feature"])
+@pytest.mark.parametrize("said", [1, 2, 3, 40, "2"])
+def test_a_number_of_layers_that_is_not_stored_is_refused(tmp_path, target, good, name, said):
+    """A lost shard looks the same; but a configuration may be the target's, of 7 layers."""
+    tensors, config = good[name]
+    layers = len({key.split(".")[1] for key in tensors if key.startswith("layers.")} or {0})
+    nested = config.get("transformer_layer_config")
+
+    def written(number):
+        stated = {"num_hidden_layers": number}
+        return config | (stated if nested is None else {"transformer_layer_config": nested | stated})
+
+    put_down(tmp_path, tensors, written(said))
+    if said != layers:
+        refused(tmp_path, target, f"num_hidden_layers is {said!r}, but model.safetensors has tensors of {layers}: is a")
+    put_down(tmp_path, tensors, written(7))
+    assert "num_hidden_layers is 7, as the target's" in str(assumptions_of(load_drafter(tmp_path, target)))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "size"),
+    [
+        ("eagle3", "draft_vocab_size", 51),
+        ("eagle3", "vocab_size", 61),
+        ("eagle3", "hidden_size", 32),
+        ("eagle3", "target_hidden_size", 32),
+        ("eagle3-windows", "draft_vocab_size", 61),
+        ("eagle", "vocab_size", 61),
+        ("eagle", "hidden_size", 32),
+    ],
+)
+def test_sizes_that_contradict_the_tensors_are_told(tmp_path, target, good, name, field, size):
+    """The tensors decide."""
+    tensors, config = good[name]
+    put_down(tmp_path, tensors, config | {field: 9})
+    found = load_drafter(tmp_path, target)
+    assert f"{field} is 9, but the tensors have {size}, which is used" in str(assumptions_of(found))
+    put_down(tmp_path, tensors, config | {field: size})
+    assert field not in str(assumptions_of(load_drafter(tmp_path, target)))
 
 
 @pytest.mark.parametrize(
@@ -222,10 +261,10 @@ def test_draft_vocabularies_that_contradict(tmp_path, target, good):
         ({"hidden_act": ["silu"]}, "is not known"),
         ({"rope_theta": 0}, "rope_theta must be a positive number, found 0"),
         ({"rope_scaling": 3}, "rope_scaling must be an object, found 3"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "the decoder layer must be one of Llama's kind: "),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "config.json: rope_scaling.factor is missing, which positions of"),
         ({"rope_scaling": {"rope_type": "what"}}, "the decoder layer must be one of Llama's kind: "),
         ({"rope_scaling": {"rope_type": ["what"]}}, "the decoder layer must be one of Llama's kind: "),
-        ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, "the decoder layer must be one of Llama's kind: "),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, "rope_scaling.factor must be a positive number"),
         ({"layer_types": ["sliding_attention"]}, "layer_types[0] is sliding_attention, but sliding_window is None"),
         ({"layer_types": 3}, "layer_types must have an entry for layer 0, found 3"),
         ({"layer_types": ["chunked_attention"]}, "layer_types[0] must be full_attention or sliding_attention, found"),
@@ -244,6 +283,9 @@ def test_configurations_that_contradict(tmp_path, target, good, said, message):
         refused(tmp_path, target, message)
 
 
+NOWHERE = {"eagle_aux_hidden_state_layer_ids": None}
+
+
 @pytest.mark.parametrize(
     ("name", "said", "message"),
     [
@@ -258,6 +300,30 @@ def test_configurations_that_contradict(tmp_path, target, good, said, message):
             "must name layers of the target's 7, found [2, 2, 9]",
         ),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": [2, -1, 2]}, "must name layers of the target's 7"),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [2, 4, 2]}, "must name each layer once, found [2, 4, 2]"),
+        ("eagle3", NOWHERE | {"eagle_config": {"layer_ids": [2, 2, 2]}}, "must name each layer once, found [2, 2, 2]"),
+        (
+            "eagle3",
+            {"eagle_aux_hidden_state_layer_ids": [1, 3, 4], "eagle_config": {"layer_ids": [1, 2, 3]}},
+            "eagle_aux_hidden_state_layer_ids [1, 3, 4] and eagle_config.layer_ids [1, 2, 3] name different layers",
+        ),
+        (
+            "eagle3",
+            {"eagle_aux_hidden_state_layer_ids": [1, 3, 4], "aux_hidden_state_layer_ids": [1, 2, 3]},
+            "eagle_aux_hidden_state_layer_ids [1, 3, 4] and aux_hidden_state_layer_ids [1, 2, 3] name different layers",
+        ),
+        (
+            "eagle3",
+            {"eagle_aux_hidden_state_layer_ids": [2, 3, 4], "eagle_config": {"aux_hidden_state_layer_ids": [3, 4, 5]}},
+            "eagle_aux_hidden_state_layer_ids [2, 3, 4] and eagle_config.aux_hidden_state_layer_ids [3, 4, 5] name",
+        ),
+        (
+            "eagle3",
+            NOWHERE | {"eagle_config": {"layer_ids": [2, 3, 4], "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}},
+            "eagle_config.layer_ids [2, 3, 4] and eagle_config.eagle_aux_hidden_state_layer_ids [0, 1, 2] name",
+        ),
+        ("eagle3", {"eagle_config": [1]}, "eagle_config must be an object, found [1]"),
+        ("eagle3", {"eagle_config": "x"}, "eagle_config must be an object, found 'x'"),
         ("eagle3", {"speculators_model_type": "eagle3"}, "speculators reads that as false, vLLM as true"),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": "all"}, "must be a list of layers, found 'all'"),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 1, True]}, "must be a list of layers"),

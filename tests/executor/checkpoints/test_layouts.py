@@ -327,7 +327,7 @@ def test_eagle_of_accelerate(tmp_path, target, eagle):
     drafter, tensors, config = eagle
     tensors = {f"module.{name}": value for name, value in tensors.items()}
     tensors["module.embed_tokens.weight"] = tensors["module.embed_tokens.weight"].half()
-    put_down(tmp_path, tensors, config | {"num_hidden_layers": 40, "bias": False}, name="pytorch_model.bin")
+    put_down(tmp_path, tensors, config | {"num_hidden_layers": 7, "bias": False}, name="pytorch_model.bin")
     torch.save({"step": 1}, tmp_path / "optimizer.bin")
     assert_same(load_drafter(tmp_path, target), drafter, target)
 
@@ -422,7 +422,23 @@ def test_eagle3_narrower_than_its_target(tmp_path, target):
         (10, {"eagle_aux_hidden_state_layer_ids": [2, 5, 7]}, (2, 5, 7)),
         (10, {"eagle_aux_hidden_state_layer_ids": [1, 4, 6]}, (1, 4, 6)),  # vLLM
         (10, {"eagle_config": {"layer_ids": [1, 4, 6]}}, (1, 4, 6)),
-        (10, {"eagle_aux_hidden_state_layer_ids": [1, 4, 6], "eagle_config": {"layer_ids": [1, 2, 3]}}, (1, 4, 6)),
+        (10, {"eagle_aux_hidden_state_layer_ids": [1, 4, 6], "eagle_config": {"layer_ids": [6, 4, 1]}}, (1, 4, 6)),
+        (10, {"eagle_aux_hidden_state_layer_ids": [6, 1, 4], "aux_hidden_state_layer_ids": [1, 4, 6]}, (1, 4, 6)),
+        (10, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [7, 0, 4]}}, (1, 5, 8)),
+        (10, {"eagle_aux_hidden_state_layer_ids": []}, (2, 5, 7)),
+        (10, {"aux_hidden_state_layer_ids": [], "eagle_config": {"layer_ids": [1, 4, 6]}}, (1, 4, 6)),
+        (10, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [], "use_aux_hidden_state": True}}, (2, 5, 7)),
+        # The two ways to count, of the same layers; and vLLM's, which counts inputs in both places.
+        (
+            10,
+            {"eagle_aux_hidden_state_layer_ids": [2, 5, 7], "eagle_config": {"aux_hidden_state_layer_ids": [1, 4, 6]}},
+            (2, 5, 7),
+        ),
+        (
+            10,
+            {"aux_hidden_state_layer_ids": [1, 4, 6], "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 6]}},
+            (1, 4, 6),
+        ),
         (10, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 5, 10]}}, (3, 5, 10)),
         (10, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 6]}}, (2, 5, 7)),  # SpecForge
         (10, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 4, 7]}}, (1, 5, 8)),
@@ -499,7 +515,7 @@ def test_what_the_references_code_cannot_run_is_not_written_for_it(tmp_path, tar
         ({"rope_theta": 7.0, "rope_scaling": None}, 7.0, "default"),
         ({"rope_scaling": {"type": "linear", "factor": 3.0}}, 5e5, "linear"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "rope_theta": 9.0}, 9.0, "default"),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 3.0}, "rope_theta": 7.0}, 3.0, "default"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 3.0}, "rope_theta": 3.0}, 3.0, "default"),
     ],
 )
 def test_rotary_positions_are_the_checkpoints_else_the_targets(tmp_path, eagle, said, theta, kind):

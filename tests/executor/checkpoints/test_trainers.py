@@ -1,4 +1,4 @@
-"""EAGLE-3 as its trainers write it: rows in any order, windows, norms, no `fc`, more layers, positions."""
+"""EAGLE-3 as its trainers write it: rows in any order, windows, norms, no `fc`, more layers."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,6 @@ import torch
 
 from executor.checkpoints import assumptions_of, load_drafter, save_drafter
 from executor.checkpoints.layer_settings.config_fields import is_known
-from executor.checkpoints.layer_settings.rotary_positions import NAMES, ONLY, USED
 from tests.executor.checkpoints.test_layouts import assert_same, config_of, put_down, scores, tensors_of
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import HIDDEN, VOCABULARY, deep_target
@@ -22,14 +21,17 @@ def target():
     return deep_target()
 
 
-@pytest.fixture(scope="module")
-def plain(target, tmp_path_factory):
+def plain_drafter(target, folder):
     """An EAGLE-3 drafter, its tensors and its configuration, in vLLM's names."""
-    folder = tmp_path_factory.mktemp("plain")
     drafter = random_drafter("eagle3", target)
     save_drafter(folder, drafter, dtype="float32", meta={}, layout="eagle3-vllm")
     config = {key: value for key, value in config_of(folder).items() if not key.startswith(("norm_", "fc_norm"))}
     return drafter, tensors_of(folder), config | {"eagle_aux_hidden_state_layer_ids": list(drafter.taps)}
+
+
+@pytest.fixture(scope="module")
+def plain(target, tmp_path_factory):
+    return plain_drafter(target, tmp_path_factory.mktemp("plain"))
 
 
 def same(found, due, target) -> bool:
@@ -224,115 +226,7 @@ def test_layers_of_gpt_oss_are_inputs_and_others_are_said(tmp_path, target, plai
     assert load_drafter(tmp_path, other).taps == (1, 3, 5)
 
 
-# --- positions
-
-
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-LONG = {"rope_type": "longrope", "short_factor": [1.0, 2.0, 3.0, 4.0], "original_max_position_embeddings": 64}
-SAME = [  # each pair of spellings means the same
-    ({"rope_theta": 7.0}, {"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}),
-    ({"rope_theta": 7.0}, {"rotary_emb_base": 7.0}),
-    ({"rope_theta": 7.0}, {"rope_theta": 7.0, "rope_scaling": None, "rope_parameters": None}),
-    ({"rope_theta": 7.0}, {"rope_theta": 7.0, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}),
-    ({"rope_theta": 7.0}, {"rope_parameters": {"full_attention": {"rope_theta": 7.0, "rope_type": "default"}}}),
-    ({"rope_theta": 7.0}, {"rope_theta": 7.0, "partial_rotary_factor": 1.0, "rotary_dim": 8}),
-    ({"rope_theta": 7.0}, {"rope_theta": 7.0, "rope_local_base_freq": 3.0}),
-    ({"rope_theta": 7.0}, {"global_rope_theta": 7.0, "local_rope_theta": 3.0}),
-    (
-        {"rope_theta": 7.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
-        {"rope_parameters": {"rope_theta": 7.0, "rope_type": "llama3", **LLAMA3}},
-    ),
-    (
-        {"rope_theta": 7.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
-        {"rope_parameters": {"rope_theta": 7.0}, "rope_scaling": {"type": "llama3", **LLAMA3}},
-    ),
-    (
-        {"rope_theta": 7.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
-        {
-            "rope_theta": 7.0,
-            "rope_scaling": {"rope_type": "llama3", **{k: v for k, v in LLAMA3.items() if "original" not in k}},
-            "original_max_position_embeddings": 64,
-        },
-    ),
-    ({"rope_scaling": YARN}, {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "x"}}}),
-    ({"rope_scaling": YARN}, {"rope_scaling": {"type": "yarn", **{k: v for k, v in YARN.items() if k != "rope_type"}}}),
-    (
-        {"rope_scaling": LONG | {"long_factor": LONG["short_factor"], "factor": 8.0}},
-        {"rope_scaling": LONG | {"long_factor": LONG["short_factor"], "factor": 8.0, "rope_type": "su"}},
-    ),
-]
-
-
-@pytest.mark.parametrize(("one", "other"), SAME, ids=range(len(SAME)))
-def test_spellings_of_positions_that_mean_the_same(tmp_path, target, plain, one, other):
-    config = {key: value for key, value in plain[2].items() if not key.startswith("rope")}
-    found = []
-    for said in (one, other):
-        put_down(tmp_path, plain[1], config | said)
-        found.append(load_drafter(tmp_path, target))
-        assert not same(found[-1], plain[0], target)
-    assert same(*found, target)
-
-
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
-        ({"rope_parameters": {"rope_theta": 3.0, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 3.0, "partial_rotary_factor": 0.5}}}, "partial_rotary"),
-        ({"rotary_pct": 0.25}, "rotary_pct 0.25"),
-        ({"rotary_dim": 4}, "rotary_dim 4"),
-        ({"rope_interleave": True}, "rope_interleave True is not supported"),
-        ({"is_neox_style": False}, "is_neox_style False is not supported"),
-        ({"position_embedding_type": "alibi"}, "position_embedding_type 'alibi'"),
-        ({"alibi": True}, "alibi True is not supported"),
-        ({"no_rope_layers": [0, 1]}, "no_rope_layers: a drafter's layer without positions"),
-        ({"no_rope_layer_interval": 4}, "no_rope_layer_interval 4"),
-        ({"rope_ratio": 2}, "rope_ratio 2"),
-        ({"rope_scaling": {"rope_type": "proportional"}}, "rope_type 'proportional' is not one of"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "alpha": 1000.0}}, "alpha is not supported"),
-        ({"rope_scaling": {"rope_type": "default", "factor": 8.0}}, "factor is not supported in rotary positions of k"),
-        ({"rope_scaling": LONG | {"long_factor": [9.0] * 4}}, "longrope with a short_factor that differs"),
-        ({"rope_parameters": {"sliding_attention": {"rope_theta": 3.0}}}, "must have an object for full_attention"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "rope_scaling": YARN}, "contradict each other"),
-        ({"rope_theta": 3.0, "rotary_base": 4.0}, "rope_theta and rotary_base differ"),
-        ({"rope_scaling": YARN, "original_max_position_embeddings": 32}, "original_max_position_embeddings is 32"),
-        ({"rope_of_tomorrow": 3.0}, "rope_of_tomorrow: fields of positions that treeopt does not know"),
-        ({"attention_window_size": 3}, "attention_window_size: fields of positions"),
-        ({"logit_scale": 0.5}, "logit_scale 0.5 is not supported"),
-        ({"is_causal": False}, "is_causal False is not supported"),
-    ],
-)
-def test_positions_that_are_not_supported_are_refused(tmp_path, target, plain, said, message):
-    config = {key: value for key, value in plain[2].items() if not key.startswith("rope")}
-    put_down(tmp_path, plain[1], config | said)
-    with pytest.raises(ExecutorError, match=r"config\.json: ") as caught:
-        load_drafter(tmp_path, target)
-    assert message in str(caught.value)
-
-
-def test_positions_beside_a_nested_layer_must_say_the_same(tmp_path, target, plain):
-    layer = {key: value for key, value in plain[2].items() if not key.startswith(("rope", "eagle"))}
-    ids = {"eagle_aux_hidden_state_layer_ids": plain[2]["eagle_aux_hidden_state_layer_ids"]}
-    nested = {"transformer_layer_config": layer | {"rope_theta": 1e4}, "norm_before_residual": False, **ids}
-    put_down(tmp_path, plain[1], nested | {"rope_theta": 1e4})
-    assert_same(load_drafter(tmp_path, target), plain[0], target)
-    put_down(tmp_path, plain[1], nested | {"rope_theta": 7.0})
-    with pytest.raises(ExecutorError, match="rope_theta stands outside the layer's configuration"):
-        load_drafter(tmp_path, target)
-
-
-def test_layers_of_different_types_have_their_own_positions(tmp_path, target):
-    drafter = random_drafter("eagle3-windows", target)
-    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="speculators-eagle3")
-    config = config_of(tmp_path / "a")
-    layer = {key: v for key, v in config["transformer_layer_config"].items() if not key.startswith("rope")}
-    rope = {"sliding_attention": {"rope_theta": 3.0}, "full_attention": {"rope_theta": 9.0}}
-    config["transformer_layer_config"] = layer | {"rope_parameters": rope}
-    put_down(tmp_path / "b", tensors_of(tmp_path / "a"), config)
-    found = load_drafter(tmp_path / "b", target)
-    assert [shape.rope_parameters["rope_theta"] for shape in found.configs] == [3.0, 9.0]
+# --- fields of configurations
 
 
 PUBLIC = Path("docs/reference/public_drafters.json")
@@ -354,27 +248,6 @@ def test_every_field_of_public_configurations_is_known():
                 ]
     assert len(fields) > 60
     assert sorted(name for name in fields if not is_known(name)) == []
-
-
-def test_every_positional_field_is_used_or_refused(tmp_path, target, plain):
-    """No field of positions is passed over: a strange value of any of them changes the drafter, or is refused."""
-    config = {key: value for key, value in plain[2].items() if not key.startswith("rope")}
-    passed = []
-    for name in NAMES:
-        for strange in ({"rope_type": "linear", "factor": 3.0}, 3.5):
-            put_down(tmp_path, plain[1], config | {name: strange})
-            try:
-                found = load_drafter(tmp_path, target)
-            except ExecutorError as error:
-                assert name in str(error) or "rope" in str(error)  # noqa: PT017
-                continue
-            if same(found, plain[0], target):
-                passed.append(name)
-    # Of sliding layers, and of kinds of scaling that this drafter does not have.
-    others = {"rope_local_base_freq", "local_rope_theta", "swa_rope_theta", "original_max_position_embeddings"}
-    assert set(passed) <= others
-    assert set(ONLY) < set(NAMES)
-    assert set(USED) == {"default", "linear", "dynamic", "yarn", "llama3", "longrope"}
 
 
 def test_unknown_fields_are_printed(tmp_path, target, plain):

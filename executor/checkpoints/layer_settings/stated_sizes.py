@@ -1,0 +1,47 @@
+"""Sizes that config.json states beside those of the tensors: a number of layers must agree, others are told.
+
+The tensors decide all sizes. A layer that is missing may be a lost shard, so that a contradicted number is an error,
+unless it is the target's: then the configuration was copied from the target.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from executor.checkpoints.layer_settings.layer_config import layer_fields
+from executor.checkpoints.tensors.lazy_tensors import Stored
+from executor.target.target_model import Target
+from treeopt.errors import ExecutorError
+
+
+def check_sizes(stored: Stored, target: Target, *, layers: int, sizes: Mapping[str, int]) -> None:
+    """Check the number of decoder layers, and print which of the other sizes are contradicted.
+
+    Args:
+        stored: the checkpoint.
+        target: that it drafts for.
+        layers: whose tensors are stored.
+        sizes: field of config.json -> what the tensors have.
+
+    Raises:
+        ExecutorError: another number of layers is stated.
+    """
+    said, theirs = (
+        layer_fields(stored).get("num_hidden_layers"),
+        target.model.config.get_text_config().num_hidden_layers,
+    )
+    if said not in (None, layers, theirs):
+        raise ExecutorError(
+            f"{stored.where}: num_hidden_layers is {said!r:.40}, but {stored.path.name} has tensors of {layers}: is a "
+            "part of the checkpoint missing? if not, correct the number"
+        )
+    if said not in (None, layers):
+        stored.assume(f"num_hidden_layers is {said}, as the target's, but the tensors are of {layers}, which is used")
+    for name, size in sizes.items():
+        values = {repr(part[name]): part[name] for part in _parts(stored) if part.get(name) is not None}
+        stated = [text for text, value in values.items() if value != size]
+        if stated:
+            stored.assume(f"{name} is {stated[0]:.40}, but the tensors have {size}, which is used")
+
+
+def _parts(stored: Stored) -> list[dict[str, Any]]:
+    return [stored.config, layer_fields(stored)]

@@ -1,0 +1,132 @@
+"""Fields in nested parts of config.json: a layer's, `model`, `eagle_config`; and what stands beside them."""
+
+import pytest
+
+from executor.checkpoints import assumptions_of, load_drafter
+from tests.executor.checkpoints.test_layouts import assert_same, put_down
+from tests.executor.checkpoints.test_positions import YARN
+from tests.executor.checkpoints.test_trainers import plain_drafter
+from tests.helpers.models import deep_target
+from treeopt.errors import ExecutorError
+
+
+@pytest.fixture(scope="module")
+def target():
+    return deep_target()
+
+
+@pytest.fixture(scope="module")
+def plain(target, tmp_path_factory):
+    return plain_drafter(target, tmp_path_factory.mktemp("plain"))
+
+
+def nested(plain, inner, outer):
+    """A speculators file with more fields in the layer's configuration and beside it."""
+    layer = {key: value for key, value in plain[2].items() if not key.startswith(("rope", "eagle", "draft"))}
+    ids = {"eagle_aux_hidden_state_layer_ids": plain[2]["eagle_aux_hidden_state_layer_ids"]}
+    return {"norm_before_residual": False, **ids, "transformer_layer_config": layer | inner} | outer
+
+
+DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [
+        ({"rope_parameters": DEFAULT}, {"rope_theta": 1e4}),
+        ({"rope_theta": 1e4}, {"rope_parameters": DEFAULT}),
+        ({"rope_theta": 1e4}, {"rope_scaling": {"rope_type": "default"}}),
+        ({"rope_parameters": {"full_attention": DEFAULT}}, {"rope_theta": 1e4}),
+        ({}, {"rope_theta": 1e4}),  # Llama's own
+        ({"rms_norm_eps": 1e-6, "hidden_act": "silu"}, {"rms_norm_eps": 1e-6, "hidden_act": "silu"}),
+        ({"rope_theta": 1e4}, {"eagle_config": {"rope_theta": 1e4}}),
+        ({"norm_before_residual": False, "norm_output": None}, {}),
+    ],
+)
+def test_fields_that_say_the_same_beside_a_nested_layer(tmp_path, target, plain, inner, outer):
+    put_down(tmp_path, plain[1], nested(plain, inner, outer))
+    assert_same(load_drafter(tmp_path, target), plain[0], target)
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "message"),
+    [
+        ({"rope_parameters": DEFAULT}, {"rope_theta": 7.0}, "rope_theta is 7 and rope_parameters.rope_theta 10000"),
+        ({}, {"rope_scaling": YARN}, "rope_scaling stands outside the layer's configuration, {'rope_type': 'yarn'"),
+        ({"hidden_act": "silu"}, {"hidden_act": "gelu"}, "hidden_act stands outside the layer's configuration, 'gelu'"),
+        ({}, {"rms_norm_eps": 1.0}, "rms_norm_eps stands outside the layer's configuration, 1.0"),
+        ({}, {"eagle_config": {"rope_theta": 7.0}}, "rope_theta stands in eagle_config, 7.0"),
+        ({}, {"eagle_config": {"hidden_act": "relu"}}, "hidden_act stands in eagle_config, 'relu'"),
+        ({"norm_before_residual": True}, {}, "norm_before_residual stands in the layer's configuration, True, and"),
+        ({"norm_output": True}, {}, "norm_output stands in the layer's configuration, True, and outside it is None"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
+            {},
+            "eagle_aux_hidden_state_layer_ids stands in the layer's configuration, [1, 2, 3]",
+        ),
+    ],
+)
+def test_fields_that_contradict_a_nested_layer(tmp_path, target, plain, inner, outer, message):
+    put_down(tmp_path, plain[1], nested(plain, inner, outer))
+    with pytest.raises(ExecutorError, match=r"config\.json: ") as caught:
+        load_drafter(tmp_path, target)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["hidden_act", "rms_norm_eps", "rope_theta", "sliding_window"])
+def test_fields_of_a_layer_in_eagle_config_are_not_passed_over(tmp_path, target, plain, place):
+    value = {"hidden_act": "relu", "sliding_window": 3}.get(place, 7.0)
+    put_down(tmp_path, plain[1], plain[2] | {"eagle_config": {place: value}})
+    with pytest.raises(ExecutorError, match=f"{place} (stands in eagle_config|is 7 and rope_parameters.rope_theta)"):
+        load_drafter(tmp_path, target)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"norm_before_residual": True},
+        {"norm_output": True},
+        {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 4, 5]}},
+        {"rope_theta": 7.0},
+        {"rope_scaling": YARN},
+        {"rms_norm_eps": 1.0},
+        {"hidden_act": "relu"},
+        {"layer_types": ["sliding_attention"], "sliding_window": 2},
+    ],
+    ids=lambda said: next(iter(said)),
+)
+def test_vllms_nested_model_is_the_top_level(tmp_path, target, plain, said):
+    """EAGLEConfig sets the fields of `model` on the top level, where a field that stands outside overrides them."""
+    config = {key: value for key, value in plain[2].items() if not key.startswith(("rope", "architectures", "treeopt"))}
+    config = {
+        key: value for key, value in config.items() if key != "eagle_aux_hidden_state_layer_ids" or key not in said
+    }
+    if "eagle_config" in said:
+        del config["eagle_aux_hidden_state_layer_ids"]
+    classes = {"architectures": ["Eagle3LlamaForCausalLM"]}
+    outer = {"model_type": "eagle", "method": "eagle3", **classes}
+    read = []
+    for written in (
+        config | classes | said,
+        outer | {"model": config | said},
+        outer | said | {"model": config},
+        config | classes,
+    ):
+        put_down(tmp_path, plain[1], written)
+        drafter = load_drafter(tmp_path, target)
+        assert "method" not in str(assumptions_of(drafter))
+        read.append((drafter.taps, drafter.windows, dict(drafter.settings), drafter.config.to_dict()))
+    assert read[0] == read[1] == read[2]
+    assert read[0] != read[3] or said == {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 4, 5]}}
+
+
+def test_positions_beside_a_nested_layer_must_say_the_same(tmp_path, target, plain):
+    layer = {key: value for key, value in plain[2].items() if not key.startswith(("rope", "eagle"))}
+    ids = {"eagle_aux_hidden_state_layer_ids": plain[2]["eagle_aux_hidden_state_layer_ids"]}
+    nested = {"transformer_layer_config": layer | {"rope_theta": 1e4}, "norm_before_residual": False, **ids}
+    put_down(tmp_path, plain[1], nested | {"rope_theta": 1e4})
+    assert_same(load_drafter(tmp_path, target), plain[0], target)
+    put_down(tmp_path, plain[1], nested | {"rope_theta": 7.0})
+    with pytest.raises(ExecutorError, match="rope_theta stands outside the layer's configuration"):
+        load_drafter(tmp_path, target)
