@@ -17,7 +17,7 @@ from executor.checkpoints.detect_layout import plain
 from executor.checkpoints.engine_files.folded_bias import check_residual, shifted_embeddings, unfolded_bias
 from executor.checkpoints.layer_settings.attention_windows import window_of
 from executor.checkpoints.layer_settings.layer_config import SCALED, config_of, fields, is_scaled, layer_fields
-from executor.checkpoints.layer_settings.stated_sizes import check_sizes
+from executor.checkpoints.layer_settings.stated_sizes import check_sizes, layer_sizes
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 from executor.checkpoints.tensors.parameter_names import STORED_LAYER, fill_module, layer_name, named
 from executor.checkpoints.tensors.target_copies import embedding_of, is_embedding, is_head
@@ -46,7 +46,8 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
     if norms:
         raise ExecutorError(f"{stored.path}: {shorten(norms)}: EAGLE with these norms is not supported")
     config = config_of(stored, STORED_LAYER, target, hidden=target.hidden)
-    check_sizes(stored, target, layers=1, sizes={"hidden_size": target.hidden, "vocab_size": target.vocabulary})
+    sizes = {"hidden_size": target.hidden, "vocab_size": target.vocabulary, **layer_sizes(config)}
+    check_sizes(stored, target, layers=1, sizes=sizes)
     window = window_of(stored, layer_fields(stored), 0)
     groups = 0
     if "router.w2.weight" in stored.entries:

@@ -21,7 +21,7 @@ from executor.checkpoints.eagle3_norms import norm_options
 from executor.checkpoints.eagle3_target_layers import reads_last_feature, taps_of
 from executor.checkpoints.layer_settings.attention_windows import window_of
 from executor.checkpoints.layer_settings.layer_config import config_of, layer_fields
-from executor.checkpoints.layer_settings.stated_sizes import check_sizes
+from executor.checkpoints.layer_settings.stated_sizes import check_sizes, layer_sizes
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 from executor.checkpoints.tensors.parameter_names import fill_module, layer_name
 from executor.checkpoints.tensors.target_copies import embedding_of, head_of, is_embedding
@@ -50,7 +50,7 @@ def read_eagle3(stored: Stored, target: Target) -> Eagle3:
     configs = [config_of(stored, f"layers.{n}.", target, hidden=hidden, number=n) for n in range(count)]
     _check_alike(stored, configs)
     sizes = {"draft_vocab_size": rows, "hidden_size": hidden}
-    sizes |= {"target_hidden_size": target.hidden, "vocab_size": target.vocabulary}
+    sizes |= {"target_hidden_size": target.hidden, "vocab_size": target.vocabulary, **layer_sizes(configs[0])}
     check_sizes(stored, target, layers=count, sizes=sizes)
     taps = taps_of(stored, wide, target)
     ids = drafted_ids(stored, rows, target)

@@ -60,6 +60,8 @@ def _check_expressible(drafter: Eagle3, layout: str | None, layers: int | None) 
     positions = {str(sorted((config.rope_parameters or {}).items())) for config in drafter.configs}
     if len(positions) > 1 or len({window for window in drafter.windows if window is not None}) > 1:
         raise ExecutorError("no layout expresses layers whose positions or windows differ")
+    if layout is not None and list(taps) != sorted(taps):
+        raise ExecutorError(f"{layout} cannot express layers {taps}: engines read them in the target's order")
     others = layers is not None and taps != (2, layers // 2, layers - 3)
     ambiguous = layers is not None and convention_of([tap - 1 for tap in taps], layers) != OUTPUTS
     unsupported = {

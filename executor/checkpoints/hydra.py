@@ -17,6 +17,7 @@ from torch import Tensor
 from executor.checkpoints.detect_layout import plain_name
 from executor.checkpoints.layer_settings.attention_windows import window_of
 from executor.checkpoints.layer_settings.layer_config import config_of, fields, layer_fields
+from executor.checkpoints.layer_settings.stated_sizes import note_sizes
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 from executor.checkpoints.tensors.parameter_names import fill_module, named
 from executor.checkpoints.tensors.write_tensors import Written
@@ -76,6 +77,8 @@ def read_hydra(stored: Stored, target: Target) -> Hydra:
         ignored=UNUSED,
     )
     _check_copies(stored, places, since=2 if skipping else 1)
+    said = {"hydra_num_heads": len(places), "hydra_num_layers": layers, "grounded_heads": drafter.grounded}
+    note_sizes(stored, said)
     return drafter
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from executor.checkpoints.detect_layout import unwrapped
+from executor.checkpoints.layer_settings.stated_sizes import note_sizes
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.checkpoints.tensors.target_copies import head_of, is_head
 from executor.checkpoints.tensors.write_tensors import Written
@@ -83,6 +84,9 @@ def read_medusa(stored: Stored, target: Target) -> MedusaHeads:
                     drafter.bias[k, n] = stored.read(spelling.layer.format(k=k, n=n, part="bias"))
             if own_outputs and drafter.output is not None:
                 drafter.output[k] = stored.read(own_outputs[k])
+    names = ("num_heads", "num_hidden_layers") if spelling is VLLM else ("medusa_num_heads", "medusa_num_layers")
+    if not within:  # a whole model's fields are the model's
+        note_sizes(stored, dict(zip(names, (heads, layers), strict=True)))
     return drafter
 
 

@@ -36,7 +36,7 @@ class CausalModel:
         attention: the attention in use, "packed" (scaled-dot-product, grouped heads folded), "flex" (FlexAttention),
             "sdpa" or "eager" (transformers' own).
         attention_reason: why that is not the requested one; None when it is.
-        warnings: what loading its files has to tell, sentences without a full stop.
+        warnings: what loading its files warns of, sentences without a full stop.
     """
 
     def __init__(self, model: PreTrainedModel, name: str = "", *, attention: str = "packed") -> None:

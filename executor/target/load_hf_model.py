@@ -136,13 +136,13 @@ def _unused(path: Path | str, model: nn.Module, names: Collection[str], *, draft
         )
     beyond = sorted({layer_number(name) for name in unused if layer_number(name) >= layers})
     others = [name for name in unused if layer_number(name) < layers]
-    told = []
+    warnings = []
     if beyond:
         numbers = ", ".join(map(str, beyond))
-        told.append(f"{path}: num_hidden_layers is {layers} in config.json: the stored layers {numbers} are not used")
+        warnings.append(f"{path}: num_hidden_layers is {layers} in config.json: stored layers {numbers} are not used")
     if others:
-        told.append(f"{path}: {type(model).__name__} has no place for {shorten(others)}: not used")
-    return tuple(told)
+        warnings.append(f"{path}: {type(model).__name__} has no place for {shorten(others)}: not used")
+    return tuple(warnings)
 
 
 def _owned(name: str, model: nn.Module) -> bool:

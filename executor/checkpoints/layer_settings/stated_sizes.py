@@ -1,11 +1,12 @@
-"""Sizes that config.json states beside those of the tensors: a number of layers must agree, others are told.
+"""Sizes that config.json states beside those of the tensors: a number of layers must agree, others are printed.
 
 The tensors decide all sizes. A layer that is missing may be a lost shard, so that a contradicted number is an error,
 unless it is the target's: then the configuration was copied from the target.
 """
 
 from collections.abc import Mapping
-from typing import Any
+
+from transformers import LlamaConfig
 
 from executor.checkpoints.layer_settings.layer_config import layer_fields
 from executor.checkpoints.tensors.lazy_tensors import Stored
@@ -36,12 +37,17 @@ def check_sizes(stored: Stored, target: Target, *, layers: int, sizes: Mapping[s
         )
     if said not in (None, layers):
         stored.assume(f"num_hidden_layers is {said}, as the target's, but the tensors are of {layers}, which is used")
+    note_sizes(stored, sizes)
+
+
+def note_sizes(stored: Stored, sizes: Mapping[str, int | bool]) -> None:
+    """Note which sizes of config.json the tensors contradict; `sizes` is field -> what the tensors have."""
     for name, size in sizes.items():
-        values = {repr(part[name]): part[name] for part in _parts(stored) if part.get(name) is not None}
-        stated = [text for text, value in values.items() if value != size]
+        stated = [part[name] for part in (stored.config, layer_fields(stored)) if part.get(name) not in (None, size)]
         if stated:
-            stored.assume(f"{name} is {stated[0]:.40}, but the tensors have {size}, which is used")
+            stored.assume(f"{name} is {stated[0]!r:.40}, but the tensors have {size}, which is used")
 
 
-def _parts(stored: Stored) -> list[dict[str, Any]]:
-    return [stored.config, layer_fields(stored)]
+def layer_sizes(config: LlamaConfig) -> dict[str, int]:
+    """Return the sizes of a decoder layer, by the tensors."""
+    return {name: int(getattr(config, name)) for name in ("intermediate_size", "num_key_value_heads")}

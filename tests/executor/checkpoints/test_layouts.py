@@ -412,6 +412,9 @@ def test_eagle3_narrower_than_its_target(tmp_path, target):
     found = load_drafter(tmp_path, target)
     assert found.taps == (2, 0)
     assert_same(found, drafter, target)
+    for layout in ("eagle3", "eagle3-specforge", "eagle3-vllm", "speculators-eagle3"):
+        with pytest.raises(ExecutorError, match=rf"{layout} cannot express layers \(2, 0\): engines read them in the"):
+            save_drafter(tmp_path, drafter, dtype="float32", meta={}, layout=layout)
 
 
 @pytest.mark.parametrize(

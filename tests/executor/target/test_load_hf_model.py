@@ -101,9 +101,9 @@ BESIDE = {
     "fewer layers": (
         {},
         {"num_hidden_layers": 1},
-        "num_hidden_layers is 1 in config.json: the stored layers 1 ",
+        "num_hidden_layers is 1 in config.json: stored layers 1 ",
     ),
-    "a layer more": ({"model.layers.2.mlp.up_proj.weight": (48, 32)}, {}, "the stored layers 2 are not used"),
+    "a layer more": ({"model.layers.2.mlp.up_proj.weight": (48, 32)}, {}, "stored layers 2 are not used"),
     "a classifier": ({"score.weight": (2, 32)}, {}, "no place for score.weight: not used"),
     "Medusa heads": ({"medusa_head.0.0.linear.weight": (32, 32)}, {}, "medusa_head.0.0.linear.weight"),
 }
@@ -159,7 +159,7 @@ def test_layers_that_are_not_used_are_printed(tmp_path):
     byte_tokenizer().save_pretrained(folder)
     words = ["decode", "--target", str(folder), "--prompt", "a", "--new-tokens", "2"]
     assert "Warning: " in (said := CliRunner().invoke(main, words).stderr)
-    assert "the stored layers 1 are not used" in said
+    assert "stored layers 1 are not used" in said
 
 
 # Number types
