@@ -457,6 +457,14 @@ def test_layers_that_eagle3_reads(tmp_path, eagle3, layers, said, taps):
     assert load_drafter(tmp_path, deep_target(layers)).taps == taps
 
 
+def test_treeopts_own_section_may_name_a_layer_twice(tmp_path):
+    """A target of three layers has no three different ones for EAGLE's usual numbers."""
+    target = deep_target(3)
+    drafter = Eagle3(layer_config(target.model.config), taps=(1, 1, 1), target_hidden=HIDDEN, vocabulary=VOCABULARY)
+    save_drafter(tmp_path, drafter.eval(), dtype="float32", meta={})
+    assert load_drafter(tmp_path, target).taps == (1, 1, 1)
+
+
 def test_numbers_of_specforge_come_back(tmp_path, target):
     """Three layers that SpecForge's file cannot tell from EAGLE's usual inputs are refused; others are themselves."""
     deep, config = deep_target(12), layer_config(target.model.config)
