@@ -61,7 +61,7 @@ def check_numbers(stored: Stored, rope: Fields, *, within: str, width: int) -> N
     for name in _POSITIVE:
         positive(stored, rope, name, 1, within=within)
     for name in _NOT_NEGATIVE:
-        value = rope.get(name, 0)
+        value = 0 if rope.get(name) is None else rope[name]
         if not _is_number(value) or not 0 <= value < math.inf:
             raise ExecutorError(
                 f"{stored.where}: {_field(within, name)} must be a number of 0 or more, found {value!r:.60}"
@@ -94,7 +94,8 @@ def _check_list(stored: Stored, rope: Fields, name: str, *, within: str, entries
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Return True for what a float holds; NaN and the infinities too."""
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
 
 
 def _field(within: str, name: str) -> str:
