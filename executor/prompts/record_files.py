@@ -200,14 +200,16 @@ def _check_encoding(path: Path) -> None:
 
 def _cells(path: Path) -> Iterator[Item]:
     """Yield the rows of a table with a head; empty cells are left out."""
-    csv.field_size_limit(user_files.LIMIT)  # a cell may be as long as the file
     rows = csv.DictReader(StringIO(read_text(path)), delimiter=CELLS[suffix_of(path)])
     while True:
         where = f"{path}, line {rows.line_num + 1}"
+        usual = csv.field_size_limit(user_files.LIMIT)  # a cell may be as long as the file
         try:
             row: dict[str | None, Any] | None = next(rows, None)
         except csv.Error as error:
             raise ExecutorError(f"{where}: not a table: {error}") from error
+        finally:
+            csv.field_size_limit(usual)
         if row is None:
             return
         if any(beyond := row.pop(None, [])):

@@ -37,6 +37,7 @@ from tests.helpers.console_blocks import (
     refreshed,
     workplace,
 )
+from tests.helpers.slow_params import slow_unless
 from treeopt.cli import main
 
 TEXTS = {str(page.relative_to(ROOT)): page.read_text("utf-8") for page in PAGES}
@@ -100,7 +101,12 @@ def marks(text: str) -> set[str]:
     return {block.mark for block in blocks(text) if block.language in ("console", "python")}
 
 
-@pytest.mark.parametrize("page", [page for page, text in TEXTS.items() if marks(text)])
+LONG = {"docs/guides/report.md", "docs/guides/decode.md", "docs/guides/whatif.md"}
+
+
+@pytest.mark.parametrize(
+    "page", slow_unless(lambda page: page not in LONG, [page for page, text in TEXTS.items() if marks(text)])
+)
 def test_commands_and_examples_run(page):
     run_page(TEXTS[page], slow=False)
 

@@ -22,7 +22,6 @@ from executor.target.target_model import Target
 from executor.verification.acceptance_rules import make_rule
 from executor.verification.temperature_top_k_top_p import Warp, seeded
 from tests.helpers.models import noisy, random_heads, small_model, small_target
-from tests.helpers.slow_params import slow_unless
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
 
@@ -84,10 +83,8 @@ def check(kind: str, late: int, steps: int) -> None:
     assert max(residents[-2:]) <= max(residents[:2]) + RESIDENT
 
 
-@pytest.mark.parametrize(
-    ("kind", "late"),
-    slow_unless(lambda kind, _: kind == "medusa", [("plain", 0), ("medusa", 1), ("language-model", 0), ("dynamic", 1)]),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "late"), [("plain", 0), ("medusa", 1), ("language-model", 0), ("dynamic", 1)])
 def test_some_hundred_steps_leave_nothing_behind(kind, late):
     check(kind, late, 240)
 

@@ -342,6 +342,7 @@ def stored(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_models_load_without_triton(stored):
     """And where it is installed, no kernels are imported for a model on CPU."""
     done = subprocess.run(

@@ -232,6 +232,7 @@ def test_validation_measures_what_the_plan_names(models, profile):
         compare(target, heads, plan, Requests(fresh[:15]), blocks=4)
 
 
+@pytest.mark.slow
 def test_validation_measures_policies(models, profile):
     """Live tau is the replay of the recorded candidates; where a trace is replayed policies are left out."""
     target, heads = models

@@ -192,6 +192,7 @@ def test_one_row_and_constant_texts_are_m_d_1():
     assert close(found["tokens_s"], 1.4)
 
 
+@pytest.mark.slow
 def test_one_row_and_speculation_are_m_g_1():
     """Wait rate E[S^2] / (2 (1 - rho)), S the seconds of a request's own walk."""
     rng = np.random.default_rng(8)

@@ -42,7 +42,6 @@ from tests.helpers.command_line import (
 )
 from tests.helpers.models import generated
 from tests.helpers.slow_growth import POLICIES
-from tests.helpers.slow_params import slow_unless
 from treeopt.api.token_sampling import RULES
 from treeopt.cli import main
 from treeopt.cli.options.decoded_output import SCHEMA
@@ -536,9 +535,8 @@ def long(tiny, tmp_path_factory):
     return [*words, "--ignore-end", "--batch", "2"], texts(read_json(result.stdout))
 
 
-@pytest.mark.parametrize(
-    "number", slow_unless(lambda number: number == signal.SIGKILL, [signal.SIGINT, signal.SIGKILL])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_what_is_interrupted_can_be_gone_on_with(long, tmp_path, number):
     words, expected = long
     path = tmp_path / "out.jsonl"

@@ -11,6 +11,7 @@ from treeopt.cli import main
 from treeopt.storage.atomic_files import shipped
 
 COMMANDS = dict(commands())
+LONG = {("profile",), ("report",), ("train",), ("decode",), ("validate",), ("whatif",), ("trace", "collect")}
 ENDLESS = ("explore",)  # serves a page until it is interrupted: tests/treeopt/explore
 
 
@@ -39,7 +40,14 @@ def test_help_ends_with_two_examples_of_shipped_files(words):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libraries that train
-@pytest.mark.parametrize("words", [words for words in COMMANDS if words != ENDLESS], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(words, marks=pytest.mark.slow if words in LONG else (), id=" ".join(words))
+        for words in COMMANDS
+        if words != ENDLESS
+    ],
+)
 def test_examples_run(words, folder, monkeypatch):
     monkeypatch.chdir(folder)
     for line in examples(COMMANDS[words]):

@@ -88,7 +88,6 @@ PROMPTS = {
     "text empty": (b'{"text": ""}\n', [], 1, "line 1"),
     "text of one token": (b'{"text": "abc"}\n{"text": "a"}\n', [], 2, "token"),
     "half a character": (b'{"text": "ab\\ud800c"}\n', [], 1, "line 1"),
-    "domain a number": (b'{"text": "abc", "domain": 3}\n', [], 1, "line 1"),
     "other bytes": (b"\xff\xfe", [], 1, "prompts.jsonl"),
     "too few": (b'{"text": "abc"}\n' * 5, ["--requests", "6"], 2, "6 prompts"),
     "too few after skip": (b'{"text": "abc"}\n' * 5, ["--requests", "3", "--skip", "3"], 2, "skipping 3"),

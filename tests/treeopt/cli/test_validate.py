@@ -121,6 +121,7 @@ def test_a_few_prompts_may_be_shorter_than_profiled(made, tiny, tmp_path):
     assert record["end_to_end"]["cells"] >= 2
 
 
+@pytest.mark.slow
 def test_whole_runs_are_compared_with_their_own_predictions_only(made, tiny, tmp_path):
     record, _ = whole(tiny, made, tmp_path, *CHECK)
     assert record["end_to_end"]["cells"] >= 2

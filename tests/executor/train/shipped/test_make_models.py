@@ -25,6 +25,7 @@ from simulate.profiles.find_profile import profile_of_trace
 from simulate.profiles.profile import RUN, load_profile
 from simulate.validation import find_validation
 from tests.helpers.models import SMALL
+from tests.helpers.slow_params import slow_unless
 from treeopt.api.run_models import Models, load_models
 from treeopt.errors import UsageError
 from treeopt.planning.search_pipeline import search
@@ -159,7 +160,7 @@ def test_models_are_small_and_say_where_they_come_from():
         assert record["log"]
 
 
-@pytest.mark.parametrize("name", make_traces.DRAFTERS)
+@pytest.mark.parametrize("name", slow_unless(lambda name: "eagle3" in name or "medusa1" in name, make_traces.DRAFTERS))
 def test_every_drafter_s_trace_replays_to_its_live_steps(name):
     data = shipped("models").parent
     folder = make_traces.target_of(data, name)
