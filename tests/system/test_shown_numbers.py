@@ -93,6 +93,7 @@ def test_two_hundred_random_numbers_are_the_library_s(pools):
     assert [number for number in chosen if not number.equal] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("surface", SURFACES)
 def test_a_wrong_number_is_found(pools, surface):
     for number in random.Random(4).sample(pools[surface], 20):

@@ -37,6 +37,7 @@ from executor.verification.tree_tensors import Draft
 from tests.executor.decoding.test_cuda_graphs import Recorder
 from tests.helpers.drafters import admitted
 from tests.helpers.models import VOCABULARY, generated, random_prompts, small_model, small_target
+from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError, TreeoptError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit
@@ -181,7 +182,7 @@ def test_equals_generate_token_for_token(references, shape, name, batch, late):
     assert sum(sum(g.accepted) for g in found) > 5  # and some drafts were kept
 
 
-@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("late", slow_unless(lambda late: late == 1, [0, 1]))
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_drafted_trees_equal_the_slow_ones(references, monkeypatch, shape, name, late):

@@ -5,6 +5,7 @@ from transformers import CohereConfig, DeepseekV3Config, GPT2Config, LlamaConfig
 
 from executor.target.architectures import context_limit
 from tests.helpers.model_families import EAGER, FAMILIES, FIXED, Oracle, decode, family
+from tests.helpers.slow_params import slow_unless
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "original_max_position_embeddings": 32768}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
@@ -18,7 +19,23 @@ LLAMA3 = {
 }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# One of each kind of positions, attention, windows and experts.
+DAILY = {
+    "llama",
+    "mistral",
+    "qwen2_window",
+    "qwen3",
+    "gemma3",
+    "gpt2",
+    "opt",
+    "falcon",
+    "cohere2",
+    "mixtral",
+    "gpt_oss",
+}
+
+
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in DAILY, FAMILIES))
 def test_equals_generate_token_for_token(name):
     known = family(name)
     target = known.target()

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import numpy as np
 import pytest
@@ -30,7 +29,6 @@ from simulate.validation.end_to_end import Runs, whole_runs
 from simulate.validation.predicted_vs_measured import comparison_record
 from simulate.validation.predictions import closed_forms, ways_of
 from tests.helpers.models import SMALL, random_heads, random_prompts, small_target
-from tests.helpers.slow_params import slow_unless
 from tests.helpers.strategies import drawn_trace
 from treeopt.comparison.trees_of_size import parse_sizes, sized_trees
 from treeopt.cost_model import StepShape
@@ -161,10 +159,9 @@ def prefill_clock(clock, monkeypatch) -> Clock:
 PREFILL = Prefill(*(tuple((tokens, more + 0.001 * tokens) for tokens in (2, 64)) for more in (0.05, 0.07)))
 
 
-@pytest.mark.parametrize(
-    ("lengths", "late"),
-    slow_unless(lambda lengths, late: len(lengths) == 1 and late == 1, product([[4], [5, 9, 2, 7]], [0, 1])),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("lengths", [[4], [5, 9, 2, 7]])
 def test_whole_runs_take_as_long_as_they_are_predicted_to(prefill_clock, monkeypatch, lengths, late):
     """Of the very requests: prompts read together are padded, rows idle and are freed late, uneven pieces drain."""
     trace, batches = a_trace(40, 0), (1, 2, 4)

@@ -141,7 +141,7 @@ def test_only_live_validations_check_a_plan(tmp_path, monkeypatch):
     assert find_validation.live_checks(plan)
 
 
-@pytest.mark.parametrize("name", make_traces.DRAFTERS)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in ("medusa", "eagle3"), make_traces.DRAFTERS))
 def test_no_drafter_is_said_to_be_of_another_target(name, caplog):
     data = shipped("models").parent
     place = Path(make_traces.place_of(data, name))
