@@ -153,7 +153,11 @@ def _spelled(value: Any) -> Any:
     """Return the value of a string, or of tuples that YAML took for words."""
     if isinstance(value, str):
         return literal(value)
-    return literal(f"[{', '.join(map(str, value))}]") if value and _words(value) else value
+    if not (value and _words(value)):
+        return value
+    if any(isinstance(word, int) and not 0 <= word <= MAX_RANK for word in value):
+        raise TreeError(f"ranks must be in 0..{MAX_RANK}, found one that is not")
+    return literal(f"[{', '.join(map(str, value))}]")
 
 
 def _like_a_tree(value: Any, name: str = "") -> bool:

@@ -233,6 +233,7 @@ BOMB = "a0: &a0 [[0], [1]]\n" + BOMB
         ("a: [[0], [0x" + "f" * 5000 + "]]", "a", "must hold ranks in 0..32767, found one too large"),
         ("[" * 2000, None, "not read: YAML with brackets nested more than 200 deep"),
         ("&a [*a, *a]", None, "path 0 must hold ranks"),
+        ("a: [(0, 0x" + "f" * 5000 + ", 1)]", "a", "ranks must be in 0..32767, found one that is not"),
         ("f" * 400_000, None, "not YAML of a mapping or a list"),
         ("a" + " " * 400_000 + "b", None, "not YAML of a mapping or a list"),
     ],
