@@ -1,5 +1,4 @@
-"""Model architectures: which are refused because they cannot verify trees; sliding windows, context limits, eager;
-stored tensors that have no effect.
+"""Model architectures: those that cannot verify trees, sliding windows, context limits, eager attention, unused tensors.
 
 Nothing here computes. A family that is not named is accepted if its forward takes positions and a four-dimensional mask
 and its layers are of kinds known here.

@@ -1,4 +1,4 @@
-"""What runs every day and what only with the slow suite: parameters of tests, and examples of properties."""
+"""Choices between the daily and the slow suite: parameters of tests, and examples of properties."""
 
 import os
 from collections.abc import Callable, Iterable
