@@ -1,4 +1,4 @@
-"""Model architectures: those that cannot verify trees, sliding windows, context limits, eager attention, unused tensors.
+"""Model architectures: those that cannot verify trees, windows, context limits, eager attention, unused tensors.
 
 Nothing here computes. A family that is not named is accepted if its forward takes positions and a four-dimensional mask
 and its layers are of kinds known here.
