@@ -32,7 +32,7 @@ fuzz: $(VENV)/.all  ## every reader of files on FUZZ damaged inputs; those that 
 	OMP_NUM_THREADS=1 TREEOPT_FUZZ=$(FUZZ) TREEOPT_FUZZ_KEPT=$(OUT)/fuzz $(BIN)/python -m pytest -q -rP \
 		-n 2 tests/system/test_fuzz.py
 
-browser: $(VENV)/.all  ## pages in headless Chromium, which must be installed: layout, sliders, keyboard, accessibility
+browser: $(VENV)/.browser  ## pages in headless Chromium, which must be installed: layout, sliders, keyboard, accessibility
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser
 
 pictures: $(VENV)/.all  ## the pictures that README shows, drawn again from shipped files
@@ -193,7 +193,12 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.all: $(VENV)/.core
-	$(PIP) -e '.[executor,train,report,explore,dev]'
+	$(PIP) --no-compile -e '.[executor,train,data,report,explore,dev]'
+	-$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null  # as pip does, on all cores
+	touch $@
+
+$(VENV)/.browser: $(VENV)/.all
+	$(PIP) -e '.[browser]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.core

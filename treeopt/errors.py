@@ -14,8 +14,10 @@ Every message names the condition, the place, and the value found. The command l
 """
 
 import re
+from collections.abc import Sequence
 
 LONG_WORD = re.compile(r"(\S{200})\S{100,}(\S{80})")
+SHOWN = 3  # names of a list in a message
 
 
 class TreeoptError(Exception):
@@ -73,3 +75,13 @@ def counted(number: int, noun: str) -> str:
     ('1 request', '2 requests', '32,000 tokens')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def shorten(items: Sequence[str], lead: str = "") -> str:
+    """Return the first few names of a list and the number of the others; nothing for an empty list.
+
+    >>> shorten(["a", "b", "c", "d", "e"], "5 missing: ")
+    '5 missing: a, b, c and 2 more'
+    """
+    others = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return f"{lead}{', '.join(items[:SHOWN])}{others}" if items else ""

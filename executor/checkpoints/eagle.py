@@ -23,9 +23,8 @@ from executor.checkpoints.tensors.parameter_names import STORED_LAYER, fill_modu
 from executor.checkpoints.tensors.target_copies import embedding_of, is_embedding, is_head
 from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.eagle import Eagle
-from executor.target.load_hf_model import shorten
 from executor.target.target_model import Target
-from treeopt.errors import ExecutorError, UsageError
+from treeopt.errors import ExecutorError, UsageError, shorten
 
 LAYOUTS = ("eagle", "vllm")
 BIAS = "fc.bias"

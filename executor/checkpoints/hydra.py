@@ -22,9 +22,8 @@ from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 from executor.checkpoints.tensors.parameter_names import fill_module, named
 from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.hydra import Hydra
-from executor.target.load_hf_model import shorten
 from executor.target.target_model import Target
-from treeopt.errors import ExecutorError, UsageError
+from treeopt.errors import ExecutorError, UsageError, shorten
 
 LAYOUTS = ("hydra",)
 FILE = "hydra_lm_head"

@@ -13,8 +13,7 @@ import torch
 from executor.checkpoints.detect_layout import plain_name, unwrapped
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.target.architectures import MTP
-from executor.target.load_hf_model import shorten
-from treeopt.errors import ExecutorError
+from treeopt.errors import ExecutorError, shorten
 
 PLAIN = "the checkpoint in float32, bfloat16 or float16 that it was quantised from"
 _LAYER = re.compile(r"(.*?\b(?:layers|mtp_layers|mtp|mtps|h|blocks)\.\d+)\.")

@@ -94,9 +94,10 @@ def _begins(file: Path, mark: bytes) -> bool:
 
 
 def _binary(path: Path) -> bool:
-    """Return True if there is a zero byte near the beginning, as git does."""
+    """Return True if there is a zero byte near the beginning, as git does, and no mark of UTF-16."""
     try:
         with user_files.open_regular(path) as file:
-            return b"\0" in file.read(8000)
+            head = file.read(8000)
+            return b"\0" in head and not head.startswith(user_files.UTF16)
     except OSError:
         return False  # reading it will report the error

@@ -7,6 +7,7 @@ goes by its name: `.json` and `.jsonl` must hold records, and any other file is 
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import StringIO
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.prompts.record_forms import MARKS, PLAIN
-from treeopt.errors import ExecutorError
+from treeopt.errors import ExecutorError, shorten
 from treeopt.storage import user_files
 from treeopt.storage.atomic_files import why
 
@@ -212,7 +213,11 @@ def _cells(path: Path) -> Iterator[Item]:
             csv.field_size_limit(usual)
         if row is None:
             return
+        names = rows.fieldnames or ()
+        twice = shorten([name for name, count in Counter(names).items() if name.strip() and count > 1])
+        if twice:
+            raise ExecutorError(f"{path}: the head names {twice} more than once: rename or remove a column")
         if any(beyond := row.pop(None, [])):
-            wide = len(rows.fieldnames or ()) + len(beyond)
+            wide = len(names) + len(beyond)
             raise ExecutorError(f"{path}, line {rows.line_num}: {wide} cells, but the head names {wide - len(beyond)}")
         yield Item(f"{path}, line {rows.line_num}", {str(key): cell for key, cell in row.items() if cell})

@@ -19,7 +19,7 @@ from executor.target.packed_linears import pack_where_it_fits
 from executor.target.quantization import plain_tensors, quantizer, stored_quantization
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import check_agreement, sharding, whole
-from treeopt.errors import ExecutorError, UsageError
+from treeopt.errors import ExecutorError, UsageError, shorten
 from treeopt.storage.user_files import check_regular
 
 DTYPES = {
@@ -30,7 +30,6 @@ DTYPES = {
 }
 
 _BIASED = ("attention_bias", "mlp_bias", "qkv_bias", "use_bias", "bias")  # fields of configurations
-SHOWN = 3  # names in a message
 
 THREADS_PER_CORE = 4  # more are of no use; with very many the process dies without a message
 
@@ -293,13 +292,3 @@ def prepare(device: str, *, threads: int | None = None, tensor_parallel: bool = 
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or its class."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def shorten(items: list[str], lead: str = "") -> str:
-    """Return the first few of a list and the number of the others; nothing for an empty list.
-
-    >>> shorten(["a", "b", "c", "d", "e"], "5 missing: ")
-    '5 missing: a, b, c and 2 more'
-    """
-    others = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return f"{lead}{', '.join(items[:SHOWN])}{others}" if items else ""

@@ -12,8 +12,7 @@ from typing import Any
 
 from executor.checkpoints.layer_settings import attention_windows, rotary_positions
 from executor.checkpoints.tensors.lazy_tensors import Stored
-from executor.target.load_hf_model import shorten
-from treeopt.errors import ExecutorError
+from treeopt.errors import ExecutorError, shorten
 
 # Read by `layer_config`, `rotary_positions`, `attention_windows` and the readers of the families.
 READ = {

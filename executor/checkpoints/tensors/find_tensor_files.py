@@ -17,8 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 from executor.checkpoints.tensors.torch_save import check_tensor, load_saved
-from executor.target.load_hf_model import shorten
-from treeopt.errors import ExecutorError
+from treeopt.errors import ExecutorError, shorten
 from treeopt.storage.atomic_files import why
 from treeopt.storage.user_files import check_text, open_regular, read_text
 

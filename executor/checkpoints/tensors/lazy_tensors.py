@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.target.load_hf_model import DTYPES, shorten
-from treeopt.errors import ExecutorError
+from executor.target.load_hf_model import DTYPES
+from treeopt.errors import ExecutorError, shorten
 
 
 @dataclass(frozen=True)

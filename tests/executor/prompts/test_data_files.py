@@ -77,7 +77,8 @@ def test_records_of_any_form_are_no_text(tmp_path, name):
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_other_files_are_texts(tmp_path, content, encoding):
     (tmp_path / "a.txt").write_text(content, encoding)
-    assert [text.text for text in read_texts([tmp_path / "a.txt"])] == [content]
+    for path in (tmp_path / "a.txt", tmp_path):
+        assert [text.text for text in read_texts([path])] == [content]
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.txt", "a.csv"])

@@ -134,6 +134,12 @@ def test_tables_of_cells_are_records_and_no_text(tmp_path, suffix, between):
     for read in (lambda: read_texts([path]), lambda: read_prompts(path)):
         with pytest.raises(ExecutorError, match=rf"data\{suffix}, line 3: 3 cells, but the head names 2"):
             read()
+    path.write_text(between.join(["text", "", "text", "domain", "\na", "", "b", "c", ""]), "utf-8")
+    for read in (lambda: read_texts([path]), lambda: read_prompts(path)):
+        with pytest.raises(ExecutorError, match=rf"data\{suffix}: the head names text more than once: rename"):
+            read()
+    path.write_text(between.join(["text", "", "", "\na", "", ""]), "utf-8")
+    assert [text.text for text in read_texts([path])] == ["a"]
     path = path.rename(path.with_suffix(suffix.upper()))
     report = Report()
     (tmp_path / "notes.txt").write_text("a text")
