@@ -103,13 +103,11 @@ def unchanged(tmp_path, request):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick():
-    """Provenance asks git, 0.1 s a command (those from a shell do so below); one thread serves a tiny model best."""
+def _one_thread():
+    """One thread serves a tiny model best."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treeopt.storage.provenance._commit", lambda: "none")
-        yield
+    yield
     torch.set_num_threads(threads)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,10 @@ PACKAGES = ("numpy", "scipy", "torch", "transformers", "ortools")
 
 def this_run() -> dict[str, Any]:
     """Return versions, git commit, processor, date and command of this run; no absolute path, user or host name."""
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return {
         "treeopt": own_version(),
         "commit": _commit(),
-        "software": versions,
+        "software": dict(_versions()),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -37,6 +32,7 @@ def this_run() -> dict[str, Any]:
     }
 
 
+@cache
 def own_version() -> str:
     """Return the installed version of treeopt."""
     try:
@@ -115,8 +111,21 @@ def _without_folder(word: str) -> str:
     return Path(word).name if Path(word).is_absolute() else word
 
 
+@cache
+def _versions() -> Mapping[str, str]:
+    """Return the versions of Python and of the installed packages that compute."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@cache
 def _commit() -> str:
-    """Return the checkout's commit, with `+` if its code has changes; empty outside a checkout."""
+    """Return the checkout's commit at the first call, with `+` if its code has changes; empty outside a checkout."""
     root = Path(__file__).parent.parent.parent
     if not (root / ".git").exists():
         return ""
@@ -134,6 +143,7 @@ def _git(root: Path, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
 
 
+@cache
 def _processor() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -1,6 +1,6 @@
 """Fixtures that all tests of commands share."""
 
-from tests.helpers.command_line import _quick as _quick
+from tests.helpers.command_line import _one_thread as _one_thread
 from tests.helpers.command_line import found as found
 from tests.helpers.command_line import made as made
 from tests.helpers.command_line import plan_file as plan_file

@@ -63,13 +63,11 @@ TREE = "[[0,0,0],[0,1],[1,0],[2]]"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick():
-    """As in test_cli: no git, one thread."""
+def _one_thread():
+    """One thread serves a tiny model best."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treeopt.storage.provenance._commit", lambda: "none")
-        yield
+    yield
     torch.set_num_threads(threads)
 
 

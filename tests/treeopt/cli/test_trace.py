@@ -27,14 +27,6 @@ from treeopt.replay.sampled_rules import drawn_ranks
 from treeopt.traces.trace import load_trace, save_trace
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick():
-    """As in test_cli: no git."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treeopt.storage.provenance._commit", lambda: "none")
-        yield
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """A folder with `target`, `drafter` (heads), `other` (a model), `counts` and `prompts.jsonl`."""

@@ -38,14 +38,6 @@ SAMPLED = {
 CANDIDATES = {"candidates": DynamicTree(nodes=1, depth=2, beam=3), "stride": 2}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick():
-    """As in test_cli: no git."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treeopt.storage.provenance._commit", lambda: "none")
-        yield
-
-
 @pytest.fixture(scope="module")
 def models():
     return small_target(), random_heads()
@@ -123,6 +115,7 @@ def test_other_settings_do_not_go_on(models, tmp_path, monkeypatch, changes, wor
 
 
 def test_other_models_prompts_and_code_do_not_go_on(models, tmp_path, monkeypatch):
+    monkeypatch.setattr("treeopt.storage.provenance._commit", lambda: "none")
     interrupted(models, tmp_path, monkeypatch, GREEDY, after=1)
     target, heads = models
     for words, word in (

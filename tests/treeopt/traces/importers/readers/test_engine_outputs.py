@@ -21,15 +21,6 @@ from treeopt.traces.importers.readers.printed_rates import Printed, printed_chai
 from treeopt.traces.importers.readers.prometheus_counters import read_counters
 from treeopt.tree import Tree
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick():
-    """As in test_cli: no git."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treeopt.storage.provenance._commit", lambda: "none")
-        yield
-
-
 SERVE = {
     "endpoint_type": "openai-chat",
     "max_concurrency": 4,

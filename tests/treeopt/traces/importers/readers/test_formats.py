@@ -25,14 +25,6 @@ from treeopt.traces.trace import load_trace, save_trace
 from treeopt.tree import Tree
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick():
-    """As in test_cli: no git."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treeopt.storage.provenance._commit", lambda: "none")
-        yield
-
-
 def bring(tmp_path, source, kind, *more):
     """The trace that the command makes."""
     result = done("trace", "import", source, "--format", kind, "--output", tmp_path / "out.npz", "--force", *more)

@@ -20,14 +20,6 @@ from treeopt.traces.trace import load_trace
 from treeopt.tree import Tree
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick():
-    """As in test_cli: no git."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treeopt.storage.provenance._commit", lambda: "none")
-        yield
-
-
 def test_info_tells_the_engine_that_a_chain_was_counted_by(tmp_path):
     (tmp_path / "m").write_text(scaled(VLLM, 40))
     trace, _ = bring(tmp_path, tmp_path / "m", "counters")

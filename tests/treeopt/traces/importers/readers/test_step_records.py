@@ -20,14 +20,6 @@ from treeopt.traces.importers.readers.step_records import (
 from treeopt.tree import Tree
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick():
-    """As in test_cli: no git."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treeopt.storage.provenance._commit", lambda: "none")
-        yield
-
-
 def step(task, accepted, drafted, more=""):
     place = f"0.01.234.567 I slot update_slots: id  {task % 4} | task {task}"
     return f"{place} | accepted {accepted:2}/{drafted:2} draft tokens{more}\n"
