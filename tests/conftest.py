@@ -1,5 +1,6 @@
 """What every test needs: the checkout on the path, and one Hypothesis profile."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -24,3 +25,11 @@ settings.register_profile(
     "treeopt", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("treeopt")
+
+# Collecting makes millions of objects that last: the garbage collector need not walk through them.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
