@@ -194,7 +194,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 
 $(VENV)/.all: $(VENV)/.core
 	$(PIP) --no-compile -e '.[executor,train,data,report,explore,dev]'
-	-$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null  # as pip does, on all cores
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true  # as pip does, on all cores
 	touch $@
 
 $(VENV)/.browser: $(VENV)/.all

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -20,10 +21,18 @@ def child(script: str, grace_s: float = 5.0) -> WorkerProcess:
 
 
 def gone(group: int) -> bool:
-    """Return whether no process of the group runs; what its parent has not reaped yet, does not run."""
-    listed = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
-    rows = (line.split() for line in listed.splitlines())
-    return not any(int(pgid) == group and not state.startswith("Z") for pgid, state in rows)
+    """Return whether no process of the group runs; what its parent has not reaped yet, does not run.
+
+    A killed process closes its pipes a moment before it is listed as ended.
+    """
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        listed = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
+        rows = (line.split() for line in listed.splitlines())
+        if not any(int(pgid) == group and not state.startswith("Z") for pgid, state in rows):
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def test_objects_pass_both_ways_and_nothing_is_left():
