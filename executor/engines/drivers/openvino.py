@@ -15,6 +15,7 @@ first asked for. Facts about OpenVINO GenAI 2026.4.1 that a reader of its steps 
 * It may die after some hundred runs ("free(): invalid next size"). The next run starts it again.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from executor.engines.connections.worker_process import GRACE_S, WorkerProcess
 from executor.engines.engine import Draft, EngineRequest, EngineStep
 from executor.engines.model_files import model_name
 from treeopt.constraints.size_rules import pool
+from treeopt.engines.openvino import TREES
 from treeopt.errors import EngineError
 from treeopt.policies import DynamicTree
 
@@ -38,7 +40,7 @@ PLAIN, DRAFTING = "plain", "drafting"
 class OpenVino:
     """OpenVINO GenAI with a draft model, with prompt lookup, or with neither; see `Engine`."""
 
-    tree_requests = 1
+    tree_requests = TREES.requests or sys.maxsize
 
     def __init__(
         self,
