@@ -17,7 +17,7 @@ from executor.checkpoints.detect_layout import plain
 from executor.checkpoints.engine_files.folded_bias import check_residual, shifted_embeddings, unfolded_bias
 from executor.checkpoints.layer_settings.attention_windows import window_of
 from executor.checkpoints.layer_settings.layer_config import SCALED, config_of, fields, is_scaled, layer_fields
-from executor.checkpoints.layer_settings.stated_sizes import check_sizes, layer_sizes
+from executor.checkpoints.layer_settings.stated_sizes import check_sizes, layer_sizes, layer_switches, note_missing
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 from executor.checkpoints.tensors.parameter_names import STORED_LAYER, fill_module, layer_name, named
 from executor.checkpoints.tensors.target_copies import embedding_of, is_embedding, is_head
@@ -57,6 +57,8 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
     if groups > target.vocabulary:
         raise ExecutorError(f"{stored.path}: router.w2.weight: {groups} groups of {target.vocabulary} tokens")
     stored = _unfolded(stored, target)
+    biased = dict.fromkeys(("bias", "fusion_bias", "eagle_fc_bias"), BIAS in stored.entries)
+    note_missing(stored, biased | layer_switches(config) | {"layernorms": False})
     drafter = fill_module(
         lambda: Eagle(config, bias=BIAS in stored.entries, router_groups=groups, active_groups=active, window=window),
         stored,

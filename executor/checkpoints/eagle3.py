@@ -21,7 +21,7 @@ from executor.checkpoints.eagle3_norms import norm_options
 from executor.checkpoints.eagle3_target_layers import reads_last_feature, taps_of
 from executor.checkpoints.layer_settings.attention_windows import window_of
 from executor.checkpoints.layer_settings.layer_config import config_of, layer_fields
-from executor.checkpoints.layer_settings.stated_sizes import check_sizes, layer_sizes
+from executor.checkpoints.layer_settings.stated_sizes import check_sizes, layer_sizes, layer_switches, note_missing
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 from executor.checkpoints.tensors.parameter_names import fill_module, layer_name
 from executor.checkpoints.tensors.target_copies import embedding_of, head_of, is_embedding
@@ -52,6 +52,8 @@ def read_eagle3(stored: Stored, target: Target) -> Eagle3:
     sizes = {"draft_vocab_size": rows, "hidden_size": hidden}
     sizes |= {"target_hidden_size": target.hidden, "vocab_size": target.vocabulary, **layer_sizes(configs[0])}
     check_sizes(stored, target, layers=count, sizes=sizes)
+    head_norms = any(map(_HEAD_NORM.fullmatch, stored.entries))
+    note_missing(stored, layer_switches(configs[0]) | {"use_qk_norm": head_norms})
     taps = taps_of(stored, wide, target)
     ids = drafted_ids(stored, rows, target)
     if ids is not None and head is not None:
@@ -78,7 +80,7 @@ def read_eagle3(stored: Stored, target: Target) -> Eagle3:
             own_embeddings=own_embeddings,
             deeper=configs[1:],
             windows=windows,
-            head_norms=any(map(_HEAD_NORM.fullmatch, stored.entries)),
+            head_norms=head_norms,
             fused=FUSION in stored.entries,
             **options,
         ),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from executor.checkpoints.detect_layout import plain_name
 from executor.checkpoints.layer_settings.attention_windows import window_of
+from executor.checkpoints.layer_settings.config_fields import check_fields
 from executor.checkpoints.layer_settings.layer_config import config_of, fields, layer_fields
 from executor.checkpoints.layer_settings.stated_sizes import note_sizes
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
@@ -77,7 +78,9 @@ def read_hydra(stored: Stored, target: Target) -> Hydra:
     )
     _check_copies(stored, places, since=2 if skipping else 1)
     said = {"hydra_num_heads": len(places), "hydra_num_layers": layers, "grounded_heads": drafter.grounded}
-    note_sizes(stored, said)
+    note_sizes(stored, said | {"hidden_size": target.hidden, "vocab_size": target.vocabulary})
+    if config is None:
+        check_fields(stored, stored.config)
     return drafter
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from executor.checkpoints.detect_layout import unwrapped
-from executor.checkpoints.layer_settings.stated_sizes import note_sizes
+from executor.checkpoints.layer_settings.config_fields import check_fields
+from executor.checkpoints.layer_settings.stated_sizes import note_missing, note_sizes
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.checkpoints.tensors.target_copies import head_of, is_head
 from executor.checkpoints.tensors.write_tensors import Written
@@ -86,7 +87,10 @@ def read_medusa(stored: Stored, target: Target) -> MedusaHeads:
                 drafter.output[k] = stored.read(own_outputs[k])
     names = ("num_heads", "num_hidden_layers") if spelling is VLLM else ("medusa_num_heads", "medusa_num_layers")
     if not within:  # a whole model's fields are the model's
-        note_sizes(stored, dict(zip(names, (heads, layers), strict=True)))
+        sizes = {"hidden_size": target.hidden, "vocab_size": target.vocabulary}
+        note_sizes(stored, sizes | dict(zip(names, (heads, layers), strict=True)))
+        note_missing(stored, {"medusa_fc_bias": biased})
+        check_fields(stored, stored.config)
     return drafter
 
 

@@ -13,7 +13,7 @@ from executor.checkpoints.tensors.lazy_tensors import Stored
 from treeopt.errors import ExecutorError
 
 FULL = "full_attention"
-NAMES = ("layer_types", "sliding_window", "use_sliding_window")
+NAMES = ("layer_types", "sliding_window", "use_sliding_window", "attention_chunk_size")
 
 
 def layer_type(stored: Stored, given: Mapping[str, Any], number: int) -> str:
@@ -45,7 +45,9 @@ def window_of(stored: Stored, given: Mapping[str, Any], number: int) -> int | No
     Raises:
         ExecutorError: a sliding layer without a window; see also `layer_type`.
     """
-    width = given.get("sliding_window")
+    width, chunk = given.get("sliding_window"), given.get("attention_chunk_size")
+    if chunk is not None:
+        stored.assume(f"attention_chunk_size {chunk!r:.40} is not applied: no drafter's class in vLLM or SGLang does")
     if layer_type(stored, given, number) == FULL:
         if width is not None and given.get("layer_types") is None and given.get("use_sliding_window") is None:
             stored.assume(

@@ -6,7 +6,7 @@ no drafter's class in vLLM, SGLang or the trainers reads them.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ READ = {
     *rotary_positions.NAMES,
     *attention_windows.NAMES,
     *("hidden_size", "num_attention_heads", "head_dim", "hidden_act", "rms_norm_eps", "max_position_embeddings"),
+    *("hidden_activation", "norm_eps", "num_heads"),
     *("architectures", "model_type", "speculators_model_type", "transformer_layer_config", "model", "text_config"),
     *("llm_config", "language_config", "treeopt_drafter", "eagle_config", "quantization_config", "method"),
     *("norm_before_residual", "norm_output", "fc_norm", "norm_before_fc", "draft_vocab_size", "tie_word_embeddings"),
@@ -35,7 +36,7 @@ _WITHOUT_EFFECT = (
     r".*_token_(id|ids|index)|(bos|eos|pad|sep|cls|mask)_token|tokenizer_class|prefix|suffix",
     r".*dropout.*|.*_pdrop|drop_rate|initializer_(range|factor)|init_.*|pretraining_tp|gradient_checkpointing|.*loss.*",
     r"id2label|label2id|num_labels|problem_type|task_specific_params|finetuning_task|return_dict.*|output_(?!norm).*",
-    r"max_sequence_length|(model_)?max_length|min_length|do_sample|num_(beams|beam_groups|return_sequences)|temperature"
+    r"max_(sequence_length|paths)|(model_)?max_length|min_length|do_sample|num_(beams|beam_groups|return_sequences)|temperature"
     r"|(top|typical)_p|.*penalty|.*no_repeat_ngram_size|bad_words_ids|forced_.*|early_stopping|(begin_)?suppress_tokens"
     r"|remove_invalid_values|use_bfloat16",
     r"chunk_size_feed_forward|is_decoder|is_encoder_decoder|add_cross_attention|cross_attention.*|pruned_heads|torchscript",
@@ -52,9 +53,9 @@ _WITHOUT_EFFECT = (
     # Copied from targets; the drafter's class applies none of them.
     r"final_logit_softcapping|attn_logit_softcapping|query_pre_attn_scalar|embedding_multiplier|residual_multiplier"
     r"|attention_multiplier|logits_scaling|scale_emb|scale_depth|dim_model_base|clip_qkv|swiglu_limit|swiglu_alpha",
-    r"max_window_layers|(_)?sliding_window_pattern|attention_chunk_size|layer_norm_eps|norm_eps|norm_type|norm_topk_prob",
-    r"use_(qk_norm|bidirectional_attention|double_wide_mlp)|attn_(temperature_tuning|scale)|floor_scale"
-    r"|num_kv_shared_layers|.*_per_layer_input|hidden_activation|activation_function|head_count|n_(head|layer|embd)",
+    r"max_window_layers|(_)?sliding_window_pattern|layer_norm_eps|norm_type|norm_topk_prob",
+    r"use_(qk_norm|double_wide_mlp)|attn_(temperature_tuning|scale)|floor_scale"
+    r"|num_kv_shared_layers|.*_per_layer_input|activation_function|head_count|n_(head|layer|embd)",
     r"linear_.*|full_attention_interval|conv_.*|hybrid_.*|attn_output_gate|attn_type_list|postnorm|layernorm_.*",
 )
 WITHOUT_EFFECT = re.compile("|".join(f"(?:{form})" for form in _WITHOUT_EFFECT))
@@ -62,10 +63,13 @@ WITHOUT_EFFECT = re.compile("|".join(f"(?:{form})" for form in _WITHOUT_EFFECT))
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "logit_scale": ((1,), "vLLM multiplies the drafter's logits by it, trainers do not"),
     "is_causal": ((True,), "the drafter would attend to later tokens"),
+    "use_bidirectional_attention": ((False,), "the drafter would attend to later tokens"),
     "parallel_draft_step": ((0, 1), "parallel drafting is not supported"),
 }
 # Fields of a layer beside those of positions and windows, and of the drafter as a whole.
-LAYERS = ("hidden_act", "rms_norm_eps")
+LAYERS = ("hidden_act", "rms_norm_eps", "head_dim", "num_attention_heads")
+# Other projects' names of a layer's fields, and the name that is read.
+OTHER_NAMES = {"hidden_activation": "hidden_act", "norm_eps": "rms_norm_eps"}
 DRAFTERS = (
     *("norm_before_residual", "norm_output", "fc_norm", "norm_before_fc", "use_aux_hidden_state"),
     *("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"),
@@ -115,6 +119,18 @@ def check_fields(stored: Stored, given: Mapping[str, Any]) -> None:
         _check_layer(stored, outer, place, given)
     if nested:
         _check_drafter(stored, given)
+    for other, name in OTHER_NAMES.items():
+        if given.get(other) is not None and given.get(name) is None:
+            stored.assume(f"{other} {given[other]!r:.40} is not used: write it as {name}, if the drafter has it")
+    note_unknown(stored, parts)
+
+
+def note_unknown(stored: Stored, parts: Sequence[Mapping[str, Any]]) -> None:
+    """Note the fields of these parts of config.json that treeopt does not know.
+
+    Raises:
+        ExecutorError: one of them is of positions.
+    """
     unknown = sorted({name for part in parts for name in part if not is_known(name)})
     positional = [name for name in unknown if POSITIONAL.search(name) and any(_set(part, name) for part in parts)]
     if positional:

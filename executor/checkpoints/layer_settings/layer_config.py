@@ -13,11 +13,11 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from executor.checkpoints.layer_settings.attention_windows import layer_type
 from executor.checkpoints.layer_settings.config_fields import check_fields, outside
 from executor.checkpoints.layer_settings.rotary_numbers import positive
-from executor.checkpoints.layer_settings.rotary_positions import check_beside, rotary
+from executor.checkpoints.layer_settings.rotary_positions import NAMES, check_beside, rotary
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.drafters.decoder_layer import layer_config
 from executor.target.target_model import Target
-from treeopt.errors import ExecutorError
+from treeopt.errors import ExecutorError, shorten
 
 LLAMA_EPSILON, LLAMA_BASE = 1e-6, 10000.0
 SCALED = "scaled rotary positions"  # in messages
@@ -26,6 +26,7 @@ SCALED = "scaled rotary positions"  # in messages
 NESTED = "transformer_layer_config"
 # Where models for images nest their text part.
 TEXT = ("text_config", "llm_config", "language_config")
+LAYER_FIELDS = ("hidden_size", "num_attention_heads", "head_dim", "hidden_act", "rms_norm_eps")
 FIELDS = (
     "hidden_size",
     "intermediate_size",
@@ -56,6 +57,7 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int, number
     """
     given = layer_fields(stored)
     check_fields(stored, given)
+    _note_passed_over(stored, given)
     usual = layer_config(target.model.config)
     if "hidden_size" in given or "num_attention_heads" in given:
         usual.rms_norm_eps, usual.rope_parameters = LLAMA_EPSILON, {"rope_type": "default", "rope_theta": LLAMA_BASE}
@@ -66,6 +68,7 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int, number
     if not isinstance(activation, str) or activation not in ACT2FN:
         raise ExecutorError(f"{stored.where}: hidden_act {activation!r} is not known")
     sizes: dict[str, Any] = {"layer_type": layer_type(stored, given, number), "width": width, "positions": int(limit)}
+    sizes["context"] = target.context_limit
     rope = rotary(stored, given, usual.rope_parameters or {}, **sizes)
     for outer, place in outside(stored, given):
         check_beside(stored, outer, place, given, usual.rope_parameters or {}, rope, **sizes)
@@ -132,10 +135,34 @@ def is_scaled(config: LlamaConfig) -> bool:
 
 def layer_fields(stored: Stored) -> dict[str, Any]:
     """Return the fields of config.json that describe a layer: those of a nested part if there is one."""
-    config = stored.config
-    text = [config.get(name) for name in TEXT if "hidden_size" not in config]
-    parts = [stored.facts.get("layer"), config.get(NESTED), *text]
+    for name in (NESTED, *TEXT):
+        if stored.config.get(name) is not None and not isinstance(stored.config[name], dict):
+            raise ExecutorError(f"{stored.where}: {name} must be an object, found {stored.config[name]!r:.60}")
+    within = stored.facts.get("layer")
+    if isinstance(within, dict):
+        return within
+    layer = stored.config.get(NESTED)
+    return _with_text(layer if layer is not None else stored.config)
+
+
+def _with_text(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a configuration that describes text: itself, unless it leaves that to a nested part."""
+    parts = [config.get(name) for name in TEXT if "hidden_size" not in config]
     return next((part for part in parts if isinstance(part, dict)), config)
+
+
+def _note_passed_over(stored: Stored, given: dict[str, Any]) -> None:
+    """Note what config.json says of a layer where it is not read: in a second nested part, or beside the one read."""
+    for part in (stored.config, given):
+        for name in (NESTED, *TEXT):
+            other = part.get(name)
+            if isinstance(other, dict) and other is not given and not any(other.get(text) is given for text in TEXT):
+                differ = [key for key in (*LAYER_FIELDS, *NAMES) if other.get(key) not in (None, given.get(key))]
+                if differ:
+                    stored.assume(f"{name} is not read; it says otherwise of {shorten(differ)} than the layer's fields")
+    beside, within = (part.get("max_position_embeddings") for part in (stored.config, given))
+    if beside not in (None, within):
+        stored.assume(f"max_position_embeddings {beside!r:.40} stands outside the layer's configuration: not used")
 
 
 def _rows(stored: Stored, name: str) -> int:

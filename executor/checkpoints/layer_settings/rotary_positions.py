@@ -50,7 +50,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {"factor": (1,), "attn_factor": (1,), "ex
 
 
 def rotary(
-    stored: Stored, given: Fields, base: Fields, *, layer_type: str, width: int, positions: int
+    stored: Stored, given: Fields, base: Fields, *, layer_type: str, width: int, positions: int, context: int | None
 ) -> dict[str, Any]:
     """Return the dictionary of rotary positions as transformers 5 has it.
 
@@ -61,6 +61,7 @@ def rotary(
         layer_type: `full_attention` or `sliding_attention`.
         width: of a head.
         positions: `max_position_embeddings`.
+        context: tokens of the longest text that the target takes; None: no limit.
 
     Raises:
         ExecutorError: names a field that is not supported or impossible, or two that contradict each other.
@@ -81,8 +82,7 @@ def rotary(
     if TRAINED_LENGTH in USED[rope["rope_type"]]:
         _set_trained_length(stored, given, rope, within, positions)
     check_numbers(stored, rope, within=within, width=width)
-    if rope["rope_type"] == "longrope":
-        _check_longrope(stored, rope, positions)
+    _check_length(stored, rope, positions, context)
     return rope
 
 
@@ -247,9 +247,15 @@ def _set_trained_length(stored: Stored, given: Fields, rope: dict[str, Any], wit
         )
 
 
-def _check_longrope(stored: Stored, rope: Fields, positions: int) -> None:
-    """Refuse factors that change with the length of the text: cached keys would have other positions."""
-    if rope["short_factor"] != rope["long_factor"] and positions > rope[TRAINED_LENGTH]:
+def _check_length(stored: Stored, rope: Fields, positions: int, context: int | None) -> None:
+    """Refuse positions that change with the length of the text: cached keys would have other ones."""
+    kind = rope["rope_type"]
+    if kind == "dynamic" and (context is None or context > positions):
+        raise ExecutorError(
+            f"{stored.where}: dynamic rotary positions change when one sequence grows beyond max_position_embeddings, "
+            f"{positions}, and the target takes longer texts; not supported"
+        )
+    if kind == "longrope" and rope["short_factor"] != rope["long_factor"] and positions > rope[TRAINED_LENGTH]:
         raise ExecutorError(
             f"{stored.where}: longrope with a short_factor that differs from long_factor changes all positions when "
             "one sequence grows long; not supported"

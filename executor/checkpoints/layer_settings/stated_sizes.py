@@ -48,6 +48,20 @@ def note_sizes(stored: Stored, sizes: Mapping[str, int | bool]) -> None:
             stored.assume(f"{name} is {stated[0]!r:.40}, but the tensors have {size}, which is used")
 
 
+def note_missing(stored: Stored, switches: Mapping[str, bool]) -> None:
+    """Note which fields of config.json are true without their tensors; `switches` is field -> the tensors exist."""
+    parts = (stored.config, layer_fields(stored))
+    for name, there in switches.items():
+        if not there and any(part.get(name) is True for part in parts):
+            stored.assume(f"{name} is true, but {stored.path.name} has no such tensors: none are used")
+
+
+def layer_switches(config: LlamaConfig) -> dict[str, bool]:
+    """Return the biases of a decoder layer, by the tensors."""
+    attention = bool(config.attention_bias)
+    return {"attention_bias": attention, "qkv_bias": attention, "mlp_bias": bool(config.mlp_bias)}
+
+
 def layer_sizes(config: LlamaConfig) -> dict[str, int]:
     """Return the sizes of a decoder layer, by the tensors."""
     return {name: int(getattr(config, name)) for name in ("intermediate_size", "num_key_value_heads")}

@@ -252,6 +252,51 @@ def test_sizes_that_contradict_the_tensors_are_told(tmp_path, target, good, name
 
 
 @pytest.mark.parametrize(
+    ("name", "said", "sentence"),
+    [
+        ("eagle", {"fusion_bias": True}, "fusion_bias is true, but model.safetensors has no such tensors"),
+        ("eagle", {"eagle_fc_bias": True}, "eagle_fc_bias is true, but model.safetensors has no such tensors"),
+        ("eagle", {"layernorms": True}, "layernorms is true, but model.safetensors has no such tensors"),
+        ("eagle", {"qkv_bias": True}, "qkv_bias is true, but model.safetensors has no such tensors"),
+        ("eagle3", {"attention_bias": True}, "attention_bias is true, but model.safetensors has no such tensors"),
+        ("eagle3", {"mlp_bias": True}, "mlp_bias is true, but model.safetensors has no such tensors"),
+        ("eagle3", {"use_qk_norm": True}, "use_qk_norm is true, but model.safetensors has no such tensors"),
+        ("eagle3", {"attention_chunk_size": 8}, "attention_chunk_size 8 is not applied"),
+        ("eagle3", {"norm_eps": 0.1, "rms_norm_eps": None}, "norm_eps 0.1 is not used: write it as rms_norm_eps"),
+        ("eagle3", {"hidden_activation": "gelu", "hidden_act": None}, "hidden_activation 'gelu' is not used: write"),
+        ("medusa", {"of_tomorrow": 1}, "fields that treeopt does not know were not used: of_tomorrow"),
+        ("medusa", {"hidden_size": 9}, "hidden_size is 9, but the tensors have 32, which is used"),
+        ("hydra", {"of_tomorrow": 1}, "fields that treeopt does not know were not used: of_tomorrow"),
+        ("hydra", {"vocab_size": 9}, "vocab_size is 9, but the tensors have 61, which is used"),
+    ],
+)
+def test_what_a_configuration_says_and_no_tensor_does_is_told(tmp_path, target, good, name, said, sentence):
+    tensors, config = good[name]
+    tensors = {key: tensor for key, tensor in tensors.items() if key != "fc.bias"}
+    config = config | {"bias": False} if name == "eagle" else config
+    put_down(tmp_path, tensors, config)
+    assert sentence not in str(assumptions_of(load_drafter(tmp_path, target)))
+    put_down(tmp_path, tensors, config | said)
+    assert sentence in str(assumptions_of(load_drafter(tmp_path, target)))
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra", "eagle3"])
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"logit_scale": 0.1}, "logit_scale 0.1 is not supported"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
+        ({"rope_of_tomorrow": 1}, "rope_of_tomorrow: fields of positions that treeopt does not know"),
+    ],
+)
+def test_fields_that_change_what_is_drafted_are_refused(tmp_path, target, good, name, said, message):
+    tensors, config = good[name]
+    put_down(tmp_path, tensors, config | said)
+    with pytest.raises(ExecutorError, match=message):
+        load_drafter(tmp_path, target)
+
+
+@pytest.mark.parametrize(
     ("said", "message"),
     [
         ({"num_attention_heads": 3}, "the 32 rows of q_proj contradict config.json's 3 heads"),

@@ -130,3 +130,47 @@ def test_positions_beside_a_nested_layer_must_say_the_same(tmp_path, target, pla
     put_down(tmp_path, plain[1], nested | {"rope_theta": 7.0})
     with pytest.raises(ExecutorError, match="rope_theta stands outside the layer's configuration"):
         load_drafter(tmp_path, target)
+
+
+@pytest.mark.parametrize("name", ["text_config", "llm_config", "language_config"])
+def test_a_second_part_for_text_is_not_passed_over_in_silence(tmp_path, target, plain, name):
+    config = {key: value for key, value in plain[2].items() if not key.startswith("rope")}
+    told = f"{name} is not read; it says otherwise of rope_theta than the layer's fields"
+    for whole in (config, nested(plain, {}, {}), nested(plain, {name: {"rope_theta": 7.0}}, {})):
+        put_down(tmp_path, plain[1], whole | {name: {"rope_theta": 7.0, "num_attention_heads": None}})
+        found = load_drafter(tmp_path, target)
+        assert_same(found, plain[0], target)
+        assert told in str(assumptions_of(found))
+
+
+def test_a_part_for_text_within_the_layer_s_is_the_layer_s(tmp_path, target, plain):
+    layer = {key: value for key, value in plain[2].items() if not key.startswith(("rope", "eagle", "draft"))}
+    whole = nested(plain, {}, {})
+    for said in ({}, {"rope_theta": 7.0}):
+        read = []
+        for written in (layer | said, {"text_config": layer | said}):
+            put_down(tmp_path, plain[1], whole | {"transformer_layer_config": written})
+            read.append(load_drafter(tmp_path, target).config.to_dict())
+        assert read[0] == read[1]
+        assert read[0]["rope_parameters"]["rope_theta"] == said.get("rope_theta", 1e4)
+
+
+@pytest.mark.parametrize("name", ["transformer_layer_config", "text_config"])
+@pytest.mark.parametrize("value", ["llama", [{}], 1])
+def test_nested_parts_are_objects(tmp_path, target, plain, name, value):
+    put_down(tmp_path, plain[1], plain[2] | {name: value})
+    with pytest.raises(ExecutorError, match=f"{name} must be an object, found"):
+        load_drafter(tmp_path, target)
+
+
+@pytest.mark.parametrize(("field", "value"), [("head_dim", 4), ("num_attention_heads", 64)])
+def test_heads_outside_the_layer_must_be_the_layer_s(tmp_path, target, plain, field, value):
+    put_down(tmp_path, plain[1], nested(plain, {}, {field: value}))
+    with pytest.raises(ExecutorError, match=f"{field} stands outside the layer's configuration, {value}"):
+        load_drafter(tmp_path, target)
+
+
+def test_a_context_outside_the_layer_is_told(tmp_path, target, plain):
+    put_down(tmp_path, plain[1], nested(plain, {}, {"max_position_embeddings": 7}))
+    told = "max_position_embeddings 7 stands outside the layer's configuration: not used"
+    assert told in str(assumptions_of(load_drafter(tmp_path, target)))
