@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.drafter import Drafter
+from executor.drafters.language_model import LanguageModel
 from executor.models.fingerprint import compute_as_recorded, device_name, identity, run_provenance, tokens_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording.record_candidates import candidate_trees
@@ -67,7 +68,7 @@ def collect(
     """
     recording = Recording(**settings)
     recording.check(target, drafter)
-    _check_prompts(tokens, target, recording.new_tokens)
+    _check_prompts(tokens, target, drafter, recording.new_tokens)
     meta = _meta(target, drafter, tokens, recording)
     shards = None if folder is None else Shards.begin(folder, meta, asdict(recording), len(tokens))
     if shards is not None:
@@ -103,18 +104,22 @@ def _given_texts(
     return {first: [list(text) for text in texts[first : first + size]] for first in range(0, len(texts), size)}
 
 
-def _check_prompts(tokens: Sequence[Sequence[int]], target: Target, new_tokens: int) -> None:
+def _check_prompts(tokens: Sequence[Sequence[int]], target: Target, drafter: Drafter, new_tokens: int) -> None:
     """Raise UsageError or ExecutorError if a prompt cannot be continued and recorded."""
     if not tokens:
         raise UsageError("there is no prompt to record")
+    limits = {"the model's": target.context_limit}
+    if isinstance(drafter, LanguageModel):
+        limits["the drafter's"] = drafter.target.context_limit
     for number, prompt in enumerate(tokens):
         if len(prompt) < 2:
             raise UsageError(f"prompt {number} has {len(prompt)} tokens; a recorded prompt has at least 2")
-        if target.context_limit is not None and len(prompt) + new_tokens > target.context_limit:
-            raise ExecutorError(
-                f"prompt {number} has {len(prompt)} tokens: with {new_tokens} new ones it exceeds the model's context "
-                f"of {target.context_limit}"
-            )
+        for whose, limit in limits.items():
+            if limit is not None and len(prompt) + new_tokens > limit:
+                raise ExecutorError(
+                    f"prompt {number} has {len(prompt)} tokens: with {new_tokens} new ones it exceeds {whose} context "
+                    f"of {limit}"
+                )
 
 
 def _meta(target: Target, drafter: Drafter, tokens: Sequence[Sequence[int]], recording: Recording) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from executor.decoding.decoder import Decoder
+from executor.drafters.language_model import LanguageModel
 from executor.models.fingerprint import weights_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording import collect_trace
@@ -323,8 +324,19 @@ def test_settings_without_meaning(recorded):
     with pytest.raises(UsageError, match="prompt 1 has 1 tokens"):
         collect(target, heads, prompts_for([[1, 2], [3]]), [[1, 2], [3]], **ask)
     long = [[1, 2], [3] * 509]
-    with pytest.raises(ExecutorError, match=r"prompt 1 has 509 tokens: with 4 new ones it exceeds .* of 512"):
+    with pytest.raises(
+        ExecutorError, match=r"prompt 1 has 509 tokens: with 4 new ones it exceeds the model's.* 512"
+    ):
         collect(target, heads, prompts_for(long), long, **ask)
+
+
+def test_a_drafter_s_context_is_a_limit_too(recorded):
+    target, _, tokens, _ = recorded
+    small = small_target(seed=1)
+    small.model.config.max_position_embeddings = 8
+    told = r"prompt 0 has \d+ tokens: with 4 new ones it exceeds the drafter's context of 8"
+    with pytest.raises(ExecutorError, match=told):
+        collect(target, LanguageModel(small), prompts_for(tokens), tokens, new_tokens=4, width=4)
 
 
 def test_repeated_prompts_are_told(recorded):
