@@ -324,9 +324,7 @@ def test_settings_without_meaning(recorded):
     with pytest.raises(UsageError, match="prompt 1 has 1 tokens"):
         collect(target, heads, prompts_for([[1, 2], [3]]), [[1, 2], [3]], **ask)
     long = [[1, 2], [3] * 509]
-    with pytest.raises(
-        ExecutorError, match=r"prompt 1 has 509 tokens: with 4 new ones it exceeds the model's.* 512"
-    ):
+    with pytest.raises(ExecutorError, match=r"prompt 1 has 509 tokens: with 4 new ones it exceeds the model's.* 512"):
         collect(target, heads, prompts_for(long), long, **ask)
 
 
