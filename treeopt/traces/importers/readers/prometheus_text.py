@@ -51,13 +51,21 @@ def read_samples(text: str, model: str | None) -> dict[Key, float]:
         except ValueError as error:
             raise TraceError(f"line {number} must end with a number, found {match['value'][:20]!r}") from error
         key = _with_colon(match["name"]), tuple(sorted(labels.items()))
-        if key in samples and samples[key] != value:
-            raise TraceError(
-                f"line {number} repeats `{key[0]}` with another value: keep one scrape, and give an earlier one as "
-                "--before"
-            )
-        samples[key] = value
+        _add(samples, key, value, f"line {number}", "scrape")
     return of_model(samples, model)
+
+
+def _add(samples: dict[Key, float], key: Key, value: float, where: str, what: str) -> None:
+    """Add a cumulative count, which may be there already.
+
+    Raises:
+        TraceError: it is there with another value.
+    """
+    if key in samples and samples[key] != value:
+        raise TraceError(
+            f"{where} repeats `{key[0]}` with another value: keep one {what}, and give an earlier one as --before"
+        )
+    samples[key] = value
 
 
 def _with_colon(name: str) -> str:
@@ -117,10 +125,10 @@ def is_metric_list(text: str) -> bool:
 
 
 def metric_samples(text: str, model: str | None) -> dict[Key, float]:
-    """Return the counters of `LLM.get_metrics()` as the samples that /metrics has of them; equal ones are added.
+    """Return the counters of `LLM.get_metrics()` as the samples that /metrics has of them.
 
     Raises:
-        TraceError: a value is no count; several models and none named, or no model of that name.
+        TraceError: a value is no count, or a counter has two; several models and none named, or no model of that name.
     """
     samples: dict[Key, float] = {}
     for name, labels, values, vector in _metrics(text):
@@ -129,7 +137,7 @@ def metric_samples(text: str, model: str | None) -> dict[Key, float]:
                 raise TraceError(f"`{name}` must be a count, found {value!r:.40}")
             more = {"position": str(position)} if vector else {}
             key = f"{name}_total", tuple(sorted((labels | more).items()))
-            samples[key] = samples.get(key, 0.0) + value
+            _add(samples, key, value, "it", "dump")
     return of_model(samples, model)
 
 
