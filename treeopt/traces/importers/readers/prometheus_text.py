@@ -7,7 +7,8 @@ The counters of each engine are read in `prometheus_counters`.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from treeopt.errors import TraceError
@@ -30,6 +31,7 @@ _PRINTED = re.compile(
 _DUMPED = re.compile(r'"name"\s*:\s*"vllm:spec_decode_num_')
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
+_Points = list[tuple[float, float]]  # of time and value
 
 
 def read_samples(text: str, model: str | None) -> dict[Key, float]:
@@ -79,26 +81,48 @@ def is_api_answer(text: str) -> bool:
 
 
 def api_samples(text: str, model: str | None) -> dict[Key, float]:
-    """Return the samples in answers of Prometheus' API; of a range of time, what each counter grew by.
+    """Return the samples in answers of Prometheus' API; of ranges of time, what each counter grew by.
 
     Raises:
-        TraceError: a value is no number, or a counter fell; several models and none named.
+        TraceError: a value is no number, a counter fell, or answers overlap; several models and none named.
     """
-    samples: dict[Key, float] = {}
+    answers: dict[Key, list[_Points]] = {}
     for record in objects(text):
         metric, values = record.get("metric"), record.get("values", [record.get("value")])
         if not isinstance(metric, dict) or not isinstance(values, list) or PART not in str(metric.get("__name__")):
             continue
         name = _with_colon(str(metric["__name__"]))
         try:
-            numbers = [float(value) for _, value in values]
+            points = [(float(at), float(value)) for at, value in values]
         except (TypeError, ValueError, OverflowError) as error:
             raise TraceError(f"`{name}` must have values of a time and a number, found {values!r:.60}") from error
+        numbers = [number for _, number in points]
         if numbers != sorted(numbers):
             raise TraceError(f"`{name}` fell within the range: the engine was restarted; ask for a shorter range")
         key = name, tuple(sorted((str(label), str(word)) for label, word in metric.items() if label != "__name__"))
-        samples[key] = numbers[-1] - (numbers[0] if len(numbers) > 1 else 0.0) if numbers else 0.0
-    return of_model(samples, model)
+        answers.setdefault(key, []).append(points)
+    return of_model({key: _grown(key, parts) for key, parts in answers.items()}, model)
+
+
+def _grown(key: Key, answers: Sequence[_Points]) -> float:
+    """Return what a counter grew by in ranges of time that follow each other, or its one value.
+
+    Raises:
+        TraceError: ranges overlap, or another value is there.
+    """
+    single: dict[Key, float] = {}
+    ranges = list[_Points]()
+    for points in answers:
+        if len(points) == 1:
+            _add(single, key, points[0][1], "it", "answer")
+        elif points and points not in ranges:
+            ranges.append(points)
+    if single and ranges:
+        raise TraceError(f"it holds `{key[0]}` over a range and at one moment: keep one answer")
+    ranges.sort(key=lambda points: points[0][0])
+    if any(later[0][0] < earlier[-1][0] for earlier, later in pairwise(ranges)):
+        raise TraceError(f"`{key[0]}` has ranges that overlap: keep one of them")
+    return single.get(key, 0.0) + sum(points[-1][1] - points[0][1] for points in ranges)
 
 
 def of_model(samples: dict[Key, float], model: str | None) -> dict[Key, float]:
