@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.treeopt.traces.importers.readers.test_engine_outputs import METRICS, PRINTED
-from tests.treeopt.traces.importers.readers.test_scraped_counters import MATRIX, VECTOR, api
+from tests.treeopt.traces.importers.readers.test_scraped_counters import MATRIX, VECTOR, api, scrape
 from treeopt.errors import TraceError
 from treeopt.traces.importers.readers.engine_outputs import read_output
 
@@ -74,3 +74,17 @@ def test_answers_about_two_moments_are_refused_unless_they_agree():
     assert chain(answer + answer).steps == 2000
     with pytest.raises(TraceError, match="it repeats `vllm:spec_decode_num_drafts_total` with another value"):
         chain(answer + answer.replace("2000", "3000"))
+
+
+# --- AIPerf's scrapes
+
+
+def test_a_counter_that_fell_between_aiperfs_scrapes_is_named():
+    """The last is above the first again: the engine was restarted, and its counters grew past them."""
+    scrapes = [scrape(at, times) for at, times in ((1, 1.0), (2, 5.0), (3, 0.5), (4, 3.0))]
+    with pytest.raises(TraceError, match="num_drafts` fell from 10000 to 1000: the engine was restarted"):
+        chain("\n".join(scrapes))
+
+
+def test_aiperfs_scrapes_are_in_the_order_of_their_times():
+    assert chain("\n".join(scrape(at, times) for at, times in ((3, 2.0), (2, 1.5), (1, 1.0)))).steps == 2000
