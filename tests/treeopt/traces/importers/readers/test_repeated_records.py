@@ -88,3 +88,68 @@ def test_a_counter_that_fell_between_aiperfs_scrapes_is_named():
 
 def test_aiperfs_scrapes_are_in_the_order_of_their_times():
     assert chain("\n".join(scrape(at, times) for at, times in ((3, 2.0), (2, 1.5), (1, 1.0)))).steps == 2000
+
+
+# --- responses of the same id
+
+EARLY, LATE, OTHER = [2, 1], [10, 5, 3, 2], [0, 0, 1, 19]  # 3 steps, 20 and 20
+
+
+def sglang(histogram):
+    return json.dumps({"text": "x", "meta_info": {"id": "a", "spec_accept_histogram": histogram}})
+
+
+def vllm_chunk(histogram):
+    statistics = {"acceptance_histogram": histogram, "num_spec_tokens": 3}
+    return "data: " + json.dumps({"id": "a", "choices": [], "metrics": {"speculative_decoding": statistics}}) + "\n"
+
+
+def sglext_chunk(histogram):
+    statistics = {"spec_tokens_details": {"spec_correct_drafts_histogram": histogram}}
+    return "data: " + json.dumps({"id": "a", "choices": [{"index": 0}], "sglext": statistics}) + "\n"
+
+
+def printed(histogram):
+    return repr({"id": "a", "finish_reason": {"type": "stop"}, "spec_accept_histogram": histogram})
+
+
+def printed_id_last(histogram):
+    return repr({"text": "x", "meta_info": {"spec_accept_histogram": histogram, "finish": {"n": {}}, "id": "a"}})
+
+
+def logged(histogram):
+    return f"[10:00:00] Finish: obj=Req(rid='a'), out={{'meta_info': {printed(histogram)}}}"
+
+
+FORMS = [sglang, vllm_chunk, sglext_chunk, printed, printed_id_last, logged]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_last_chunk_of_a_stream_counts(form):
+    found = chain("\n".join(map(form, (EARLY, LATE, LATE))))
+    assert (found.steps, len(found.requests)) == (20, 1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_response_whose_name_comes_again_in_another_run_is_counted(form):
+    for histograms in ((LATE, OTHER), (OTHER, LATE), (OTHER, EARLY, LATE)):
+        found = chain("\n".join(map(form, histograms)))
+        assert (found.steps, len(found.requests)) == (40, 2)
+
+
+def test_choices_of_one_response_are_not_chunks_of_each_other():
+    def choices(*numbered):
+        inner = [
+            {"index": index, "sglext": {"spec_correct_drafts_histogram": histogram}} for index, histogram in numbered
+        ]
+        return json.dumps({"id": "a", "choices": inner})
+
+    assert chain(choices((0, EARLY), (1, LATE))).steps == 23
+    chunks = [choices((1, EARLY)), choices((0, EARLY)), choices((0, LATE)), choices((1, LATE))]
+    assert len(chain("\n".join(chunks)).requests) == 2
+
+
+def test_responses_printed_on_one_line_have_their_own_names():
+    line = "out=" + repr([{"spec_accept_histogram": EARLY, "id": "a"}, {"spec_accept_histogram": LATE, "id": "b"}])
+    assert len(chain(line).requests) == 2
+    assert len(chain(f"{line}\n{line}").requests) == 2
