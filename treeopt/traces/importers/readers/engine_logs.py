@@ -40,6 +40,11 @@ def holds_lines(text: str) -> bool:
     return any(pattern.search(text) for pattern in (_INTERVAL, _WHOLE, _POSITIONS))
 
 
+def holds_intervals(text: str) -> bool:
+    """Return True if lines of vLLM or LMDeploy are in the text, each of a window of time."""
+    return _INTERVAL.search(text) is not None
+
+
 def read_log(text: str) -> Chain:
     """Return the chain whose rates the lines print.
 

@@ -41,9 +41,7 @@ def read_samples(text: str, model: str | None) -> dict[Key, float]:
         TraceError: a line that is not a sample, several models and none named, or no model of that name.
     """
     samples: dict[Key, float] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if (PART not in line and TGI not in line) or line.lstrip().startswith("#"):
-            continue
+    for number, line in _sample_lines(text):
         match = _SAMPLE.fullmatch(line.strip())
         labels = _labels(match["labels"] or "") if match else None
         if match is None or labels is None:
@@ -55,6 +53,18 @@ def read_samples(text: str, model: str | None) -> dict[Key, float]:
         key = _with_colon(match["name"]), tuple(sorted(labels.items()))
         _add(samples, key, value, f"line {number}", "scrape")
     return of_model(samples, model)
+
+
+def _sample_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines that must be samples, and their numbers."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if (PART in line or TGI in line) and not line.lstrip().startswith("#"):
+            yield number, line
+
+
+def holds_samples(text: str) -> bool:
+    """Return True if samples of speculative decoding are in the text, and not their names alone."""
+    return is_metric_list(text) or any(_SAMPLE.fullmatch(line.strip()) for _, line in _sample_lines(text))
 
 
 def _add(samples: dict[Key, float], key: Key, value: float, where: str, what: str) -> None:
