@@ -112,6 +112,8 @@ def kind_of(text: str) -> str | None:
 def logged_lines(text: str) -> str:
     """Return the strings in a log of JSON lines, a line each, if they are an engine's output; empty otherwise.
 
+    A string that another field of its record repeats is left out.
+
     >>> logged_lines('{"msg": "slot update_slots: id  3 | task 0 | accepted  1/ 5 draft tokens"}')[-14:]
     '5 draft tokens'
     """
@@ -119,8 +121,15 @@ def logged_lines(text: str) -> str:
         records = list(objects(text))
     except TraceError:
         return ""
-    lines = "\n".join(value for record in records for value in record.values() if isinstance(value, str))
+    lines = "\n".join(value for record in records for value in _unrepeated(record))
     return lines if _kind_of_text(lines) else ""
+
+
+def _unrepeated(record: Mapping[str, Any]) -> list[str]:
+    """Return the strings of a record but those that are part of a string of another field."""
+    values = list(dict.fromkeys(value for value in record.values() if isinstance(value, str)))
+    longest = max(values, key=len, default="")
+    return [value for value in values if value is longest or value.strip() not in longest]
 
 
 def _kind_of_text(text: str) -> str | None:

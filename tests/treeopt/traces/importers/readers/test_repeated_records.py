@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.treeopt.traces.importers.readers.test_engine_outputs import METRICS, PRINTED
-from tests.treeopt.traces.importers.readers.test_scraped_counters import MATRIX, VECTOR, api, scrape
+from tests.treeopt.traces.importers.readers.test_scraped_counters import LOG, MATRIX, VECTOR, api, scrape
 from treeopt.errors import TraceError
 from treeopt.traces.importers.readers.engine_outputs import read_output
 
@@ -153,3 +153,37 @@ def test_responses_printed_on_one_line_have_their_own_names():
     line = "out=" + repr([{"spec_accept_histogram": EARLY, "id": "a"}, {"spec_accept_histogram": LATE, "id": "b"}])
     assert len(chain(line).requests) == 2
     assert len(chain(f"{line}\n{line}").requests) == 2
+
+
+# --- windows of a log
+
+
+def without_times(text):
+    return "".join(f"{line[line.index('SpecDecoding') :]}\n" for line in text.splitlines())
+
+
+def json_lines(*fields):
+    """A log of JSON lines, each with the same line of vLLM in several fields."""
+    return "".join(json.dumps({name: cut(line) for name, cut in fields}) + "\n" for line in LOG.splitlines())
+
+
+def test_a_window_that_is_logged_twice_at_the_same_time_counts_once():
+    found = chain(LOG)
+    assert (found.steps, len(found.windows)) == (2000, 5)
+    first = LOG.splitlines()[0] + "\n"
+    assert chain(first + LOG) == chain(LOG + LOG) == found
+    assert chain(LOG + LOG.replace("10:00", "11:00")).steps == 4000
+    assert chain(LOG + LOG.replace("INFO", "(EngineCore_DP1) INFO")).steps == 4000
+    assert chain(without_times(LOG + LOG)).steps == 4000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (("msg", str), ("raw", str)),
+        (("raw", str), ("level", lambda line: "INFO"), ("msg", without_times)),
+        (("msg", without_times), ("raw", lambda line: f"[pod/vllm-0] {line}")),
+    ],
+)
+def test_a_line_in_several_fields_of_a_record_counts_once(fields):
+    assert chain(json_lines(*fields)).steps == 2000
