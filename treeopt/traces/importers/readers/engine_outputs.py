@@ -9,7 +9,7 @@ from treeopt.traces.importers.chain_counts import Chain
 from treeopt.traces.importers.readers import benchmark_results, engine_logs, engine_responses, means_alone, step_records
 from treeopt.traces.importers.readers.prometheus_counters import holds_counters, read_counters
 from treeopt.traces.importers.readers.prometheus_text import holds_samples
-from treeopt.traces.importers.source_file import objects, parsed
+from treeopt.traces.importers.source_file import cut_line, objects, parsed
 
 # Kind of output -> the settings that it takes.
 KINDS: Mapping[str, frozenset[str]] = {
@@ -97,7 +97,7 @@ def kind_of(text: str) -> str | None:
     """Return the kind of output that a text is, a key of `KINDS`, or None.
 
     Raises:
-        TraceError: it holds several kinds.
+        TraceError: it holds several kinds, or a line that was cut off among lines of JSON.
 
     >>> kind_of("slot update_slots: id  3 | task 0 | accepted  1/ 5 draft tokens")
     'llama-trace'
@@ -105,6 +105,8 @@ def kind_of(text: str) -> str | None:
     try:
         values = parsed(text)
     except TraceError:
+        if cut_line(text):
+            raise
         return _kind_of_text(text)
     return _kind_of_json(text, values)
 

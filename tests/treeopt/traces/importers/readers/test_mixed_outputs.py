@@ -1,4 +1,7 @@
-"""Files that hold several kinds of output: refused, unless one kind sums up the other or is quoted in a prompt."""
+"""Files that hold several kinds of output, or a line that was cut off: refused.
+
+Kinds are read together where one sums up the other, or where a prompt quotes it.
+"""
 
 import json
 
@@ -9,11 +12,12 @@ from tests.treeopt.traces.importers.readers.test_engine_outputs import (
     META,
     PRINTED,
     PRINTS,
+    RESPONSE,
     SERVE,
     SGLANG_LINE,
     TABLE,
 )
-from tests.treeopt.traces.importers.readers.test_scraped_counters import EXPORT, LOG, PROMETHEUS
+from tests.treeopt.traces.importers.readers.test_scraped_counters import EXPORT, LOG, PROMETHEUS, scrape
 from treeopt.errors import TraceError
 from treeopt.traces.importers.readers.engine_outputs import read_output
 
@@ -69,3 +73,20 @@ def test_words_of_another_output_in_a_prompt_are_not_read(quoted, text, kind):
     output = read_output(prompt + text, {})
     assert output.kind == kind
     assert output.chain.survival == pytest.approx((0.8, 0.6, 0.4))
+
+
+# --- lines that were cut off
+
+
+@pytest.mark.parametrize("line", [META, RESPONSE, f"data: {RESPONSE}", json.dumps(SERVE), SPEC_BENCH, scrape(1, 1.0)])
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_a_line_of_json_that_was_cut_off_is_named(line, share):
+    cut = line[: max(int(len(line) * share), line.index("{") + 2)]
+    for lines, number in (((line, line, cut), 3), ((line, cut, "", line), 2), ((line, "", cut, "", ""), 3)):
+        with pytest.raises(TraceError, match=f"^line {number} is not JSON: cut off[?] remove it$"):
+            read_output("\n".join(lines), {})
+
+
+def test_an_earlier_scrape_with_a_line_that_was_cut_off_is_refused():
+    with pytest.raises(TraceError, match="line 2 is not JSON: cut off"):
+        read_output(scrape(3, 2.0), {}, before=f"{scrape(1, 1.0)}\n{scrape(2, 1.0)[:-9]}")
