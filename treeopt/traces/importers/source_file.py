@@ -83,7 +83,7 @@ def parsed(text: str) -> list[Any]:
     """Return the values of JSON, one; of lines of JSON or a stream of events, one for each line; of joined files, all.
 
     Raises:
-        TraceError: the text is none of these.
+        TraceError: the text is none of these; names a line that was cut off among lines of JSON.
     """
     try:
         return [json.loads(text)]
@@ -91,11 +91,32 @@ def parsed(text: str) -> list[Any]:
         for several in (_lines_of_json, _joined):
             with suppress(ValueError, RecursionError):
                 return several(text)
+        if line := cut_line(text):
+            raise TraceError(f"line {line} is not JSON: cut off? remove it") from error
         raise TraceError(f"neither JSON nor lines of JSON: {error}") from error
 
 
 def _lines_of_json(text: str) -> list[Any]:
     return [json.loads(line) for line in map(_event_data, text.splitlines()) if line]
+
+
+def cut_line(text: str) -> int:
+    r"""Return the number of the first line that is the beginning of JSON where all others are lines of JSON, or 0.
+
+    >>> cut_line('{"a": 1}\n{"a": 2}\n{"a"'), cut_line('{"a": 1}\nINFO {"a"')
+    (3, 0)
+    """
+    cut, whole = 0, False
+    for number, line in enumerate(map(_event_data, text.splitlines()), 1):
+        try:
+            whole = isinstance(json.loads(line), dict | list) or whole
+        except (ValueError, RecursionError):
+            if not line:
+                continue
+            if not is_json(line):
+                return 0
+            cut = cut or number
+    return cut if whole else 0
 
 
 def _joined(text: str) -> list[Any]:

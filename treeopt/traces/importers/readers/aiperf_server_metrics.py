@@ -1,7 +1,8 @@
 """Read the counters that AIPerf scraped from a server: server_metrics_export.json, .csv and .jsonl.
 
-JSON and CSV hold what each counter grew by during the run, without `_total` in its name; the lines of .jsonl are
-scrapes, of which the first and the last of each endpoint count. Source: docs/server-metrics of AIPerf 0.13.0.
+JSON and CSV hold what each counter grew by during the run, without `_total` in its name. The lines of .jsonl are
+scrapes: of each endpoint the last counts, less the first, and no counter may fall in between. Source:
+docs/server-metrics of AIPerf 0.13.0.
 """
 
 import csv
@@ -68,24 +69,39 @@ def _of_csv(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
 def _of_json(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
     """Yield the series of the aggregated export, or the growth between scrapes of an endpoint."""
     records = [record for record in parsed(text) if isinstance(record, dict)]
-    scrapes: dict[Any, list[Mapping[str, Any]]] = {}
+    scrapes: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
         metrics = record.get("metrics")
         if not isinstance(metrics, dict):
             continue
         if "timestamp_ns" in record:
-            scrapes.setdefault(str(record.get("endpoint_url")), []).append(metrics)
+            scrapes.setdefault(str(record.get("endpoint_url")), []).append(record)
             continue
         for name, metric in metrics.items():
             if PART in name and isinstance(metric, dict) and metric.get("type", "counter") == "counter":
                 yield from ((name, *series) for series in _series(name, metric.get("series")))
     for endpoint in scrapes.values():
-        first, last = (dict(_cumulative(metrics)) for metrics in (endpoint[0], endpoint[-1]))
-        for (name, labels), value in last.items():
-            before = first.get((name, labels), 0.0) if len(endpoint) > 1 else 0.0
+        yield from _growth(endpoint)
+
+
+def _growth(scrapes: list[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Yield what each counter of an endpoint grew by; of a single scrape, its counts.
+
+    Raises:
+        TraceError: a counter fell from one scrape to the next.
+    """
+    scrapes.sort(key=lambda scrape: _number(scrape["timestamp_ns"], "`timestamp_ns`"))
+    counters = [dict(_cumulative(scrape["metrics"])) for scrape in scrapes]
+    first = counters[0] if len(counters) > 1 else {}
+    last: dict[Key, float] = {}
+    for scrape in counters:
+        for key, value in scrape.items():
+            before = last.get(key, value)
             if value < before:
-                raise TraceError(f"`{name}` fell from {before:.15g} to {value:.15g}: the engine was restarted")
-            yield name, dict(labels), value - before
+                raise TraceError(f"`{key[0]}` fell from {before:.15g} to {value:.15g}: the engine was restarted")
+            last[key] = value
+    for (name, labels), value in last.items():
+        yield name, dict(labels), value - first.get((name, labels), 0.0)
 
 
 def _series(name: str, series: Any) -> Iterator[tuple[dict[str, str], float]]:

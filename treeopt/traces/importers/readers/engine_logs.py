@@ -23,6 +23,7 @@ REJECTED = "rejected"
 CUT = "rejected (llama.cpp cuts drafts at max_tokens, and where the drafter is not sure)"
 _RATES = r"((?:\d\.\d+|nan)(?:,\s*(?:\d\.\d+|nan))*)"
 _INTERVAL = re.compile(rf"SpecDecoding metrics:.*Per-position acceptance rate: {_RATES}")
+_TIME = re.compile(r"\d\d:\d\d:\d\d")
 _ACCEPTED, _DRAFTED = (re.compile(rf"{word}: (\d{{1,15}}) tokens") for word in ("Accepted", "Drafted"))
 # llama.cpp: statistics of the whole run by drafter, printed after each request (calls to begin, to draft and to
 # accept); below, those of one request.
@@ -40,17 +41,23 @@ def holds_lines(text: str) -> bool:
     return any(pattern.search(text) for pattern in (_INTERVAL, _WHOLE, _POSITIONS))
 
 
+def holds_intervals(text: str) -> bool:
+    """Return True if lines of vLLM or LMDeploy are in the text, each of a window of time."""
+    return _INTERVAL.search(text) is not None
+
+
 def read_log(text: str) -> Chain:
     """Return the chain whose rates the lines print.
 
-    A line of vLLM or LMDeploy is a window, weighted by the steps in it. For llama.cpp the last statistics of each run
+    A line of vLLM or LMDeploy is a window, weighted by the steps in it; one that is there again at the same time counts
+    once. For llama.cpp the last statistics of each run
     count, or the lines of its requests if these have all steps of the runs.
 
     Raises:
         TraceError: no such lines, lines of several engines, drafters or lengths, or that contradict themselves.
     """
     lines = text.splitlines()
-    intervals = [(match, line) for line in lines if (match := _INTERVAL.search(line))]
+    intervals = [(match, line) for line in _once(lines) if (match := _INTERVAL.search(line))]
     runs = [match for line in lines if (match := _WHOLE.search(line))]
     drafters = sorted({match["drafter"] for match in runs})
     requests = _requests(lines)
@@ -67,6 +74,12 @@ def read_log(text: str) -> Chain:
     if requests and not runs:
         return _chain([row for row, _ in requests], _cut_requests(requests))
     return _chain(rows, idle)
+
+
+def _once(lines: Sequence[str]) -> list[str]:
+    """Return the lines without copies of those that have a time of the day."""
+    places = {line.strip() if _TIME.search(line) else number: number for number, line in enumerate(lines)}
+    return [lines[number] for number in places.values()]
 
 
 def _chain(rows: Sequence[Printed], assumed: Sequence[str]) -> Chain:

@@ -7,7 +7,9 @@ AIPerf keeps the same blocks in its records, with a sparse histogram; SGLang pri
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,9 @@ HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram", "acceptan
 POOLED = "pooled_spec_decode_acceptance_histogram"  # AIPerf's, of a whole run
 WORD = "_histogram"  # part of every key
 _LOGGED = re.compile(rf"""(["']?)\b({"|".join(HISTOGRAM[:2])})\1\s*[:=]\s*\[([\d,\s]{{0,2000}})\]""")
+_INNER = re.compile(r"\{[^{}]*\}")
+_ID = re.compile(r"""(["'])id\1\s*:\s*["']([^"']+)["']""")
+NEAR = 4000  # characters around a printed histogram that are searched for its `id`
 STEPS = ("spec_verify_ct", "num_spec_steps")
 ACCEPTED = ("spec_num_correct_drafts", "num_accepted_draft_tokens", "total_accepted_draft_tokens")
 DRAFTED = ("num_draft_tokens", "total_draft_tokens")  # SGLang's number is not counted: it is the configured one
@@ -32,6 +37,9 @@ SHORT = (
     "a histogram of SGLang ends with the most drafts that a step accepted: this is taken to be the length of the chain "
     "and of all its drafts"
 )
+
+_Place = tuple[str | int, ...]  # `id` of a response, and where in it
+_Placed = tuple[_Place | None, Mapping[str, Any]]
 
 
 def holds_logged(text: str) -> bool:
@@ -82,18 +90,30 @@ def read_responses(text: str, *, depth: int | None = None, uneven: bool = False)
 
 
 def _statistics(text: str) -> list[Mapping[str, Any]]:
-    """Return the objects whose histogram has a step; the last of each `id`."""
-    by_id: dict[Any, Mapping[str, Any]] = {}
-    for number, record in enumerate(_with_histogram(text)):
-        name = record.get("id")
-        by_id[name if isinstance(name, str) else number] = record
-    stats = [record for record in by_id.values() if any(_histogram(record, "a response"))]
-    if not stats:
+    """Return the objects whose histogram has a step; of the chunks of a stream the last.
+
+    A record of the same place in a response of the same `id` is a later chunk if no entry is smaller than before, and
+    another response otherwise: names may come again in another run.
+    """
+    stats, histograms = list[Mapping[str, Any]](), list[list[int]]()
+    latest: dict[_Place, int] = {}
+    for place, record in _with_histogram(text):
+        histogram = _histogram(record, "a response")
+        at = len(stats) if place is None else latest.get(place, len(stats))
+        if at == len(stats) or any(now < then for now, then in zip_longest(histogram, histograms[at], fillvalue=0)):
+            at = len(stats)
+            stats.append(record)
+            histograms.append(histogram)
+        stats[at], histograms[at] = record, histogram
+        if place is not None:
+            latest[place] = at
+    counted = [record for record, histogram in zip(stats, histograms, strict=True) if any(histogram)]
+    if not counted:
         raise TraceError(f"no response has {', '.join(HISTOGRAM[:-1])} or {HISTOGRAM[-1]} with a step in it")
-    return stats
+    return counted
 
 
-def _with_histogram(text: str) -> Iterator[Mapping[str, Any]]:
+def _with_histogram(text: str) -> Iterator[_Placed]:
     try:
         parsed(text)
     except TraceError:
@@ -102,17 +122,38 @@ def _with_histogram(text: str) -> Iterator[Mapping[str, Any]]:
     return _responses(text)
 
 
-def _responses(text: str) -> Iterator[Mapping[str, Any]]:
-    return (record for record in objects(text, inside=WORD) if any(record.get(key) for key in HISTOGRAM))
+def _responses(text: str) -> Iterator[_Placed]:
+    """Yield the objects with a histogram, also in strings of raw responses, and their places."""
+    stack: list[tuple[Any, _Place | None]] = [(value, None) for value in parsed(text)[::-1]]
+    while stack:
+        value, place = stack.pop()
+        inner: list[tuple[Any, Any]] = []
+        if isinstance(value, dict):
+            place = (value["id"],) if isinstance(value.get("id"), str) else place
+            inner = list(value.items())
+            if any(value.get(key) for key in HISTOGRAM):
+                yield place, value
+        elif isinstance(value, list):
+            inner = [(_index(part, number), part) for number, part in enumerate(value)]
+        elif isinstance(value, str) and WORD in value:
+            with suppress(TraceError):
+                yield from _responses(value)
+        stack.extend((part, None if place is None else (*place, key)) for key, part in reversed(inner))
 
 
-def _logged(text: str) -> list[Mapping[str, Any]]:
+def _index(part: Any, number: int) -> int:
+    """Return the index of a choice, which may be alone in its chunk, or else the place in the list."""
+    index = part.get("index") if isinstance(part, dict) else None
+    return index if type(index) is int else number
+
+
+def _logged(text: str) -> list[_Placed]:
     """Return the histograms in the lines of a log, a record for each: lines of JSON, and others that print them.
 
     Raises:
         TraceError: a line that begins as JSON does is damaged.
     """
-    records, others = list[Mapping[str, Any]](), list[str]()
+    records, others = list[_Placed](), list[str]()
     for number, line in enumerate(text.splitlines(), 1):
         if not is_json(line) or not any(name in line for name in HISTOGRAM):
             others.append(line)
@@ -124,7 +165,7 @@ def _logged(text: str) -> list[Mapping[str, Any]]:
     return [*records, *_printed("\n".join(others), damaged=is_json(text))]
 
 
-def _printed(text: str, *, damaged: bool) -> Iterator[Mapping[str, Any]]:
+def _printed(text: str, *, damaged: bool) -> Iterator[_Placed]:
     """Yield printed histograms. SGLang gives one under its new and its old name: both on a line are one record.
 
     Args:
@@ -132,17 +173,28 @@ def _printed(text: str, *, damaged: bool) -> Iterator[Mapping[str, Any]]:
         damaged: names in double quotes are those of damaged JSON, and are passed over.
     """
     record: dict[str, Any] = {}
-    end = 0
+    start = end = 0
     for match in _LOGGED.finditer(text):
         if damaged and match[1] == '"':
             continue
         if record and (match[2] in record or "\n" in text[end : match.start()]):
-            yield record
+            yield _printed_place(text, start, end), record
             record = {}
+        start = start if record else match.start()
         record[match[2]] = counts_in(match[3])
         end = match.end()
     if record:
-        yield record
+        yield _printed_place(text, start, end), record
+
+
+def _printed_place(text: str, start: int, end: int) -> _Place | None:
+    """Return the place by the `id` that is printed on the same line, in the same braces as a histogram."""
+    before = text[max(start - NEAR, 0) : start].rpartition("\n")[2]
+    after = text[end : end + NEAR].partition("\n")[0]
+    for _ in range(2):  # levels of braces within them
+        before, after = _INNER.sub("", before), _INNER.sub("", after)
+    found = _ID.search(f"{before.rpartition('{')[2]},{after.partition('}')[0]}") if "{" in before else None
+    return (found[2],) if found else None
 
 
 def _pooled_histogram(text: str) -> list[int] | None:

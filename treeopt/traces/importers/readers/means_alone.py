@@ -91,6 +91,11 @@ KINDS = (
         TENSORRT,
     ),
     MeansAlone(
+        re.compile(r'"acceptance_percentiles"\s*:|= ACCEPTANCE BREAKDOWN|= DECODING STATISTICS|\[AR\] \w+\s*:'),
+        "it holds the means of TensorRT-LLM's trtllm-bench",
+        TENSORRT,
+    ),
+    MeansAlone(
         re.compile(
             r"total_spec_decode_steps|token_weighted_acceptance_length|NVIDIA AIPerf|^Metric,avg,|"
             r"^\"?(?:Token-Weighted )?Acceptance Length\b[^\n]*,",

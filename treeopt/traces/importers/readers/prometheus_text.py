@@ -7,7 +7,8 @@ The counters of each engine are read in `prometheus_counters`.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from treeopt.errors import TraceError
@@ -30,6 +31,7 @@ _PRINTED = re.compile(
 _DUMPED = re.compile(r'"name"\s*:\s*"vllm:spec_decode_num_')
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
+_Points = list[tuple[float, float]]  # of time and value
 
 
 def read_samples(text: str, model: str | None) -> dict[Key, float]:
@@ -39,9 +41,7 @@ def read_samples(text: str, model: str | None) -> dict[Key, float]:
         TraceError: a line that is not a sample, several models and none named, or no model of that name.
     """
     samples: dict[Key, float] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if (PART not in line and TGI not in line) or line.lstrip().startswith("#"):
-            continue
+    for number, line in _sample_lines(text):
         match = _SAMPLE.fullmatch(line.strip())
         labels = _labels(match["labels"] or "") if match else None
         if match is None or labels is None:
@@ -51,13 +51,33 @@ def read_samples(text: str, model: str | None) -> dict[Key, float]:
         except ValueError as error:
             raise TraceError(f"line {number} must end with a number, found {match['value'][:20]!r}") from error
         key = _with_colon(match["name"]), tuple(sorted(labels.items()))
-        if key in samples and samples[key] != value:
-            raise TraceError(
-                f"line {number} repeats `{key[0]}` with another value: keep one scrape, and give an earlier one as "
-                "--before"
-            )
-        samples[key] = value
+        _add(samples, key, value, f"line {number}", "scrape")
     return of_model(samples, model)
+
+
+def _sample_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines that must be samples, and their numbers."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if (PART in line or TGI in line) and not line.lstrip().startswith("#"):
+            yield number, line
+
+
+def holds_samples(text: str) -> bool:
+    """Return True if samples of speculative decoding are in the text, and not their names alone."""
+    return is_metric_list(text) or any(_SAMPLE.fullmatch(line.strip()) for _, line in _sample_lines(text))
+
+
+def _add(samples: dict[Key, float], key: Key, value: float, where: str, what: str) -> None:
+    """Add a cumulative count, which may be there already.
+
+    Raises:
+        TraceError: it is there with another value.
+    """
+    if key in samples and samples[key] != value:
+        raise TraceError(
+            f"{where} repeats `{key[0]}` with another value: keep one {what}, and give an earlier one as --before"
+        )
+    samples[key] = value
 
 
 def _with_colon(name: str) -> str:
@@ -71,26 +91,48 @@ def is_api_answer(text: str) -> bool:
 
 
 def api_samples(text: str, model: str | None) -> dict[Key, float]:
-    """Return the samples in answers of Prometheus' API; of a range of time, what each counter grew by.
+    """Return the samples in answers of Prometheus' API; of ranges of time, what each counter grew by.
 
     Raises:
-        TraceError: a value is no number, or a counter fell; several models and none named.
+        TraceError: a value is no number, a counter fell, or answers overlap; several models and none named.
     """
-    samples: dict[Key, float] = {}
+    answers: dict[Key, list[_Points]] = {}
     for record in objects(text):
         metric, values = record.get("metric"), record.get("values", [record.get("value")])
         if not isinstance(metric, dict) or not isinstance(values, list) or PART not in str(metric.get("__name__")):
             continue
         name = _with_colon(str(metric["__name__"]))
         try:
-            numbers = [float(value) for _, value in values]
+            points = [(float(at), float(value)) for at, value in values]
         except (TypeError, ValueError, OverflowError) as error:
             raise TraceError(f"`{name}` must have values of a time and a number, found {values!r:.60}") from error
+        numbers = [number for _, number in points]
         if numbers != sorted(numbers):
             raise TraceError(f"`{name}` fell within the range: the engine was restarted; ask for a shorter range")
         key = name, tuple(sorted((str(label), str(word)) for label, word in metric.items() if label != "__name__"))
-        samples[key] = numbers[-1] - (numbers[0] if len(numbers) > 1 else 0.0) if numbers else 0.0
-    return of_model(samples, model)
+        answers.setdefault(key, []).append(points)
+    return of_model({key: _grown(key, parts) for key, parts in answers.items()}, model)
+
+
+def _grown(key: Key, answers: Sequence[_Points]) -> float:
+    """Return what a counter grew by in ranges of time that follow each other, or its one value.
+
+    Raises:
+        TraceError: ranges overlap, or another value is there.
+    """
+    single: dict[Key, float] = {}
+    ranges = list[_Points]()
+    for points in answers:
+        if len(points) == 1:
+            _add(single, key, points[0][1], "it", "answer")
+        elif points and points not in ranges:
+            ranges.append(points)
+    if single and ranges:
+        raise TraceError(f"it holds `{key[0]}` over a range and at one moment: keep one answer")
+    ranges.sort(key=lambda points: points[0][0])
+    if any(later[0][0] < earlier[-1][0] for earlier, later in pairwise(ranges)):
+        raise TraceError(f"`{key[0]}` has ranges that overlap: keep one of them")
+    return single.get(key, 0.0) + sum(points[-1][1] - points[0][1] for points in ranges)
 
 
 def of_model(samples: dict[Key, float], model: str | None) -> dict[Key, float]:
@@ -117,10 +159,10 @@ def is_metric_list(text: str) -> bool:
 
 
 def metric_samples(text: str, model: str | None) -> dict[Key, float]:
-    """Return the counters of `LLM.get_metrics()` as the samples that /metrics has of them; equal ones are added.
+    """Return the counters of `LLM.get_metrics()` as the samples that /metrics has of them.
 
     Raises:
-        TraceError: a value is no count; several models and none named, or no model of that name.
+        TraceError: a value is no count, or a counter has two; several models and none named, or no model of that name.
     """
     samples: dict[Key, float] = {}
     for name, labels, values, vector in _metrics(text):
@@ -129,7 +171,7 @@ def metric_samples(text: str, model: str | None) -> dict[Key, float]:
                 raise TraceError(f"`{name}` must be a count, found {value!r:.40}")
             more = {"position": str(position)} if vector else {}
             key = f"{name}_total", tuple(sorted((labels | more).items()))
-            samples[key] = samples.get(key, 0.0) + value
+            _add(samples, key, value, "it", "dump")
     return of_model(samples, model)
 
 

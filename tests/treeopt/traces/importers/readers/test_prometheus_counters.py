@@ -246,8 +246,9 @@ TRTLLM_RESPONSE = {
 @pytest.mark.parametrize("response", [VLLM_RESPONSE, TRTLLM_RESPONSE])
 @pytest.mark.parametrize("lines", [True, False])
 def test_responses_become_requests(tmp_path, response, lines):
-    bodies = [{"id": "a", "choices": [{"metrics": {"speculative_decoding": response}}]}, {"choices": []}]
-    text = "\n".join(map(json.dumps, bodies * 3)) if lines else json.dumps(bodies * 3)
+    bodies = [{"id": name, "choices": [{"metrics": {"speculative_decoding": response}}]} for name in "abc"]
+    bodies.append({"choices": []})
+    text = "\n".join(map(json.dumps, bodies)) if lines else json.dumps(bodies)
     (tmp_path / "answers.jsonl").write_text(text)
     trace, said = bring(tmp_path, tmp_path / "answers.jsonl", "responses")
     counts = replay_tree(Tree.chain(3), trace)

@@ -87,11 +87,12 @@ VECTOR = [
 MATRIX = [
     {"metric": row["metric"], "values": [[1, "7"], [2, "9"], [3, str(int(row["value"][1]) + 7)]]} for row in VECTOR
 ]
-LOG = (
-    "INFO 11-25 10:00:00 [metrics.py:96] SpecDecoding metrics: Mean acceptance length: 2.80, Accepted throughput: 36.0 "
-    "tokens/s, Drafted throughput: 60.0 tokens/s, Accepted: 360 tokens, Drafted: 600 tokens, Per-position acceptance "
-    "rate: 0.800, 0.600, 0.400, Avg Draft acceptance rate: 60.0%\n"
-) * 10
+LOG = "".join(
+    f"INFO 11-25 10:00:{n}0 [metrics.py:96] SpecDecoding metrics: Mean acceptance length: 2.80, Accepted throughput: "
+    "72.0 tokens/s, Drafted throughput: 120.0 tokens/s, Accepted: 720 tokens, Drafted: 1200 tokens, Per-position "
+    "acceptance rate: 0.800, 0.600, 0.400, Avg Draft acceptance rate: 60.0%\n"
+    for n in range(5)
+)
 
 
 def api(kind, result):
