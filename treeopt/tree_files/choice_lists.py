@@ -17,7 +17,8 @@ from treeopt.storage.user_files import read_text
 from treeopt.traces.importers.source_file import SAVED
 from treeopt.tree import MAX_RANK, Tree
 from treeopt.tree_files.growmaps import abridged, tree_of_growmap
-from treeopt.tree_files.literals import literal, named_values, value_in_text
+from treeopt.tree_files.literals import named_values, value_in_text
+from treeopt.tree_files.python_values import literal
 
 LIMIT = 2**26  # most bytes; larger than any published growmap, smaller than one of 4096 nodes in indented JSON
 SHOWN = 8  # most names listed in a message

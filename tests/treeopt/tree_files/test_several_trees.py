@@ -1,0 +1,74 @@
+"""Texts that hold several trees, or a tree that a program computes or changes: none is read in silence."""
+
+import click
+import pytest
+
+from treeopt.cli.options.what_to_draft import Static
+from treeopt.errors import TreeError
+from treeopt.tree import Tree
+from treeopt.tree_files.choice_lists import read_tree
+
+ONE, TWO = "[[0]]", "[[0], [1]]"
+
+COMPUTED = {
+    "sum": f"mc = {ONE} + [[1]]",
+    "sum without a name": f"{ONE} + [[1]]",
+    "difference": f"{TWO} - [[1]]",
+    "product": f"mc = {ONE} * 2",
+    "or": f"mc = None or {ONE}",
+    "sum after a number": f"base = 3\nmc = {ONE} + [[1], [2]]",
+    "two targets": f"a, b = {ONE}, {TWO}",
+    "built from nothing": f"mc = []\nmc += {ONE}",
+}
+SEVERAL = {
+    "two lines": f"{ONE}\n{TWO}\n",
+    "Markdown table": f"| name | tree |\n| a | {ONE.replace(' ', '')} |\n| b | [[0],[1]] |",
+    "syntax error between": "mc = [[0]]\nx = = 3\nnc = [[0],[1]]\n",
+    "option twice": f"run --a-tree '{ONE}' --a-tree '{TWO}'",
+    "configuration twice": "vllm serve m -sc '{\"tree\": [[0]]}' -sc '{\"tree\": [[0], [1]]}'",
+    "Triton twice": 'eagle_choices:"{0}, {0, 0}" eagle_choices:"{0}, {1}"',
+    "if and else": f"if x:\n    a = {ONE}\nelse:\n    a = {TWO}\n",
+}
+
+
+def refused(tmp_path, text, message):
+    """Check that a text is refused at every door, in one line."""
+    for suffix in (".txt", ".py", ".json", ".yaml"):
+        (tmp_path / f"tree{suffix}").write_text(text)
+        with pytest.raises(TreeError, match=message):
+            read_tree(tmp_path / f"tree{suffix}")
+    with pytest.raises(click.UsageError, match=message) as caught:
+        Static().convert(text, None, None)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", COMPUTED)
+def test_a_computed_list_is_not_read_as_one_of_its_parts(tmp_path, form):
+    refused(tmp_path, COMPUTED[form], "not a literal|no list of rank paths|not Python|not YAML|not JSON")
+
+
+def test_the_line_that_computes_a_list_is_named(tmp_path):
+    refused(tmp_path, f"base = 3\nmc = {ONE} + [[1]]", "line 2 computes mc: write the whole list")
+
+
+@pytest.mark.parametrize("form", SEVERAL)
+def test_of_several_trees_none_is_taken(tmp_path, form):
+    refused(tmp_path, SEVERAL[form], "it has several trees, .*, .*: write FILE:NAME")
+
+
+def test_documents_and_repeated_keys_of_yaml_are_several_trees(tmp_path):
+    pytest.importorskip("yaml", reason="the extra yaml is not installed")
+    message = "it has several trees, 1.eagle_choices, 2.eagle_choices: write FILE:NAME"
+    for between in ("---\n", ""):
+        refused(tmp_path, f"eagle_choices: {ONE}\n{between}eagle_choices: {TWO}\n", message)
+    (tmp_path / "a.yaml").write_text(f"eagle_choices: {ONE}\n---\nlimit: 3\n---\n")
+    assert read_tree(tmp_path / "a.yaml").tree == Tree.chain(1)
+
+
+def test_the_number_before_a_name_chooses(tmp_path):
+    (tmp_path / "a.txt").write_text(f"{ONE}\n{TWO}\n")
+    assert read_tree(tmp_path / "a.txt", name="2.value").tree == Tree.from_paths([(0,), (1,)])
+    with pytest.raises(TreeError, match=r"it has several trees 'value'; it has 1\.value, 2\.value"):
+        read_tree(tmp_path / "a.txt", name="value")
+    (tmp_path / "a.txt").write_text(f"{ONE}\n{ONE}\n")
+    assert read_tree(tmp_path / "a.txt").tree == Tree.chain(1)
