@@ -19,6 +19,7 @@ from treeopt.tree import MAX_RANK, Tree
 from treeopt.tree_files.growmaps import abridged, tree_of_growmap
 from treeopt.tree_files.literals import named_values, value_in_text
 from treeopt.tree_files.python_values import literal
+from treeopt.tree_files.value_names import changed_line
 
 LIMIT = 2**26  # most bytes; larger than any published growmap, smaller than one of 4096 nodes in indented JSON
 SHOWN = 8  # most names listed in a message
@@ -118,6 +119,8 @@ def named_tree(value: Any, name: str | None = None) -> TreeInFile:
     if len(fitting) != 1:
         raise TreeError(f"it has {'no tree' if not fitting else 'several trees'} {name!r}; it has {listed}")
     chosen = fitting[0]
+    if (line := changed_line(value, chosen)) is not None:
+        raise TreeError(f"{chosen} is changed after line {line}: write the whole list")
     try:
         unnamed = tree_of(trees[chosen])
     except TreeError as error:

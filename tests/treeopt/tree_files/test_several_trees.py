@@ -29,6 +29,19 @@ SEVERAL = {
     "Triton twice": 'eagle_choices:"{0}, {0, 0}" eagle_choices:"{0}, {1}"',
     "if and else": f"if x:\n    a = {ONE}\nelse:\n    a = {TWO}\n",
 }
+CHANGED = {
+    "+=": f"mc = {ONE}\nmc += [[1], [2]]",
+    "append": f"mc = {ONE}\nmc.append([1])",
+    "extend": f"mc = {ONE}\nmc.extend([[1]])",
+    "del": f"mc = {TWO}\ndel mc[1]",
+    "item": f"mc = {TWO}\nmc[1] = [0, 0]",
+    "sum with itself": f"mc = {ONE}\nmc = mc + [[1]]",
+    "in an if": f"mc = {ONE}\nif x:\n    mc = {TWO}",
+    "in a function": f"mc = {ONE}\ndef more():\n    mc.append([1])",
+    "in its function": f"def make():\n    mc = {ONE}\n    mc.append([1])\n",
+    "attribute": f"config.choices = {ONE}\nconfig.choices += [[1]]",
+    "key": f'cfg = {{"tree": {ONE}}}\ncfg["tree"].append([1])',
+}
 
 
 def refused(tmp_path, text, message):
@@ -72,3 +85,30 @@ def test_the_number_before_a_name_chooses(tmp_path):
         read_tree(tmp_path / "a.txt", name="value")
     (tmp_path / "a.txt").write_text(f"{ONE}\n{ONE}\n")
     assert read_tree(tmp_path / "a.txt").tree == Tree.chain(1)
+
+
+@pytest.mark.parametrize("form", CHANGED)
+def test_a_tree_that_is_changed_later_is_refused(tmp_path, form):
+    refused(tmp_path, CHANGED[form], r"(mc|choices|cfg\.tree) is changed after line [12]: write the whole list")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"mc = {ONE}\nlimit = 3\nlimit += 1",
+        f"mc = {ONE}\ndef more(mc):\n    mc.append([1])",
+        f"mc = {ONE}\nfor path in mc:\n    print(path)",
+        f'cfg = {{"tree": {ONE}}}\ncfg["limit"] = 3',
+        f"mc = {TWO}\nmc.append([2])\nmc = {ONE}",
+    ],
+)
+def test_other_changes_do_not_matter(tmp_path, text):
+    (tmp_path / "tree.py").write_text(text)
+    assert read_tree(tmp_path / "tree.py").tree == Tree.chain(1)
+
+
+def test_only_the_tree_that_is_used_must_not_change(tmp_path):
+    (tmp_path / "trees.py").write_text(f"mc = {ONE}\nnc = {TWO}\nnc.append([2])\n")
+    assert read_tree(tmp_path / "trees.py", name="mc").tree == Tree.chain(1)
+    with pytest.raises(TreeError, match=r"trees\.py: nc is changed after line 2: write the whole list"):
+        read_tree(tmp_path / "trees.py", name="nc")
