@@ -22,9 +22,19 @@ def literal(text: str) -> Any:
         TreeError: the text is no literal.
     """
     try:
-        return ast.literal_eval(text.strip())
+        return _literal(ast.parse(text.strip(), mode="eval").body)
     except SYNTAX as error:
         raise TreeError(f"not a literal such as [[0], [0, 0]]: {first_line(error)}") from error
+
+
+def _literal(value: ast.expr) -> Any:
+    """Return the value of a literal; ValueError if it is none, or a dictionary gives a key several values."""
+    for part in ast.walk(value):
+        pairs = zip(part.keys, part.values, strict=True) if isinstance(part, ast.Dict) else ()
+        items = {(ast.dump(key), ast.dump(held)) for key, held in pairs if key is not None}
+        if len({key for key, _ in items}) < len(items):
+            raise ValueError("a key has several values: leave one")
+    return ast.literal_eval(value)
 
 
 def python_values(text: str) -> Any:
@@ -44,7 +54,7 @@ def python_values(text: str) -> Any:
                 raise
         if (given := _given(module.body[0].value)) is not module.body[0].value:
             try:
-                return ast.literal_eval(given)
+                return _literal(given)
             except SYNTAX as error:
                 raise TreeError(f"not a literal such as [[0], [0, 0]]: {first_line(error)}") from error
     try:
@@ -142,7 +152,7 @@ def _assigned(nodes: Any) -> Iterator[Assigned]:
         if value is None or not names:
             continue
         try:
-            held = ast.literal_eval(_given(value))
+            held = _literal(_given(value))
         except SYNTAX:
             continue
         yield from ((name, held, node.lineno) for name in names)

@@ -1,5 +1,7 @@
 """Texts that hold several trees, or a tree that a program computes or changes: none is read in silence."""
 
+import json
+
 import click
 import pytest
 
@@ -112,3 +114,30 @@ def test_only_the_tree_that_is_used_must_not_change(tmp_path):
     assert read_tree(tmp_path / "trees.py", name="mc").tree == Tree.chain(1)
     with pytest.raises(TreeError, match=r"trees\.py: nc is changed after line 2: write the whole list"):
         read_tree(tmp_path / "trees.py", name="nc")
+
+
+BELOW = {
+    "YAML": f"medusa_choices: {ONE}\nspeculative_config:\n  eagle_choices: {TWO}\n",
+    "JSON": json.dumps({"tree": [[0]], "speculative_config": {"speculative_token_tree": "[(0,), (1,)]"}}),
+    "Python": f"mc = {ONE}\nconfig = {{'eagle_choices': {TWO}}}\n",
+    "TOML": f"[a]\neagle_choices = {ONE}\n[b]\neagle_choices = {TWO}\n",
+    "INI": f"[a-b]\neagle_choices={ONE}\n[c d]\neagle_choices={TWO}\n",
+    "key twice": f'{{"eagle_choices": {ONE}, "eagle_choices": {TWO}}}',
+    "key twice below": f'{{"a": {{"eagle_choices": {ONE}, "eagle_choices": {TWO}}}}}',
+}
+
+
+@pytest.mark.parametrize("form", BELOW)
+def test_a_tree_at_the_top_hides_none_below(tmp_path, form):
+    if form == "YAML":
+        pytest.importorskip("yaml", reason="the extra yaml is not installed")
+    refused(tmp_path, BELOW[form], "it has several trees, .*, .*: write FILE:NAME|not (a literal|Python|JSON|YAML)")
+
+
+def test_one_tree_at_the_top_and_below_is_one(tmp_path):
+    file = tmp_path / "engine.json"
+    file.write_text(json.dumps({"tree": [[0], [1]], "speculative_config": {"speculative_token_tree": "[(0,), (1,)]"}}))
+    assert read_tree(file).tree == Tree.from_paths([(0,), (1,)])
+    assert read_tree(file, name="speculative_token_tree").name == "speculative_config.speculative_token_tree"
+    file.write_text(json.dumps({"tree": [[0]], "limits": {"sizes": [[1, 2]], "schedule": [[3, 4]]}}))
+    assert (read_tree(file).tree, read_tree(file).name) == (Tree.chain(1), "tree")

@@ -68,12 +68,12 @@ class Static(click.ParamType):  # type: ignore[type-arg]
             if not set(value) & set("[({"):
                 forms = "the length of a chain, rank paths such as [[0,0],[1]], a file of them, nor a published tree"
                 self.fail(f"{value[:80]!r} is neither {forms} ({', '.join(published_trees())})", param, ctx)
-            content = None
+            content = ""
         try:
             if type(content) is int:
                 return Tree.chain(content)
-            if content is None or isinstance(content, str):
-                content = value_in_text(content or value, fits=holds_a_tree)
+            text, suffix = (content or value, "") if isinstance(content, str) else (value, ".json")
+            content = value_in_text(text, suffix, fits=holds_a_tree)
             return EMPTY if content in ([], ()) else named_tree(content).tree
         except (TreeError, TypeError) as error:
             self.fail(f"{value[:80]!r}: {error}", param, ctx)
