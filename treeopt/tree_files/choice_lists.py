@@ -15,7 +15,7 @@ from treeopt.storage.atomic_files import why
 from treeopt.storage.json_records import brief
 from treeopt.storage.user_files import read_text
 from treeopt.traces.importers.source_file import SAVED
-from treeopt.tree import MAX_RANK, Tree
+from treeopt.tree import EMPTY, MAX_RANK, Tree
 from treeopt.tree_files.growmaps import abridged, tree_of_growmap
 from treeopt.tree_files.literals import named_values, value_in_text
 from treeopt.tree_files.python_values import literal
@@ -91,7 +91,7 @@ def _parsed(path: Path) -> Any:
 
 
 def named_tree(value: Any, name: str | None = None) -> TreeInFile:
-    """Return the tree that a value is or holds under a name, at whatever depth.
+    """Return the tree that a value is or holds under a name, at whatever depth; `[]` alone is no speculation.
 
     >>> named_tree({"speculative_config": {"eagle_choices": [[0], [0, 0]]}}).name
     'speculative_config.eagle_choices'
@@ -102,7 +102,7 @@ def named_tree(value: Any, name: str | None = None) -> TreeInFile:
     if not (isinstance(value, Mapping) and "Successors" not in value) and not _records(value):
         if name is not None:
             raise TreeError(f"it holds a single tree without a name, got the name {name!r}")
-        return tree_of(value)
+        return TreeInFile(EMPTY, "every node") if _spelled(value) in ([], ()) else tree_of(value)
     trees = _candidates(value, name)
     listed = ", ".join(list(trees)[:SHOWN]) + (f" and {len(trees) - SHOWN} more" if len(trees) > SHOWN else "")
     if not trees:

@@ -22,6 +22,7 @@ NAME = re.compile(r"[A-Za-z_][\w.]{0,99}")  # of an option or a variable
 PASTED = re.compile(r"^(?:[ \t]*```\w*[ \t]*$|(?:>>>|\.\.\.|[$>+]) *)", re.MULTILINE)
 QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u00a0": " "})
 BRACES = re.compile(r"(?:[\w:<>\s.]*=)?\s*(\{[\d{},\s]*\})\s*;?\s*")
+EMPTY = ([], (), "[]", "()")  # the list of no paths, and texts of it
 # Triton's configuration of TensorRT-LLM, and its fill_template: a name, and its choices in braces as a string.
 TRITON = re.compile(
     r'''\b(\w{1,99})"?\s*(?::|value:\s*\{\s*string_value:)\s*"((?:\{[\d,\s]+\}[,\s]*)+)"''',
@@ -63,6 +64,8 @@ def value_in_text(text: str, suffix: str = "", *, fits: Callable[[Any], bool] = 
         if fits(value):
             return value
         outcomes.append(value)
+    if any(value in EMPTY for value in outcomes[:-2]):  # `{}` is no list of C++
+        return []
     if (place := computed(bare)) is not None:
         raise TreeError(f"not a literal such as [[0], [0, 0]]: {place}: write the whole list")
     if isinstance(outcomes[0], TreeError):
