@@ -162,6 +162,46 @@ def test_pipes_below_a_folder_are_not_waited_for(tmp_path):
         read_texts([tmp_path / "pipe.jsonl"])
 
 
+def test_links_and_hidden_files_below_a_folder_are_reported(tmp_path):
+    folder, other = tmp_path / "data", tmp_path / "other"
+    for name in ("data/a.jsonl", "data/.cache/x/b.jsonl", "data/.hidden.jsonl", "other/c.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(LINES)
+    (folder / "linked").symlink_to(other)
+    (folder / "d.jsonl").symlink_to(other / "c.jsonl")
+    for read in (lambda report: read_texts([folder], report), lambda report: read_prompts(folder, report)):
+        report = Report()
+        assert len(read(report)) == 4
+        assert (report.files, report.remarks) == (
+            2,
+            [
+                "data: 2 files passed over (.cache, .hidden.jsonl): hidden; name it to read it",
+                "data: 1 file passed over (linked): a link to a folder; name it to read it",
+            ],
+        )
+    assert len(read_texts([folder / ".cache"])) == 2
+    (folder / "broken.jsonl").symlink_to(tmp_path / "nowhere")
+    for read in (lambda: read_texts([folder]), lambda: read_prompts(folder)):
+        with pytest.raises(
+            ExecutorError, match=r"broken\.jsonl: a link to .*nowhere, which does not exist: restore it"
+        ):
+            read()
+
+
+@pytest.mark.parametrize(("name", "content"), [("b.txt", ""), ("b.jsonl", "\n"), ("sub/b.jsonl", ""), ("b.json", "[]")])
+def test_files_that_are_empty_are_passed_over(tmp_path, name, content):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.jsonl").write_text(LINES)
+    (tmp_path / name).write_text(content)
+    for paths in ([tmp_path], [tmp_path / "a.jsonl", tmp_path / name]):
+        report = Report()
+        assert len(read_texts(paths, report)) == 2
+        assert report.files == 1
+        assert [(reason, file.split("/")[-1]) for reason, file in report.passed_over] == [
+            ("empty", name.split("/")[-1])
+        ]
+
+
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
 def test_tables_without_the_library_say_what_to_install(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, "datasets", None)
