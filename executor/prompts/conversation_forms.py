@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from executor.prompts.message_parts import is_plain_list, joined_content
-from executor.prompts.reading_report import EmptyConversationError, Report
+from executor.prompts.reading_report import HINT, EmptyConversationError, Report
 from executor.prompts.record_forms import form_of
-from executor.prompts.tool_calls import HINT, calls_in, offered_tools, spoken_calls
+from executor.prompts.tool_calls import calls_in, offered_tools, spoken_calls
 from treeopt.errors import ExecutorError
 
 ROLES = {

@@ -34,7 +34,7 @@ def items(paths: Sequence[Path], report: Report) -> Iterator[Item]:
 
 def _file(file: Path, report: Report, name: str = "") -> Iterator[Item]:
     empty = True
-    for item in table_rows(file) if suffix_of(file) in TABLES else items_of(file):
+    for item in table_rows(file) if suffix_of(file) in TABLES else items_of(file, report.skip):
         report.files += empty
         empty = False
         yield item

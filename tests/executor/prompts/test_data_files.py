@@ -101,6 +101,45 @@ def test_a_line_that_is_not_utf_8_is_named(tmp_path, name, number):
             read()
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.txt"])
+def test_lines_that_cannot_be_read_are_skipped_on_request(tmp_path, name):
+    first, second = LINES.encode().splitlines()
+    path = tmp_path / name
+    path.write_bytes(b"\n".join([first, b"{bad", b'{"text": "caf\xe9"}', b'{"x": 1}', second, second[:-5]]))
+    for place in (path, tmp_path):
+        for read in (lambda report: read_texts([place], report), lambda report: read_prompts(place, report)):  # noqa: B023
+            report = Report(frozenset({"unreadable"}))
+            assert [held.turns[0] for held in read(report)] == [TURNS[0][0], TURNS[1][0]]
+            assert len(report.skipped) == 4
+            for line, reason in zip(
+                report.skipped, ("line 2: not JSON", "(line 3)", "line 4: ", "line 6"), strict=True
+            ):
+                assert reason in line
+            with pytest.raises(
+                ExecutorError, match=r"line 2: not JSON: .* \(--leave-out unreadable skips the record\)$"
+            ):
+                read(Report())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": "caf\xe9"}', r"\(line 1\)"),
+        (b'{"x": 1}', "line 1: must have"),
+        (b'{"messages": [{"role": "x", "content": "a"}]}', "`role` must be one of"),
+        (b'{"messages": [{"role": "user", "content": 5}]}', "must be a string"),
+    ],
+)
+def test_errors_of_records_that_can_be_skipped_name_the_option_once(tmp_path, line, message):
+    (tmp_path / "a.jsonl").write_bytes(line + b"\n" + LINES.encode())
+    for read in (read_prompts, lambda path, report: read_texts([path], report)):
+        with pytest.raises(ExecutorError, match=message) as caught:
+            read(tmp_path / "a.jsonl", Report())
+        assert str(caught.value).endswith("(--leave-out unreadable skips the record)")
+        assert str(caught.value).count("--leave-out") == 1
+        assert len(read(tmp_path / "a.jsonl", Report(frozenset({"unreadable"})))) == 2
+
+
 @pytest.mark.parametrize("content", ["plain", '{"name": 1}', "[1, 2]", ""])
 def test_prompts_are_records(tmp_path, content):
     (tmp_path / "a.txt").write_text(content)
