@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from treeopt.errors import TreeError
-from treeopt.tree_files.python_values import computed, first_line, is_python, literal, python_values
+from treeopt.tree_files.python_values import computed, first_line, is_python, literal, values_of_python
 from treeopt.tree_files.value_names import numbered
 
 YAML_LIMIT = 2**20  # most characters: PyYAML reads about 1 MB in some seconds
@@ -22,7 +22,7 @@ NAME = re.compile(r"[A-Za-z_][\w.]{0,99}")  # of an option or a variable
 PASTED = re.compile(r"^(?:[ \t]*```\w*[ \t]*$|(?:>>>|\.\.\.|[$>+]) *)", re.MULTILINE)
 QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u00a0": " "})
 BRACES = re.compile(r"(?:[\w:<>\s.]*=)?\s*(\{[\d{},\s]*\})\s*;?\s*")
-EMPTY = ([], (), "[]", "()")  # the list of no paths, and texts of it
+EMPTY: tuple[Any, ...] = ([], (), "[]", "()")  # the list of no paths, and texts of it
 # Triton's configuration of TensorRT-LLM, and its fill_template: a name, and its choices in braces as a string.
 TRITON = re.compile(
     r'''\b(\w{1,99})"?\s*(?::|value:\s*\{\s*string_value:)\s*"((?:\{[\d,\s]+\}[,\s]*)+)"''',
@@ -47,8 +47,8 @@ def value_in_text(text: str, suffix: str = "", *, fits: Callable[[Any], bool] = 
     Raises:
         TreeError: no form fits, and the first cannot be read at all; says why.
     """
-    first = {".json": _json, ".py": python_values, ".yaml": _yaml, ".yml": _yaml}.get(suffix, literal)
-    forms = dict.fromkeys((first, _json, literal, _option, python_values, _yaml))
+    first = {".json": _json, ".py": values_of_python, ".yaml": _yaml, ".yml": _yaml}.get(suffix, literal)
+    forms = dict.fromkeys((first, _json, literal, _option, values_of_python, _yaml))
     bare = PASTED.sub("", text).translate(QUOTES).strip()
     tries = [(form, text) for form in forms]
     tries += [(form, bare) for form in forms if bare != text.strip()]

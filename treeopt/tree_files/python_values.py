@@ -37,7 +37,7 @@ def _literal(value: ast.expr) -> Any:
     return ast.literal_eval(value)
 
 
-def python_values(text: str) -> Any:
+def values_of_python(text: str) -> Any:
     """Return the literals that Python assigns to names, or the single literal that it consists of.
 
     Without any such name at the top, assignments within functions and arguments of calls are read too.
