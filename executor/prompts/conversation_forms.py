@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from executor.prompts.message_parts import is_plain_list, joined_content
-from executor.prompts.reading_report import EmptyConversationError, Report
-from executor.prompts.record_forms import CONVERSATIONS, form_of
-from executor.prompts.tool_calls import HINT, calls_in, offered_tools, spoken_calls
+from executor.prompts.reading_report import HINT, EmptyConversationError, Report
+from executor.prompts.record_forms import form_of
+from executor.prompts.tool_calls import calls_in, offered_tools, spoken_calls
 from treeopt.errors import ExecutorError
 
 ROLES = {
@@ -69,7 +69,7 @@ def conversation_of(record: Mapping[str, Any], where: str, report: Report) -> Co
     for name in OTHER_MEDIA:
         if record.get(name):
             raise ExecutorError(f"{where}: `{name}`: only texts are read {HINT}")
-    report.count_unread(record, (*CONVERSATIONS, *SILENT, *TEMPLATE, *SYSTEM))
+    report.count_unread(record, (key, *SILENT, *TEMPLATE, *SYSTEM))  # another conversation beside it is not read
     return Conversation(_with_system(turns, record, where, report), _extras(record, where, report))
 
 

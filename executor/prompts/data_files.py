@@ -11,6 +11,7 @@ from pathlib import Path
 from executor.prompts.parquet_files import TABLES, TRAIN, is_saved, saved_rows, split_of, table_rows
 from executor.prompts.reading_report import Report
 from executor.prompts.record_files import CELLS, LINES, Item, holds_records, items_of, suffix_of
+from treeopt.errors import ExecutorError
 from treeopt.storage import user_files
 
 PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar")
@@ -31,17 +32,21 @@ def items(paths: Sequence[Path], report: Report) -> Iterator[Item]:
             yield from _file(path, report)
 
 
-def _file(file: Path, report: Report) -> Iterator[Item]:
-    report.files += 1
-    yield from table_rows(file) if suffix_of(file) in TABLES else items_of(file)
+def _file(file: Path, report: Report, name: str = "") -> Iterator[Item]:
+    empty = True
+    for item in table_rows(file) if suffix_of(file) in TABLES else items_of(file, report.skip):
+        report.files += empty
+        empty = False
+        yield item
+    if empty:
+        report.passed_over.append(("empty", name or file.name))
 
 
 def _folder(folder: Path, report: Report) -> Iterator[Item]:
     if is_saved(folder):
         yield from saved_rows(folder, report)
         return
-    below = sorted(p for p in folder.rglob("*") if p.is_file())
-    files = [p for p in below if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
+    files = _files_below(folder, report)
     tables = any(suffix_of(p) in TABLES for p in files)
     reasons = {file: _passed_over(file, tables=tables) for file in files}
     others = _other_splits(folder, [file for file, reason in reasons.items() if reason is None])
@@ -49,9 +54,35 @@ def _folder(folder: Path, report: Report) -> Iterator[Item]:
         if file in others:
             reason = "another split than train; name the file to read it"
         if reason is None:
-            yield from _file(file, report)
+            yield from _file(file, report, str(file.relative_to(folder)))
         else:
             report.passed_over.append((reason, str(file.relative_to(folder))))
+
+
+def _files_below(folder: Path, report: Report) -> list[Path]:
+    """Return the files below a folder in order, and report hidden ones and links to folders, which are not read.
+
+    Raises:
+        ExecutorError: a link leads nowhere.
+    """
+    files = []
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        hidden = next((number for number, part in enumerate(parts, 1) if part.startswith(".")), None)
+        if hidden is not None:
+            if hidden == len(parts):  # what a hidden folder holds is passed over with it
+                report.passed_over.append(("hidden; name it to read it", str(Path(*parts))))
+        elif path.is_symlink() and not path.exists():
+            raise ExecutorError(
+                f"{path}: a link to {path.readlink()}, which does not exist: restore it, or remove the link"
+            )
+        elif path.is_symlink() and path.is_dir():
+            report.passed_over.append(("a link to a folder; name it to read it", str(Path(*parts))))
+        elif path.is_file():
+            files.append(path)
+        elif not path.is_dir():
+            report.passed_over.append(("not a regular file", str(Path(*parts))))
+    return files
 
 
 def _other_splits(folder: Path, files: Sequence[Path]) -> set[Path]:

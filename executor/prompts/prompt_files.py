@@ -58,7 +58,7 @@ def read_prompts(path: Path, report: Report | None = None) -> list[Prompt]:
     whole = path.is_dir() or suffix_of(path) in TABLES
     if not whole:
         report.files += 1
-    for item in items([path], report) if whole else records_of(path):
+    for item in items([path], report) if whole else records_of(path, report.skip):
         if item.text is not None:
             report.passed_over.append(("a plain text is no prompt", Path(item.where).name))
             continue

@@ -9,11 +9,13 @@ from treeopt.errors import ExecutorError
 
 SHOWN = 5  # most names or reasons listed
 
+HINT = "(--leave-out unreadable skips the record)"
+
 PARTS = {
     "tools": "the tools that a record offers",
     "thoughts": "the thoughts of answers (`reasoning_content`, `thinking`)",
     "system": "the `system` field of a record",
-    "unreadable": "records that cannot be read, or that the chat template does not take",
+    "unreadable": "records and lines that cannot be read, or that the chat template does not take",
 }
 
 
@@ -58,7 +60,7 @@ class Report:
             ExecutorError: the same, with the option that skips such records.
         """
         if "unreadable" not in self.leave_out and not isinstance(error, EmptyConversationError):
-            raise error
+            raise error if "--leave-out" in str(error) else ExecutorError(f"{error} {HINT}") from error
         self.skipped.append(str(error))
 
     def count_unread(self, fields: Mapping[str, Any], read: Collection[str]) -> None:

@@ -8,7 +8,7 @@ goes by its name: `.json` and `.jsonl` must hold records, and any other file is 
 import csv
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -24,6 +24,7 @@ CELLS = {".csv": ",", ".tsv": "\t"}  # what stands between cells
 LIST_LIMIT = 2**31  # most bytes of a JSON list
 HEAD = 4096  # bytes in which a file's encoding and first character are looked for
 UTF8 = ("utf-8", "utf-8-sig")
+Broken = Callable[[ExecutorError], None]  # what to do about a line that is broken
 
 
 @dataclass(frozen=True)
@@ -63,27 +64,36 @@ def read_text(path: Path, *, limit: int = user_files.LIMIT) -> str:
         raise ExecutorError(f"{path}: text cannot be read: {why(error)}") from error
 
 
-def items_of(path: Path) -> Iterator[Item]:
+def refuse(error: ExecutorError) -> None:
+    """Raise the error of a line that is broken."""
+    raise error
+
+
+def items_of(path: Path, broken: Broken = refuse) -> Iterator[Item]:
     """Yield the records of a file, or else its text, unless that is blank.
+
+    Args:
+        path: the file.
+        broken: gets the error of each line that is not JSON or not UTF-8; raises it, or returns to skip the line.
 
     Raises:
         ExecutorError: the file cannot be read, or holds broken records; names file and line.
     """
-    records = _records(path)
+    records = _records(path, broken)
     if records is not None:
         yield from records
     elif (text := read_text(path)).strip():
         yield Item(str(path), text=text)
 
 
-def records_of(path: Path) -> Iterator[Item]:
-    """Return the records of a file that must hold them.
+def records_of(path: Path, broken: Broken = refuse) -> Iterator[Item]:
+    """Return the records of a file that must hold them; see `items_of`.
 
     Raises:
         ExecutorError: the file cannot be read, or is something else; names file and line.
     """
-    records = _records(path)
-    return _lines(path) if records is None else records
+    records = _records(path, broken)
+    return _lines(path, broken) if records is None else records
 
 
 def holds_records(path: Path) -> bool:
@@ -91,12 +101,12 @@ def holds_records(path: Path) -> bool:
     return suffix_of(path) in (*JSON, *LINES, *CELLS) or _holds_lines(path)
 
 
-def _records(path: Path) -> Iterator[Item] | None:
+def _records(path: Path, broken: Broken) -> Iterator[Item] | None:
     """Return the records of a file; None if it holds a text."""
     if suffix_of(path) in CELLS:
         return _cells(path)
     if _holds_lines(path):
-        return _lines(path)
+        return _lines(path, broken)
     if suffix_of(path) in JSON:
         return _entries(path, _whole(path))
     value = _whole_or_none(path) if _opening(path) in ("[", "{") else None
@@ -104,7 +114,7 @@ def _records(path: Path) -> Iterator[Item] | None:
         return _entries(path, value)
     if isinstance(value, dict) and _is_known(value):
         return _entries(path, value)
-    return _lines(path) if suffix_of(path) in LINES else None
+    return _lines(path, broken) if suffix_of(path) in LINES else None
 
 
 def _is_known(value: dict[str, Any]) -> bool:
@@ -143,7 +153,7 @@ def _json(text: str, where: str) -> Any:
         raise ExecutorError(f"{where}: not JSON: {error}") from error
 
 
-def _lines(path: Path) -> Iterator[Item]:
+def _lines(path: Path, broken: Broken) -> Iterator[Item]:
     _check_encoding(path)
     lines = _numbered_lines(path)
     while True:
@@ -154,13 +164,28 @@ def _lines(path: Path) -> Iterator[Item]:
         except (OSError, UnicodeDecodeError) as error:
             raise ExecutorError(f"{path}: text cannot be read: {why(error)}") from error
         where = f"{path}, line {number}"
-        yield Item(where, _json(line, where))
+        try:
+            _check_utf8(line, f"{path}: text cannot be read", number)
+            record = _json(line, where)
+        except ExecutorError as error:
+            broken(error)
+        else:
+            yield Item(where, record)
+
+
+def _check_utf8(line: str, where: str, number: int) -> None:
+    """Check that no byte of a line was not UTF-8: `_numbered_lines` reads such a byte as half a surrogate pair."""
+    try:
+        line.encode("utf-8", "surrogateescape").decode()
+    except UnicodeDecodeError as error:
+        error.reason += f" (line {number})"
+        raise ExecutorError(f"{where}: {why(error)}") from error
 
 
 def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the number of each line that is not blank, from 1, and its text; of UTF-16 the whole is held."""
     if not _head(path).startswith(user_files.UTF16):
-        yield from user_files.read_text_lines(path)
+        yield from user_files.read_text_lines(path, errors="surrogateescape")
         return
     for number, line in enumerate(user_files.read_text(path, limit=LIST_LIMIT).split("\n"), 1):
         if line.strip():
@@ -170,8 +195,11 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 def _holds_lines(path: Path) -> bool:
     """Return True if the first line that is not blank is an object by itself."""
     try:
-        record = json.loads(next(_numbered_lines(path), (0, ""))[1])
-    except UnicodeDecodeError:
+        line = next(_numbered_lines(path), (0, ""))[1]
+        if not line.isascii():
+            line.encode()
+        record = json.loads(line)
+    except UnicodeError:
         return _opening(path) == "{"  # reading it will name the line
     except (OSError, ValueError, RecursionError):
         return False

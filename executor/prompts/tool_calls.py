@@ -4,9 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from executor.prompts.reading_report import HINT
 from treeopt.errors import ExecutorError
-
-HINT = "(--leave-out unreadable skips the record)"
 
 
 def calls_in(turn: Mapping[str, Any], place: str) -> list[dict[str, Any]]:

@@ -102,10 +102,10 @@ def check_pointer(data: bytes, path: Path | str) -> None:
         raise OSError(errno.EINVAL, "a pointer of Git LFS, not the file: fetch it with `git lfs pull`", str(path))
 
 
-def read_text_lines(path: Path | str, *, limit: int = LINE_LIMIT) -> Iterator[tuple[int, str]]:
+def read_text_lines(path: Path | str, *, limit: int = LINE_LIMIT, errors: str = "strict") -> Iterator[tuple[int, str]]:
     """Yield the number of each line that is not blank, from 1, and its text, without holding the whole file.
 
-    Only a line feed ends a line, since other ends may stand inside a text.
+    Only a line feed ends a line, since other ends may stand inside a text. `errors` is as of `bytes.decode`.
 
     Raises:
         OSError: see `open_regular` and `check_text`; or a line is longer than the limit.
@@ -122,7 +122,7 @@ def read_text_lines(path: Path | str, *, limit: int = LINE_LIMIT) -> Iterator[tu
             if len(line) > limit:
                 raise OSError(errno.EFBIG, f"line {number} is longer than {limit} bytes", str(path))
             try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8", errors)
             except UnicodeDecodeError as error:
                 error.reason += f" (line {number})"
                 raise

@@ -15,9 +15,11 @@ from treeopt.storage.atomic_files import why
 from treeopt.storage.json_records import brief
 from treeopt.storage.user_files import read_text
 from treeopt.traces.importers.source_file import SAVED
-from treeopt.tree import MAX_RANK, Tree
+from treeopt.tree import EMPTY, MAX_RANK, Tree
 from treeopt.tree_files.growmaps import abridged, tree_of_growmap
-from treeopt.tree_files.literals import literal, named_values, value_in_text
+from treeopt.tree_files.literals import named_values, value_in_text
+from treeopt.tree_files.python_values import literal
+from treeopt.tree_files.value_names import changed_line
 
 LIMIT = 2**26  # most bytes; larger than any published growmap, smaller than one of 4096 nodes in indented JSON
 SHOWN = 8  # most names listed in a message
@@ -89,7 +91,7 @@ def _parsed(path: Path) -> Any:
 
 
 def named_tree(value: Any, name: str | None = None) -> TreeInFile:
-    """Return the tree that a value is or holds under a name, at whatever depth.
+    """Return the tree that a value is or holds under a name, at whatever depth; `[]` alone is no speculation.
 
     >>> named_tree({"speculative_config": {"eagle_choices": [[0], [0, 0]]}}).name
     'speculative_config.eagle_choices'
@@ -97,17 +99,11 @@ def named_tree(value: Any, name: str | None = None) -> TreeInFile:
     Raises:
         TreeError: it holds no tree, several, or none of this name; or the tree is broken.
     """
-    if isinstance(value, Mapping) and "Successors" not in value:
-        found = {key: item for key, item in value.items() if isinstance(key, str) and _like_a_tree(item, key)}
-        if not found or (name is not None and name not in found):
-            found = named_values(value, like=_like_a_tree) or found
-    elif _records(value):
-        found = named_values(value, like=_like_a_tree)
-    else:
+    if not (isinstance(value, Mapping) and "Successors" not in value) and not _records(value):
         if name is not None:
             raise TreeError(f"it holds a single tree without a name, got the name {name!r}")
-        return tree_of(value)
-    trees = _of_engines(found)
+        return TreeInFile(EMPTY, "every node") if _spelled(value) in ([], ()) else tree_of(value)
+    trees = _candidates(value, name)
     listed = ", ".join(list(trees)[:SHOWN]) + (f" and {len(trees) - SHOWN} more" if len(trees) > SHOWN else "")
     if not trees:
         raise TreeError("it has no list of rank paths with a name")
@@ -117,6 +113,8 @@ def named_tree(value: Any, name: str | None = None) -> TreeInFile:
     if len(fitting) != 1:
         raise TreeError(f"it has {'no tree' if not fitting else 'several trees'} {name!r}; it has {listed}")
     chosen = fitting[0]
+    if (line := changed_line(value, chosen)) is not None:
+        raise TreeError(f"{chosen} is changed after line {line}: write the whole list")
     try:
         unnamed = tree_of(trees[chosen])
     except TreeError as error:
@@ -129,6 +127,30 @@ def holds_a_tree(value: Any) -> bool:
     if isinstance(value, Mapping) or _records(value):
         return _like_a_tree(value) or bool(named_values(value, like=_like_a_tree))
     return not isinstance(value, str) and _like_a_tree(value)  # YAML takes any text for a string
+
+
+def _candidates(value: Any, name: str | None) -> Mapping[str, Any]:
+    """Return what may be the tree that is meant, by name: what is at the top, and trees of engines below it."""
+    items = value.items() if isinstance(value, Mapping) else ()
+    top = {key: item for key, item in items if isinstance(key, str) and _like_a_tree(item, key)}
+    if name is not None and name in top:
+        return _of_engines(top)
+    every = named_values(value, like=_like_a_tree)
+    below = {key: item for key, item in every.items() if key not in top and key.endswith(KNOWN)}
+    if not top or name is not None or not below:
+        return _of_engines((every if name is not None else {}) or top or every)
+    trees = {key: item for key, item in (top | below).items() if not key.endswith(OTHERS)}
+    return dict([next(iter(trees.items()))]) if len(top) == 1 and _all_equal(list(trees.values())) else trees
+
+
+def _all_equal(values: list[Any]) -> bool:
+    """Return True if all values are equal, or describe one tree."""
+    if all(value == values[0] for value in values):
+        return True
+    try:
+        return len({tree_of(value).tree for value in values}) == 1
+    except TreeError:
+        return False
 
 
 def _ending(trees: Mapping[str, Any], name: str) -> list[str]:

@@ -3,14 +3,15 @@
 Nothing is run: Python is parsed, and only its literals are read. YAML needs PyYAML and is read by its safe loader.
 """
 
-import ast
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from treeopt.errors import TreeError
+from treeopt.tree_files.python_values import computed, first_line, is_python, literal, values_of_python
+from treeopt.tree_files.value_names import numbered
 
 YAML_LIMIT = 2**20  # most characters: PyYAML reads about 1 MB in some seconds
 COMMAND_LIMIT = 2**16  # most characters of a command line
@@ -20,13 +21,12 @@ NAME = re.compile(r"[A-Za-z_][\w.]{0,99}")  # of an option or a variable
 # Around pasted text: fences of Markdown, prompts of Python and shells, signs of a diff; quotes of word processors.
 PASTED = re.compile(r"^(?:[ \t]*```\w*[ \t]*$|(?:>>>|\.\.\.|[$>+]) *)", re.MULTILINE)
 QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u00a0": " "})
-MADE_OF = ("array", "asarray", "tensor", "list", "tuple", "str", "dumps")  # calls that hold the value they are given
 BRACES = re.compile(r"(?:[\w:<>\s.]*=)?\s*(\{[\d{},\s]*\})\s*;?\s*")
+EMPTY: tuple[Any, ...] = ([], (), "[]", "()")  # the list of no paths, and texts of it
 # Triton's configuration of TensorRT-LLM, and its fill_template: a name, and its choices in braces as a string.
 TRITON = re.compile(
     r'''\b(\w{1,99})"?\s*(?::|value:\s*\{\s*string_value:)\s*"((?:\{[\d,\s]+\}[,\s]*)+)"''',
 )
-SYNTAX = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
 
 
 def value_in_text(text: str, suffix: str = "", *, fits: Callable[[Any], bool] = lambda value: True) -> Any:
@@ -47,15 +47,13 @@ def value_in_text(text: str, suffix: str = "", *, fits: Callable[[Any], bool] = 
     Raises:
         TreeError: no form fits, and the first cannot be read at all; says why.
     """
-    first = {".json": _json, ".py": _python, ".yaml": _yaml, ".yml": _yaml}.get(suffix, literal)
-    forms = dict.fromkeys((first, _json, literal, _option, _python, _yaml))
+    first = {".json": _json, ".py": values_of_python, ".yaml": _yaml, ".yml": _yaml}.get(suffix, literal)
+    forms = dict.fromkeys((first, _json, literal, _option, values_of_python, _yaml))
     bare = PASTED.sub("", text).translate(QUOTES).strip()
     tries = [(form, text) for form in forms]
-    tries += [(form, bare) for form in forms if bare != text.strip()] + [
-        (_command, bare),
-        (_braces, bare),
-        (_triton, text),
-    ]
+    tries += [(form, bare) for form in forms if bare != text.strip()]
+    tries += [(_command, bare)] if not is_python(bare) else []  # a program's lists are not a command's
+    tries += [(_braces, bare), (_triton, text)]
     outcomes: list[Any] = []
     for form, spelling in tries:
         try:
@@ -66,21 +64,13 @@ def value_in_text(text: str, suffix: str = "", *, fits: Callable[[Any], bool] = 
         if fits(value):
             return value
         outcomes.append(value)
+    if any(value in EMPTY for value in outcomes[:-2]):  # `{}` is no list of C++
+        return []
+    if (place := computed(bare)) is not None:
+        raise TreeError(f"not a literal such as [[0], [0, 0]]: {place}: write the whole list")
     if isinstance(outcomes[0], TreeError):
         raise outcomes[0]
     return outcomes[0]
-
-
-def literal(text: str) -> Any:
-    """Return the value of a Python literal; a string within it is not read.
-
-    Raises:
-        TreeError: the text is no literal.
-    """
-    try:
-        return ast.literal_eval(text.strip())
-    except SYNTAX as error:
-        raise TreeError(f"not a literal such as [[0], [0, 0]]: {_first_line(error)}") from error
 
 
 def named_values(value: Any, *, like: Callable[[Any], bool], deepest: int = 16) -> dict[str, Any]:
@@ -124,9 +114,14 @@ def named_values(value: Any, *, like: Callable[[Any], bool], deepest: int = 16) 
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise TreeError(f"not JSON: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    held = dict(pairs)
+    return held if len(held) == len(pairs) else numbered(pairs)
 
 
 def _option(text: str) -> dict[str, Any]:
@@ -163,16 +158,17 @@ def _command(text: str) -> dict[str, Any]:
         words = shlex.split(text.replace("\\\r\n", " "))
     except ValueError as error:
         raise TreeError(f"not a command: {error}") from error
-    found: dict[str, Any] = {}
-    for before, word in zip(["", *words], words, strict=False):
+    found: list[tuple[str, Any]] = []
+    for earlier, before, word in zip(["", "", *words], ["", *words], words, strict=False):
         name, equals, value = word.partition("=")
-        name, value = (name, value) if equals and value[:1] in ("[", "(", "{") else (before, word)
+        if not equals or value[:1] not in ("[", "(", "{"):
+            name, value = earlier if before == "=" else before, word
         if value[:1] in ("[", "(", "{"):
-            name = name.lstrip("-").replace("-", "_")
-            found[name if NAME.fullmatch(name) else "value"] = _json_or_literal(value)
+            name = name.lstrip("-").rstrip(":").replace("-", "_")
+            found.append((name if NAME.fullmatch(name) else "value", _json_or_literal(value)))
     if not found:
         raise TreeError("not a command with a value in brackets")
-    return found
+    return numbered(found)
 
 
 def _braces(text: str) -> Any:
@@ -196,79 +192,11 @@ def _triton(text: str) -> dict[str, Any]:
     Raises:
         TreeError: there are none.
     """
-    found = {name: _braces(choices) for name, choices in TRITON.findall(text)} if len(text) <= YAML_LIMIT else {}
+    pairs = TRITON.findall(text) if len(text) <= YAML_LIMIT else []
+    found = numbered((name, _braces(choices)) for name, choices in pairs)
     if not found:
         raise TreeError("not names of numbers in braces")
     return found
-
-
-def _python(text: str) -> Any:
-    """Return the literals that Python assigns to names, or the single literal that it consists of.
-
-    Without any such name at the top, assignments within functions and arguments of calls are read too.
-    """
-    try:
-        module = ast.parse(text.removeprefix("\ufeff"))
-    except SYNTAX as error:
-        raise TreeError(f"not Python: {_first_line(error)}") from error
-    if len(module.body) == 1 and isinstance(module.body[0], ast.Expr):
-        try:
-            return literal(text)
-        except TreeError:
-            if not isinstance(module.body[0].value, ast.Call):
-                raise
-        if (given := _given(module.body[0].value)) is not module.body[0].value:
-            try:
-                return ast.literal_eval(given)
-            except SYNTAX as error:
-                raise TreeError(f"not a literal such as [[0], [0, 0]]: {_first_line(error)}") from error
-    top = dict(_assigned(module.body))
-    if any(isinstance(value, list | tuple | str | Mapping) for value in top.values()):
-        return top
-    return {**top, **dict(_assigned(ast.walk(module)))}
-
-
-def _assigned(nodes: Any) -> Iterator[tuple[str, Any]]:
-    for node in nodes:
-        targets: Sequence[ast.expr] = []
-        value: ast.expr | None = None
-        if isinstance(node, ast.Assign):
-            targets, value = node.targets, node.value
-        elif isinstance(node, ast.AnnAssign):
-            targets, value = [node.target], node.value
-        elif isinstance(node, ast.keyword) and node.arg is not None:
-            targets, value = [ast.Name(node.arg)], node.value
-        elif isinstance(node, ast.Call) and _name(node.func) not in MADE_OF:
-            lists = [held for held in node.args if isinstance(held, ast.List)]
-            targets, value = [node.func], lists[0] if lists else None
-        names = [name for name in map(_name, targets) if name is not None]
-        if value is None or not names:
-            continue
-        try:
-            held = ast.literal_eval(_given(value))
-        except SYNTAX:
-            continue
-        yield from ((name, held) for name in names)
-
-
-def _given(value: ast.expr) -> ast.expr:
-    """Return what a call such as `np.array([[0], [1]])` is given; any other value as it is."""
-    if isinstance(value, ast.Call) and len(value.args) == 1 and _name(value.func) in MADE_OF:
-        return value.args[0]
-    if isinstance(value, ast.Dict):
-        return ast.Dict(value.keys, [_given(held) for held in value.values])
-    return value
-
-
-def _name(target: ast.expr) -> str | None:
-    """Return the last name of `choices`, `config.choices` or `config["choices"]`."""
-    if isinstance(target, ast.Name):
-        return target.id
-    if isinstance(target, ast.Attribute):
-        return target.attr
-    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
-        return target.slice.value if isinstance(target.slice.value, str) else None
-    return None
 
 
 def _yaml(text: str) -> Any:
@@ -281,12 +209,32 @@ def _yaml(text: str) -> Any:
     if _deepest_bracket(text) > NESTED:
         raise TreeError(f"not read: YAML with brackets nested more than {NESTED} deep")
     try:
-        value = yaml.safe_load(text)
+        values = [value for value in yaml.load_all(text, Loader=_loader()) if value is not None]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise TreeError(f"not YAML: {_first_line(error)}") from error
-    if not isinstance(value, Mapping | list):
+        raise TreeError(f"not YAML: {first_line(error)}") from error
+    if not values or not all(isinstance(value, Mapping | list) for value in values):
         raise TreeError("not YAML of a mapping or a list")
-    return value
+    if len(values) == 1:
+        return values[0]
+    return numbered(
+        pair for value in values for pair in (value.items() if isinstance(value, Mapping) else [("value", value)])
+    )
+
+
+def _loader() -> Any:
+    """Return PyYAML's safe loader, with a number before a key that a mapping repeats."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+            if len(set(names)) == len(names):
+                return super().construct_mapping(node, deep=deep)
+            return numbered(
+                (self.construct_object(key), self.construct_object(held, deep=True)) for key, held in node.value
+            )
+
+    return Loader
 
 
 def _deepest_bracket(text: str) -> int:
@@ -296,8 +244,3 @@ def _deepest_bracket(text: str) -> int:
         level = level + 1 if bracket in "[{" else max(level - 1, 0)
         deepest = max(deepest, level)
     return deepest
-
-
-def _first_line(error: BaseException) -> str:
-    line = (str(error).splitlines() or [type(error).__name__])[0]
-    return re.sub(r"malformed node or string.*<ast\.(\w+) object.*", r"\1 is not one", line)[:120]

@@ -101,6 +101,45 @@ def test_a_line_that_is_not_utf_8_is_named(tmp_path, name, number):
             read()
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.txt"])
+def test_lines_that_cannot_be_read_are_skipped_on_request(tmp_path, name):
+    first, second = LINES.encode().splitlines()
+    path = tmp_path / name
+    path.write_bytes(b"\n".join([first, b"{bad", b'{"text": "caf\xe9"}', b'{"x": 1}', second, second[:-5]]))
+    for place in (path, tmp_path):
+        for read in (lambda report: read_texts([place], report), lambda report: read_prompts(place, report)):  # noqa: B023
+            report = Report(frozenset({"unreadable"}))
+            assert [held.turns[0] for held in read(report)] == [TURNS[0][0], TURNS[1][0]]
+            assert len(report.skipped) == 4
+            for line, reason in zip(
+                report.skipped, ("line 2: not JSON", "(line 3)", "line 4: ", "line 6"), strict=True
+            ):
+                assert reason in line
+            with pytest.raises(
+                ExecutorError, match=r"line 2: not JSON: .* \(--leave-out unreadable skips the record\)$"
+            ):
+                read(Report())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": "caf\xe9"}', r"\(line 1\)"),
+        (b'{"x": 1}', "line 1: must have"),
+        (b'{"messages": [{"role": "x", "content": "a"}]}', "`role` must be one of"),
+        (b'{"messages": [{"role": "user", "content": 5}]}', "must be a string"),
+    ],
+)
+def test_errors_of_records_that_can_be_skipped_name_the_option_once(tmp_path, line, message):
+    (tmp_path / "a.jsonl").write_bytes(line + b"\n" + LINES.encode())
+    for read in (read_prompts, lambda path, report: read_texts([path], report)):
+        with pytest.raises(ExecutorError, match=message) as caught:
+            read(tmp_path / "a.jsonl", Report())
+        assert str(caught.value).endswith("(--leave-out unreadable skips the record)")
+        assert str(caught.value).count("--leave-out") == 1
+        assert len(read(tmp_path / "a.jsonl", Report(frozenset({"unreadable"})))) == 2
+
+
 @pytest.mark.parametrize("content", ["plain", '{"name": 1}', "[1, 2]", ""])
 def test_prompts_are_records(tmp_path, content):
     (tmp_path / "a.txt").write_text(content)
@@ -160,6 +199,46 @@ def test_pipes_below_a_folder_are_not_waited_for(tmp_path):
     assert len(read_texts([tmp_path])) == 2
     with pytest.raises(ExecutorError, match="not a regular file"):
         read_texts([tmp_path / "pipe.jsonl"])
+
+
+def test_links_and_hidden_files_below_a_folder_are_reported(tmp_path):
+    folder, other = tmp_path / "data", tmp_path / "other"
+    for name in ("data/a.jsonl", "data/.cache/x/b.jsonl", "data/.hidden.jsonl", "other/c.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(LINES)
+    (folder / "linked").symlink_to(other)
+    (folder / "d.jsonl").symlink_to(other / "c.jsonl")
+    for read in (lambda report: read_texts([folder], report), lambda report: read_prompts(folder, report)):
+        report = Report()
+        assert len(read(report)) == 4
+        assert (report.files, report.remarks) == (
+            2,
+            [
+                "data: 2 files passed over (.cache, .hidden.jsonl): hidden; name it to read it",
+                "data: 1 file passed over (linked): a link to a folder; name it to read it",
+            ],
+        )
+    assert len(read_texts([folder / ".cache"])) == 2
+    (folder / "broken.jsonl").symlink_to(tmp_path / "nowhere")
+    for read in (lambda: read_texts([folder]), lambda: read_prompts(folder)):
+        with pytest.raises(
+            ExecutorError, match=r"broken\.jsonl: a link to .*nowhere, which does not exist: restore it"
+        ):
+            read()
+
+
+@pytest.mark.parametrize(("name", "content"), [("b.txt", ""), ("b.jsonl", "\n"), ("sub/b.jsonl", ""), ("b.json", "[]")])
+def test_files_that_are_empty_are_passed_over(tmp_path, name, content):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.jsonl").write_text(LINES)
+    (tmp_path / name).write_text(content)
+    for paths in ([tmp_path], [tmp_path / "a.jsonl", tmp_path / name]):
+        report = Report()
+        assert len(read_texts(paths, report)) == 2
+        assert report.files == 1
+        assert [(reason, file.split("/")[-1]) for reason, file in report.passed_over] == [
+            ("empty", name.split("/")[-1])
+        ]
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])

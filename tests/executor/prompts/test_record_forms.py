@@ -178,3 +178,15 @@ def test_what_is_no_conversation_says_what_was_found(tmp_path, record, words):
     for read in (lambda: read_texts([path]), lambda: read_prompts(path)):
         with pytest.raises(ExecutorError, match=words):
             read()
+
+
+def test_a_second_conversation_of_a_record_is_named_as_not_read(tmp_path):
+    path = tmp_path / "a.jsonl"
+    turns = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}]
+    said = [{"from": "human", "value": "C"}, {"from": "gpt", "value": "D"}]
+    path.write_text(json.dumps({"messages": turns, "conversations": said, "turns": []}) + "\n")
+    report = Report()
+    assert read_texts([path], report)[0].turns == (("user", "C"), ("assistant", "D"))
+    assert report.unread_fields == ["data: fields without effect: `messages`"]
+    assert read_prompts(path, report := Report())[0].turns == (("user", "C"),)
+    assert report.unread_fields == ["data: fields without effect: `messages`"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.helpers.strategies import trees
 from treeopt.cli.options.what_to_draft import NamedTree, Static
 from treeopt.errors import TreeError
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
 from treeopt.tree_files.choice_lists import holds_a_tree, named_tree, read_tree
 from treeopt.tree_files.literals import named_values, value_in_text
 from treeopt.tree_files.paper_trees import published_trees
@@ -113,6 +113,27 @@ def test_a_broken_list_is_refused_at_every_door(tmp_path: Path, text: str, messa
         read_tree(tmp_path / "tree.txt")
     with pytest.raises(click.UsageError, match=message):
         Static().convert(text, None, None)
+
+
+@pytest.mark.parametrize("text", ["[]", "()", " []\n", '"[]"'])
+def test_the_empty_list_is_no_speculation_at_every_door(tmp_path: Path, text: str) -> None:
+    assert Static().convert(text, None, None) == EMPTY
+    assert NamedTree().convert(text, None, None) == (text, EMPTY)
+    for suffix in (".txt", ".py", ".json", ".yaml"):
+        (tmp_path / f"tree{suffix}").write_text(text)
+        assert read_tree(tmp_path / f"tree{suffix}").tree == EMPTY
+        assert Static().convert(str(tmp_path / f"tree{suffix}"), None, None) == EMPTY
+        assert NamedTree().convert(str(tmp_path / f"tree{suffix}"), None, None)[1] == EMPTY
+
+
+def test_yaml_over_several_lines_is_read_as_text_too() -> None:
+    pytest.importorskip("yaml", reason="the extra yaml is not installed")
+    text = "eagle_choices:\n- - 0\n- - 1\n- - 0\n  - 0\n"
+    assert Static().convert(text, None, None) == TREE
+    assert NamedTree().convert(text, None, None) == (text, TREE)
+    with pytest.raises(click.BadParameter, match="not a literal") as caught:
+        Static().convert("some\nwords", None, None)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [LISTS, TUPLES, "{0}, {1}, {0, 0}"])

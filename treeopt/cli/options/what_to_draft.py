@@ -22,6 +22,7 @@ from treeopt.tree_files.literals import value_in_text
 from treeopt.tree_files.paper_trees import published_trees
 
 SETTINGS = {kind: tuple(field.name for field in fields(kind) if field.repr) for kind in (DynamicTree, OptTree)}
+SPELLED = frozenset("[({\n")  # characters of a tree that is given itself: of lists, and of YAML over several lines
 
 
 class TreeFile(click.ParamType):  # type: ignore[type-arg]
@@ -65,16 +66,16 @@ class Static(click.ParamType):  # type: ignore[type-arg]
                 return TreeFile().convert(value, param, ctx)
             if value in published_trees():
                 return published_trees()[value]
-            if not set(value) & set("[({"):
+            if not set(value) & SPELLED:
                 forms = "the length of a chain, rank paths such as [[0,0],[1]], a file of them, nor a published tree"
                 self.fail(f"{value[:80]!r} is neither {forms} ({', '.join(published_trees())})", param, ctx)
-            content = None
+            content = ""
         try:
             if type(content) is int:
                 return Tree.chain(content)
-            if content is None or isinstance(content, str):
-                content = value_in_text(content or value, fits=holds_a_tree)
-            return EMPTY if content in ([], ()) else named_tree(content).tree
+            text, suffix = (content or value, "") if isinstance(content, str) else (value, ".json")
+            content = value_in_text(text, suffix, fits=holds_a_tree)
+            return named_tree(content).tree
         except (TreeError, TypeError) as error:
             self.fail(f"{value[:80]!r}: {error}", param, ctx)
 
@@ -88,7 +89,7 @@ class NamedTree(click.ParamType):  # type: ignore[type-arg]
         """Return FILE, FILE:NAME, rank paths or the name of a published tree as it was given, and the tree."""
         if isinstance(value, tuple):
             return value
-        given = value in published_trees() or set(value) & set("[({")
+        given = value in published_trees() or set(value) & SPELLED
         return value, (Static() if given else TreeFile()).convert(value, param, ctx)
 
 
