@@ -22,9 +22,17 @@ from treeopt.storage.atomic_files import why
 from treeopt.storage.user_files import check_text, open_regular, read_text
 
 HEADER_LIMIT = 2**24  # bytes; the index of the largest public model has less than a megabyte
-# In the order of search; then any other file, if it is the only one.
-SAFETENSORS = ("ngram.safetensors", "medusa_lm_head.safetensors", "hydra_lm_head.safetensors", "model.safetensors")
-TORCH = ("medusa_lm_head.pt", "hydra_lm_head.pt", "pytorch_model.bin", "model.pt")
+# In the order of search: heads in either format, which may lie beside a whole model; then a model; then any other file,
+# if it is the only one.
+HEADS = (
+    "ngram.safetensors",
+    "medusa_lm_head.safetensors",
+    "hydra_lm_head.safetensors",
+    "medusa_lm_head.pt",
+    "hydra_lm_head.pt",
+)
+SAFETENSORS = ("model.safetensors",)
+TORCH = ("pytorch_model.bin", "model.pt")
 # Files that trainers leave beside the weights.
 OTHERS = re.compile(r"(optimizer|scheduler|scaler|training_args|random_states|rng_state|trainer_state).*")
 _TYPES = {
@@ -51,6 +59,9 @@ def open_checkpoint(path: Path) -> Stored | None:
     """
     if path.is_file():
         return Stored(path, _entries(path), config_beside(path.parent))
+    heads = next((path / name for name in HEADS if (path / name).is_file()), None)
+    if heads is not None:
+        return open_checkpoint(heads)
     for names, suffixes in ((SAFETENSORS, (".safetensors",)), (TORCH, (".pt", ".bin"))):
         present = [p for s in suffixes for p in sorted(path.glob(f"*{s}")) if not OTHERS.match(p.name)]
         file = next((path / name for name in names if (path / name).is_file()), None)

@@ -507,6 +507,21 @@ def test_which_file_is_meant(tmp_path, target, good):
     assert load_drafter(tmp_path, target).kind == "hydra"
 
 
+@pytest.mark.parametrize(("kind", "file"), [("medusa", "medusa_lm_head.pt"), ("hydra", "hydra_lm_head.pt")])
+@pytest.mark.parametrize("shards", [False, True])
+def test_heads_come_before_the_whole_model_beside_them(tmp_path, target, good, kind, file, shards):
+    model = {name: tensor.clone() for name, tensor in target.model.state_dict().items()}
+    name = "model-00001-of-00001.safetensors" if shards else "model.safetensors"
+    put_down(tmp_path, model, target.model.config.to_dict(), name=name)
+    if shards:
+        index = {"metadata": {}, "weight_map": dict.fromkeys(model, name)}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    put_down(tmp_path, good[kind][0], name=file)
+    assert load_drafter(tmp_path, target).kind == kind
+    (tmp_path / file).unlink()
+    assert isinstance(load_drafter(tmp_path, target), LanguageModel)
+
+
 def test_what_is_no_drafter(tmp_path, target):
     save_file({"a.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     refused(tmp_path, target, "neither a drafter's tensors nor a language model's config.json: a.weight")
