@@ -35,6 +35,7 @@ SAFETENSORS = ("model.safetensors",)
 TORCH = ("pytorch_model.bin", "model.pt")
 # Files that trainers leave beside the weights.
 OTHERS = re.compile(r"(optimizer|scheduler|scaler|training_args|random_states|rng_state|trainer_state).*")
+_SHARD = re.compile(r"(?P<model>.+)-\d+-of-(?P<parts>\d+)(?P<suffix>\.\w+)")
 _TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -68,11 +69,23 @@ def open_checkpoint(path: Path) -> Stored | None:
         index = next((p for s in suffixes for p in sorted(path.glob(f"*{s}.index.json"))), None)
         if file is None and index is not None:
             return Stored(index, _sharded(index), config_beside(path))
+        if file is None and present:
+            _check_no_shards(path, present)
         if file is None and len(present) > 1:
             raise ExecutorError(f"{path}: which of {shorten([p.name for p in present])} is the drafter? name the file")
         if file is not None or present:
             return open_checkpoint(file or present[0])
     return None
+
+
+def _check_no_shards(folder: Path, files: list[Path]) -> None:
+    """Refuse parts of one model without the index that names them."""
+    parts = [match for file in files if (match := _SHARD.fullmatch(file.name)) and int(match["parts"]) > 1]
+    indices = {f"{match['model']}{match['suffix']}.index.json" for match in parts}
+    if len(parts) == len(files) and len(indices) == 1:
+        raise ExecutorError(
+            f"{folder}: {indices.pop()} is missing, the index of {shorten([file.name for file in files])}: fetch it too"
+        )
 
 
 def config_beside(folder: Path) -> dict[str, Any]:

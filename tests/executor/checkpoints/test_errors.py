@@ -460,6 +460,22 @@ def test_shards(tmp_path, target, good):
             refused(tmp_path, target, message)
 
 
+@pytest.mark.parametrize("name", ["model{}.safetensors", "pytorch_model{}.bin"])
+def test_shards_without_their_index_are_named(tmp_path, target, good, name):
+    tensors, config = good["eagle"]
+    names = sorted(tensors)
+    for number in (1, 2):
+        part = {key: tensors[key] for key in names[number - 1 :: 2]}
+        put_down(tmp_path, part, config, name=name.format(f"-{number:05}-of-00002"))
+    missing = f"{name.format('')}.index.json is missing, the index of "
+    first, second = (name.format(f"-{number:05}-of-00002") for number in (1, 2))
+    refused(tmp_path, target, f"{missing}{first}, {second}: fetch it too")
+    (tmp_path / second).unlink()
+    refused(tmp_path, target, f"{missing}{first}: fetch it too")
+    put_down(tmp_path, tensors, config, name=f"other{Path(name).suffix}")
+    refused(tmp_path, target, "which of ")
+
+
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
 @pytest.mark.parametrize("left", [("fc.bias",), ("fc.bias", "fc.weight"), ()])
 def test_tensors_that_an_index_does_not_list_are_read(tmp_path, target, good, suffix, left):
