@@ -451,3 +451,45 @@ def test_sharing_out_needs_torchrun(tiny, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(ExecutorError, match="torchrun --nproc-per-node"):
         load_target(tiny, tensor_parallel=True)
+
+
+# Positions
+
+
+def described(folder: Path, config=None, *, drop: tuple[str, ...] = (), **said) -> Path:
+    """A model of one layer whose config.json says other things than what it was made of."""
+    saved(folder, config or LlamaConfig(**SMALL | {"num_hidden_layers": 1}))
+    fields = json.loads((folder / "config.json").read_text()) | said
+    (folder / "config.json").write_text(json.dumps({name: fields[name] for name in fields if name not in drop}))
+    return folder
+
+
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 1e4}
+UNREADABLE = {
+    "another width": ({"hidden_size": 30}, "The hidden size (30) is not a multiple of the number of attention heads"),
+    "a share": ({"initializer_range": 3.0}, "for field 'initializer_range': ValueError: Value must be"),
+    "unknown positions": ({"rope_parameters": {"rope_type": "foo", "rope_theta": 1e4}}, "rope_type foo is not one"),
+    "a list": ({"rope_parameters": {"rope_type": ["foo"], "rope_theta": 1e4}}, "rope_type ['foo'] is not one"),
+    "LongRoPE": ({"rope_parameters": LONG | {"original_max_position_embeddings": 32}}, "LongRoPE changes all"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_configuration_that_cannot_be_used_is_refused_with_file_and_reason(tmp_path, name):
+    said, message = UNREADABLE[name]
+    folder = described(tmp_path, **said)
+    with pytest.raises(ExecutorError) as caught:
+        load_target(folder)
+    assert str(caught.value).startswith(str(folder))
+    assert "config.json" in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_index_without_an_entry_is_named(tmp_path):
+    folder = described(tmp_path)
+    names = dict.fromkeys(load_file(folder / "model.safetensors"), "part.safetensors")
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(ExecutorError, match="transformers cannot load this model: there is no entry 'metadata'"):
+        load_target(folder)
