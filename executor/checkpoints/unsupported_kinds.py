@@ -191,7 +191,11 @@ _KINDS: tuple[tuple[Callable[[Stored, set[str]], bool], str], ...] = (
         "in Hugging Face's format, with fc and q_proj, k_proj and v_proj",
     ),
     (
-        _either(_holds("speculator.emb.", "speculator.head."), _is_bare_mlp, _calls_itself("mlp_speculator", "mlpspeculator")),
+        _either(
+            _holds("speculator.emb.", "speculator.head."),
+            _is_bare_mlp,
+            _calls_itself("mlp_speculator", "mlpspeculator"),
+        ),
         "MLP speculators are not supported: needed are Medusa or Hydra heads, EAGLE or EAGLE-3",
     ),
     (
