@@ -21,6 +21,7 @@ from executor.target.architectures import (
     rope_types,
     tensors_with_effect,
 )
+from executor.target.config_positions import check_positions
 from executor.target.fused_verification import fuse
 from executor.target.packed_linears import pack_where_it_fits
 from executor.target.quantization import plain_tensors, quantizer, stored_quantization
@@ -99,6 +100,7 @@ def load_target(
     model, report = loaded
     _check_keys(path, report)
     warnings = _unused(path, model, report["unexpected_keys"], drafter=drafter)
+    warnings += check_positions(path, model)
     check_finite(path, model)
     if not settings:
         model.to(torch.device(device))
@@ -306,16 +308,18 @@ def prepare(device: str, *, threads: int | None = None, tensor_parallel: bool = 
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or its class.
+    r"""Return the first line of an error's message, or its class.
 
     Where the first line ends with a colon the next one is added. A lookup's message is only the name that is missing.
 
-    >>> first_line(ValueError("Class validation error:\\n    ValueError: hidden_size\\nmore"))
+    >>> first_line(ValueError("Class validation error:\n    ValueError: hidden_size\nmore"))
     'Class validation error: ValueError: hidden_size'
     >>> first_line(KeyError("metadata"))
     "there is no entry 'metadata'"
     """
     if isinstance(error, KeyError) and len(error.args) == 1 and " " not in str(error.args[0]):
         return f"there is no entry {error}"
-    first, *others = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
+    first, *others = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
     return f"{first} {others[0]}" if others and first.endswith(":") else first
