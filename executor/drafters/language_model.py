@@ -76,7 +76,7 @@ class LanguageModel(nn.Module):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What loading the model warned of, sentences without a full stop."""
+        """Return what loading the model warned of, sentences without a full stop."""
         return self.target.warnings
 
     def cache_bytes(self, batch: int, capacity: int) -> int:

@@ -21,9 +21,9 @@ from executor.target.architectures import (
     rope_types,
     tensors_with_effect,
 )
-from executor.target.config_positions import check_positions
 from executor.target.fused_verification import fuse
 from executor.target.packed_linears import pack_where_it_fits
+from executor.target.positions.config_positions import check_positions
 from executor.target.quantization import plain_tensors, quantizer, stored_quantization
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import check_agreement, sharding, whole

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from executor.target.architectures import SLIDING
 from treeopt.errors import ExecutorError
 
+SLIDING = "sliding_attention"
 DICTIONARIES = ("rope_parameters", "rope_scaling")
 _BASES = (
     "rope_theta",
