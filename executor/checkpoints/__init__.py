@@ -2,7 +2,8 @@
 
 The tensors decide what a checkpoint is; its configuration is only read for what tensors cannot show.
 
-This file holds `load_drafter`, `save_drafter`, `save_ngram`, `trained_for` and `assumptions_of`; the others:
+This file holds `load_drafter`, `save_drafter`, `save_ngram`, `trained_for`, `assumptions_of` and `warnings_of`; the
+others:
 
 * `detect_layout`: which drafter a checkpoint holds, by its tensors' names and shapes.
 * `medusa`, `hydra`, `eagle`, `ngram`: reading and writing each family.
@@ -123,6 +124,11 @@ def _absence(path: Path) -> str:
 def assumptions_of(drafter: object) -> tuple[str, ...]:
     """Return what `load_drafter` assumed where a drafter's files say nothing, sentences without a full stop."""
     return tuple(getattr(drafter, "assumptions", ()))
+
+
+def warnings_of(drafter: object) -> tuple[str, ...]:
+    """Return what `load_drafter` warned of a language model as the drafter, sentences without a full stop."""
+    return tuple(getattr(drafter, "warnings", ()))
 
 
 def trained_for(path: Path | str) -> str | None:

@@ -109,6 +109,18 @@ def _is_dflash(stored: Stored, names: set[str]) -> bool:
     return by_name or "dflash_config" in stored.config or "dflash" in _said(stored)
 
 
+def _is_mistral_native(stored: Stored, names: set[str]) -> bool:
+    """Return whether the tensors are an EAGLE drafter's, under the names of Mistral's own files."""
+    return "eagle_linear.weight" in names or (
+        _is_drafter(stored, names) and _holds("attention.wq.", "feed_forward.w1.")(stored, names)
+    )
+
+
+def _is_bare_mlp(stored: Stored, names: set[str]) -> bool:
+    """Return whether the tensors are an MLP speculator's, without its prefix."""
+    return {"emb.0.weight", "head.0.weight"} <= names
+
+
 def _is_mtp(stored: Stored, names: set[str]) -> bool:
     """Return whether all layers are MTP heads; a language model with one beside its own layers is none."""
     layers: dict[str, bool] = {}
@@ -174,7 +186,16 @@ _KINDS: tuple[tuple[Callable[[Stored, set[str]], bool], str], ...] = (
         "q_proj, k_proj, v_proj, gate_proj and up_proj",
     ),
     (
-        _either(_holds("speculator.emb.", "speculator.head."), _calls_itself("mlp_speculator", "mlpspeculator")),
+        _is_mistral_native,
+        "EAGLE drafters in Mistral's own format (eagle_linear, attention.wq) are not supported: needed is a checkpoint "
+        "in Hugging Face's format, with fc and q_proj, k_proj and v_proj",
+    ),
+    (
+        _either(
+            _holds("speculator.emb.", "speculator.head."),
+            _is_bare_mlp,
+            _calls_itself("mlp_speculator", "mlpspeculator"),
+        ),
         "MLP speculators are not supported: needed are Medusa or Hydra heads, EAGLE or EAGLE-3",
     ),
     (

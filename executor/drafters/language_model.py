@@ -74,6 +74,11 @@ class LanguageModel(nn.Module):
         """See `Drafter.settings`."""
         return {"config": self.model.config}
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what loading the model warned of, sentences without a full stop."""
+        return self.target.warnings
+
     def cache_bytes(self, batch: int, capacity: int) -> int:
         """See `Drafter.cache_bytes`."""
         return self.target.cache_bytes(batch, capacity)

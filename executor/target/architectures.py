@@ -94,15 +94,20 @@ def check_architecture(model: PreTrainedModel) -> None:
         reason = "its forward takes no position_ids"
     if reason is not None:
         raise ExecutorError(f"{config.model_type} models cannot verify trees: {reason}")
-    if "longrope" in _rope_types(config):
-        raise ExecutorError(
-            f"{config.model_type}: LongRoPE changes all positions when one sequence grows long; not supported"
-        )
+    if (reason := refused_positions(config)) is not None:
+        raise ExecutorError(f"{config.model_type}: {reason}")
+
+
+def refused_positions(config: Any) -> str | None:
+    """Return why positions of this configuration's kind are not supported; None if they are."""
+    if "longrope" in rope_types(config):
+        return "LongRoPE changes all positions when one sequence grows long; not supported"
+    return None
 
 
 def looks_at_positions(model: PreTrainedModel) -> bool:
     """Return whether a forward reads the longest sequence's length from the device, which no CUDA graph can."""
-    return "dynamic" in _rope_types(model.config)
+    return "dynamic" in rope_types(model.config)
 
 
 def windows(model: PreTrainedModel) -> dict[str, int | None]:
@@ -159,7 +164,7 @@ def query_group(model: PreTrainedModel) -> int:
     return groups.pop() if len(groups) == 1 else 1
 
 
-def _rope_types(config: Any) -> set[str]:
+def rope_types(config: Any) -> set[str]:
     """Return the kinds of rotary embedding that the configuration names, per layer type or for all layers."""
     text = config.get_text_config()
     types = set()

@@ -11,11 +11,19 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging
 
-from executor.target.architectures import layer_number, refusal, tensors_with_effect
+from executor.target.architectures import (
+    layer_number,
+    refusal,
+    refused_positions,
+    rope_types,
+    tensors_with_effect,
+)
 from executor.target.fused_verification import fuse
 from executor.target.packed_linears import pack_where_it_fits
+from executor.target.positions.config_positions import check_positions
 from executor.target.quantization import plain_tensors, quantizer, stored_quantization
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import check_agreement, sharding, whole
@@ -78,7 +86,7 @@ def load_target(
         raise ExecutorError(f"{path}: no model folder here")
     config = read_verifiable_config(path)
     settings = _settings(path, config, dtype, device, quantize, tensor_parallel)
-    with _explained(path):
+    with _explained(path, config):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
@@ -92,6 +100,7 @@ def load_target(
     model, report = loaded
     _check_keys(path, report)
     warnings = _unused(path, model, report["unexpected_keys"], drafter=drafter)
+    warnings += check_positions(path, model)
     check_finite(path, model)
     if not settings:
         model.to(torch.device(device))
@@ -186,6 +195,8 @@ def read_verifiable_config(path: Path | str) -> PretrainedConfig:
     config = read_config(path)
     if (reason := refusal(config)) is not None:
         raise ExecutorError(f"{path}: {config.model_type} models cannot verify trees: {reason}")
+    if (reason := refused_positions(config)) is not None:
+        raise ExecutorError(f"{Path(path) / 'config.json'}: {reason}")
     return config
 
 
@@ -221,13 +232,20 @@ def _settings(
 
 
 @contextmanager
-def _explained(path: Path | str) -> Iterator[None]:
+def _explained(path: Path | str, config: Any) -> Iterator[None]:
     """Turn errors that transformers raises while it loads into ExecutorError, naming the folder."""
     try:
         yield
     except ImportError as error:  # raised by a quantisation; it names the package and how to install it
         raise ExecutorError(f"{path}: {' '.join(str(error).split())}") from error
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError, UnpicklingError) as error:
+        known = {"default", *ROPE_INIT_FUNCTIONS}
+        unknown = sorted(rope_types(config) - known)
+        if unknown and isinstance(error, (KeyError, TypeError)):  # the kind is looked up in a dictionary
+            raise ExecutorError(
+                f"{Path(path) / 'config.json'}: rope_type {unknown[0]} is not one that transformers knows: write one "
+                f"of {', '.join(sorted(known - {'longrope'}))}"
+            ) from error
         raise ExecutorError(f"{path}: transformers cannot load this model: {first_line(error)}") from error
 
 
@@ -290,5 +308,18 @@ def prepare(device: str, *, threads: int | None = None, tensor_parallel: bool = 
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or its class."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    r"""Return the first line of an error's message, or its class.
+
+    Where the first line ends with a colon the next one is added. A lookup's message is only the name that is missing.
+
+    >>> first_line(ValueError("Class validation error:\n    ValueError: hidden_size\nmore"))
+    'Class validation error: ValueError: hidden_size'
+    >>> first_line(KeyError("metadata"))
+    "there is no entry 'metadata'"
+    """
+    if isinstance(error, KeyError) and len(error.args) == 1 and " " not in str(error.args[0]):
+        return f"there is no entry {error}"
+    first, *others = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
+    return f"{first} {others[0]}" if others and first.endswith(":") else first

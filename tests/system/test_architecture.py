@@ -33,7 +33,8 @@ treeopt: errors defaults storage value_methods tree statistics traces traces.imp
     cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
     plans planning comparison engines trackers tables charts report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
-executor: device kernels prompts verification target drafters drafters.lookup models checkpoints.tensors
+executor: device kernels prompts verification target.positions target drafters drafters.lookup models
+    checkpoints.tensors
     checkpoints.layer_settings checkpoints.engine_files checkpoints decoding recording profiling validation train
     train.shipped engines engines.connections engines.drivers
 """

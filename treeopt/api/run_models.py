@@ -83,7 +83,7 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
         ExecutorError: models that cannot be loaded, or do not fit each other.
     """
     quiet_libraries()
-    from executor.checkpoints import assumptions_of, load_drafter
+    from executor.checkpoints import assumptions_of, load_drafter, warnings_of
     from executor.target.load_hf_model import dtype_name, load_target, prepare
     from executor.target.tensor_parallel import launched
     from executor.target.tokenizer import check_same_tokens
@@ -110,6 +110,7 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
     if models.drafter is None:
         return target, None
     drafter = load_drafter(models.drafter, target, packed=True)
+    warn(warnings_of(drafter))
     note(assumptions_of(drafter))
     if drafter.kind == "language-model" and not models.assume_same_tokens:
         warn(check_same_tokens(models.target, models.drafter, target.vocabulary))

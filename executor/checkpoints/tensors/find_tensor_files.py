@@ -22,11 +22,20 @@ from treeopt.storage.atomic_files import why
 from treeopt.storage.user_files import check_text, open_regular, read_text
 
 HEADER_LIMIT = 2**24  # bytes; the index of the largest public model has less than a megabyte
-# In the order of search; then any other file, if it is the only one.
-SAFETENSORS = ("ngram.safetensors", "medusa_lm_head.safetensors", "hydra_lm_head.safetensors", "model.safetensors")
-TORCH = ("medusa_lm_head.pt", "hydra_lm_head.pt", "pytorch_model.bin", "model.pt")
+# In the order of search: heads in either format, which may lie beside a whole model; then a model; then any other file,
+# if it is the only one.
+HEADS = (
+    "ngram.safetensors",
+    "medusa_lm_head.safetensors",
+    "hydra_lm_head.safetensors",
+    "medusa_lm_head.pt",
+    "hydra_lm_head.pt",
+)
+SAFETENSORS = ("model.safetensors",)
+TORCH = ("pytorch_model.bin", "model.pt")
 # Files that trainers leave beside the weights.
 OTHERS = re.compile(r"(optimizer|scheduler|scaler|training_args|random_states|rng_state|trainer_state).*")
+_SHARD = re.compile(r"(?P<model>.+)-\d+-of-(?P<parts>\d+)(?P<suffix>\.\w+)")
 _TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -51,17 +60,32 @@ def open_checkpoint(path: Path) -> Stored | None:
     """
     if path.is_file():
         return Stored(path, _entries(path), config_beside(path.parent))
+    heads = next((path / name for name in HEADS if (path / name).is_file()), None)
+    if heads is not None:
+        return open_checkpoint(heads)
     for names, suffixes in ((SAFETENSORS, (".safetensors",)), (TORCH, (".pt", ".bin"))):
         present = [p for s in suffixes for p in sorted(path.glob(f"*{s}")) if not OTHERS.match(p.name)]
         file = next((path / name for name in names if (path / name).is_file()), None)
         index = next((p for s in suffixes for p in sorted(path.glob(f"*{s}.index.json"))), None)
         if file is None and index is not None:
             return Stored(index, _sharded(index), config_beside(path))
+        if file is None and present:
+            _check_no_shards(path, present)
         if file is None and len(present) > 1:
             raise ExecutorError(f"{path}: which of {shorten([p.name for p in present])} is the drafter? name the file")
         if file is not None or present:
             return open_checkpoint(file or present[0])
     return None
+
+
+def _check_no_shards(folder: Path, files: list[Path]) -> None:
+    """Refuse parts of one model without the index that names them."""
+    parts = [match for file in files if (match := _SHARD.fullmatch(file.name)) and int(match["parts"]) > 1]
+    indices = {f"{match['model']}{match['suffix']}.index.json" for match in parts}
+    if len(parts) == len(files) and len(indices) == 1:
+        raise ExecutorError(
+            f"{folder}: {indices.pop()} is missing, the index of {shorten([file.name for file in files])}: fetch it too"
+        )
 
 
 def config_beside(folder: Path) -> dict[str, Any]:

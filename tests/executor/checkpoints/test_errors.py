@@ -505,6 +505,22 @@ def test_shards(tmp_path, target, good):
             refused(tmp_path, target, message)
 
 
+@pytest.mark.parametrize("name", ["model{}.safetensors", "pytorch_model{}.bin"])
+def test_shards_without_their_index_are_named(tmp_path, target, good, name):
+    tensors, config = good["eagle"]
+    names = sorted(tensors)
+    for number in (1, 2):
+        part = {key: tensors[key] for key in names[number - 1 :: 2]}
+        put_down(tmp_path, part, config, name=name.format(f"-{number:05}-of-00002"))
+    missing = f"{name.format('')}.index.json is missing, the index of "
+    first, second = (name.format(f"-{number:05}-of-00002") for number in (1, 2))
+    refused(tmp_path, target, f"{missing}{first}, {second}: fetch it too")
+    (tmp_path / second).unlink()
+    refused(tmp_path, target, f"{missing}{first}: fetch it too")
+    put_down(tmp_path, tensors, config, name=f"other{Path(name).suffix}")
+    refused(tmp_path, target, "which of ")
+
+
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
 @pytest.mark.parametrize("left", [("fc.bias",), ("fc.bias", "fc.weight"), ()])
 def test_tensors_that_an_index_does_not_list_are_read(tmp_path, target, good, suffix, left):
@@ -550,6 +566,21 @@ def test_which_file_is_meant(tmp_path, target, good):
     assert load_drafter(tmp_path / "b.safetensors", target).kind == "hydra"
     (tmp_path / "b.safetensors").unlink()
     assert load_drafter(tmp_path, target).kind == "hydra"
+
+
+@pytest.mark.parametrize(("kind", "file"), [("medusa", "medusa_lm_head.pt"), ("hydra", "hydra_lm_head.pt")])
+@pytest.mark.parametrize("shards", [False, True])
+def test_heads_come_before_the_whole_model_beside_them(tmp_path, target, good, kind, file, shards):
+    model = {name: tensor.clone() for name, tensor in target.model.state_dict().items()}
+    name = "model-00001-of-00001.safetensors" if shards else "model.safetensors"
+    put_down(tmp_path, model, target.model.config.to_dict(), name=name)
+    if shards:
+        index = {"metadata": {}, "weight_map": dict.fromkeys(model, name)}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    put_down(tmp_path, good[kind][0], name=file)
+    assert load_drafter(tmp_path, target).kind == kind
+    (tmp_path / file).unlink()
+    assert isinstance(load_drafter(tmp_path, target), LanguageModel)
 
 
 def test_what_is_no_drafter(tmp_path, target):

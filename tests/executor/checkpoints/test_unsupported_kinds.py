@@ -115,6 +115,9 @@ def test_mtp_heads_are_named(tmp_path, target, tensors, said):
     [
         ({"speculator.emb.0.weight": (61, 32)}, {"model_type": "mlp_speculator"}, "MLP speculators"),
         ({"speculator.head.0.weight": (61, 32)}, {}, "MLP speculators"),
+        ({f"{part}.{k}.weight": (32, 32) for part in ("emb", "proj", "ln", "head") for k in (0, 1)}, {}, "MLP specul"),
+        ({"eagle_linear.weight": (32, 64), "layers.0.attention.wq.weight": (32, 32)}, {}, "in Mistral's own format"),
+        ({"fc.weight": (32, 64), "layers.0.attention.wq.weight": (32, 32)}, {}, "in Mistral's own format"),
         ({"speculator.x.weight": (61, 32)}, {"architectures": ["ArcticLSTMSpeculatorPreTrainedModel"]}, "recurrent"),
         ({"base_model.model.layers.0.q_proj.lora_A.weight": (4, 32)}, {}, "LoRA adapters"),
         ({"encoder.block.0.weight": (4, 32)}, {}, "neither a drafter that treeopt knows nor a whole language model"),
