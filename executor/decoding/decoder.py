@@ -22,8 +22,8 @@ from executor.decoding.tree_growth import Growth
 from executor.device.clock import Clock, Mark
 from executor.device.free_memory import free_bytes
 from executor.drafters.drafter import Drafter
-from executor.target.architectures import looks_at_positions
 from executor.target.kv_cache import TreeCache
+from executor.target.positions.rotary_kinds import looks_at_positions
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes
 from executor.verification.acceptance_rules import Greedy, Rule

@@ -8,7 +8,7 @@ goes by its name: `.json` and `.jsonl` must hold records, and any other file is 
 import csv
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -230,6 +230,7 @@ def _check_encoding(path: Path) -> None:
 def _cells(path: Path) -> Iterator[Item]:
     """Yield the rows of a table with a head; empty cells are left out."""
     rows = csv.DictReader(StringIO(read_text(path)), delimiter=CELLS[suffix_of(path)])
+    names: Sequence[str] = ()
     while True:
         where = f"{path}, line {rows.line_num + 1}"
         usual = csv.field_size_limit(user_files.LIMIT)  # a cell may be as long as the file
@@ -241,11 +242,17 @@ def _cells(path: Path) -> Iterator[Item]:
             csv.field_size_limit(usual)
         if row is None:
             return
-        names = rows.fieldnames or ()
-        twice = shorten([name for name, count in Counter(names).items() if name.strip() and count > 1])
-        if twice:
-            raise ExecutorError(f"{path}: the head names {twice} more than once: rename or remove a column")
+        if not names:
+            names = _head_of(path, rows.fieldnames or ())
         if any(beyond := row.pop(None, [])):
             wide = len(names) + len(beyond)
             raise ExecutorError(f"{path}, line {rows.line_num}: {wide} cells, but the head names {wide - len(beyond)}")
         yield Item(f"{path}, line {rows.line_num}", {str(key): cell for key, cell in row.items() if cell})
+
+
+def _head_of(path: Path, names: Sequence[str]) -> Sequence[str]:
+    """Return the names of a table's columns; refuse one that two columns have, of which the second would win."""
+    twice = shorten([name for name, count in Counter(names).items() if name.strip() and count > 1])
+    if twice:
+        raise ExecutorError(f"{path}: the head names {twice} more than once: rename or remove a column")
+    return names

@@ -2,8 +2,8 @@
 
 * `target_model`: the target with its cache: allocate, prefill prompts, verify the trees of a ragged batch.
 * `causal_model`: the wrapped model itself: sizes, embeddings, LM head and what scales its logits, plain forward.
-* `architectures`: which model families are refused and why; windows, context limits.
-* `positions`: positions and windows that config.json states and the model does not use.
+* `architectures`: which model families are refused and why; context limits.
+* `positions`: rotary positions and windows: kinds, masks, and what config.json states and the model does not use.
 * `tree_attention_mask`: the mask with which a tree's nodes attend to their ancestors; masks of prompt chunks.
 * `attention_backends`: packed, FlexAttention, sdpa and eager attention.
 * `kv_cache`: the key/value cache, and moving an accepted path into place.

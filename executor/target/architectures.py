@@ -1,4 +1,4 @@
-"""Model architectures: those that cannot verify trees, windows, context limits, eager attention, unused tensors.
+"""Model architectures: those that cannot verify trees, context limits, eager attention, unused tensors.
 
 Nothing here computes. A family that is not named is accepted if its forward takes positions and a four-dimensional mask
 and its layers are of kinds known here.
@@ -6,12 +6,13 @@ and its layers are of kinds known here.
 
 import inspect
 import re
-import sys
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
 
+from executor.target.positions.field_names import FULL, SLIDING
+from executor.target.positions.rotary_kinds import refused_positions
 from simulate.model_sizes import hf_config
 from treeopt.errors import ExecutorError
 
@@ -49,7 +50,6 @@ REFUSED = {
 }
 # Families whose forward asks a mask for its dimensions, which FlexAttention's block masks lack (transformers 5.23).
 TENSOR_MASKS = frozenset({"gpt2"})
-FULL, SLIDING = "full_attention", "sliding_attention"
 # Tensors without effect on the text: computed ones, masks and scales of a cache in another type, and towers for images
 # and sound. transformers leaves out others by lists of each architecture.
 _WITHOUT_EFFECT = re.compile(
@@ -98,43 +98,6 @@ def check_architecture(model: PreTrainedModel) -> None:
         raise ExecutorError(f"{config.model_type}: {reason}")
 
 
-def refused_positions(config: Any) -> str | None:
-    """Return why positions of this configuration's kind are not supported; None if they are."""
-    if "longrope" in rope_types(config):
-        return "LongRoPE changes all positions when one sequence grows long; not supported"
-    return None
-
-
-def looks_at_positions(model: PreTrainedModel) -> bool:
-    """Return whether a forward reads the longest sequence's length from the device, which no CUDA graph can."""
-    return "dynamic" in rope_types(model.config)
-
-
-def windows(model: PreTrainedModel) -> dict[str, int | None]:
-    """Return the masks that a forward needs: kind of layer -> positions that a token sees, itself included; None: all.
-
-    A single entry named "" stands for models that take one mask for all layers; other models take one mask per kind,
-    by its name. A family whose code makes no sliding mask sees the whole text, whatever its configuration says.
-
-    Raises:
-        ExecutorError: sliding layers without a window.
-    """
-    config = model.config
-    text = config.get_text_config()
-    if not hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask"):
-        return {"": None}
-    width = getattr(text, "sliding_window", None)
-    window = None if width is None else int(width)
-    kinds = set(getattr(text, "layer_types", None) or ())
-    if SLIDING in kinds:
-        if window is None:
-            raise ExecutorError(f"{config.model_type}: sliding layers, but no sliding_window in the configuration")
-        return {FULL: None, SLIDING: window}
-    if kinds or not getattr(text, "use_sliding_window", True):
-        return {"": None}
-    return {"": window}
-
-
 def context_limit(config: Any) -> int | None:
     """Return `hf_config.context_limit` of the text part of a configuration, whose field names may differ."""
     text, names = config.get_text_config(), ("max_position_embeddings", "rope_parameters", "model_max_length")
@@ -162,19 +125,6 @@ def query_group(model: PreTrainedModel) -> int:
     sizes: Iterator[Any] = (getattr(module, "num_key_value_groups", None) for module in model.modules())
     groups = {int(size) for size in sizes if size is not None}
     return groups.pop() if len(groups) == 1 else 1
-
-
-def rope_types(config: Any) -> set[str]:
-    """Return the kinds of rotary embedding that the configuration names, per layer type or for all layers."""
-    text = config.get_text_config()
-    types = set()
-    queue = [getattr(text, "rope_parameters", None), getattr(text, "rope_scaling", None)]
-    while queue:
-        settings = queue.pop()
-        if isinstance(settings, dict):
-            types |= {str(settings[key]) for key in ("rope_type", "type") if key in settings}
-            queue.extend(settings.values())
-    return types
 
 
 def tensors_with_effect(names: Collection[str], layers: int, config: PretrainedConfig, *, quantised: bool) -> list[str]:

@@ -15,12 +15,13 @@ from transformers import PreTrainedModel
 
 from executor.device.free_memory import free_bytes
 from executor.device.upload import uploaded
-from executor.target.architectures import query_group, windows
+from executor.target.architectures import query_group
 from executor.target.attention_backends import keep_shapes
 from executor.target.causal_model import CausalModel, Outputs
 from executor.target.features import HEAD, Taps
 from executor.target.kv_cache import Layout, TreeCache, layout_of
 from executor.target.packed_linears import unpack_linears
+from executor.target.positions.sliding_windows import windows
 from executor.target.reused_prompts import ReusedPrompts
 from executor.target.tree_attention_mask import ForwardMasks
 from treeopt.errors import ExecutorError

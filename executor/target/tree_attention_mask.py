@@ -175,7 +175,7 @@ class ForwardMasks:
         """Take the model's kinds of layers.
 
         Args:
-            windows: kind of layer -> positions that it sees, see `architectures.windows`.
+            windows: kind of layer -> positions that it sees, see `sliding_windows.windows`.
             flex: make block masks for FlexAttention.
             dtype: of additive masks.
             group: query heads that are folded into the tokens.

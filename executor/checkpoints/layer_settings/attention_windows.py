@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from executor.checkpoints.layer_settings.rotary_numbers import positive
-from executor.checkpoints.layer_settings.rotary_positions import SLIDING
 from executor.checkpoints.tensors.lazy_tensors import Stored
+from executor.target.positions.field_names import FULL, SLIDING
 from treeopt.errors import ExecutorError
 
-FULL = "full_attention"
 NAMES = ("layer_types", "sliding_window", "use_sliding_window", "attention_chunk_size")
 
 

@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from executor.checkpoints.layer_settings.attention_windows import layer_type
-from executor.checkpoints.layer_settings.config_fields import check_fields, outside
+from executor.checkpoints.layer_settings.config_fields import LAYERS, check_fields, outside
 from executor.checkpoints.layer_settings.rotary_numbers import positive
 from executor.checkpoints.layer_settings.rotary_positions import NAMES, check_beside, rotary
 from executor.checkpoints.tensors.lazy_tensors import Stored
@@ -26,7 +26,6 @@ SCALED = "scaled rotary positions"  # in messages
 NESTED = "transformer_layer_config"
 # Where models for images nest their text part.
 TEXT = ("text_config", "llm_config", "language_config")
-LAYER_FIELDS = ("hidden_size", "num_attention_heads", "head_dim", "hidden_act", "rms_norm_eps")
 FIELDS = (
     "hidden_size",
     "intermediate_size",
@@ -67,8 +66,12 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int, number
     activation = given.get("hidden_act") or "silu"
     if not isinstance(activation, str) or activation not in ACT2FN:
         raise ExecutorError(f"{stored.where}: hidden_act {activation!r} is not known")
-    sizes: dict[str, Any] = {"layer_type": layer_type(stored, given, number), "width": width, "positions": int(limit)}
-    sizes["context"] = target.context_limit
+    sizes: dict[str, Any] = {
+        "layer_type": layer_type(stored, given, number),
+        "width": width,
+        "positions": int(limit),
+        "context": target.context_limit,
+    }
     rope = rotary(stored, given, usual.rope_parameters or {}, **sizes)
     for outer, place in outside(stored, given):
         check_beside(stored, outer, place, given, usual.rope_parameters or {}, rope, **sizes)
@@ -153,13 +156,13 @@ def _with_text(config: dict[str, Any]) -> dict[str, Any]:
 
 def _note_passed_over(stored: Stored, given: dict[str, Any]) -> None:
     """Note what config.json says of a layer where it is not read: in a second nested part, or beside the one read."""
-    for part in (stored.config, given):
-        for name in (NESTED, *TEXT):
-            other = part.get(name)
-            if isinstance(other, dict) and other is not given and not any(other.get(text) is given for text in TEXT):
-                differ = [key for key in (*LAYER_FIELDS, *NAMES) if other.get(key) not in (None, given.get(key))]
-                if differ:
-                    stored.assume(f"{name} is not read; it says otherwise of {shorten(differ)} than the layer's fields")
+    fields = ("hidden_size", *LAYERS, *NAMES)
+    nested = [(name, part.get(name)) for part in (stored.config, given) for name in (NESTED, *TEXT)]
+    for name, other in nested:
+        if isinstance(other, dict) and given is not other and all(given is not other.get(text) for text in TEXT):
+            differ = [key for key in fields if other.get(key) not in (None, given.get(key))]
+            if differ:
+                stored.assume(f"{name} is not read; it says otherwise of {shorten(differ)} than the layer's fields")
     beside, within = (part.get("max_position_embeddings") for part in (stored.config, given))
     if beside not in (None, within):
         stored.assume(f"max_position_embeddings {beside!r:.40} stands outside the layer's configuration: not used")

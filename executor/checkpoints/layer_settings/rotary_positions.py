@@ -9,19 +9,19 @@ from typing import Any
 
 from executor.checkpoints.layer_settings.rotary_numbers import TRAINED_LENGTH, check_numbers, positive
 from executor.checkpoints.tensors.lazy_tensors import Stored
+from executor.target.positions.field_names import (
+    BASES,
+    DICTIONARIES,
+    GLOBAL_BASES,
+    LOCAL_BASES,
+    SHARES,
+    SLIDING,
+    WIDTHS,
+)
 from treeopt.errors import ExecutorError
 
 Fields = Mapping[str, Any]
 
-SLIDING = "sliding_attention"
-# Names of the base; the second group holds for layers that attend to a window, the third for the others.
-BASES = ("rope_theta", "rotary_emb_base", "rotary_base")
-LOCAL_BASES = ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta")
-GLOBAL_BASES = ("global_rope_theta",)
-DICTIONARIES = ("rope_parameters", "rope_scaling")
-# Shares of a head that are rotated; engines rotate that share alone, SpecForge's training the whole head.
-SHARES = ("partial_rotary_factor", "rotary_pct", "rotary_percentage", "rope_pct", "rope_percent")
-WIDTHS = ("rotary_dim", "rotary_ndims")
 # Fields that must have one of these values, if they are there: others are kinds of positions that treeopt lacks.
 ONLY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("rope_interleaved", "rope_interleave", "rotary_interleaved", "use_interleaved_rope"), (False,)),
@@ -114,7 +114,10 @@ def check_beside(
 
 
 def _check_supported(stored: Stored, given: Fields, dictionaries: list[dict[str, Any]], width: int) -> None:
-    """Refuse kinds of positions that a drafter's layer here does not have."""
+    """Refuse kinds of positions that a drafter's layer here does not have.
+
+    Of a share of a head, engines rotate that share alone, SpecForge's training the whole head.
+    """
     for part in (given, *dictionaries):
         for name in SHARES:
             if part.get(name) not in (None, 1):

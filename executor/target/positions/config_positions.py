@@ -1,11 +1,10 @@
-"""Check that a model uses the positions and the window that its config.json states; nothing is computed with weights.
+"""Check that a model uses the positions that its config.json states; nothing is computed with weights.
 
 A field is used if the rotary embedding that the model's own class makes of a changed field differs. A field that is not
 used must agree with what is.
 """
 
 import copy
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from executor.target.positions.field_names import BASES, DICTIONARIES, GLOBAL_BASES, LOCAL_BASES, SHARES, WIDTHS
+from executor.target.positions.sliding_windows import unused_window
 from treeopt.errors import ExecutorError
 
-SLIDING = "sliding_attention"
-DICTIONARIES = ("rope_parameters", "rope_scaling")
-_BASES = (
-    "rope_theta",
-    "rotary_emb_base",
-    "rotary_base",
-    "rope_local_base_freq",
-    "local_rope_theta",
-    "global_rope_theta",
-    "swa_rope_theta",
-)
-_SHARES = ("partial_rotary_factor", "rotary_pct", "rotary_percentage", "rope_pct", "rope_percent")
-_WIDTHS = ("rotary_dim", "rotary_ndims")
+ALL_BASES = (*BASES, *LOCAL_BASES, *GLOBAL_BASES)
 Fields = dict[str, Any]
 
 
@@ -74,7 +63,7 @@ class _Rotary:
         part = text
         for name in place[:-1]:
             part = part[name]
-        part[place[-1]] = value // 2 if isinstance(value, int) and place[-1] in _WIDTHS else value / 2
+        part[place[-1]] = value // 2 if isinstance(value, int) and place[-1] in WIDTHS else value / 2
         return not _equal(self.made(text), self.made(self.text))
 
     def rotates_shares(self, share: float, made: Mapping[str, Tensor]) -> bool:
@@ -103,9 +92,9 @@ def check_positions(path: Path | str, model: PreTrainedModel) -> tuple[str, ...]
             reason = _disagreement(place[-1], value, config, made)
             if reason is not None and not rotary.uses(place, value):
                 raise ExecutorError(f"{said}, but {name} {reason} and does not read {field}: remove or correct it")
-            if place[-1] in _SHARES and value != 1 and not rotary.rotates_shares(value, made):
+            if place[-1] in SHARES and value != 1 and not rotary.rotates_shares(value, made):
                 raise ExecutorError(f"{said}, but {name} rotates whole heads: remove it, or name another model_type")
-    return _unused_window(path, model)
+    return unused_window(path, model)
 
 
 def _check_dictionaries(where: Path, name: str, rotary: _Rotary, made: dict[str, Tensor]) -> None:
@@ -126,7 +115,7 @@ def _disagreement(field: str, value: float, config: Any, made: Mapping[str, Tens
     """Return what a model uses in place of a field's value; None where they agree."""
     widths = _widths(made)
     rope = [part for part in _parts(getattr(config, "rope_parameters", None)) if "rope_theta" in part]
-    if field in _BASES:
+    if field in ALL_BASES:
         bases = sorted({float(part["rope_theta"]) for part in rope})
         return f"has base {', '.join(f'{base:g}' for base in bases)}" if bases and float(value) not in bases else None
     if field == "factor":
@@ -136,8 +125,8 @@ def _disagreement(field: str, value: float, config: Any, made: Mapping[str, Tens
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     except Exception:  # noqa: BLE001 - where heads differ between layers transformers raises a class of its own
         return None
-    width = value if field in _WIDTHS else int(head * value)
-    agree = (field in _WIDTHS and width == 0) or any(width in (size, size - 1) for size in widths)
+    width = value if field in WIDTHS else int(head * value)
+    agree = (field in WIDTHS and width == 0) or any(width in (size, size - 1) for size in widths)
     return None if agree else f"rotates {', '.join(map(str, widths))} of {head} numbers of a head"
 
 
@@ -153,7 +142,7 @@ def _numbers(text: Fields, kinds: set[str]) -> Iterator[tuple[tuple[str, ...], f
         text: the fields of the text part.
         kinds: of the model's layers; dictionaries of other kinds are left out.
     """
-    names = (*_BASES, *_SHARES, *_WIDTHS)
+    names = (*ALL_BASES, *SHARES, *WIDTHS)
     places: list[tuple[tuple[str, ...], Fields]] = [((), text)]
     for field in DICTIONARIES:
         held = text.get(field)
@@ -185,17 +174,3 @@ def _equal(one: Mapping[str, Tensor] | None, other: Mapping[str, Tensor] | None)
     if one is None or other is None:
         return one is other
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def _unused_window(path: Path | str, model: PreTrainedModel) -> tuple[str, ...]:
-    """Return a warning of a window that the model's code does not have."""
-    text: Any = model.config.get_text_config()
-    width, length = getattr(text, "sliding_window", None), getattr(text, "max_position_embeddings", None)
-    kinds = getattr(text, "layer_types", None)
-    if hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask"):
-        return ()
-    if not isinstance(width, int) or not getattr(text, "use_sliding_window", True):
-        return ()
-    if (kinds and SLIDING not in kinds) or (isinstance(length, int) and width >= length):
-        return ()
-    return (f"{path}: sliding_window is {width} in config.json, but {type(model).__name__} has no windows: not used",)

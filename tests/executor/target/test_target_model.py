@@ -23,8 +23,9 @@ import executor.target.tree_attention_mask
 from executor.decoding.decoder import Decoder
 from executor.decoding.greedy_audit import audit_text
 from executor.device.free_memory import free_bytes
-from executor.target.architectures import REFUSED, refusal, windows
+from executor.target.architectures import REFUSED, refusal
 from executor.target.kv_cache import TreeCache
+from executor.target.positions.sliding_windows import windows
 from executor.target.target_model import Target
 from executor.verification.tree_tensors import Topology
 from tests.helpers.model_families import BASE, NEW, WINDOW, Oracle, decode, family

@@ -50,8 +50,8 @@ def read_log(text: str) -> Chain:
     """Return the chain whose rates the lines print.
 
     A line of vLLM or LMDeploy is a window, weighted by the steps in it; one that is there again at the same time counts
-    once. For llama.cpp the last statistics of each run
-    count, or the lines of its requests if these have all steps of the runs.
+    once. For llama.cpp the last statistics of each run count, or the lines of its requests if these have all steps of
+    the runs.
 
     Raises:
         TraceError: no such lines, lines of several engines, drafters or lengths, or that contradict themselves.

@@ -1,0 +1,52 @@
+"""Windows of attention: the masks that a model's forward needs, and a window that its code does not have."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from executor.target.positions.field_names import FULL, SLIDING
+from treeopt.errors import ExecutorError
+
+
+def makes_windows(model: PreTrainedModel) -> bool:
+    """Return whether the model's code makes masks of windows."""
+    return hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask")
+
+
+def windows(model: PreTrainedModel) -> dict[str, int | None]:
+    """Return the masks that a forward needs: kind of layer -> positions that a token sees, itself included; None: all.
+
+    A single entry named "" stands for models that take one mask for all layers; other models take one mask per kind,
+    by its name. A family whose code makes no sliding mask sees the whole text, whatever its configuration says.
+
+    Raises:
+        ExecutorError: sliding layers without a window.
+    """
+    config = model.config
+    text = config.get_text_config()
+    if not makes_windows(model):
+        return {"": None}
+    width = getattr(text, "sliding_window", None)
+    window = None if width is None else int(width)
+    kinds = set(getattr(text, "layer_types", None) or ())
+    if SLIDING in kinds:
+        if window is None:
+            raise ExecutorError(f"{config.model_type}: sliding layers, but no sliding_window in the configuration")
+        return {FULL: None, SLIDING: window}
+    if kinds or not getattr(text, "use_sliding_window", True):
+        return {"": None}
+    return {"": window}
+
+
+def unused_window(path: Path | str, model: PreTrainedModel) -> tuple[str, ...]:
+    """Return a warning of a window that the model's code does not have."""
+    text: Any = model.config.get_text_config()
+    width, length = getattr(text, "sliding_window", None), getattr(text, "max_position_embeddings", None)
+    kinds = getattr(text, "layer_types", None)
+    if makes_windows(model) or not isinstance(width, int) or not getattr(text, "use_sliding_window", True):
+        return ()
+    if (kinds and SLIDING not in kinds) or (isinstance(length, int) and width >= length):
+        return ()
+    return (f"{path}: sliding_window is {width} in config.json, but {type(model).__name__} has no windows: not used",)
