@@ -3,7 +3,8 @@
 `import treeopt` offers the Python API: what the commands do, as functions of values. Each name is loaded when it is
 first used, so that importing treeopt takes no time. The rooms, in the order of import:
 
-* `errors`, `defaults`, `tree`, `cost_model`: the errors, default settings, the tree, the protocol of step times.
+* `errors`, `registry`, `defaults`: the errors, registries of kinds, default settings.
+* `tree`, `cost_model`: the tree, the protocol of step times.
 * `value_methods`: methods that values share: HTML for notebooks, plots, files.
 * `storage`, `statistics`: files and provenance; estimates with intervals.
 * `traces`, `tree_files`: what a drafter gets right, and importers of other programs' figures; other programs' trees.

@@ -1,0 +1,111 @@
+"""Registries: the entries of one kind, such as drafters or engines, known by name without being listed anywhere.
+
+An entry of treeopt's own is a module of the kind's folder that defines `ENTRY`. Other packages register theirs through
+an entry point of the kind's group; those are scanned only when a name is not found. Nothing here knows any kind.
+"""
+
+import pkgutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Protocol, TypeVar
+
+from treeopt.errors import UsageError
+
+
+class Named(Protocol):
+    """An entry of a registry."""
+
+    @property
+    def name(self) -> str:
+        """The name that users write."""
+
+
+Entry = TypeVar("Entry", bound=Named)
+
+
+class Registry(Mapping[str, Entry]):
+    """The entries of one kind by name, sorted; treeopt's own are imported when the first of them is asked for.
+
+    A module of the folder without an `ENTRY` is no entry. Entries must not import torch: what needs it is named as
+    `module:name` and loaded with `load`.
+    """
+
+    def __init__(self, kind: str, folder: str, *, group: str) -> None:
+        """Name a registry.
+
+        Args:
+            kind: what an entry is, for messages, such as `drafter`.
+            folder: the package whose modules define entries, such as `executor.drafters`.
+            group: the group of entry points by which other packages add entries.
+        """
+        self.kind, self.folder, self.group = kind, folder, group
+        self._own: dict[str, Entry] | None = None
+        self._added: dict[str, Entry] = {}
+
+    def __getitem__(self, name: str) -> Entry:
+        """Return an entry; entry points are scanned where treeopt itself has none of this name.
+
+        Raises:
+            UsageError: no entry of this name; lists the names.
+        """
+        entries = self._entries()
+        if name not in entries:
+            self._scan()
+            entries = self._entries()
+        if name not in entries:
+            raise UsageError(f"{self.kind} must be one of {', '.join(self)}; got {name!r:.60}")
+        return entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether an entry has this name."""
+        if name not in self._entries():
+            self._scan()
+        return name in self._entries()
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(sorted(self._entries()))
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return len(self._entries())
+
+    def register(self, entry: Entry) -> None:
+        """Add an entry for as long as this process runs; a later one of the same name replaces it."""
+        self._added[entry.name] = entry
+
+    @contextmanager
+    def registered(self, *entries: Entry) -> Iterator[None]:
+        """Add entries within a `with` statement."""
+        before = dict(self._added)
+        for entry in entries:
+            self.register(entry)
+        try:
+            yield
+        finally:
+            self._added = before
+
+    def _entries(self) -> dict[str, Entry]:
+        if self._own is None:
+            package = import_module(self.folder)
+            modules = (import_module(f"{self.folder}.{found.name}") for found in pkgutil.iter_modules(package.__path__))
+            own: list[Entry] = [module.ENTRY for module in modules if hasattr(module, "ENTRY")]
+            self._own = {entry.name: entry for entry in own}
+        return self._own | self._added
+
+    def _scan(self) -> None:
+        for point in entry_points(group=self.group):
+            if point.name not in self._added:
+                self._added[point.name] = point.load()
+
+
+def load(reference: str) -> Any:
+    """Import what an entry names as `module:name`.
+
+    >>> load("treeopt.tree:Tree").__name__
+    'Tree'
+    """
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
