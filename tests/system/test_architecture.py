@@ -31,12 +31,13 @@ ROOMS = """
 treeopt: errors registry defaults storage value_methods tree statistics traces traces.importers traces.importers.readers
     tree_files policies
     cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
-    plans planning comparison engines trackers tables charts report
+    plans planning comparison engines engines.connections engines.llama_cpp engines.openai engines.openvino
+    engines.sglang engines.vllm trackers tables charts report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
 executor: device kernels prompts verification target.positions target drafters drafters.lookup models
     checkpoints.tensors
     checkpoints.layer_settings checkpoints.engine_files checkpoints decoding recording profiling validation train
-    train.shipped engines engines.connections engines.drivers
+    train.shipped engines
 """
 ROOF = (
     "treeopt",

@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from executor.engines.connections.completions_client import Chunk
-from executor.engines.connections.server_pool import ALIVE, Launch
-from executor.engines.drivers.launched_servers import LaunchedServers
-from executor.engines.drivers.openai import TIMEOUT_S, steps_of
-from executor.engines.engine import Draft, EngineRequest, EngineStep
-from executor.engines.model_files import model_name
+from treeopt.engines.connections.completions_client import Chunk
+from treeopt.engines.connections.launched_servers import LaunchedServers
+from treeopt.engines.connections.server_pool import ALIVE, Launch
+from treeopt.engines.connections.streamed_steps import TIMEOUT_S, steps_of
+from treeopt.engines.driver import Draft, EngineRequest, EngineStep
+from treeopt.engines.model_files import model_name
 from treeopt.errors import EngineError, UsageError
 from treeopt.storage.provenance import look
 
@@ -74,7 +74,7 @@ class VLLM(LaunchedServers):
         return Launch("vLLM", [*command, *self._arguments], environment=ENVIRONMENT | self._environment)
 
     def decode(self, requests: Sequence[EngineRequest], *, draft: Draft, concurrency: int) -> Iterator[EngineStep]:
-        """See `Engine.decode`.
+        """See `Driver.decode`.
 
         Raises:
             UsageError: a tree, or drafted tokens without a drafter.

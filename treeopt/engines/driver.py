@@ -4,13 +4,14 @@ A driver starts an engine, or is given the address of one that runs; decodes tok
 setting; yields each step of each request in order; and stops what it started, leaving no process, socket or file.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from treeopt.policies import DynamicTree
 
+Count = Callable[[str], int]  # tokens of a text
 Draft = int | DynamicTree  # the length of a chain, 0 for plain decoding; or the settings of a dynamic tree
 
 
@@ -54,7 +55,7 @@ class EngineStep:
     ended: bool = False
 
 
-class Engine(Protocol):
+class Driver(Protocol):
     """A driver of one engine, as a context: leaving it stops what it started.
 
     Attributes:

@@ -21,16 +21,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from executor.engines.connections.worker_process import GRACE_S, WorkerProcess
-from executor.engines.engine import Draft, EngineRequest, EngineStep
-from executor.engines.model_files import model_name
 from treeopt.constraints.size_rules import pool
+from treeopt.engines.connections.worker_process import GRACE_S, WorkerProcess
+from treeopt.engines.driver import Draft, EngineRequest, EngineStep
+from treeopt.engines.model_files import model_name
 from treeopt.engines.openvino import TREES
 from treeopt.errors import EngineError
 from treeopt.policies import DynamicTree
 
 NAME = "OpenVINO GenAI"
-WORKER = Path(__file__).with_name("openvino_worker.py")
+WORKER = Path(__file__).with_name("worker.py")
 PROTOCOL = 1  # the worker's docstring states it
 INSTALL = "pip install openvino-genai==2026.4.1.0"
 TIMEOUT_S = 600.0
@@ -38,7 +38,7 @@ PLAIN, DRAFTING = "plain", "drafting"
 
 
 class OpenVino:
-    """OpenVINO GenAI with a draft model, with prompt lookup, or with neither; see `Engine`."""
+    """OpenVINO GenAI with a draft model, with prompt lookup, or with neither; see `Driver`."""
 
     tree_requests = TREES.requests or sys.maxsize
 
@@ -117,7 +117,7 @@ class OpenVino:
         return self
 
     def _start(self) -> None:
-        # -I: the folder of the worker, where this file shadows the package `openvino`, is not on its path
+        # -I: nothing of the worker's folder is on its path
         self._worker = WorkerProcess(
             [self._python, "-I", str(WORKER)], name=f"the {NAME} worker", grace_s=self._grace_s
         )
@@ -140,10 +140,10 @@ class OpenVino:
         self._stop()
 
     def decode(self, requests: Sequence[EngineRequest], *, draft: Draft, concurrency: int) -> Iterator[EngineStep]:
-        """See `Engine.decode`; the engine is loaded at the first call that needs it.
+        """See `Driver.decode`; the engine is loaded at the first call that needs it.
 
         Raises:
-            EngineError: see `Engine.decode`; or another iterator of this driver is still open.
+            EngineError: see `Driver.decode`; or another iterator of this driver is still open.
         """
         settings = self._settings(draft)
         for number, request in enumerate(requests):

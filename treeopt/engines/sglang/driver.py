@@ -10,10 +10,10 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from executor.engines.connections.server_pool import ALIVE, Launch
-from executor.engines.drivers.launched_servers import LaunchedServers
-from executor.engines.drivers.openai import TIMEOUT_S, Count, steps_of
-from executor.engines.engine import Draft, EngineRequest, EngineStep
+from treeopt.engines.connections.launched_servers import LaunchedServers
+from treeopt.engines.connections.server_pool import ALIVE, Launch
+from treeopt.engines.connections.streamed_steps import TIMEOUT_S, steps_of
+from treeopt.engines.driver import Count, Draft, EngineRequest, EngineStep
 from treeopt.errors import UsageError
 
 CHUNKS = ("--stream-interval", "1")
@@ -63,7 +63,7 @@ class SGLang(LaunchedServers):
         return Launch("SGLang", [*command, *CHUNKS, *self._arguments], environment=self._environment)
 
     def decode(self, requests: Sequence[EngineRequest], *, draft: Draft, concurrency: int) -> Iterator[EngineStep]:
-        """See `Engine.decode`.
+        """See `Driver.decode`.
 
         Raises:
             UsageError: a tree, or drafted tokens without a method.

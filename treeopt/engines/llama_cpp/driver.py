@@ -18,11 +18,11 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from executor.engines.connections.completions_client import Records
-from executor.engines.connections.server_pool import ALIVE, Launch
-from executor.engines.drivers.launched_servers import LaunchedServers
-from executor.engines.drivers.openai import TIMEOUT_S
-from executor.engines.engine import Draft, EngineRequest, EngineStep
+from treeopt.engines.connections.completions_client import Records
+from treeopt.engines.connections.launched_servers import LaunchedServers
+from treeopt.engines.connections.server_pool import ALIVE, Launch
+from treeopt.engines.connections.streamed_steps import TIMEOUT_S
+from treeopt.engines.driver import Draft, EngineRequest, EngineStep
 from treeopt.engines.llama_cpp import draft_options
 from treeopt.errors import EngineError, UsageError
 
@@ -82,7 +82,7 @@ class LlamaCpp(LaunchedServers):
         return Launch("llama-server", [*command, *self._arguments], environment=self._environment, ready="/health")
 
     def decode(self, requests: Sequence[EngineRequest], *, draft: Draft, concurrency: int) -> Iterator[EngineStep]:
-        """See `Engine.decode`.
+        """See `Driver.decode`.
 
         Raises:
             UsageError: a tree, drafted tokens without a method, or more requests in flight than slots.

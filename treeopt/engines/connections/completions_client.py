@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 
-from executor.engines.engine import EngineRequest
+from treeopt.engines.driver import EngineRequest
 from treeopt.errors import EngineError
 
 RETRIED = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE}

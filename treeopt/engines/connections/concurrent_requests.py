@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 
-from executor.engines.engine import EngineRequest, EngineStep
+from treeopt.engines.driver import EngineRequest, EngineStep
 
 # Yields the steps of one request; called with its number, the request, and the lane (0..concurrency - 1) that it uses.
 Ask = Callable[[int, EngineRequest, int], Generator[EngineStep, None, None]]

@@ -13,6 +13,8 @@ uses the smaller one's K, a batch below all planned sizes that of the smallest.
 
 Synthetic acceptance takes `num_speculative_tokens` rates P(the first i are accepted), i = 1 .. K, never rising
 (`_resolve_synthetic_acceptance_rates`). Unknown keys raise an error, so provenance goes to the notes.
+
+* `driver`: its servers, launched by draft length.
 """
 
 import json

@@ -10,13 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from executor.engines.drivers.llama_cpp import LlamaCpp
-from executor.engines.drivers.openai import Count, OpenAI
-from executor.engines.drivers.openvino import OpenVino
-from executor.engines.drivers.sglang import SGLang
-from executor.engines.drivers.vllm import VLLM
-from executor.engines.engine import Engine
+from treeopt.engines.driver import Count, Driver
 from treeopt.errors import EngineError, UsageError
+from treeopt.registry import load
 
 KEY = "OPENAI_API_KEY"  # environment variable with the bearer token of a remote server
 SERVER = "llama-server"
@@ -24,6 +20,7 @@ LOOKUP = re.compile(r"prompt-lookup(?::([1-9]\d?))?")
 NGRAM = ("ngram", "ngram_gpu")  # vLLM's methods of prompt lookup
 NGRAM_SIMPLE = "ngram-simple"  # llama.cpp's
 LENGTH = "num_speculative_tokens"
+RULE_OF = "executor.drafters.lookup.lookup_names:engine_rule"  # reads the name of a prompt lookup
 LONGEST = 3  # tokens that OpenVINO's prompt lookup matches, where the method does not say
 
 
@@ -72,7 +69,7 @@ class EngineSettings:
             raise UsageError(f"--engine-args: {error}: {self.arguments!r:.80}") from error
 
 
-def make_engine(settings: EngineSettings) -> Engine:
+def make_engine(settings: EngineSettings) -> Driver:
     """Return the driver of an engine; nothing is started yet.
 
     Raises:
@@ -88,15 +85,23 @@ def make_engine(settings: EngineSettings) -> Engine:
     return ENGINES[settings.engine](settings)
 
 
-def _openai(settings: EngineSettings) -> Engine:
+def _driver(name: str) -> Callable[..., Driver]:
+    """Return the class of a driver; only the engine that is used is imported."""
+    driver: Callable[..., Driver] = load(name)
+    return driver
+
+
+def _openai(settings: EngineSettings) -> Driver:
     assert settings.urls is not None
     model = None if Path(settings.target).exists() else settings.target
     key = os.environ.get(KEY)
-    return OpenAI(settings.urls, model=model, key=key, timeout_s=settings.timeout_s, count=settings.count)
+    return _driver("treeopt.engines.openai.driver:OpenAI")(
+        settings.urls, model=model, key=key, timeout_s=settings.timeout_s, count=settings.count
+    )
 
 
-def _vllm(settings: EngineSettings) -> Engine:
-    return VLLM(
+def _vllm(settings: EngineSettings) -> Driver:
+    return _driver("treeopt.engines.vllm.driver:VLLM")(
         _python(settings),
         settings.target,
         speculation=_speculation(settings),
@@ -151,9 +156,7 @@ def _lookup_rule(
     """
     if settings.lookup is None or method not in (None, *methods):
         return None
-    from executor.drafters.lookup.lookup_names import engine_rule
-
-    rule = engine_rule(settings.lookup)
+    rule: Any = load(RULE_OF)(settings.lookup)
     if rule is None:
         return None
     if rule.engine != engine:
@@ -161,17 +164,18 @@ def _lookup_rule(
             f"--drafter {settings.lookup} is the rule of {rule.engine}, which {settings.engine} does not draft by; "
             f"name prompt-lookup:{engine}, or how {settings.engine} drafts with --method"
         )
-    return rule.settings
+    sizes: Mapping[str, int] = rule.settings
+    return sizes
 
 
-def _openvino(settings: EngineSettings) -> Engine:
+def _openvino(settings: EngineSettings) -> Driver:
     """Return the driver of OpenVINO GenAI; `--engine-args` holds properties of the device as NAME=VALUE words."""
     pairs = [word.partition("=") for word in settings.words]
     wrong = next((name for name, equals, _ in pairs if not equals), None)
     if wrong is not None:
         raise UsageError(f"--engine-args of openvino are NAME=VALUE, such as KV_CACHE_PRECISION=f32, got {wrong!r:.60}")
     longest = _longest_match(settings)
-    return OpenVino(
+    return _driver("treeopt.engines.openvino.driver:OpenVino")(
         _python(settings),
         settings.target,
         draft_model=None if longest else settings.drafter,
@@ -201,8 +205,8 @@ def _longest_match(settings: EngineSettings) -> int | None:
     return rule["longest"]
 
 
-def _sglang(settings: EngineSettings) -> Engine:
-    return SGLang(
+def _sglang(settings: EngineSettings) -> Driver:
+    return _driver("treeopt.engines.sglang.driver:SGLang")(
         _python(settings),
         settings.target,
         method=settings.method,
@@ -214,9 +218,9 @@ def _sglang(settings: EngineSettings) -> Engine:
     )
 
 
-def _llama_cpp(settings: EngineSettings) -> Engine:
+def _llama_cpp(settings: EngineSettings) -> Driver:
     rule = _lookup_rule(settings, "llama.cpp", methods=(NGRAM_SIMPLE,), method=settings.method)
-    return LlamaCpp(
+    return _driver("treeopt.engines.llama_cpp.driver:LlamaCpp")(
         llama_server(settings.python),
         settings.target,
         method=settings.method if rule is None else NGRAM_SIMPLE,
@@ -229,7 +233,7 @@ def _llama_cpp(settings: EngineSettings) -> Engine:
     )
 
 
-ENGINES: Mapping[str, Callable[[EngineSettings], Engine]] = {
+ENGINES: Mapping[str, Callable[[EngineSettings], Driver]] = {
     "llama.cpp": _llama_cpp,
     "openai": _openai,
     "openvino": _openvino,

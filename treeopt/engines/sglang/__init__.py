@@ -9,6 +9,8 @@ padded to the next CUDA-graph size, then uses the largest key that it reaches, o
 A batch between two planned sizes thus uses the smaller one's steps, as long as it is not padded to the larger.
 Keys that are no integers are not read as tiers, so provenance is stored there under "treeopt". A tier with one
 candidate never changes; 0 steps decode plainly.
+
+* `driver`: its servers, launched by draft length.
 """
 
 import json

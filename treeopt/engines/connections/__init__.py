@@ -6,4 +6,6 @@
 * `completions_client`: the OpenAI completions API, streamed, with the time of every chunk.
 * `worker_process`: a child process that speaks JSON lines.
 * `concurrent_requests`: requests kept in flight at one concurrency.
+* `streamed_steps`: steps of streamed answers.
+* `launched_servers`: what drivers share that launch servers.
 """

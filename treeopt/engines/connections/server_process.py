@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from executor.engines.connections import engine_supervisor
+from treeopt.engines.connections import engine_supervisor
 from treeopt.errors import EngineError
 
 POLL_S = 0.2

@@ -6,6 +6,9 @@ decoding verifies, one request at a time: with several the engine fails where on
 `GenerationConfig.validate` refuses fewer nodes than levels and a confidence threshold beside `num_assistant_tokens`. It
 does not refuse more nodes than candidates, a negative number or an unknown name.
 Settings belong to one call of `generate`, so a batch size can have its own: export one at a time.
+
+* `driver`: a worker under the engine's own Python.
+* `worker`: the program that this Python runs.
 """
 
 import json

@@ -8,6 +8,8 @@ ngram-mod drops drafts shorter than its n-min, 48 by default. Branches exist onl
 
 Imposed acceptance takes exactly as many rates P(the first i are accepted) as the longest draft, never rising
 (`common_speculative_synth_rates_resolve`); a type that clamps the length then refuses them.
+
+* `driver`: llama-server processes, launched by draft length.
 """
 
 import shlex

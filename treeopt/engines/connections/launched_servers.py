@@ -5,9 +5,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from executor.engines.connections.concurrent_requests import in_flight
-from executor.engines.connections.server_pool import Launch, Running, ServerPool
-from executor.engines.engine import EngineRequest, EngineStep
+from treeopt.engines.connections.concurrent_requests import in_flight
+from treeopt.engines.connections.server_pool import Launch, Running, ServerPool
+from treeopt.engines.driver import EngineRequest, EngineStep
 from treeopt.errors import EngineError, UsageError
 
 ENDING_S = 1.0  # from a broken connection until the end of a server that died is noticed
@@ -15,10 +15,10 @@ Ask = Callable[[int, EngineRequest, int], Generator[EngineStep, None, None]]  # 
 
 
 class LaunchedServers(ABC):
-    """Servers of one engine, launched by draft length; see `Engine`.
+    """Servers of one engine, launched by draft length; see `Driver`.
 
     Attributes:
-        meta: see `Engine.meta`.
+        meta: see `Driver.meta`.
     """
 
     tree_requests = 0
@@ -38,7 +38,7 @@ class LaunchedServers(ABC):
         """Return how the server of a draft length is started."""
 
     def __enter__(self) -> Self:
-        """See `Engine`."""
+        """See `Driver`."""
         return self
 
     def __exit__(

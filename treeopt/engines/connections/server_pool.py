@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from executor.engines.connections.completions_client import CompletionsClient
-from executor.engines.connections.server_process import ServerProcess, free_port
+from treeopt.engines.connections.completions_client import CompletionsClient
+from treeopt.engines.connections.server_process import ServerProcess, free_port
 
 Key = TypeVar("Key", bound=Hashable)
 ALIVE = 1  # servers at a time; a GPU rarely holds two
