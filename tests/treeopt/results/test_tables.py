@@ -15,13 +15,13 @@ from simulate.validation.predicted_vs_measured import Comparison, Figures, compa
 from simulate.validation.predictions import ClosedForms
 from tests.helpers.strategies import trace_of, traces
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
+from treeopt.results.blocks import Table
+from treeopt.results.plan import plan_blocks
+from treeopt.results.trace import describe, trace_blocks
+from treeopt.results.validation import validation_blocks
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import shipped
-from treeopt.tables.blocks import Table
-from treeopt.tables.plan_tables import plan_blocks
-from treeopt.tables.terminal_blocks import print_blocks
-from treeopt.tables.trace_tables import describe, trace_blocks
-from treeopt.tables.validate_tables import validation_blocks
+from treeopt.terminal.terminal_blocks import print_blocks
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

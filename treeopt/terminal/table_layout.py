@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from treeopt.tables.blocks import Blocks, Cell, Column, Row, Table
-from treeopt.tables.terminal_text import INDENT, wrapped
+from treeopt.results.blocks import Blocks, Cell, Column, Row, Table
+from treeopt.terminal.terminal_text import INDENT, wrapped
 
 GAP = "  "  # between columns
 SHORT = 8  # letters: such headings stay on one line

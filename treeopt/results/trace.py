@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from treeopt.errors import counted
 from treeopt.replay.priced_walk import plain_share
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
+from treeopt.results.blocks import Block, Blocks, Column, Line, Row, Table, number
+from treeopt.results.words import describe_models, shown
 from treeopt.storage.provenance import look
-from treeopt.tables.blocks import Block, Blocks, Column, Line, Row, Table, number
-from treeopt.tables.terminal_text import describe_models, shown
 from treeopt.traces.trace import OPTIONAL, PAST_END, Trace
 from treeopt.tree import Tree
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from treeopt.engines import ENGINES
 from treeopt.planning.evaluator import PLAIN
+from treeopt.results.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
+from treeopt.results.plan_answers import export_command, method_advice
+from treeopt.results.words import shape_words
 from treeopt.storage.provenance import look
-from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
-from treeopt.tables.plan_answers import export_command, method_advice
-from treeopt.tables.terminal_text import shape_words
 
 Cells = Sequence[Mapping[str, Any]]
 DETAIL = ("Memory: ", "Among trees", "Break-even", "A million tokens")  # conditions that few need

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from treeopt.errors import counted
+from treeopt.results.blocks import Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
+from treeopt.results.plan_answers import export_command
+from treeopt.results.words import describe_measurement, with_shape
 from treeopt.storage.provenance import look, rule_in
-from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
-from treeopt.tables.plan_answers import export_command
-from treeopt.tables.terminal_text import describe_measurement, with_shape
 
 FORMS = {"leviathan": "Leviathan Thm 3.8", "coral": "CORAL Eq. 6"}
 DRIFT = 0.1  # share by which plain steps may differ from the profile without a warning

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from treeopt.tables.blocks import Blocks, Cell, Column, Line, Row, Table, number
+from treeopt.results.blocks import Blocks, Cell, Column, Line, Row, Table, number
 
 
 def training_blocks(record: Mapping[str, Any]) -> Blocks:

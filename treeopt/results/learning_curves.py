@@ -6,7 +6,7 @@ from typing import Any
 
 from treeopt.errors import counted
 from treeopt.planning.learning_curve import WIDE, LearningCurve, Point
-from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, number, ranged
+from treeopt.results.blocks import Block, Blocks, Cell, Column, Line, Row, Table, number, ranged
 
 COLUMNS = (
     Column("requests", key=True, meaning="Requests that the trees were chosen on."),

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treeopt.errors import counted
-from treeopt.tables.blocks import Block, Blocks, Column, Line, Mark, Row, Table, word
-from treeopt.tables.terminal_text import device_words
+from treeopt.results.blocks import Block, Blocks, Column, Line, Mark, Row, Table, word
+from treeopt.results.words import device_words
 
 GIB = 2**30
 PACKAGES = (

@@ -6,10 +6,10 @@ from typing import Any
 from treeopt.planning.baselines import CHAIN
 from treeopt.planning.proof import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans.plan import Choice, Plan, PlanEntry
+from treeopt.results.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
+from treeopt.results.plan_answers import answer, faster_lines, near_rule, next_lines, preferred, unanswered_lines
+from treeopt.results.words import describe_measurement, describe_models, describe_rule, percent, shown
 from treeopt.storage.provenance import look
-from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
-from treeopt.tables.plan_answers import answer, faster_lines, near_rule, next_lines, preferred, unanswered_lines
-from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule, percent, shown
 
 PATHS_SHOWN = 12
 LABELS = (SEARCHED, PROVED, NOT_PROVED)

@@ -6,9 +6,9 @@ from typing import Any
 
 from treeopt.errors import counted
 from treeopt.planning.evaluator import PLAIN
-from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
-from treeopt.tables.plan_answers import export_command
-from treeopt.tables.terminal_text import paths_words, with_shape
+from treeopt.results.blocks import Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
+from treeopt.results.plan_answers import export_command
+from treeopt.results.words import paths_words, with_shape
 
 FIGURE = Column("figure", align="left", key=True)
 DETAIL = ("Trace: ",)  # conditions that few need

@@ -13,9 +13,9 @@ from treeopt.engines.drafting_methods import (
     needs_model,
 )
 from treeopt.plans.plan import Choice, Plan, PlanEntry
+from treeopt.results.blocks import Line
+from treeopt.results.words import interval, shape_words, shown
 from treeopt.storage.provenance import look
-from treeopt.tables.blocks import Line
-from treeopt.tables.terminal_text import interval, shape_words, shown
 
 
 def answer(entry: PlanEntry) -> str:

@@ -13,10 +13,10 @@ from tests.helpers.console_blocks import check_options
 from tests.helpers.printed_results import CODES, RESULTS, folder, printed, record, sent
 from treeopt.engines import ENGINE_RULES, ENGINES, METHODS
 from treeopt.plans.plan_json import load_plan
-from treeopt.tables.blocks import Blocks, Cell, Column, Line, Row, Table, number, word
-from treeopt.tables.plan_tables import plan_blocks
-from treeopt.tables.simulate_tables import simulation_blocks
-from treeopt.tables.whatif_tables import money, scenario_blocks
+from treeopt.results.blocks import Blocks, Cell, Column, Line, Row, Table, number, word
+from treeopt.results.plan import plan_blocks
+from treeopt.results.run import simulation_blocks
+from treeopt.results.whatif import money, scenario_blocks
 
 WIDTHS = (40, 60, 80, 100, 120, 160, 200)
 SNAPSHOTS = Path(__file__).with_name("snapshots")
@@ -180,7 +180,7 @@ def test_a_terminal_too_narrow_for_a_table_gets_a_block_a_row():
 
 def test_a_file_gets_whole_tables_and_whole_sentences(capsys, monkeypatch):
     """Neither is as narrow as 80 columns, unless COLUMNS asks for it."""
-    from treeopt.tables.terminal_blocks import print_blocks
+    from treeopt.terminal.terminal_blocks import print_blocks
 
     sentence = "one sentence " * 20 + "ends."
     monkeypatch.delenv("COLUMNS", raising=False)

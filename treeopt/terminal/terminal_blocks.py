@@ -6,9 +6,9 @@ from dataclasses import replace
 from rich.console import Console
 from rich.text import Text
 
-from treeopt.tables.blocks import Block, Blocks, Line, Row, Table, notes_once
-from treeopt.tables.table_layout import Styled, layouts, table_lines
-from treeopt.tables.terminal_text import PROSE, encodable, terminal, wrapped, wrapped_command
+from treeopt.results.blocks import Block, Blocks, Line, Row, Table, notes_once
+from treeopt.terminal.table_layout import Styled, layouts, table_lines
+from treeopt.terminal.terminal_text import PROSE, encodable, terminal, wrapped, wrapped_command
 
 STYLES = {"answer": "bold", "next": "", "note": "", "warning": "yellow", "condition": "dim"}
 HIDDEN = "--verbose also prints all details and conditions."

@@ -11,7 +11,7 @@ from tests.helpers import command_line
 from tests.helpers.command_line import done, refused
 from tests.helpers.printed_results import RESULTS, printed, record, words
 from treeopt.errors import counted
-from treeopt.tables.terminal_text import device_words
+from treeopt.results.words import device_words
 
 DRAWN = 200
 Expected = tuple[str, tuple[str, ...], str]  # command, words of the row, number as it must stand there

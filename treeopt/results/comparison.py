@@ -7,8 +7,8 @@ from typing import Any
 
 from treeopt.comparison.compare_drafters import Comparison, Standing
 from treeopt.errors import counted
-from treeopt.tables.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
-from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule
+from treeopt.results.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
+from treeopt.results.words import describe_measurement, describe_models, describe_rule
 
 Contests = Sequence[Mapping[str, Any]]
 SCHEMA = "treeopt.comparison/1"
