@@ -9,7 +9,7 @@ import numpy as np
 from executor.engines.step_times import Waves, decode_wave, warm_up
 from simulate.validation.predicted_vs_measured import Comparison, Figures
 from simulate.validation.predictions import ClosedForms, judged_on, ways_of
-from treeopt.engines import ENGINE_RULES
+from treeopt.engines import ENGINES
 from treeopt.engines.driver import Draft, Driver, EngineRequest
 from treeopt.errors import EngineError, UsageError, counted
 from treeopt.plans.plan import Choice, Plan, PlanEntry
@@ -65,7 +65,7 @@ def _reason(draft: Draft | None, batch: int, engine: Driver) -> str | None:
         return f"{name} runs chains and dynamic trees of EAGLE-2: search with --engine {name}"
     if batch > most:
         return f"{name} runs dynamic trees with {counted(most, 'request')} in flight: search with --batch {most}"
-    cannot_run = ENGINE_RULES[name].cannot_run if name in ENGINE_RULES else None
+    cannot_run = ENGINES[name].cannot_run if name in ENGINES else None
     return cannot_run(draft, batch) if cannot_run else None
 
 

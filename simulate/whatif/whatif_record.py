@@ -7,7 +7,7 @@ from typing import Any
 from simulate.profiles.profile import Profile
 from simulate.whatif.price_per_token import Offer, cheapest
 from simulate.whatif.scenarios import Scenario, limits
-from treeopt.engines import ENGINE_RULES
+from treeopt.engines import ENGINES
 from treeopt.results.words import describe_models, describe_rule
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
@@ -113,7 +113,7 @@ def whatif_conditions(
         *(f"{device} share every layer of target and drafter; their exchange: {text}." for device, text in exchanges),
         *([memory + unfit * (False in fits)] if fits != {None} else []),
         *(f"{device}: its memory is not known, so it was not checked whether a batch fits." for device in unknown),
-        *([] if engine is None else [f"Only trees that {ENGINE_RULES[engine].engine} runs."]),
+        *([] if engine is None else [f"Only trees that {ENGINES[engine].title} runs."]),
         "Among trees within 1 % of the fastest the smallest is taken; no speculation counts as the smallest.",
         "Break-even acceptance: the acceptance of each drafted token, independent of the others, from which the best "
         "chain pays.",

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.api.run_models import quiet_libraries
 from treeopt.api.run_prompts import Prompts, encoded_prompts
+from treeopt.engines.driver import DriverSettings
 from treeopt.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from treeopt.engines.driver_settings import EngineSettings
 
 
 @dataclass(frozen=True)
@@ -41,20 +40,18 @@ class EngineChoice:
     servers: int = 1
     engine_timeout: float = 600.0
 
-    def settings(self, target: Path, drafter: Path | None, *, concurrency: int) -> "EngineSettings":
+    def settings(self, target: Path, drafter: Path | None, *, concurrency: int) -> DriverSettings:
         """Return the settings of the driver for these models.
 
         Raises:
             UsageError: the engine cannot be named so.
         """
-        from treeopt.engines.driver_settings import EngineSettings
-
         assert self.engine is not None
         tokenizer = _tokenizer(target)
         count = None if tokenizer is None else lambda text: len(tokenizer.encode(text, add_special_tokens=False))
         named = None if drafter is None else str(drafter)
         lookup = named if named is not None and named.startswith("prompt-lookup") else None
-        return EngineSettings(
+        return DriverSettings(
             self.engine,
             self.engine_target or str(target),
             self.engine_drafter or (named if lookup is None else None),

@@ -12,8 +12,7 @@ from treeopt.api.run_prompts import Prompts
 from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.constraints import ChainOnly, Constraint
 from treeopt.defaults import ENGINE_LENGTH, RECORD_BATCH
-from treeopt.engines import ENGINE_RULES
-from treeopt.engines.rules_for_trace import engine_constraints
+from treeopt.engines import ENGINES, engine_rules
 from treeopt.errors import counted
 from treeopt.storage.provenance import this_run
 
@@ -50,12 +49,11 @@ def profile_engine(
         UsageError, EngineError: see `measure_engine`.
     """
     from executor.engines.engine_profile import measure_engine
-    from treeopt.engines.driver_settings import make_engine
 
     tokens = engine_prompts(target, prompts)
     names = choice.settings(target, drafter, concurrency=max(settings.batches))
     meta = {**_names(target, choice.engine_target or target, choice.engine_drafter or drafter), "device": _machine()}
-    with make_engine(names) as engine, progress("measuring", settings.runs) as advance:
+    with ENGINES[names.engine].start(names) as engine, progress("measuring", settings.runs) as advance:
         return measure_engine(engine, tokens, settings, meta=meta, progress=advance)
 
 
@@ -104,7 +102,6 @@ def validate_engine(
     from simulate.validation.predicted_vs_measured import SCHEMA, comparison_record
     from simulate.validation.prediction_sources import read_sources
     from simulate.validation.predictions import save_predictions
-    from treeopt.engines.driver_settings import make_engine
 
     if sources.sizes is None and sources.trace is not None:
         sources = replace(sources, sizes=parse_sizes(",".join(f"chain:{k + 1}" for k in range(ENGINE_LENGTH))))
@@ -114,13 +111,13 @@ def validate_engine(
     run = EngineRun(engine_prompts(target, prompts), new_tokens, rounds, seed)
     lengths = tuple(map(len, run.prompts))
     rules: tuple[Constraint, ...] = (CHAINS,)
-    if material.trace is not None and choice.engine in ENGINE_RULES:
-        rules += engine_constraints(choice.engine, material.trace)
+    if material.trace is not None and choice.engine in ENGINES.limiting():
+        rules += engine_rules(choice.engine, material.trace)
     made = predict(material, run.context, lambda plan: Runs({}, lengths, new_tokens), rules=rules, seed=seed)
     plan = made.predictions.plan
     warn(made.warnings)
     names = choice.settings(target, drafter, concurrency=max(entry.batch for entry in plan.entries))
-    driver = make_engine(names)
+    driver = ENGINES[names.engine].start(names)
     note(check_engine_run(plan, run, driver))
     if sources.predictions is not None and not sources.written:
         save_predictions(made.predictions, sources.predictions)
@@ -172,11 +169,10 @@ def collect_engine_steps(
         UsageError, EngineError: see `record_run` and `every_anchor_trace`.
     """
     from executor.engines.engine_trace import every_anchor_trace, visited_trace
-    from treeopt.engines.driver_settings import make_engine
 
     tokens = engine_prompts(target, prompts)
     names = choice.settings(target, None, concurrency=settings.concurrency)
-    with make_engine(names) as engine:
+    with ENGINES[names.engine].start(names) as engine:
         records = _recorded(engine, tokens, settings, progress)
         meta = {
             **_names(target, choice.engine_target or target, choice.engine_drafter),
@@ -220,10 +216,9 @@ def engine_texts_of(
         EngineError: the engine fails, or does not report token ids.
     """
     from executor.engines.engine_trace import engine_texts
-    from treeopt.engines.driver_settings import make_engine
 
     names = choice.settings(target, drafter, concurrency=settings.concurrency)
-    with make_engine(names) as engine:
+    with ENGINES[names.engine].start(names) as engine:
         return engine_texts(_recorded(engine, tokens, settings, progress))
 
 

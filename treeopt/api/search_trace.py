@@ -10,8 +10,7 @@ from treeopt.comparison.mismatch_warnings import model_warnings
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostModel
 from treeopt.defaults import HELD_OUT, NEAR
-from treeopt.engines import ENGINE_RULES
-from treeopt.engines.rules_for_trace import engine_constraints
+from treeopt.engines import ENGINES, engine_rules
 from treeopt.errors import UsageError
 from treeopt.planning import search_pipeline
 from treeopt.planning.learning_curve import more_requests
@@ -70,7 +69,7 @@ def search(
         shapes: most different trees in the plan; default one per batch size.
         near: share of the fastest tree's rate within which the smallest tree is taken.
         shrink: strength of shrinkage towards similar paths, in pseudo-anchors; default fitted on the requests.
-        engine: only trees that this engine can run, a key of `treeopt.engines.ENGINE_RULES`.
+        engine: only trees that this engine can run, a name in `treeopt.engines.ENGINES`.
         rules: further rules that trees must keep.
         policies: kinds of dynamic policies to sweep, on a trace with candidates; ("all",) for all kinds. With an engine
             that has dynamic trees, those that it can run.
@@ -112,7 +111,7 @@ def search(
         raise UsageError("--padding applies only to dynamic policies; add --policy")
     if dynamic:
         reach(trace)  # raises where the trace holds no candidates
-    known = None if engine is None else ENGINE_RULES.get(engine)
+    known = None if engine is None else ENGINES[engine]
     if known is not None and known.cannot_run is None and (policies or dynamic):
         warn([f"{engine} runs no dynamic trees: they are judged for comparison alone"])
     trace, own_rules = ranks_and_rules(trace, seed)
@@ -134,10 +133,10 @@ def search(
             shapes=shapes,
             near=near,
             shrink=shrink,
-            rules=(*own_rules, *engine_constraints(engine, trace), *rules),
+            rules=(*own_rules, *engine_rules(engine, trace), *rules),
             policies=_kinds(policies, engine),
             dynamic=dynamic,
-            cannot_run=None if engine is None else ENGINE_RULES[engine].cannot_run,
+            cannot_run=None if engine is None else ENGINES[engine].cannot_run,
             padding=padding or "widest",
             compare=judged,
             held_out=held_out,
@@ -154,7 +153,7 @@ def search(
 
 def _kinds(policies: Sequence[str], engine: str | None) -> tuple[str, ...]:
     """Return the kinds of dynamic policies to sweep; engines with dynamic trees run those of EAGLE-2 alone."""
-    if engine is None or ENGINE_RULES[engine].cannot_run is None:
+    if engine is None or ENGINES[engine].cannot_run is None:
         return KINDS if "all" in policies else tuple(dict.fromkeys(policies))
     if other := set(policies) - {EAGLE2, "all"}:
         raise UsageError(f"--engine {engine} runs dynamic trees of {EAGLE2} alone, not {min(other)}: --policy {EAGLE2}")

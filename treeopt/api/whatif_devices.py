@@ -11,7 +11,7 @@ from treeopt.api.messages import Progress, silent, warn
 from treeopt.api.result_record import Record
 from treeopt.comparison.mismatch_warnings import model_warnings
 from treeopt.defaults import BYTES, NODES, WHATIF_BATCHES, WHATIF_CONTEXT
-from treeopt.engines.rules_for_trace import engine_constraints
+from treeopt.engines import engine_rules
 from treeopt.errors import UsageError
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_and_rules
@@ -289,7 +289,7 @@ class WhatIf:
         from simulate.whatif.whatif_record import record_of_scenarios
 
         trace, own_rules = ranks_and_rules(self.trace, self.search["seed"])
-        rules = (*own_rules, *engine_constraints(self.engine, trace))
+        rules = (*own_rules, *engine_rules(self.engine, trace))
         with progress("searching", len(self.settings)) as done:
             scenarios = explore(
                 trace, self.settings, batch=self.batches, done=done, rules=rules, engine=self.engine, **self.search

@@ -4,14 +4,6 @@ import shlex
 from typing import Any
 
 from treeopt.engines import ENGINES
-from treeopt.engines.drafting_methods import (
-    METHODS,
-    OPTIONAL,
-    WITHOUT_DEFAULT,
-    engines_for,
-    fitting_methods,
-    needs_model,
-)
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.results.blocks import Line
 from treeopt.results.words import interval, shape_words, shown
@@ -89,7 +81,7 @@ def next_lines(plan: Plan, file: str | None) -> list[Line]:
         return []
     keep = "" if file else "keep the plan with --output plan.json, and "
     engine = look(plan.meta, "search", "engine")
-    if isinstance(engine, str) and engine in ENGINES:
+    if engine in ENGINES.exporting():
         kind = look(plan.meta, "trace", "drafter", "kind")
         way = f"Next: {keep}write the configuration of {engine}{method_advice(engine, kind=kind)}:"
         return [Line("next", way, export_command(file, engine, kind=kind))]
@@ -121,13 +113,14 @@ def export_command(file: str | None, engine: str | None = None, *, kind: Any = N
     'treeopt export plan.json --format openvino'
     """
     command = f"treeopt export {shlex.quote(file or 'plan.json')} --format {engine or 'ENGINE'}"
-    if engine is None or engine not in METHODS:
+    if engine is None or not ENGINES[engine].choices:
         return command
-    fitting = fitting_methods(engine, kind)
-    if fitting and engine not in WITHOUT_DEFAULT:
+    entry = ENGINES[engine]
+    fitting = entry.fitting(kind)
+    if fitting and entry.default_method == "drafter":
         return command
-    method = fitting[0] if fitting else None if engine in OPTIONAL else "METHOD"
-    model = " --model DRAFTER" if needs_model(engine, method) else ""
+    method = fitting[0] if fitting else None if entry.default_method == "optional" else "METHOD"
+    model = " --model DRAFTER" if entry.needs_model(method) else ""
     return f"{command}{'' if method is None else f' --method {method}'}{model}"
 
 
@@ -139,11 +132,15 @@ def method_advice(engine: str | None, *, kind: Any = None) -> str:
     >>> method_advice("openvino", kind="eagle3")
     ''
     """
-    if engine is None or engine not in METHODS or fitting_methods(engine, kind):
+    if engine is None or not ENGINES[engine].choices or ENGINES[engine].fitting(kind):
         return ""
-    others = engines_for(kind)
+    others = ENGINES.running(kind)
     able = f" ({', '.join(others)} {'does' if len(others) == 1 else 'do'})" if others else ""
     named = {"ngram": "n-gram-count"}.get(kind, kind)  # engines call prompt lookup ngram
     unfit = "" if kind is None else f", which runs no {named} drafter{able}"
-    choice = "" if engine in OPTIONAL else f"; METHOD is one of {', '.join(METHODS[engine])}"
+    choice = (
+        ""
+        if ENGINES[engine].default_method == "optional"
+        else f"; METHOD is one of {', '.join(ENGINES[engine].choices)}"
+    )
     return f"{unfit}{choice}"

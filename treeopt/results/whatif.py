@@ -49,7 +49,7 @@ def _next(record: Mapping[str, Any], plans: Sequence[str]) -> Line:
     if not plans:
         return Line("next", "Next: write the plans with --plans FOLDER, and hand one to an engine with treeopt export.")
     engine, kind = (look(record, "meta", "settings", key) for key in ("engine", "kind"))
-    engine = engine if engine in ENGINES else None
+    engine = engine if engine in ENGINES.exporting() else None
     way = f"Next: hand a plan to {engine or 'an engine'}{method_advice(engine, kind=kind)}:"
     return Line("next", way, export_command(plans[0], engine, kind=kind))
 

@@ -5,10 +5,10 @@ import shlex
 from dataclasses import replace
 
 import pytest
+from treeopt.engines.drafting_methods import METHODS
 
 from tests.helpers.command_line import done, read_json, refused, run, validate
 from tests.helpers.small_plans import entry, plan_of
-from treeopt.engines.drafting_methods import METHODS
 from treeopt.plans.plan_json import load_plan, save_plan
 from treeopt.results.plan_answers import next_lines
 from treeopt.tree import Tree

@@ -8,11 +8,11 @@ import click
 from treeopt.api import search_trace
 from treeopt.api.file_loading import as_profile, load_trace
 from treeopt.cli.options import general, output_files, printing
+from treeopt.cli.options.engine_choice import LIMITING
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.value_types import Real, Whole
 from treeopt.cli.options.what_to_draft import Dynamic, NamedTree
 from treeopt.defaults import HELD_OUT, NEAR
-from treeopt.engines import ENGINE_RULES
 from treeopt.planning.search_pipeline import baselines
 from treeopt.planning.search_settings import METHODS
 from treeopt.plans.plan_json import save_plan, to_json
@@ -34,7 +34,7 @@ EXAMPLES = examples(
 )
 engine_rules = click.option(
     "--engine",
-    type=click.Choice(list(ENGINE_RULES)),
+    type=LIMITING,
     help="Only trees that this engine can run; plans record the cost of each rule that binds.",
 )
 

@@ -8,8 +8,20 @@ import click
 from treeopt.api.engine_models import EngineChoice
 from treeopt.cli.options import general
 from treeopt.cli.options.value_types import SECONDS, Whole
+from treeopt.engines import ENGINES, GONE, gone
 
-ENGINES = ("vllm", "llama.cpp", "openvino", "sglang", "openai")  # as treeopt.engines.driver_settings has them
+
+class EngineName(click.Choice):  # type: ignore[type-arg]
+    """The name of an engine; one that treeopt no longer knows is refused with what to use."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name."""
+        if value in GONE and value not in self.choices:
+            self.fail(gone(value), param, ctx)
+        return super().convert(value, param, ctx)
+
+
+LIMITING = EngineName(ENGINES.limiting())
 
 
 class Address(click.ParamType):  # type: ignore[type-arg]
@@ -30,7 +42,7 @@ class Address(click.ParamType):  # type: ignore[type-arg]
 engine = general.bundle(
     "engine",
     EngineChoice,
-    click.option("--engine", type=click.Choice(ENGINES), help="Run this engine in place of treeopt's own loop."),
+    click.option("--engine", type=EngineName(ENGINES.driven()), help="Run this engine in place of treeopt's own loop."),
     click.option(
         "--url",
         "urls",
