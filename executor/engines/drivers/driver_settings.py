@@ -151,7 +151,7 @@ def _lookup_rule(
     """
     if settings.lookup is None or method not in (None, *methods):
         return None
-    from executor.drafters.lookup.lookup_names import engine_rule
+    from executor.drafters.prompt_lookup.lookup_names import engine_rule
 
     rule = engine_rule(settings.lookup)
     if rule is None:
