@@ -18,7 +18,7 @@ from treeopt.plans.plan_json import load_plan
 from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.tree import EMPTY, Tree
 from treeopt.tree_files.choice_lists import holds_a_tree, named_tree
-from treeopt.tree_files.literals import value_in_text
+from treeopt.tree_files.tree_text import value_in_text
 from treeopt.tree_files.paper_trees import published_trees
 
 SETTINGS = {kind: tuple(field.name for field in fields(kind) if field.repr) for kind in (DynamicTree, OptTree)}
