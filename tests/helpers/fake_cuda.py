@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from executor.drafters.language_model.drafter import LanguageModel
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -22,6 +21,7 @@ from transformers import PreTrainedModel
 from executor.decoding import cuda_graphs
 from executor.decoding.decoder import Decoder, LaunchedStep
 from executor.drafters.base.drafter import Drafter
+from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.target_model import Target
 
 CUDA = torch.device("cuda", 0)
