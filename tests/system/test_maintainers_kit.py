@@ -34,8 +34,7 @@ def test_names_that_contributing_tells_to_register_in_are_there():
     for name, file in (
         ("READERS", "executor/checkpoints/__init__.py"),
         ("CONTENTS", "executor/checkpoints/__init__.py"),
-        ("ENGINES", "treeopt/engines/__init__.py"),
-        ("ENGINE_RULES", "treeopt/engines/__init__.py"),
+        ("ENTRY", "treeopt/engines/lmdeploy.py"),
         ("METHODS", "treeopt/planning/search_settings.py"),
         ("SAMPLING", "executor/verification/acceptance_rules.py"),
         ("CHAINS", "treeopt/traces/trace.py"),

@@ -340,7 +340,7 @@ class ExportJob:
         engine = self.engine
         if rules is None:
             rules = (*(engine.rules or ()), *(engine.methods[self.method].rules if self.method else ()))
-        trees = engine.trees if self._drafts_trees else None
+        trees = engine.trees if self._drafts_trees and self.replay is None else None
         self.fits = [
             fit(
                 entry,

@@ -8,8 +8,8 @@ from treeopt.engines import ENGINES
 from treeopt.explore.offered_files import COUNTS, SIZES, Offer, devices
 from treeopt.explore.questions import ALL_POLICIES, ANY_TREE, MEASURED, NO_POLICIES, PREDICTED, SOURCES
 from treeopt.plans.plan import Plan
+from treeopt.policies.policy_kinds import sweeps
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT
-from treeopt.searchers.dynamic_trees.choose_policy import KINDS
 from treeopt.storage.provenance import look
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def dynamic(offer: Offer, trace: str, steps: Mapping[str, Any]) -> "ui.dictionar
     """
     if "profile" not in steps or not offer.takes_policies(trace, steps["profile"]):
         return _group()
-    return _group(dynamic=_choice("Dynamic trees", [NO_POLICIES, *KINDS, ALL_POLICIES]))
+    return _group(dynamic=_choice("Dynamic trees", [NO_POLICIES, *sweeps(), ALL_POLICIES]))
 
 
 def price() -> "ui.dictionary":
@@ -89,12 +89,10 @@ def shown_batch(plan: Plan) -> "ui.radio":
 def handover(engine: str, plan: Plan) -> "ui.dictionary":
     """Return `method`, `model` and `batch` of an export; the method is the engine's first for the plan's drafter."""
     batches = {ALL: None, **{str(entry.batch): entry.batch for entry in plan.entries}}
-    methods = {BY_DRAFTER: None, **{name: name for name in ENGINES[engine].choices}}
-    fitting = ENGINES[engine].fitting(look(plan.meta, "trace", "drafter", "kind"))
+    offered, fitting = ENGINES[engine].choices, ENGINES[engine].fitting(look(plan.meta, "trace", "drafter", "kind"))
+    methods = {BY_DRAFTER: None, **{name: name for name in offered}}
     return _group(
-        method=_choice(
-            "Drafting method", methods, value=next(iter(fitting), None) if ENGINES[engine].choices else None
-        ),
+        method=_choice("Drafting method", methods, value=next((name for name in fitting if name in offered), None)),
         model=_text("Checkpoint of the drafter", "", placeholder="not named"),
         batch=_choice("Batch sizes", batches),
     )

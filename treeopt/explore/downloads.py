@@ -45,11 +45,11 @@ def exported(answer: Answer, *, method: str | None = None, model: str = "", batc
         EngineError: the engine cannot run the plan.
     """
     engine = answer.question.engine
-    if engine not in ENGINES.exporting():
+    if engine is None or engine not in ENGINES.exporting():
         raise UsageError(f"there is no exporter for {engine}: download the plan")
-    given = {"method": method, "model": model, "batch": batch}
-    taken = {name: value for name, value in given.items() if value and name in ENGINES[engine].takes}
-    return ENGINES[engine].export(answer.plan, **taken)
+    entry = ENGINES[engine]
+    method = method if "method" in entry.takes else None
+    return entry.export(answer.plan, method=method, model=model or None, batch=batch)
 
 
 def attempt_export(answer: Answer, **choices: Any) -> Export | Failure:

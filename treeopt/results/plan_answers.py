@@ -132,15 +132,12 @@ def method_advice(engine: str | None, *, kind: Any = None) -> str:
     >>> method_advice("openvino", kind="eagle3")
     ''
     """
-    if engine is None or not ENGINES[engine].choices or ENGINES[engine].fitting(kind):
+    entry = None if engine is None else ENGINES[engine]
+    if entry is None or not entry.choices or entry.fitting(kind):
         return ""
     others = ENGINES.running(kind)
     able = f" ({', '.join(others)} {'does' if len(others) == 1 else 'do'})" if others else ""
     named = {"ngram": "n-gram-count"}.get(kind, kind)  # engines call prompt lookup ngram
     unfit = "" if kind is None else f", which runs no {named} drafter{able}"
-    choice = (
-        ""
-        if ENGINES[engine].default_method == "optional"
-        else f"; METHOD is one of {', '.join(ENGINES[engine].choices)}"
-    )
+    choice = "" if entry.default_method == "optional" else f"; METHOD is one of {', '.join(entry.choices)}"
     return f"{unfit}{choice}"

@@ -18,7 +18,7 @@ from tests.helpers.command_line import done, small_profile, small_trace
 from tests.system.test_language import shown as texts_in
 from treeopt.cli import main
 from treeopt.defaults import NODES
-from treeopt.engines import ENGINE_RULES, METHODS
+from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
 from treeopt.explore import answers, downloads, markup, token_prices
 from treeopt.explore.answer_charts import Drawing, charts_of
@@ -328,7 +328,7 @@ def test_given_files_are_read_by_path(folder):
     assert next(iter(named.targets)) == folder.name
 
 
-@pytest.mark.parametrize("engine", sorted(set(METHODS) & set(ENGINE_RULES)))
+@pytest.mark.parametrize("engine", [name for name in ENGINES.exporting() if ENGINES[name].choices])
 def test_the_method_is_the_engine_s_own_for_the_drafter(answered, engine):
     pytest.importorskip("marimo", reason="the extra `explore` is not installed")
     from treeopt.explore import controls
@@ -336,7 +336,9 @@ def test_the_method_is_the_engine_s_own_for_the_drafter(answered, engine):
     for kind in ("eagle", "eagle3", "language-model", "prompt-lookup", "medusa", ["x"], None):
         trace = {"drafter": {"kind": kind}}
         chosen = controls.handover(engine, replace(answered.plan, meta={"trace": trace})).value["method"]
-        runs = [method for method, kinds in METHODS[engine].items() if isinstance(kind, str) and kind in kinds]
+        runs = [
+            name for name, method in ENGINES[engine].methods.items() if isinstance(kind, str) and kind in method.kinds
+        ]
         assert chosen == (runs[0] if runs else None)
 
 
