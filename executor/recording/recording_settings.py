@@ -21,7 +21,7 @@ from executor.verification.typical_acceptance import Typical
 from treeopt.defaults import DRAWS
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
-from treeopt.traces.trace import MAX_WIDTH
+from treeopt.traces.trace_checks import MAX_WIDTH
 from treeopt.tree import EMPTY, Tree
 
 LOSSY = (

@@ -22,7 +22,7 @@ class CostAware:
     stopping, solved backwards by regression (Longstaff and Schwartz 2001): the advantage of another level, in tokens,
     is a rising curve in the probability that the text runs through a node that would be expanded. A batch drafts
     another level when the mean of its rows' advantages is not negative.
-    `treeopt.searchers.dynamic_trees.cost_aware_fit` fits it.
+    `treeopt.searchers.dynamic_trees.settings_grid` fits it.
 
     Attributes:
         nodes: most drafted nodes verified per sequence.
