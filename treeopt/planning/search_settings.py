@@ -8,9 +8,9 @@ from treeopt.constraints import Constraint
 from treeopt.defaults import HELD_OUT, NODES
 from treeopt.errors import UsageError
 from treeopt.policies import Policy, named
+from treeopt.policies.policy_kinds import sweeps
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT, Objective
 from treeopt.searchers.constrained_trees.dinkelbach import WORK
-from treeopt.searchers.dynamic_trees.choose_policy import KINDS
 from treeopt.searchers.dynamic_trees.step_prices import Padding
 from treeopt.settings import Settings, setting
 from treeopt.tree import MAX_NODES, Tree
@@ -63,7 +63,7 @@ class SearchSettings(Settings):
     rules: tuple[Constraint, ...] = setting((), option="", help="Further rules that trees must keep.")
     policies: tuple[str, ...] = setting(
         (),
-        choices=(*KINDS, "all"),
+        choices=lambda: (*sweeps(), "all"),
         option="--policy",
         help="Also sweep this kind of dynamic policy, on a trace with candidates; may be given several times.",
     )
