@@ -4,7 +4,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from executor.drafters.decoder_layer import Attend, Layer
+from executor.drafters.base.decoder_layer import Attend, Layer
 
 
 class Prefix(Layer):

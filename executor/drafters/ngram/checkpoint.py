@@ -2,7 +2,7 @@
 
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.checkpoints.tensors.write_tensors import Written
-from executor.drafters.ngram import NGram
+from executor.drafters.ngram.drafter import NGram
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
 

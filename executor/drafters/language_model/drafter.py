@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.drafters.drafter import Admitted, Committed, Forced
+from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.target.features import picked
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig
 
-from executor.drafters.decoder_layer import LayerCache, Unrolled
-from executor.drafters.drafter import Admitted, Committed, Forced
-from executor.drafters.hydra_prefix_attention import Prefix
+from executor.drafters.base.decoder_layer import LayerCache, Unrolled
+from executor.drafters.base.drafter import Admitted, Committed, Forced
+from executor.drafters.hydra.prefix_attention import Prefix
 from executor.target.features import keep_last, picked, put_last
 from executor.target.target_model import Target
 

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from executor.checkpoints.detect_layout import plain
-from executor.checkpoints.eagle import EMBEDDINGS, HEAD, without_frequencies
-from executor.checkpoints.eagle3_d2t_vocabulary import drafted_ids
-from executor.checkpoints.eagle3_norms import norm_options
-from executor.checkpoints.eagle3_target_layers import reads_last_feature, taps_of
 from executor.checkpoints.layer_settings.attention_windows import window_of
 from executor.checkpoints.layer_settings.layer_config import config_of, layer_fields
 from executor.checkpoints.layer_settings.stated_sizes import check_sizes, layer_sizes, layer_switches, note_missing
+from executor.checkpoints.tensors.detect_layout import plain
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 from executor.checkpoints.tensors.parameter_names import fill_module, layer_name
 from executor.checkpoints.tensors.target_copies import embedding_of, head_of, is_embedding
-from executor.drafters.eagle3 import Eagle3
+from executor.drafters.eagle.checkpoint import EMBEDDINGS, HEAD, without_frequencies
+from executor.drafters.eagle3.d2t_vocabulary import drafted_ids
+from executor.drafters.eagle3.drafter import Eagle3
+from executor.drafters.eagle3.norms import norm_options
+from executor.drafters.eagle3.target_layers import reads_last_feature, taps_of
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
 

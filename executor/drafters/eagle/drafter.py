@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from executor.drafters.coral_lm_head_router import Router, routed_scores
-from executor.drafters.decoder_layer import Attend, Layer, SelfAttention
-from executor.drafters.feature_recurrence import Recurrent
+from executor.drafters.base.decoder_layer import Attend, Layer, SelfAttention
+from executor.drafters.base.feature_recurrence import Recurrent
+from executor.drafters.eagle.router import Router, routed_scores
 from executor.target.target_model import Target
 
 

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from executor.checkpoints.eagle3_d2t_vocabulary import vocabulary_tensors
-from executor.checkpoints.eagle3_norms import ARCHITECTURE
-from executor.checkpoints.eagle3_target_layers import INPUTS, OUTPUTS, convention_of
 from executor.checkpoints.layer_settings.layer_config import SCALED, fields, is_scaled
 from executor.checkpoints.tensors.parameter_names import LAYER, layer_name, named
 from executor.checkpoints.tensors.write_tensors import Written
-from executor.drafters.eagle3 import Eagle3
+from executor.drafters.eagle3.d2t_vocabulary import vocabulary_tensors
+from executor.drafters.eagle3.drafter import Eagle3
+from executor.drafters.eagle3.norms import ARCHITECTURE
+from executor.drafters.eagle3.target_layers import INPUTS, OUTPUTS, convention_of
 from executor.target.positions.field_names import FULL, SLIDING
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError, UsageError

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from executor.drafters.decoder_layer import Attend, Layer, SelfAttention
-from executor.drafters.drafter import Forced
-from executor.drafters.feature_recurrence import Recurrent
+from executor.drafters.base.decoder_layer import Attend, Layer, SelfAttention
+from executor.drafters.base.drafter import Forced
+from executor.drafters.base.feature_recurrence import Recurrent
 from executor.target.target_model import Target
 
 

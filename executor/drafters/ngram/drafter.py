@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from executor.drafters.drafter import Admitted, Committed, Forced
-from executor.drafters.last_tokens import MISSING, RANK_STEP, continued, suffixes
-from executor.drafters.token_counts import MAX_ORDER, Grams, counts_of, order_of, refuse
+from executor.drafters.base.drafter import Admitted, Committed, Forced
+from executor.drafters.base.last_tokens import MISSING, RANK_STEP, continued, suffixes
+from executor.drafters.ngram.token_counts import MAX_ORDER, Grams, counts_of, order_of, refuse
 from executor.target.features import picked
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError

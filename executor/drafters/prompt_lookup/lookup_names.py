@@ -3,10 +3,10 @@
 import re
 from collections.abc import Callable, Sequence
 
-from executor.drafters.drafter import Drafter
-from executor.drafters.lookup.engine_lookup import EngineLookup
-from executor.drafters.lookup.engine_rules import EngineRule, LlamaCpp, Transformers, Vllm
-from executor.drafters.lookup.prompt_lookup import PromptLookup
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.prompt_lookup.drafter import PromptLookup
+from executor.drafters.prompt_lookup.engine_lookup import EngineLookup
+from executor.drafters.prompt_lookup.engine_rules import EngineRule, LlamaCpp, Transformers, Vllm
 from executor.target.target_model import Target
 from executor.target.tokenizer import end_tokens
 from treeopt.errors import UsageError

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from executor.drafters.last_tokens import match_lengths, suffixes
+from executor.drafters.base.last_tokens import match_lengths, suffixes
 from treeopt.errors import UsageError
 from treeopt.traces.trace_checks import MAX_DEPTH
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.drafters.drafter import Admitted, Committed, Forced
+from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.target.features import keep_last, picked, put_last
 from executor.target.target_model import Target
 

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.checkpoints.detect_layout import plain
-from executor.checkpoints.engine_files.folded_bias import check_residual, shifted_embeddings, unfolded_bias
 from executor.checkpoints.layer_settings.attention_windows import window_of
 from executor.checkpoints.layer_settings.layer_config import SCALED, config_of, fields, is_scaled, layer_fields
 from executor.checkpoints.layer_settings.stated_sizes import check_sizes, layer_sizes, layer_switches, note_missing
+from executor.checkpoints.tensors.detect_layout import plain
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 from executor.checkpoints.tensors.parameter_names import STORED_LAYER, fill_module, layer_name, named
 from executor.checkpoints.tensors.target_copies import embedding_of, is_embedding, is_head
 from executor.checkpoints.tensors.write_tensors import Written
-from executor.drafters.eagle import Eagle
+from executor.drafters.eagle.drafter import Eagle
+from executor.drafters.eagle.folded_bias import check_residual, shifted_embeddings, unfolded_bias
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError, UsageError, shorten
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from executor.drafters.decoder_layer import Attend, LayerCache, SelfAttention, Unrolled
-from executor.drafters.drafter import Admitted, Committed, Forced
+from executor.drafters.base.decoder_layer import Attend, LayerCache, SelfAttention, Unrolled
+from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.target.features import keep_last, picked, put_last
 from executor.target.target_model import Target
 from treeopt.traces.trace_checks import MAX_DEPTH

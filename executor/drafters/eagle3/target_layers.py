@@ -12,10 +12,10 @@ head alone.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from executor.checkpoints.eagle3_norms import ARCHITECTURE
 from executor.checkpoints.layer_settings.config_fields import eagle_fields
 from executor.checkpoints.tensors.lazy_tensors import Stored
-from executor.drafters.eagle3 import usual_taps
+from executor.drafters.eagle3.drafter import usual_taps
+from executor.drafters.eagle3.norms import ARCHITECTURE
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
 

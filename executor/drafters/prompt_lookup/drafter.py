@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.drafters.drafter import Forced
-from executor.drafters.last_tokens import RANK_STEP, continued, match_lengths, suffixes
-from executor.drafters.lookup.committed_texts import TextDrafter, TextState
+from executor.drafters.base.drafter import Forced
+from executor.drafters.base.last_tokens import RANK_STEP, continued, match_lengths, suffixes
+from executor.drafters.prompt_lookup.committed_texts import TextDrafter, TextState
 from executor.target.target_model import Target
 from treeopt.errors import UsageError
 from treeopt.traces.trace_checks import MAX_DEPTH

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.drafters.drafter import Forced
-from executor.drafters.lookup.committed_texts import TextDrafter, TextState
-from executor.drafters.lookup.engine_rules import NOTHING, EngineRule
-from executor.drafters.lookup.prompt_lookup import PromptLookup
+from executor.drafters.base.drafter import Forced
+from executor.drafters.prompt_lookup.committed_texts import TextDrafter, TextState
+from executor.drafters.prompt_lookup.drafter import PromptLookup
+from executor.drafters.prompt_lookup.engine_rules import NOTHING, EngineRule
 from executor.target.target_model import Target
 
 

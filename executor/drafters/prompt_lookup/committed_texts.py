@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from executor.drafters.drafter import Admitted, Committed
+from executor.drafters.base.drafter import Admitted, Committed
 from executor.target.target_model import Target
 
 
