@@ -28,8 +28,8 @@ PACKAGES = ("treeopt", "simulate", "executor")
 
 # The room rule: a room imports rooms that stand before it, in its own package or in one before; never a later one.
 ROOMS = """
-treeopt: errors registry defaults storage value_methods tree statistics traces traces.importers traces.importers.readers
-    tree_files policies
+treeopt: errors registry settings defaults storage value_methods tree statistics traces traces.importers
+    traces.importers.readers tree_files policies
     cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
     plans planning comparison engines engines.connections engines.llama_cpp engines.openai engines.openvino
     engines.sglang engines.vllm trackers results terminal charts report
