@@ -3,7 +3,7 @@
 `import treeopt` offers the Python API: what the commands do, as functions of values. Each name is loaded when it is
 first used, so that importing treeopt takes no time. The rooms, in the order of import:
 
-* `errors`, `registry`, `defaults`: the errors, registries of kinds, default settings.
+* `errors`, `registry`, `settings`, `defaults`: the errors, registries of kinds, settings of questions, their defaults.
 * `tree`, `cost_model`: the tree, the protocol of step times.
 * `value_methods`: methods that values share: HTML for notebooks, plots, files.
 * `storage`, `statistics`: files and provenance; estimates with intervals.
@@ -11,7 +11,8 @@ first used, so that importing treeopt takes no time. The rooms, in the order of 
 * `policies`, `constraints`, `replay`: dynamic trees; rules of engines; which drafted tokens a tree gets accepted.
 * `searchers`, `plans`, `planning`: search algorithms; the result and its JSON; from a trace and step times to a plan.
 * `comparison`, `engines`, `trackers`: drafters side by side; exports and engine rules; runs of experiment trackers.
-* `tables`, `charts`, `report`: results on the terminal; charts as values and their renderers; the HTML page.
+* `results`, `terminal`: each kind of result as tables and sentences; how a terminal shows them.
+* `charts`, `report`: charts as values and their renderers; the HTML page.
 * `api`, `notebook`, `explore`, `cli`: the Python API, one command per file; values in notebooks and files; a local
   page; the command line, which parses, calls and prints.
 

@@ -18,10 +18,10 @@ from treeopt.charts.tau_chart import tau_of
 from treeopt.report.html_page import _mark, _vega, as_html
 from treeopt.report.page_parts import QUESTIONS, Page
 from treeopt.report.page_sections import RECORDS
+from treeopt.results.blocks import Line, Table
+from treeopt.results.words import interval
 from treeopt.storage.atomic_files import shipped
 from treeopt.storage.user_files import LIMIT
-from treeopt.tables.blocks import Line, Table
-from treeopt.tables.terminal_text import interval
 from treeopt.traces.trace import load_trace, save_trace
 from treeopt.tree import Tree
 
@@ -378,7 +378,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(results, tmp_path):
 
 
 def test_the_next_command_names_the_engine_that_the_plan_was_made_for(trace_file, profile_file, tmp_path):
-    words = ("--trace", trace_file, "--profile", profile_file, "--batch", "1", "--engine", "sglang")
+    words = ("--trace", trace_file, "--profile", profile_file, "--batch", "1", "--for", "sglang")
     printed = done("search", *words, "--output", tmp_path / "a, b.json").stdout
     assert json.loads((tmp_path / "a, b.json").read_text())["meta"]["search"]["engine"] == "sglang"
     (command,) = [
