@@ -6,8 +6,8 @@
 Every reader reads every input of FOLDER (`frozen_inputs` gathers it from the tests of one commit, with damaged inputs),
 of `../shared/cases` if it is there, and the shipped files; the command line searches, exports and decodes with the
 shipped ones. A row is an input; it holds hashes of the arrays and values, or the error's class and message. `--compare`
-prints each row that differs and exits with 1 if one of them is not listed in docs/development/no_longer_read.md: the
-first column of its table holds patterns of rows (`fnmatch`), or `wording:PATTERN` where only messages changed.
+prints each row that differs and exits with 1 if one of them is not listed in docs/development/no_longer_read.md: below
+`## Rows`, the first column holds patterns of rows (`fnmatch`) in backticks; `wording:PATTERN` allows other messages.
 
 To record a commit from its own source, with this program and the present inputs:
 
@@ -674,10 +674,9 @@ def _decoded(*words: str) -> Row:
 
 
 def listed() -> list[str]:
-    """Return the patterns in the first column of the list of what is no longer read."""
-    if not LISTED.is_file():
-        return []
-    cells = [line.split("|")[1].strip() for line in LISTED.read_text("utf-8").splitlines() if line.startswith("|")]
+    """Return the patterns in the table of rows that may differ."""
+    _, _, table = (LISTED.read_text("utf-8") if LISTED.is_file() else "").partition("\n## Rows")
+    cells = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("|")]
     return [word.strip("` ") for cell in cells for word in re.findall(r"`[^`]+`", cell)]
 
 
