@@ -4,18 +4,18 @@ The row of a request that has ended goes to the next request, whose prompt is pr
 may come in pieces, each begun when the one before has ended entirely; a draining batch is a piece by itself.
 """
 
+import heapq
 from collections.abc import Sequence
 
 import numpy as np
 
-from simulate.runs.batch_schedule import in_lock_step, piece_ends, ragged
 from simulate.runs.priced_steps import PAD, price_steps, step_seconds
 from simulate.runs.request_prefill import Together, divide_prefill, per_request
 from simulate.runs.timeline import Emissions, Floats, Ints, Timeline
 from treeopt.cost_model import CostModel
 from treeopt.errors import UsageError
 from treeopt.replay.static_tree import accepted_lengths
-from treeopt.replay.walk import drafted_counts
+from treeopt.replay.walk import drafted_counts, walked
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
 
@@ -31,7 +31,6 @@ def run(
     by_context: bool = True,
     accepted: Ints | None = None,
     piece: int | Sequence[int] | None = None,
-    lock_step: bool = False,
     pad: bool = False,
     fixed_shape: bool = False,
     late: int = 0,
@@ -51,8 +50,6 @@ def run(
         accepted: drafted tokens that a step from each anchor accepts, int64 (P,); default: from the ranks.
         piece: number of requests that begin when all before them have ended, or the sizes of such pieces, repeated in
             turn; None: rows are refilled to the end. `batch` makes a batch that drains.
-        lock_step: all sequences advance by the smallest number of tokens that one of them committed. Sequences whose
-            own step would end them do not slow the others.
         pad: a step of a batch size that the cost model lacks costs what the nearest one above does, up to `PAD` times
             `batch`.
         fixed_shape: steps cost what one of `batch` requests does, and prompts that join together cost as if each were
@@ -61,8 +58,8 @@ def run(
             count as the request's own. The last steps of a piece are not waited for.
 
     Raises:
-        UsageError: a batch or piece below 1, negative prefill or prompts, prefill by tokens without `prompt_tokens`, or
-            both `lock_step` and `late`.
+        UsageError: a batch or piece below 1, negative prefill or prompts, or prefill by tokens without
+            `prompt_tokens`.
         TraceError: the tree is deeper or wider than the trace.
         CostError: names the batch sizes that have no cost.
 
@@ -74,16 +71,11 @@ def run(
     """
     if batch < 1:
         raise UsageError(f"batch must be at least 1, got {batch}")
-    if lock_step and late:
-        raise UsageError("late cannot be combined with lock_step: rows in lock-step are not held")
     prompts = None if prompt_tokens is None else per_request(prompt_tokens, trace.requests, "prompt_tokens")
     if accepted is None:
         accepted = accepted_lengths(tree or EMPTY, trace)
     ends = piece_ends(trace.requests if piece is None else piece, trace.requests)
-    if lock_step:
-        emissions = in_lock_step(accepted, trace, batch=batch, ends=ends)
-    else:
-        emissions = ragged(accepted, trace, batch=batch, ends=ends, late=late)
+    emissions = schedule(accepted, trace, batch=batch, ends=ends, late=late)
     occupancy = np.bincount(emissions.step)
     context = _mean_context(emissions, prompts, occupancy) if prompts is not None and by_context else None
     committed = float(emissions.tokens[emissions.tokens > 0].mean())
@@ -132,3 +124,70 @@ def _written(emissions: Emissions) -> Ints:
 def _anchors(emissions: Emissions, trace: Trace) -> Ints:
     """Return where the steps that emit something start."""
     return np.asarray(trace.starts[emissions.request] + _written(emissions))[emissions.tokens > 0]
+
+
+def piece_ends(piece: int | Sequence[int], requests: int) -> Ints:
+    """Return for each request the number of the first request of the next piece, int64 (R,).
+
+    Raises:
+        UsageError: a piece below 1.
+
+    >>> piece_ends([2, 1], 4).tolist()
+    [2, 2, 3, 5]
+    """
+    sizes = np.atleast_1d(piece).astype(np.int64)
+    if len(sizes) == 0 or (sizes < 1).any():
+        raise UsageError(f"a piece must have at least 1 request, got {piece}")
+    sizes = np.resize(sizes, requests)
+    return np.repeat(np.cumsum(sizes), sizes)[:requests]
+
+
+def schedule(accepted: Ints, trace: Trace, *, batch: int, ends: Ints, late: int) -> Emissions:
+    """Schedule a batch in which every sequence advances by what it accepted.
+
+    A request takes as many steps as it takes alone, so only its first step depends on the others.
+
+    Args:
+        accepted: drafted tokens that a step from each anchor accepts, int64 (P,).
+        trace: the requests.
+        batch: rows.
+        ends: see `piece_ends`.
+        late: steps for which the row of a request that has ended is held.
+    """
+    walk = walked(accepted, trace)
+    request = walk.request.astype(np.int64)
+    steps = np.bincount(request, minlength=trace.requests)
+    first = np.cumsum(steps) - steps
+    begins = _first_steps(steps.tolist(), batch, ends.tolist(), late)
+    number = np.arange(len(request)) - first[request]
+    tokens = np.diff(walk.anchors, append=trace.anchors)  # requests stand one after the other
+    emissions = Emissions(request, begins[request] + number, tokens)
+    return _hold_rows(emissions, begins + steps, ends, late) if late else emissions
+
+
+def _first_steps(steps: list[int], batch: int, ends: list[int], late: int) -> Ints:
+    """Return the step at which each request begins, given the number of steps it takes."""
+    batch, piece_over, begins = min(batch, len(steps)), 0, []
+    free = [0] * batch
+    for request, count in enumerate(steps):
+        if request and ends[request] != ends[request - 1]:
+            free = [piece_over] * batch
+        begins.append(free[0])
+        piece_over = max(piece_over, free[0] + count)
+        heapq.heapreplace(free, free[0] + count + late)
+    return np.array(begins, dtype=np.int64)
+
+
+def _hold_rows(emissions: Emissions, over: Ints, ends: Ints, late: int) -> Emissions:
+    """Return the emissions with the steps after each request's end, `over`, for which its row is held.
+
+    No row is held beyond the end of its piece.
+    """
+    piece = np.unique(ends, return_inverse=True)[1]
+    until = np.zeros_like(over)
+    np.maximum.at(until, piece, over)
+    request, extra = np.nonzero(over[:, None] + np.arange(late) < until[piece][:, None])
+    requests = np.append(emissions.request, request)
+    order = requests.argsort(kind="stable")
+    step, tokens = np.append(emissions.step, over[request] + extra), np.append(emissions.tokens, np.zeros_like(request))
+    return Emissions(requests[order], step[order], tokens[order])

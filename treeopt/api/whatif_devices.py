@@ -14,7 +14,7 @@ from treeopt.engines.rules_for_trace import engine_constraints
 from treeopt.errors import UsageError
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_and_rules
-from treeopt.results.record import Record
+from treeopt.results.kinds import Record
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace
 

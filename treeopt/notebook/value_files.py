@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import UsageError
-from treeopt.results.kinds import RESULTS, ResultKind, kind_of_schema, known
-from treeopt.results.record import Record, Validation
+from treeopt.results.kinds import RESULTS, Record, ResultKind, Validation, kind_of_schema, known
 from treeopt.storage.atomic_files import why, write_text
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.user_files import read_text

@@ -1,10 +1,9 @@
 """Results: each kind's columns, sentences, charts and files, said once for terminal, page, notebooks and tables.
 
-* `kinds`: what is known of a kind of result, and `RESULTS`, the registry of all kinds.
+* `kinds`: what is known of a kind of result, `RESULTS`, the registry of all kinds, and results as JSON values.
 * `blocks`: tables, lines and cells with their full text: what every medium shows.
 * `words`: values with intervals, trees, and descriptions of provenance in words.
 * `next_commands`: the command that hands a plan to an engine.
-* `record`: results as JSON values.
 * `plan`, `predictions`: what `treeopt search` chose; the same, fixed before a measurement.
 * `trace`, `learning_curves`: what a drafter gets right; how many requests choose a tree.
 * `tree`: static trees.

@@ -18,13 +18,31 @@ from treeopt.storage.atomic_files import write_text
 from treeopt.storage.json_records import check_schema
 from treeopt.storage.provenance import look
 from treeopt.storage.table_files import table_of
+from treeopt.value_methods import ValueMethods
 
 if TYPE_CHECKING:
     import pandas as pd
 
-RECORD = "treeopt.results.record:Record"  # the values of kinds that name no other
+RECORD = "treeopt.results.kinds:Record"  # the values of kinds that name no other
 NESTED = ("grown", "tree")  # fields that are an object or null
 TRANSPARENT = ("figures_",)  # a key of the format whose name says nothing in a column
+
+
+class Record(ValueMethods, dict[str, Any]):
+    """The result of `simulate` or `whatif`, or the file of any result: the JSON values that `--json` prints.
+
+    `frame()` has one row per configuration; `tree_nodes` counts drafted nodes. Lists, such as the paths of a tree, stay
+    in the record.
+    """
+
+
+class Validation(Record):
+    """The result of `validate`: predicted beside measured figures of each configuration and batch size.
+
+    `frame()` has one row per configuration and batch size: `predicted_*` and `measured_*` are tau (tokens per step),
+    step_s (seconds) and speedup (over plain decoding); `error` is predicted / measured speedup − 1; `covered` says
+    whether the predicted interval holds the measured speedup.
+    """
 
 
 def _nothing(value: Any, **known: Any) -> Sequence[Any]:

@@ -1,15 +1,12 @@
 """Profiles: the measured range of step times, by batch size and context."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treeopt.results.blocks import Block, Column, Line, Table
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import describe_measurement
 from treeopt.storage.provenance import look
-
-if TYPE_CHECKING:
-    from simulate.profiles.profile import Profile
 
 COLUMNS = (
     Column("batch", key=True, field="batch"),
@@ -30,7 +27,7 @@ COLUMNS = (
 )
 
 
-def _rows(profile: "Profile") -> Iterator[dict[str, Any]]:
+def _rows(profile: Any) -> Iterator[dict[str, Any]]:
     """Yield the ends of what was measured at each batch size and context."""
     for times in profile.batches:
         error = profile.relative_error if times.relative_error is None else times.relative_error
@@ -50,19 +47,19 @@ def _rows(profile: "Profile") -> Iterator[dict[str, Any]]:
         }
 
 
-def _answers(profile: "Profile") -> Iterator[str]:
+def _answers(profile: Any) -> Iterator[str]:
     sizes = ", ".join(f"{times.plain_s * 1e3:.2f} ms at batch {times.batch}" for times in profile.batches)
     yield f"A plain step takes {sizes}."
 
 
-def _tables(profile: "Profile", **_: Any) -> Iterator[Block]:
+def _tables(profile: Any, **_: Any) -> Iterator[Block]:
     yield Table.of("measured step times", COLUMNS, _rows(profile))
     left_out = look(profile.meta, "left_out_sizes", "median_error")
     if isinstance(left_out, float):
         yield Line("note", f"Sizes left out in turn are predicted with a median error of {left_out:.1%}.")
 
 
-def _remarks(profile: "Profile", **_: Any) -> Iterator[Line]:
+def _remarks(profile: Any, **_: Any) -> Iterator[Line]:
     yield Line("condition", f"Measured: {describe_measurement(profile.meta)}.")
 
 
@@ -74,7 +71,7 @@ ENTRY = ResultKind(
     place=6,
     command="profile",
     schemas=("treeopt.profile/2",),
-    record="simulate.profiles.profile_records:ProfileRecord",
+    record="simulate.profiles.profile:ProfileRecord",
     value="simulate.profiles.profile:Profile",
     read="simulate.profiles.profile:load_profile",
     write="simulate.profiles.profile:save_profile",

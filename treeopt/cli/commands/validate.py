@@ -20,7 +20,7 @@ from treeopt.cli.options.verification_rule import sampling
 from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.defaults import BLOCKS, VALIDATED_BATCHES
 from treeopt.errors import UsageError
-from treeopt.results.record import Record
+from treeopt.results.kinds import Record
 from treeopt.storage.atomic_files import write_text
 from treeopt.trackers.log_run import TRACKERS, check_tracker, log_validation
 
