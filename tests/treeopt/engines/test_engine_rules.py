@@ -57,7 +57,7 @@ def test_an_engine_that_is_gone_says_what_to_use(name: str) -> None:
         engine_rules(name, trace)
     use = re.split(r"[ ,]", str(caught.value).partition("use ")[2])[0]
     assert use in ENGINES
-    refused = CliRunner().invoke(main, ["search", "--trace", "t.npz", "--batch", "1", "--engine", name])
+    refused = CliRunner().invoke(main, ["search", "--trace", "t.npz", "--batch", "1", "--for", name])
     assert refused.exit_code == 2
     assert str(caught.value) in refused.output
 
