@@ -1,8 +1,9 @@
 """Engines: the trees that each runs, its export of a plan, and the driver that runs it.
 
 * `engine`: an engine as one value, and an export under way.
-* `llama_cpp`, `lmdeploy`, `medusa`, `openai`, `openvino`, `own_loop`, `sequoia`, `sglang`, `tensorrt_llm`,
-  `transformers`, `vllm`: one engine each, `ENTRY`: its rules and export, and its driver if treeopt runs it.
+* `llama_cpp`, `openai`, `openvino`, `sglang`, `vllm`: one engine each, `ENTRY`: its rules, its export, its driver.
+* `lmdeploy`, `medusa`, `sequoia`, `tensorrt_llm`, `transformers`: engines that treeopt does not run.
+* `own_loop`: treeopt's own loop among the engines.
 * `export`: what exports share: their result, the planned entries, the replacement of a tree that breaks a rule.
 * `dynamic_trees`: what exporters of dynamic trees share: the three settings, and how each engine counts them.
 * `driver`: the interface of every driver, its settings, and the values that pass through it: requests, drafts, steps.

@@ -25,7 +25,7 @@ def test_commands_and_options_complete():
     ("words", "incomplete", "due"),
     [
         (("search", "--for"), "vl", ["vllm"]),
-        (("profile", "--engine"), "o", ["openvino", "openai"]),
+        (("profile", "--engine"), "o", ["openai", "openvino"]),
         (("export", "--format"), "sg", ["sglang"]),
         (("whatif", "--hardware"), "h1", ["h100"]),
         (("whatif", "--hardware"), "h100,l", ["h100,l40s"]),

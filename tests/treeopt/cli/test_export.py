@@ -116,7 +116,7 @@ def test_the_proposed_export_runs_or_says_what_to_choose_from(tmp_path, engine, 
     plan = plan_of(entry(1, Tree.chain(3)), drafter=None if kind is None else {"kind": kind})
     plan = replace(plan, meta={**plan.meta, "search": {"engine": engine}})
     save_plan(plan, path)
-    (line,) = next_lines(plan, str(path))
+    (line,) = next_lines(plan, file=str(path))
     methods = ENGINES[engine].choices
     offered = methods if "--method METHOD" in line.command else ("",)
     fits = bool(ENGINES[engine].fitting(kind))

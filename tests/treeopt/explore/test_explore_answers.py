@@ -192,7 +192,7 @@ def test_messages_of_the_library_name_the_controls_that_stand_for_options():
     """Every option that the rooms behind the page name is a control, or stands in the command that takes it."""
     rooms = ("treeopt/planning", "treeopt/searchers", "simulate/profiles", "simulate/whatif", "treeopt/replay")
     sources = [ROOT / "treeopt/api/search_trace.py", *(path for room in rooms for path in (ROOT / room).rglob("*.py"))]
-    sources += [ROOT / "treeopt/engines/export.py", ROOT / "treeopt/engines/vllm.py"]
+    sources += [ROOT / "treeopt/engines/export.py", ROOT / "treeopt/engines/vllm/__init__.py"]
     own = {option for command in ("search", "whatif", "export") for option in options_of(command)}
     found = set()
     for path in sources:
@@ -270,8 +270,8 @@ def test_an_export_that_lacks_a_setting_is_one_line(offer):
     assert failed.line.endswith('set "Drafting method"')
     failed = downloads.attempt_export(found, method="eagle", model="", batch=None)
     assert failed.line.endswith('set "Checkpoint of the drafter"')
-    without = downloads.attempt_export(answers.answer(question_of(CONTROLS | {"engine": "hydra"}), offer))
-    assert without == answers.Failure("there is no exporter for hydra: download the plan")
+    without = downloads.attempt_export(answers.answer(question_of(CONTROLS | {"engine": "sequoia"}), offer))
+    assert without == answers.Failure("there is no exporter for sequoia: download the plan")
 
 
 def test_charts_are_of_the_plan_and_follow_the_theme(answered):

@@ -54,7 +54,7 @@ def own_options(command: Any) -> Any:
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @click.argument("plan", type=click.Path(path_type=Path))
-@click.option("--format", "engine", type=EngineName(ENGINES.exporting()), required=True, help="Engine to write for.")
+@click.option("--format", "engine", type=EngineName(ENGINES.exporting), required=True, help="Engine to write for.")
 @click.option("--batch", type=Whole(min=1), help="Export only this batch size; default all of the plan's.")
 @click.option(
     "--method",
