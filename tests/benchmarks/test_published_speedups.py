@@ -1,6 +1,5 @@
 """The errors of published closed forms and of calibrated forms, on measurements that the fit has not seen."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,23 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulate.closed_forms.errors_on_published_speedups import (
+from tests.benchmarks.published_speedups import (
     Errors,
-    predict_left_out,
-    reproduction_frame,
-    reproductions,
-)
-from simulate.closed_forms.paper_speedups import published_speedups
-from simulate.closed_forms.speedup_predictors import (
     coral_eq1,
     layer_overhead,
     one_overhead,
+    predict_left_out,
+    published_speedups,
+    reproduction_frame,
+    reproductions,
     scaled_drafting,
     speedup_over_tau,
     theorem_38,
 )
-from treeopt.errors import CostError, UsageError
-from treeopt.storage.atomic_files import shipped
 
 PUBLISHED = published_speedups()
 LEVIATHAN = PUBLISHED.of("Leviathan")
@@ -138,22 +133,6 @@ def test_errors_are_those_of_their_definitions(pairs):
     assert found.median <= found.p90 + 1e-12
 
 
-@pytest.mark.parametrize(
-    ("predicted", "measured", "message"),
-    [([], [], "of one length above 0"), ([1.0], [1.0, 2.0], "of one length"), ([1.0], [0.0], "measured must be above")],
-)
-def test_what_has_no_errors_is_refused(predicted, measured, message):
-    with pytest.raises(UsageError, match=message):
-        Errors.of(predicted, measured)
-
-
-def test_one_group_cannot_be_left_out():
-    with pytest.raises(CostError, match="nothing is left to learn from: all rows belong to 'CORAL'"):
-        predict_left_out(CORAL, lambda row: row.source, speedup_over_tau)
-    with pytest.raises(CostError, match=r"row 0 \(CORAL\) has no alpha"):
-        theorem_38(CORAL)
-
-
 def test_the_table_holds_every_comparison(compared):
     frame = reproduction_frame(tuple(compared.values()))
     assert len(frame) == len(compared) == len(reproductions())
@@ -165,29 +144,3 @@ def test_latencies_of_models_that_were_not_timed_go_by_weight():
     rates = [PUBLISHED.latencies[model][1] / PUBLISHED.weights(model)[1] for model in PUBLISHED.latencies]
     assert plain_s == pytest.approx(np.mean(rates) * PUBLISHED.weights("Llama2-13B")[1], rel=1e-12)
     assert 0 < draft_s < plain_s / 20
-    with pytest.raises(CostError, match=r"one of Llama2-7B, .*; got 'GPT-5'"):
-        PUBLISHED.forwards_s("GPT-5")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"speedup": "fast"}, r"rows\[1\]: `speedup` must be a finite number, found str"),
-        ({"speedup": 0}, r"rows\[1\]: `speedup` must be above 0"),
-        ({"gamma": 2.5}, r"rows\[1\]: `gamma` must be an integer"),
-        ({"tau": 3.0}, r"rows\[1\]: either `tau` or both `alpha` and `c`"),
-        ({"task": None}, r"rows\[1\]: `task` must be a string"),
-    ],
-)
-def test_rows_that_say_nothing_are_refused(tmp_path, change, message):
-    content = json.loads(shipped("published/speedups.json").read_text("utf-8"))
-    content["rows"][1] |= change
-    path = tmp_path / "speedups.json"
-    path.write_text(json.dumps(content), "utf-8")
-    with pytest.raises(CostError, match=f"{path}: {message}"):
-        published_speedups(path)
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(CostError, match=r"none\.json: cannot be read: No such file"):
-        published_speedups(tmp_path / "none.json")
