@@ -1,19 +1,20 @@
-"""Charts of each kind of value, drawn into matplotlib's axes: the same charts that the HTML report shows."""
+"""Charts of each kind of value: the same that the HTML report shows."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from simulate.profiles.profile import Profile
-from treeopt.api.page.chart_inputs import device_chart, profile_chart
-from treeopt.charts.acceptance_charts import acceptance_by_depth, acceptance_by_domain
-from treeopt.charts.agreement_charts import agreement
-from treeopt.charts.chart import Chart
-from treeopt.charts.latency_charts import scenario_latency, throughput_and_latency
-from treeopt.charts.matplotlib_axes import draw, new_axes
-from treeopt.charts.server_charts import carried_rates, latencies, load_over_time
-from treeopt.charts.speedup_charts import contests, scenario_speedups, speedups
-from treeopt.charts.tau_chart import tau_by_nodes
+from treeopt.api.page.device_charts import device_chart, profile_chart
+from treeopt.charts.latency_charts import (
+    carried_rates,
+    latencies,
+    load_over_time,
+    scenario_latency,
+    throughput_and_latency,
+)
+from treeopt.charts.speedup_charts import agreement, contests, scenario_speedups, speedups
+from treeopt.charts.trace_charts import acceptance_by_depth, acceptance_by_domain, tau_by_nodes
 from treeopt.charts.tree_chart import tree_picture
 from treeopt.comparison.compare_drafters import Comparison
 from treeopt.errors import UsageError
@@ -26,9 +27,9 @@ from treeopt.tree import Tree
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Charts = Mapping[str, Callable[[], Chart | None]]
+Charts = Mapping[str, Callable[[], Any]]
 # Schema of a record -> its charts by name, the first one the default.
-RECORD_CHARTS: dict[str, Mapping[str, Callable[[Any], Chart | None]]] = {
+RECORD_CHARTS: dict[str, Mapping[str, Callable[[Any], Any]]] = {
     "treeopt.run/1": {"latency": latencies},
     "treeopt.serving/1": {"load": load_over_time, "latency": latencies},
     "treeopt.capacity/1": {"rates": carried_rates},
@@ -38,19 +39,24 @@ RECORD_CHARTS: dict[str, Mapping[str, Callable[[Any], Chart | None]]] = {
 }
 
 
-def plot_value(value: Any, ax: "Axes | None" = None, *, chart: str | None = None) -> "Axes":
-    """Draw a chart of a value into its axes, or with its title into new ones; see `ValueMethods.plot`."""
-    if ax is not None and not hasattr(ax, "set_xlabel"):
-        raise UsageError(f"ax must be matplotlib's axes, got {ax!r:.40}: name a chart as chart=...")
-    drawn = chart_of(value, chart)
-    axes = new_axes(drawn) if ax is None else ax
-    draw(drawn, axes)
+def plot_value(value: Any, ax: "Axes | None" = None, *, chart: str | None = None) -> Any:
+    """Return a chart of a value, or draw it into matplotlib's axes and return them; see `ValueMethods.plot`."""
     if ax is None:
-        axes.set_title(drawn.title, loc="left", fontsize="medium")
-    return axes
+        return chart_of(value, chart)
+    from treeopt.charts.matplotlib_axes import draw_speedups, draw_tau
+
+    if not hasattr(ax, "set_xlabel"):
+        raise UsageError(f"ax must be matplotlib's axes, got {ax!r:.40}: name a chart as chart=...")
+    if isinstance(value, Plan) and chart in (None, "speedup"):
+        draw_speedups(ax, value)
+    elif isinstance(value, Trace) and chart in (None, "tau") and "tau" in _charts(value):
+        draw_tau(ax, with_drawn_ranks(value, 0))
+    else:
+        raise UsageError("only the charts speedup and tau are drawn into axes: leave ax out for altair's chart")
+    return ax
 
 
-def chart_of(value: Any, name: str | None = None) -> Chart:
+def chart_of(value: Any, name: str | None = None) -> Any:
     """Return a chart of a value by name, or its first.
 
     Raises:
@@ -89,7 +95,7 @@ def _charts(value: Any) -> Charts:
 
 def _trace_charts(trace: Trace) -> Charts:
     """Return the charts of a trace; those that replay trees need a rule that accepts one sibling of any tree."""
-    charts: dict[str, Callable[[], Chart | None]] = {}
+    charts: dict[str, Callable[[], Any]] = {}
     replayed = trace.tree_kept is None and trace.meta.get("verification") not in CHAINS
     if replayed:
         charts["tau"] = lambda: tau_by_nodes(with_drawn_ranks(trace, 0))

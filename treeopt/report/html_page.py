@@ -9,14 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeopt.charts.chart import Chart
-from treeopt.charts.matplotlib_axes import as_svg
-from treeopt.charts.palette import DARK, LIGHT, STYLED, Palette, legend_mark
-from treeopt.charts.vega_lite import as_vega_lite
+from treeopt.charts.chart_files import Figure
+from treeopt.charts.theme import DARK, LIGHT, themed
 from treeopt.report.page_parts import KINDS, QUESTIONS, Finding, Page
 from treeopt.tables.blocks import Blocks, Line, Table, notes_once
 
 if TYPE_CHECKING:
+    import altair as alt
     from jinja2 import Environment
     from markupsafe import Markup
 
@@ -33,7 +32,7 @@ def as_html(page: Page, *, plots: bool = True, static: bool = False) -> str:
 
     Args:
         page: its parts.
-        plots: draw the charts; needs matplotlib, and vl-convert unless `static`.
+        plots: draw the charts; needs altair and vl-convert.
         static: charts as pictures alone, without scripts: for mail.
     """
     interactive = plots and not static
@@ -162,53 +161,24 @@ def _block(block: Table | Line) -> dict[str, Any]:
     return {"table": block if isinstance(block, Table) else None, "line": block if isinstance(block, Line) else None}
 
 
-def _chart(name: str, chart: Chart, *, interactive: bool) -> dict[str, Any]:
-    legend = [{"name": series, "mark": _mark(chart, place)} for place, series in enumerate(chart.series)]
+def _chart(name: str, chart: "alt.LayerChart", *, interactive: bool) -> dict[str, Any]:
+    figure = Figure.of(chart)
+    svg = themed(figure.svg())
+    for mark in ('id="', 'href="#', "url(#"):  # ids of its own
+        svg = svg.replace(mark, f"{mark}{name}-")
     return {
         "id": name,
-        "title": chart.title,
-        "alt": chart.alt or chart.title,
-        "conditions": chart.conditions,
-        "legend": legend if len(legend) > 1 else [],
-        "height": chart.height,
-        "svg": _themed(as_svg(chart, legend=False), name),
-        "spec": as_vega_lite(chart, palette=STYLED) if interactive else None,
+        "figure": figure,
+        "svg": svg.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1),
+        "spec": json.loads(themed(json.dumps(figure.spec))) if interactive else None,
     }
-
-
-def _mark(chart: Chart, place: int) -> str:
-    """Return the mark of a series in the legend."""
-    series = chart.series[place]
-    colour, layer = "--muted" if chart.muted(series) else _property(place), chart.in_legend(series)
-    points, dashed = (True, False) if layer is None else (layer.points, layer.dashed)
-    return legend_mark(place, f"var({colour})", points=points, dashed=dashed)
-
-
-def _property(place: int) -> str:
-    return f"--series-{place % len(LIGHT.series)}"
-
-
-def _themed(svg: str, name: str) -> str:
-    """Return a picture whose colours follow the page's theme, with ids of its own."""
-    names = {colour: _property(place) for place, colour in enumerate(LIGHT.series)}
-    names |= {LIGHT.text: "--text", LIGHT.muted: "--muted", LIGHT.grid: "--grid", LIGHT.back: "--card"}
-    for colour, custom in names.items():
-        svg = svg.replace(colour, f"var({custom})")
-    for mark in ('id="', 'href="#', "url(#"):
-        svg = svg.replace(mark, f"{mark}{name}-")
-    return svg.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
 
 
 def _colours() -> str:
     """Return the custom properties of both themes."""
-
-    def properties(palette: Palette) -> str:
-        series = ";".join(f"{_property(place)}:{colour}" for place, colour in enumerate(palette.series))
-        return f"{series};--text:{palette.text};--muted:{palette.muted};--grid:{palette.grid};--card:{palette.back}"
-
-    dark = properties(DARK)
+    dark = DARK.properties()
     return (
-        f":root{{{properties(LIGHT)}}}\n"
+        f":root{{{LIGHT.properties()}}}\n"
         f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
         f"@media screen{{:root[data-theme=dark]{{{dark}}}}}\n"
     )

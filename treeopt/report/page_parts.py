@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from treeopt.charts.chart import Chart
 from treeopt.tables.blocks import Blocks
+
+if TYPE_CHECKING:
+    import altair as alt
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Finding:
     title: str
     source: str
     blocks: Blocks
-    charts: Sequence[Chart] = ()
+    charts: "Sequence[alt.LayerChart]" = ()
     answers: tuple[str, ...] = ()
 
 

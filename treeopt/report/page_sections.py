@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.charts.agreement_charts import agreement
-from treeopt.charts.chart import Chart
-from treeopt.charts.latency_charts import scenario_latency, throughput_and_latency
-from treeopt.charts.server_charts import carried_rates, latencies, load_over_time
-from treeopt.charts.speedup_charts import contests, scenario_speedups, speedups
+from treeopt.charts.latency_charts import (
+    carried_rates,
+    latencies,
+    load_over_time,
+    scenario_latency,
+    throughput_and_latency,
+)
+from treeopt.charts.speedup_charts import agreement, contests, scenario_speedups, speedups
 from treeopt.charts.tree_chart import tree_picture
 from treeopt.errors import TraceError, TreeoptError, UsageError
 from treeopt.plans.plan import Plan
@@ -43,7 +46,7 @@ WRITERS = {
     "plan": "search", "validation": "validate", "predictions": "validate", "comparison": "compare",
     "run": "simulate", "serving": "simulate", "capacity": "simulate",
 }  # fmt: skip
-Draw = Callable[[Mapping[str, Any]], Chart | None]
+Draw = Callable[[Mapping[str, Any]], Any]
 # Schema of a record -> question, title, blocks and charts.
 RECORDS: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], Blocks], tuple[Draw, ...]]] = {
     COMPARISON: ("comparison", "Drafters side by side", comparison_blocks, (contests,)),
@@ -128,7 +131,7 @@ def _chosen(plan: Plan) -> dict[Tree, str]:
     return dict(list(found.items())[:PICTURES])
 
 
-def _samples(plan: Plan, trace: Trace | None) -> list[Chart]:
+def _samples(plan: Plan, trace: Trace | None) -> list[Any]:
     """Return samples of the dynamic trees that a plan chose, as far as the trace has candidates."""
     samples = []
     for entry in plan.entries:
@@ -183,7 +186,7 @@ def predictions_finding(record: Mapping[str, Any], source: str) -> Finding:
     return _checked(made, record, "treeopt validate")
 
 
-def record_finding(record: Mapping[str, Any], source: str, *, charts: Sequence[Chart] = ()) -> Finding:
+def record_finding(record: Mapping[str, Any], source: str, *, charts: Sequence[Any] = ()) -> Finding:
     """Return the finding of a record of one of the schemas in `RECORDS`.
 
     Args:

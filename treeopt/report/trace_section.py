@@ -1,11 +1,9 @@
 """Traces as findings of the page: what the drafter gets right, and what that is worth in tokens per step."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
-from treeopt.charts.acceptance_charts import acceptance_by_depth, acceptance_by_domain
-from treeopt.charts.chart import Chart
-from treeopt.charts.learning_chart import learning
-from treeopt.charts.tau_chart import tau_by_nodes, tau_of
+from treeopt.charts.trace_charts import acceptance_by_depth, acceptance_by_domain, learning, tau_by_nodes, tau_of
 from treeopt.planning.learning_curve import learning_curves
 from treeopt.report.page_parts import Finding
 from treeopt.searchers.static_trees.best_first import count_prefixes
@@ -56,7 +54,7 @@ def _replayable(trace: Trace) -> bool:
     return trace.tree_kept is None and trace.meta.get("verification") not in CHAINS
 
 
-def _trace_charts(trace: Trace, replayed: Trace, chosen: Mapping[str, Tree]) -> Iterator[Chart]:
+def _trace_charts(trace: Trace, replayed: Trace, chosen: Mapping[str, Tree]) -> Iterator[Any]:
     yield acceptance_by_depth(trace)
     if not _replayable(trace):
         return

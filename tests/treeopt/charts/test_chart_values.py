@@ -6,24 +6,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from treeopt.api.page.chart_inputs import profile_chart
+from treeopt.charts.acceptance_charts import acceptance_by_depth, acceptance_by_domain
+from treeopt.charts.agreement_charts import agreement
+from treeopt.charts.chart import Axis, Chart, Layer, columns, decimal, decimal_ticks
+from treeopt.charts.palette import DARK, LIGHT, Palette
+from treeopt.charts.roofline_chart import Roof, roofline
+from treeopt.charts.server_charts import load_over_time
+from treeopt.charts.tau_chart import SERIES, tau_by_nodes
+from treeopt.charts.vega_lite import as_vega_lite
 
 from simulate.profiles.profile import load_profile
 from tests.helpers.pictures import FOLDER, pictures
 from tests.helpers.small_plans import choice, entry, plan_of
 from tests.helpers.strategies import drawn_trace
-from treeopt.api.page.chart_inputs import profile_chart
-from treeopt.charts.acceptance_charts import acceptance_by_depth, acceptance_by_domain
-from treeopt.charts.agreement_charts import agreement
-from treeopt.charts.chart import Axis, Chart, Layer, columns, decimal, decimal_ticks
 from treeopt.charts.latency_charts import Operation, pareto, throughput_and_latency
 from treeopt.charts.matplotlib_axes import as_svg
-from treeopt.charts.palette import DARK, LIGHT, Palette
-from treeopt.charts.roofline_chart import Roof, roofline
-from treeopt.charts.server_charts import load_over_time
 from treeopt.charts.speedup_charts import speedups, stops_paying
-from treeopt.charts.tau_chart import SERIES, tau_by_nodes
 from treeopt.charts.tree_chart import tree_picture
-from treeopt.charts.vega_lite import as_vega_lite
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.replay.static_tree import replay_tree, visit
 from treeopt.report.page_sections import accepted_shares

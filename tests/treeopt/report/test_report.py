@@ -9,12 +9,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from treeopt.charts.tau_chart import tau_of
 
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.report_files import TRACES, Parsed, written_results
 from tests.helpers.strategies import drawn_trace
 from treeopt.api.page.read_results import report_page
-from treeopt.charts.tau_chart import tau_of
 from treeopt.report.html_page import _mark, _vega, as_html
 from treeopt.report.page_parts import QUESTIONS, Page
 from treeopt.report.page_sections import RECORDS

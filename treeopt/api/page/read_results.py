@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from treeopt.api.page.chart_inputs import device_chart, profile_chart
+from treeopt.api.page.device_charts import device_chart, profile_chart
 from treeopt.api.page.result_files import Inputs, ProfileFile, ResultFile, read_files
 from treeopt.api.page.slider_inputs import slider_data
 from treeopt.comparison.mismatch_warnings import differing_models
