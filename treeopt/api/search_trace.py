@@ -20,11 +20,11 @@ from treeopt.planning.search_settings import Method
 from treeopt.plans.plan import Plan
 from treeopt.policies import Policy
 from treeopt.policies.beam import reach
+from treeopt.policies.eagle2 import EAGLE2
+from treeopt.policies.policy_kinds import sweeps
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT, Objective
 from treeopt.replay.sampled_rules import ranks_and_rules
 from treeopt.searchers.constrained_trees.dinkelbach import WORK
-from treeopt.searchers.dynamic_trees.choose_policy import KINDS
-from treeopt.searchers.dynamic_trees.settings_grid import EAGLE2
 from treeopt.searchers.dynamic_trees.step_prices import Padding
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -155,7 +155,7 @@ def search(
 def _kinds(policies: Sequence[str], engine: str | None) -> tuple[str, ...]:
     """Return the kinds of dynamic policies to sweep; engines with dynamic trees run those of EAGLE-2 alone."""
     if engine is None or ENGINE_RULES[engine].cannot_run is None:
-        return KINDS if "all" in policies else tuple(dict.fromkeys(policies))
+        return tuple(sweeps()) if "all" in policies else tuple(dict.fromkeys(policies))
     if other := set(policies) - {EAGLE2, "all"}:
         raise UsageError(f"--engine {engine} runs dynamic trees of {EAGLE2} alone, not {min(other)}: --policy {EAGLE2}")
     return (EAGLE2,) if policies else ()

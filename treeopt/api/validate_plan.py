@@ -19,7 +19,7 @@ from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
-    from executor.drafters.drafter import Drafter
+    from executor.drafters.base.drafter import Drafter
     from executor.target.target_model import Target
     from executor.validation.compare_live import Requests
     from executor.verification.acceptance_rules import Rule

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from treeopt.charts.chart_files import Figure
 from treeopt.charts.theme import DARK, LIGHT, themed
 from treeopt.report.page_parts import KINDS, QUESTIONS, Finding, Page
-from treeopt.tables.blocks import Blocks, Line, Table, notes_once
+from treeopt.results.blocks import Blocks, Line, Table, notes_once
 
 if TYPE_CHECKING:
     import altair as alt

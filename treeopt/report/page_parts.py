@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from treeopt.tables.blocks import Blocks
+from treeopt.results.blocks import Blocks
 
 if TYPE_CHECKING:
     import altair as alt

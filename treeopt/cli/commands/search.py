@@ -17,8 +17,8 @@ from treeopt.planning.search_pipeline import baselines
 from treeopt.planning.search_settings import METHODS
 from treeopt.plans.plan_json import save_plan, to_json
 from treeopt.policies import Policy
+from treeopt.policies.policy_kinds import sweeps
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT
-from treeopt.searchers.dynamic_trees.choose_policy import KINDS
 from treeopt.searchers.dynamic_trees.step_prices import Padding
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import published_trees
@@ -88,7 +88,7 @@ engine_rules = click.option(
 @click.option(
     "--policy",
     "policies",
-    type=click.Choice([*KINDS, "all"]),
+    type=click.Choice([*sweeps(), "all"]),
     multiple=True,
     help="Also sweep this kind of dynamic policy, on a trace with candidates; may be given several times.",
 )
@@ -173,7 +173,7 @@ def search(
         click.echo(to_json(plan))
         return
     from simulate.validation.find_validation import live_checks
-    from treeopt.tables.plan_tables import plan_blocks
+    from treeopt.results.plan import plan_blocks
 
     file = None if output is None else str(output)
     printing.show(plan_blocks(plan, checks=live_checks(plan), file=file))
