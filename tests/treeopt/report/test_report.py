@@ -9,13 +9,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from treeopt.charts.tau_chart import tau_of
 
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.report_files import TRACES, Parsed, written_results
 from tests.helpers.strategies import drawn_trace
 from treeopt.api.page.read_results import report_page
-from treeopt.report.html_page import _mark, _vega, as_html
+from treeopt.charts.trace_charts import tau_of
+from treeopt.report.html_page import _vega, as_html
 from treeopt.report.page_parts import QUESTIONS, Page
 from treeopt.report.page_sections import RECORDS
 from treeopt.results.blocks import Line, Table
@@ -327,21 +327,6 @@ def test_the_sliders_name_the_trace_that_they_are_made_of(whole):
     assert "requests of medusa-t0.npz (target stdlib-llama" in whole[0].sliders["about"]
 
 
-def test_legends_show_what_is_drawn(whole):
-    """A point, a hollow one, or a piece of a line, by how the series is drawn."""
-    legend = {
-        series: _mark(chart, place)
-        for finding in whole[0].findings
-        for chart in finding.charts
-        for place, series in enumerate(chart.series)
-    }
-    assert 'fill="none"' in legend["predicted without the point"]
-    assert 'fill="var(' in legend["best candidate"]
-    assert "stroke-dasharray" in legend["averaged over positions"]
-    assert "M0 6h21" in legend["chain of 2: decoding"]
-    assert "stroke-dasharray" not in legend["chain of 2: decoding"]
-
-
 def test_a_damaged_value_is_named_by_its_place(results, tmp_path):
     record = read(results["validation"])
     record["cells"][1]["measured"] = "fast"
@@ -400,9 +385,9 @@ def test_without_the_packages_of_the_page_their_extra_is_named(results, tmp_path
 
     _vega.cache_clear()
     monkeypatch.setattr(builtins, "__import__", without)
-    for absent[:] in (["matplotlib"], ["vl_convert"], ["jinja2"]):
+    for absent[:] in (["altair"], ["vl_convert"], ["jinja2"]):
         refused(run("report", results["plan"], "--output", tmp_path / "p.html"), "pip install 'treeopt[report]'")
-    absent[:] = ["matplotlib", "vl_convert"]
+    absent[:] = ["altair", "vl_convert"]
     assert Parsed(page_of(tmp_path, results["plan"], more=("--no-plots",))).all("figure") == []
 
 
