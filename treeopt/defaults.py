@@ -37,9 +37,7 @@ RECORD_BATCH = 8
 DRAWS = 16  # of rules whose acceptance has no closed form
 
 # A simulated server.
-SERVER: Mapping[str, float] = MappingProxyType(
-    {"requests": 1000, "replications": 5, "warmup": 0.1, "switch_s": 0.0, "hysteresis": 0}
-)
+SERVER: Mapping[str, float] = MappingProxyType({"requests": 1000, "replications": 5, "warmup": 0.1, "switch_s": 0.0})
 
 # Made-up traces of imported figures.
 IMPORTED_REQUESTS = 200

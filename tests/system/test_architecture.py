@@ -28,8 +28,8 @@ PACKAGES = ("treeopt", "simulate", "executor")
 
 # The room rule: a room imports rooms that stand before it, in its own package or in one before; never a later one.
 ROOMS = """
-treeopt: errors registry defaults storage value_methods tree statistics traces traces.importers traces.importers.readers
-    tree_files policies
+treeopt: errors registry settings defaults storage value_methods tree statistics traces traces.importers
+    traces.importers.readers tree_files policies
     cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
     plans planning comparison engines engines.connections engines.llama_cpp engines.openai engines.openvino
     engines.sglang engines.vllm trackers results terminal charts report
@@ -223,6 +223,12 @@ def test_rooms_import_only_rooms_before_them():
         for name, other in own_imports()
         if place[room_of(other)] > place[room_of(name)] and not (room_of(name) in ROOF and room_of(other) in ROOF)
     }
+    assert sorted(wrong) == []
+
+
+def test_simulate_knows_nothing_of_terminals_and_pages():
+    shown = ("treeopt.terminal", "treeopt.charts", "treeopt.report")
+    wrong = {(name, other) for name, other in own_imports() if name.startswith("simulate.") and room_of(other) in shown}
     assert sorted(wrong) == []
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.api.file_loading import as_trace, load_profile
 from treeopt.api.messages import Progress, silent, warn
-from treeopt.api.result_record import Record
 from treeopt.comparison.mismatch_warnings import model_warnings
 from treeopt.defaults import BYTES, NODES, WHATIF_BATCHES, WHATIF_CONTEXT
 from treeopt.engines.rules_for_trace import engine_constraints
 from treeopt.errors import UsageError
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_and_rules
+from treeopt.results.kinds import Record
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace
 

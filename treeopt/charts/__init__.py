@@ -8,4 +8,5 @@
 * `tree_chart`: a tree, drawn as a tree.
 * `chart_files`: charts as SVG, and as figures of a page.
 * `matplotlib_axes`: speedup and tau, drawn into matplotlib's axes.
+* `page_charts`: traces and plans, as pages and notebooks show them.
 """

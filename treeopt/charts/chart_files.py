@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from treeopt.charts.marks import WIDTH
+from treeopt.charts.theme import CONFIG
 
 if TYPE_CHECKING:
     import altair as alt
+
+HEIGHT = 320  # pixels of a plot that names none
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,14 @@ class Figure:
     height: int
 
     @classmethod
-    def of(cls, chart: "alt.LayerChart") -> "Figure":
-        """Return a chart as a figure."""
+    def of(cls, chart: "alt.TopLevelMixin") -> "Figure":
+        """Return a chart as a figure; any chart of altair is one, best with a title and a description."""
         spec = chart.to_dict()
-        title, conditions = spec.pop("title")["text"], spec.pop("usermeta")["conditions"]
-        spec |= {"width": "container", "background": "transparent"}
-        return cls(title, tuple(conditions), spec["description"], spec, spec["height"])
+        title = spec.pop("title", "")
+        text = title if isinstance(title, str) else title["text"]
+        spec |= {"width": "container", "background": "transparent", "config": CONFIG | spec.get("config", {})}
+        conditions, words = spec.pop("usermeta", {}).get("conditions", ()), spec.get("description", text)
+        return cls(text, tuple(conditions), words, spec, spec.setdefault("height", HEIGHT))
 
     def svg(self) -> str:
         """Return the figure as an SVG element."""

@@ -1,6 +1,6 @@
 """The charts of speedup and tau drawn into matplotlib's axes, for figures of the user's own."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeopt.charts.marks import Row
@@ -8,6 +8,7 @@ from treeopt.charts.speedup_charts import SPEEDUP, speedup_rows
 from treeopt.charts.theme import LIGHT
 from treeopt.charts.trace_charts import SIZES, TAU, tau_rows
 from treeopt.plans.plan import Plan
+from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -71,3 +72,10 @@ def _finish(ax: "Axes", ticks: Sequence[int], x: str, y: str) -> None:
     ax.tick_params(length=0, colors=LIGHT.muted)
     ax.spines[:].set_visible(False)
     ax.legend(fontsize="small", frameon=False, labelcolor=LIGHT.text)
+
+
+# Kind of result and chart -> what draws it.
+DRAWN: dict[tuple[str, str], Callable[["Axes", Any], None]] = {
+    ("plan", "speedup"): draw_speedups,
+    ("trace", "tau"): lambda ax, trace: draw_tau(ax, with_drawn_ranks(trace, 0)),
+}

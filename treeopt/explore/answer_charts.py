@@ -6,6 +6,7 @@ from typing import Any
 
 from treeopt.charts.chart_files import Figure
 from treeopt.charts.latency_charts import throughput_and_latency
+from treeopt.charts.page_charts import accepted_shares
 from treeopt.charts.speedup_charts import speedups
 from treeopt.charts.theme import themed
 from treeopt.charts.trace_charts import tau_by_nodes
@@ -13,7 +14,6 @@ from treeopt.charts.tree_chart import tree_picture
 from treeopt.errors import TraceError
 from treeopt.explore.answers import Answer
 from treeopt.replay.sampled_rules import with_drawn_ranks
-from treeopt.report.page_sections import accepted_shares
 
 VEGA_LITE = "application/vnd.vegalite.v6+json"
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,31 +39,29 @@ UNPRICED = (
 )
 
 
-def clamped(
-    settings: SearchSettings, cost: CostModel, *, nodes: bool, depth: bool, context: int | None
-) -> tuple[SearchSettings, tuple[str, ...]]:
+def clamped(settings: SearchSettings, asked: SearchSettings, cost: CostModel) -> tuple[SearchSettings, tuple[str, ...]]:
     """Clamp the limits that the caller left open to what the cost model covers, with a warning for each one clamped.
 
     Args:
-        settings: limits as wanted.
+        settings: limits as the trace allows them.
+        asked: limits as the caller gave them.
         cost: seconds of steps.
-        nodes: whether the largest tree was left open.
-        depth: whether the deepest tree was left open.
-        context: tokens per sequence in the cache.
 
     Raises:
         CostError: no tree is covered; says what to do.
     """
-    if not nodes and not depth:
+    if asked.max_nodes is not None and asked.max_depth is not None:
         return settings, ()
-    sizes = ", ".join(map(str, settings.batches))
-    largest, deepest = covered(cost, settings.batches, nodes=settings.nodes, depth=settings.depth, context=context)
+    sizes = ", ".join(map(str, settings.batch))
+    largest, deepest = covered(cost, settings.batch, nodes=settings.nodes, depth=settings.depth, context=asked.context)
     if not largest:
         raise CostError(
             f"the step times cover no tree at batch {sizes}: measure more tree sizes, or choose trees with other step "
             "times, `treeopt search --output plan.json`, and check them with `treeopt validate --plan plan.json`"
         )
-    limited = replace(settings, nodes=largest if nodes else settings.nodes, depth=deepest if depth else settings.depth)
+    limited = settings.changed(
+        max_nodes=asked.max_nodes or largest, max_depth=settings.depth if asked.max_depth else deepest
+    )
     limits = (("nodes", limited.nodes, settings.nodes), ("levels", limited.depth, settings.depth))
     warning = (
         "trees of more than {} {} were not considered: the step times cover none at batch {}; profile larger trees"

@@ -19,13 +19,13 @@ from treeopt.charts.chart_files import Figure, as_svg
 from treeopt.charts.latency_charts import load_over_time, pareto, throughput_and_latency
 from treeopt.charts.marks import Axis as ChartAxis
 from treeopt.charts.marks import decimal_ticks, interval, line, points, series_of, titled
+from treeopt.charts.page_charts import accepted_shares
 from treeopt.charts.speedup_charts import agreement, speedups, stops_paying
 from treeopt.charts.theme import DARK, LIGHT, SHAPES, Palette
 from treeopt.charts.trace_charts import SERIES, acceptance_by_depth, acceptance_by_domain, tau_by_nodes
 from treeopt.charts.tree_chart import tree_picture
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.replay.static_tree import replay_tree, visit
-from treeopt.report.page_sections import accepted_shares
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.storage.atomic_files import shipped
@@ -59,8 +59,9 @@ def charts(trace):
 
 def rows(chart, mark="point"):
     """The rows of a chart's marks of one kind."""
-    layers = [layer for layer in chart.to_dict()["layer"] if layer["mark"]["type"] == mark]
-    return [row for layer in layers for row in layer["data"]["values"]]
+    spec = chart.to_dict()
+    layers = [layer for layer in spec["layer"] if layer["mark"]["type"] == mark]
+    return [row for layer in layers for row in spec["datasets"][layer["data"]["name"]]]
 
 
 @pytest.mark.parametrize("name", ["tree", "agreement", "acceptance", "domains", "profile", "load"])
