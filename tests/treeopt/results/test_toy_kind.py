@@ -105,7 +105,7 @@ def test_a_notebook_and_a_table_show_its_rows(tmp_path):
     frame = record.frame()
     assert list(frame.columns) == ["name", "spin_s", "share", "share_low", "share_high"]
     assert frame["spin_s"].tolist() == [0.25, 0.75]
-    assert record.plot().get_title(loc="left") == "Spins"
+    assert record.plot().title == "Spins"
 
 
 def test_its_schema_and_its_reader_refuse_the_same(tmp_path):
