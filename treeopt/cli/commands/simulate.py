@@ -65,7 +65,5 @@ def simulate(
         printing.warn(record["warnings"])
         printing.print_json(record)
         return
-    from treeopt.results.run import simulation_blocks
-
-    plan = None if settings.plan is None else str(settings.plan)
-    printing.show(simulation_blocks(record, trace=str(trace_file), plan=plan))
+    kind, plan = record["schema"].split(".")[1].split("/")[0], None if settings.plan is None else str(settings.plan)
+    printing.show(kind, record, trace=str(trace_file), plan=plan)
