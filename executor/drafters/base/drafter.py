@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from executor.device.upload import uploaded
+from executor.device.upload import upload
 from executor.target.features import Taps
 from executor.target.target_model import Target
 
@@ -76,9 +76,9 @@ class Admitted:
         return cls(
             numbers,
             texts,
-            rows=uploaded(list(numbers), device),
-            prompts=uploaded(padded, device),
-            lengths=uploaded(lengths, device),
+            rows=upload(list(numbers), device),
+            prompts=upload(padded, device),
+            lengths=upload(lengths, device),
             features=features,
         )
 
