@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.api.file_loading import as_plan, as_profile, as_trace
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.result_record import Record
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_device_warnings, plan_rule_warnings
 from treeopt.errors import UsageError
 from treeopt.plans.plan import Plan
+from treeopt.results.kinds import Record
 from treeopt.storage.provenance import assumed_in, look, this_run
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree

@@ -116,7 +116,5 @@ def simulate(
         printing.warn(record["warnings"])
         printing.print_json(record)
         return
-    from treeopt.results.run import simulation_blocks
-
-    plan = None if plan_file is None else str(plan_file)
-    printing.show(simulation_blocks(record, trace=str(trace_file), plan=plan))
+    kind, plan = record["schema"].split(".")[1].split("/")[0], None if plan_file is None else str(plan_file)
+    printing.show(kind, record, trace=str(trace_file), plan=plan)
