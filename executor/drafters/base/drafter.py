@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from executor.device.upload import upload
+from executor.device.upload import to_device
 from executor.target.features import Taps
 from executor.target.target_model import Target
 
@@ -76,9 +76,9 @@ class Admitted:
         return cls(
             numbers,
             texts,
-            rows=upload(list(numbers), device),
-            prompts=upload(padded, device),
-            lengths=upload(lengths, device),
+            rows=to_device(list(numbers), device),
+            prompts=to_device(padded, device),
+            lengths=to_device(lengths, device),
             features=features,
         )
 
