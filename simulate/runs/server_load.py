@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.runs.server_arrivals import Asked, Workload, drawn, poisson, read_requests
+from simulate.runs.server_arrivals import Asked, Workload, draw_requests, poisson, read_requests
 from simulate.runs.service_levels import Slo
 from simulate.runs.timeline import Ints
 from treeopt.errors import UsageError
@@ -120,7 +120,7 @@ class Load(Settings):
         count = self.settings["requests"] or (0 if self.asked is None else len(self.asked.tokens))
         arrived_s = poisson(count, rate=rate, rng=rng)
         if self.asked is None:
-            return drawn(trace, arrived_s, rng=rng, prompt_tokens=prompt_tokens)
+            return draw_requests(trace, arrived_s, rng=rng, prompt_tokens=prompt_tokens)
         return self.asked.on(trace, arrived_s, rng=rng)
 
     def description(self, trace: Trace) -> str:
