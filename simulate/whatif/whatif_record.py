@@ -9,6 +9,7 @@ from msgspec import Meta
 from simulate.profiles.profile import Profile
 from simulate.whatif.price_per_token import Offer, cheapest
 from simulate.whatif.scenarios import Scenario, limits
+from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.engines import ENGINE_RULES
 from treeopt.plans.plan_records import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.results.words import describe_models, describe_rule
@@ -99,12 +100,9 @@ class WhatIfRecord(Record, frozen=True, tag_field="schema", tag=SCHEMA, kw_only=
 def record_of_scenarios(
     trace: Trace,
     scenarios: Sequence[Scenario],
+    settings: WhatIfSettings,
     *,
-    profile: Profile | None,
-    kind: str,
-    engine: str | None,
     prices: Mapping[str, float] | None,
-    max_tpot_s: Sequence[float | None] = (None,),
     warnings: Sequence[str] = (),
     meta: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -113,20 +111,14 @@ def record_of_scenarios(
     Args:
         trace: the trace that was searched.
         scenarios: what `explore` returned.
-        profile: step times that were carried over; None: they are predicted.
-        kind: of the drafter that is priced.
-        engine: whose trees were searched.
+        settings: the question.
         prices: per hour, by device; None: tokens have no price.
-        max_tpot_s: limits of the seconds per output token at which the cheapest configuration is named; None: any.
         warnings: sentences without a full stop.
         meta: settings and provenance.
     """
-    conditions = whatif_conditions(trace, scenarios, profile=profile, kind=kind, engine=engine)
-    offers = (
-        []
-        if prices is None
-        else [best for limit in max_tpot_s for best in cheapest(scenarios, prices, max_tpot_s=limit)]
-    )
+    conditions = whatif_conditions(trace, scenarios, settings)
+    limits_s = settings.max_tpot_s or (None,)
+    offers = [offer for limit in limits_s if prices for offer in cheapest(scenarios, prices, max_tpot_s=limit)]
     return {
         "schema": SCHEMA,
         "cells": [_cell(scenario, prices) for scenario in scenarios],
@@ -165,9 +157,7 @@ def _cell(scenario: Scenario, prices: Mapping[str, float] | None) -> dict[str, A
     }
 
 
-def whatif_conditions(
-    trace: Trace, scenarios: Sequence[Scenario], *, profile: Profile | None, kind: str, engine: str | None
-) -> list[str]:
+def whatif_conditions(trace: Trace, scenarios: Sequence[Scenario], settings: WhatIfSettings) -> list[str]:
     """Return what the figures hold for, one sentence each."""
     exchanges = dict.fromkeys((scenario.device, scenario.exchange) for scenario in scenarios if scenario.exchange)
     errors: dict[str, set[str]] = {}
@@ -175,22 +165,20 @@ def whatif_conditions(
         if scenario.pays:
             errors.setdefault(scenario.device, set()).add(f"{scenario.error:.0%}")
     stated = ", ".join(f"{name} {' or '.join(sorted(shares))}" for name, shares in errors.items()) or "none speculates"
-    times = (
-        "Step times are predicted from sizes and data sheets; nothing was measured"
-        if profile is None
-        else f"Step times are carried over from {look(profile.meta, 'device')}, where they were measured"
-    )
+    times = "Step times are predicted from sizes and data sheets; nothing was measured"
+    if isinstance(settings.profile, Profile):
+        times = f"Step times are carried over from {look(settings.profile.meta, 'device')}, where they were measured"
     fits = {scenario.fits for scenario in scenarios}
     memory = "Memory: weights, keys and values only, against all that the data sheet promises; engines need more."
     unfit = " What does not fit is priced as if it did, and does not count as paying."
     unknown = list(dict.fromkeys(scenario.device for scenario in scenarios if scenario.fits is None))
     return [
         f"{times}; error of step over plain step, part of the intervals: {stated}.",
-        f"The drafter is priced as {kind}.",
+        f"The drafter is priced as {settings.kind}.",
         *(f"{device} share every layer of target and drafter; their exchange: {text}." for device, text in exchanges),
         *([memory + unfit * (False in fits)] if fits != {None} else []),
         *(f"{device}: its memory is not known, so it was not checked whether a batch fits." for device in unknown),
-        *([] if engine is None else [f"Only trees that {ENGINE_RULES[engine].engine} runs."]),
+        *([f"Only trees that {ENGINE_RULES[settings.engine].engine} runs."] if settings.engine else []),
         "Among trees within 1 % of the fastest the smallest is taken; no speculation counts as the smallest.",
         "Break-even acceptance: the acceptance of each drafted token, independent of the others, from which the best "
         "chain pays.",

@@ -41,7 +41,7 @@ def options_of(
         @wraps(command)
         def asked(**values: Any) -> Any:
             fields = {each.name: _scaled(values.pop(each.name), meaning_of(each).scale) for each in own}
-            return command(**{name: kind(**fields)}, **values)
+            return command(**{name: kind.of(fields)}, **values)
 
         for each in reversed(own):
             asked = _option(each, types.get(each.name), required=each.name in required)(asked)
@@ -51,7 +51,10 @@ def options_of(
 
 
 def _scaled(value: Any, scale: float) -> Any:
-    return value if value is None or scale == 1 else value * scale
+    """Return an option's value in the unit of its field."""
+    if value is None or scale == 1:
+        return value
+    return tuple(number * scale for number in value) if isinstance(value, tuple) else value * scale
 
 
 def _option(each: "Field[Any]", type_: Any, *, required: bool) -> Decorator:
