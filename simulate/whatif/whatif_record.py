@@ -1,16 +1,20 @@
-"""The result of `treeopt whatif` as JSON values: a cell for each device, context and batch size, limits, conditions."""
+"""The result of `treeopt whatif`: a cell for each device, context and batch size, limits, conditions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from simulate.profiles.profile import Profile
 from simulate.whatif.price_per_token import Offer, cheapest
 from simulate.whatif.scenarios import Scenario, limits
 from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.engines import ENGINE_RULES
+from treeopt.plans.plan_records import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.results.words import describe_models, describe_rule
 from treeopt.storage.provenance import look
+from treeopt.storage.typed_records import Count, Index, NotNegative, Positive, Record
 from treeopt.traces.trace import Trace
 
 SCHEMA = "treeopt.whatif/1"
@@ -18,6 +22,79 @@ RENTED = (
     "A million tokens: the price per hour over the tokens per hour when every row is busy; prompts, idle time and an "
     "engine's other work are not included. Intervals are the speedup's, plain steps being taken as predicted."
 )
+
+
+class SizedTreeRecord(TreeRecord, frozen=True):
+    """A static tree with its size."""
+
+    nodes: Index
+    depth: Index
+
+
+class ScenarioRecord(Record, frozen=True, kw_only=True):
+    """The choice for one device, context and batch size."""
+
+    device: str
+    context: Annotated[Index, Meta(description="tokens per sequence in the cache")]
+    batch: Count
+    name: str
+    fits: Annotated[bool | None, Meta(description="whether the batch fits the device's memory; null: not known")]
+    tree: SizedTreeRecord | None
+    tau: TauRecord
+    step_s: Annotated[Positive, Meta(description="seconds per step")]
+    plain_s: Annotated[Positive, Meta(description="seconds per step of plain decoding")]
+    tokens_s: Annotated[Positive, Meta(description="tokens per second of the whole batch")]
+    speedup: SpeedupRecord
+    relative_error: Annotated[NotNegative, Meta(description="error of step over plain step, part of the intervals")]
+    break_even_acceptance: Annotated[NotNegative | None, Meta(description="from which the best chain pays")]
+    million: Annotated[EstimateRecord | None, Meta(description="price of a million tokens")] = None
+
+
+class LimitRecord(Record, frozen=True):
+    """The largest batch sizes at which speculation pays on one device and context; null: it pays at none."""
+
+    device: str
+    context: Index
+    pays_up_to: Count | None
+    surely_up_to: Annotated[Count | None, Meta(description="with the whole interval above 1")]
+
+
+class OfferRecord(Record, frozen=True):
+    """The price of decoding on one device at one context and batch size."""
+
+    device: str
+    context: Index
+    batch: Count
+    name: str
+    tpot_s: Annotated[Positive, Meta(description="seconds per token and sequence")]
+    million: Annotated[EstimateRecord, Meta(description="price of a million tokens")]
+
+
+class CheapestRecord(Record, frozen=True):
+    """The cheapest offers for one context, as planned and without speculation; null where there is none."""
+
+    context: Index
+    max_tpot_s: Annotated[Positive | None, Meta(description="most seconds per token and sequence; null: any")]
+    planned: OfferRecord | None
+    plain: OfferRecord | None
+
+
+class WhatIfRecord(Record, frozen=True, tag_field="schema", tag=SCHEMA, kw_only=True):
+    """Predictions for devices, contexts and batch sizes."""
+
+    cells: Annotated[tuple[ScenarioRecord, ...], Meta(min_length=1)]
+    limits: tuple[LimitRecord, ...]
+    cheapest: tuple[CheapestRecord, ...] = ()
+    conditions: tuple[str, ...]
+    warnings: tuple[str, ...]
+    meta: Annotated[dict[str, Any], Meta(description="settings, step times and provenance")]
+
+    def __post_init__(self) -> None:
+        """Check that limits are those of cells."""
+        places = {(cell.device, cell.context) for cell in self.cells}
+        for limit in self.limits:
+            if (limit.device, limit.context) not in places:
+                raise ValueError(f"`limits` name {limit.device} at context {limit.context}, which has no cell")
 
 
 def record_of_scenarios(

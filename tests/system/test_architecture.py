@@ -226,6 +226,12 @@ def test_rooms_import_only_rooms_before_them():
     assert sorted(wrong) == []
 
 
+def test_simulate_knows_nothing_of_terminals_and_pages():
+    shown = ("treeopt.terminal", "treeopt.charts", "treeopt.report")
+    wrong = {(name, other) for name, other in own_imports() if name.startswith("simulate.") and room_of(other) in shown}
+    assert sorted(wrong) == []
+
+
 def test_no_module_lies_on_a_circle_of_imports():
     """Imports inside functions and under TYPE_CHECKING count."""
     graph = {name: set() for name in modules()}

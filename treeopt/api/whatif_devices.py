@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from simulate.whatif.whatif_settings import Config, WhatIfSettings
 from treeopt.api.file_loading import as_trace, load_profile
 from treeopt.api.messages import Progress, silent, warn
-from treeopt.api.result_record import Record
 from treeopt.comparison.mismatch_warnings import model_warnings
 from treeopt.defaults import BYTES, NODES
 from treeopt.engines.rules_for_trace import engine_constraints
@@ -17,6 +16,7 @@ from treeopt.errors import UsageError
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_and_rules
+from treeopt.results.kinds import Record
 from treeopt.settings import takes
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace

@@ -154,10 +154,8 @@ def whatif(
         printing.warn(record["warnings"])
         printing.print_json(record)
         return
-    from treeopt.results.whatif import scenario_blocks
-
     written = () if plans is None else [str(plans / name) for name in question.plan_files()]
-    printing.show(scenario_blocks(record, plans=written))
+    printing.show("whatif", record, plans=written)
 
 
 def _check_files(folder: Path | None, names: list[str], schema: str, option: str) -> None:
