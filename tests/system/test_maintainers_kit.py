@@ -40,7 +40,7 @@ def test_names_that_contributing_tells_to_register_in_are_there():
         ("SAMPLING", "executor/verification/acceptance_rules.py"),
         ("CHAINS", "treeopt/traces/trace.py"),
         ("DRAWN", "treeopt/traces/trace.py"),
-        ("FORMATS", "treeopt/traces/importers/readers/formats.py"),
+        ("SOURCES", "treeopt/traces/importers/trace_source.py"),
         ("COMMANDS", "treeopt/cli/commands/__init__.py"),
         ("RECORDS", "treeopt/report/page_sections.py"),
     ):
