@@ -23,7 +23,7 @@ from executor.decoding.step_results import Gathered, Generation, Step
 from executor.decoding.tree_growth import Growth
 from executor.device.clock import Clock, Mark, elapsed_s
 from executor.device.free_memory import free_bytes
-from executor.drafters.drafter import Drafter
+from executor.drafters.base.drafter import Drafter
 from executor.target.kv_cache import TreeCache
 from executor.target.positions.rotary_kinds import looks_at_positions
 from executor.target.target_model import Target

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from executor.decoding.decoder import Decoder
-from executor.drafters.drafter import Drafter
+from executor.drafters.base.drafter import Drafter
 from executor.models.fingerprint import clock_mhz, device_name, identity, run_provenance, tokens_hash
 from executor.profiling.block_prompts import BlockPrompts
 from executor.profiling.drift import cell_of, remove_drift

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.decoding.decoder import Decoder
-from executor.drafters.drafter import Drafter
+from executor.drafters.base.drafter import Drafter
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes
 from executor.verification.acceptance_rules import Rule

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from executor.drafters.drafter import Drafter, usual_depth
+from executor.drafters.base.drafter import Drafter, usual_depth
 from executor.profiling.measured_shapes import TOKENS, Configuration, ranked_configurations
 from executor.target.tensor_parallel import processes
 from executor.verification.acceptance_rules import Greedy, Rule, rule_meta

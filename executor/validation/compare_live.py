@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from executor.decoding.decoder import Decoder, NewTokens
 from executor.decoding.step_results import Step
-from executor.drafters.drafter import Drafter
+from executor.drafters.base.drafter import Drafter
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Rule
 from executor.verification.replayed_acceptance import Imposed

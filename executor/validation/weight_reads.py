@@ -1,9 +1,9 @@
 """Weights read by a plain step of the target and by one forward of the drafter, from shapes (CORAL, Table 1)."""
 
-from executor.drafters.drafter import Drafter
-from executor.drafters.eagle import Eagle
-from executor.drafters.language_model import LanguageModel
-from executor.drafters.medusa import MedusaHeads
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.eagle.drafter import Eagle
+from executor.drafters.language_model.drafter import LanguageModel
+from executor.drafters.medusa.drafter import MedusaHeads
 from executor.target.quantization import quantization_of
 from executor.target.target_model import Target
 from simulate.model_sizes.eagle_weights import eagle_parameters

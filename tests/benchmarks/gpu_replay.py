@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from executor.decoding.decoder import Decoder
-from executor.drafters.drafter import Drafter
+from executor.drafters.base.drafter import Drafter
 from executor.models.fingerprint import identity
 from executor.models.random_weights import random_drafter, random_target
 from executor.profiling.measure_steps import measure_profile

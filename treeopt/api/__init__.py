@@ -10,7 +10,6 @@
 * `engine_runs`: an inference engine in place of the loop: profile, trace, predicted beside measured.
 * `draw_charts`: `draw_speedups` and `draw_tau`, into matplotlib's axes.
 * `page`: results that commands wrote, read and put on one page.
-* `result_record`: `Record`, the JSON values of a result with its table as a DataFrame.
 * `messages`: warnings and notes through `logging`, progress through a callback.
 * `run_models`, `run_prompts`, `token_sampling`: models, prompts and verification of a real run.
 """

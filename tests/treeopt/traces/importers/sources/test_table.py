@@ -19,7 +19,7 @@ from treeopt.searchers.static_trees.best_first import count_prefixes, from_table
 from treeopt.traces.importers.sources.table import drawn_trace as table_trace
 from treeopt.traces.importers.sources.table import rank_table
 from treeopt.traces.importers.synthetic_trace import apportion, shuffled_outcomes
-from treeopt.traces.merge_split import halves, merged
+from treeopt.traces.merge_split import halves, merge_traces
 from treeopt.traces.trace import load_trace, save_trace
 from treeopt.tree import Tree
 
@@ -185,11 +185,11 @@ def test_a_trace_is_split_and_joined_again(tmp_path):
     assert (first.requests, rest.requests) == (3, 8)
     assert not set(first.request) & set(rest.request)
     assert first.meta["split"] == {"share": 0.3, "seed": 4, "part": "first", "requests": 11}
-    again = merged([first, rest])
+    again = merge_traces([first, rest])
     assert sorted(map(tuple, again.rank.tolist())) == sorted(map(tuple, whole.rank.tolist()))
     assert again.meta["assumed"] == ["x"]
     with pytest.raises(TraceError, match="texts that stand in the list before it"):
-        merged([first, first])
+        merge_traces([first, first])
     twice, _ = halves(first, share=0.5, seed=1)
     assert twice.meta["split"]["before"]["seed"] == 4
     for share in (0.0, 1.0, -0.5, float("nan")):
@@ -214,4 +214,4 @@ def test_what_any_of_the_merged_traces_assumed_is_kept():
         meta = {"text_sha256": str(number)} | ({"assumed": assumed} if assumed else {})
         object.__setattr__(trace, "meta", meta)
         parts.append(trace)
-    assert merged(parts).meta["assumed"] == ["a", "b", "c"]
+    assert merge_traces(parts).meta["assumed"] == ["a", "b", "c"]
