@@ -29,7 +29,7 @@ PACKAGES = ("treeopt", "simulate", "executor")
 # The room rule: a room imports rooms that stand before it, in its own package or in one before; never a later one.
 ROOMS = """
 treeopt: errors registry settings defaults storage value_methods tree statistics traces traces.importers
-    traces.importers.readers tree_files policies
+    traces.importers.sources tree_files policies
     cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
     plans planning comparison engines engines.connections engines.llama_cpp engines.openai engines.openvino
     engines.sglang engines.vllm trackers results terminal charts report
@@ -55,7 +55,7 @@ EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelera
 # Loaded inside functions, where they are needed: each takes 0.1 s to seconds.
 LONGEST_COMMAND = 60  # lines
 LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft", "simpy", "datasets", "jinja2", "altair", "vl_convert"}
-LAZY |= {"pyarrow", "mlflow", "wandb", "marimo", "uvicorn", "starlette"}
+LAZY |= {"prometheus_client", "pyarrow", "mlflow", "wandb", "marimo", "uvicorn", "starlette"}
 MARIMO_PAGE = ("treeopt.explore.marimo_page", "marimo")  # marimo's format; only the server of the page loads it
 
 

@@ -1,4 +1,4 @@
-"""Acceptance figures of other programs as traces: what can be rebuilt is, what is drawn has the source's figures."""
+"""Tables of acceptance by depth and rank: the trace has their figures; and traces that are split and merged."""
 
 import json
 import os
@@ -11,138 +11,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from tests.helpers.command_line import done, refused, run
+from tests.helpers.source_texts import bring, turned_away
 from tests.helpers.strategies import assert_equal_arrays, drawn_trace
 from treeopt.errors import TraceError, UsageError
-from treeopt.replay.static_tree import accepted_lengths, replay_tree
+from treeopt.replay.static_tree import accepted_lengths
 from treeopt.searchers.static_trees.best_first import count_prefixes, from_table
-from treeopt.traces.importers.readers.medusa_accuracy import joint_trace
-from treeopt.traces.importers.readers.positional_table import drawn_trace as table_trace
-from treeopt.traces.importers.readers.positional_table import rank_table
-from treeopt.traces.importers.readers.sequoia_vector import vector_table
+from treeopt.traces.importers.sources.table import drawn_trace as table_trace
+from treeopt.traces.importers.sources.table import rank_table
 from treeopt.traces.importers.synthetic_trace import apportion, shuffled_outcomes
 from treeopt.traces.merge_split import halves, merge_traces
 from treeopt.traces.trace import load_trace, save_trace
 from treeopt.tree import Tree
-
-
-def bring(tmp_path, source, kind, *more):
-    """The trace that the command makes."""
-    result = done("trace", "import", source, "--format", kind, "--output", tmp_path / "out.npz", "--force", *more)
-    return load_trace(tmp_path / "out.npz"), result.stderr
-
-
-def turned_away(tmp_path, source, kind, *more, words, code=1):
-    refused(run("trace", "import", source, "--format", kind, "--output", tmp_path / "no.npz", *more), *words, code=code)
-    assert not (tmp_path / "no.npz").exists()
-
-
-# --- Medusa's accuracy file
-
-
-def heads_accuracy(candidates, emitted):
-    """What the script keeps of one prompt: its loop over heads, on candidates (steps + 1, heads, ranks)."""
-    return [candidates[: -head - 1, head].eq(emitted[head + 1 :, None]) for head in range(candidates.shape[1])]
-
-
-@given(st.integers(1, 4), st.integers(2, 7), st.integers(2, 4), st.integers(1, 5), st.integers(0, 2**32 - 1))
-def test_the_trace_behind_an_accuracy_file_comes_back(prompts, steps, heads, ranks, seed):
-    """Against the definition: rank of the token d + 1 further on, counted at every position of every prompt."""
-    if heads > steps:
-        return
-    draw = torch.Generator().manual_seed(seed)
-    results, due = None, []
-    for _ in range(prompts):
-        emitted = torch.randint(0, 6, (steps + 1,), generator=draw)
-        candidates = torch.stack(
-            [torch.stack([torch.randperm(6, generator=draw)[:ranks] for _ in range(heads)]) for _ in range(steps + 1)]
-        )
-        for t in range(steps):
-            row = []
-            for head in range(heads):
-                later = t + head + 1
-                found = candidates[t, head].tolist()
-                token = int(emitted[later]) if later <= steps else None
-                row.append(-2 if token is None else found.index(token) if token in found else -1)
-            due.append(row)
-        kept = heads_accuracy(candidates, emitted)
-        results = kept if results is None else [torch.cat(pair) for pair in zip(results, kept, strict=True)]
-    trace = joint_trace([head.numpy() for head in results], meta={})
-    assert trace.rank.tolist() == due
-    assert (trace.requests, trace.anchors, trace.width) == (prompts, prompts * steps, ranks)
-
-
-def accuracy_file(trace, path):
-    """The file that the script would have written of this trace, whose requests are all of one length."""
-    steps = trace.anchors // trace.requests
-    rank = trace.rank.reshape(trace.requests, steps, trace.depth)
-    heads = []
-    for head in range(trace.depth):
-        kept = torch.tensor(rank[:, : steps - head, head].reshape(-1, 1).astype(int))
-        heads.append(kept.eq(torch.arange(trace.width)))
-    torch.save(heads, path)
-
-
-def test_a_known_trace_survives_the_round_trip(tmp_path):
-    rng = np.random.default_rng(3)
-    known = drawn_trace([[0.5, 0.2, 0.1], [0.3, 0.3, 0.1]], [9] * 5, depth=4, rng=rng)
-    accuracy_file(known, tmp_path / "vicuna_heads_accuracy.pt")
-    found, said = bring(tmp_path, tmp_path / "vicuna_heads_accuracy.pt", "medusa-accuracy")
-    for name in ("request", "position", "rank"):
-        assert_equal_arrays(getattr(found, name), getattr(known, name))
-    assert found.width == known.width
-    assert found.meta["verification"] == "greedy"
-    assert found.meta["drafter"] == {"kind": "medusa", "heads": 4}
-    assert found.meta["imported"]["file"] == "vicuna_heads_accuracy.pt"
-    assert len(found.meta["imported"]["sha256"]) == 64
-    assert f"Assumed: {found.meta['assumed'][0]}" in said
-    assert "45 anchors of 5 requests" in said
-    assert replay_tree(Tree.full(2, 3), found).steps.tolist() == replay_tree(Tree.full(2, 3), known).steps.tolist()
-    assert run("trace", "info", tmp_path / "out.npz").exit_code == 0
-
-
-def bools(*shape):
-    return torch.zeros(*shape, dtype=torch.bool)
-
-
-@pytest.mark.parametrize(
-    ("held", "more", "words"),
-    [
-        (torch.zeros(5, 20), (), ("must be a list of one array per head, found ndarray", "--format table")),
-        (
-            [torch.zeros(6, 4), torch.zeros(4, 4)],
-            (),
-            ("head 0 must hold truth values, found float32", "--format table"),
-        ),
-        ([bools(6, 4), bools(4, 5)], (), ("head 1 must be (rows, ranks) with ranks as head 0, found (4, 5)",)),
-        ([bools(6)], (), ("head 0 must be (rows, ranks)", "found (6,)")),
-        ([bools(6, 4), bools(4, 4), bools(3, 4)], (), ("head 2 must have 2 rows (2 prompts of 3 steps", "found 3")),
-        ([bools(6, 4), bools(6, 4)], (), ("one row per prompt less, found 6 and 6",)),
-        ([bools(7, 4), bools(5, 4)], (), ("one row per prompt less, found 7 and 5",)),
-        ([bools(6, 4)], (), ("add --prompts or --steps",)),
-        ([bools(6, 4)], ("--prompts", "4"), ("6 rows cannot be divided into 4 prompts",)),
-        ([bools(6, 4)], ("--prompts", "3", "--steps", "3"), ("the rows belong to 2 steps, --steps says 3",)),
-        ([bools(6, 4), bools(4, 4)], ("--prompts", "3"), ("the rows belong to 2 prompts, --prompts says 3",)),
-        ([bools(2, 4), bools(0, 4)], (), ("head 1 must have 1 rows",)),
-        (
-            [torch.ones(6, 2, dtype=torch.bool), bools(4, 2)],
-            (),
-            ("head 0, row 0 must have at most one true rank", "[0, 1]"),
-        ),
-        ([], (), ("must be a list of one array per head",)),
-        ({"a": bools(2, 2)}, (), ("found dict",)),
-    ],
-)
-def test_accuracy_files_that_are_not_so(tmp_path, held, more, words):
-    torch.save(held, tmp_path / "a.pt")
-    turned_away(tmp_path, tmp_path / "a.pt", "medusa-accuracy", *more, words=("a.pt: ", *words))
-
-
-def test_one_head_with_its_prompts_or_steps(tmp_path):
-    torch.save([torch.eye(6, dtype=torch.bool)], tmp_path / "a.pt")
-    for more in (("--prompts", "2"), ("--steps", "3")):
-        found, _ = bring(tmp_path, tmp_path / "a.pt", "medusa-accuracy", *more)
-        assert found.rank[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
-        assert found.position.tolist() == [0, 1, 2, 0, 1, 2]
 
 
 class Code:
@@ -156,14 +35,11 @@ class Code:
 
 
 def test_code_in_a_source_is_refused_and_not_run(tmp_path):
-    torch.save([bools(6, 4), Code(tmp_path / "ran")], tmp_path / "a.pt")
-    turned_away(tmp_path, tmp_path / "a.pt", "medusa-accuracy", words=("refused: it holds posix.system",))
+    torch.save([torch.zeros(6, 4), Code(tmp_path / "ran")], tmp_path / "a.pt")
+    turned_away(tmp_path, tmp_path / "a.pt", "table", "--column", "rank", words=("refused: it holds posix.system",))
     np.save(tmp_path / "a.npy", np.array([Code(tmp_path / "ran")], dtype=object), allow_pickle=True)
     turned_away(tmp_path, tmp_path / "a.npy", "table", "--column", "rank", words=("without objects",))
     assert not (tmp_path / "ran").exists()
-
-
-# --- positional tables
 
 
 @given(arrays.arrays(np.float64, st.integers(1, 8), elements=st.integers(0, 50).map(float)), st.integers(0, 1000))
@@ -242,6 +118,7 @@ def test_the_best_tree_of_a_drawn_trace_is_that_of_the_products(tmp_path):
         ("t.json", "[[0.5, 0.4]]", ("--column", "recall"), ("row 0 has 0.5 at rank 0 and 0.4", "--column rank")),
         ("t.json", "[[0.5, 0.4], [50, 1]]", ("--column", "rank"), ("row 1, rank 0 must be a probability", "found 50")),
         ("t.json", "[[0.5], [0.5, 0.2]]", ("--column", "rank"), ("rows of different lengths",)),
+        ("t.json", "[0, 0.6, 0.3, 0.1]", ("--column", "rank"), ("rank 0 is never right", "leave out the 0 in front")),
         ("t.json", "[[[0.5]]]", ("--column", "rank"), ("one or two dimensions",)),
         ("t.json", '["a"]', ("--column", "rank"), ("must hold numbers",)),
         ("t.json", "[NaN]", ("--column", "rank"), ("value [0] is not finite",)),
@@ -274,13 +151,11 @@ def test_traces_too_large_to_be_drawn(tmp_path, option, monkeypatch):
     (tmp_path / "t.json").write_text("[[0.5, 0.4], [0.3, 0.2]]")
     words = (f"{option} 1000000000", "--length", "MiB, at most 256")
     turned_away(tmp_path, tmp_path / "t.json", "table", "--column", "rank", option, "1000000000", words=words, code=2)
-    (tmp_path / "v.json").write_text("[0, 0.6, 0.3, 0.1]")
-    turned_away(tmp_path, tmp_path / "v.json", "sequoia-vector", option, "1000000000", words=words, code=2)
     depth = ("--depth", "1000000000")
     (tmp_path / "t.json").write_text("[0.5, 0.4]")
     turned_away(tmp_path, tmp_path / "t.json", "table", "--column", "rank", *depth, words=("--depth",), code=2)
     most = 6 * 7 * (2 + 4 + 4)  # bytes of rank, request, position
-    monkeypatch.setattr("treeopt.traces.importers.readers.positional_table.MAX_BYTES", most)
+    monkeypatch.setattr("treeopt.traces.importers.sources.table.MAX_BYTES", most)
     how = {"rng": np.random.default_rng(0), "meta": {}}
     found = table_trace(np.array([[0.5]]), requests=6, length=7, **how)
     assert sum(array.nbytes for array in (found.rank, found.request, found.position)) == most
@@ -296,48 +171,6 @@ def test_info_tells_what_a_trace_was_imported_from(tmp_path):
     beware = [line for line in lines if line.startswith("Warning: assumed: ")]
     assert beware == [f"Warning: assumed: {each}." for each in trace.meta["assumed"]]
     assert len(beware) >= 3
-
-
-# --- Sequoia's vectors
-
-
-@pytest.mark.parametrize("reject_slot", [True, False])
-def test_both_layouts_of_a_vector_say_the_same(tmp_path, reject_slot):
-    """What `test_accept.py` and `fast_test.py` would save of one measurement."""
-    accepted = torch.tensor([0.6342, 0.1079, 0.0570, 0.0225])
-    vector = torch.zeros(4 + 1 + reject_slot)
-    vector[1:5] = accepted
-    if reject_slot:
-        vector[5] = 1 - accepted.sum()
-    torch.save(vector, tmp_path / "acceptance-rate-vector.pt")
-    trace, said = bring(tmp_path, tmp_path / "acceptance-rate-vector.pt", "sequoia-vector", "--depth", "3")
-    assert (trace.depth, trace.width) == (3, 4)
-    shares = [float((trace.rank[:, 0] == rank).mean()) for rank in range(4)]
-    np.testing.assert_allclose(shares, accepted, atol=1 / trace.anchors)
-    assert "holds at every depth" in said
-    expected = 1 + sum(0.6342**depth for depth in (1, 2, 3))
-    assert replay_tree(Tree.chain(3), trace).tau == pytest.approx(expected, rel=0.02)
-
-
-def test_vectors_that_do_not_tell(tmp_path):
-    vector = np.array([0.0, 0.7, 0.2, 0.0995])
-    with pytest.raises(TraceError, match=r"sums to 0.9995.*--reject-slot.*--no-reject-slot"):
-        vector_table(vector, depth=2)
-    assert vector_table(vector, depth=2, reject_slot=True).shape == (2, 2)
-    assert vector_table(vector, depth=2, reject_slot=False).shape == (2, 3)
-    with pytest.raises(TraceError, match=r"with the rejections the vector must sum to 1, found 0\.9"):
-        vector_table(np.array([0, 0.7, 0.2]), depth=2, reject_slot=True)
-    with pytest.raises(TraceError, match=r"begins with 0, found \(3,\) beginning with 0.7"):
-        vector_table(np.array([0.7, 0.2, 0.1]), depth=2)
-    with pytest.raises(TraceError, match="row 0, rank 1 must be a probability"):
-        vector_table(np.array([0, 1.7, 0.2]), depth=2)
-    with pytest.raises(TraceError, match=r"ranks of row 0 sum to 1.4"):
-        vector_table(np.array([0, 0.7, 0.7]), depth=2, reject_slot=False)
-    np.save(tmp_path / "v.npy", np.array([[0.0, 0.5, 0.5]]))
-    turned_away(tmp_path, tmp_path / "v.npy", "sequoia-vector", words=("one row that begins with 0, found (1, 3)",))
-
-
-# --- one trace as two
 
 
 def test_a_trace_is_split_and_joined_again(tmp_path):

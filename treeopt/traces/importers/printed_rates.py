@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import Chain, chain_from_counts, with_windows
+from treeopt.traces.trace_checks import MAX_DEPTH
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,22 @@ class Printed:
     steps: int | None = None
     accepted: int | None = None
     draft_tokens: int | None = None
+
+    @classmethod
+    def checked(cls, rates: Sequence[float], error: float, counts: Sequence[int | None], where: str) -> "Printed":
+        """Return a result after checking its rates and its steps, accepted and drafted tokens.
+
+        Raises:
+            TraceError: rates that are no shares, no step, or more drafted tokens than the steps can have.
+        """
+        if len(rates) > MAX_DEPTH or not all(0 <= rate <= 1 for rate in rates):
+            raise TraceError(f"{where}: rates must be at most {MAX_DEPTH} shares in 0..1, found {list(rates)!r:.80}")
+        steps, accepted, drafted = counts
+        if steps == 0:
+            raise TraceError(f"{where}: no step was counted: did the engine speculate?")
+        if steps is not None and drafted is not None and drafted > len(rates) * steps:
+            raise TraceError(f"{where}: {drafted} tokens drafted in {steps} drafts of {len(rates)} are too many")
+        return cls(tuple(float(rate) for rate in rates), error, steps, accepted, drafted)
 
 
 def unrounded(result: Printed) -> NDArray[np.float64]:

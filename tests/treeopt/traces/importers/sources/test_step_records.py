@@ -8,15 +8,10 @@ import json
 
 import pytest
 
-from tests.treeopt.traces.importers.readers.test_formats import bring, turned_away
+from tests.helpers.source_texts import bring, chain_of, turned_away
 from treeopt.errors import TraceError
 from treeopt.replay.static_tree import replay_tree, visit
-from treeopt.traces.importers.readers.step_records import (
-    llama_trace,
-    openvino_chain,
-    openvino_steps,
-    spec_bench_chain,
-)
+from treeopt.traces.importers.sources.openvino_steps import step_lists
 from treeopt.tree import Tree
 
 
@@ -47,7 +42,7 @@ def test_llama_trace_lines_of_tasks_that_run_together(tmp_path):
         + step(0, 3, 5)
         + timing(0, 10)
     )
-    chain = llama_trace(text)
+    chain = chain_of(text)
     assert chain.requests == ((1, 0, 3), (5, 2))
     assert chain.drafted == ((5, 5, 5), (5, 2))
     assert chain.ordered
@@ -66,17 +61,17 @@ def test_llama_trace_lines_of_tasks_that_run_together(tmp_path):
 
 def test_a_step_that_llama_cpp_rolled_back_is_counted_once():
     """The accepted tokens are verified again, with one more token: a step without a draft."""
-    chain = llama_trace(step(0, 2, 5, " (restore checkpoint)") + step(0, 3, 3) + step(0, 3, 3) + step(0, 5, 5))
+    chain = chain_of(step(0, 2, 5, " (restore checkpoint)") + step(0, 3, 3) + step(0, 3, 3) + step(0, 5, 5))
     assert chain.requests == ((2, 0, 3, 5),)
     assert chain.drafted == ((5, 0, 3, 5),)
 
 
 def test_a_task_number_that_comes_again_is_another_request():
-    assert llama_trace(step(0, 1, 3) + release(0) + step(0, 3, 3)).requests == ((1,), (3,))
+    assert chain_of(step(0, 1, 3) + release(0) + step(0, 3, 3)).requests == ((1,), (3,))
     with pytest.raises(TraceError, match="request 0, step 0 accepted 4 of 3 drafts"):
-        llama_trace(step(0, 4, 3) + step(0, 5, 5))
+        chain_of(step(0, 4, 3) + step(0, 5, 5))
     with pytest.raises(TraceError, match="a step has 5 drafts, more than the depth of 4"):
-        llama_trace(step(0, 5, 5), depth=4)
+        chain_of(step(0, 5, 5), depth=4)
 
 
 METRICS = {
@@ -86,8 +81,8 @@ METRICS = {
 
 
 def test_openvinos_step_lists(tmp_path):
-    assert openvino_steps({"perf": METRICS}) == [[1, 4, 1, 6, 2]]
-    chain = openvino_chain(openvino_steps([METRICS, {"m_batch_sizes": [1, 2]}]))
+    assert step_lists({"perf": METRICS}) == [[1, 4, 1, 6, 2]]
+    chain = chain_of(json.dumps([METRICS, {"m_batch_sizes": [1, 2]}]))
     assert chain.requests == ((3, 0, 5, 1), (1,))
     assert (chain.steps, len(chain.survival), chain.ordered) == (5, 5, True)
     (tmp_path / "steps.jsonl").write_text("\n".join(json.dumps(each) for each in (METRICS, METRICS)))
@@ -96,9 +91,9 @@ def test_openvinos_step_lists(tmp_path):
     assert visit(Tree.chain(6), trace).accepted.tolist() == [3, 0, 5, 1] * 2
     assert "taken to be the length of the chain" not in said
     with pytest.raises(TraceError, match=r"list 1: m_batch_sizes\[2\] must be the tokens .* found 0"):
-        openvino_chain([[1, 1], [1, 2, 0]])
+        chain_of(json.dumps([{"m_batch_sizes": sizes} for sizes in ([1, 1], [1, 2, 0])]))
     with pytest.raises(TraceError, match="no step was counted"):
-        openvino_chain([[1]])
+        chain_of(json.dumps({"m_batch_sizes": [1]}))
 
 
 ANSWER = {
@@ -115,13 +110,13 @@ def test_spec_benchs_answers_have_a_request_for_each_turn(tmp_path):
     assert visit(Tree.chain(3), trace).accepted.tolist() == [2, 0, 3, 1, 3] * 4
     assert trace.meta["imported"]["format"] == "spec-bench"
     assert "the longest draft that a step accepted is taken to be the length of the chain" in said
-    one = spec_bench_chain([{"accept_lengths": [2, 1], "decoding_steps": [5]}])
+    one = chain_of(json.dumps({"accept_lengths": [2, 1], "decoding_steps": [5]}))
     assert one.requests == ((1, 0),)
     for wrong in (0, 1.5, "3", None):
         with pytest.raises(TraceError, match=r"answer 0: accept_lengths\[1\] must be the tokens that a step committed"):
-            spec_bench_chain([{"accept_lengths": [2, wrong]}])
+            chain_of(json.dumps({"accept_lengths": [2, wrong]}))
     with pytest.raises(TraceError, match="answer 0: `accept_lengths` must be a list"):
-        spec_bench_chain([{"accept_lengths": 3}])
+        chain_of(json.dumps({"accept_lengths": 3}))
 
 
 def test_requests_that_are_recorded_are_not_drawn(tmp_path):

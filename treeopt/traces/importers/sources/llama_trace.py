@@ -1,21 +1,15 @@
-"""Read records of steps in their order: llama-server's trace lines, OpenVINO's step lists, Spec-Bench's answers.
+"""Lines of llama-server with LLAMA_TRACE=1, one for each step: a trace holds exactly the anchors that the run visited.
 
-A trace made of them holds exactly the anchors that the run visited. Sources: tools/server/server-context.cpp of
-llama.cpp (b11434), `RawPerfMetrics.m_batch_sizes` of OpenVINO GenAI 2026.4, evaluation/eval.py of Spec-Bench.
+Source: tools/server/server-context.cpp of llama.cpp (b11434).
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import Chain, chain_from_steps
+from treeopt.traces.importers.trace_source import Content, Output, TraceSource
 
-LENGTHS = "accept_lengths"
-BATCH_SIZES = "m_batch_sizes"
-LONGEST = "the longest draft that a step accepted is taken to be the length of the chain; give another with --depth"
-TREES = "Spec-Bench's drafters may draft trees: accepted lengths are depths within them"
 # `slot update_slots: id  3 | task 0 | accepted  1/ 5 draft tokens`; the debug line with `new n_tokens` repeats it.
 _STEP = re.compile(
     r"task\s+(\d{1,12})\s*\|\s*accepted\s+(\d{1,6})/\s*(\d{1,6}) draft tokens"
@@ -44,24 +38,24 @@ class _Task:
         self.restored = restored
 
 
-def holds_llama_trace(text: str) -> bool:
+def holds_lines(content: Content) -> bool:
     """Return True if lines of LLAMA_TRACE=1 are in the text."""
-    return _STEP.search(text) is not None
+    return content.values is None and _STEP.search(content.text) is not None
 
 
-def llama_trace(text: str, *, depth: int | None = None) -> Chain:
+def read_lines(content: Content, *, depth: int | None = None) -> Chain:
     """Return the chain of the lines that llama-server prints with LLAMA_TRACE=1, one per step.
 
     A draft that was rolled back is verified once more, shortened to its accepted tokens: this second line is a step
     that drafted nothing. Each task is a request.
 
-    >>> llama_trace("slot update_slots: id  3 | task 0 | accepted  1/ 5 draft tokens").requests
+    >>> read_lines(Content("slot update_slots: id  3 | task 0 | accepted  1/ 5 draft tokens")).requests
     ((1,),)
 
     Raises:
         TraceError: no such line, or a step that accepted more than it drafted.
     """
-    tasks = _tasks(text)
+    tasks = _tasks(content.text)
     longest = max((max(task.drafted) for task in tasks), default=0)
     return chain_from_steps(
         [task.accepted for task in tasks],
@@ -111,60 +105,13 @@ def _plain(tasks: Sequence[_Task]) -> list[str]:
     return [f"{plain} of {plain + steps} steps drafted nothing; no line says where, so they are not in the trace"]
 
 
-def openvino_steps(value: Any) -> list[list[int]]:
-    """Return every list of tokens committed step by step in a JSON value, of target models only.
-
-    >>> openvino_steps({"main_model_metrics": {"m_batch_sizes": [1, 3]}, "draft_model_metrics": {"m_batch_sizes": [1]}})
-    [[1, 3]]
-    """
-    found, stack = [], [value]
-    while stack:
-        inner = stack.pop()
-        if isinstance(inner, dict):
-            found += [inner[BATCH_SIZES]] if isinstance(inner.get(BATCH_SIZES), list) else []
-            stack += [
-                part for name, part in reversed(inner.items()) if name not in (BATCH_SIZES, "draft_model_metrics")
-            ]
-        elif isinstance(inner, list):
-            stack += inner[::-1]
-    return found
-
-
-def openvino_chain(lists: Sequence[Sequence[Any]], *, depth: int | None = None) -> Chain:
-    """Return the chain of OpenVINO's step lists, each a request; entry 0 is the prefill.
-
-    Raises:
-        TraceError: names the list and the entry that is no number of tokens.
-    """
-    requests = [_accepted(sizes, f"list {number}", BATCH_SIZES)[1:] for number, sizes in enumerate(lists)]
-    return chain_from_steps(requests, depth=depth, ordered=True, assumed=() if depth else (LONGEST,))
-
-
-def spec_bench_chain(records: Iterable[Mapping[str, Any]], *, depth: int | None = None) -> Chain:
-    """Return the chain of Spec-Bench's answers: `accept_lengths`, bonus counted; each turn is a request.
-
-    Raises:
-        TraceError: names the answer and the entry that is no number of tokens.
-    """
-    requests: list[list[int]] = []
-    for number, record in enumerate(record for record in records if record.get(LENGTHS) is not None):
-        steps = _accepted(record[LENGTHS], f"answer {number}", LENGTHS)
-        turns = record.get("decoding_steps")
-        parts = turns if isinstance(turns, list) and all(type(n) is int and n > 0 for n in turns) else [len(steps)]
-        for size in parts if sum(parts) == len(steps) else [len(steps)]:
-            requests.append(steps[:size])
-            steps = steps[size:]
-    return chain_from_steps(requests, depth=depth, ordered=True, assumed=(TREES, *(() if depth else (LONGEST,))))
-
-
-def _accepted(committed: Any, where: str, key: str) -> list[int]:
-    """Return the drafts accepted in each step from the tokens that it committed."""
-    if not isinstance(committed, list):
-        raise TraceError(f"{where}: `{key}` must be a list, found {committed!r:.40}")
-    for step, tokens in enumerate(committed):
-        if type(tokens) is not int or tokens < 1:
-            raise TraceError(
-                f"{where}: {key}[{step}] must be the tokens that a step committed, at least 1 (bonus counted), "
-                f"found {tokens!r:.40}"
-            )
-    return [tokens - 1 for tokens in committed]
+ENTRY = TraceSource(
+    name="llama-trace",
+    title="LLAMA_TRACE lines",
+    form="lines `task 0 \\| accepted  1/ 5 draft tokens` of llama-server with `LLAMA_TRACE=1`",
+    trace_holds="each task is a request, its steps in order",
+    settings={"depth": "length of the chain; default the longest draft"},
+    holds=holds_lines,
+    chain=read_lines,
+    outputs=(Output("llama.cpp", "every step", "llama-server's log with `LLAMA_TRACE=1` in its environment", first=0),),
+)

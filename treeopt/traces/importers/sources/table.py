@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.defaults import IMPORTED_DEPTH, IMPORTED_LENGTH, IMPORTED_REQUESTS
 from treeopt.errors import TraceError, UsageError
+from treeopt.traces.importers.source_file import read_numbers, source_meta
 from treeopt.traces.importers.synthetic_trace import MAX_BYTES, shuffled_outcomes, trace_from_ranks
+from treeopt.traces.importers.trace_source import ImportedFile, TraceSource
 from treeopt.traces.trace import Trace
 from treeopt.traces.trace_checks import MAX_DEPTH, MAX_WIDTH, MISSED
 
@@ -22,6 +25,33 @@ ASSUMED = (
     "every position of a text is like every other",
     "intervals describe the drawn sample, not the source",
 )
+
+
+def read_table(file: ImportedFile, *, column: str | None = None, depth: int | None = None) -> Trace:
+    """Return the trace of a file of a table: `.pt`, `.npy`, `.json` or `.csv`.
+
+    Raises:
+        UsageError: no column, or a depth for several rows.
+        TraceError: no such table.
+    """
+    if column is None:
+        raise UsageError(
+            "give --column: rank if the table has the acceptance of each rank, recall if it has sums over ranks"
+        )
+    values = read_numbers(file.path, file.saved)
+    if values.ndim == 1 and len(values) > 2 and values[0] == 0:
+        raise TraceError("rank 0 is never right: of an acceptance vector, leave out the 0 in front and the rejections")
+    table = rank_table(values, column=column)
+    assumed = list(ASSUMED)
+    if column == "rank" and rises(table):
+        assumed.insert(0, "ranks do get better from left to right, as recall does: was --column recall meant?")
+    if depth is not None and len(table) > 1:
+        raise UsageError(f"--depth is for a single row, the table has {len(table)}")
+    if len(table) == 1 and depth != 1:
+        table = np.tile(table, (depth or IMPORTED_DEPTH, 1))
+        assumed.insert(0, f"the one row holds at each of {len(table)} depths")
+    meta = source_meta(file.path, file.kind, assumed, seed=file.seed)
+    return drawn_trace(table, requests=file.requests or IMPORTED_REQUESTS, length=file.length, rng=file.rng, meta=meta)
 
 
 def rank_table(values: NDArray[np.float64], *, column: str) -> NDArray[np.float64]:
@@ -40,7 +70,10 @@ def rank_table(values: NDArray[np.float64], *, column: str) -> NDArray[np.float6
     table: NDArray[np.float64] = np.atleast_2d(values)
     if table.shape[0] > MAX_DEPTH or table.shape[1] > MAX_WIDTH:
         raise TraceError(f"a table has at most {MAX_DEPTH} rows of {MAX_WIDTH} ranks, found {table.shape}")
-    check_probabilities(table)
+    bad = (table < 0) | (table > 1)
+    if bad.any():
+        row, rank = np.argwhere(bad)[0].tolist()
+        raise TraceError(f"row {row}, rank {rank} must be a probability in [0, 1], found {table[row, rank]:.4g}")
     if column == "recall":
         falls = np.diff(table, axis=1) < 0
         if falls.any():
@@ -95,13 +128,20 @@ def drawn_trace(
     return trace_from_ranks(rank, [length] * requests, width=width, meta=meta)
 
 
-def check_probabilities(table: NDArray[np.float64]) -> None:
-    """Check that all values (D, W) are probabilities.
-
-    Raises:
-        TraceError: names the row and rank of the first that is not.
-    """
-    bad = (table < 0) | (table > 1)
-    if bad.any():
-        row, rank = np.argwhere(bad)[0].tolist()
-        raise TraceError(f"row {row}, rank {rank} must be a probability in [0, 1], found {table[row, rank]:.4g}")
+ENTRY = TraceSource(
+    name="table",
+    title="acceptance by depth and rank",
+    form="probabilities, a row per head or depth and a column per rank, in `.pt`, `.npy`, `.json` (nested lists) or "
+    "`.csv`. `--column rank`: each rank by itself, rows sum to at most 1. `--column recall`: this rank or better, "
+    "rows do not fall. A single row holds at `--depth` depths",
+    trace_holds="`--requests` of `--length` tokens, with the table's frequencies up to the last anchor, and depths "
+    "shuffled independently",
+    settings={
+        "column": "acceptance of each rank by itself (rank), or of this rank or a better one (recall)",
+        "depth": f"number of depths that a single row describes, default {IMPORTED_DEPTH}",
+        "requests": f"number of requests drawn, default {IMPORTED_REQUESTS}",
+        "length": f"tokens of each request, default {IMPORTED_LENGTH}",
+    },
+    assumes=ASSUMED,
+    trace=read_table,
+)

@@ -11,7 +11,9 @@ import numpy as np
 
 from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import MAX_STEPS, TOLERATED, Chain, chain_from_steps
-from treeopt.traces.importers.readers.printed_rates import Printed, printed_chain, unrounded
+from treeopt.traces.importers.printed_rates import Printed, printed_chain, unrounded
+from treeopt.traces.importers.sources.llama_trace import holds_lines as holds_steps
+from treeopt.traces.importers.trace_source import Content, Output, TraceSource
 
 ROUNDING = 5e-4  # largest error of a printed rate
 MOST_GUESSES = 2000  # numbers of steps that are tried to explain rounded rates
@@ -36,17 +38,15 @@ _REQUEST = re.compile(r"draft acceptance = [\d.]+ \(\s*(\d{1,15}) accepted /\s*(
 _POSITIONS = re.compile(rf"(?:acc per pos|acceptance rate per position) = \({_RATES}\)")
 
 
-def holds_lines(text: str) -> bool:
-    """Return True if lines that print acceptance by position are in the text."""
-    return any(pattern.search(text) for pattern in (_INTERVAL, _WHOLE, _POSITIONS))
+def holds_lines(content: Content) -> bool:
+    """Return True if lines that print acceptance by position are in the text; llama.cpp's beside its steps are not."""
+    if content.values is not None:
+        return False
+    own = any(pattern.search(content.text) for pattern in (_WHOLE, _POSITIONS))
+    return _INTERVAL.search(content.text) is not None or (own and not holds_steps(content))
 
 
-def holds_intervals(text: str) -> bool:
-    """Return True if lines of vLLM or LMDeploy are in the text, each of a window of time."""
-    return _INTERVAL.search(text) is not None
-
-
-def read_log(text: str) -> Chain:
+def read_log(content: Content) -> Chain:
     """Return the chain whose rates the lines print.
 
     A line of vLLM or LMDeploy is a window, weighted by the steps in it; one that is there again at the same time counts
@@ -56,7 +56,7 @@ def read_log(text: str) -> Chain:
     Raises:
         TraceError: no such lines, lines of several engines, drafters or lengths, or that contradict themselves.
     """
-    lines = text.splitlines()
+    lines = content.text.splitlines()
     intervals = [(match, line) for line in _once(lines) if (match := _INTERVAL.search(line))]
     runs = [match for line in lines if (match := _WHOLE.search(line))]
     drafters = sorted({match["drafter"] for match in runs})
@@ -189,3 +189,20 @@ def _of_intervals(lines: Sequence[tuple[list[float], str]]) -> tuple[list[Printe
 
 def _numbers(text: str) -> list[float]:
     return [0.0 if word.strip() == "nan" else float(word) for word in text.split(",")]
+
+
+ENTRY = TraceSource(
+    name="log",
+    title="log lines of acceptance by position",
+    form="lines of vLLM, LMDeploy or llama.cpp that print acceptance by position",
+    trace_holds="lines of vLLM and LMDeploy are windows; those of llama.cpp's requests are requests",
+    settings={},
+    assumes=(ROUNDED,),
+    holds=holds_lines,
+    chain=read_log,
+    outputs=(
+        Output("vLLM", "windows of ten seconds", "the server's log (`SpecDecoding metrics`)", first=2),
+        Output("llama.cpp", "requests", "llama-server's log at `--verbosity 4`", first=1),
+        Output("LMDeploy", "windows", "the server's log", first=2),
+    ),
+)

@@ -2,7 +2,8 @@
 
 Each is a histogram: entry j counts the steps that accepted exactly j drafts, bonus excluded. vLLM may add the steps in
 their order. Every response becomes a request of the trace, so intervals include the differences between requests.
-AIPerf keeps the same blocks in its records, with a sparse histogram; SGLang prints them in its log (--log-requests).
+AIPerf keeps the same blocks in its records (profile_export.jsonl), with a sparse histogram; SGLang prints them in
+its log.
 """
 
 import re
@@ -16,17 +17,12 @@ import numpy as np
 
 from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import TOLERATED, Chain, chain_from_counts, survival_counts
-from treeopt.traces.importers.source_file import counts_in, is_json, objects, parsed
+from treeopt.traces.importers.source_file import counts_in, is_json, parsed
+from treeopt.traces.importers.trace_source import Content, Output, TraceSource
 from treeopt.traces.trace_checks import MAX_DEPTH
 
 # Keys of the same meaning, by engine and age; the first that is present counts.
 HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram", "acceptance_histogram")
-POOLED = "pooled_spec_decode_acceptance_histogram"  # AIPerf's, of a whole run
-WORD = "_histogram"  # part of every key
-_LOGGED = re.compile(rf"""(["']?)\b({"|".join(HISTOGRAM[:2])})\1\s*[:=]\s*\[([\d,\s]{{0,2000}})\]""")
-_INNER = re.compile(r"\{[^{}]*\}")
-_ID = re.compile(r"""(["'])id\1\s*:\s*["']([^"']+)["']""")
-NEAR = 4000  # characters around a printed histogram that are searched for its `id`
 STEPS = ("spec_verify_ct", "num_spec_steps")
 ACCEPTED = ("spec_num_correct_drafts", "num_accepted_draft_tokens", "total_accepted_draft_tokens")
 DRAFTED = ("num_draft_tokens", "total_draft_tokens")  # SGLang's number is not counted: it is the configured one
@@ -37,30 +33,34 @@ SHORT = (
     "a histogram of SGLang ends with the most drafts that a step accepted: this is taken to be the length of the chain "
     "and of all its drafts"
 )
+_LOGGED = re.compile(rf"""(["']?)\b({"|".join(HISTOGRAM[:2])})\1\s*[:=]\s*\[([\d,\s]{{0,2000}})\]""")
+_INNER = re.compile(r"\{[^{}]*\}")
+NEAR = 4000  # characters around a printed histogram that are searched for its `id`
+_ID = re.compile(r"""(["'])id\1\s*:\s*["']([^"']+)["']""")
 
 _Place = tuple[str | int, ...]  # `id` of a response, and where in it
 _Placed = tuple[_Place | None, Mapping[str, Any]]
 
 
-def holds_logged(text: str) -> bool:
-    """Return True if SGLang's histograms are in lines of a log, or in a printed response."""
-    return _LOGGED.search(text) is not None and bool(_logged(text))
+def holds_responses(content: Content) -> bool:
+    """Return True if a histogram is in JSON, in lines of SGLang's log, or in a printed response."""
+    if content.values is None:
+        return _LOGGED.search(content.text) is not None and bool(_logged(content.text))
+    return bool(content.with_key(*HISTOGRAM))
 
 
-def read_responses(text: str, *, depth: int | None = None, uneven: bool = False) -> Chain:
+def read_responses(content: Content, *, depth: int | None = None, uneven: bool = False) -> Chain:
     """Return the chain that these responses ran, each a request with its own steps.
 
     Args:
-        text: JSON or lines of JSON, where the last chunk of a response counts; or SGLang's log.
+        content: JSON or lines of JSON, where the last chunk of a response counts; or SGLang's log.
         depth: drafts of the longest step, if the engine does not record it.
         uneven: see `chain_counts.chain_from_counts`.
 
     Raises:
         TraceError: no statistics, or statistics that contradict each other; names the response.
     """
-    if (pooled := _pooled_histogram(text)) is not None:
-        return _of_run(pooled, depth)
-    stats = _statistics(text)
+    stats = _statistics(content)
     requests = [_lengths(record, f"response {number}") for number, record in enumerate(stats)]
     known = [record[LONGEST] for record in stats if record.get(LONGEST) is not None]
     longest = max(int(max(request)) for request in requests)
@@ -89,7 +89,7 @@ def read_responses(text: str, *, depth: int | None = None, uneven: bool = False)
     return replace(chain, requests=tuple(requests), ordered=ordered, drafted=tried)
 
 
-def _statistics(text: str) -> list[Mapping[str, Any]]:
+def _statistics(content: Content) -> list[Mapping[str, Any]]:
     """Return the objects whose histogram has a step; of the chunks of a stream the last.
 
     A record of the same place in a response of the same `id` is a later chunk if no entry is smaller than before, and
@@ -97,7 +97,7 @@ def _statistics(text: str) -> list[Mapping[str, Any]]:
     """
     stats, histograms = list[Mapping[str, Any]](), list[list[int]]()
     latest: dict[_Place, int] = {}
-    for place, record in _with_histogram(text):
+    for place, record in _logged(content.text) if content.values is None else _responses(content.values):
         histogram = _histogram(record, "a response")
         at = len(stats) if place is None else latest.get(place, len(stats))
         if at == len(stats) or any(now < then for now, then in zip_longest(histogram, histograms[at], fillvalue=0)):
@@ -113,18 +113,9 @@ def _statistics(text: str) -> list[Mapping[str, Any]]:
     return counted
 
 
-def _with_histogram(text: str) -> Iterator[_Placed]:
-    try:
-        parsed(text)
-    except TraceError:
-        if logged := _logged(text):
-            return iter(logged)
-    return _responses(text)
-
-
-def _responses(text: str) -> Iterator[_Placed]:
+def _responses(values: Sequence[Any]) -> Iterator[_Placed]:
     """Yield the objects with a histogram, also in strings of raw responses, and their places."""
-    stack: list[tuple[Any, _Place | None]] = [(value, None) for value in parsed(text)[::-1]]
+    stack: list[tuple[Any, _Place | None]] = [(value, None) for value in values[::-1]]
     while stack:
         value, place = stack.pop()
         inner: list[tuple[Any, Any]] = []
@@ -135,9 +126,9 @@ def _responses(text: str) -> Iterator[_Placed]:
                 yield place, value
         elif isinstance(value, list):
             inner = [(_index(part, number), part) for number, part in enumerate(value)]
-        elif isinstance(value, str) and WORD in value:
+        elif isinstance(value, str) and "_histogram" in value:
             with suppress(TraceError):
-                yield from _responses(value)
+                yield from _responses(parsed(value))
         stack.extend((part, None if place is None else (*place, key)) for key, part in reversed(inner))
 
 
@@ -150,70 +141,44 @@ def _index(part: Any, number: int) -> int:
 def _logged(text: str) -> list[_Placed]:
     """Return the histograms in the lines of a log, a record for each: lines of JSON, and others that print them.
 
+    SGLang gives one under its new and its old name: both on a line are one record.
+
     Raises:
         TraceError: a line that begins as JSON does is damaged.
     """
-    records, others = list[_Placed](), list[str]()
+    records: list[_Placed] = []
     for number, line in enumerate(text.splitlines(), 1):
-        if not is_json(line) or not any(name in line for name in HISTOGRAM):
-            others.append(line)
+        if not any(name in line for name in HISTOGRAM):
             continue
-        try:
-            records += _responses(line)
-        except TraceError as error:
-            raise TraceError(f"line {number}: {error}") from error
-    return [*records, *_printed("\n".join(others), damaged=is_json(text))]
-
-
-def _printed(text: str, *, damaged: bool) -> Iterator[_Placed]:
-    """Yield printed histograms. SGLang gives one under its new and its old name: both on a line are one record.
-
-    Args:
-        text: lines that are no JSON.
-        damaged: names in double quotes are those of damaged JSON, and are passed over.
-    """
-    record: dict[str, Any] = {}
-    start = end = 0
-    for match in _LOGGED.finditer(text):
-        if damaged and match[1] == '"':
+        if is_json(line):
+            try:
+                records += _responses(parsed(line))
+            except TraceError as error:
+                raise TraceError(f"line {number}: {error}") from error
             continue
-        if record and (match[2] in record or "\n" in text[end : match.start()]):
-            yield _printed_place(text, start, end), record
-            record = {}
-        start = start if record else match.start()
-        record[match[2]] = counts_in(match[3])
-        end = match.end()
-    if record:
-        yield _printed_place(text, start, end), record
+        end, record = 0, dict[str, Any]()
+        for match in _LOGGED.finditer(line):
+            if match[2] in record or not record:
+                record = {}
+                records.append(
+                    (
+                        _printed_place(
+                            line[max(end, match.start() - NEAR) : match.start()], line[match.end() :][:NEAR]
+                        ),
+                        record,
+                    )
+                )
+            record[match[2]] = counts_in(match[3])
+            end = match.end()
+    return records
 
 
-def _printed_place(text: str, start: int, end: int) -> _Place | None:
-    """Return the place by the `id` that is printed on the same line, in the same braces as a histogram."""
-    before = text[max(start - NEAR, 0) : start].rpartition("\n")[2]
-    after = text[end : end + NEAR].partition("\n")[0]
+def _printed_place(before: str, after: str) -> _Place | None:
+    """Return the place by the `id` that is printed in the same braces as a histogram."""
     for _ in range(2):  # levels of braces within them
         before, after = _INNER.sub("", before), _INNER.sub("", after)
-    found = _ID.search(f"{before.rpartition('{')[2]},{after.partition('}')[0]}") if "{" in before else None
-    return (found[2],) if found else None
-
-
-def _pooled_histogram(text: str) -> list[int] | None:
-    """Return the histogram of a whole run, if the text has one."""
-    if POOLED not in text:
-        return None
-    record = next((record for record in objects(text) if record.get(POOLED)), None)
-    return None if record is None else _dense(record[POOLED], POOLED, "the run")
-
-
-def _of_run(histogram: Sequence[int], depth: int | None) -> Chain:
-    """Return the chain of the histogram of a whole run, without requests."""
-    chosen = max(len(histogram) - 1, 1) if depth is None else depth
-    if not len(histogram) - 1 <= chosen <= MAX_DEPTH:
-        raise TraceError(
-            f"a step accepted {len(histogram) - 1} drafts, more than the depth of {min(chosen, MAX_DEPTH)}"
-        )
-    at_least = np.cumsum([*histogram, *[0] * (chosen + 1 - len(histogram))][::-1])[::-1]
-    return chain_from_counts(at_least[1:].tolist(), steps=int(at_least[0]), assumed=() if depth else (SHORT,))
+    name = _ID.search(f"{before.rpartition('{')[2]},{after.partition('}')[0]}")
+    return (name[2],) if name else None
 
 
 def _dense(value: Any, key: str, where: str) -> list[int]:
@@ -275,3 +240,38 @@ def _number(record: Mapping[str, Any], keys: tuple[str, ...], where: str = "a re
         if value is not None:
             return value
     return None
+
+
+ENTRY = TraceSource(
+    name="responses",
+    title="histograms of responses",
+    form="JSON, JSON lines or events with `spec_correct_drafts_histogram` (SGLang) or `acceptance_histogram` (vLLM, "
+    "TensorRT-LLM) somewhere in each response; records of AIPerf (`profile_export.jsonl`, `profile_export_raw.jsonl`); "
+    "SGLang's log with `--log-requests`. For a stream, the last chunk of an `id` counts",
+    trace_holds="each response is a request, its steps in order where vLLM gives them (`per_step_accepted`)",
+    settings={
+        "depth": "length of the chain, for responses that do not state it",
+        "uneven": "count what short drafts left out as rejected",
+    },
+    assumes=(SHORT,),
+    holds=holds_responses,
+    chain=read_responses,
+    outputs=(
+        Output(
+            "vLLM",
+            "steps of each request",
+            "the responses of a server started with `--per-request-spec-decode-metrics detailed`",
+            first=0,
+        ),
+        Output(
+            "SGLang",
+            "a histogram for each request",
+            "`meta_info` of `/generate`; `return_spec_tokens_details: true` in OpenAI-style requests; the log with "
+            "`--log-requests`",
+        ),
+        Output(
+            "TensorRT-LLM", "a histogram for each request", "responses with `per_request_spec_decode_stats`", first=1
+        ),
+        Output("AIPerf", "a histogram for each request", "`profile_export.jsonl` of `--export-level records`", first=1),
+    ),
+)
