@@ -15,7 +15,6 @@ from simulate.profiles.profile import save_profile
 from simulate.roofline.data_sheets import load_hardware
 from simulate.whatif.price_per_token import HOUR_S, MILLION
 from tests.helpers.command_line import done, small_profile, small_trace
-from tests.system.test_language import shown as texts_in
 from treeopt.cli import main
 from treeopt.defaults import NODES
 from treeopt.engines import ENGINES
@@ -196,7 +195,10 @@ def test_messages_of_the_library_name_the_controls_that_stand_for_options():
     own = {option for command in ("search", "whatif", "export") for option in options_of(command)}
     found = set()
     for path in sources:
-        for _, text in texts_in(ast.parse(path.read_text("utf-8"))):
+        tree = ast.parse(path.read_text("utf-8"))
+        documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documented]
+        for text in (node.value for node in nodes if isinstance(node.value, str) and " " in node.value):
             found |= own & set(re.findall(r"--[a-z-]+", re.sub(r"`treeopt [^`]*`", "", in_page_words(text))))
     assert found - NOT_OF_THE_PAGE == set()
 
